@@ -1,0 +1,58 @@
+"""The slow and sure way to the polar factor: float64 SVD, with lost rank completed by a rule.
+
+Rule. Where W has lost rank, its nearest matrix with orthonormal columns is not unique: every choice of an
+isometry between the two null spaces is equally near to W. Of all these the one taken is nearest to the
+rectangular identity. It depends on W alone, not on the basis that a library picks for the null spaces.
+Where that still leaves a choice (the identity has no component between the null spaces), a fixed dense
+matrix takes the place of the identity for what is left.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rank_threshold(dtype: torch.dtype) -> float:
+    """Largest sigma / sigma_max that counts as lost: below it the direction is rounding noise of `dtype`."""
+    return 4 * torch.finfo(dtype).eps
+
+
+def polar_by_svd(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Polar factors of tall, finite, non-zero `matrices` (b, m, n), computed in float64.
+
+    Returns the factors (b, m, n) in the input's type and a mask (b,) of those whose rank was completed.
+    """
+    threshold = rank_threshold(matrices.dtype)
+    factors, completed = [], []
+    for matrix in matrices:
+        left, singular, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+        rank = int((singular > threshold * singular[0]).sum())
+        factor = left[:, :rank] @ right[:rank]
+        completed.append(rank < matrix.shape[1])
+        if completed[-1]:
+            factor = complete(left[:, :rank], right[:rank].mT)
+        factors.append(factor.to(matrices.dtype))
+    return torch.stack(factors), torch.tensor(completed, device=matrices.device)
+
+
+def complete(left: Tensor, right: Tensor) -> Tensor:
+    """Extend `left @ right^T` to orthonormal columns by the rule of this module.
+
+    left (m, r) and right (n, r), r < n <= m, have orthonormal columns; returns (m, n) in their type.
+    """
+    rows, columns = len(left), len(right)
+    identity = torch.eye(rows, columns, dtype=left.dtype, device=left.device)
+    grid = torch.arange(1, rows * columns + 1, dtype=left.dtype, device=left.device)
+    references = [identity, torch.sin(grid.square()).view(rows, columns)]
+    while right.shape[1] < columns:
+        between = references.pop(0) if len(references) > 1 else references[0]
+        for _ in range(2):  # the second pass removes what rounding left of the first
+            between = between - left @ (left.mT @ between)
+            between = between - (between @ right) @ right.mT
+        new_left, singular, new_right = torch.linalg.svd(between, full_matrices=False)
+        missing = columns - right.shape[1]
+        keep = int((singular[:missing] > 1e-8).sum())
+        left = torch.cat([left, new_left[:, :keep]], dim=1)
+        right = torch.cat([right, new_right[:keep].mT], dim=1)
+    return left @ right.mT
