@@ -1,0 +1,360 @@
+"""fire(model): move every weight matrix to the nearest orthogonal one, in place, and report what was done.
+
+Han et al., "FIRE: Frobenius-Isometry Reinitialization", ICLR 2026, Eq. 4-5 and Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fire_core.errors import UserError
+from fire_core.metrics import deviation_from_isometry, squared_frobenius_error
+from fire_core.polar import polar
+from fire_core.targets import Target, TargetTable, find_targets
+
+if TYPE_CHECKING:
+    from fire_core.phases import State
+
+CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
+
+
+@dataclass
+class Row:
+    """What happened to one target. Matrices are (out, in); DfI and SFE are squared Frobenius norms, no unit."""
+
+    name: str
+    parameter: str
+    shape: tuple[int, ...]
+    action: str
+    reason: str = ""
+    dfi_before: float | None = None
+    dfi_after: float | None = None
+    dfi_factor: float | None = None
+    sfe: float | None = None
+    sfe_relative: float | None = None
+    norm_before: float | None = None
+    norm_after: float | None = None
+    iterations: int | None = None
+    completed: bool | None = None
+
+
+@dataclass
+class Report:
+    """One row a target, changed or skipped. `dfi_after` is of the weight as stored, `dfi_factor` before scaling."""
+
+    rows: list[Row] = field(default_factory=list)
+    changed: set[str] = field(default_factory=set)
+    seconds: float = 0.0
+    method: str = ""
+
+    def treated(self) -> list[Row]:
+        """Rows of the targets that were changed."""
+        return [row for row in self.rows if row.dfi_after is not None]
+
+    def summary(self) -> dict[str, float]:
+        """Scalars over the treated targets: how many, mean DfI before / after / of the factor, worst factor, SFE."""
+        rows = self.treated()
+        result: dict[str, float] = {"targets": len(rows), "seconds": self.seconds}
+        for key in ("dfi_before", "dfi_after", "dfi_factor", "sfe", "sfe_relative"):
+            values = [v for row in rows if (v := getattr(row, key)) is not None]
+            if values:
+                result[f"{key}_mean"] = sum(values) / len(values)
+                result[f"{key}_max"] = max(values)
+        return result
+
+    def parameters(self, state: State) -> list[nn.Parameter]:
+        """The changed parameters themselves, for `apply_policy(..., "clear_changed", ...)`."""
+        return [
+            parameter
+            for net_name, net in state.nets.items()
+            for name, parameter in net.named_parameters()
+            if f"{net_name}.{name}" in self.changed
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return {
+            "method": self.method,
+            "seconds": self.seconds,
+            "changed": sorted(self.changed),
+            "summary": self.summary(),
+            "rows": [asdict(row) for row in self.rows],
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1)
+
+    def __str__(self) -> str:
+        head = f"{'target':<44} {'shape':>12} {'DfI before':>11} {'after':>9} {'factor':>9} {'SFE':>9}  action"
+        lines = [head, "-" * len(head), *map(_line, self.rows)]
+        s = self.summary()
+        lines.append(f"{self.method or 'report'}: {s['targets']:.0f} targets changed in {self.seconds:.3f} s")
+        return "\n".join(lines)
+
+    @staticmethod
+    def merge(reports: Mapping[str, Report], method: str) -> Report:
+        """One report of several nets; names become `net.target`, `net.parameter`."""
+        merged = Report(method=method, seconds=sum(r.seconds for r in reports.values()))
+        for net, report in reports.items():
+            merged.changed |= {f"{net}.{name}" for name in report.changed}
+            for row in report.rows:
+                values = asdict(row) | {"name": f"{net}.{row.name}", "parameter": f"{net}.{row.parameter}"}
+                merged.rows.append(Row(**values))
+        return merged
+
+
+class Treated(NamedTuple):
+    """Result of a treatment of a stack of matrices: new values, and of what went before the scaling, if anything did."""
+
+    matrices: Tensor
+    factor: Tensor | None = None
+    iterations: Tensor | None = None
+    completed: Tensor | None = None
+
+
+Treatment = Callable[[Tensor, list[Target]], Treated]
+
+
+def fire(
+    model: nn.Module,
+    *,
+    solver: str = "newton_schulz",
+    iterations: int = 10,
+    normalize: str = "frobenius",
+    targets: Any = "all",
+    scale: str = "official",
+    strength: float = 1.0,
+    degenerate: str = "raise",
+    tolerance: float = 1e-8,
+    precision: str = "fp32",
+    initial: Mapping[str, Tensor] | None = None,
+) -> Report:
+    """Replace every target matrix W of `model` by scale * polar(W), in place; deterministic, no data, no gradient.
+
+    Biases, normalisation layers, embeddings (unless tied to a Linear) and buffers stay as they are.
+
+    Args:
+        solver: "newton_schulz" is the published algorithm, `iterations` cubic steps: *not* a projection to a
+            tolerance (read `dfi_factor` in the report). "exact" is the orthogonal polar factor to `tolerance`.
+            "fast": closer than the published 10 iterations, in less time.
+        normalize: "frobenius" (published) or "spectral", start of newton_schulz.
+        targets: which matrices, see `fire_core.targets`: preset, pattern, list of them, callable, or a TargetTable.
+        scale: "official": sqrt(out/in), divided by the number of taps for convolutions; "none": 1.
+        strength: W + strength * (fire(W) - W); 1 is FIRE.
+        degenerate: zero matrices: "raise" names them before anything is changed, "skip" leaves them, with the reason
+            in the report. Non-finite matrices always raise.
+        tolerance: DfI that "exact" guarantees per matrix, times max(1, n / 64) for n the smaller side.
+        precision: "fp32", or "tf32" (see `polar`), whatever the weights are stored in.
+        initial: starting weights by parameter name, only to report the distance moved relative to a full reset.
+    Returns: a Report with one row a target, skipped ones included.
+    Raises: UserError for an empty target set, a zero matrix (see degenerate), NaN or infinite weights.
+    """
+    if not 0.0 <= strength <= 1.0:
+        raise UserError(f"strength={strength} is outside [0, 1]: 0 keeps the weights, 1 is FIRE")
+    table = targets if isinstance(targets, TargetTable) else find_targets(model, targets)
+
+    def project(stack: Tensor, group: list[Target]) -> Treated:
+        result = polar(
+            stack, solver, iterations=iterations, normalize=normalize, tolerance=tolerance, precision=precision
+        )
+        goal = result.factor * _scales(group, scale, stack)
+        new = goal if strength == 1.0 else torch.lerp(stack, goal, strength)
+        return Treated(new, result.factor, result.iterations, result.completed)
+
+    return apply_to_targets(
+        model, table, project, action="projected", degenerate=degenerate, initial=initial, method="fire"
+    )
+
+
+def apply_to_targets(
+    model: nn.Module,
+    table: TargetTable,
+    treatment: Treatment,
+    *,
+    action: str,
+    degenerate: str = "raise",
+    initial: Mapping[str, Tensor] | None = None,
+    method: str = "",
+) -> Report:
+    """Run `treatment` on all included targets, same shapes stacked in bounded chunks, and write the result back in place.
+
+    Nothing is written before every target has been checked. The stack is float32 (float64 stays), (count, out, in).
+    """
+    started = time.perf_counter()
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        skipped = _check(table, parameters, degenerate)
+        chosen = [t for t in table if t.included and t.name not in skipped]
+        rows: dict[str, Row] = {}
+        for group in _chunks(chosen, parameters):
+            rows |= _treat(group, parameters, treatment, action, initial)
+    report = Report(method=method, changed={t.parameter for t in chosen})
+    for t in table:
+        reason = skipped.get(t.name, t.reason)
+        report.rows.append(rows.get(t.name) or Row(t.name, t.parameter, t.shape, "skipped", reason))
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+@contextmanager
+def observe(
+    model: nn.Module, *, action: str, method: str, initial: Mapping[str, Tensor] | None = None, targets: Any = "all"
+) -> Iterator[Report]:
+    """Report of a change that the body makes by any other means: compares the targets before and after.
+
+    `changed` lists every parameter whose values differ afterwards, matrix or not.
+    """
+    report = Report(method=method)
+    try:
+        table = find_targets(model, targets)
+    except UserError:
+        table = TargetTable()
+    parameters = dict(model.named_parameters())
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    started = time.perf_counter()
+    yield report
+    report.seconds = time.perf_counter() - started
+    with torch.no_grad():
+        report.changed = {name for name, p in parameters.items() if not torch.equal(p, before[name])}
+        included = [t for t in table if t.included]
+        rows: dict[str, Row] = {}
+        for group in _chunks(included, parameters):
+            old = torch.stack([_working(t.matrix(before)) for t in group])
+            new = torch.stack([_working(t.matrix(parameters)) for t in group])
+            rows |= _rows(group, old, Treated(new), action, initial)
+    for t in table:
+        report.rows.append(rows.get(t.name) or Row(t.name, t.parameter, t.shape, "skipped", t.reason))
+
+
+def _treat(
+    group: list[Target],
+    parameters: Mapping[str, Tensor],
+    treatment: Treatment,
+    action: str,
+    initial: Mapping[str, Tensor] | None,
+) -> dict[str, Row]:
+    stack = torch.stack([_working(t.matrix(parameters)) for t in group])
+    treated = treatment(stack, group)
+    for target, new in zip(group, treated.matrices, strict=True):
+        target.matrix(parameters).copy_(new)
+    return _rows(group, stack, treated, action, initial)
+
+
+def _rows(
+    group: list[Target], old: Tensor, treated: Treated, action: str, initial: Mapping[str, Tensor] | None
+) -> dict[str, Row]:
+    """Report rows of one stack; all figures travel from the device in a single transfer."""
+    new = treated.matrices
+    unknown = torch.full_like(old[:, 0, 0], torch.nan)
+    columns = [
+        deviation_from_isometry(old),
+        deviation_from_isometry(new),
+        unknown if treated.factor is None else deviation_from_isometry(treated.factor),
+        squared_frobenius_error(old, new),
+        torch.linalg.matrix_norm(old),
+        torch.linalg.matrix_norm(new),
+        _initial_distance(group, old, initial),
+        unknown if treated.iterations is None else treated.iterations,
+        unknown if treated.completed is None else treated.completed,
+    ]
+    figures = torch.stack([c.double() for c in columns], dim=1).tolist()
+    rows = {}
+    for target, values in zip(group, figures, strict=True):
+        before, after, factor, sfe, norm_before, norm_after, reset, steps, completed = map(_number, values)
+        rows[target.name] = Row(
+            target.name,
+            target.parameter,
+            target.shape,
+            action,
+            target.reason,
+            before,
+            after,
+            factor,
+            sfe,
+            sfe / reset if reset and sfe is not None else None,
+            norm_before,
+            norm_after,
+            None if steps is None else int(steps),
+            None if completed is None else bool(completed),
+        )
+    return rows
+
+
+def _initial_distance(group: list[Target], old: Tensor, initial: Mapping[str, Tensor] | None) -> Tensor:
+    if initial is None or any(t.parameter not in initial for t in group):
+        return torch.full_like(old[:, 0, 0], torch.nan)
+    start = torch.stack([_working(t.matrix(initial)) for t in group]).to(old)
+    return squared_frobenius_error(old, start)
+
+
+def _check(table: TargetTable, parameters: Mapping[str, Tensor], degenerate: str) -> dict[str, str]:
+    """Targets to leave alone and why; raises for what must not pass. One transfer from the device in all."""
+    if degenerate not in ("raise", "skip"):
+        raise UserError(f"degenerate={degenerate!r}: choose 'raise' or 'skip'")
+    included = [t for t in table if t.included]
+    if not included:
+        raise UserError("no target matrix is included: nothing to treat")
+    peaks = torch.stack([t.matrix(parameters).abs().amax().double() for t in included]).tolist()
+    bad = [t.name for t, peak in zip(included, peaks, strict=True) if peak != peak or peak == float("inf")]
+    if bad:
+        raise UserError(
+            f"NaN or infinite values in {_some(bad)}: nothing was changed; restore finite weights first"
+        )
+    zero = [t.name for t, peak in zip(included, peaks, strict=True) if peak == 0.0]
+    if zero and degenerate == "raise":
+        raise UserError(
+            f"all-zero matrix in {_some(zero)}: it has no nearest orthogonal matrix and nothing was changed; "
+            "pass degenerate='skip' to leave such matrices as they are, or exclude them with targets"
+        )
+    return dict.fromkeys(zero, "all-zero matrix")
+
+
+def _chunks(targets: list[Target], parameters: Mapping[str, Tensor]) -> Iterator[list[Target]]:
+    """Same shape, device and dtype together, in the order of the table, at most CHUNK_BYTES (one matrix at least)."""
+    groups: dict[tuple[Any, ...], list[Target]] = defaultdict(list)
+    for t in targets:
+        p = parameters[t.parameter]
+        groups[(t.shape, p.device, p.dtype)].append(t)
+    for (shape, device, dtype), members in groups.items():
+        size = shape[0] * shape[1] * (8 if dtype == torch.float64 else 4)
+        count = max(1, CHUNK_BYTES.get(device.type, 16 << 20) // size)
+        for start in range(0, len(members), count):
+            yield members[start : start + count]
+
+
+def _scales(group: list[Target], scale: str, like: Tensor) -> Tensor:
+    if scale not in ("official", "none"):
+        raise UserError(f"scale={scale!r}: choose 'official' (sqrt(out/in) / taps) or 'none'")
+    values = [t.scale if scale == "official" else 1.0 for t in group]
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None, None]
+
+
+def _working(matrix: Tensor) -> Tensor:
+    return matrix.detach() if matrix.dtype == torch.float64 else matrix.detach().float()
+
+
+def _number(value: float) -> float | None:
+    return None if value != value else value
+
+
+def _some(names: list[str], limit: int = 5) -> str:
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def _line(row: Row) -> str:
+    def cell(value: float | None, width: int) -> str:
+        return f"{'-' if value is None else f'{value:.3g}':>{width}}"
+
+    shape = "x".join(map(str, row.shape))
+    action = row.action if row.dfi_after is not None else f"{row.action}: {row.reason}"
+    figures = f"{cell(row.dfi_before, 11)} {cell(row.dfi_after, 9)} {cell(row.dfi_factor, 9)} {cell(row.sfe, 9)}"
+    return f"{row.name:<44} {shape:>12} {figures}  {action}"

@@ -1,0 +1,106 @@
+"""What is done between phases: one method a file, discovered by import.
+
+A method is a dataclass whose fields are its settings (`conf/method/<name>.yaml` holds the same ones) and which says as
+class data what the domains need to know. The loop calls it at four places; it never calls the loop.
+`python -m fire_core.methods` lists what there is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fire_core.errors import UserError
+from fire_core.fire import Report
+from fire_core.phases import Phase, State
+
+
+@dataclass
+class Method:
+    """Base of all methods: does nothing anywhere.
+
+    first_phase: first phase in which the method does anything. Pure boundary methods have 1; a method that acts during
+    training has 0 or whatever its experiment says. Methods with first_phase >= 1 share the trunk of phase 0.
+    """
+
+    first_phase: int = 1
+
+    name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    source: ClassVar[str] = ""
+    changes_optimizer: ClassVar[bool] = False
+    changes_structure: ClassVar[bool] = False
+
+    def at_boundary(self, state: State, phase: Phase) -> Report:
+        """Once before phase k > 0."""
+        return Report(method=self.name)
+
+    def penalty(self, state: State) -> Tensor | float:
+        """Added to the loss at every step."""
+        return 0.0
+
+    def after_step(self, state: State) -> None:
+        """After every optimizer step."""
+
+    def after_epoch(self, state: State) -> None:
+        """After every epoch."""
+
+    def optimizer(self, net: nn.Module, default: Optimizer, phase: Phase) -> Optimizer:
+        """The optimizer to train this phase with; only methods with `changes_optimizer` replace the default."""
+        return default
+
+    def rebuild(self, state: State) -> None:
+        """On resume after a boundary, before weights are loaded: redo the structural change (`changes_structure`)."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values that a resumed run needs."""
+        return {}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+
+
+_registry: dict[str, type[Method]] = {}
+
+
+def register(cls: type[Method]) -> type[Method]:
+    """Class decorator: make a method known by its `name`. A second class of the same name is an error."""
+    missing = [key for key in ("name", "summary", "source") if not getattr(cls, key)]
+    if missing:
+        raise TypeError(f"method {cls.__qualname__}: class attribute {', '.join(missing)} is empty")
+    known = _registry.get(cls.name)
+    if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise TypeError(f"method {cls.name!r} is defined in both {known.__module__} and {cls.__module__}")
+    _registry[cls.name] = cls
+    return cls
+
+
+def available() -> dict[str, type[Method]]:
+    """All methods by name: imports every file of this package once."""
+    for module in pkgutil.iter_modules(__path__):
+        if not module.name.startswith("_"):
+            importlib.import_module(f"{__name__}.{module.name}")
+    return dict(sorted(_registry.items()))
+
+
+def create(name: str, **settings: Any) -> Method:
+    """Method `name` with its settings; unknown names and settings are errors that name the nearest one."""
+    methods = available()
+    if name not in methods:
+        raise UserError(f"method {name!r} does not exist{_nearest(name, methods)}")
+    known = [f.name for f in fields(methods[name])]
+    for key in settings:
+        if key not in known:
+            raise UserError(f"method {name!r} has no setting {key!r}{_nearest(key, known)}")
+    return methods[name](**settings)
+
+
+def _nearest(word: str, words: Any) -> str:
+    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
+    return (f"; did you mean {close[0]!r}?" if close else "") + f" Known: {', '.join(words)}"

@@ -1,0 +1,87 @@
+"""FIRE, its exact form, and interpolation towards it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fire_core.errors import UserError
+from fire_core.fire import Report, fire
+from fire_core.methods import Method, register
+from fire_core.methods.full_reset import restore
+from fire_core.phases import Phase, State
+
+
+@register
+@dataclass
+class Fire(Method):
+    """The published algorithm: N cubic Newton-Schulz steps on every target, times the official scale.
+
+    Settings as in `fire_core.fire.fire`. `reset` names layers that go back to their initial values instead of being
+    projected (DQN: the linear ones). Cost: a few matrix products per weight, once per phase; no extra state.
+    """
+
+    solver: str = "newton_schulz"
+    iterations: int = 10
+    normalize: str = "frobenius"
+    targets: str | list[str] = "all"
+    reset: str | list[str] | None = None
+    scale: str = "official"
+    strength: float = 1.0
+    degenerate: str = "skip"
+
+    name: ClassVar[str] = "fire"
+    summary: ClassVar[str] = "nearest orthogonal matrix, published Newton-Schulz iterations"
+    source: ClassVar[str] = "Han et al. 2026 (FIRE), Eq. 4-5, Algorithm 1"
+
+    def at_boundary(self, state: State, phase: Phase) -> Report:
+        reports = {}
+        for name, net in state.nets.items():
+            reset = restore(net, state.initial.get(name, {}), self.reset) if self.reset else Report()
+            report = fire(
+                net,
+                solver=self.solver,
+                iterations=self.iterations,
+                normalize=self.normalize,
+                targets=self.targets,
+                scale=self.scale,
+                strength=self.strength,
+                degenerate=self.degenerate,
+                initial=state.initial.get(name),
+            )
+            reports[name] = combine(report, reset)
+        return Report.merge(reports, self.name)
+
+
+def combine(report: Report, reset: Report) -> Report:
+    """`report` with the rows that `reset` changed put in their place; no parameter may be in both."""
+    both = report.changed & reset.changed
+    if both:
+        raise UserError(f"parameters both treated and reset: {', '.join(sorted(both))}; make the rules disjoint")
+    by_name = {row.name: row for row in reset.rows if row.parameter in reset.changed}
+    rows = [by_name.pop(row.name, row) for row in report.rows]
+    return Report(rows, report.changed | reset.changed, report.seconds + reset.seconds, report.method)
+
+
+@register
+@dataclass
+class FireExact(Fire):
+    """FIRE with the true orthogonal polar factor: DfI of every factor is zero to float32 rounding."""
+
+    solver: str = "exact"
+
+    name: ClassVar[str] = "fire_exact"
+    summary: ClassVar[str] = "nearest orthogonal matrix to a tolerance, whatever the conditioning"
+    source: ClassVar[str] = "Schoenemann 1966 (orthogonal Procrustes); Han et al. 2026, Eq. 5"
+
+
+@register
+@dataclass
+class Interpolate(Fire):
+    """W + strength * (fire(W) - W): how much of the way to FIRE is needed."""
+
+    strength: float = 0.5
+
+    name: ClassVar[str] = "interpolate"
+    summary: ClassVar[str] = "part of the way from the old weights to FIRE's"
+    source: ClassVar[str] = "ablation; cf. the strength argument of an early version of the official code"

@@ -1,0 +1,55 @@
+"""Full reset: back to the starting weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fire_core.errors import UserError
+from fire_core.fire import Report, observe
+from fire_core.methods import Method, register
+from fire_core.phases import Phase, State
+from fire_core.targets import match_parameters
+
+
+@register
+@dataclass
+class FullReset(Method):
+    """All parameters and buffers return to the values they had at the start of the run (the same draw, no fresh noise).
+
+    Cost: one CPU copy of the starting state.
+    """
+
+    name: ClassVar[str] = "full_reset"
+    summary: ClassVar[str] = "back to the initial weights and buffers"
+    source: ClassVar[str] = "baseline"
+
+    def at_boundary(self, state: State, phase: Phase) -> Report:
+        reports = {}
+        for name, net in state.nets.items():
+            start = initial_of(state, name)
+            with observe(net, action="reset", method=self.name, initial=start) as report:
+                net.load_state_dict(start)
+            reports[name] = report
+        return Report.merge(reports, self.name)
+
+
+def initial_of(state: State, net: str) -> Mapping[str, Tensor]:
+    """Starting weights of `net`; an error where the script kept none."""
+    if net not in state.initial:
+        raise UserError(f"no initial weights of net {net!r} in State.initial; set state.initial = snapshot(nets)")
+    return state.initial[net]
+
+
+def restore(net: nn.Module, initial: Mapping[str, Tensor], rule: Any) -> Report:
+    """Parameters of the layers named by `rule` (weights and biases) back to their initial values, in place."""
+    names = match_parameters(net, rule)
+    parameters = dict(net.named_parameters())
+    with observe(net, action="reset", method="reset", initial=initial) as report, torch.no_grad():
+        for name in names:
+            parameters[name].copy_(initial[name])
+    return report

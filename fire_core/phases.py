@@ -1,0 +1,56 @@
+"""What a method may see and change at a phase boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training on one data distribution. The boundary of phase k > 0 is the moment before it."""
+
+    index: int
+    name: str = ""
+
+
+@dataclass
+class State:
+    """Everything the four calls of a method work on. The script fills it in; methods change it in place.
+
+    Attributes:
+        nets: name -> module to treat.
+        optimizers: name -> optimizer; methods leave their state alone (see optim_state), some replace them.
+        followers: (target network, its source) pairs; `copy_followers` runs after the treatment.
+        initial: net name -> CPU copy of the starting parameters and buffers (`snapshot`).
+        batches: fresh iterator of (inputs, targets) of the coming phase, for methods that need gradients.
+        loss: (net output, targets) -> scalar, for the same methods.
+        generator: CPU generator of this method's own randomness.
+        phase: index of the current phase.
+    """
+
+    nets: dict[str, nn.Module]
+    optimizers: dict[str, Optimizer] = field(default_factory=dict)
+    followers: list[tuple[nn.Module, nn.Module]] = field(default_factory=list)
+    initial: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    batches: Callable[[], Iterable[tuple[Tensor, Tensor]]] | None = None
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    generator: torch.Generator | None = None
+    phase: int = 0
+
+    def copy_followers(self) -> None:
+        """Give every follower its source's weights and buffers (a target network after its source was treated)."""
+        for follower, source in self.followers:
+            follower.load_state_dict(source.state_dict())
+
+
+def snapshot(nets: dict[str, nn.Module]) -> dict[str, dict[str, Tensor]]:
+    """CPU copy of every net's parameters and buffers, for `State.initial`."""
+    return {
+        name: {key: value.detach().cpu().clone() for key, value in net.state_dict().items()}
+        for name, net in nets.items()
+    }
