@@ -1,0 +1,327 @@
+"""How each parameter of a model splits into matrices: one table of fused layers, one function per kind of
+layer.
+
+Sizes are always read off the module; a layer that looks fused but does not say how is left out with that
+reason.
+A model of your own can say it: `layer.fused_rows = {"q": 768, "k": 128, "v": 128}` on a Linear splits its
+rows, and `module.stacked_matrices = True` makes the 3-D parameters held by a module stacks of (out, in)
+matrices (`= "in_out"` for stacks of (in, out)).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import batchnorm, conv, instancenorm
+from torch.nn.parameter import UninitializedParameter
+
+from fire_core.errors import UserError
+from fire_core.fused_layers import SKIPPED_ATTRIBUTES, Rows, known_rows
+from fire_core.roles import role_of
+
+WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+NORMS = (
+    batchnorm._BatchNorm,
+    instancenorm._InstanceNorm,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.LocalResponseNorm,
+)
+EVERYTHING = slice(None)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One block of a parameter. shape: (out, in), or () where there is no matrix; taps: spatial positions of
+    a conv."""
+
+    kind: str
+    reason: str
+    included: bool = False
+    label: str = ""
+    index: tuple = ()
+    transposed: bool = False
+    shape: tuple = ()
+    taps: int = 1
+    role: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter sits: the module that holds it, that module's parents (outermost first), and its
+    names."""
+
+    path: str
+    attribute: str
+    module: nn.Module
+    parents: tuple[nn.Module, ...]
+    parameter: nn.Parameter
+    parameter_name: str
+    aliases: tuple[str, ...]
+    tied: bool
+    head: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}.{self.attribute}" if self.path else self.attribute
+
+
+def places(model: nn.Module) -> list[Place]:
+    """Every parameter of `model` once, seen from the module that says most about it (a Linear before an
+    Embedding)."""
+    modules = dict(model.named_modules())
+    refuse_flat_shards(modules)
+    owners: dict[object, list[tuple[str, str]]] = {}
+    for path, module in modules.items():
+        for attribute, parameter in module._parameters.items():
+            if parameter is not None:
+                owners.setdefault(_identity(parameter), []).append((path, attribute))
+    head = _head(model, modules)
+    return [_place(modules, owned, head) for owned in owners.values()]
+
+
+def _identity(parameter: nn.Parameter) -> object:
+    """Equal for one Parameter seen twice, and for two Parameters that share the whole of one storage."""
+    if type(parameter) is not nn.Parameter or parameter.is_meta or parameter.numel() == 0:
+        return id(parameter)
+    return (parameter.data_ptr(), parameter.shape, parameter.stride(), parameter.device)
+
+
+def _place(modules: dict[str, nn.Module], owned: list[tuple[str, str]], head: str | None) -> Place:
+    path, attribute = min(owned, key=lambda owner: isinstance(modules[owner[0]], nn.Embedding))
+    parents = [""] if path else []
+    parents += [".".join(path.split(".")[:i]) for i in range(1, path.count(".") + 1)]
+    first_path, first_attribute = owned[0]
+    every_name = [f"{p}.{a}" if p else a for p, a in owned]
+    module = modules[path]
+    tied = any(isinstance(modules[p], nn.Embedding) for p, _ in owned) and not isinstance(
+        module, nn.Embedding
+    )
+    return Place(
+        path=path,
+        attribute=attribute,
+        module=module,
+        parents=tuple(modules[parent] for parent in parents if parent in modules),
+        parameter=module._parameters[attribute],  # type: ignore[arg-type]
+        parameter_name=f"{first_path}.{first_attribute}" if first_path else first_attribute,
+        aliases=tuple(dict.fromkeys([*every_name, *map(unwrapped, every_name)])),
+        tied=tied,
+        head=path == head,
+    )
+
+
+def unwrapped(name: str) -> str:
+    """A parameter name without what DDP, torch.compile and FSDP put into it."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "") if wrapper != "module." else name.removeprefix(wrapper)
+    return name
+
+
+def refuse_flat_shards(modules: dict[str, nn.Module]) -> None:
+    """FSDP1 keeps several parameters in one flat, cut-up vector: no matrix can be seen in it."""
+    flat = [
+        path
+        for path, module in modules.items()
+        if type(module).__name__ == "FullyShardedDataParallel"
+        and any(p.dim() <= 1 for _, p in module.named_parameters(recurse=True))
+        and not any(p.dim() > 1 for _, p in module.named_parameters(recurse=True))
+    ]
+    if flat:
+        raise UserError(
+            f"module {flat[0]!r} is wrapped by FullyShardedDataParallel, which flattens and cuts its "
+            "parameters: no matrix can be seen; call this inside "
+            "FullyShardedDataParallel.summon_full_params(model, writeback=True), or shard with "
+            "torch.distributed.fsdp.fully_shard (FSDP2)"
+        )
+
+
+def _head(model: nn.Module, modules: dict[str, nn.Module]) -> str | None:
+    """Path of the output layer.
+
+    That is what the model itself names, else the Linear tied to an embedding, else the last Linear; the last
+    one counts only when it is outside every ModuleList: the end of a repeated block is not a head.
+    """
+    for question in ("get_output_embeddings", "get_classifier"):
+        layer = _ask(model, question)
+        if layer is not None:
+            return next((path for path, module in modules.items() if module is layer), None)
+    tables = {id(m.weight) for m in modules.values() if isinstance(m, nn.Embedding)}
+    layers = [
+        p for p, m in modules.items() if isinstance(m, nn.Linear) or getattr(m, "stacked_matrices", False)
+    ]
+    tied = [p for p in layers if id(getattr(modules[p], "weight", None)) in tables]
+    if tied:
+        return tied[-1]
+    repeated = tuple(path + "." for path, m in modules.items() if isinstance(m, nn.ModuleList) and path)
+    return layers[-1] if layers and not layers[-1].startswith(repeated) else None
+
+
+def _ask(model: nn.Module, question: str) -> nn.Module | None:
+    answer = getattr(model, question, None)
+    try:
+        layer = answer() if callable(answer) else None
+    except (NotImplementedError, AttributeError, TypeError):
+        return None
+    return layer if isinstance(layer, nn.Linear) else None
+
+
+def split(place: Place) -> list[Part]:
+    """All parts of one parameter; at least one, included or not."""
+    parameter = place.parameter
+    if isinstance(parameter, UninitializedParameter):
+        raise UserError(
+            f"parameter {place.name!r} is lazy and not initialised: run one batch through the model first"
+        )
+    role = "head" if place.head else role_of(place.name, place.parents)
+    return [replace(part, role=part.role or role) for part in _split(place)]
+
+
+def _split(place: Place) -> Iterator[Part]:
+    module, parameter = place.module, place.parameter
+    skipped = _skipped(place)
+    if skipped is not None:
+        yield skipped
+    elif parameter.dim() == 3 and getattr(module, "stacked_matrices", False):
+        yield from _stack(place, "ensemble", None, module.stacked_matrices == "in_out")
+    elif parameter.dim() >= 2 and known_rows(place) is not None:
+        yield from _known(place)
+    elif isinstance(module, nn.Linear) and parameter.dim() == 2:
+        yield Part("linear", f"weight of {type(module).__name__}", True, shape=tuple(parameter.shape))
+    elif isinstance(module, conv._ConvNd):
+        yield from _conv(module, parameter)
+    elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        yield Part("embedding", "embedding table: rows are looked up, not multiplied (tied to no Linear)")
+    elif isinstance(module, nn.RNNBase):
+        yield from _recurrent(module, place.attribute, parameter)
+    else:
+        kind, why = "other", f"{parameter.dim()}-D parameter of {type(module).__name__}, not a known layer"
+        yield Part(kind, why + " (set fused_rows or stacked_matrices on the module to put it in)")
+
+
+def _skipped(place: Place) -> Part | None:
+    """Parameters that hold no matrix, whatever the layer."""
+    module, parameter, attribute = place.module, place.parameter, place.attribute
+    if not parameter.dtype.is_floating_point:
+        return Part("other", f"stored as {parameter.dtype}: only real floating-point weights can be treated")
+    if "lora_" in place.name:
+        return Part(
+            "lora", "low-rank adapter: the product B A is the update, neither factor is a layer's matrix"
+        )
+    for attributes, kind, why in SKIPPED_ATTRIBUTES:
+        if attribute in attributes or place.path.rpartition(".")[2] in attributes:
+            return Part(kind, why)
+    if "bias" in attribute:
+        return Part("bias", "bias: a vector")
+    if isinstance(module, NORMS) or "norm" in type(module).__name__.lower():
+        return Part("norm", f"gain of {type(module).__name__}")
+    if "parametrizations" in place.name:
+        return Part(
+            "other", "parametrised weight: remove the parametrisation, or treat it where it is computed"
+        )
+    if parameter.dim() <= 1:
+        return Part("scale", f"{parameter.dim()}-D parameter: a vector")
+    return None
+
+
+def _known(place: Place) -> Iterator[Part]:
+    """Layers with a known layout: fused rows, transposed storage, stacks of experts."""
+    rows = known_rows(place)
+    assert rows is not None
+    if rows.why_out:
+        yield Part(rows.kind, rows.why_out)
+        return
+    if place.parameter.dim() == 3:
+        yield from _stack(place, rows.kind, rows, rows.transposed)
+        return
+    yield from _blocks(place, rows, (), "", tuple(place.parameter.shape))
+
+
+def _stack(place: Place, kind: str, rows: Rows | None, transposed: bool) -> Iterator[Part]:
+    count, first, second = place.parameter.shape
+    for i in range(count):
+        if rows is not None and rows.sizes:
+            yield from _blocks(place, rows, (i,), f"{i},", (first, second))
+            continue
+        shape = (second, first) if transposed else (first, second)
+        why = f"one {kind} member of {type(place.module).__name__}"
+        yield Part(kind, why, True, str(i), (i,), transposed, shape)
+
+
+def _blocks(place: Place, rows: Rows, lead: tuple, prefix: str, stored: tuple[int, ...]) -> Iterator[Part]:
+    """The row blocks of one stored matrix; `rows.transposed` means that outputs are its columns."""
+    outputs, inputs = reversed(stored) if rows.transposed else stored
+    if not rows.sizes:
+        yield Part(rows.kind, rows.why, True, prefix.rstrip(","), lead, rows.transposed, (outputs, inputs))
+        return
+    total = sum(size for _, size in rows.sizes) * rows.repeats
+    if total != outputs:
+        sizes = " + ".join(f"{name} {size}" for name, size in rows.sizes)
+        raise UserError(
+            f"{place.name!r} has {outputs} output rows, but its parts ({sizes}, {rows.repeats} times) add up "
+            f"to {total}: correct fused_rows on the module"
+        )
+    for name, picked, size in rows.picks():
+        index: tuple[Any, ...] = (EVERYTHING, picked) if rows.transposed else (picked,)
+        included = name not in rows.left_out
+        why = rows.why if included else rows.left_out[name]
+        shape = (size, inputs)
+        yield Part(
+            rows.kind,
+            why,
+            included,
+            prefix + name,
+            (*lead, *index),
+            rows.transposed,
+            shape,
+            1,
+            rows.role(name),
+        )
+
+
+def _conv(module: conv._ConvNd, parameter: torch.Tensor) -> Iterator[Part]:
+    """One target a spatial tap and group. Groups are separate maps, so each group is its own (out/groups,
+    in/groups).
+
+    A convolution whose groups see one channel each (depthwise) holds no matrix: every block is a single
+    column.
+    """
+    if module.groups > 1 and module.in_channels == module.groups:
+        yield Part("conv", "depthwise convolution: each filter sees one channel, so there is no matrix")
+        return
+    transposed, first = isinstance(module, conv._ConvTransposeNd), parameter.shape[0] // module.groups
+    taps = parameter[0, 0].numel()
+    shape = (parameter.shape[1], first) if transposed else (first, parameter.shape[1])
+    why = f"one tap of {type(module).__name__}" + (", one group" if module.groups > 1 else "")
+    spans = (
+        [slice(g * first, (g + 1) * first) for g in range(module.groups)]
+        if module.groups > 1
+        else [EVERYTHING]
+    )
+    for (group, span), tap in itertools.product(enumerate(spans), _taps(parameter)):
+        label = ",".join(map(str, tap)) if module.groups == 1 else f"group {group},{','.join(map(str, tap))}"
+        yield Part("conv", why, True, label, (span, EVERYTHING, *tap), transposed, shape, taps)
+
+
+def _taps(parameter: torch.Tensor) -> list[tuple[int, ...]]:
+    return list(itertools.product(*(range(size) for size in parameter.shape[2:])))
+
+
+def _recurrent(module: nn.RNNBase, attribute: str, parameter: torch.Tensor) -> Iterator[Part]:
+    """Gates are separate maps; torch stacks them in the order of its documentation."""
+    gates = {"LSTM": ("input", "forget", "cell", "output"), "GRU": ("reset", "update", "new")}.get(
+        module.mode, ("",)
+    )
+    if attribute.startswith("weight_hr"):
+        gates = ("",)
+    size, inputs = parameter.shape[0] // len(gates), parameter.shape[1]
+    for i, gate in enumerate(gates):
+        index = (slice(i * size, (i + 1) * size),) if gate else ()
+        yield Part(
+            "recurrent", f"weight of {type(module).__name__}", True, gate, index, False, (size, inputs)
+        )
