@@ -245,7 +245,7 @@ def _treat(
     stack = torch.stack([_working(t.matrix(parameters)) for t in group])
     treated = treatment(stack, group)
     for target, new in zip(group, treated.matrices, strict=True):
-        target.matrix(parameters).copy_(new)
+        target.write(parameters, new)
     return _rows(group, stack, treated, action, initial)
 
 

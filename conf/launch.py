@@ -1,0 +1,259 @@
+"""The way into every training script: strict keys, resolved config, run folder, one line per mistake.
+
+    @launch("vision")
+    def train(cfg): ...
+
+    if __name__ == "__main__":
+        train()
+
+`conf/<domain>.yaml` is composed with Hydra; every key given on the command line must exist.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fire_core.errors import UserError
+from fire_core.methods import Method
+from fire_core.runs import Run
+
+CONF = Path(__file__).resolve().parent
+SIZES = ("smoke", "small", "paper")
+BAD_INPUT = 2
+FAILURES = "FIRE_SWEEP_FAILURES"  # names the file in which the jobs of a sweep, in whatever process, note failures
+NOT_NUMBERS = ("run", "at", "tuned", "minutes", "hydra", "domain", "experiment", "size")
+
+
+def launch(domain: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
+    """Turn `train(cfg)` into a command: Hydra overrides in, exit code out.
+
+    0: done; 1: failed (a traceback is in the run's FAILED file); 2: bad input; 75: stopped by a signal after saving.
+    """
+
+    def decorate(task: Callable[[DictConfig], None]) -> Callable[[], None]:
+        def job(cfg: DictConfig) -> None:
+            _job(task, cfg)
+
+        def command() -> None:
+            arguments = sys.argv[1:]
+            try:
+                check_overrides(domain, [a for a in arguments if not a.startswith("-")])
+            except UserError as error:
+                print(f"error: {error}", file=sys.stderr)
+                sys.exit(BAD_INPUT)
+            with tempfile.TemporaryDirectory() as folder:
+                failures = Path(folder) / "failures.txt"
+                os.environ[FAILURES] = str(failures)
+                hydra.main(version_base="1.3", config_path=str(CONF), config_name=domain)(job)()
+                if failures.exists():
+                    print(f"\nfailed:\n{failures.read_text()}", file=sys.stderr)
+                    sys.exit(1)
+
+        return command
+
+    return decorate
+
+
+def compose_config(domain: str, overrides: list[str]) -> DictConfig:
+    """The resolved config of a command line, for tests, notebooks and analysis."""
+    check_overrides(domain, overrides)
+    return resolve(_compose(domain, overrides))
+
+
+def resolve(cfg: DictConfig) -> DictConfig:
+    """All interpolations filled in, the tables they came from dropped; read-only from here on."""
+    if cfg.size not in SIZES:
+        raise UserError(f"size={cfg.size!r}: choose one of {', '.join(SIZES)}")
+    if cfg.size not in cfg.at:
+        raise UserError(f"experiment has no size {cfg.size!r}; it has {', '.join(map(str, cfg.at))}")
+    try:
+        plain = OmegaConf.to_container(cfg, resolve=True)
+    except OmegaConfBaseException as error:
+        raise UserError(f"config cannot be resolved: {str(error).splitlines()[0]}") from error
+    assert isinstance(plain, dict)
+    plain["minutes"] = plain.get("minutes", {}).get(cfg.size)
+    resolved = OmegaConf.create({k: v for k, v in plain.items() if k not in ("at", "tuned")})
+    OmegaConf.set_readonly(resolved, True)
+    return resolved
+
+
+def open_run(cfg: DictConfig, method: Method, **meta: Any) -> Run:
+    """The run of this config, in runs/<experiment>/<size>/<method><-overrides>/seed_<n>/."""
+    config = OmegaConf.to_container(cfg)
+    assert isinstance(config, dict)
+    numbers = {k: v for k, v in config.items() if k not in NOT_NUMBERS}
+    shared = {k: v for k, v in numbers.items() if k not in ("method", "optimizer_state", "boundary")}
+    run = Run.open(
+        config={"experiment": experiment_name(), "size": cfg.size, **numbers},
+        root=cfg.run.root,
+        experiment=experiment_name(),
+        size=cfg.size,
+        label=_label(cfg.method.name),
+        seed=cfg.seed,
+        trunk={"domain": cfg.domain, **shared} if cfg.run.trunk and method.first_phase >= 1 else None,
+        meta={"method": cfg.method.name, "domain": cfg.domain, **meta},
+        checkpoint_seconds=cfg.run.checkpoint_seconds,
+        checkpoint_steps=cfg.run.checkpoint_steps,
+        keep=cfg.run.keep,
+        tracker=cfg.run.tracker,
+    )
+    return run
+
+
+def experiment_name() -> str:
+    """Name of the chosen experiment file."""
+    return str(HydraConfig.get().runtime.choices["experiment"])
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto`: the GPU where there is one, else the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"device={name!r} cannot be used here ({reason}); try device=cpu") from error
+    return device
+
+
+def check_overrides(domain: str, overrides: list[str]) -> None:
+    """Refuse keys, groups and options that do not exist, `+key` and `~key` included; name the nearest that does."""
+    try:
+        parsed = [o for o in OverridesParser.create().parse_overrides(overrides) if not _is_hydra(o)]
+    except HydraException as error:
+        raise UserError(f"cannot read the command line: {str(error).splitlines()[0]}") from error
+    groups = _groups()
+    for override in parsed:
+        if override.is_add() or override.is_delete() or override.is_force_add():
+            key = override.input_line.lstrip("+~").split("=")[0]
+            known = sorted(_keys(domain, parsed, groups) | set(groups))
+            raise UserError(f"{override.input_line!r}: keys cannot be added or removed{_nearest(key, known)}")
+        if override.key_or_group in groups:
+            for option in _values(override):
+                if option not in groups[override.key_or_group]:
+                    raise UserError(
+                        f"{override.key_or_group}={option} does not exist"
+                        f"{_nearest(option, groups[override.key_or_group])}"
+                    )
+    known = _keys(domain, parsed, groups)
+    for override in parsed:
+        key = override.key_or_group
+        if key not in groups and key not in known:
+            raise UserError(f"key {key!r} does not exist{_nearest(key, sorted(known))}")
+
+
+def _job(task: Callable[[DictConfig], None], cfg: DictConfig) -> None:
+    sweep = HydraConfig.get().mode is not None and HydraConfig.get().mode.name == "MULTIRUN"
+    line = " ".join(HydraConfig.get().overrides.task)
+    try:
+        cfg = resolve(cfg)
+        torch.set_num_threads(cfg.threads)
+        _announce(cfg)
+        task(cfg)
+    except Exception as error:
+        known = isinstance(error, UserError)
+        print(f"error: {error}" if known else traceback.format_exc(), file=sys.stderr, flush=True)
+        if not sweep:
+            sys.exit(BAD_INPUT if known else 1)
+        with open(os.environ[FAILURES], "a") as handle:
+            handle.write(f"  {line}: {str(error).splitlines()[0] if str(error) else type(error).__name__}\n")
+
+
+def _announce(cfg: DictConfig) -> None:
+    long = f", about {cfg.minutes:g} min a run on 2 CPU cores" if cfg.minutes else ""
+    print(
+        f"{experiment_name()} | size={cfg.size} | method={cfg.method.name} | seed={cfg.seed} | "
+        f"{_what(cfg)} | device={pick_device(cfg.device)}{long}",
+        flush=True,
+    )
+
+
+def _what(cfg: DictConfig) -> str:
+    parts = [f"{key}={cfg[key].name}" for key in ("data", "corpus", "env", "model") if key in cfg and "name" in cfg[key]]
+    return " | ".join(parts)
+
+
+def _label(method: str) -> str:
+    """Method name, then what the command line changed beside experiment, size, method, seed and run.*"""
+    changed = []
+    for item in HydraConfig.get().overrides.task:
+        key, _, value = item.partition("=")
+        if key not in ("experiment", "size", "method", "seed") and not key.startswith("run."):
+            changed.append(f"{key.removeprefix('method.')}={value}")
+    text = "-".join([method, *sorted(changed)])
+    return "".join(c if c.isalnum() or c in "-_=.,+" else "_" for c in text)
+
+
+def _compose(domain: str, overrides: list[str]) -> DictConfig:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose(domain, overrides)
+
+
+def _keys(domain: str, parsed: list[Override], groups: dict[str, list[str]]) -> set[str]:
+    """Every dotted key that exists under any combination of the group options of this command line."""
+    keys: set[str] = set()
+    chosen = [(o.key_or_group, _values(o)) for o in parsed if o.key_or_group in groups and not o.is_add()]
+    experiments = [f"experiment={v}" for key, values in chosen if key == "experiment" for v in values[:1]]
+    base = _flatten(_compose(domain, experiments))
+    for key, values in chosen:
+        for value in values:
+            extra = [] if key == "experiment" else experiments
+            keys |= _flatten(_compose(domain, [*extra, f"{key}={value}"]))
+    replaced = {key for key, _ in chosen if key != "experiment"}
+    return keys | {k for k in base if k.split(".")[0] not in replaced}
+
+
+def _flatten(node: Any, prefix: str = "") -> set[str]:
+    keys = set()
+    for key in node:
+        name = f"{prefix}{key}"
+        keys.add(name)
+        value = node._get_node(key)
+        if isinstance(value, DictConfig) and not value._is_none() and not value._is_interpolation():
+            keys |= _flatten(value, f"{name}.")
+    return keys
+
+
+def _groups() -> dict[str, list[str]]:
+    """Config groups and their options: folders of conf/ and the YAML files in them."""
+    return {
+        folder.name: sorted(path.stem for path in folder.glob("*.yaml"))
+        for folder in sorted(CONF.iterdir())
+        if folder.is_dir() and any(folder.glob("*.yaml"))
+    }
+
+
+def _values(override: Override) -> list[str]:
+    if override.is_choice_sweep():
+        return [str(v) for v in override.sweep_iterator()]
+    return [str(override.value())]
+
+
+def _is_hydra(override: Override) -> bool:
+    return override.key_or_group.split("/")[0].split(".")[0] == "hydra"
+
+
+def _nearest(word: str, words: list[str]) -> str:
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.4)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(words[:20])}"

@@ -1,0 +1,90 @@
+"""Checkpoints: one file each, written aside and renamed, read back without executing anything."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fire_core.errors import UserError
+
+PREFIX = "step_"
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a small text file so that readers see the old or the new content, never a part."""
+    with _aside(path) as (handle, temporary):
+        handle.write(text.encode())
+        _publish(handle, temporary, path)
+
+
+def save(folder: Path, step: int, parts: dict[str, Any], *, name: str | None = None, keep: int = 2) -> Path:
+    """Save `parts` (tensors, plain values, containers of them) as `step_<n>.pt`, or as `<name>.pt`, kept for good.
+
+    Of the unnamed ones the last `keep` stay. A failed write (disk full, no permission) leaves the old ones untouched.
+    """
+    path = folder / (f"{name}.pt" if name else f"{PREFIX}{step:012d}.pt")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _aside(path) as (handle, temporary):
+            torch.save(parts, handle)
+            _publish(handle, temporary, path)
+    except (OSError, RuntimeError) as error:
+        raise UserError(
+            f"cannot write checkpoint {path}: {error}; earlier checkpoints are intact, free space or permissions there "
+            "and run the same command again"
+        ) from error
+    for old in _numbered(folder)[:-keep]:
+        old.unlink()
+    return path
+
+
+def latest(folder: Path) -> Path | None:
+    """Newest numbered checkpoint of a folder."""
+    numbered = _numbered(folder)
+    return numbered[-1] if numbered else None
+
+
+def load(path: Path, device: str | torch.device = "cpu") -> dict[str, Any]:
+    """Read a checkpoint; weights-only loading, so a file from elsewhere can hold data but no code."""
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"checkpoint {path} does not exist") from None
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise UserError(
+            f"checkpoint {path} cannot be read ({reason}); delete it to go on from the one before, "
+            "or delete its run folder to start over"
+        ) from error
+
+
+def _numbered(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"{PREFIX}*.pt"))
+
+
+class _aside:
+    """An open temporary file beside `path`, removed unless it was published."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> tuple[Any, Path]:
+        number, name = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
+        self.temporary = Path(name)
+        self.handle = os.fdopen(number, "wb")
+        return self.handle, self.temporary
+
+    def __exit__(self, *_: object) -> None:
+        self.handle.close()
+        self.temporary.unlink(missing_ok=True)
+
+
+def _publish(handle: Any, temporary: Path, path: Path) -> None:
+    handle.flush()
+    os.fsync(handle.fileno())
+    os.chmod(temporary, 0o644)
+    os.replace(temporary, path)

@@ -1,0 +1,294 @@
+"""One run, one folder: identity, metrics, checkpoints, signals, and the way through the trunk.
+
+    run = Run.open(config, root="runs", experiment=..., size=..., label="fire", seed=1, trunk=phase_0_config)
+    if run.finished: return
+    with run:                              # DONE when the body calls finish(), FAILED with the traceback on an error
+        checkpoint = run.resume()          # own checkpoint, else the trunk's, else None
+        ...
+        run.log(phase=0, step=10, ...)     # metrics.jsonl: only what is the same in every run of this config
+        if run.due(step): run.save(step, parts)
+        run.leave_trunk(step, parts)       # end of phase 0
+        run.finish(summary)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import yaml
+
+from fire_core.errors import UserError
+from fire_core.fire import Report
+from fire_core.runs import checkpoint as checkpoints
+from fire_core.runs.machine import describe
+from fire_core.runs.tracker import Tracker, open_tracker
+from fire_core.runs.trunk import FolderLock, fingerprint
+
+STOPPED = 75  # exit code of a run that saved and stopped on SIGTERM, SIGINT or SIGUSR1: run the same command again
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class Run:
+    """See the module's docstring. `place` is where metrics and checkpoints go now: the trunk's folder, or the run's own."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], meta: dict[str, Any]) -> None:
+        self.folder = folder
+        self.place = folder
+        self.trunk: Path | None = None
+        self.config = config
+        self.meta = meta
+        self.checkpoint_seconds = 300.0
+        self.checkpoint_steps = 0
+        self.keep = 2
+        self.tracker_name = "none"
+        self._tracker: Tracker | None = None
+        self._metrics: Any = None
+        self._lock = FolderLock(folder)
+        self._trunk_lock: FolderLock | None = None
+        self._old_handlers: dict[int, Any] = {}
+        self._saved_at = (time.monotonic(), 0)
+        self._complete = False
+        self.stop_signal: str | None = None
+
+    @classmethod
+    def open(
+        cls,
+        config: dict[str, Any],
+        *,
+        root: str | Path,
+        experiment: str,
+        size: str,
+        label: str,
+        seed: int,
+        trunk: dict[str, Any] | None = None,
+        meta: dict[str, Any] | None = None,
+        checkpoint_seconds: float = 300.0,
+        checkpoint_steps: int = 0,
+        keep: int = 2,
+        tracker: str = "none",
+    ) -> Run:
+        """Find the run's folder; writes nothing yet.
+
+        Args:
+            config: resolved config without anything that cannot change numbers; its hash is the run's identity. Where
+                the folder of this name belongs to another config, the run gets a folder with the hash in its name.
+            trunk: what phase 0 depends on, where phase 0 may be shared; None to train it in this run.
+        """
+        identity = fingerprint(config)
+        home = Path(root) / experiment / size
+        folder = home / label / f"seed_{seed}"
+        if _identity(folder) not in (None, identity):
+            folder = home / f"{label}-{identity[:8]}" / f"seed_{seed}"
+            print(f"note: the config differs from the one in {home / label}; this run goes to {folder}", flush=True)
+        place = {"experiment": experiment, "size": size, "label": label, "seed": seed, "identity": identity}
+        run = cls(folder, config, place | (meta or {}))
+        run.checkpoint_seconds, run.checkpoint_steps, run.keep = checkpoint_seconds, checkpoint_steps, keep
+        run.tracker_name = tracker
+        if trunk is not None:
+            run.trunk = Path(root) / "trunks" / fingerprint(trunk)
+            run.meta["trunk"] = run.trunk.name
+        return run
+
+    @property
+    def finished(self) -> bool:
+        """Whether this very run was completed before; says so."""
+        if not (self.folder / "DONE").exists():
+            return False
+        print(f"finished already: {self.folder} (delete it to run again)", flush=True)
+        return True
+
+    def __enter__(self) -> Run:
+        if not self._lock.acquire(wait=False):
+            raise UserError(f"{self.folder} is being written by another process; wait for it or stop it")
+        try:
+            for mark in ("FAILED", "RUNNING"):
+                (self.folder / mark).unlink(missing_ok=True)
+            checkpoints.write_atomic(self.folder / "RUNNING", f"{os.getpid()}\n")
+            checkpoints.write_atomic(self.folder / "config.yaml", yaml.safe_dump(self.config, sort_keys=False))
+            checkpoints.write_atomic(self.folder / "meta.json", json.dumps(self.meta | describe(), indent=1))
+        except OSError as error:
+            raise UserError(f"cannot write in {self.folder}: {error.strerror}; choose another run.root") from error
+        for number in SIGNALS:
+            self._old_handlers[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, handler)
+        self._close()
+        if kind is not None and issubclass(kind, Exception):
+            text = f"{error}\n\n" + "".join(traceback.format_exception(kind, error, trace))
+            checkpoints.write_atomic(self.folder / "FAILED", text)
+        if kind is None and self._complete:
+            checkpoints.write_atomic(self.folder / "DONE", "")
+            for path in (self.folder / "checkpoint").glob("step_*.pt"):
+                path.unlink()
+        (self.folder / "RUNNING").unlink(missing_ok=True)
+        if self._trunk_lock is not None:
+            self._trunk_lock.release()
+        self._lock.release()
+
+    def resume(self, fork: str | None = None) -> dict[str, Any] | None:
+        """Newest own checkpoint; else the end of the trunk (or its checkpoint `fork`); else the trunk's newest; else None.
+
+        Metrics written after that checkpoint are cut off, so the file ends up as if nothing had happened.
+        """
+        path = checkpoints.latest(self.folder / "checkpoint")
+        if path is None and self.trunk is not None:
+            return self._enter_trunk(self.trunk, fork)
+        return self._load(path)
+
+    def log(self, **values: Any) -> None:
+        """One line of metrics.jsonl. Deterministic values only: time goes to `timing`."""
+        line = json.dumps({k: _plain(v) for k, v in values.items()}, allow_nan=False)
+        self._file().write(line.encode() + b"\n")
+        self._file().flush()
+        if self._tracker is not None:
+            self._tracker.log(values)
+
+    def timing(self, **values: Any) -> None:
+        """One line of timing.jsonl: seconds, throughput, memory; not part of the run's identity."""
+        with (self.place / "timing.jsonl").open("a") as handle:
+            handle.write(json.dumps({k: _plain(v) for k, v in values.items()}) + "\n")
+
+    def boundary(self, index: int, report: Report) -> None:
+        """Keep the report of boundary `index` as boundary_<index>.json."""
+        text = json.dumps({"phase": index, **report.to_dict()}, indent=1)
+        checkpoints.write_atomic(self.folder / f"boundary_{index}.json", text)
+
+    def due(self, step: int) -> bool:
+        """Whether to save now: the interval is over (seconds or steps), or a signal asks to stop."""
+        if self.stop_signal is not None:
+            return True
+        saved_time, saved_step = self._saved_at
+        by_steps = self.checkpoint_steps > 0 and step - saved_step >= self.checkpoint_steps
+        return by_steps or time.monotonic() - saved_time >= self.checkpoint_seconds
+
+    def save(self, step: int, parts: dict[str, Any], name: str | None = None) -> None:
+        """Write a checkpoint; after a signal, end the process with exit code 75."""
+        self._file().flush()
+        parts = {**parts, "_metrics_bytes": self._file().tell()}
+        path = checkpoints.save(self.place / "checkpoint", step, parts, name=name, keep=self.keep)
+        self._saved_at = (time.monotonic(), step)
+        if self.stop_signal is not None and name is None:
+            print(f"stopped by {self.stop_signal}; saved {path}; the same command goes on from there", flush=True)
+            sys.exit(STOPPED)
+
+    def leave_trunk(self, step: int, parts: dict[str, Any], fork: str | None = None) -> dict[str, Any] | None:
+        """End of phase 0: publish it for the other methods and go on in the own folder.
+
+        Returns the trunk's checkpoint `fork` where one is named, to be loaded by the caller; else None. Without a trunk
+        it saves nothing, but a named fork is read from the own folder in the same way.
+        """
+        if self.trunk is not None and self.place == self.trunk:
+            self.save(step, parts, name="end")
+            self._close()
+            checkpoints.write_atomic(self.trunk / "DONE", "")
+            for old in (self.trunk / "checkpoint").glob("step_*.pt"):
+                old.unlink()
+            self._release_trunk()
+            return self._fork(self.trunk, fork or "end") if fork else self._adopt(self.trunk, "end")
+        return self._load(self.folder / "checkpoint" / f"{fork}.pt") if fork else None
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Write summary.json; the run counts as done when the `with` body ends."""
+        self._file().flush()
+        text = json.dumps({k: _plain(v) for k, v in summary.items()}, indent=1)
+        checkpoints.write_atomic(self.folder / "summary.json", text)
+        self._complete = True
+
+    # -- the rest is not for callers
+
+    def _enter_trunk(self, trunk: Path, fork: str | None) -> dict[str, Any] | None:
+        self._trunk_lock = FolderLock(trunk)
+        if not (trunk / "DONE").exists() and not self._trunk_lock.acquire(wait=False):
+            print(f"waiting for another run that trains the shared phase 0 in {trunk}", flush=True)
+            self._trunk_lock.acquire(wait=True)
+        if (trunk / "DONE").exists():
+            self._release_trunk()
+            print(f"phase 0 from {trunk}", flush=True)
+            return self._fork(trunk, fork or "end")
+        checkpoints.write_atomic(trunk / "config.yaml", yaml.safe_dump(self.config, sort_keys=False))
+        checkpoints.write_atomic(trunk / "meta.json", json.dumps(self.meta | describe(), indent=1))
+        self.place = trunk
+        return self._load(checkpoints.latest(trunk / "checkpoint"))
+
+    def _fork(self, trunk: Path, name: str) -> dict[str, Any]:
+        parts = checkpoints.load(trunk / "checkpoint" / f"{name}.pt")
+        self._copy_metrics(trunk, parts["_metrics_bytes"])
+        return parts
+
+    def _adopt(self, trunk: Path, name: str) -> None:
+        self._copy_metrics(trunk, (trunk / "metrics.jsonl").stat().st_size)
+
+    def _copy_metrics(self, trunk: Path, size: int) -> None:
+        self.place = self.folder
+        with (trunk / "metrics.jsonl").open("rb") as source:
+            lines = source.read(size)
+        (self.folder / "metrics.jsonl").write_bytes(lines)
+        self._open_metrics()
+
+    def _load(self, path: Path | None) -> dict[str, Any] | None:
+        parts = None if path is None else checkpoints.load(path)
+        metrics = self.place / "metrics.jsonl"
+        metrics.touch()
+        with metrics.open("r+b") as handle:
+            handle.truncate(parts["_metrics_bytes"] if parts else 0)
+        self._open_metrics()
+        if path is not None:
+            print(f"going on from {path}", flush=True)
+        return parts
+
+    def _open_metrics(self) -> None:
+        self._close()
+        self._metrics = (self.place / "metrics.jsonl").open("ab")
+        if self.tracker_name != "none":
+            self._tracker = open_tracker(self.tracker_name, self.folder, self.config)
+
+    def _file(self) -> Any:
+        if self._metrics is None:
+            raise RuntimeError("call Run.resume() before logging or saving")
+        return self._metrics
+
+    def _close(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+        if self._tracker is not None:
+            self._tracker.close()
+            self._tracker = None
+
+    def _release_trunk(self) -> None:
+        if self._trunk_lock is not None:
+            self._trunk_lock.release()
+            self._trunk_lock = None
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.stop_signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.stop_signal = signal.Signals(number).name
+        print(f"\n{self.stop_signal}: saving at the next step (Ctrl-C again to stop at once)", flush=True)
+
+
+def _identity(folder: Path) -> str | None:
+    try:
+        return json.loads((folder / "meta.json").read_text())["identity"]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _plain(value: Any) -> Any:
+    """Tensors and numpy scalars as Python numbers; NaN and infinity as null, which JSON has."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value
