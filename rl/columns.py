@@ -1,0 +1,97 @@
+"""Named arrays with one common first axis, in memory or as one .npy file each in a folder."""
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from fire_core.errors import UserError
+
+Specification = dict[str, tuple[str, tuple[int, ...]]]
+
+
+class Columns:
+    """`rows` rows of several arrays, in memory (`folder=None`) or memory-mapped.
+
+    A new folder is allocated on disk in full before it is mapped, so a full disk is an error here and not a crash
+    later. `read_only` maps the files of an existing folder without the right to write: processes share the pages.
+    """
+
+    def __init__(
+        self,
+        specification: Specification,
+        rows: int,
+        folder: str | Path | None = None,
+        *,
+        existing: bool = False,
+        read_only: bool = False,
+    ):
+        self.folder = None if folder is None else Path(folder)
+        self.arrays: dict[str, np.ndarray] = {}
+        needed = rows * sum(np.dtype(kind).itemsize * int(np.prod(s)) for kind, s in specification.values())
+        if self.folder is None:
+            _require(needed, _free_memory(), "memory", "lower the replay capacity or keep the replay on disk")
+        elif not existing:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self.folder).free
+            _require(needed, free, f"disk at {self.folder}", "lower the replay capacity or move run.root")
+        for name, (kind, shape) in specification.items():
+            self.arrays[name] = self._open(name, np.dtype(kind), (rows, *shape), existing, read_only)
+
+    def _open(
+        self, name: str, kind: np.dtype, shape: tuple[int, ...], existing: bool, read_only: bool
+    ) -> np.ndarray:
+        if self.folder is None:
+            return np.zeros(shape, kind)
+        path = self.folder / f"{name}.npy"
+        if existing:
+            return _map_existing(path, kind, shape, "r" if read_only else "r+")
+        array = np.lib.format.open_memmap(path, mode="w+", dtype=kind, shape=shape)
+        with open(path, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+        return array
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.arrays[name]
+
+    def flush(self) -> None:
+        """Hand changed pages of mapped files to the disk. Cost: the pages changed since the last call."""
+        for array in self.arrays.values():
+            if isinstance(array, np.memmap):
+                array.flush()
+
+    @property
+    def bytes(self) -> int:
+        """Size of all arrays in bytes."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+def _map_existing(path: Path, kind: np.dtype, shape: tuple[int, ...], mode: str) -> np.ndarray:
+    if not path.exists():
+        raise UserError(f"replay file {path} is missing: delete the folder of the run to start again")
+    array = np.load(path, mmap_mode=mode, allow_pickle=False)
+    if array.dtype != kind or array.shape != shape:
+        found, wanted = f"{array.dtype} {array.shape}", f"{kind} {shape}"
+        raise UserError(f"replay file {path} holds {found}, the configuration asks for {wanted}")
+    return array
+
+
+def _free_memory() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _reclaimable()
+
+
+def _reclaimable() -> int:
+    """Bytes of page cache that Linux gives back on demand; 0 where that is not told."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
+    cached = [int(line.split()[1]) for line in lines if line.startswith("Cached:")]
+    return 1024 * sum(cached)
+
+
+def _require(needed: int, free: int, what: str, advice: str) -> None:
+    if needed > free:
+        gigabytes = f"{needed / 1e9:.2f} GB of {what} but {free / 1e9:.2f} GB are free"
+        raise UserError(f"the replay needs {gigabytes}: {advice}")

@@ -1,0 +1,384 @@
+"""Uniform replay for off-policy agents: FrameReplay for stacked images, FlatReplay for vectors.
+
+Both are rings over `environments` copies that step together: one row of the ring is one step of all of them. Both
+live in memory or in memory-mapped files (`folder=`), and then a checkpoint is a flush and a few counters: the data is
+on disk already. Mapped rings carry `reserve` spare rows so that what was written after a checkpoint never overwrites
+what that checkpoint still needs; `must_save` says when the reserve is used up.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fire_core.errors import UserError
+from rl.columns import Columns
+
+
+class Batch(NamedTuple):
+    """A uniform sample of B transitions. Images stay uint8: the network divides."""
+
+    observations: Tensor  # (B, stack, height, width) uint8, or (B, size) float32
+    actions: Tensor  # (B,) int64, or (B, size) float32
+    rewards: Tensor  # (B,) float32
+    next_observations: Tensor  # like observations
+    terminated: Tensor  # (B,) float32: 1 where the future is worth 0; a truncated episode has 0 here
+
+
+class _Ring:
+    """What both replays share: which rows are valid, uniform choice, how far a checkpoint reaches."""
+
+    def __init__(
+        self, capacity: int, environments: int, extra_rows: int, reserve: int | None, folder: Path | None
+    ):
+        if capacity <= 0 or environments <= 0 or capacity % environments:
+            raise UserError(
+                f"replay capacity {capacity}: give a positive multiple of {environments} environments"
+            )
+        self.capacity, self.environments = capacity, environments
+        self.depth = capacity // environments
+        if reserve is None:
+            reserve = 0 if folder is None else max(64, self.depth // 16)
+        self.reserve = reserve
+        self.rows = self.depth + extra_rows + reserve
+        self.count = 0  # rows of transitions ever added
+        self.saved_count = 0  # the same at the last checkpoint
+
+    def __len__(self) -> int:
+        """Transitions that can be drawn, at most `capacity`."""
+        return min(self.count, self.depth) * self.environments
+
+    @property
+    def must_save(self) -> bool:
+        """True when one more row could overwrite what the last checkpoint needs: save before `add`."""
+        return 0 < self.reserve <= self.count - self.saved_count and self.count > self.depth
+
+    def _draw(self, size: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """(times, environments) of `size` transitions, uniform with replacement over the last `capacity`."""
+        if not len(self):
+            raise UserError("cannot sample from an empty replay: learning_starts must be at least 1")
+        flat = generator.integers(len(self), size=size)
+        return self.count - 1 - flat // self.environments, flat % self.environments
+
+
+class FrameReplay(_Ring):
+    """Replay of image stacks that stores every frame once (uint8).
+
+    Guarantees: the last `capacity` transitions can be drawn, no more and no fewer; a stack never reaches across the
+    start of an episode (missing frames repeat the first one, as the usual frame-stack wrapper does); the next
+    observation of the last step of an episode is the true final one, not the first of the next episode.
+    1,000,000 transitions of 84 x 84 take 7.1 GB (28.2 GB if 4-stacks were stored).
+
+    Args:
+        capacity: transitions over all environments together.
+        environments: environments that step together.
+        frame_shape: (height, width).
+        stack: frames in an observation.
+        folder: where the ring is mapped; None keeps it in memory.
+        reserve: spare rows, see the module. None: 1/16 of the ring when mapped, else 0.
+        existing: go on with the files in `folder` (then call `load_state_dict`).
+        parent: a replay that this one continues; its frames are read in place and never written. See `fork`.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        environments: int,
+        frame_shape: tuple[int, int],
+        *,
+        stack: int = 4,
+        folder: str | Path | None = None,
+        reserve: int | None = None,
+        existing: bool = False,
+        read_only: bool = False,
+        parent: "FrameReplay | None" = None,
+        new_rows: int | None = None,
+    ):
+        folder = None if folder is None else Path(folder)
+        super().__init__(capacity, environments, stack + 1, reserve, folder)
+        self.frame_shape, self.stack, self.parent = tuple(frame_shape), stack, parent
+        self.fork_time = 0 if parent is None else parent.count
+        self.frame_rows = self.rows if new_rows is None else min(self.rows, new_rows + 1)
+        options = {"existing": existing, "read_only": read_only}
+        frames = {"frames": ("uint8", (environments, *self.frame_shape))}
+        facts = {
+            "actions": ("int16", (environments,)),
+            "rewards": ("float32", (environments,)),
+            "terminated": ("bool", (environments,)),
+            "ended": ("bool", (environments,)),
+            "age": ("uint8", (environments,)),
+        }
+        self.frames = Columns(frames, self.frame_rows, folder, **options)["frames"]
+        self.facts = Columns(facts, self.rows, folder, **options)
+        # what the last step of an episode led to, by (time, environment)
+        self.final_frames: dict[tuple[int, int], np.ndarray] = {}
+        if parent is not None and not existing:
+            self._take_over(parent)
+
+    def fork(self, folder: str | Path | None, *, new_rows: int, existing: bool = False) -> "FrameReplay":
+        """A replay that continues this one: old frames are read from here, new ones go to `folder`.
+
+        Several forks (also in other processes, each with this one opened `read_only`) share the old frames; each costs
+        the disk of its own `new_rows` rows of frames only. This replay must not be written to afterwards.
+        """
+        return FrameReplay(
+            self.capacity,
+            self.environments,
+            self.frame_shape,
+            stack=self.stack,
+            folder=folder,
+            reserve=self.reserve,
+            parent=self,
+            new_rows=new_rows,
+            existing=existing,
+        )
+
+    def _take_over(self, parent: "FrameReplay") -> None:
+        for name, array in parent.facts.arrays.items():
+            self.facts[name][:] = array
+        self.final_frames = dict(parent.final_frames)
+        self.count = self.saved_count = parent.count
+        if self.count:
+            self.frames[0] = parent.frames[self.count % parent.frame_rows]
+
+    def start(self, frames: np.ndarray) -> None:
+        """First frames (environments, height, width) after a reset of all environments.
+
+        Called in the middle of a run (environments restarted), the step before is the end of a truncated episode.
+        """
+        if self.count:
+            before = (self.count - 1) % self.rows
+            for index in np.flatnonzero(~self.facts["ended"][before]):
+                last = self.frames[self._slot(self.count), index]
+                self.final_frames[self.count - 1, int(index)] = last.copy()
+            self.facts["ended"][before] = True
+        self.frames[self._slot(self.count)] = frames
+        self.facts["age"][self.count % self.rows] = 0
+
+    def add(
+        self,
+        actions: np.ndarray,
+        rewards: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        next_frames: np.ndarray,
+        final_frames: np.ndarray | None = None,
+    ) -> None:
+        """One step of all environments, from the frames given last.
+
+        Args:
+            actions, rewards, terminated, truncated: (environments,). Rewards are stored as given.
+            next_frames: (environments, height, width): what the policy sees next (after a reset, the first frame).
+            final_frames: the same shape; where an episode ended, its last frame. Other rows are not read.
+        """
+        time, ended = self.count, terminated | truncated
+        slot, following = time % self.rows, (time + 1) % self.rows
+        facts = self.facts
+        facts["actions"][slot] = actions
+        facts["rewards"][slot] = rewards
+        facts["terminated"][slot] = terminated
+        facts["ended"][slot] = ended
+        facts["age"][following] = np.where(ended, 0, np.minimum(facts["age"][slot] + 1, self.stack - 1))
+        self.frames[self._slot(time + 1)] = next_frames
+        for index in np.flatnonzero(ended):
+            self.final_frames[time, int(index)] = np.array(final_frames[index], np.uint8)
+        self.count += 1
+        self._forget_old_ends()
+
+    def _forget_old_ends(self) -> None:
+        oldest = self.count - self.depth - self.reserve
+        while self.final_frames and (first := next(iter(self.final_frames)))[0] < oldest:
+            del self.final_frames[first]
+
+    def _slot(self, time: int | np.ndarray) -> int | np.ndarray:
+        return (time - self.fork_time) % self.frame_rows
+
+    def sample(self, size: int, generator: np.random.Generator, device: torch.device | str = "cpu") -> Batch:
+        """`size` transitions, uniform with replacement over the last `capacity`."""
+        times, environments = self._draw(size, generator)
+        return self.transitions(times, environments, device)
+
+    def transitions(
+        self, times: np.ndarray, environments: np.ndarray, device: torch.device | str = "cpu"
+    ) -> Batch:
+        """The transitions at given times (row numbers since the start of the run) and environments, each (B,)."""
+        slots = times % self.rows
+        age = self.facts["age"][slots, environments].astype(np.int64)
+        back = np.minimum(np.arange(self.stack - 1, -1, -1), age[:, None])  # (B, stack), oldest first
+        wanted = np.concatenate([times[:, None] - back, times[:, None] + 1], axis=1)
+        images = self._gather(wanted, environments[:, None])
+        for row in np.flatnonzero(self.facts["ended"][slots, environments]):
+            images[row, -1] = self.final_frames[int(times[row]), int(environments[row])]
+        pixels = torch.from_numpy(images).to(device, non_blocking=True)
+        return Batch(
+            pixels[:, :-1],
+            torch.from_numpy(self.facts["actions"][slots, environments].astype(np.int64)).to(device),
+            torch.from_numpy(self.facts["rewards"][slots, environments]).to(device),
+            pixels[:, 1:],
+            torch.from_numpy(self.facts["terminated"][slots, environments].astype(np.float32)).to(device),
+        )
+
+    def _gather(self, times: np.ndarray, environments: np.ndarray) -> np.ndarray:
+        """Frames (B, k, height, width) at times (B, k): new ones from here, older ones from the parent."""
+        if self.parent is None:
+            return self.frames[self._slot(times), environments]
+        environments = np.broadcast_to(environments, times.shape)
+        images = np.empty((*times.shape, *self.frame_shape), np.uint8)
+        own = times >= self.fork_time
+        images[own] = self.frames[self._slot(times[own]), environments[own]]
+        images[~own] = self.parent._gather(times[~own], environments[~own])
+        return images
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all arrays of this replay, the parent's not counted."""
+        finals = sum(frame.nbytes for frame in self.final_frames.values())
+        return self.frames.nbytes + self.facts.bytes + finals
+
+    def flush(self) -> None:
+        """Hand changed pages to the disk; nothing to do in memory."""
+        self.facts.flush()
+        if isinstance(self.frames, np.memmap):
+            self.frames.flush()
+
+    def state_dict(self) -> dict:
+        """What a checkpoint must hold: counters and final frames when mapped, all the data when in memory."""
+        self.flush()
+        self.saved_count = self.count
+        finals = np.zeros((len(self.final_frames), *self.frame_shape), np.uint8)
+        for row, frame in enumerate(self.final_frames.values()):
+            finals[row] = frame
+        state = {
+            "count": self.count,
+            "final_keys": torch.tensor(list(self.final_frames), dtype=torch.int64).reshape(-1, 2),
+            "final_frames": torch.from_numpy(finals),
+            "edge": {name: torch.from_numpy(row.copy()) for name, row in self._edge().items()},
+        }
+        if not isinstance(self.frames, np.memmap):
+            state["frames"] = torch.from_numpy(self.frames.copy())
+            state["facts"] = {k: torch.from_numpy(v.copy()) for k, v in self.facts.arrays.items()}
+        return state
+
+    def _edge(self) -> dict[str, np.ndarray]:
+        """Rows that `start` rewrites in place, so a checkpoint taken just before it must hold them."""
+        return {
+            "ended": self.facts["ended"][(self.count - 1) % self.rows],
+            "age": self.facts["age"][self.count % self.rows],
+            "frame": self.frames[self._slot(self.count)],
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Return to the moment of `state_dict`. For a mapped replay `folder` must hold the files of that run."""
+        self.count = self.saved_count = int(state["count"])
+        keys = [tuple(pair) for pair in state["final_keys"].tolist()]
+        self.final_frames = dict(zip(keys, state["final_frames"].numpy().copy()))
+        if not isinstance(self.frames, np.memmap):
+            self.frames[:] = state["frames"].numpy()
+            for name, array in state["facts"].items():
+                self.facts[name][:] = array.numpy()
+        for name, row in self._edge().items():
+            row[:] = state["edge"][name].numpy()
+
+
+class FlatReplay(_Ring):
+    """Replay of vector observations and continuous actions, in memory or mapped.
+
+    Args:
+        capacity: transitions over all environments together.
+        observation_size, action_size: lengths of the vectors (float32).
+        environments: environments that step together.
+        folder, reserve, existing: as in `FrameReplay`.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        observation_size: int,
+        action_size: int,
+        *,
+        environments: int = 1,
+        folder: str | Path | None = None,
+        reserve: int | None = None,
+        existing: bool = False,
+    ):
+        folder = None if folder is None else Path(folder)
+        super().__init__(capacity, environments, 0, reserve, folder)
+        self.sizes = observation_size, action_size
+        specification = {
+            "observations": ("float32", (environments, observation_size)),
+            "actions": ("float32", (environments, action_size)),
+            "rewards": ("float32", (environments,)),
+            "next_observations": ("float32", (environments, observation_size)),
+            "terminated": ("bool", (environments,)),
+        }
+        self.columns = Columns(specification, self.rows, folder, existing=existing)
+
+    def add(
+        self,
+        observations: np.ndarray,
+        actions: np.ndarray,
+        rewards: np.ndarray,
+        next_observations: np.ndarray,
+        terminated: np.ndarray,
+    ) -> None:
+        """One step of all environments; `next_observations` of an ended episode is its true last observation.
+
+        Shapes (environments, size) or (environments,); with one environment the first axis may be left out.
+        """
+        row = self.count % self.rows
+        values = (observations, actions, rewards, next_observations, terminated)
+        for name, value in zip(self.columns.arrays, values):
+            self.columns[name][row] = np.reshape(value, self.columns[name].shape[1:])
+        self.count += 1
+
+    def sample(self, size: int, generator: np.random.Generator, device: torch.device | str = "cpu") -> Batch:
+        """`size` transitions, uniform with replacement over the last `capacity`."""
+        times, environments = self._draw(size, generator)
+        rows = times % self.rows
+        picked = {name: array[rows, environments] for name, array in self.columns.arrays.items()}
+        picked["terminated"] = picked["terminated"].astype(np.float32)
+        tensors = {name: torch.from_numpy(array).to(device) for name, array in picked.items()}
+        return Batch(
+            tensors["observations"],
+            tensors["actions"],
+            tensors["rewards"],
+            tensors["next_observations"],
+            tensors["terminated"],
+        )
+
+    def fork(self, folder: str | Path | None) -> "FlatReplay":
+        """A copy that goes on in `folder` (None: in memory). This replay may go on or be deleted."""
+        copy = FlatReplay(
+            self.capacity,
+            *self.sizes,
+            environments=self.environments,
+            folder=folder,
+            reserve=self.reserve,
+        )
+        for name, array in self.columns.arrays.items():
+            copy.columns[name][:] = array
+        copy.count = copy.saved_count = self.count
+        return copy
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all arrays."""
+        return self.columns.bytes
+
+    def state_dict(self) -> dict:
+        """What a checkpoint must hold: a counter when mapped, all the data written so far when in memory."""
+        self.columns.flush()
+        self.saved_count = self.count
+        state: dict = {"count": self.count}
+        if self.columns.folder is None:
+            rows = min(self.count, self.rows)
+            state["columns"] = {k: torch.from_numpy(v[:rows].copy()) for k, v in self.columns.arrays.items()}
+        return state
+
+    def load_state_dict(self, state: dict) -> None:
+        """Return to the moment of `state_dict`. A state with data may also be loaded into a mapped replay (a fork)."""
+        self.count = self.saved_count = int(state["count"])
+        for name, array in state.get("columns", {}).items():
+            self.columns[name][: len(array)] = array.numpy()
