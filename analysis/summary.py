@@ -1,0 +1,265 @@
+"""The table and the figure at the end of a sweep.
+
+    python -m analysis.summary --experiment random_label label_noise --size small --root runs
+
+Exit code 1 if runs failed or are missing: they are named, the rest is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from analysis import curves, measures, style
+from analysis.load import Results, load, write_frame
+from analysis.stats import Estimate, estimate, paired_difference
+from analysis.tabulate import markdown
+from fire_core.errors import UserError
+
+COLUMNS = [
+    "experiment", "size", "data", "measure", "metric", "method", "label",
+    "value", "low", "high", "seeds", "interval",
+    "difference", "difference_low", "difference_high", "difference_seeds", "commit", "machine",
+]  # fmt: skip
+
+
+def summarise(results: Results, experiment: str, kind: str = "auto") -> pd.DataFrame:
+    """One row a measure and label of one experiment: mean, 95 % interval over seeds, paired difference to
+    `none`."""
+    curves.one_setting(results, experiment)
+    part = results.select(experiment=experiment)
+    rows = []
+    for measure in measures.measures_of(part, experiment):
+        ends = measures.end_values(part.metrics, measure)
+        labels = style.ordered(ends["label"].unique())
+        for label in labels:
+            values = measures.by_seed(ends, label)
+            runs = part.finished[part.finished["label"] == label]
+            base = measures.baseline_of(label, labels)
+            gap = None
+            if base is not None and base != label:
+                gap = paired_difference(values, measures.by_seed(ends, base), kind)
+            rows.append(_row(measure, runs, label, estimate(list(values.values()), kind=kind), gap))
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _row(
+    measure: measures.Measure, runs: pd.DataFrame, label: str, value: Estimate, gap: Estimate | None
+) -> dict[str, object]:
+    first = runs.iloc[0]
+    return {
+        **{name: first[name] for name in ("experiment", "size", "data", "method")},
+        "measure": measure.title,
+        "metric": measure.key,
+        "label": label,
+        "value": value.value,
+        "low": value.low,
+        "high": value.high,
+        "seeds": value.n,
+        "interval": value.kind,
+        "difference": gap.value if gap else None,
+        "difference_low": gap.low if gap else None,
+        "difference_high": gap.high if gap else None,
+        "difference_seeds": gap.n if gap else None,
+        "commit": " ".join(sorted(runs["commit"].unique())),
+        "machine": " / ".join(sorted(runs["machine"].unique())),
+    }
+
+
+def number(value: float | None, digits: int | None = None, sign: bool = False) -> str:
+    """Four decimals for accuracies and losses, fewer for returns; empty for nothing."""
+    if value is None or pd.isna(value):
+        return ""
+    if digits is None:
+        digits = 4 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
+    return f"{value:{'+' if sign else ''}.{digits}f}"
+
+
+def interval_text(
+    low: float | None, high: float | None, digits: int | None = None, sign: bool = False
+) -> str:
+    if low is None or pd.isna(low):
+        return "-"
+    return f"[{number(low, digits, sign)}, {number(high, digits, sign)}]"
+
+
+def shown(table: pd.DataFrame) -> pd.DataFrame:
+    """The table as people read it: text cells, one row a method."""
+    rows = []
+    for row in table.to_dict("records"):
+        digits = None if abs(row["value"]) < 10 else 1
+        mark = ""
+        if not pd.isna(row["difference_low"]):
+            mark = "" if row["difference_low"] <= 0 <= row["difference_high"] else " *"
+        rows.append(
+            {
+                "method": style.look(row["label"]).name,
+                "mean": number(row["value"], digits),
+                "95 % interval": interval_text(row["low"], row["high"], digits),
+                "seeds": row["seeds"],
+                "minus none": number(row["difference"], digits, sign=True) or "-",
+                "95 % interval of it": interval_text(
+                    row["difference_low"], row["difference_high"], digits, True
+                )
+                + mark,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def legend(table: pd.DataFrame) -> str:
+    """How to read the table: which interval, how many seeds, whether commits or machines are mixed."""
+    kinds = {
+        "t": "Student's t over seeds (assumes that seeds scatter normally)",
+        "bootstrap": "percentile bootstrap over seeds",
+        "none": "one seed has no interval",
+    }
+    notes = [f"95 % interval: {'; '.join(kinds[k] for k in sorted(table['interval'].unique()))}."]
+    few = sorted({int(n) for n in table["seeds"] if n < 5})
+    if few:
+        notes.append(
+            f"Only {' or '.join(map(str, few))} seed(s): small differences cannot be told from chance."
+        )
+    notes.append("Difference: paired by seed (same data order, same first weights); * = interval excludes 0.")
+    for column in ("commit", "machine"):
+        values = sorted(
+            {
+                part
+                for cell in table[column]
+                for part in str(cell).split(" / " if column == "machine" else " ")
+            }
+        )
+        notes.append(f"{column}{'s MIXED' if len(values) > 1 else ''}: {', '.join(values)}.")
+    return " ".join(notes)
+
+
+def text_of(table: pd.DataFrame) -> str:
+    """Markdown of one experiment: a heading, one table a measure, the legend."""
+    first = table.iloc[0]
+    blocks = [f"## {first['experiment']}: data {first['data']}, size {first['size']}"]
+    for title, part in table.groupby("measure", sort=False):
+        blocks.append(f"**{title}**\n\n{markdown(shown(part))}")
+    blocks.append(legend(table))
+    return "\n\n".join(blocks) + "\n"
+
+
+def draw_summary(results: Results, experiments: Sequence[str]) -> style.Figure:
+    """One panel an experiment: end of each phase for long sequences of tasks, else the curve over the
+    training."""
+    figure, axes = style.grid(len(experiments), width=4.4, height=3.1)
+    for axis, experiment in zip(axes, experiments):
+        part = results.select(experiment=experiment)
+        draw_experiment(axis, part, experiment)
+    figure.tight_layout()
+    taken = style.shared_legend(figure, axes)
+    runs = results.runs[results.runs["experiment"].isin(experiments)]
+    note = "Band: range over seeds. Dotted lines: boundaries.\n" + curves.provenance(runs)
+    style.footnote(figure, note, taken)
+    return figure
+
+
+def draw_experiment(axis: style.Axes, part: Results, experiment: str) -> pd.DataFrame:
+    """The headline metric of one experiment on `axis`; returns the drawn numbers."""
+    headline = measures.measures_of(part, experiment)[0]
+    axis.set_title(curves.panel_title(part, experiment))
+    if headline.reduce == "late_phases":
+        rows = measures.phase_ends(part.metrics, headline.metric).assign(x=lambda r: r["phase"] + 1.0)
+        drawn = curves.draw_labels(axis, rows)
+        curves.mark_boundaries(axis, [k + 0.5 for k in range(1, int(rows["x"].max()))])
+        axis.set_xlabel("task")
+        axis.set_ylabel(f"{words(headline.metric)}, end of task")
+        return drawn
+    rows, unit = curves.with_progress(measures.curve(part.metrics, headline.metric))
+    drawn = curves.draw_labels(axis, rows)
+    curves.mark_boundaries(axis, curves.boundaries(rows))
+    axis.set_xlabel(unit)
+    axis.set_ylabel(words(headline.metric))
+    if not headline.higher_is_better:
+        axis.margins(y=0.03)
+    return drawn
+
+
+def words(metric: str) -> str:
+    return metric.replace("_", " ").replace("val loss", "validation loss").replace("eval ", "evaluation ")
+
+
+def absent(
+    results: Results, experiments: Sequence[str], methods: Sequence[str], seeds: Sequence[int]
+) -> list[str]:
+    """Runs that were asked for but are not done, by name. Without `methods` or `seeds`: whatever any run of
+    the experiment has is expected of all."""
+    lines = []
+    for experiment in experiments:
+        runs = results.runs[results.runs["experiment"] == experiment]
+        labels = list(methods) or style.ordered(runs["label"].unique())
+        for label in labels:
+            for seed in seeds or sorted(runs["seed"].unique()):
+                row = runs[(runs["label"] == label) & (runs["seed"] == seed)]
+                state = row["status"].iloc[0] if len(row) else "missing"
+                if state != "done":
+                    lines.append(f"{experiment} {label} seed {seed}: {state}")
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m analysis.summary", description=__doc__.splitlines()[0])
+    parser.add_argument("--experiment", nargs="+", required=True, help="experiment names")
+    parser.add_argument("--size", default="small")
+    parser.add_argument("--root", default="runs", help="the folder that holds the runs")
+    parser.add_argument("--methods", default="", help="comma list of labels that must be there")
+    parser.add_argument("--seeds", default="", help="comma list of seeds that must be there")
+    parser.add_argument("--interval", default="auto", choices=["auto", "t", "bootstrap"])
+    parser.add_argument("--out", default=None, help="folder for table and figure")
+    options = parser.parse_args(arguments)
+    try:
+        return report(options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def comma_list(text: str) -> list[str]:
+    return [item.strip() for item in text.replace(" ", ",").split(",") if item.strip()]
+
+
+def report(options: argparse.Namespace) -> int:
+    """Print and write everything for the parsed options; the exit code."""
+    names = list(dict.fromkeys(comma_list(",".join(options.experiment))))
+    seeds = [int(seed) for seed in comma_list(options.seeds)]
+    results = load(options.root, names, options.size)
+    finished = [name for name in names if (results.finished["experiment"] == name).any()]
+    wrong = absent(results, names, comma_list(options.methods), seeds)
+    wrong += [f"{name}: no finished run of size {options.size}" for name in names if name not in finished]
+    out = Path(options.out or _folder(options.root, finished, options.size))
+    if finished:
+        tables = [summarise(results, name, options.interval) for name in finished]
+        text = "\n".join(text_of(table) for table in tables)
+        print(text)
+        write_frame(pd.concat(tables, ignore_index=True), out / "summary.csv")
+        (out / "summary.md").write_text(text, encoding="utf-8")
+        paths = style.save(draw_summary(results, finished), out / "summary", ("png", "svg"))
+        for title, path in (
+            ("table", out / "summary.md"),
+            ("table", out / "summary.csv"),
+            ("figure", paths[0]),
+        ):
+            print(f"{title}: {path}")
+    for problem in results.problems:
+        print(f"left out: {problem}", file=sys.stderr)
+    for line in wrong:
+        print(f"not done: {line}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _folder(root: str, experiments: Sequence[str], size: str) -> Path:
+    if len(experiments) == 1:
+        return Path(root) / experiments[0] / size
+    return Path(root) / "summary" / f"{'+'.join(experiments)[:120]}-{size}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

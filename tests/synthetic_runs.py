@@ -1,0 +1,86 @@
+"""Run folders with known numbers, in the format that the scripts write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+COMMIT = "0123456789abcdef"
+
+
+def write_run(
+    root: Path,
+    experiment: str,
+    label: str,
+    seed: int,
+    lines: list[dict],
+    *,
+    size: str = "small",
+    data: str = "fashion_mnist",
+    protocol: str = "warm_start",
+    end: str | None = "DONE",
+    commit: str = COMMIT,
+    boundary: dict | None = None,
+) -> Path:
+    """One run folder; `end` is the marker file, None leaves the run unfinished."""
+    folder = root / experiment / size / label / f"seed_{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    meta = {
+        "commit": commit, "dirty": False, "versions": {"torch": "2.13.0"},
+        "hardware": {"cpu": "test processor"},
+        "command": f"python vision/train.py experiment={experiment} size={size} method={label} seed={seed}",
+        "started": "2026-01-01T00:00:00", "experiment": experiment, "size": size,
+        "method": label.partition("-")[0], "label": label, "seed": seed, "data": data,
+    }  # fmt: skip
+    (folder / "meta.json").write_text(json.dumps(meta))
+    (folder / "config.yaml").write_text(f"protocol: {protocol}\nseed: {seed}\n")
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "timing.jsonl").write_text(json.dumps({"seconds": 1.5, "phase": 0}) + "\n")
+    if boundary:
+        (folder / f"boundary_{boundary['phase']}.json").write_text(json.dumps(boundary))
+    if end:
+        (folder / end).write_text(
+            "" if end == "DONE" else "Traceback ...\nRuntimeError: loss is nan at step 7\n"
+        )
+    return folder
+
+
+def warm_start_lines(level: float, seed: int, epochs: int = 10) -> list[dict]:
+    """Two phases; the last test accuracy is exactly `level` + seed / 1000."""
+    lines = []
+    for phase in (0, 1):
+        for epoch in range(1, epochs + 1):
+            step = (phase * epochs + epoch) * 10
+            rise = (level + seed / 1000) * (1 - np.exp(-epoch)) / (1 - np.exp(-epochs))
+            lines.append(
+                {
+                    "phase": phase,
+                    "epoch": epoch,
+                    "step": step,
+                    "test_accuracy": float(rise * (0.7 + 0.3 * phase)),
+                }
+            )
+    return lines
+
+
+def task_lines(levels: list[float], seed: int) -> list[dict]:
+    """One training accuracy at the end of each task."""
+    return [
+        {"phase": k, "epoch": 30, "step": (k + 1) * 100, "train_accuracy": level + seed / 1000}
+        for k, level in enumerate(levels)
+    ]
+
+
+def boundary_report(method: str, phase: int = 1) -> dict:
+    rows = [
+        {
+            "name": f"layer{i}.weight", "parameter": f"layer{i}.weight", "shape": [8, 4],
+            "action": "projected",
+            "reason": "", "dfi_before": 5.0 + i, "dfi_after": 0.5, "dfi_factor": 0.1, "sfe": 2.0 + i,
+            "norm_before": 3.0, "norm_after": 2.0, "residual": 0.1, "iterations": 10,
+        }
+        for i in range(3)
+    ]  # fmt: skip
+    return {"phase": phase, "method": method, "seconds": 0.01, "rows": rows}
