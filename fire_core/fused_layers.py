@@ -1,14 +1,15 @@
-"""Fused and stacked layers of published architectures, as one table of data.
+"""Fused, transposed and stacked layers of published architectures, as one table of data.
 
-Each entry names a class that holds the layer (or "*"), the layer's or parameter's attribute, and how to read
-the sizes of its parts off that class. Nothing here is guessed: an entry whose attributes are missing does not
-apply.
+Each entry of `LAYERS` names a class (fnmatch, base classes count), one attribute of it (a layer or a
+parameter), and reads the parts and their sizes off that object. Nothing is guessed: where the sizes cannot be
+read, or do not add up to the weight's rows, the weight stays out with that reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -16,19 +17,30 @@ from torch import nn
 if TYPE_CHECKING:
     from fire_core.layouts import Place
 
+Sizes = tuple[tuple[str, int], ...]
+
 
 @dataclass(frozen=True)
 class Rows:
-    """Parts of a weight's output rows, in order. `repeats`: the whole pattern comes that many times (head by
-    head)."""
+    """Parts of a weight's output rows, in order; no parts: the matrix is whole.
 
-    sizes: tuple[tuple[str, int], ...] = ()
+    repeats: the pattern of parts comes that many times (q/k/v head by head). transposed: stored as (in, out).
+    left_out: parts that are no targets, with the reason. why_out: the whole weight is out. declared: by the
+    user.
+    """
+
+    sizes: Sizes = ()
     repeats: int = 1
     transposed: bool = False
     kind: str = "linear"
     why: str = ""
     why_out: str = ""
-    left_out: dict[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    declared: bool = False
+
+    @property
+    def total(self) -> int:
+        return self.repeats * sum(size for _, size in self.sizes)
 
     def picks(self) -> Iterator[tuple[str, slice | list[int], int]]:
         """(name, rows, how many) of each part: a slice, or a list of row numbers where the part is
@@ -37,79 +49,297 @@ class Rows:
         for name, size in self.sizes:
             if self.repeats == 1:
                 yield name, slice(start, start + size), size
+            elif size == 1:
+                yield name, slice(start, None, period), self.repeats
             else:
-                rows = [r * period + start + i for r in range(self.repeats) for i in range(size)]
+                rows = [turn * period + start + i for turn in range(self.repeats) for i in range(size)]
                 yield name, rows, len(rows)
             start += size
 
-    def role(self, name: str) -> str:
-        return name if name in ("q", "k", "v") else "mlp" if name in ("gate", "up") else ""
-
 
 @dataclass(frozen=True)
-class FusedLayer:
-    """owner: class name of the module that holds `layer`; rows: reads the sizes off that module."""
+class Layer:
+    """owner: class that holds `name`, a layer or a parameter. read(owner): its Rows, or None where it does
+    not apply."""
 
     owner: str
-    layer: str
-    rows: Callable[[Any], Rows]
+    name: str
+    read: Callable[[Any], Rows | None]
 
 
-def _qkv(q: int, k: int, v: int, **more: Any) -> Rows:
-    return Rows((("q", q), ("k", k), ("v", v)), why="q, k or v of a fused projection", **more)
+def number(owner: Any, *names: str) -> int | None:
+    """The first of these attributes that `owner`, or its `config`, has as an integer."""
+    for holder in (owner, getattr(owner, "config", None)):
+        for name in names:
+            value = getattr(holder, name, None)
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value
+    return None
 
 
-FUSED_LAYERS: tuple[FusedLayer, ...] = (
-    FusedLayer("MultiheadAttention", "in_proj_weight", lambda m: _qkv(m.embed_dim, m.embed_dim, m.embed_dim)),
-    FusedLayer("MultiheadAttention", "q_proj_weight", lambda m: Rows(why="q of MultiheadAttention")),
-    FusedLayer("MultiheadAttention", "k_proj_weight", lambda m: Rows(why="k of MultiheadAttention")),
-    FusedLayer("MultiheadAttention", "v_proj_weight", lambda m: Rows(why="v of MultiheadAttention")),
+def qkv(q: int, k: int, v: int, repeats: int = 1) -> Rows:
+    how = "" if repeats == 1 else ", rows interleaved head by head"
+    return Rows((("q", q), ("k", k), ("v", v)), repeats, why=f"part of a fused q/k/v{how}")
+
+
+def qkv_in_order(owner: Any) -> Rows | None:
+    """q, then k, then v: sizes from the numbers of heads and the width of one head."""
+    heads = number(owner, "num_heads", "num_attention_heads", "n_head", "n_heads", "heads", "nhead")
+    kv_heads = number(owner, "num_kv_heads", "num_key_value_heads", "n_kv_head", "n_kv_heads", "kv_heads")
+    width = number(owner, "head_dim", "head_size", "attention_head_size", "dim_head", "d_head")
+    if heads is None:
+        return None
+    if width is None:
+        model = number(owner, "embed_dim", "n_embd", "hidden_size", "d_model", "inner_dim", "dim")
+        width = model // heads if model else None
+    if width is None or any("key_dim" in name or "val_dim" in name for name in vars(owner)):
+        return None
+    return qkv(heads * width, (kv_heads or heads) * width, (kv_heads or heads) * width)
+
+
+def kv_in_order(owner: Any) -> Rows | None:
+    whole = qkv_in_order(owner)
+    return None if whole is None else replace(whole, sizes=whole.sizes[1:], why="part of a fused k/v")
+
+
+def gate_and_up(mate: str, *parts: str) -> Callable[[Any], Rows | None]:
+    """Two halves, each as wide as the input of the layer `mate` that follows."""
+
+    def read(owner: Any) -> Rows | None:
+        width = number(getattr(owner, mate, None), "in_features")
+        return (
+            None
+            if width is None
+            else Rows(tuple((part, width) for part in parts), why="half of a gated layer")
+        )
+
+    return read
+
+
+def experts(name: str) -> Callable[[Any], Rows | None]:
+    """Stacks of transformers' expert modules, which say how they are stored (`is_transposed`,
+    `is_concatenated`)."""
+
+    def read(owner: Any) -> Rows | None:
+        transposed = getattr(owner, "is_transposed", None)
+        if transposed is None:
+            return None
+        rows = Rows(transposed=transposed, kind="expert", why="one expert")
+        if name != "gate_up_proj":
+            return rows
+        width = getattr(owner, name).shape[2 if transposed else 1] // 2
+        rows = replace(rows, why="gate or up half of one expert")
+        if owner.is_concatenated:
+            return replace(rows, sizes=(("gate", width), ("up", width)))
+        return replace(rows, sizes=(("gate", 1), ("up", 1)), repeats=width)
+
+    return read
+
+
+def falcon(m: Any) -> Rows:
+    if m.new_decoder_architecture:
+        return qkv(m.num_heads // m.num_kv_heads * m.head_dim, m.head_dim, m.head_dim, m.num_kv_heads)
+    if m.multi_query:
+        return qkv(m.num_heads * m.head_dim, m.head_dim, m.head_dim)
+    return qkv(m.head_dim, m.head_dim, m.head_dim, m.num_heads)
+
+
+def gpt2(m: Any) -> Rows:
+    if getattr(m, "is_cross_attention", False):
+        return Rows((("k", m.split_size), ("v", m.split_size)), why="part of a fused k/v")
+    return qkv(m.split_size, m.split_size, m.split_size)
+
+
+def gpt_bigcode(m: Any) -> Rows:
+    if m.is_cross_attention:
+        return Rows((("k", m.head_dim), ("v", m.head_dim)), m.num_heads, why="part of a fused k/v")
+    if m.multi_query:
+        return qkv(m.embed_dim, m.kv_dim, m.kv_dim)
+    return qkv(m.head_dim, m.head_dim, m.head_dim, m.num_heads)
+
+
+def gated_q(m: Any) -> Rows:
+    sizes = (("q", m.head_dim), ("gate", m.head_dim))
+    return Rows(
+        sizes, m.q_proj.out_features // (2 * m.head_dim), why="q or output gate, interleaved head by head"
+    )
+
+
+def delta_net_qkvz(m: Any) -> Rows:
+    value = m.num_v_heads // m.num_k_heads * m.head_v_dim
+    sizes = (("q", m.head_k_dim), ("k", m.head_k_dim), ("v", value), ("gate", value))
+    return Rows(sizes, m.num_k_heads, why="part of a fused q/k/v/gate, interleaved head by head")
+
+
+def mamba(inner: str, rank: str, state: str) -> Callable[[Any], Rows]:
+    def read(m: Any) -> Rows:
+        sizes = (("dt", getattr(m, rank)), ("B", getattr(m, state)), ("C", getattr(m, state)))
+        return Rows(sizes, why="part of a fused state-space projection")
+
+    def read_in(m: Any) -> Rows:
+        return Rows((("x", getattr(m, inner)), ("gate", getattr(m, inner))), why="x or gate of a state space")
+
+    return read_in if inner else read
+
+
+def mamba2(inner: str, state: str, groups: str, heads: str) -> Callable[[Any], Rows]:
+    def read(m: Any) -> Rows:
+        width, group = getattr(m, inner), getattr(m, groups) * getattr(m, state)
+        sizes = (("gate", width), ("x", width), ("B", group), ("C", group), ("dt", getattr(m, heads)))
+        return Rows(
+            sizes, why="part of a fused state-space projection", left_out={"dt": STATE_SPACE["dt_proj"]}
+        )
+
+    return read
+
+
+STATE_SPACE = {
+    "A_log": "decay rates of a state space, not a feature map",
+    "D": "skip gains of a state space, not a feature map",
+    "dt_bias": "time steps of a state space, not a feature map",
+    "dt_proj": "sets the time steps of a state space: initialised to a range, not a feature map",
+}
+
+ADDED = (
+    "pos_embed",
+    "cls_token",
+    "dist_token",
+    "reg_token",
+    "position_embedding",
+    "mask_token",
+    "class_embedding",
 )
 
-# attribute or module names -> kind, reason
-SKIPPED_ATTRIBUTES: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    (
-        ("A_log", "A_logs", "dt_bias", "dt_proj"),
-        "state_space",
-        "sets the time scales of a state space, not a feature map",
+LAYERS: tuple[Layer, ...] = (
+    # torch
+    Layer("MultiheadAttention", "in_proj_weight", lambda m: qkv(m.embed_dim, m.embed_dim, m.embed_dim)),
+    Layer("MultiheadAttention", "q_proj_weight", lambda m: Rows(why="q of MultiheadAttention")),
+    Layer("MultiheadAttention", "k_proj_weight", lambda m: Rows(why="k of MultiheadAttention")),
+    Layer("MultiheadAttention", "v_proj_weight", lambda m: Rows(why="v of MultiheadAttention")),
+    # transformers: fused attention
+    Layer("*GPT2Attention", "c_attn", gpt2),
+    Layer("ImageGPTAttention", "c_attn", gpt2),
+    Layer("GPTBigCodeAttention", "c_attn", gpt_bigcode),
+    Layer(
+        "GPTNeoX*Attention",
+        "query_key_value",
+        lambda m: qkv(*3 * [m.head_size], m.config.num_attention_heads),
     ),
+    Layer("BloomAttention", "query_key_value", lambda m: qkv(*3 * [m.head_dim], m.num_heads)),
+    Layer("Falcon*Attention", "query_key_value", falcon),
+    Layer(
+        "CodeGenAttention",
+        "qkv_proj",
+        lambda m: Rows(
+            (("q", m.embed_dim // 4), ("v", m.embed_dim // 4), ("k", m.embed_dim // 4)),
+            4,
+            why="part of a fused q/v/k",
+        ),
+    ),
+    Layer("Qwen3NextAttention", "q_proj", gated_q),
+    Layer("Qwen3NextGatedDeltaNet", "in_proj_qkvz", delta_net_qkvz),
+    Layer("*GatedDeltaNet", "in_proj_qkv", lambda m: qkv(m.key_dim, m.key_dim, m.value_dim)),
+    Layer(
+        "Deepseek*Attention",
+        "kv_b_proj",
+        lambda m: Rows(
+            (("k", m.qk_nope_head_dim), ("v", m.v_head_dim)),
+            m.num_heads,
+            why="part of a fused k/v, head by head",
+        ),
+    ),
+    Layer(
+        "Deepseek*Attention",
+        "kv_a_proj_with_mqa",
+        lambda m: Rows((("latent", m.kv_lora_rank), ("k", m.qk_rope_head_dim)), why="latent or rotary k"),
+    ),
+    # timm
+    Layer(
+        "*ParallelScalingBlock",
+        "in_proj",
+        lambda m: Rows(tuple(zip(("mlp", "q", "k", "v"), m.in_split)), why="part of a fused MLP and q/k/v"),
+    ),
+    # gated feed-forward layers
+    Layer("GluMlp", "fc1", gate_and_up("fc2", "first", "second")),
+    Layer("ModernBertMLP", "Wi", gate_and_up("Wo", "up", "gate")),
+    Layer("*", "gate_up_proj", gate_and_up("down_proj", "gate", "up")),
+    # experts
+    Layer(
+        "Llama4TextExperts",
+        "gate_up_proj",
+        lambda m: Rows(
+            (("gate", m.expert_dim), ("up", m.expert_dim)), 1, True, "expert", "gate or up half of one expert"
+        ),
+    ),
+    Layer("Llama4TextExperts", "down_proj", lambda m: Rows((), 1, True, "expert", "one expert")),
+    *(Layer("*Experts", name, experts(name)) for name in ("gate_up_proj", "up_proj", "down_proj")),
+    Layer("*Router", "weight", lambda m: Rows(kind="router", why="router of experts")),
+    # state spaces
+    Layer("*MambaMixer", "in_proj", mamba("intermediate_size", "", "")),
+    Layer("*MambaMixer", "x_proj", mamba("", "time_step_rank", "ssm_state_size")),
+    Layer("Mamba", "in_proj", mamba("d_inner", "", "")),
+    Layer("Mamba", "x_proj", mamba("", "dt_rank", "d_state")),
+    Layer("*Mamba2Mixer", "in_proj", mamba2("intermediate_size", "ssm_state_size", "n_groups", "num_heads")),
+    # any other class: these names mean q, k, v (or k, v) one after the other
+    *(
+        Layer("*", name, qkv_in_order)
+        for name in ("qkv", "to_qkv", "c_attn", "Wqkv", "qkv_proj", "in_proj_qkv")
+    ),
+    *(Layer("*", name, kv_in_order) for name in ("kv", "to_kv", "Wkv")),
 )
 
-FUSED_NAMES = (
-    "qkv",
-    "to_qkv",
-    "c_attn",
-    "Wqkv",
+LOOKS_FUSED = {layer.name for layer in LAYERS if layer.owner == "*"} | {
     "query_key_value",
-    "qkv_proj",
-    "in_proj_qkv",
-    "to_kv",
     "kv_proj",
-)
-
-
-def looks_fused(name: str) -> bool:
-    return name in FUSED_NAMES
+    "in_proj_qkvz",
+}
 
 
 def known_rows(place: Place) -> Rows | None:
-    """The layout of one parameter: what its module declares, else what the table says, else None."""
-    if place.attribute == "weight" and hasattr(place.module, "fused_rows"):
-        return Rows(
-            tuple(place.module.fused_rows.items()), why="part of a fused layer, as the module declares"
+    """The layout of one parameter of at least two dimensions, or None for an ordinary one.
+
+    What the module declares comes first, then the table, by the parameter's own module and by the module
+    above it.
+    """
+    module, attribute, rows = place.module, place.attribute, None
+    outputs = place.parameter.shape[-2]
+    transposed = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+    if transposed:
+        outputs, rows = (
+            place.parameter.shape[-1],
+            Rows(transposed=True, why="weight of Conv1D, stored (in, out)"),
         )
-    found = _lookup(place.module, place.attribute)
-    if found is None and place.attribute == "weight" and place.parents:
-        found = _lookup(place.parents[-1], place.path.rpartition(".")[2])
-    if found is None and looks_fused(place.path.rpartition(".")[2]) and isinstance(place.module, nn.Linear):
-        why = "looks like a fused projection, but its parts are not known: set fused_rows on the module"
-        return Rows(why_out=why)
-    return found
+    if attribute == "weight" and hasattr(module, "fused_rows"):
+        sizes = tuple(module.fused_rows.items())
+        return Rows(
+            sizes, transposed=transposed, why="part of a fused layer, as the module declares", declared=True
+        )
+    leaf = place.path.rpartition(".")[2]
+    layered = attribute == "weight" and (transposed or isinstance(module, nn.Linear))
+    found = _read(module, attribute) or (
+        _read(place.parents[-1], leaf) if layered and place.parents else None
+    )
+    if found is not None:
+        found = replace(found, transposed=found.transposed or transposed)
+    elif layered and leaf in LOOKS_FUSED:
+        return Rows(why_out="looks fused, but its parts are not known: set fused_rows on the layer")
+    if found is not None and found.sizes and place.parameter.dim() == 2 and found.total != outputs:
+        sizes_text = " + ".join(f"{name} {size}" for name, size in found.sizes)
+        why_out = (
+            f"looks fused, but {sizes_text}, {found.repeats} times, is not its {outputs} rows: set fused_rows"
+        )
+        return Rows(why_out=why_out)
+    return found or rows
 
 
-def _lookup(owner: nn.Module, layer: str) -> Rows | None:
-    classes = {cls.__name__ for cls in type(owner).__mro__}
-    for entry in FUSED_LAYERS:
-        if entry.layer == layer and entry.owner in classes:
-            return entry.rows(owner)
+def _read(owner: nn.Module, name: str) -> Rows | None:
+    classes = [cls.__name__ for cls in type(owner).__mro__]
+    for layer in LAYERS:
+        if layer.name == name and any(fnmatchcase(cls, layer.owner) for cls in classes):
+            try:
+                rows = layer.read(owner)
+            except AttributeError:
+                continue
+            if rows is not None:
+                return rows
     return None

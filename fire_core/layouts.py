@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +20,7 @@ from torch.nn.modules import batchnorm, conv, instancenorm
 from torch.nn.parameter import UninitializedParameter
 
 from fire_core.errors import UserError
-from fire_core.fused_layers import SKIPPED_ATTRIBUTES, Rows, known_rows
+from fire_core.fused_layers import ADDED, STATE_SPACE, Rows, known_rows
 from fire_core.roles import role_of
 
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -185,12 +184,16 @@ def split(place: Place) -> list[Part]:
 def _split(place: Place) -> Iterator[Part]:
     module, parameter = place.module, place.parameter
     skipped = _skipped(place)
+    rows = known_rows(place) if skipped is None and parameter.dim() >= 2 else None
     if skipped is not None:
         yield skipped
     elif parameter.dim() == 3 and getattr(module, "stacked_matrices", False):
-        yield from _stack(place, "ensemble", None, module.stacked_matrices == "in_out")
-    elif parameter.dim() >= 2 and known_rows(place) is not None:
-        yield from _known(place)
+        why = f"one member of {type(module).__name__}"
+        yield from _known(
+            place, Rows(transposed=module.stacked_matrices == "in_out", kind="ensemble", why=why)
+        )
+    elif rows is not None and parameter.dim() in (2, 3):
+        yield from _known(place, rows)
     elif isinstance(module, nn.Linear) and parameter.dim() == 2:
         yield Part("linear", f"weight of {type(module).__name__}", True, shape=tuple(parameter.shape))
     elif isinstance(module, conv._ConvNd):
@@ -209,13 +212,17 @@ def _skipped(place: Place) -> Part | None:
     module, parameter, attribute = place.module, place.parameter, place.attribute
     if not parameter.dtype.is_floating_point:
         return Part("other", f"stored as {parameter.dtype}: only real floating-point weights can be treated")
-    if "lora_" in place.name:
+    if any(word.startswith("lora_") for word in place.name.split(".")):
         return Part(
             "lora", "low-rank adapter: the product B A is the update, neither factor is a layer's matrix"
         )
-    for attributes, kind, why in SKIPPED_ATTRIBUTES:
-        if attribute in attributes or place.path.rpartition(".")[2] in attributes:
-            return Part(kind, why)
+    leaf = place.path.rpartition(".")[2]
+    for owner in (module, *place.parents[-1:]):
+        for word in (attribute, leaf):
+            if hasattr(owner, "A_log") and word in STATE_SPACE and hasattr(owner, word):
+                return Part("state_space", STATE_SPACE[word])
+    if attribute in ADDED:
+        return Part("embedding", "learned token or position: added, not multiplied")
     if "bias" in attribute:
         return Part("bias", "bias: a vector")
     if isinstance(module, NORMS) or "norm" in type(module).__name__.lower():
@@ -229,59 +236,40 @@ def _skipped(place: Place) -> Part | None:
     return None
 
 
-def _known(place: Place) -> Iterator[Part]:
+def _known(place: Place, rows: Rows) -> Iterator[Part]:
     """Layers with a known layout: fused rows, transposed storage, stacks of experts."""
-    rows = known_rows(place)
-    assert rows is not None
+    parameter = place.parameter
     if rows.why_out:
         yield Part(rows.kind, rows.why_out)
-        return
-    if place.parameter.dim() == 3:
-        yield from _stack(place, rows.kind, rows, rows.transposed)
-        return
-    yield from _blocks(place, rows, (), "", tuple(place.parameter.shape))
+    elif parameter.dim() == 3:
+        for i in range(parameter.shape[0]):
+            yield from _blocks(place, rows, (i,), tuple(parameter.shape[1:]))
+    else:
+        yield from _blocks(place, rows, (), tuple(parameter.shape))
 
 
-def _stack(place: Place, kind: str, rows: Rows | None, transposed: bool) -> Iterator[Part]:
-    count, first, second = place.parameter.shape
-    for i in range(count):
-        if rows is not None and rows.sizes:
-            yield from _blocks(place, rows, (i,), f"{i},", (first, second))
-            continue
-        shape = (second, first) if transposed else (first, second)
-        why = f"one {kind} member of {type(place.module).__name__}"
-        yield Part(kind, why, True, str(i), (i,), transposed, shape)
-
-
-def _blocks(place: Place, rows: Rows, lead: tuple, prefix: str, stored: tuple[int, ...]) -> Iterator[Part]:
-    """The row blocks of one stored matrix; `rows.transposed` means that outputs are its columns."""
+def _blocks(place: Place, rows: Rows, lead: tuple, stored: tuple[int, ...]) -> Iterator[Part]:
+    """The row blocks of one stored matrix; with `rows.transposed` the outputs are its columns."""
     outputs, inputs = reversed(stored) if rows.transposed else stored
+    prefix = [str(i) for i in lead]
     if not rows.sizes:
-        yield Part(rows.kind, rows.why, True, prefix.rstrip(","), lead, rows.transposed, (outputs, inputs))
+        yield Part(rows.kind, rows.why, True, ",".join(prefix), lead, rows.transposed, (outputs, inputs))
         return
-    total = sum(size for _, size in rows.sizes) * rows.repeats
-    if total != outputs:
+    if rows.total != outputs:
         sizes = " + ".join(f"{name} {size}" for name, size in rows.sizes)
         raise UserError(
-            f"{place.name!r} has {outputs} output rows, but its parts ({sizes}, {rows.repeats} times) add up "
-            f"to {total}: correct fused_rows on the module"
+            f"{place.name!r} has {outputs} output rows, but its parts add up to {rows.total} ({sizes}): "
+            "correct fused_rows on the module"
         )
     for name, picked, size in rows.picks():
-        index: tuple[Any, ...] = (EVERYTHING, picked) if rows.transposed else (picked,)
+        index = (*lead, EVERYTHING, picked) if rows.transposed else (*lead, picked)
+        why = rows.left_out.get(name, rows.why)
+        role = name if name in ("q", "k", "v") else ""
+        label = ",".join([*prefix, name])
         included = name not in rows.left_out
-        why = rows.why if included else rows.left_out[name]
-        shape = (size, inputs)
-        yield Part(
-            rows.kind,
-            why,
-            included,
-            prefix + name,
-            (*lead, *index),
-            rows.transposed,
-            shape,
-            1,
-            rows.role(name),
-        )
+        if included and lead and rows.transposed and isinstance(picked, list):
+            included, why = False, "scattered columns of a stack: no single view"
+        yield Part(rows.kind, why, included, label, index, rows.transposed, (size, inputs), 1, role)
 
 
 def _conv(module: conv._ConvNd, parameter: torch.Tensor) -> Iterator[Part]:
