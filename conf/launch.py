@@ -38,7 +38,9 @@ from fire_core.runs import Run
 CONF = Path(__file__).resolve().parent
 SIZES = ("smoke", "small", "paper")
 BAD_INPUT = 2
-FAILURES = "FIRE_SWEEP_FAILURES"  # names the file in which the jobs of a sweep, in whatever process, note failures
+FAILURES = (
+    "FIRE_SWEEP_FAILURES"  # names the file in which the jobs of a sweep, in whatever process, note failures
+)
 NOT_NUMBERS = ("run", "at", "tuned", "minutes", "hydra", "domain", "experiment", "size")
 
 
@@ -189,7 +191,11 @@ def _announce(cfg: DictConfig) -> None:
 
 
 def _what(cfg: DictConfig) -> str:
-    parts = [f"{key}={cfg[key].name}" for key in ("data", "corpus", "env", "model") if key in cfg and "name" in cfg[key]]
+    parts = [
+        f"{key}={cfg[key].name}"
+        for key in ("data", "corpus", "env", "model")
+        if key in cfg and "name" in cfg[key]
+    ]
     return " | ".join(parts)
 
 

@@ -94,7 +94,9 @@ class Report:
         return json.dumps(self.to_dict(), indent=1)
 
     def __str__(self) -> str:
-        head = f"{'target':<44} {'shape':>12} {'DfI before':>11} {'after':>9} {'factor':>9} {'SFE':>9}  action"
+        head = (
+            f"{'target':<44} {'shape':>12} {'DfI before':>11} {'after':>9} {'factor':>9} {'SFE':>9}  action"
+        )
         lines = [head, "-" * len(head), *map(_line, self.rows)]
         s = self.summary()
         lines.append(f"{self.method or 'report'}: {s['targets']:.0f} targets changed in {self.seconds:.3f} s")
@@ -164,7 +166,12 @@ def fire(
 
     def project(stack: Tensor, group: list[Target]) -> Treated:
         result = polar(
-            stack, solver, iterations=iterations, normalize=normalize, tolerance=tolerance, precision=precision
+            stack,
+            solver,
+            iterations=iterations,
+            normalize=normalize,
+            tolerance=tolerance,
+            precision=precision,
         )
         goal = result.factor * _scales(group, scale, stack)
         new = goal if strength == 1.0 else torch.lerp(stack, goal, strength)
@@ -207,7 +214,12 @@ def apply_to_targets(
 
 @contextmanager
 def observe(
-    model: nn.Module, *, action: str, method: str, initial: Mapping[str, Tensor] | None = None, targets: Any = "all"
+    model: nn.Module,
+    *,
+    action: str,
+    method: str,
+    initial: Mapping[str, Tensor] | None = None,
+    targets: Any = "all",
 ) -> Iterator[Report]:
     """Report of a change that the body makes by any other means: compares the targets before and after.
 
@@ -356,5 +368,7 @@ def _line(row: Row) -> str:
 
     shape = "x".join(map(str, row.shape))
     action = row.action if row.dfi_after is not None else f"{row.action}: {row.reason}"
-    figures = f"{cell(row.dfi_before, 11)} {cell(row.dfi_after, 9)} {cell(row.dfi_factor, 9)} {cell(row.sfe, 9)}"
+    figures = (
+        f"{cell(row.dfi_before, 11)} {cell(row.dfi_after, 9)} {cell(row.dfi_factor, 9)} {cell(row.sfe, 9)}"
+    )
     return f"{row.name:<44} {shape:>12} {figures}  {action}"

@@ -109,7 +109,11 @@ def covariance_shift(features: Tensor, other: Tensor) -> Tensor:
 
 
 def hessian_norm(
-    loss: Callable[[], Tensor], parameters: Iterable[Tensor], *, iterations: int = 30, generator: torch.Generator
+    loss: Callable[[], Tensor],
+    parameters: Iterable[Tensor],
+    *,
+    iterations: int = 30,
+    generator: torch.Generator,
 ) -> Tensor:
     """Largest absolute eigenvalue of the loss Hessian by power iteration on Hessian-vector products.
 

@@ -57,7 +57,9 @@ def combine(report: Report, reset: Report) -> Report:
     """`report` with the rows that `reset` changed put in their place; no parameter may be in both."""
     both = report.changed & reset.changed
     if both:
-        raise UserError(f"parameters both treated and reset: {', '.join(sorted(both))}; make the rules disjoint")
+        raise UserError(
+            f"parameters both treated and reset: {', '.join(sorted(both))}; make the rules disjoint"
+        )
     by_name = {row.name: row for row in reset.rows if row.parameter in reset.changed}
     rows = [by_name.pop(row.name, row) for row in report.rows]
     return Report(rows, report.changed | reset.changed, report.seconds + reset.seconds, report.method)

@@ -41,7 +41,9 @@ class FullReset(Method):
 def initial_of(state: State, net: str) -> Mapping[str, Tensor]:
     """Starting weights of `net`; an error where the script kept none."""
     if net not in state.initial:
-        raise UserError(f"no initial weights of net {net!r} in State.initial; set state.initial = snapshot(nets)")
+        raise UserError(
+            f"no initial weights of net {net!r} in State.initial; set state.initial = snapshot(nets)"
+        )
     return state.initial[net]
 
 

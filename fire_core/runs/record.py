@@ -1,14 +1,14 @@
 """One run, one folder: identity, metrics, checkpoints, signals, and the way through the trunk.
 
-    run = Run.open(config, root="runs", experiment=..., size=..., label="fire", seed=1, trunk=phase_0_config)
-    if run.finished: return
-    with run:                              # DONE when the body calls finish(), FAILED with the traceback on an error
-        checkpoint = run.resume()          # own checkpoint, else the trunk's, else None
-        ...
-        run.log(phase=0, step=10, ...)     # metrics.jsonl: only what is the same in every run of this config
-        if run.due(step): run.save(step, parts)
-        run.leave_trunk(step, parts)       # end of phase 0
-        run.finish(summary)
+run = Run.open(config, root="runs", experiment=..., size=..., label="fire", seed=1, trunk=phase_0_config)
+if run.finished: return
+with run:                              # DONE when the body calls finish(), FAILED with the traceback on an error
+    checkpoint = run.resume()          # own checkpoint, else the trunk's, else None
+    ...
+    run.log(phase=0, step=10, ...)     # metrics.jsonl: only what is the same in every run of this config
+    if run.due(step): run.save(step, parts)
+    run.leave_trunk(step, parts)       # end of phase 0
+    run.finish(summary)
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from fire_core.runs.machine import describe
 from fire_core.runs.tracker import Tracker, open_tracker
 from fire_core.runs.trunk import FolderLock, fingerprint
 
-STOPPED = 75  # exit code of a run that saved and stopped on SIGTERM, SIGINT or SIGUSR1: run the same command again
+STOPPED = (
+    75  # exit code of a run that saved and stopped on SIGTERM, SIGINT or SIGUSR1: run the same command again
+)
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -87,7 +89,10 @@ class Run:
         folder = home / label / f"seed_{seed}"
         if _identity(folder) not in (None, identity):
             folder = home / f"{label}-{identity[:8]}" / f"seed_{seed}"
-            print(f"note: the config differs from the one in {home / label}; this run goes to {folder}", flush=True)
+            print(
+                f"note: the config differs from the one in {home / label}; this run goes to {folder}",
+                flush=True,
+            )
         place = {"experiment": experiment, "size": size, "label": label, "seed": seed, "identity": identity}
         run = cls(folder, config, place | (meta or {}))
         run.checkpoint_seconds, run.checkpoint_steps, run.keep = checkpoint_seconds, checkpoint_steps, keep
@@ -112,10 +117,14 @@ class Run:
             for mark in ("FAILED", "RUNNING"):
                 (self.folder / mark).unlink(missing_ok=True)
             checkpoints.write_atomic(self.folder / "RUNNING", f"{os.getpid()}\n")
-            checkpoints.write_atomic(self.folder / "config.yaml", yaml.safe_dump(self.config, sort_keys=False))
+            checkpoints.write_atomic(
+                self.folder / "config.yaml", yaml.safe_dump(self.config, sort_keys=False)
+            )
             checkpoints.write_atomic(self.folder / "meta.json", json.dumps(self.meta | describe(), indent=1))
         except OSError as error:
-            raise UserError(f"cannot write in {self.folder}: {error.strerror}; choose another run.root") from error
+            raise UserError(
+                f"cannot write in {self.folder}: {error.strerror}; choose another run.root"
+            ) from error
         for number in SIGNALS:
             self._old_handlers[number] = signal.signal(number, self._on_signal)
         return self
@@ -179,7 +188,10 @@ class Run:
         path = checkpoints.save(self.place / "checkpoint", step, parts, name=name, keep=self.keep)
         self._saved_at = (time.monotonic(), step)
         if self.stop_signal is not None and name is None:
-            print(f"stopped by {self.stop_signal}; saved {path}; the same command goes on from there", flush=True)
+            print(
+                f"stopped by {self.stop_signal}; saved {path}; the same command goes on from there",
+                flush=True,
+            )
             sys.exit(STOPPED)
 
     def leave_trunk(self, step: int, parts: dict[str, Any], fork: str | None = None) -> dict[str, Any] | None:

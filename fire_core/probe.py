@@ -1,0 +1,57 @@
+"""Plasticity of a whole net, measured on a fixed batch: dormant units, feature rank, weight norm, isometry."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor, nn
+
+from fire_core.metrics import deviation_from_isometry, dormancy_scores, feature_rank
+from fire_core.targets import find_targets
+
+ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.LeakyReLU, nn.ELU)
+
+
+@torch.no_grad()
+def plasticity(
+    net: nn.Module, inputs: Tensor, *, threshold: float = 0.025, delta: float = 0.01
+) -> dict[str, float]:
+    """Run `inputs` through `net` in evaluation mode and measure; hooks and mode are restored afterwards.
+
+    Returns:
+        dormant_share: units of all activation modules with dormancy score <= threshold (ReDo), 0..1.
+        feature_rank: srank_delta of the input of the last Linear (Kumar et al. 2021).
+        weight_norm: Frobenius norm of all parameters.
+        dfi: mean deviation from isometry of the target matrices as stored.
+        A figure that the net does not define (no activation module, no Linear) is left out.
+    """
+    scores: list[Tensor] = []
+    features: list[Tensor] = []
+    linears = [m for m in net.modules() if isinstance(m, nn.Linear)]
+    training = net.training
+    with ExitStack() as hooks:
+        for module in net.modules():
+            if isinstance(module, ACTIVATIONS):
+                handle = module.register_forward_hook(lambda m, i, o: scores.append(dormancy_scores(_units(o))))
+                hooks.callback(handle.remove)
+        if linears:
+            handle = linears[-1].register_forward_hook(lambda m, i, o: features.append(i[0]))
+            hooks.callback(handle.remove)
+        hooks.callback(net.train, training)
+        net.eval()
+        net(inputs)
+    figures = {"weight_norm": torch.sqrt(sum(p.float().square().sum() for p in net.parameters()))}
+    if scores:
+        figures["dormant_share"] = (torch.cat(scores) <= threshold).float().mean()
+    if features:
+        figures["feature_rank"] = feature_rank(features[0].flatten(0, -2), delta)
+    table = [t for t in find_targets(net) if t.included]
+    parameters = dict(net.named_parameters())
+    figures["dfi"] = torch.stack([deviation_from_isometry(t.matrix(parameters)) for t in table]).mean()
+    return {name: float(value) for name, value in figures.items()}
+
+
+def _units(activations: Tensor) -> Tensor:
+    """Transformer activations (batch, tokens, units) as (samples, units); the rest is (samples, units, ...) already."""
+    return activations.flatten(0, 1) if activations.ndim == 3 else activations

@@ -1,0 +1,88 @@
+"""Metrics against answers known by hand or by closed form."""
+
+import pytest
+import torch
+
+from fire_core import metrics
+from fire_core.errors import UserError
+
+
+def test_dfi_of_scaled_isometries_takes_the_smaller_gram():
+    tall = torch.linalg.qr(torch.randn(7, 3, dtype=torch.float64))[0]
+    assert metrics.deviation_from_isometry(tall) < 1e-25
+    assert metrics.deviation_from_isometry(tall.T) < 1e-25
+    # singular values s: sum (s^2 - 1)^2 = 3 * (4 - 1)^2
+    assert metrics.deviation_from_isometry(2 * tall).item() == pytest.approx(27.0)
+
+
+def test_dfi_by_hand_and_batched():
+    w = torch.tensor([[1.0, 1.0], [0.0, 1.0]])  # W^T W = [[1, 1], [1, 2]], minus I: [[0, 1], [1, 1]]
+    assert metrics.deviation_from_isometry(w).item() == 3.0
+    assert metrics.deviation_from_isometry(torch.stack([w, torch.eye(2)])).tolist() == [3.0, 0.0]
+
+
+def test_dfi_leaves_its_argument_alone_and_upcasts():
+    w = torch.eye(3, dtype=torch.bfloat16)
+    assert metrics.deviation_from_isometry(w).dtype == torch.float32
+    assert torch.equal(w, torch.eye(3, dtype=torch.bfloat16))
+
+
+def test_sfe_and_its_share_of_a_full_reset():
+    before, after, initial = torch.tensor([[3.0]]), torch.tensor([[2.0]]), torch.tensor([[1.0]])
+    assert metrics.squared_frobenius_error(before, after).item() == 1.0
+    assert metrics.relative_squared_error(before, after, initial).item() == 0.25
+    assert metrics.relative_squared_error(before, after, before).isnan()
+
+
+def test_ranks_of_known_spectra():
+    spectrum = torch.diag(torch.tensor([2.0, 1.0, 1.0]))
+    assert metrics.stable_rank(spectrum).item() == pytest.approx(6 / 4)
+    # shares 1/2, 1/4, 1/4: entropy 1.5 ln 2
+    assert metrics.effective_rank(spectrum).item() == pytest.approx(2**1.5, rel=1e-6)
+    assert metrics.effective_rank(torch.eye(5)).item() == pytest.approx(5.0, rel=1e-6)
+
+
+def test_feature_rank_counts_directions():
+    features = torch.diag(torch.tensor([50.0, 49.0, 1.0, 0.0]))
+    assert metrics.feature_rank(features, delta=0.01).item() == 2  # 99 of 100 reached after two
+    assert metrics.feature_rank(features, delta=0.005).item() == 3
+    assert metrics.feature_rank(torch.zeros(4, 3)).item() == 0
+    with pytest.raises(UserError, match=r"delta=1\.5"):
+        metrics.feature_rank(features, delta=1.5)
+
+
+def test_dormancy_by_hand():
+    activations = torch.tensor([[1.0, 0.0, 2.0], [3.0, 0.0, -2.0]])  # unit means 2, 0, 2; layer mean 4/3
+    assert metrics.dormancy_scores(activations).tolist() == pytest.approx([1.5, 0.0, 1.5])
+    assert metrics.dormant_share(activations, 0.025).item() == pytest.approx(1 / 3)
+    images = activations[:, :, None, None].expand(2, 3, 4, 4)  # a channel is one unit
+    assert metrics.dormancy_scores(images).tolist() == pytest.approx([1.5, 0.0, 1.5])
+    assert metrics.dormant_share(torch.zeros(5, 4)).item() == 1.0
+
+
+def test_covariance_shift_ignores_scale_and_rotation():
+    h = torch.randn(6, 4, dtype=torch.float64)
+    q = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64))[0]
+    assert metrics.covariance_shift(h, 3 * h @ q) < 1e-25
+    a, b = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0], [1.0]])
+    assert metrics.covariance_shift(a, b).item() == 2.0
+
+
+def test_covariance_shift_obeys_theorem_1():
+    torch.manual_seed(0)
+    z = torch.randn(20, 6, dtype=torch.float64)
+    w, v = torch.randn(6, 5, dtype=torch.float64), torch.randn(6, 5, dtype=torch.float64)
+    h, g = z @ w, z @ v
+    b = max(torch.linalg.matrix_norm(w, 2), torch.linalg.matrix_norm(v, 2))
+    m = min(h.norm(), g.norm())
+    bound = 16 * z.norm() ** 2 / m**2 * b**2 * (1 / b**2) * (w - v).square().sum()
+    assert metrics.covariance_shift(h, g) <= bound
+
+
+def test_hessian_norm_of_a_quadratic():
+    x = torch.nn.Parameter(torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64))
+    curvature = torch.tensor([3.0, -7.0, 1.0], dtype=torch.float64)
+    found = metrics.hessian_norm(
+        lambda: 0.5 * (curvature * x * x).sum(), [x], iterations=60, generator=torch.Generator().manual_seed(0)
+    )
+    assert found.item() == pytest.approx(7.0, rel=1e-6)

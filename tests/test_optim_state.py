@@ -1,0 +1,87 @@
+"""keep, clear, clear_changed: what the optimizer remembers afterwards, and what stale moments do."""
+
+import pytest
+import torch
+from torch import nn
+
+from fire_core import UserError, apply_policy
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.1),
+    "adamw_foreach": lambda p: torch.optim.AdamW(p, lr=0.1, foreach=True),
+    "adam_fused": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
+    "muon": lambda p: torch.optim.Muon([q for q in p if q.ndim == 2], lr=0.1),
+}
+
+
+def trained(make):
+    torch.manual_seed(0)
+    net = nn.Linear(4, 3)
+    optimizer = make(list(net.parameters()))
+    inputs = torch.randn(8, 4)
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(inputs).square().sum().backward()
+        optimizer.step()
+    return net, optimizer, inputs
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_cleared_state_equals_a_new_optimizer(name):
+    net, optimizer, inputs = trained(OPTIMIZERS[name])
+    twin = nn.Linear(4, 3)
+    twin.load_state_dict(net.state_dict())
+    fresh = OPTIMIZERS[name](list(twin.parameters()))
+    identity = [id(p) for g in optimizer.param_groups for p in g["params"]]
+    assert apply_policy(optimizer, "clear") == len(identity)
+    for model, opt in ((net, optimizer), (twin, fresh)):
+        opt.zero_grad()
+        model(inputs).square().sum().backward()
+        opt.step()
+    assert torch.equal(net.weight, twin.weight) and torch.equal(net.bias, twin.bias)
+    assert identity == [id(p) for g in optimizer.param_groups for p in g["params"]]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_keep_and_clear_changed(name):
+    net, optimizer, _ = trained(OPTIMIZERS[name])
+    held = len(optimizer.state)
+    assert apply_policy({"a": optimizer}, "keep", [net.weight]) == 0 and len(optimizer.state) == held
+    assert apply_policy({"a": optimizer}, "clear_changed", [net.weight]) == 1
+    assert net.weight not in optimizer.state and len(optimizer.state) == held - 1
+
+
+def test_several_optimizers_at_once():
+    net, first, _ = trained(OPTIMIZERS["adam"])
+    second = OPTIMIZERS["sgd"](list(net.parameters()))
+    net(torch.ones(1, 4)).sum().backward()
+    second.step()
+    assert apply_policy([first, second], "clear_changed", [net.bias]) == 2
+
+
+def test_stale_moments_move_a_reset_weight_away_from_its_minimum():
+    """Worked example: after a reset onto the minimum, kept Adam moments push the weight off, cleared ones do not."""
+    shift = {}
+    for policy in ("keep", "clear"):
+        w = nn.Parameter(torch.tensor([5.0]))
+        optimizer = torch.optim.Adam([w], lr=0.1)
+        for _ in range(10):
+            optimizer.zero_grad()
+            (0.5 * w**2).sum().backward()
+            optimizer.step()
+        with torch.no_grad():
+            w.zero_()  # the minimum: the gradient here is 0
+        apply_policy(optimizer, policy, [w])
+        optimizer.zero_grad()
+        (0.5 * w**2).sum().backward()
+        optimizer.step()
+        shift[policy] = w.item()
+    assert shift["clear"] == 0.0
+    assert shift["keep"] < -0.05
+
+
+def test_unknown_policy_is_quoted():
+    with pytest.raises(UserError, match="'wipe'"):
+        apply_policy([], "wipe")
