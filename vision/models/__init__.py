@@ -1,0 +1,43 @@
+"""Networks by name: ours at any width and depth, or one of timm's or torchvision's."""
+
+import inspect
+
+from torch import nn
+
+from fire_core.errors import UserError
+from vision.models.external import build_external
+from vision.models.resnet import ResNet
+from vision.models.small import CNN, MLP
+from vision.models.vgg import VGG
+from vision.models.vit import ViT
+
+MODELS: dict[str, type[nn.Module]] = {
+    "resnet18": ResNet,
+    "vit_tiny": ViT,
+    "vgg16": VGG,
+    "mlp": MLP,
+    "cnn": CNN,
+}
+
+
+def build(name: str, *, classes: int, channels: int, image_size: int, **settings: int | None) -> nn.Module:
+    """A freshly initialised net (PyTorch's default initialisation, from the global generator).
+
+    `name` is one of `MODELS`, or `timm:<name>` / `torchvision:<name>` for a net of those packages, imported on
+    use. `settings` are the net's own arguments (`width`, `depth`, `heads`, `patch`); None means its default.
+    Every net of ours also has `features(images)`, the input of its last linear layer. Raises `UserError` for an
+    unknown name or a setting that the net does not have.
+    """
+    given = {key: value for key, value in settings.items() if value is not None}
+    if ":" in name:
+        return build_external(name, classes=classes, channels=channels, image_size=image_size, **given)
+    if name not in MODELS:
+        raise UserError(
+            f"model {name!r} is unknown: use one of {', '.join(MODELS)}, or timm:<name>, torchvision:<name>"
+        )
+    known = inspect.signature(MODELS[name].__init__).parameters
+    surplus = sorted(set(given) - set(known))
+    if surplus:
+        own = sorted(set(known) - {"self", "classes", "channels", "image_size"})
+        raise UserError(f"model {name} has no setting {surplus[0]!r}: it has {', '.join(own)}")
+    return MODELS[name](classes=classes, channels=channels, image_size=image_size, **given)

@@ -1,0 +1,73 @@
+"""Nets of timm and torchvision by name, imported only when asked for."""
+
+import inspect
+
+import torch
+from torch import nn
+
+from fire_core.errors import UserError
+from vision.torchvision_import import import_torchvision
+
+
+def build_external(
+    name: str, *, classes: int, channels: int, image_size: int, **settings: int | None
+) -> nn.Module:
+    """`timm:<model>` or `torchvision:<model>`, untrained, with `classes` outputs.
+
+    Fused q/k/v layers are marked, so that the target table sees three matrices. Raises `UserError` when the package or
+    the model is missing, or (torchvision) when the images do not have 3 channels.
+    """
+    source, _, model = name.partition(":")
+    if source == "timm":
+        net = _build_timm(model, classes, channels, image_size, settings)
+    elif source == "torchvision":
+        net = _build_torchvision(model, classes, channels, image_size, settings)
+    else:
+        raise UserError(
+            f"model source {source!r} in {name!r} is unknown: use timm:<name> or torchvision:<name>"
+        )
+    mark_fused_layers(net)
+    return net
+
+
+def mark_fused_layers(net: nn.Module) -> None:
+    """Say on every Linear called `qkv` with three times as many outputs as inputs that it is q, k and v in one."""
+    for path, module in net.named_modules():
+        fused = isinstance(module, nn.Linear) and module.out_features == 3 * module.in_features
+        if fused and path.rsplit(".", 1)[-1] == "qkv":
+            module.fused_rows = dict.fromkeys(("q", "k", "v"), module.in_features)
+
+
+def _build_timm(model: str, classes: int, channels: int, image_size: int, settings: dict) -> nn.Module:
+    try:
+        import_torchvision()  # timm imports it in turn
+        import timm
+    except ImportError as error:
+        raise UserError(f"model timm:{model} needs the timm package: pip install timm") from error
+    if not timm.is_model(model):
+        close = timm.list_models(f"*{model.split('_')[0]}*")[:5]
+        raise UserError(
+            f"timm has no model {model!r}; it has e.g. {', '.join(close) or timm.list_models()[:5]}"
+        )
+    arguments = dict(num_classes=classes, in_chans=channels, **settings)
+    try:
+        return timm.create_model(model, pretrained=False, img_size=image_size, **arguments)
+    except TypeError:  # convolutional nets take no image size
+        return timm.create_model(model, pretrained=False, **arguments)
+
+
+def _build_torchvision(model: str, classes: int, channels: int, image_size: int, settings: dict) -> nn.Module:
+    if channels != 3:
+        raise UserError(
+            f"model torchvision:{model} takes 3 channels, the images have {channels}: set data.channels=3"
+        )
+    models = import_torchvision().models
+    if model not in models.list_models():
+        raise UserError(
+            f"torchvision has no classification model {model!r}: see torchvision.models.list_models()"
+        )
+    builder = models.get_model_builder(model)
+    if "image_size" in inspect.signature(builder).parameters or model.startswith("vit_"):
+        settings = {**settings, "image_size": image_size}
+    with torch.no_grad():
+        return builder(weights=None, num_classes=classes, **settings)

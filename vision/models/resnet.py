@@ -1,0 +1,61 @@
+"""ResNet-18 with the stem for small images (3x3, stride 1, no pooling) and a two-layer head."""
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions with batch norm; a 1x1 convolution on the shortcut where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = functional.relu(self.bn1(self.conv1(x)))
+        return functional.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """Images (n, channels, height, width) to logits (n, classes).
+
+    `width` 64 and `depth` 2 (blocks in each of the four stages) are ResNet-18 as the paper uses it (section
+    "Vision", appendix settings): global average pool, then Linear 512-512, ReLU, Linear 512-classes.
+    """
+
+    def __init__(
+        self, *, classes: int, channels: int = 3, image_size: int = 32, width: int = 64, depth: int = 2
+    ) -> None:
+        super().__init__()
+        del image_size  # any size works: the head comes after a global average
+        widths = [width, 2 * width, 4 * width, 8 * width]
+        self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        stages, inputs = [], width
+        for stage, outputs in enumerate(widths):
+            strides = [1 if stage == 0 else 2] + [1] * (depth - 1)
+            blocks = []
+            for stride in strides:
+                blocks.append(ResidualBlock(inputs, outputs, stride))
+                inputs = outputs
+            stages.append(nn.Sequential(*blocks))
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        self.hidden = nn.Linear(inputs, inputs)
+        self.head = nn.Linear(inputs, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Input of the last linear layer, (n, 8 * width)."""
+        x = functional.relu(self.bn1(self.conv1(x)))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return functional.relu(self.hidden(x.mean(dim=(2, 3))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))

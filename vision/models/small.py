@@ -1,0 +1,58 @@
+"""The small nets of the probes: a multilayer perceptron and a plain convolutional net, both without norm layers."""
+
+import torch
+from torch import Tensor, nn
+
+
+class MLP(nn.Module):
+    """Flattened images through `depth` hidden ReLU layers of `width` to logits (n, classes)."""
+
+    def __init__(
+        self, *, classes: int, channels: int = 1, image_size: int = 28, width: int = 256, depth: int = 3
+    ) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        inputs = channels * image_size * image_size
+        for _ in range(depth):
+            layers += [nn.Linear(inputs, width), nn.ReLU()]
+            inputs = width
+        self.hidden = nn.Sequential(*layers)
+        self.head = nn.Linear(inputs, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Input of the last linear layer, (n, width)."""
+        return self.hidden(torch.flatten(x, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+class CNN(nn.Module):
+    """`depth` 3x3 convolutions with ReLU, pooled by two after every second one, then one hidden layer.
+
+    Channels double after each pool: 32, 32, 64, 64 at the defaults. Images (n, channels, size, size) to logits.
+    """
+
+    def __init__(
+        self, *, classes: int, channels: int = 1, image_size: int = 28, width: int = 32, depth: int = 4
+    ) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        inputs, size = channels, image_size
+        for index in range(depth):
+            outputs = width * 2 ** (index // 2)
+            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU()]
+            inputs = outputs
+            if index % 2 and size > 1:
+                layers.append(nn.MaxPool2d(2))
+                size //= 2
+        self.convolutions = nn.Sequential(*layers)
+        self.hidden = nn.Sequential(nn.Linear(inputs * size * size, 4 * width), nn.ReLU())
+        self.head = nn.Linear(4 * width, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Input of the last linear layer, (n, 4 * width)."""
+        return self.hidden(torch.flatten(self.convolutions(x), 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))

@@ -1,0 +1,51 @@
+"""VGG-16 with batch norm and a two-hidden-layer head without dropout."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fire_core.errors import UserError
+
+# Convolutions in each of the five stages; a 2x2 max-pool ends every stage.
+STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3)}
+
+
+class VGG(nn.Module):
+    """Images (n, channels, size, size) to logits (n, classes).
+
+    `width` 64 and `depth` 16 are the paper's VGG-16-BN: 13 convolutions with bias and batch norm; 64x64 images
+    leave 2048 features, and the head is 2048-1024-1024-classes with ReLU. Narrower nets shrink the head too.
+    """
+
+    def __init__(
+        self, *, classes: int, channels: int = 3, image_size: int = 64, width: int = 64, depth: int = 16
+    ) -> None:
+        super().__init__()
+        if depth not in STAGES:
+            raise UserError(f"model.depth={depth} is no VGG: use one of {sorted(STAGES)}")
+        if image_size < 32:
+            raise UserError(
+                f"VGG halves its images five times and needs at least 32 pixels, got {image_size}: "
+                "set data.image_size=32"
+            )
+        layers: list[nn.Module] = []
+        inputs = channels
+        for outputs, convolutions in zip(
+            (width, 2 * width, 4 * width, 8 * width, 8 * width), STAGES[depth], strict=True
+        ):
+            for _ in range(convolutions):
+                layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
+                inputs = outputs
+            layers.append(nn.MaxPool2d(2))
+        self.convolutions = nn.Sequential(*layers)
+        self.hidden1 = nn.Linear(inputs * (image_size // 32) ** 2, 16 * width)
+        self.hidden2 = nn.Linear(16 * width, 16 * width)
+        self.head = nn.Linear(16 * width, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Input of the last linear layer, (n, 16 * width)."""
+        x = torch.flatten(self.convolutions(x), 1)
+        return functional.relu(self.hidden2(functional.relu(self.hidden1(x))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))

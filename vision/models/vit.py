@@ -1,0 +1,101 @@
+"""ViT-Tiny for small images, with separate query, key and value layers."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fire_core.errors import UserError
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention over (n, tokens, width); to_q, to_k, to_v carry no bias."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.to_q = nn.Linear(width, width, bias=False)
+        self.to_k = nn.Linear(width, width, bias=False)
+        self.to_v = nn.Linear(width, width, bias=False)
+        self.to_out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.to_q, self.to_k, self.to_v)
+        )
+        mixed = functional.scaled_dot_product_attention(query, key, value)
+        return self.to_out(mixed.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    """width -> 4 * width -> width with GELU."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.activation = nn.GELU()
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(self.activation(self.fc1(x)))
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block without dropout."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = MLP(width, 4 * width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class ViT(nn.Module):
+    """Images (n, channels, size, size) to logits (n, classes), read from the class token.
+
+    The defaults are the paper's ViT-Tiny: patch 4 (64 patches of a 32x32 image and one class token), width 192,
+    depth 12, 3 heads of 64, MLP 768, learned positions. The patch embedding is one Linear over the flattened
+    patch; positions and class token start from a standard normal.
+    """
+
+    def __init__(
+        self,
+        *,
+        classes: int,
+        channels: int = 3,
+        image_size: int = 32,
+        width: int = 192,
+        depth: int = 12,
+        heads: int = 3,
+        patch: int = 4,
+    ) -> None:
+        super().__init__()
+        if image_size % patch:
+            raise UserError(f"image size {image_size} is no multiple of model.patch={patch}")
+        if width % heads:
+            raise UserError(f"model.width={width} is no multiple of model.heads={heads}")
+        self.patch = patch
+        tokens = (image_size // patch) ** 2
+        self.patch_embedding = nn.Linear(channels * patch * patch, width)
+        self.class_token = nn.Parameter(torch.randn(1, 1, width))
+        self.positions = nn.Parameter(torch.randn(1, tokens + 1, width))
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Input of the last linear layer, (n, width): the class token after the final norm."""
+        patches = functional.unfold(x, self.patch, stride=self.patch).transpose(1, 2)
+        tokens = self.patch_embedding(patches)
+        tokens = torch.cat((self.class_token.expand(len(x), -1, -1), tokens), dim=1) + self.positions
+        for block in self.blocks:
+            tokens = block(tokens)
+        return self.norm(tokens[:, 0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))

@@ -1,0 +1,254 @@
+"""What is trained on in which phase: pure functions of the data set, the run's seed and the protocol's settings.
+
+`warm_start`, `continual` and `class_incremental` are the paper's (Figure 2a, b, c); `random_label`, `label_noise`
+and `permuted` are probes of the literature that show a loss of plasticity in minutes. A resumed run calls the same
+functions again: there is no loader state.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fire_core.errors import UserError
+from fire_core.runs.seeding import generator, numpy_generator
+
+if TYPE_CHECKING:
+    from vision.data import Images
+
+
+@dataclass(frozen=True)
+class PhaseData:
+    """The data of one phase, as indices into the training set.
+
+    train_indices: (n,) int64. labels: (n,) int64 in the same order where the probe replaces the true ones, else None.
+    permutation: (height * width,) int64 order of the pixels, else None. seen_classes: classes trained on so far,
+    sorted. epochs: length of the phase. measure: "test" or "train", the accuracy that the protocol is about.
+    """
+
+    index: int
+    name: str
+    train_indices: Tensor
+    epochs: int
+    seen_classes: tuple[int, ...]
+    labels: Tensor | None = None
+    permutation: Tensor | None = None
+    measure: str = "test"
+
+    def training_labels(self, images: Images) -> Tensor:
+        """(n,) labels to train on, in the order of `train_indices`, on the data's device."""
+        if self.labels is not None:
+            return self.labels.to(images.train_labels.device)
+        return images.train_labels[self.train_indices.to(images.train_labels.device)]
+
+    def arrange(self, pictures: Tensor) -> Tensor:
+        """Pictures (n, channels, height, width) with the pixels in this phase's order; the same tensor if none."""
+        if self.permutation is None:
+            return pictures
+        return pictures.flatten(2)[..., self.permutation.to(pictures.device)].view_as(pictures)
+
+
+def batch_indices(seed: int, phase: int, epoch: int, count: int, batch_size: int) -> tuple[Tensor, ...]:
+    """The batches of one epoch: positions in [0, count), every one once, shuffled.
+
+    A pure function of its arguments. The last batch may be smaller; a single left-over image joins the batch
+    before it, because batch norm has no variance of one picture.
+    """
+    order = torch.randperm(count, generator=generator(seed, "batches", phase, epoch))
+    batches = order.split(batch_size)
+    if len(batches) > 1 and len(batches[-1]) == 1:
+        batches = (*batches[:-2], torch.cat(batches[-2:]))
+    return batches
+
+
+def phases(protocol: str, images: Images, seed: int, **settings: Any) -> list[PhaseData]:
+    """All phases of a protocol, in order. Settings are those of the function of that name in this file.
+
+    Raises `UserError` for an unknown protocol or setting, and for settings that the data set cannot serve.
+    """
+    if protocol not in PROTOCOLS:
+        raise UserError(f"protocol {protocol!r} is unknown: use one of {', '.join(PROTOCOLS)}")
+    build = PROTOCOLS[protocol]
+    known = list(inspect.signature(build).parameters)[2:]
+    for key in settings:
+        if key not in known:
+            raise UserError(f"protocol {protocol} has no setting {key!r}: it has {', '.join(known)}")
+    return build(images, seed, **settings)
+
+
+def warm_start(
+    images: Images, seed: int, *, share: float = 0.1, epochs: int | Sequence[int] = (1000, 100)
+) -> list[PhaseData]:
+    """A random `share` of the training set first, then all of it (paper, Figure 2a)."""
+    if not 0.0 < share <= 1.0:
+        raise UserError(f"protocol.share={share} is outside (0, 1]")
+    return _growing(images, seed, "warm_start", [share, 1.0], epochs)
+
+
+def continual(
+    images: Images, seed: int, *, stages: int = 10, epochs: int | Sequence[int] = 100
+) -> list[PhaseData]:
+    """1/stages of the training set, then 2/stages, ... and all of it; nothing is taken away (paper, Figure 2b)."""
+    shares = [(stage + 1) / stages for stage in range(_positive("stages", stages))]
+    return _growing(images, seed, "continual", shares, epochs)
+
+
+def class_incremental(
+    images: Images, seed: int, *, stages: int = 20, epochs: int | Sequence[int] = 100
+) -> list[PhaseData]:
+    """An equal number of new classes each phase, those before kept (paper, Figure 2c).
+
+    Which classes come when is a permutation by the run's seed. Where the classes cannot be shared out evenly, the
+    first phases get one more.
+    """
+    if _positive("stages", stages) > images.classes:
+        raise UserError(
+            f"protocol.stages={stages} is more than the {images.classes} classes of {images.name}"
+        )
+    order = numpy_generator(seed, "class_incremental").permutation(images.classes)
+    lengths = _epochs(epochs, stages)
+    labels = images.train_labels.cpu()
+    result, seen = [], np.array([], dtype=np.int64)
+    for index, new in enumerate(np.array_split(order, stages)):
+        seen = np.sort(np.concatenate([seen, new]))
+        chosen = torch.isin(labels, torch.from_numpy(seen)).nonzero().flatten()
+        result.append(PhaseData(index, f"{len(seen)} classes", chosen, lengths[index], tuple(seen.tolist())))
+    return result
+
+
+def random_label(
+    images: Images, seed: int, *, tasks: int = 20, count: int = 1000, epochs: int | Sequence[int] = 30
+) -> list[PhaseData]:
+    """Memorise: `count` fresh images with fresh random labels in each task; train accuracy is what counts.
+
+    Lyle et al. 2023, Kumar et al. 2023. Images come from one shuffle of the training set after another, so that none
+    comes twice before all have come once.
+    """
+    lengths = _epochs(epochs, _positive("tasks", tasks))
+    result = []
+    for index in range(tasks):
+        chosen = _fresh(images, seed, "random_label", index, count)
+        labels = _random_labels(images, seed, "random_label", index, count)
+        result.append(
+            PhaseData(
+                index, f"task {index + 1}", chosen, lengths[index], _all(images), labels, measure="train"
+            )
+        )
+    return result
+
+
+def label_noise(
+    images: Images,
+    seed: int,
+    *,
+    noisy: int = 3000,
+    clean: int = 5000,
+    epochs: int | Sequence[int] = (30, 30),
+) -> list[PhaseData]:
+    """Memorise random labels of `noisy` images, then learn the true ones of `clean` images; test accuracy.
+
+    The clean set holds the noisy images again where it is large enough (past data are kept).
+    """
+    lengths = _epochs(epochs, 2)
+    first = _fresh(images, seed, "label_noise", 0, noisy)
+    labels = _random_labels(images, seed, "label_noise", 0, noisy)
+    second = _shuffle(images, seed, "label_noise", 0)[: _available("clean", clean, images)]
+    return [
+        PhaseData(0, "random labels", first, lengths[0], _all(images), labels, measure="train"),
+        PhaseData(1, "true labels", second, lengths[1], _all(images)),
+    ]
+
+
+def permuted(
+    images: Images,
+    seed: int,
+    *,
+    tasks: int = 10,
+    count: int | None = None,
+    epochs: int | Sequence[int] = 10,
+) -> list[PhaseData]:
+    """A new order of the pixels in each task, the same for training and test images; test accuracy.
+
+    `count` images a task, as in `random_label`; None takes the whole training set.
+    """
+    lengths = _epochs(epochs, _positive("tasks", tasks))
+    pixels = images.image_size**2
+    count = len(images.train_labels) if count is None else count
+    result = []
+    for index in range(tasks):
+        chosen = _fresh(images, seed, "permuted", index, count)
+        order = torch.randperm(pixels, generator=generator(seed, "pixels", index))
+        result.append(
+            PhaseData(index, f"order {index + 1}", chosen, lengths[index], _all(images), permutation=order)
+        )
+    return result
+
+
+PROTOCOLS: dict[str, Callable[..., list[PhaseData]]] = {
+    build.__name__: build
+    for build in (warm_start, continual, class_incremental, random_label, label_noise, permuted)
+}
+
+
+def _growing(
+    images: Images, seed: int, purpose: str, shares: list[float], epochs: int | Sequence[int]
+) -> list[PhaseData]:
+    order = _shuffle(images, seed, purpose, 0)
+    lengths = _epochs(epochs, len(shares))
+    result = []
+    for index, share in enumerate(shares):
+        chosen = order[: max(1, round(share * len(order)))]
+        result.append(PhaseData(index, f"{share:.0%} of the data", chosen, lengths[index], _all(images)))
+    return result
+
+
+def _shuffle(images: Images, seed: int, purpose: str, round_number: int) -> Tensor:
+    order = numpy_generator(seed, purpose, round_number).permutation(len(images.train_labels))
+    return torch.from_numpy(order.astype(np.int64))
+
+
+def _fresh(images: Images, seed: int, purpose: str, index: int, count: int) -> Tensor:
+    """`count` images number index * count onwards of an endless row of shuffles; a task has no image twice."""
+    total = len(images.train_labels)
+    per_round = total // _available("count", count, images)
+    order = _shuffle(images, seed, purpose, index // per_round)
+    start = index % per_round * count
+    return order[start : start + count]
+
+
+def _random_labels(images: Images, seed: int, purpose: str, index: int, count: int) -> Tensor:
+    return torch.randint(images.classes, (count,), generator=generator(seed, f"{purpose}_labels", index))
+
+
+def _available(key: str, count: int, images: Images) -> int:
+    total = len(images.train_labels)
+    if not 0 < count <= total:
+        raise UserError(
+            f"protocol.{key}={count}: {images.name} has {total} training images, take 1 to {total}"
+        )
+    return count
+
+
+def _positive(key: str, value: int) -> int:
+    if value < 1:
+        raise UserError(f"protocol.{key}={value} must be at least 1")
+    return value
+
+
+def _epochs(epochs: int | Sequence[int], count: int) -> list[int]:
+    lengths = [epochs] * count if isinstance(epochs, int) else list(epochs)
+    if len(lengths) != count or min(lengths) < 1:
+        raise UserError(
+            f"protocol.epochs={epochs}: give one positive number, or {count} of them, one a phase"
+        )
+    return lengths
+
+
+def _all(images: Images) -> tuple[int, ...]:
+    return tuple(range(images.classes))

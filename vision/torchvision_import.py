@@ -1,0 +1,35 @@
+"""One place that imports torchvision, also where its compiled operators cannot load.
+
+Package registries carry a torchvision wheel linked to CUDA. Beside a CPU build of torch its shared library is
+skipped silently and the import then fails on a missing operator (`torchvision::nms`). Nothing here uses those
+operators, so declaring their names is enough to import the datasets, transforms and models.
+"""
+
+import importlib
+import sys
+from types import ModuleType
+
+import torch
+
+from fire_core.errors import UserError
+
+_declared: list[torch.library.Library] = []  # kept alive: the operators vanish with the object
+
+
+def import_torchvision() -> ModuleType:
+    """The torchvision package. Raises `UserError` when it is not installed. `torchvision.ops` may not work."""
+    try:
+        return importlib.import_module("torchvision")
+    except ModuleNotFoundError as error:
+        raise UserError("torchvision is not installed: pip install torchvision==0.28.0 --no-deps") from error
+    except RuntimeError as error:
+        if "torchvision::nms" not in str(error):
+            raise
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    if not _declared:
+        library = torch.library.Library("torchvision", "DEF")
+        for operator in ("nms", "qnms"):
+            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _declared.append(library)
+    return importlib.import_module("torchvision")
