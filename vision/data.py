@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from fire_core.errors import UserError
 from vision.download import fetch
-from vision.protocols import PROTOCOLS, PhaseData, batch_indices, phases
+from vision.protocols import PROTOCOLS, PhaseData, batch_indices, make_phases, prepare
 from vision.readers import (
     Arrays,
     read_cifar,
@@ -28,7 +28,7 @@ from vision.readers import (
     unpack,
 )
 
-__all__ = ["DATA_SETS", "PROTOCOLS", "Images", "PhaseData", "batch_indices", "load", "phases"]
+__all__ = ["DATA_SETS", "PROTOCOLS", "Images", "PhaseData", "batch_indices", "load", "make_phases", "prepare"]
 
 ASSETS = Path(__file__).parent / "assets"
 FASHION_CLASSES = (

@@ -25,60 +25,70 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PhaseData:
-    """The data of one phase, as indices into the training set.
+    """The data of one phase; all tensors lie on the data set's device.
 
-    train_indices: (n,) int64. labels: (n,) int64 in the same order where the probe replaces the true ones, else None.
-    permutation: (height * width,) int64 order of the pixels, else None. seen_classes: classes trained on so far,
-    sorted. epochs: length of the phase. measure: "test" or "train", the accuracy that the protocol is about.
+    indices: (n,) int64 into the training set. labels: (n,) int64 in the same order, true ones or the probe's.
+    epochs: length of the phase. seen: (k,) sorted classes trained on so far, None where that is all of them.
+    permutation: (height * width,) int64 order of the pixels, None for the usual one. measure: "test" or "train",
+    the accuracy that the protocol is about.
     """
 
     index: int
     name: str
-    train_indices: Tensor
+    indices: Tensor
+    labels: Tensor
     epochs: int
-    seen_classes: tuple[int, ...]
-    labels: Tensor | None = None
+    seen: Tensor | None = None
     permutation: Tensor | None = None
     measure: str = "test"
-
-    def training_labels(self, images: Images) -> Tensor:
-        """(n,) labels to train on, in the order of `train_indices`, on the data's device."""
-        if self.labels is not None:
-            return self.labels.to(images.train_labels.device)
-        return images.train_labels[self.train_indices.to(images.train_labels.device)]
 
     def arrange(self, pictures: Tensor) -> Tensor:
         """Pictures (n, channels, height, width) with the pixels in this phase's order; the same tensor if none."""
         if self.permutation is None:
             return pictures
-        return pictures.flatten(2)[..., self.permutation.to(pictures.device)].view_as(pictures)
+        return pictures.flatten(2)[..., self.permutation].view_as(pictures)
 
 
-def batch_indices(seed: int, phase: int, epoch: int, count: int, batch_size: int) -> tuple[Tensor, ...]:
-    """The batches of one epoch: positions in [0, count), every one once, shuffled.
+def prepare(
+    images: Images, phase: PhaseData, indices: Tensor, labels: Tensor | None = None, *, test: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Normalised pictures, pixels in the phase's order, and their labels (the data set's own if None is given).
+
+    `indices` go into the training set, or with `test` into the test set; gathered where the data lie.
+    """
+    pictures, own = (
+        (images.test_images, images.test_labels) if test else (images.train_images, images.train_labels)
+    )
+    return images.normalise(phase.arrange(pictures[indices])), own[indices] if labels is None else labels
+
+
+def batch_indices(
+    seed: int, phase: int, epoch: int, count: int, batch_size: int, device: torch.device | str = "cpu"
+) -> tuple[Tensor, ...]:
+    """The batches of one epoch: positions in [0, count), every one once, shuffled, sent to `device` in one transfer.
 
     A pure function of its arguments. The last batch may be smaller; a single left-over image joins the batch
     before it, because batch norm has no variance of one picture.
     """
-    order = torch.randperm(count, generator=generator(seed, "batches", phase, epoch))
+    order = torch.randperm(count, generator=generator(seed, "batches", phase, epoch)).to(device)
     batches = order.split(batch_size)
     if len(batches) > 1 and len(batches[-1]) == 1:
         batches = (*batches[:-2], torch.cat(batches[-2:]))
     return batches
 
 
-def phases(protocol: str, images: Images, seed: int, **settings: Any) -> list[PhaseData]:
-    """All phases of a protocol, in order. Settings are those of the function of that name in this file.
+def make_phases(name: str, images: Images, seed: int, **settings: Any) -> list[PhaseData]:
+    """All phases of protocol `name`, in order. Settings are those of the function of that name in this file.
 
     Raises `UserError` for an unknown protocol or setting, and for settings that the data set cannot serve.
     """
-    if protocol not in PROTOCOLS:
-        raise UserError(f"protocol {protocol!r} is unknown: use one of {', '.join(PROTOCOLS)}")
-    build = PROTOCOLS[protocol]
+    if name not in PROTOCOLS:
+        raise UserError(f"protocol {name!r} is unknown: use one of {', '.join(PROTOCOLS)}")
+    build = PROTOCOLS[name]
     known = list(inspect.signature(build).parameters)[2:]
     for key in settings:
         if key not in known:
-            raise UserError(f"protocol {protocol} has no setting {key!r}: it has {', '.join(known)}")
+            raise UserError(f"protocol {name} has no setting {key!r}: it has {', '.join(known)}")
     return build(images, seed, **settings)
 
 
@@ -118,7 +128,9 @@ def class_incremental(
     for index, new in enumerate(np.array_split(order, stages)):
         seen = np.sort(np.concatenate([seen, new]))
         chosen = torch.isin(labels, torch.from_numpy(seen)).nonzero().flatten()
-        result.append(PhaseData(index, f"{len(seen)} classes", chosen, lengths[index], tuple(seen.tolist())))
+        result.append(
+            _phase(images, index, f"{len(seen)} classes", chosen, lengths[index], seen=torch.from_numpy(seen))
+        )
     return result
 
 
@@ -160,8 +172,8 @@ def label_noise(
     labels = _random_labels(images, seed, "label_noise", 0, noisy)
     second = _shuffle(images, seed, "label_noise", 0)[: _available("clean", clean, images)]
     return [
-        PhaseData(0, "random labels", first, lengths[0], _all(images), labels, measure="train"),
-        PhaseData(1, "true labels", second, lengths[1], _all(images)),
+        _phase(images, 0, "random labels", first, lengths[0], labels=labels, measure="train"),
+        _phase(images, 1, "true labels", second, lengths[1]),
     ]
 
 
@@ -184,9 +196,7 @@ def permuted(
     for index in range(tasks):
         chosen = _fresh(images, seed, "permuted", index, count)
         order = torch.randperm(pixels, generator=generator(seed, "pixels", index))
-        result.append(
-            PhaseData(index, f"order {index + 1}", chosen, lengths[index], _all(images), permutation=order)
-        )
+        result.append(_phase(images, index, f"order {index + 1}", chosen, lengths[index], permutation=order))
     return result
 
 
@@ -204,7 +214,7 @@ def _growing(
     result = []
     for index, share in enumerate(shares):
         chosen = order[: max(1, round(share * len(order)))]
-        result.append(PhaseData(index, f"{share:.0%} of the data", chosen, lengths[index], _all(images)))
+        result.append(_phase(images, index, f"{share:.0%} of the data", chosen, lengths[index]))
     return result
 
 
@@ -250,5 +260,21 @@ def _epochs(epochs: int | Sequence[int], count: int) -> list[int]:
     return lengths
 
 
-def _all(images: Images) -> tuple[int, ...]:
-    return tuple(range(images.classes))
+def _phase(
+    images: Images,
+    index: int,
+    name: str,
+    indices: Tensor,
+    epochs: int,
+    *,
+    labels: Tensor | None = None,
+    seen: Tensor | None = None,
+    permutation: Tensor | None = None,
+    measure: str = "test",
+) -> PhaseData:
+    device = images.train_labels.device
+    indices, labels, seen, permutation = (
+        None if part is None else part.to(device) for part in (indices, labels, seen, permutation)
+    )
+    labels = images.train_labels[indices] if labels is None else labels
+    return PhaseData(index, name, indices, labels, epochs, seen, permutation, measure)
