@@ -33,7 +33,9 @@ def plasticity(
     with ExitStack() as hooks:
         for module in net.modules():
             if isinstance(module, ACTIVATIONS):
-                handle = module.register_forward_hook(lambda m, i, o: scores.append(dormancy_scores(_units(o))))
+                handle = module.register_forward_hook(
+                    lambda m, i, o: scores.append(dormancy_scores(_units(o)))
+                )
                 hooks.callback(handle.remove)
         if linears:
             handle = linears[-1].register_forward_hook(lambda m, i, o: features.append(i[0]))

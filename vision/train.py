@@ -1,0 +1,264 @@
+"""Image classification over phases: warm start, continual, class-incremental, and three probes, in one loop.
+
+    python vision/train.py experiment=fig2a_cifar10_resnet18 method=fire size=small seed=1
+
+`step` counts optimizer steps over the whole run, `epoch` the epochs of a phase. What a protocol trains on when is in
+vision/protocols.py; what a method does at a boundary, in fire_core/methods/.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # run from anywhere; the wheel holds fire_core only
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from tqdm import tqdm
+
+from conf.launch import launch, open_run, pick_device
+from fire_core.errors import UserError
+from fire_core.methods import create
+from fire_core.optim_state import apply_policy
+from fire_core.phases import Phase, State, snapshot
+from fire_core.probe import plasticity
+from fire_core.runs import generator, seeded
+from vision.data import Images, PhaseData, batch_indices, load, phases
+from vision.models import build
+
+
+@launch("vision")
+def train(cfg: DictConfig) -> None:
+    # ------------------------------------------------------------------------------------------ method and run
+    method = create(**cfg.method)
+    run = open_run(cfg, method, data=cfg.data.name, model=cfg.model.name)
+    if run.finished:
+        return
+
+    # ------------------------------------------------------------------------------------------ data and model
+    device = pick_device(cfg.device)
+    images = load(**cfg.data, root=cfg.run.data_root, device=device)
+    protocol = OmegaConf.to_container(cfg.protocol)
+    schedule = [
+        (p, epoch)
+        for p in phases(protocol.pop("name"), images, cfg.seed, **protocol)
+        for epoch in range(p.epochs)
+    ]
+    with seeded(cfg.seed, "init"):
+        net = build(
+            **cfg.model, classes=images.classes, channels=images.channels, image_size=images.image_size
+        )
+    net.to(device, memory_format=torch.channels_last if cfg.channels_last else torch.preserve_format)
+    forward = torch.compile(net) if cfg.compile else net
+    adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate, fused=True)
+    state = State({"net": net}, initial=snapshot({"net": net}), loss=cross_entropy)
+    print(
+        f"{images}; {sum(p.numel() for p in net.parameters()):,} parameters; {len(schedule)} epochs",
+        flush=True,
+    )
+
+    with run, seeded(cfg.seed, "train"):
+        # -------------------------------------------------------------------------------------- where to begin
+        at = {
+            "epochs": 0,
+            "batch": 0,
+            "step": 0,
+            "treated": -1,
+        }  # treated: last phase whose boundary is behind us
+        loss_sum = torch.zeros((), device=device)
+        saved = run.resume()
+        if saved is not None:
+            at, loss_sum = saved["at"], saved["loss_sum"].to(device)
+            state.phase = max(at["treated"], 0)
+        state.optimizers["net"] = method.optimizer(net, adam, Phase(state.phase))
+        if saved is not None:
+            method.rebuild(state)
+            net.load_state_dict(saved["net"])
+            state.optimizers["net"].load_state_dict(saved["optimizer"])
+            method.load_state_dict(saved["method"])
+            torch.set_rng_state(saved["random"])
+
+        def parts() -> dict[str, Any]:
+            return {
+                "net": net.state_dict(),
+                "optimizer": state.optimizers["net"].state_dict(),
+                "method": method.state_dict(),
+                "random": torch.get_rng_state(),
+                "loss_sum": loss_sum,
+                "at": dict(at),
+            }
+
+        results: dict[str, float] = {}
+        bar = tqdm(
+            total=len(schedule),
+            initial=at["epochs"],
+            unit="epoch",
+            disable=None if cfg.run.progress else True,
+        )
+        for phase, epoch in schedule[at["epochs"] :]:
+            labels = phase.training_labels(images)
+            probe = fetch(images, phase, phase.train_indices[: cfg.metrics_samples])
+            state.generator = generator(cfg.seed, "method", phase.index)
+            state.batches = lambda phase=phase, labels=labels: one_pass(images, phase, labels, cfg)
+
+            # ---------------------------------------------------------------------------------- boundary
+            if phase.index > 0 and at["treated"] < phase.index:
+                before = plasticity(net, probe)
+                report = method.at_boundary(state, Phase(phase.index, phase.name))
+                state.copy_followers()
+                apply_policy(state.optimizers, cfg.optimizer_state, report.parameters(state))
+                state.optimizers["net"] = method.optimizer(net, adam, Phase(phase.index, phase.name))
+                state.phase = at["treated"] = phase.index
+                run.boundary(phase.index, report)
+                run.timing(phase=phase.index, boundary_seconds=report.seconds)
+                after = plasticity(net, probe) | test(net, images, phase, cfg)
+                run.log(
+                    phase=phase.index,
+                    step=at["step"],
+                    **{f"before_{key}": value for key, value in before.items()},
+                    **{f"after_{key}": value for key, value in after.items()},
+                )
+                tqdm.write(
+                    f"boundary {phase.index}: {method.name}, {len(report.treated())} matrices, {report.seconds:.3f} s"
+                )
+
+            # ---------------------------------------------------------------------------------- one epoch
+            started, first = time.perf_counter(), at["batch"]
+            rate = cfg.learning_rate * warmup(epoch, phase, cfg.warmup_share)
+            for group in state.optimizers["net"].param_groups:
+                group["lr"] = rate * group.get("rate_factor", 1.0)
+            net.train()
+            for batch in batch_indices(cfg.seed, phase.index, epoch, len(labels), cfg.batch_size)[first:]:
+                inputs, wanted = fetch(images, phase, phase.train_indices[batch]), labels[batch.to(device)]
+                with torch.autocast(device.type, torch.bfloat16, enabled=cfg.precision == "bf16"):
+                    loss = cross_entropy(forward(inputs), wanted)
+                state.optimizers["net"].zero_grad(set_to_none=True)
+                (loss + method.penalty(state)).backward()
+                nn.utils.clip_grad_norm_(net.parameters(), cfg.clip_norm)
+                state.optimizers["net"].step()
+                method.after_step(state)
+                loss_sum += loss.detach() * len(batch)
+                at["batch"] += 1
+                at["step"] += 1
+                if run.due(at["step"]):
+                    run.save(at["step"], parts())
+            method.after_epoch(state)
+
+            # ---------------------------------------------------------------------------------- record it
+            last = epoch + 1 == phase.epochs
+            values = {"train_loss": mean_loss(loss_sum, len(labels), phase, at["step"], cfg)}
+            seconds, batches = time.perf_counter() - started, at["batch"] - first
+            run.timing(
+                phase=phase.index, epoch=epoch + 1, train_seconds=seconds, batches=batches, images=len(labels)
+            )
+            if last or (epoch + 1) % cfg.eval_every == 0:
+                values |= test(net, images, phase, cfg)
+            if last:
+                values["train_accuracy"] = accuracy(net, images, phase, phase.train_indices, labels, cfg)
+                values |= plasticity(net, probe)
+            run.log(phase=phase.index, epoch=epoch + 1, step=at["step"], **values)
+            results |= values
+            loss_sum.zero_()
+            at["epochs"], at["batch"] = at["epochs"] + 1, 0
+            bar.update()
+            bar.set_postfix_str(f"phase {phase.index}, " + brief(results))
+            if last:
+                tqdm.write(f"phase {phase.index} ({phase.name}), {phase.epochs} epochs: {brief(results)}")
+            if last and phase.index == 0:
+                run.leave_trunk(at["step"], parts())
+
+        # -------------------------------------------------------------------------------------- end
+        bar.close()
+        run.save(at["step"], {"net": net.state_dict()}, name="final")
+        run.finish({"steps": at["step"], **results})
+    print(
+        f"{method.name}: {brief(results)}\nin {run.folder}; table and figure: make vision-sweep, or python -m analysis.summary"
+    )
+
+
+def fetch(images: Images, phase: PhaseData, indices: Tensor) -> Tensor:
+    """Normalised training pictures at `indices`, pixels in the order of the phase: (n, channels, height, width)."""
+    return images.normalise(phase.arrange(images.train_images[indices.to(images.train_images.device)]))
+
+
+def one_pass(
+    images: Images, phase: PhaseData, labels: Tensor, cfg: DictConfig
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The phase's training set once, in batches, for methods that look at the coming data."""
+    for batch in batch_indices(cfg.seed, phase.index, -1, len(labels), cfg.batch_size):
+        yield fetch(images, phase, phase.train_indices[batch]), labels[batch.to(labels.device)]
+
+
+def warmup(epoch: int, phase: PhaseData, share: Any) -> float:
+    """Factor on the learning rate: rises linearly over the first `share` of the phase's epochs, then 1.
+
+    A list gives each phase its own share, the last one standing for those that follow.
+    """
+    if OmegaConf.is_list(share):
+        share = share[min(phase.index, len(share) - 1)]
+    return min(1.0, (epoch + 1) / max(1, round(share * phase.epochs)))
+
+
+def mean_loss(loss_sum: Tensor, count: int, phase: PhaseData, step: int, cfg: DictConfig) -> float:
+    """Mean loss of the epoch; stops the run where it is not a number."""
+    value = float(loss_sum) / count
+    if not value < float("inf"):
+        raise UserError(
+            f"training loss is {value} in phase {phase.index} at step {step}: "
+            f"try a learning_rate below {cfg.learning_rate}, or precision=fp32"
+        )
+    return value
+
+
+def test(net: nn.Module, images: Images, phase: PhaseData, cfg: DictConfig) -> dict[str, float]:
+    """Accuracy on the whole test set and, while classes are missing, on the test images of the classes seen."""
+    hits = correct(net, images, phase, images.test_images, images.test_labels, cfg)
+    result = {"test_accuracy": float(hits.mean())}
+    if phase.name.endswith("classes"):
+        seen = torch.isin(images.test_labels, torch.tensor(phase.seen_classes, device=hits.device))
+        result["seen_accuracy"] = float(hits[seen].mean())
+    return result
+
+
+def accuracy(
+    net: nn.Module, images: Images, phase: PhaseData, indices: Tensor, labels: Tensor, cfg: DictConfig
+) -> float:
+    """Accuracy on training pictures and their (true or replaced) labels, in evaluation mode."""
+    pictures = images.train_images[indices.to(images.train_images.device)]
+    return float(correct(net, images, phase, pictures, labels, cfg).mean())
+
+
+@torch.no_grad()
+def correct(
+    net: nn.Module, images: Images, phase: PhaseData, pictures: Tensor, labels: Tensor, cfg: DictConfig
+) -> Tensor:
+    """(n,) float32, 1 where the net's first choice is the label; in large batches, no transfer in between."""
+    net.eval()
+    hits = []
+    for part, wanted in zip(
+        pictures.split(cfg.eval_batch_size), labels.split(cfg.eval_batch_size), strict=True
+    ):
+        inputs = images.normalise(phase.arrange(part))
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=cfg.precision == "bf16"):
+            hits.append(net(inputs).argmax(dim=1) == wanted)
+    return torch.cat(hits).float()
+
+
+def brief(results: dict[str, float]) -> str:
+    names = {
+        "train_loss": "loss",
+        "train_accuracy": "train",
+        "test_accuracy": "test",
+        "seen_accuracy": "seen",
+    }
+    return ", ".join(f"{short} {results[key]:.3f}" for key, short in names.items() if key in results)
+
+
+if __name__ == "__main__":
+    train()
