@@ -21,7 +21,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from fire_core.errors import UserError
 from fire_core.fused_layers import ADDED, STATE_SPACE, Rows, known_rows
-from fire_core.roles import role_of
+from fire_core.roles import ATTENTION, role_of
 
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 NORMS = (
@@ -94,8 +94,6 @@ def _identity(parameter: nn.Parameter) -> object:
 
 def _place(modules: dict[str, nn.Module], owned: list[tuple[str, str]], head: str | None) -> Place:
     path, attribute = min(owned, key=lambda owner: isinstance(modules[owner[0]], nn.Embedding))
-    parents = [""] if path else []
-    parents += [".".join(path.split(".")[:i]) for i in range(1, path.count(".") + 1)]
     first_path, first_attribute = owned[0]
     every_name = [f"{p}.{a}" if p else a for p, a in owned]
     module = modules[path]
@@ -106,13 +104,19 @@ def _place(modules: dict[str, nn.Module], owned: list[tuple[str, str]], head: st
         path=path,
         attribute=attribute,
         module=module,
-        parents=tuple(modules[parent] for parent in parents if parent in modules),
+        parents=_parents(modules, path),
         parameter=module._parameters[attribute],  # type: ignore[arg-type]
         parameter_name=f"{first_path}.{first_attribute}" if first_path else first_attribute,
         aliases=tuple(dict.fromkeys([*every_name, *map(unwrapped, every_name)])),
         tied=tied,
         head=path == head,
     )
+
+
+def _parents(modules: dict[str, nn.Module], path: str) -> tuple[nn.Module, ...]:
+    """The modules around `path`, the model first."""
+    words = path.split(".") if path else []
+    return tuple(modules[".".join(words[:length])] for length in range(len(words)))
 
 
 def unwrapped(name: str) -> str:
@@ -158,7 +162,9 @@ def _head(model: nn.Module, modules: dict[str, nn.Module]) -> str | None:
     if tied:
         return tied[-1]
     repeated = tuple(path + "." for path, m in modules.items() if isinstance(m, nn.ModuleList) and path)
-    return layers[-1] if layers and not layers[-1].startswith(repeated) else None
+    if not layers or layers[-1].startswith(repeated):
+        return None
+    return None if role_of(layers[-1], _parents(modules, layers[-1])) in ATTENTION else layers[-1]
 
 
 def _ask(model: nn.Module, question: str) -> nn.Module | None:
@@ -261,10 +267,11 @@ def _blocks(place: Place, rows: Rows, lead: tuple, stored: tuple[int, ...]) -> I
             f"{place.name!r} has {outputs} output rows, but its parts add up to {rows.total} ({sizes}): "
             "correct fused_rows on the module"
         )
+    whole = role_of(place.name, place.parents)
     for name, picked, size in rows.picks():
         index = (*lead, EVERYTHING, picked) if rows.transposed else (*lead, picked)
         why = rows.left_out.get(name, rows.why)
-        role = name if name in ("q", "k", "v") else ""
+        role = name if name in ATTENTION else "attention" if whole in ATTENTION else ""
         label = ",".join([*prefix, name])
         included = name not in rows.left_out
         if included and lead and rows.transposed and isinstance(picked, list):

@@ -6,51 +6,16 @@ import re
 
 from torch import nn
 
-Q = {
-    "q",
-    "to_q",
-    "q_proj",
-    "query",
-    "query_proj",
-    "wq",
-    "w_q",
-    "q_lin",
-    "linear_q",
-    "q_linear",
-    "q_proj_weight",
+WORDS = {
+    "q": "q to_q q_proj query query_proj queries wq w_q q_lin linear_q q_linear q_attn q_proj_weight",
+    "o": "o o_proj out_proj to_out proj c_proj wo w_o out_lin dense out",
+    "mlp": "mlp ffn ff feed_forward feedforward experts expert moe block_sparse_moe intermediate",
+    "mlp layers": "fc1 fc2 c_fc gate_proj up_proj down_proj gate_up_proj linear1 linear2 w1 w2 w3",
 }
-K = {
-    name.replace("query", "key").replace("q", "k") if "query" not in name else name.replace("query", "key")
-    for name in Q
-}
-V = {name.replace("query", "value") if "query" in name else name.replace("q", "v") for name in Q}
-O = {"o", "o_proj", "out_proj", "to_out", "proj", "c_proj", "wo", "w_o", "out_lin", "dense", "out"}
-MLP = {
-    "mlp",
-    "ffn",
-    "ff",
-    "feed_forward",
-    "feedforward",
-    "experts",
-    "expert",
-    "moe",
-    "block_sparse_moe",
-    "intermediate",
-}
-MLP_LAYERS = {
-    "fc1",
-    "fc2",
-    "c_fc",
-    "gate_proj",
-    "up_proj",
-    "down_proj",
-    "gate_up_proj",
-    "linear1",
-    "linear2",
-    "w1",
-    "w2",
-    "w3",
-}
+Q, O, MLP, MLP_LAYERS = (frozenset(words.split()) for words in WORDS.values())
+K = {name.replace("queries", "keys").replace("query", "key").replace("q", "k") for name in Q}
+V = {name.replace("queries", "values").replace("query", "value").replace("q", "v") for name in Q}
+ATTENTION = ("q", "k", "v", "o", "attention")
 
 
 def role_of(name: str, parents: tuple[nn.Module, ...]) -> str:

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from fire_core.errors import UserError
+from fire_core.roles import ATTENTION
 
 if TYPE_CHECKING:
     from fire_core.targets import Target, TargetTable
@@ -19,7 +20,7 @@ PRESETS: dict[str, tuple[str, Test]] = {
     "linear": ("every matrix outside convolutions", lambda t: t.kind != "conv"),
     "conv": ("every tap of every convolution", lambda t: t.kind == "conv"),
     "qk": ("queries and keys of attention", lambda t: t.role in ("q", "k")),
-    "attention": ("all projections of attention", lambda t: t.role in ("q", "k", "v", "o", "attention")),
+    "attention": ("all projections of attention", lambda t: t.role in ATTENTION),
     "mlp": ("feed-forward blocks, experts included", lambda t: t.role == "mlp"),
     "head": (
         "the output layer: as the model names it, else the Linear tied to an embedding, else the last one",

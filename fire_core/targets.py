@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from fire_core.errors import UserError
 from fire_core.layouts import Part, Place, places, split
 
-Rule = "str | Sequence[str] | Callable[[Target], bool]"
-
 
 @dataclass(frozen=True)
 class Target:
@@ -141,14 +139,20 @@ def find_targets(
 
     Raises UserError when a pattern matches nothing, when nothing is left, and for flattened FSDP1 shards.
     """
+    return choose(list_targets(model), targets, type(model).__name__)
+
+
+def choose(
+    table: TargetTable, targets: str | Sequence[str] | Callable[[Target], bool], owner: str = "the model"
+) -> TargetTable:
+    """A table as `list_targets` gives it, with the rule applied; errors as in `find_targets`, naming `owner`."""
     from fire_core.target_rules import selector
 
-    table = _structure(model)
     if not any(target.included for target in table):
         reasons = (
             "; ".join(dict.fromkeys(f"{t.name}: {t.reason}" for t in table[:4])) or "it has no parameters"
         )
-        raise UserError(f"{type(model).__name__} has no matrix to treat ({reasons})")
+        raise UserError(f"{owner} has no matrix to treat ({reasons})")
     chosen = selector(table, targets)
     result = TargetTable(t if not t.included or chosen(t) else _leave_out(t, targets) for t in table)
     if not result.included:
@@ -165,7 +169,7 @@ def match_parameters(model: nn.Module, rule: str | Sequence[str] | Callable[[Tar
     """
     from fire_core.target_rules import selector
 
-    table = _structure(model)
+    table = list_targets(model)
     chosen = selector(table, rule, matrices_only=False)
     modules = {target.module for target in table if chosen(target)}
     if not modules:
@@ -186,8 +190,8 @@ def shorten(words: Sequence[str], limit: int = 8) -> str:
     return ", ".join(words[:limit]) + more
 
 
-def _structure(model: nn.Module) -> TargetTable:
-    """The table before any rule: included means "holds a matrix"."""
+def list_targets(model: nn.Module) -> TargetTable:
+    """The table before any rule: included means "holds a matrix that trains"."""
     table = TargetTable()
     all_places = places(model)
     some_train = any(place.parameter.requires_grad for place in all_places)

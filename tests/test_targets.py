@@ -1,0 +1,300 @@
+"""Targets: which matrices are found, as views of the parameter, with the published scale, and what rules pick."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fire_core.errors import UserError
+from fire_core.targets import TargetTable, find_targets, match_parameters
+
+
+class Mixed(nn.Module):
+    """One layer of each kind that holds something special."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(10, 4)
+        self.positions = nn.Embedding(3, 4)
+        self.attention = nn.MultiheadAttention(4, 2)
+        self.grouped = nn.Conv2d(8, 16, 3, groups=4)
+        self.depthwise = nn.Conv2d(8, 8, 3, groups=8)
+        self.up = nn.ConvTranspose1d(6, 4, 2)
+        self.norm = nn.BatchNorm2d(8)
+        self.fused = nn.Linear(4, 12)
+        self.fused.fused_rows = {"q": 4, "k": 6, "v": 2}
+        self.head = nn.Linear(4, 10, bias=False)
+        self.head.weight = self.tokens.weight
+
+
+def by_name(table: TargetTable) -> dict:
+    return {target.name: target for target in table}
+
+
+def names(model: nn.Module, rule: object = "all") -> list[str]:
+    return [target.name for target in find_targets(model, rule).included]
+
+
+def test_a_linear_layer_is_one_target_and_its_bias_none() -> None:
+    model = nn.Sequential(nn.Linear(3, 12), nn.ReLU(), nn.Linear(12, 2))
+    table = by_name(find_targets(model))
+    assert table["0.weight"].shape == (12, 3)
+    assert table["0.weight"].scale == 2.0
+    assert table["0.weight"].matrix(model).data_ptr() == model[0].weight.data_ptr()
+    assert not table["0.bias"].included and "bias" in table["0.bias"].reason
+
+
+@pytest.mark.parametrize(
+    ("layer", "kernel"), [(nn.Conv1d, (3,)), (nn.Conv2d, (3, 2)), (nn.Conv3d, (2, 1, 3))]
+)
+def test_each_tap_of_a_convolution_is_a_view_with_the_published_scale(layer: type, kernel: tuple) -> None:
+    model = nn.Sequential(layer(2, 8, kernel))
+    chosen = find_targets(model).included
+    assert len(chosen) == math.prod(kernel)
+    last = chosen[-1]
+    assert last.name == f"0.weight[{','.join(str(k - 1) for k in kernel)}]"
+    assert last.scale == pytest.approx(math.sqrt(8 / 2) / math.prod(kernel))
+    with torch.no_grad():
+        last.matrix(model).fill_(7.0)
+    weight = model[0].weight.reshape(8, 2, -1)
+    assert (weight[:, :, -1] == 7).all() and not (weight[:, :, :-1] == 7).any()
+
+
+def test_a_resnet18_for_small_images_has_158_matrices() -> None:
+    """9 for the stem, 144 for the 3x3 convolutions, 3 shortcuts, and two dense layers at the end."""
+    model = nn.ModuleList([nn.Conv2d(3, 64, 3, bias=False)])
+    width = 64
+    for stage in (64, 128, 256, 512):
+        for block in range(2):
+            model += [nn.Conv2d(width, stage, 3, bias=False), nn.Conv2d(stage, stage, 3, bias=False)]
+            if block == 0 and stage != 64:
+                model.append(nn.Conv2d(width, stage, 1, bias=False))
+            width = stage
+    model += [nn.Linear(512, 512), nn.Linear(512, 10)]
+    assert len(find_targets(model).included) == 158
+
+
+def test_groups_are_separate_matrices_and_depthwise_has_none() -> None:
+    model = Mixed()
+    grouped = [t for t in find_targets(model).included if t.parameter == "grouped.weight"]
+    assert len(grouped) == 4 * 9
+    assert {t.shape for t in grouped} == {(4, 2)}
+    assert grouped[0].scale == pytest.approx(math.sqrt(16 / 8) / 9)
+    assert torch.equal(grouped[9 + 5].matrix(model), model.grouped.weight[4:8, :, 1, 2])
+    assert "depthwise" in by_name(find_targets(model))["depthwise.weight"].reason
+
+
+def test_groups_act_alone() -> None:
+    """Blocks of a grouped convolution are its maps: zeroing one group's matrices silences that group and no other."""
+    layer = nn.Conv2d(4, 6, 1, groups=2, bias=False)
+    model = nn.Sequential(layer)
+    first = find_targets(model).included[0]
+    x = torch.randn(1, 4, 3, 3)
+    before = layer(x)
+    first.write(model, torch.zeros(3, 2))
+    after = layer(x)
+    assert (after[:, :3] == 0).all() and torch.equal(after[:, 3:], before[:, 3:])
+
+
+def test_transposed_convolutions_give_out_by_in() -> None:
+    model = Mixed()
+    target = by_name(find_targets(model))["up.weight[1]"]
+    assert target.shape == (4, 6)
+    assert torch.equal(target.matrix(model), model.up.weight[:, :, 1].T)
+    target.write(model, torch.arange(24.0).reshape(4, 6))
+    assert model.up.weight[5, 3, 1] == 23.0
+
+
+def test_grouped_transposed_convolution_blocks_are_its_maps() -> None:
+    layer = nn.ConvTranspose2d(4, 6, 1, groups=2, bias=False)
+    model = nn.Sequential(layer)
+    targets = find_targets(model).included
+    x = torch.randn(1, 4, 1, 1)
+    expected = torch.cat(
+        [targets[0].matrix(model) @ x[0, :2, 0, 0], targets[1].matrix(model) @ x[0, 2:, 0, 0]]
+    )
+    assert torch.allclose(layer(x)[0, :, 0, 0], expected, atol=1e-6)
+
+
+def test_tied_embedding_appears_once_through_the_linear() -> None:
+    model = Mixed()
+    table = find_targets(model)
+    rows = [t for t in table if t.parameter == "tokens.weight"]
+    assert [t.name for t in rows] == ["head.weight"]
+    assert rows[0].included and rows[0].tied and rows[0].role == "head"
+    assert rows[0].scale == pytest.approx(math.sqrt(10 / 4))
+    assert not by_name(table)["positions.weight"].included
+    assert all(target.parameter in dict(model.named_parameters()) for target in table)
+
+
+def test_linears_that_share_one_storage_appear_once() -> None:
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    model[1].weight.data = model[0].weight.data
+    assert names(model) == ["0.weight"]
+
+
+def test_declared_rows_split_a_fused_layer() -> None:
+    model = Mixed()
+    table = by_name(find_targets(model))
+    assert table["fused.weight[k]"].shape == (6, 4)
+    assert torch.equal(table["fused.weight[k]"].matrix(model), model.fused.weight[4:10])
+    assert table["fused.weight[k]"].scale == pytest.approx(math.sqrt(6 / 4))
+    model.fused.fused_rows = {"q": 4, "k": 4}
+    with pytest.raises(UserError, match="12 output rows, but its parts add up to 8"):
+        find_targets(model)
+
+
+def test_multihead_attention_splits_its_input_projection() -> None:
+    model = Mixed()
+    table = by_name(find_targets(model, "attention"))
+    assert torch.equal(table["attention.in_proj_weight[v]"].matrix(model), model.attention.in_proj_weight[8:])
+    assert names(model, "qk") == [
+        "attention.in_proj_weight[q]",
+        "attention.in_proj_weight[k]",
+        "fused.weight[q]",
+        "fused.weight[k]",
+    ]
+    unequal = nn.ModuleList([nn.MultiheadAttention(4, 2, kdim=6, vdim=5)])
+    assert [t.shape for t in find_targets(unequal, "attention").included] == [(4, 4), (4, 6), (4, 5), (4, 4)]
+
+
+def test_stacked_matrices_are_one_target_each() -> None:
+    class Critics(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernel = nn.Parameter(torch.randn(2, 5, 3))
+            self.bias = nn.Parameter(torch.zeros(2, 5))
+            self.stacked_matrices = True
+
+    model = nn.Sequential(Critics())
+    table = find_targets(model)
+    assert [(t.name, t.shape) for t in table.included] == [("0.kernel[0]", (5, 3)), ("0.kernel[1]", (5, 3))]
+    assert torch.equal(table.included[1].matrix(model), model[0].kernel[1])
+    model[0].stacked_matrices = "in_out"
+    assert torch.equal(find_targets(model).included[1].matrix(model), model[0].kernel[1].T)
+    model[0].stacked_matrices = False
+    with pytest.raises(UserError, match="no matrix to treat"):
+        find_targets(model)
+
+
+def test_recurrent_layers_split_by_gate() -> None:
+    model = nn.LSTM(4, 5, proj_size=2)
+    table = by_name(find_targets(model))
+    assert table["weight_ih_l0[forget]"].shape == (5, 4)
+    assert torch.equal(table["weight_hh_l0[cell]"].matrix(model), model.weight_hh_l0[10:15])
+    assert table["weight_hr_l0"].shape == (2, 5)
+    assert len(find_targets(nn.GRU(4, 5)).included) == 6
+
+
+def test_every_row_says_why() -> None:
+    for rule in ("all", "qk", "-head"):
+        for target in find_targets(Mixed(), rule):
+            assert target.reason, target.name
+            assert target.included or target.reason
+
+
+def test_presets_patterns_exclusions_and_callables() -> None:
+    model = Mixed()
+    everything = set(names(model))
+    conv = {name for name in everything if name.startswith(("grouped", "up"))}
+    assert set(names(model, "conv")) == conv
+    assert set(names(model, "linear")) == everything - conv == set(names(model, "no_conv"))
+    assert names(model, "head") == ["head.weight"]
+    assert set(names(model, "no_head")) == set(names(model, "no_embedding")) == everything - {"head.weight"}
+    assert set(names(model, ["conv", "-grouped"])) == {"up.weight[0]", "up.weight[1]"}
+    assert set(names(model, "up, head")) == {"up.weight[0]", "up.weight[1]", "head.weight"}
+    assert names(model, "fused.weight.q") == ["fused.weight[q]"]
+    assert names(model, "tokens.weight") == names(model, "head.weight") == ["head.weight"]
+    assert names(model, lambda target: target.shape == (6, 4)) == ["fused.weight[k]"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("", "is empty"),
+        ([], "is empty"),
+        ("heat", "matches nothing; nearest: head"),
+        ("fuzed", "names that exist: .*fused.weight"),
+        ("all,-nosuch.*", "'nosuch.*' matches nothing"),
+        ("norm", "matches only norm.weight, which is out: gain of BatchNorm2d"),
+        ("mlp", "leaves no matrix in; names that exist"),
+        (lambda target: False, "leaves no matrix in"),
+        (3, "is no rule"),
+    ],
+)
+def test_rules_that_pick_nothing_are_errors_that_name_what_exists(rule: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        find_targets(Mixed(), rule)
+
+
+def test_error_lists_are_shortened() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(50)))
+    with pytest.raises(UserError) as caught:
+        find_targets(model, "qk")
+    assert len(str(caught.value)) < 400 and "more" in str(caught.value)
+
+
+def test_head_is_not_the_end_of_a_repeated_block() -> None:
+    class Trunk(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4)) for _ in range(2))
+
+    with pytest.raises(UserError, match="leaves no matrix"):
+        find_targets(Trunk(), "head")
+    assert names(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)), "head") == ["1.weight"]
+
+
+def test_frozen_parameters_are_out_unless_everything_is_frozen() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    model[0].requires_grad_(False)
+    table = by_name(find_targets(model))
+    assert not table["0.weight"].included and "frozen" in table["0.weight"].reason
+    model.requires_grad_(False)
+    assert names(model) == ["0.weight", "1.weight"]
+
+
+def test_other_dtypes_adapters_and_lazy_layers() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.int8), requires_grad=False)
+    model[1].lora_A = nn.Linear(4, 2, bias=False)
+    table = by_name(find_targets(model))
+    assert "torch.int8" in table["0.weight"].reason
+    assert table["1.lora_A.weight"].kind == "lora" and not table["1.lora_A.weight"].included
+    with pytest.raises(UserError, match="run one batch"):
+        find_targets(nn.Sequential(nn.LazyLinear(3)))
+
+
+def test_wrapped_models_take_the_same_patterns() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    compiled = torch.compile(model)
+    assert names(compiled, "1.weight") == ["_orig_mod.1.weight"]
+
+
+def test_writing_keeps_the_parameter_and_its_dtype() -> None:
+    model = nn.Sequential(nn.Linear(3, 2, dtype=torch.bfloat16))
+    target = find_targets(model).included[0]
+    parameter, address = model[0].weight, model[0].weight.data_ptr()
+    target.write(model, torch.full((2, 3), 0.3))
+    assert (
+        model[0].weight is parameter and parameter.data_ptr() == address and parameter.dtype == torch.bfloat16
+    )
+    assert torch.equal(parameter, torch.full((2, 3), 0.3, dtype=torch.bfloat16))
+
+
+def test_table_prints_one_line_per_kernel() -> None:
+    text = str(find_targets(nn.Sequential(nn.Conv2d(2, 4, 3))))
+    assert text.count("\n") == 3
+    assert "0,0 .. 2,2" in text and "9 matrices with 72 weights are in." in text
+
+
+def test_match_parameters_gives_whole_layers() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(3, 4), nn.Linear(4, 2))
+    assert match_parameters(model, "linear") == ["2.weight", "2.bias", "3.weight", "3.bias"]
+    assert match_parameters(model, "3.weight") == ["3.weight", "3.bias"]
+    assert match_parameters(model, "1") == ["1.weight", "1.bias"]
+    assert match_parameters(model, ["conv", "head"]) == ["0.weight", "0.bias", "3.weight", "3.bias"]
+    assert match_parameters(model, "linear,-head") == ["2.weight", "2.bias"]
+    with pytest.raises(UserError, match="matches nothing"):
+        match_parameters(model, "fc9")

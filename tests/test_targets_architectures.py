@@ -1,0 +1,219 @@
+"""Targets of real architectures, built from small configurations: no weights are downloaded.
+
+Two facts prove that a block of rows is what the table calls it: with the v block at zero an attention layer forgets
+q and k; with the q block at zero it no longer depends on k. Both hold for no other cut of the rows.
+"""
+
+from collections import Counter
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fire_core.targets import Target, TargetTable, find_targets
+from vision.torchvision_import import import_torchvision
+
+if find_spec("torchvision") is not None:
+    import_torchvision()
+transformers = pytest.importorskip("transformers")
+timm = pytest.importorskip("timm")
+
+SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+TOKENS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+
+
+def build(name: str, **settings: object) -> nn.Module:
+    """A causal language model of transformers in evaluation mode, its biases random as well."""
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(name, **{**SMALL, **TOKENS, **settings})
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+
+
+def logits(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        return model(input_ids=torch.arange(2, 14)[None] % 64).logits
+
+
+def parts(table: TargetTable, role: str) -> list[Target]:
+    return [target for target in table.included if target.role == role]
+
+
+FUSED = {
+    "gpt2": {"n_embd": 32, "n_layer": 1, "n_head": 4},
+    "gpt_bigcode": {"n_embd": 32, "n_layer": 1, "n_head": 4, "multi_query": True},
+    "gpt_bigcode-full": {"n_embd": 32, "n_layer": 1, "n_head": 4, "multi_query": False},
+    "gpt_neox": {"intermediate_size": 48},
+    "bloom": {"n_head": 4, "n_layer": 1},
+    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 1, "max_seq_len": 32},
+    "codegen": {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4},
+    "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "falcon-multi-query": {"new_decoder_architecture": False, "multi_query": True},
+    "falcon-plain": {"new_decoder_architecture": False, "multi_query": False},
+    "phi3": {"intermediate_size": 48, "num_key_value_heads": 2},
+    "qwen3_next": {
+        "intermediate_size": 48,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "layer_types": ["full_attention"],
+        "num_experts": 0,
+    },
+    "llama": {"intermediate_size": 48, "num_key_value_heads": 2},
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_q_k_and_v_rows_are_what_they_are_called(name: str) -> None:
+    model = build(name.split("-")[0], **FUSED[name])
+    table = find_targets(model, "attention")
+    q, k, v = (parts(table, role) for role in "qkv")
+    assert len(q) == len(k) == len(v) == 1
+    for target in (*q, *k, *v):
+        target.write(model, torch.randn(target.shape))
+    start = logits(model)
+
+    saved = [target.matrix(model).detach().clone() for target in (*q, *k)]
+    v[0].write(model, torch.zeros(v[0].shape))
+    silent = logits(model)
+    for target in (*q, *k):
+        target.write(model, torch.randn(target.shape))
+    assert torch.allclose(logits(model), silent, atol=1e-5) and not torch.allclose(silent, start, atol=1e-3)
+
+    for target, old in zip((*q, *k), saved):
+        target.write(model, old)
+    v[0].write(model, torch.randn(v[0].shape))
+    with_keys = logits(model)
+    q[0].write(model, torch.zeros(q[0].shape))
+    biases = [p for n, p in model.named_parameters() if "bias" in n]
+    with torch.no_grad():
+        for bias in biases:
+            bias.zero_()
+    uniform = logits(model)
+    k[0].write(model, torch.randn(k[0].shape))
+    assert torch.allclose(logits(model), uniform, atol=1e-5) and not torch.allclose(
+        uniform, with_keys, atol=1e-3
+    )
+
+
+def test_gpt2_table() -> None:
+    model = build("gpt2", num_hidden_layers=2)
+    table = find_targets(model)
+    assert [t.name for t in table.included][:4] == [
+        "lm_head.weight",
+        "transformer.h.0.attn.c_attn.weight[q]",
+        "transformer.h.0.attn.c_attn.weight[k]",
+        "transformer.h.0.attn.c_attn.weight[v]",
+    ]
+    assert len(table.included) == 1 + 2 * 6
+    fc = next(t for t in table if t.name == "transformer.h.0.mlp.c_fc.weight")
+    assert fc.transposed and fc.shape == (128, 32) and fc.scale == 2.0
+    assert torch.equal(fc.matrix(model), model.transformer.h[0].mlp.c_fc.weight.T)
+    assert (
+        len(find_targets(model, "no_embedding").included)
+        == len(find_targets(model, "no_head").included)
+        == 12
+    )
+    assert len(find_targets(model, "mlp").included) == 4
+
+
+def test_gated_rows_of_a_feed_forward_layer() -> None:
+    model = build("phi3", intermediate_size=48, num_key_value_heads=2)
+    names = [t.name for t in find_targets(model, "mlp").included]
+    layer = "model.layers.0.mlp."
+    assert names == [
+        f"{layer}gate_up_proj.weight[gate]",
+        f"{layer}gate_up_proj.weight[up]",
+        f"{layer}down_proj.weight",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "gate_rows"),
+    [("mixtral", slice(0, 48)), ("gpt_oss", slice(0, 96, 2))],
+    ids=["concatenated", "transposed and interleaved"],
+)
+def test_expert_stacks_split_into_experts_and_halves(name: str, gate_rows: slice) -> None:
+    model = build(name, intermediate_size=48, num_key_value_heads=2, num_local_experts=3)
+    experts = [t for t in find_targets(model).included if t.kind == "expert"]
+    assert Counter(t.shape for t in experts) == {(48, 32): 6, (32, 48): 3}
+    gate = next(t for t in experts if t.name.endswith("[1,gate]"))
+    stack = model.get_parameter(gate.parameter)
+    expected = stack[1].T[gate_rows] if gate.transposed else stack[1][gate_rows]
+    assert torch.equal(gate.matrix(model), expected)
+    gate.write(model, torch.ones(48, 32))
+    assert (gate.matrix(model) == 1).all() and stack[0].abs().max() < 1
+
+
+def test_mamba_projections_are_in_and_its_dynamics_out() -> None:
+    model = build("mamba")
+    table = find_targets(model)
+    kinds = {t.name.removeprefix("backbone.layers.0.mixer."): (t.included, t.kind) for t in table}
+    for name in (
+        "in_proj.weight[x]",
+        "in_proj.weight[gate]",
+        "x_proj.weight[dt]",
+        "x_proj.weight[B]",
+        "out_proj.weight",
+    ):
+        assert kinds[name][0], name
+    for name in ("A_log", "D", "dt_proj.weight"):
+        assert kinds[name] == (False, "state_space"), name
+    assert not kinds["conv1d.weight"][0]
+    second = find_targets(build("mamba2", num_heads=8, head_dim=8, n_groups=2))
+    out = {t.name.partition("mixer.")[2] for t in second if not t.included}
+    assert {"in_proj.weight[dt]", "A_log", "D", "dt_bias", "conv1d.weight"} <= out
+
+
+def test_mamba_x_and_gate_rows_are_what_they_are_called() -> None:
+    """The gate multiplies the output: at zero the mixer gives nothing, whatever x is."""
+    model = build("mamba")
+    gate = next(t for t in find_targets(model).included if t.name.endswith("in_proj.weight[gate]"))
+    x = next(t for t in find_targets(model).included if t.name.endswith("in_proj.weight[x]"))
+    gate.write(model, torch.zeros(gate.shape))
+    silent = logits(model)
+    x.write(model, torch.randn(x.shape))
+    assert torch.allclose(logits(model), silent, atol=1e-6)
+
+
+def test_timm_vit_and_convnext() -> None:
+    vit = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=10)
+    table = find_targets(vit)
+    assert [t.name for t in find_targets(vit, "qk").included] == [
+        f"blocks.{i}.attn.qkv.weight[{part}]" for i in range(2) for part in "qk"
+    ]
+    assert [t.name for t in find_targets(vit, "head").included] == ["head.weight"]
+    assert len(table.included) == 256 + 2 * 6 + 1
+    assert "added, not multiplied" in next(t for t in table if t.name == "pos_embed").reason
+
+    convnext = timm.create_model("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 16, 24, 32), num_classes=10)
+    table = find_targets(convnext)
+    out = {t.name for t in table if not t.included}
+    assert {f"stages.{i}.blocks.0.conv_dw.weight" for i in range(4)} <= out
+    assert len(find_targets(convnext, "mlp").included) == 8
+    assert len(find_targets(convnext, "conv").included) == 16 + 3 * 4 + 8, (
+        "its feed-forward layers are 1x1 convolutions"
+    )
+
+
+def test_an_unknown_fused_layer_stays_out_until_it_is_declared() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query_key_value = nn.Linear(8, 24)
+
+    model = nn.Sequential(Attention(), nn.Linear(8, 2))
+    assert [t.name for t in find_targets(model).included] == ["1.weight"]
+    assert "set fused_rows" in find_targets(model)[0].reason
+    model[0].query_key_value.fused_rows = {"q": 8, "k": 8, "v": 8}
+    assert len(find_targets(model).included) == 4
+
+
+def test_a_fused_layer_with_a_gate_in_it_does_not_fit_three_parts() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_heads, self.head_dim = 2, 4
+            self.qkv = nn.Linear(8, 32)
+
+    table = find_targets(nn.Sequential(Attention(), nn.Linear(8, 2)))
+    assert not table[0].included and "is not its 32 rows" in table[0].reason
