@@ -147,11 +147,8 @@ def random_label(
     for index in range(tasks):
         chosen = _fresh(images, seed, "random_label", index, count)
         labels = _random_labels(images, seed, "random_label", index, count)
-        result.append(
-            PhaseData(
-                index, f"task {index + 1}", chosen, lengths[index], _all(images), labels, measure="train"
-            )
-        )
+        name = f"task {index + 1}"
+        result.append(_phase(images, index, name, chosen, lengths[index], labels=labels, measure="train"))
     return result
 
 
