@@ -1,0 +1,255 @@
+"""When to act: small objects that look at the step and at what was measured, and say yes or no.
+
+    trigger = AnyOf(EveryNSteps(50_000), Cooldown(Plateau("val_loss", patience=5), steps=10_000))
+    ...
+    if trigger(step, {"val_loss": loss}):      # as often as you like; metrics may be missing in a call
+        fire(model)
+
+A trigger never touches the model. What it remembers are plain values: `state_dict()` goes into a checkpoint, and a
+resumed run fires at the same steps as one that never stopped.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from fire_core.errors import UserError
+
+Observed = Mapping[str, float]
+
+
+class Trigger(ABC):
+    """Call it with a step that never goes back (any unit: updates, environment steps) and the metrics at hand."""
+
+    MEMORY: tuple[str, ...] = ()
+
+    @abstractmethod
+    def __call__(self, step: int, observed: Observed | None = None) -> bool:
+        """True when it is time to act. Every call counts as an observation, whatever the answer."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.MEMORY}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises UserError when the state belongs to another kind of trigger."""
+        if set(state) != set(self.MEMORY):
+            raise UserError(
+                f"state with {sorted(state)} does not fit {type(self).__name__}, which remembers {sorted(self.MEMORY)}"
+            )
+        for name in self.MEMORY:
+            setattr(self, name, state[name])
+
+
+class AtBoundary(Trigger):
+    """Fires when the observed `key` (the index of the phase) differs from the one before; not on the first call."""
+
+    MEMORY = ("last",)
+
+    def __init__(self, key: str = "phase") -> None:
+        self.key = key
+        self.last: float | None = None
+
+    def __call__(self, step: int, observed: Observed | None = None) -> bool:
+        value = _metric(observed, self.key)
+        if value is None:
+            return False
+        changed = self.last is not None and value != self.last
+        self.last = value
+        return changed
+
+
+class EveryNSteps(Trigger):
+    """Fires at steps n, 2n, ...; a step that jumps over several multiples fires once."""
+
+    MEMORY = ("done",)
+
+    def __init__(self, n: int) -> None:
+        self.n = _positive("n", n)
+        self.done = 0
+
+    def __call__(self, step: int, observed: Observed | None = None) -> bool:
+        reached = step // self.n
+        due = reached > self.done
+        self.done = max(self.done, reached)
+        return due
+
+
+class Plateau(Trigger):
+    """Fires when `metric` has not improved by more than `min_change` in `patience` observations; then starts afresh.
+
+    mode: "min" where smaller is better (a loss), "max" where larger is. Calls without the metric do not count.
+    """
+
+    MEMORY = ("best", "waited")
+
+    def __init__(self, metric: str, patience: int, *, mode: str = "min", min_change: float = 0.0) -> None:
+        if mode not in ("min", "max"):
+            raise UserError(f"mode={mode!r}: choose 'min' or 'max'")
+        self.metric, self.mode, self.min_change = metric, mode, min_change
+        self.patience = _positive("patience", patience)
+        self.best: float | None = None
+        self.waited = 0
+
+    def __call__(self, step: int, observed: Observed | None = None) -> bool:
+        value = _metric(observed, self.metric)
+        if value is None:
+            return False
+        gain = math.inf if self.best is None else (self.best - value) * (1 if self.mode == "min" else -1)
+        if gain > self.min_change:
+            self.best, self.waited = value, 0
+            return False
+        self.waited += 1
+        if self.waited < self.patience:
+            return False
+        self.best, self.waited = None, 0
+        return True
+
+
+class Above(Trigger):
+    """Fires when `metric` rises above `limit`; fires again only after it has been at or below `rearm` (default: limit).
+
+    So a cure that does not work is not repeated at every step.
+    """
+
+    MEMORY = ("armed",)
+
+    def __init__(self, metric: str, limit: float, *, rearm: float | None = None) -> None:
+        if rearm is not None and rearm > limit:
+            raise UserError(f"rearm={rearm} is above limit={limit}: it would never wait")
+        self.metric, self.limit, self.rearm = metric, limit, limit if rearm is None else rearm
+        self.armed = True
+
+    def __call__(self, step: int, observed: Observed | None = None) -> bool:
+        value = _metric(observed, self.metric)
+        if value is None:
+            return False
+        fires = self.armed and value > self.limit
+        self.armed = not fires and (self.armed or value <= self.rearm)
+        return fires
+
+
+class DormantShare(Above):
+    """Fires when the observed "dormant_share" (0 to 1, `fire_core.metrics.dormant_share`) rises above `limit`."""
+
+    def __init__(self, limit: float, *, rearm: float | None = None) -> None:
+        if not 0.0 <= limit < 1.0:
+            raise UserError(f"limit={limit} is no share: give a value from 0 to below 1")
+        super().__init__("dormant_share", limit, rearm=rearm)
+
+
+class Deviation(Above):
+    """Fires when the observed "dfi" (deviation from isometry, as you measure it) rises above `limit`."""
+
+    def __init__(self, limit: float, *, rearm: float | None = None) -> None:
+        super().__init__("dfi", limit, rearm=rearm)
+
+
+class _Composite(Trigger):
+    """A trigger over other triggers: its state holds theirs."""
+
+    @abstractmethod
+    def _members(self) -> tuple[Trigger, ...]: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        return {**state, "members": [member.state_dict() for member in self._members()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        own = {name: value for name, value in state.items() if name != "members"}
+        members = self._members()
+        if len(state.get("members", ())) != len(members):
+            raise UserError(
+                f"state of {len(state.get('members', ()))} triggers does not fit the {len(members)} here"
+            )
+        super().load_state_dict(own)
+        for member, stored in zip(members, state["members"]):
+            member.load_state_dict(stored)
+
+
+class AnyOf(_Composite):
+    """Fires when at least one of its triggers does. All of them see every call."""
+
+    def __init__(self, *triggers: Trigger) -> None:
+        self.triggers = _some(triggers)
+
+    def __call__(self, step: int, observed: Observed | None = None) -> bool:
+        return any([trigger(step, observed) for trigger in self.triggers])
+
+    def _members(self) -> tuple[Trigger, ...]:
+        return self.triggers
+
+
+class AllOf(_Composite):
+    """Fires once each of its triggers has fired since the last time; `within` limits how many steps a firing counts.
+
+    within=0: all in the same call.
+    """
+
+    MEMORY = ("fired",)
+
+    def __init__(self, *triggers: Trigger, within: int | None = None) -> None:
+        self.triggers, self.within = _some(triggers), within
+        self.fired: list[int | None] = [None] * len(triggers)
+
+    def __call__(self, step: int, observed: Observed | None = None) -> bool:
+        for i, trigger in enumerate(self.triggers):
+            if trigger(step, observed):
+                self.fired[i] = step
+        oldest = step - self.within if self.within is not None else None
+        if any(at is None or (oldest is not None and at < oldest) for at in self.fired):
+            return False
+        self.fired = [None] * len(self.triggers)
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "fired": list(self.fired)}
+
+    def _members(self) -> tuple[Trigger, ...]:
+        return self.triggers
+
+
+class Cooldown(_Composite):
+    """Passes on a trigger's firing, then nothing for `steps` steps; what fires in between is lost."""
+
+    MEMORY = ("last",)
+
+    def __init__(self, trigger: Trigger, steps: int) -> None:
+        self.trigger, self.steps = trigger, _positive("steps", steps)
+        self.last: int | None = None
+
+    def __call__(self, step: int, observed: Observed | None = None) -> bool:
+        fires = self.trigger(step, observed)
+        if not fires or (self.last is not None and step - self.last < self.steps):
+            return False
+        self.last = step
+        return True
+
+    def _members(self) -> tuple[Trigger, ...]:
+        return (self.trigger,)
+
+
+def _metric(observed: Observed | None, name: str) -> float | None:
+    """The metric as a float, None where this call does not carry it; NaN is an error, not a plateau."""
+    if observed is None or name not in observed:
+        return None
+    value = float(observed[name])
+    if math.isnan(value):
+        raise UserError(
+            f"metric {name!r} is NaN: a trigger cannot decide on it; stop the run or leave the metric out"
+        )
+    return value
+
+
+def _positive(name: str, value: int) -> int:
+    if value < 1:
+        raise UserError(f"{name}={value}: give at least 1")
+    return int(value)
+
+
+def _some(triggers: tuple[Trigger, ...]) -> tuple[Trigger, ...]:
+    if not triggers:
+        raise UserError("no triggers given: pass at least one")
+    return triggers

@@ -1,0 +1,112 @@
+"""Triggers fire at hand-worked steps, and a checkpoint in the middle changes nothing."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from fire_core.errors import UserError
+from fire_core.triggers import (
+    Above,
+    AllOf,
+    AnyOf,
+    AtBoundary,
+    Cooldown,
+    Deviation,
+    DormantShare,
+    EveryNSteps,
+    Plateau,
+    Trigger,
+)
+
+
+def fired(trigger: Trigger, key: str, values: list) -> list[int]:
+    """Steps 0, 1, ... at which it fires; None means that the metric is missing in that call."""
+    calls = [{} if value is None else {key: value} for value in values]
+    return [step for step, observed in enumerate(calls) if trigger(step, observed)]
+
+
+def test_at_boundary() -> None:
+    assert fired(AtBoundary(), "phase", [0, 0, None, 1, 1, 2, 2]) == [3, 5]
+    assert fired(AtBoundary(), "phase", [3, 3]) == []
+
+
+def test_every_n_steps_survives_jumps() -> None:
+    trigger = EveryNSteps(10)
+    assert [step for step in (0, 9, 10, 11, 35, 39, 40) if trigger(step)] == [10, 35, 40]
+
+
+def test_plateau() -> None:
+    values = [5.0, 4.0, None, 4.5, 4.1, 3.9, 3.9, None, 3.9, 3.9, 3.8]
+    assert fired(Plateau("loss", 2), "loss", values) == [4, 8]
+    assert fired(Plateau("accuracy", 2, mode="max"), "accuracy", [0.1, 0.2, 0.2, 0.19, 0.3]) == [3]
+    assert fired(Plateau("loss", 3, min_change=0.5), "loss", [5.0, 4.8, 4.6, 4.55, 4.0]) == [3]
+
+
+def test_above_waits_until_the_value_has_fallen() -> None:
+    values = [0.1, 0.4, 0.5, 0.3, 0.4, 0.2, 0.6]
+    assert fired(Above("x", 0.35), "x", values) == [1, 4, 6]
+    assert fired(Above("x", 0.35, rearm=0.2), "x", values) == [1, 6]
+    assert fired(DormantShare(0.35), "dormant_share", values) == [1, 4, 6]
+    assert fired(Deviation(0.35), "dfi", values) == [1, 4, 6]
+
+
+def test_any_of_lets_every_member_see_every_call() -> None:
+    trigger = AnyOf(EveryNSteps(4), Plateau("x", 2))
+    assert fired(trigger, "x", [1, 1, 1, 0, 1, 1, 1, 1, 1]) == [2, 4, 5, 8]
+
+
+def test_all_of_waits_for_all() -> None:
+    assert fired(AllOf(EveryNSteps(3), Above("x", 0.5)), "x", [1, 0, 0, 0, 1, 1, 1, 0, 1]) == [3, 6]
+    assert fired(AllOf(EveryNSteps(3), Above("x", 0.5), within=0), "x", [0, 0, 0, 1, 0, 0, 0, 1]) == [3]
+    assert fired(AllOf(EveryNSteps(3), Above("x", 0.5), within=1), "x", [0, 0, 0, 0, 1, 0, 0, 0, 1]) == [4]
+
+
+def test_cooldown_loses_what_fires_in_between() -> None:
+    assert fired(Cooldown(EveryNSteps(2), 5), "x", [0] * 14) == [2, 8]
+
+
+MAKERS: list[Callable[[], Trigger]] = [
+    AtBoundary,
+    lambda: EveryNSteps(3),
+    lambda: Plateau("x", 2),
+    lambda: Above("x", 2.5),
+    lambda: AnyOf(EveryNSteps(4), Cooldown(Plateau("x", 2), 3)),
+    lambda: AllOf(EveryNSteps(3), Above("x", 2.5), within=4),
+    lambda: Cooldown(AnyOf(EveryNSteps(2), Above("x", 2.5)), 3),
+]
+
+
+@pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.parametrize("cut", [1, 5, 8])
+def test_a_checkpoint_in_the_middle_changes_nothing(make: Callable[[], Trigger], cut: int) -> None:
+    calls = [{"x": x, "phase": i // 3} for i, x in enumerate([3, 1, 1, 1, 3, 3, 2, 2, 4, 4, 1, 3, 3, 3])]
+    whole = make()
+    expected = [whole(step, observed) for step, observed in enumerate(calls)]
+    assert any(expected) and not all(expected)
+
+    first = make()
+    answers = [first(step, observed) for step, observed in enumerate(calls[:cut])]
+    second = make()
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    answers += [second(step, observed) for step, observed in enumerate(calls[cut:], cut)]
+    assert answers == expected
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EveryNSteps(0), "n=0: give at least 1"),
+        (lambda: Plateau("x", 0), "patience=0"),
+        (lambda: Plateau("x", 1, mode="down"), "mode='down'"),
+        (lambda: Above("x", 1.0, rearm=2.0), "rearm=2.0 is above limit=1.0"),
+        (lambda: DormantShare(1.5), "limit=1.5 is no share"),
+        (lambda: AnyOf(), "no triggers"),
+        (lambda: Plateau("x", 1)(0, {"x": float("nan")}), "'x' is NaN"),
+        (lambda: EveryNSteps(2).load_state_dict({"best": 1}), "does not fit EveryNSteps"),
+        (lambda: AnyOf(EveryNSteps(2)).load_state_dict({"members": []}), "state of 0 triggers"),
+    ],
+)
+def test_bad_input_is_named(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make()
