@@ -279,7 +279,8 @@ class FrameReplay(_Ring):
             for name, array in state["facts"].items():
                 self.facts[name][:] = array.numpy()
         for name, row in self._edge().items():
-            row[:] = state["edge"][name].numpy()
+            if row.flags.writeable:
+                row[:] = state["edge"][name].numpy()
 
 
 class FlatReplay(_Ring):

@@ -1,0 +1,132 @@
+"""Games as the DQN agent sees them: stacked frames, sticky actions, raw rewards, explicit resets.
+
+Protocol of Han et al. 2026 (after Machado et al. 2018, with the sticky action applied to the whole agent step): frame skip
+4 with the maximum of the last two frames, grey, resized, stack of 4, no no-op start, no fire on reset, no end of episode
+on a lost life, the previous executed action repeated with probability 0.25, 27,000 agent steps at most. Rewards are given
+raw; the agent clips them to their sign for learning, so returns stay true scores.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from rl.dqn.games import CATCH, AtariBackend, CatchBackend
+
+# average scores of a random policy and of a human tester (Mnih et al. 2015; Wang et al. 2016), where known
+SCORES = {
+    "asterix": (210.0, 8503.3),
+    "beam_rider": (363.9, 16926.5),
+    "breakout": (1.7, 30.5),
+    "demon_attack": (152.1, 1971.0),
+    "freeway": (0.0, 29.6),
+    "pong": (-20.7, 14.6),
+    "seaquest": (68.4, 42054.7),
+    "space_invaders": (148.0, 1668.7),
+    CATCH: (-0.6, 1.0),
+}
+
+
+class Episode(NamedTuple):
+    """A finished episode: environment, raw return, length in agent steps."""
+
+    environment: int
+    score: float
+    length: int
+
+
+class Step(NamedTuple):
+    """What one step of all n environments gives."""
+
+    observations: np.ndarray  # (n, stack, h, w) uint8, already of the next episode where one ended
+    rewards: np.ndarray  # (n,) float32, raw
+    terminated: np.ndarray  # (n,) bool
+    truncated: np.ndarray  # (n,) bool
+    final_frames: np.ndarray  # (n, h, w) uint8: newest frame before any reset
+    finished: list[Episode]
+
+
+class Games:
+    """n copies of one game that step together.
+
+    `reset()` starts all of them; afterwards ended episodes restart inside `step` (the first stack repeats the first
+    frame). Everything random is drawn from generators seeded by `seed`, and `state_dict` holds the exact moment.
+    """
+
+    def __init__(
+        self,
+        game: str,
+        count: int,
+        frame_shape: tuple[int, int] = (84, 84),
+        *,
+        seed: int,
+        sticky: float = 0.25,
+        stack: int = 4,
+        threads: int = 1,
+    ):
+        if game == CATCH:
+            self.backend = CatchBackend(count, frame_shape, seed)
+        else:
+            self.backend = AtariBackend(game, count, frame_shape, seed, threads)
+        self.count, self.actions, self.sticky = count, self.backend.actions, sticky
+        self.generator = np.random.default_rng([seed, 1])
+        self.observations = np.zeros((count, stack, *self.backend.frame_shape), np.uint8)
+        self.executed = np.zeros(count, np.int64)
+        self.scores = np.zeros(count)
+        self.lengths = np.zeros(count, np.int64)
+
+    def _clear(self, chosen: np.ndarray) -> None:
+        self.executed[chosen], self.scores[chosen], self.lengths[chosen] = 0, 0.0, 0
+
+    def reset(self) -> np.ndarray:
+        """Start all episodes anew; observations (n, stack, h, w) uint8. Running episodes are dropped."""
+        self._clear(np.ones(self.count, bool))
+        self.observations[:] = self.backend.reset()[:, None]
+        return self.observations.copy()
+
+    def step(self, actions: np.ndarray) -> Step:
+        """Execute `actions` (n,) int, except where the sticky draw repeats the previous executed one."""
+        repeat = self.generator.random(self.count) < self.sticky
+        self.executed = np.where(repeat, self.executed, actions)
+        frames, rewards, terminated, truncated = self.backend.step(self.executed)
+        self.scores += rewards
+        self.lengths += 1
+        self.observations[:, :-1] = self.observations[:, 1:]
+        self.observations[:, -1] = frames
+        ended, finished = terminated | truncated, []
+        if ended.any():
+            finished = self._restart(ended)
+        return Step(self.observations.copy(), rewards, terminated, truncated, frames, finished)
+
+    def _restart(self, ended: np.ndarray) -> list[Episode]:
+        finished = [
+            Episode(int(index), float(self.scores[index]), int(self.lengths[index]))
+            for index in np.flatnonzero(ended)
+        ]
+        self.observations[ended] = self.backend.reset(ended)[ended][:, None]
+        self._clear(ended)
+        return finished
+
+    def state_dict(self) -> dict:
+        """The exact moment, as plain values and tensors: game states, stacks, sticky actions, generator."""
+        return {
+            "backend": self.backend.state_dict(),
+            "observations": torch.from_numpy(self.observations.copy()),
+            "executed": self.executed.tolist(),
+            "scores": self.scores.tolist(),
+            "lengths": self.lengths.tolist(),
+            "generator": self.generator.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: dict) -> np.ndarray:
+        """Return to the stored moment; the observations (n, stack, h, w) of it."""
+        self.backend.load_state_dict(state["backend"])
+        self.observations[:] = state["observations"].numpy()
+        self.executed = np.array(state["executed"], np.int64)
+        self.scores, self.lengths = np.array(state["scores"]), np.array(state["lengths"], np.int64)
+        self.generator.bit_generator.state = state["generator"]
+        return self.observations.copy()
+
+    def close(self) -> None:
+        """Free the emulators."""
+        self.backend.close()

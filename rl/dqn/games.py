@@ -1,0 +1,212 @@
+"""The simulators themselves: n copies of an Atari game, or of Catch, that step together and give single frames.
+
+A backend has `count`, `actions`, `frame_shape`, `reset(chosen)`, `step(actions)`, `state_dict`, `load_state_dict`, `close`.
+It knows nothing of stacks, sticky actions or clipping: `rl/dqn/env.py` adds those.
+"""
+
+import difflib
+
+import numpy as np
+import torch
+
+from fire_core.errors import UserError
+
+CATCH = "catch"
+RESEED_AFTER = 5000  # agent steps between fresh starts of an emulator: bounds the cost of a resume
+
+
+class AtariBackend:
+    """n emulators of one game (`ale_py.AtariVectorEnv`), everything of its own except skip, max and resize off.
+
+    Emulator states cannot be read out of the vector interface, but they are a pure function of the start seed, the
+    actions and the resets. So a state is stored as that history since the last seeded start, and `load_state_dict`
+    plays it again. Seeded starts happen at an episode end once `RESEED_AFTER` steps have passed (they cost 0.1 s).
+    """
+
+    def __init__(self, game: str, count: int, frame_shape: tuple[int, int], seed: int, threads: int = 1):
+        import ale_py
+
+        self.names = ale_py.roms.get_all_rom_ids()
+        if game not in self.names:
+            raise UserError(
+                f"unknown game '{game}'{_nearest(game, self.names)}: one of {CATCH}, {', '.join(self.names)}"
+            )
+        self.count, self.frame_shape, self.seed = count, tuple(frame_shape), seed
+        self.games = ale_py.AtariVectorEnv(
+            game,
+            num_envs=count,
+            num_threads=threads,
+            img_height=frame_shape[0],
+            img_width=frame_shape[1],
+            stack_num=1,
+            frameskip=4,
+            maxpool=True,
+            grayscale=True,
+            noop_max=0,
+            use_fire_reset=False,
+            episodic_life=False,
+            reward_clipping=False,
+            repeat_action_probability=0.0,
+            max_num_frames_per_episode=108_000,
+            autoreset_mode="NextStep",  # never comes into play: `reset` is called first
+        )
+        self.actions = int(self.games.single_action_space.n)
+        self.starts = [0] * count
+        self.history: list[list[int]] = [[] for _ in range(count)]
+
+    def reset(self, chosen: np.ndarray | None = None) -> np.ndarray:
+        """Start new episodes where `chosen` (n,) bool is true (None: everywhere, seeded). Frames (n, h, w) uint8."""
+        if chosen is None:
+            return self._seeded_start(np.ones(self.count, bool))
+        long = np.array([len(history) >= RESEED_AFTER for history in self.history])
+        frames = np.zeros((self.count, *self.frame_shape), np.uint8)
+        plain, seeded = chosen & ~long, chosen & long
+        if plain.any():
+            frames[plain] = self._plain_start(plain)[plain]
+        if seeded.any():
+            frames[seeded] = self._seeded_start(seeded)[seeded]
+        return frames
+
+    def _plain_start(self, chosen: np.ndarray) -> np.ndarray:
+        for index in np.flatnonzero(chosen):
+            self.history[index].append(RESET)
+        return self._expand(self.games.reset(options={"reset_mask": chosen})[0], chosen)
+
+    def _seeded_start(self, chosen: np.ndarray) -> np.ndarray:
+        for index in np.flatnonzero(chosen):
+            self.starts[index] += 1
+            self.history[index] = []
+        return self._reload(chosen)
+
+    def _reload(self, chosen: np.ndarray) -> np.ndarray:
+        seeds = [_start_seed(self.seed, int(index), self.starts[index]) for index in np.flatnonzero(chosen)]
+        options = None if chosen.all() else {"reset_mask": chosen}
+        return self._expand(self.games.reset(seed=np.array(seeds), options=options)[0], chosen)
+
+    def _expand(self, observations: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+        """Frames (n, h, w) from what `reset` of the vector interface returns for the chosen environments."""
+        if len(observations) == self.count:
+            return observations[:, 0]
+        frames = np.zeros((self.count, *self.frame_shape), np.uint8)
+        frames[chosen] = observations[:, 0]
+        return frames
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """(frames (n, h, w), raw rewards, terminated, truncated), the last frame of the episode where it ended."""
+        for history, action in zip(self.history, actions.tolist()):
+            history.append(action)
+        observations, rewards, terminated, truncated, _ = self.games.step(actions.astype(np.int64))
+        return observations[:, 0], rewards.astype(np.float32), terminated, truncated
+
+    def state_dict(self) -> dict:
+        """Counters, and the history of each emulator since its last seeded start (int16 tensors)."""
+        history = [torch.tensor(items, dtype=torch.int16) for items in self.history]
+        return {"starts": list(self.starts), "history": history}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Bring every emulator to the stored moment by playing its history again (about 2000 steps a second)."""
+        self.starts = list(state["starts"])
+        self.history = [items.tolist() for items in state["history"]]
+        lengths = [sum(item != RESET for item in history) for history in self.history]
+        waiting = [max(lengths) - length for length in lengths]
+        cursors = [0] * self.count
+        self.games.reset(seed=np.arange(self.count))
+        for tick in range(max(lengths) + 1):
+            starting = np.array([tick == wait for wait in waiting])
+            if starting.any():
+                self._reload(starting)
+            self._replay_tick(tick, waiting, cursors, last=tick == max(lengths))
+
+    def _replay_tick(self, tick: int, waiting: list[int], cursors: list[int], last: bool) -> None:
+        resets, actions = np.zeros(self.count, bool), np.zeros(self.count, np.int64)
+        for index, history in enumerate(self.history):
+            if tick < waiting[index]:
+                continue
+            while cursors[index] < len(history) and history[cursors[index]] == RESET:
+                resets[index] = True
+                cursors[index] += 1
+            if not last:
+                actions[index] = history[cursors[index]]
+                cursors[index] += 1
+        if resets.any():
+            self.games.reset(options={"reset_mask": resets})
+        if not last:
+            self.games.step(actions)
+
+    def close(self) -> None:
+        """Free the emulators."""
+        self.games.close()
+
+
+RESET = -1
+
+
+def _start_seed(seed: int, index: int, start: int) -> int:
+    return int(np.random.SeedSequence([seed, index, start]).generate_state(1)[0] % 2**31)
+
+
+def _nearest(game: str, names: list[str]) -> str:
+    close = difflib.get_close_matches(game.lower(), [*names, CATCH], n=1)
+    return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+class CatchBackend:
+    """n games of Catch on a 7 x 7 board drawn at the frame size: move the paddle under the falling ball.
+
+    Actions: left, stay, right. The ball falls one row a step from a random column; the episode ends after 6 steps with
+    reward +1 (caught) or -1. Expected return of a random policy about -0.6, of a perfect one 1.
+    """
+
+    size = 7
+    actions = 3
+
+    def __init__(self, count: int, frame_shape: tuple[int, int], seed: int):
+        if min(frame_shape) < self.size:
+            raise UserError(
+                f"catch needs frames of at least {self.size} x {self.size}, got {tuple(frame_shape)}"
+            )
+        self.count, self.frame_shape = count, tuple(frame_shape)
+        self.generator = np.random.default_rng(seed)
+        self.ball = np.zeros((count, 2), np.int64)  # row, column
+        self.paddle = np.zeros(count, np.int64)
+        self.rows = np.arange(frame_shape[0]) * self.size // frame_shape[0]
+        self.columns = np.arange(frame_shape[1]) * self.size // frame_shape[1]
+
+    def reset(self, chosen: np.ndarray | None = None) -> np.ndarray:
+        """Start new episodes where `chosen` (n,) bool is true (None: everywhere). Frames (n, h, w) uint8."""
+        chosen = np.ones(self.count, bool) if chosen is None else chosen
+        for index in np.flatnonzero(chosen):
+            self.ball[index] = 0, self.generator.integers(self.size)
+            self.paddle[index] = self.generator.integers(self.size)
+        return self._draw()
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """(frames (n, h, w), rewards, terminated, truncated), the last frame of the episode where it ended."""
+        self.paddle = np.clip(self.paddle + actions - 1, 0, self.size - 1)
+        self.ball[:, 0] += 1
+        terminated = self.ball[:, 0] == self.size - 1
+        caught = np.where(self.ball[:, 1] == self.paddle, 1.0, -1.0)
+        rewards = np.where(terminated, caught, 0.0).astype(np.float32)
+        return self._draw(), rewards, terminated, np.zeros(self.count, bool)
+
+    def _draw(self) -> np.ndarray:
+        board = np.zeros((self.count, self.size, self.size), np.uint8)
+        board[np.arange(self.count), self.size - 1, self.paddle] = 255
+        board[np.arange(self.count), self.ball[:, 0], self.ball[:, 1]] = 255
+        return board[:, self.rows][:, :, self.columns]
+
+    def state_dict(self) -> dict:
+        """Plain numbers: positions and the generator."""
+        return {
+            "ball": self.ball.tolist(),
+            "paddle": self.paddle.tolist(),
+            "generator": self.generator.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Return to the stored moment."""
+        self.ball, self.paddle = np.array(state["ball"]), np.array(state["paddle"])
+        self.generator.bit_generator.state = state["generator"]
+
+    def close(self) -> None:
+        """Nothing to free."""

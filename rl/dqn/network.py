@@ -1,0 +1,57 @@
+"""The DQN network: convolutions, one hidden layer, one value for each action."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fire_core.errors import UserError
+
+
+class DQN(nn.Module):
+    """Action values of image stacks (Mnih et al. 2015). All weights Xavier-uniform, biases zero.
+
+    Args:
+        actions: number of actions.
+        frame_shape: (height, width) of a frame.
+        convolutions: (channels, kernel, stride) of each layer, every one followed by a ReLU.
+        hidden: width of the hidden layer.
+        stack: frames in an observation.
+
+    `encoder` is the convolutional part, `head` the rest: methods that replace a head need no other knowledge.
+    """
+
+    def __init__(
+        self,
+        actions: int,
+        frame_shape: tuple[int, int] = (84, 84),
+        convolutions: Sequence[tuple[int, int, int]] = ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
+        hidden: int = 512,
+        stack: int = 4,
+    ):
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels, height, width = stack, *frame_shape
+        for out_channels, kernel, stride in convolutions:
+            layers += [nn.Conv2d(channels, out_channels, kernel, stride), nn.ReLU()]
+            height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+            channels = out_channels
+        if min(height, width) < 1:
+            raise UserError(
+                f"frames of {tuple(frame_shape)} are too small for the convolutions {convolutions}"
+            )
+        self.encoder = nn.Sequential(*layers, nn.Flatten())
+        self.head = nn.Sequential(
+            nn.Linear(channels * height * width, hidden), nn.ReLU(), nn.Linear(hidden, actions)
+        )
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Action values (B, actions) of stacks (B, stack, height, width), uint8 0..255 or float in the same units."""
+        return self.head(self.encoder(observations.to(self._dtype()) / 255.0))
+
+    def _dtype(self) -> torch.dtype:
+        return self.encoder[0].weight.dtype

@@ -1,0 +1,147 @@
+"""Games: the protocol step by step, stacks against the gymnasium wrappers, and resume to the exact moment."""
+
+import numpy as np
+import pytest
+import torch
+
+from fire_core.errors import UserError
+from rl.dqn.env import SCORES, Games
+from rl.dqn.games import AtariBackend, CatchBackend
+
+
+def play(games, steps, seed=0):
+    generator = np.random.default_rng(seed)
+    return [games.step(generator.integers(games.actions, size=games.count)) for _ in range(steps)]
+
+
+def test_frames_rewards_and_ends_equal_the_gymnasium_wrapper_stack():
+    """Same actions through ALE's own gymnasium environment, skip and max and grey and resize done by the wrappers."""
+    import ale_py
+    import gymnasium
+
+    gymnasium.register_envs(ale_py)
+    plain = gymnasium.make("BreakoutNoFrameskip-v4")
+    processed = gymnasium.wrappers.AtariPreprocessing(
+        plain, noop_max=0, frame_skip=4, terminal_on_life_loss=False
+    )
+    reference = gymnasium.wrappers.FrameStackObservation(processed, 4, padding_type="reset")
+    games = Games("breakout", 1, (84, 84), seed=0, sticky=0.0)
+    generator = np.random.default_rng(4)
+    expected, _ = reference.reset(seed=0)
+    observed = games.reset()
+    ends, rewards = 0, 0.0
+    for _ in range(500):
+        assert np.abs(observed[0].astype(int) - np.asarray(expected).astype(int)).max() <= 1
+        action = int(generator.integers(games.actions))
+        expected, reward, terminated, _, _ = reference.step(action)
+        step = games.step(np.array([action]))
+        observed = step.observations
+        assert (step.rewards[0], step.terminated[0]) == (reward, terminated)
+        rewards += reward
+        if terminated:
+            assert np.abs(step.final_frames[0].astype(int) - np.asarray(expected)[-1].astype(int)).max() <= 1
+            ends += 1
+            expected, _ = reference.reset()
+    assert ends >= 2 and rewards > 0
+
+
+def test_sticky_actions_repeat_the_executed_action_a_quarter_of_the_time():
+    games = Games("catch", 50, (7, 7), seed=3)
+    games.reset()
+    kept = total = 0
+    for number in range(300):
+        before = games.executed.copy()
+        chosen = np.full(50, number % 3)
+        step = games.step(chosen)
+        running = ~(step.terminated | step.truncated)
+        differs = running & (before != chosen)
+        kept += (games.executed[differs] == before[differs]).sum()
+        total += differs.sum()
+        assert (games.executed[~running] == 0).all()
+    assert total > 5000 and abs(kept / total - 0.25) < 0.025
+
+
+def test_stacks_restart_with_the_first_frame_repeated_and_scores_are_raw():
+    games = Games("space_invaders", 2, (42, 42), seed=1)
+    first = games.reset()
+    assert all((first[:, 0] == first[:, k]).all() for k in range(4))
+    total, finished, previous = np.zeros(2), [], first
+    for step in play(games, 900):
+        total += step.rewards
+        for episode in step.finished:
+            assert episode.score == total[episode.environment]
+            total[episode.environment] = 0
+            stack = step.observations[episode.environment]
+            assert (stack == stack[0]).all()
+            finished.append(episode)
+        running = ~(step.terminated | step.truncated)
+        assert (step.observations[running, :-1] == previous[running, 1:]).all()
+        assert (step.observations[running, -1] == step.final_frames[running]).all()
+        previous = step.observations
+    assert len(finished) >= 2
+    assert max(abs(step.rewards).max() for step in play(games, 200)) > 1
+
+
+@pytest.mark.parametrize("game", ["breakout", "demon_attack", "beam_rider", "catch"])
+@pytest.mark.parametrize("reseed_after", [60, 5000])
+def test_state_dict_returns_to_the_exact_moment(game, reseed_after, monkeypatch, tmp_path):
+    monkeypatch.setattr("rl.dqn.games.RESEED_AFTER", reseed_after)
+    games = Games(game, 2, (42, 42), seed=5)
+    games.reset()
+    play(games, 1300 if game == "demon_attack" else 420)
+    torch.save(games.state_dict(), tmp_path / "state")
+    expected = play(games, 150, seed=2)
+    games.close()
+    again = Games(game, 2, (42, 42), seed=99)
+    again.reset()
+    again.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
+    for one, other in zip(expected, play(again, 150, seed=2)):
+        for a, b in zip(one, other):
+            assert a == b if isinstance(a, list) else np.array_equal(a, b)
+
+
+def test_same_seed_same_games_other_seed_other_games():
+    runs = []
+    for seed in (1, 1, 2):
+        games = Games("asterix", 2, (42, 42), seed=seed)
+        games.reset()
+        runs.append(np.stack([step.observations for step in play(games, 60)]))
+    assert np.array_equal(runs[0], runs[1])
+    assert not np.array_equal(runs[0], runs[2])
+
+
+def test_an_episode_is_truncated_after_27000_agent_steps_not_terminated():
+    backend = AtariBackend("freeway", 1, (42, 42), seed=0)
+    assert backend.games.ale.get_num_envs() == 1
+    short = Games("freeway", 1, (42, 42), seed=0)
+    short.backend.games.close()
+    import ale_py
+
+    short.backend.games = ale_py.AtariVectorEnv(
+        "freeway", 1, stack_num=1, img_height=42, img_width=42, noop_max=0, max_num_frames_per_episode=400
+    )
+    short.reset()
+    steps = play(short, 101)
+    ends = [i for i, step in enumerate(steps) if step.truncated[0]]
+    assert ends == [99] and not any(step.terminated[0] for step in steps)
+
+
+def test_catch_rewards_by_hand():
+    backend = CatchBackend(1, (7, 7), seed=0)
+    backend.reset()
+    backend.ball[0], backend.paddle[0] = (0, 2), 4
+    rewards = [backend.step(np.array([action]))[1:3] for action in (0, 0, 1, 1, 1, 1)]
+    assert [float(r[0]) for r, _ in rewards] == [0, 0, 0, 0, 0, 1.0]
+    assert [bool(t[0]) for _, t in rewards] == [False] * 5 + [True]
+    backend.ball[0], backend.paddle[0] = (5, 2), 4
+    frames, reward, terminated, _ = backend.step(np.array([0]))
+    assert reward[0] == -1 and terminated[0]
+    assert frames[0, 6, 2] == frames[0, 6, 3] == 255 and frames.sum() == 2 * 255
+
+
+def test_unknown_games_and_tiny_frames_are_named():
+    with pytest.raises(UserError, match=r"unknown game 'asterx' \(did you mean 'asterix'\?\)"):
+        Games("asterx", 1, seed=0)
+    with pytest.raises(UserError, match="at least 7 x 7"):
+        Games("catch", 1, (5, 5), seed=0)
+    assert all(human > random for random, human in SCORES.values())

@@ -1,0 +1,234 @@
+"""Replays: no stored transition crosses an episode, stacks are the wrapper's, resume and forks are exact."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from fire_core.errors import UserError
+from rl.replay import FlatReplay, FrameReplay
+
+STACK = 4
+
+
+class Counting:
+    """Two environments whose frames are (episode number, step number) and whose episodes have given lengths."""
+
+    def __init__(self, lengths=(3, 5), truncate=(False, True)):
+        self.lengths, self.truncate = lengths, truncate
+        self.episode, self.step_number = np.zeros(2, int), np.zeros(2, int)
+        self.stacks = [self._first(i) for i in range(2)]
+
+    def frame(self, index):
+        return np.array([[self.episode[index], self.step_number[index]]], np.uint8)
+
+    def _first(self, index):
+        return [self.frame(index)] * STACK
+
+    def frames(self):
+        return np.stack([stack[-1] for stack in self.stacks])
+
+    def step(self):
+        """What a frame-stack wrapper over each environment sees, kept as a list of plain tuples."""
+        records, finals, terminated, truncated = (
+            [],
+            np.zeros((2, 1, 2), np.uint8),
+            np.zeros(2, bool),
+            np.zeros(2, bool),
+        )
+        for i in range(2):
+            observation = np.stack(self.stacks[i])
+            self.step_number[i] += 1
+            finals[i] = self.frame(i)
+            self.stacks[i] = [*self.stacks[i][1:], self.frame(i)]
+            after = np.stack(self.stacks[i])
+            if self.step_number[i] == self.lengths[i]:
+                (truncated if self.truncate[i] else terminated)[i] = True
+                self.episode[i] += 1
+                self.step_number[i] = 0
+                self.stacks[i] = self._first(i)
+            records.append((observation, after, terminated[i]))
+        return records, finals, terminated, truncated
+
+
+def fill(replay, environment, steps, records):
+    for _ in range(steps):
+        number = replay.count
+        seen, finals, terminated, truncated = environment.step()
+        rewards = np.array([number, -number], np.float32)
+        replay.add(
+            np.array([number % 7, number % 5]), rewards, terminated, truncated, environment.frames(), finals
+        )
+        records.append(seen)
+
+
+def check_all(replay, records):
+    """Every transition that can be drawn is exactly the wrapper's."""
+    oldest = max(0, replay.count - replay.depth)
+    for time in range(oldest, replay.count):
+        batch = replay.transitions(np.array([time, time]), np.array([0, 1]))
+        for index in range(2):
+            observation, after, terminated = records[time][index]
+            np.testing.assert_array_equal(batch.observations[index].numpy(), observation)
+            np.testing.assert_array_equal(batch.next_observations[index].numpy(), after)
+            assert batch.terminated[index].item() == terminated
+        assert batch.rewards.tolist() == [time, -time]
+        assert batch.actions.tolist() == [time % 7, time % 5]
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("steps", [1, 2, 4, 19, 20, 21, 22, 23, 24, 25, 26, 57, 143])
+def test_every_transition_equals_the_frame_stack_wrapper(tmp_path, steps, mapped):
+    environment, records = Counting(), []
+    replay = FrameReplay(
+        40, 2, (1, 2), folder=tmp_path / "replay" if mapped else None, reserve=3 if mapped else None
+    )
+    replay.start(environment.frames())
+    fill(replay, environment, steps, records)
+    assert len(replay) == min(40, 2 * steps)
+    check_all(replay, records)
+
+
+def test_sampling_reaches_all_of_the_last_capacity_and_nothing_else():
+    environment, records = Counting(), []
+    replay = FrameReplay(20, 2, (1, 2))
+    replay.start(environment.frames())
+    fill(replay, environment, 33, records)
+    batch = replay.sample(4000, np.random.default_rng(0))
+    drawn, counts = np.unique(batch.rewards.numpy(), return_counts=True)
+    assert sorted(np.abs(drawn).tolist()) == sorted([*range(23, 33)] * 2)
+    assert counts.min() > 140 and counts.max() < 260  # 200 expected, sd 14: four sd either way
+
+
+def test_same_generator_gives_the_same_batch():
+    environment = Counting()
+    replay = FrameReplay(20, 2, (1, 2))
+    replay.start(environment.frames())
+    fill(replay, environment, 12, [])
+    first = replay.sample(16, np.random.default_rng(3))
+    second = replay.sample(16, np.random.default_rng(3))
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
+
+
+def test_restart_in_the_middle_truncates_and_keeps_the_true_next_frame():
+    environment, records = Counting(lengths=(50, 60)), []
+    replay = FrameReplay(40, 2, (1, 2))
+    replay.start(environment.frames())
+    fill(replay, environment, 7, records)
+    environment.episode += 1
+    environment.step_number[:] = 0
+    environment.stacks = [environment._first(i) for i in range(2)]
+    replay.start(environment.frames())
+    fill(replay, environment, 6, records)
+    check_all(replay, records)
+    assert not replay.facts["terminated"].any()
+
+
+def test_memory_is_a_quarter_of_stored_stacks():
+    replay = FrameReplay(4000, 4, (84, 84))
+    stacked = 4000 * 4 * 84 * 84
+    assert replay.bytes < 0.27 * stacked
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("restart", [False, True])
+def test_going_back_to_a_checkpoint_is_exact_although_the_ring_went_on(tmp_path, mapped, restart):
+    folder = tmp_path / "replay" if mapped else None
+    environment, records = Counting(), []
+    replay = FrameReplay(20, 2, (1, 2), folder=folder, reserve=6 if mapped else None)
+    replay.start(environment.frames())
+    fill(replay, environment, 40, records)
+    stream = io.BytesIO()
+    torch.save(replay.state_dict(), stream)
+    assert not replay.must_save
+    if restart:
+        replay.start(np.full((2, 1, 2), 200, np.uint8))
+    fill(replay, environment, 6, [])
+    assert replay.must_save == mapped
+    stream.seek(0)
+    again = FrameReplay(20, 2, (1, 2), folder=folder, reserve=6 if mapped else None, existing=mapped)
+    again.load_state_dict(torch.load(stream, weights_only=True))
+    assert again.count == 40
+    check_all(again, records)
+    continued = np.full((2, 1, 2), 9, np.uint8)
+    nothing = np.zeros(2, bool)
+    again.add(np.zeros(2), np.zeros(2), nothing, nothing, continued)
+    assert again.transitions(np.array([40]), np.array([0])).next_observations[0, -1, 0, 0] == 9
+
+
+@pytest.mark.parametrize("new_rows", [3, 200])
+def test_forks_share_the_old_frames_and_never_write_them(tmp_path, new_rows):
+    environment, records = Counting(), []
+    trunk = FrameReplay(40, 2, (1, 2), folder=tmp_path / "trunk", reserve=4)
+    trunk.start(environment.frames())
+    fill(trunk, environment, 33, records)
+    state = trunk.state_dict()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "trunk").iterdir()}
+    base = FrameReplay(40, 2, (1, 2), folder=tmp_path / "trunk", reserve=4, existing=True, read_only=True)
+    base.load_state_dict(state)
+    for name in ("a", "b"):
+        fork = base.fork(tmp_path / name, new_rows=new_rows)
+        check_all(fork, records)
+        own, own_environment = list(records), environment_at(environment)
+        steps = min(new_rows, 45)
+        fill(fork, own_environment, steps, own)
+        check_all(fork, own)
+        resumed = base.fork(tmp_path / name, new_rows=new_rows, existing=True)
+        resumed.load_state_dict(fork.state_dict())
+        check_all(resumed, own)
+        assert len(resumed) == 40
+    after = {path.name: path.read_bytes() for path in (tmp_path / "trunk").iterdir()}
+    assert before == after
+    assert base.fork(None, new_rows=3).frames.nbytes < base.frames.nbytes / 4
+    with pytest.raises(ValueError):
+        base.frames[0] = 1
+
+
+def environment_at(environment):
+    copy = Counting(environment.lengths, environment.truncate)
+    copy.episode, copy.step_number = environment.episode.copy(), environment.step_number.copy()
+    copy.stacks = [list(stack) for stack in environment.stacks]
+    return copy
+
+
+def test_bad_sizes_and_full_disks_are_one_clear_line(tmp_path):
+    with pytest.raises(UserError, match=r"41: give a positive multiple of 2"):
+        FrameReplay(41, 2, (1, 2))
+    with pytest.raises(UserError, match=r"GB of disk at .* are free"):
+        FrameReplay(10**10, 2, (1000, 1000), folder=tmp_path / "x")
+    with pytest.raises(UserError, match=r"GB of memory but"):
+        FrameReplay(10**10, 2, (1000, 1000))
+    with pytest.raises(UserError, match="empty"):
+        FrameReplay(40, 2, (1, 2)).sample(1, np.random.default_rng(0))
+    with pytest.raises(UserError, match="is missing"):
+        FrameReplay(40, 2, (1, 2), folder=tmp_path / "none", existing=True)
+    FrameReplay(40, 2, (1, 2), folder=tmp_path / "here")
+    with pytest.raises(UserError, match="asks for"):
+        FrameReplay(40, 2, (1, 3), folder=tmp_path / "here", existing=True)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_flat_replay_returns_what_was_added_and_resumes(tmp_path, mapped):
+    folder = tmp_path / "flat" if mapped else None
+    replay = FlatReplay(30, 3, 2, folder=folder, reserve=5 if mapped else None)
+
+    def add(number):
+        replay.add(np.full(3, number), np.full(2, -number), number, np.full(3, number + 1), number % 4 == 0)
+
+    for number in range(50):
+        add(number)
+    state = replay.state_dict()
+    for number in range(50, 55):
+        add(number)
+    assert replay.must_save == mapped
+    again = FlatReplay(30, 3, 2, folder=folder, reserve=5 if mapped else None, existing=mapped)
+    again.load_state_dict(state)
+    for one in (again, again.fork(None)):
+        batch = one.sample(2000, np.random.default_rng(1))
+        numbers = batch.rewards
+        assert set(numbers.tolist()) == set(range(20, 50))
+        assert torch.equal(batch.observations, numbers[:, None].expand(-1, 3))
+        assert torch.equal(batch.next_observations, numbers[:, None].expand(-1, 3) + 1)
+        assert torch.equal(batch.actions, -numbers[:, None].expand(-1, 2))
+        assert torch.equal(batch.terminated, (numbers % 4 == 0).float())
