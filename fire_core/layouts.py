@@ -206,6 +206,8 @@ def _split(place: Place) -> Iterator[Part]:
         yield from _conv(module, parameter)
     elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
         yield Part("embedding", "embedding table: rows are looked up, not multiplied (tied to no Linear)")
+    elif hasattr(module, "cannot_tell"):
+        yield Part("conv", module.cannot_tell)
     elif isinstance(module, nn.RNNBase):
         yield from _recurrent(module, place.attribute, parameter)
     else:

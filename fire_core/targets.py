@@ -11,6 +11,7 @@ Layers are told apart in `fire_core/layouts.py` (how a parameter splits into mat
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -87,42 +88,43 @@ class TargetTable(list):
         """Names of the parameters with at least one included target."""
         return list(dict.fromkeys(target.parameter for target in self.included))
 
-    def rows(self) -> list[dict[str, object]]:
-        """One row for neighbours that differ in nothing but their part: name, kind, matrices, shape, scale,
-        in, why."""
-        rows: list[dict[str, object]] = []
+    def rows(self, *, by_layer: bool = True) -> list[dict[str, object]]:
+        """One row for neighbours that differ in nothing but their part, with the number of matrices.
+
+        by_layer=False also merges the same parameter of repeated layers ("h.*.attn.c_attn.weight").
+        """
+        rows: dict[tuple, dict[str, object]] = {}
         for target in self:
-            row = {
-                "parameter": target.name.split("[")[0],
-                "part": "",
-                "kind": target.kind,
-                "role": target.role,
-                "shape": "x".join(map(str, target.shape)),
-                "scale": round(target.scale, 4),
+            parameter = target.name.split("[")[0]
+            if not by_layer:
+                parameter = re.sub(r"(?<![^.])\d+(?![^.])", "*", parameter)
+            row: dict[str, object] = {
                 "in": target.included,
+                "parameter": parameter,
+                "shape": "x".join(map(str, target.shape)),
+                "kind": target.kind,
+                "role": target.role if by_layer else "",
                 "why": target.reason,
             }
-            if rows and all(rows[-1][key] == row[key] for key in row if key != "part"):
-                rows[-1]["matrices"] += 1  # type: ignore[operator]
-                rows[-1]["part"] = rows[-1]["part"].split(" ..")[0] + " .. " + _part(target)  # type: ignore[attr-defined]
-            else:
-                rows.append({**row, "part": _part(target), "matrices": 1 if target.shape else 0})
-        return rows
+            merged = rows.setdefault(tuple(row.values()), {**row, "matrices": 0, "parts": []})
+            merged["matrices"] += 1 if target.shape else 0  # type: ignore[operator]
+            part = target.name.partition("[")[2].rstrip("]")
+            if part not in merged["parts"]:  # type: ignore[operator]
+                merged["parts"].append(part)  # type: ignore[attr-defined]
+        for row in rows.values():
+            parts = row.pop("parts")
+            row["part"] = ", ".join(parts) if len(parts) <= 3 else f"{parts[0]} .. {parts[-1]}"  # type: ignore
+        return list(rows.values())
 
     def __str__(self) -> str:
         columns = ("in", "parameter", "part", "matrices", "shape", "kind", "role", "why")
-        cells = [
-            [("in" if row[c] else "out") if c == "in" else str(row[c]) for c in columns]
-            for row in self.rows()
-        ]
-        header = ["", *columns[1:]]
-        widths = [max(len(line[i]) for line in [header, *cells]) for i in range(len(columns))]
-        lines = [
-            "  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in [header, *cells]
-        ]
-        chosen = self.included
-        count = sum(target.shape[0] * target.shape[1] for target in chosen)
-        return "\n".join([*lines, f"{len(chosen)} matrices with {count:,} weights are in."])
+        rows = [{**row, "in": "in" if row["in"] else "out"} for row in self.rows()]
+        cells = [list(columns), *([str(row[column]) for column in columns] for row in rows)]
+        cells[0][0] = ""
+        widths = [max(map(len, column)) for column in zip(*cells)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
+        count = sum(target.shape[0] * target.shape[1] for target in self.included)
+        return "\n".join([*lines, f"{len(self.included)} matrices with {count:,} weights are in."])
 
 
 def find_targets(
@@ -233,7 +235,3 @@ def _parameter(target: Target, source: nn.Module | Mapping[str, Tensor]) -> Tens
     if isinstance(source, nn.Module):
         return source.get_parameter(target.parameter)
     return source[target.parameter]
-
-
-def _part(target: Target) -> str:
-    return target.name.partition("[")[2].rstrip("]")

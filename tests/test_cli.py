@@ -1,0 +1,280 @@
+"""inspect, apply and targets on files: the same numbers as in memory, nothing overwritten, nothing unsafe read."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from fire_core import fire
+from fire_core.__main__ import main
+from fire_core.metrics import deviation_from_isometry
+from fire_core.weights_on_disk import apply
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.bn = nn.BatchNorm2d(8)
+        self.fc = nn.Linear(8, 16)
+        self.head = nn.Linear(16, 4)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(12, 6)
+        self.c_attn = nn.Linear(6, 18, bias=False)
+        self.c_attn.fused_rows = {"q": 6, "k": 6, "v": 6}
+        self.lm_head = nn.Linear(6, 12, bias=False)
+        self.lm_head.weight = self.wte.weight
+
+
+def tied() -> nn.Module:
+    return Tied()
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def run(*arguments: object) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+def assert_same(actual: dict, expected: dict) -> None:
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert actual[name].dtype == tensor.dtype and torch.equal(actual[name], tensor), name
+
+
+def test_apply_on_safetensors_equals_fire_in_memory(tmp_path: Path, net: Net) -> None:
+    save_file(net.state_dict(), tmp_path / "in.safetensors", {"format": "pt", "note": "kept"})
+    before = (tmp_path / "in.safetensors").read_bytes()
+    assert run("apply", tmp_path / "in.safetensors", tmp_path / "out.safetensors", "--targets=-head") == 0
+    fire(net, targets="-head")
+    assert_same(load_file(tmp_path / "out.safetensors"), net.state_dict())
+    with safe_open(tmp_path / "out.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt", "note": "kept"}
+    assert (tmp_path / "in.safetensors").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.safetensors", "out.safetensors"]
+
+
+def test_apply_on_a_torch_file_keeps_all_else(tmp_path: Path, net: Net) -> None:
+    optimizer = torch.optim.Adam(net.parameters())
+    net.fc(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    content = {"epoch": 3, "model": net.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(content, tmp_path / "in.pt")
+    assert run("apply", tmp_path / "in.pt", tmp_path / "out.pt", "--solver", "exact") == 0
+    result = torch.load(tmp_path / "out.pt", weights_only=True)
+    old = torch.load(tmp_path / "in.pt", weights_only=True)
+    assert torch.equal(old["model"]["fc.weight"], net.fc.weight), "the input file must stay as it was"
+    fire(net, solver="exact")
+    assert_same(result["model"], net.state_dict())
+    assert result["epoch"] == 3 and len(result["optimizer"]["state"]) == len(old["optimizer"]["state"])
+
+
+def test_apply_reads_the_entry_that_key_names(tmp_path: Path, net: Net) -> None:
+    torch.save({"agent": {"actor": net.state_dict()}, "steps": 1}, tmp_path / "in.pt")
+    assert run("apply", tmp_path / "in.pt", tmp_path / "out.pt") == 2
+    assert run("apply", tmp_path / "in.pt", tmp_path / "out.pt", "--key", "agent.critic") == 2
+    assert run("apply", tmp_path / "in.pt", tmp_path / "out.pt", "--key", "agent.actor") == 0
+    fire(net)
+    assert_same(torch.load(tmp_path / "out.pt", weights_only=True)["agent"]["actor"], net.state_dict())
+
+
+def test_apply_on_a_sharded_folder(tmp_path: Path, net: Net) -> None:
+    folder, state = tmp_path / "model", net.state_dict()
+    folder.mkdir()
+    names = list(state)
+    shards = {"model-1-of-2.safetensors": names[:3], "model-2-of-2.safetensors": names[3:]}
+    for file, members in shards.items():
+        save_file({name: state[name] for name in members}, folder / file, {"format": "pt"})
+    weight_map = {name: file for file, members in shards.items() for name in members}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (folder / "tokenizer.json").write_text("{}")
+    assert run("apply", folder, tmp_path / "new") == 0
+    written = {}
+    for file, members in shards.items():
+        part = load_file(tmp_path / "new" / file)
+        assert set(part) == set(members)
+        written |= part
+    fire(net)
+    assert_same(written, {name: state[name] for name in sorted(state)} | {})
+    assert (tmp_path / "new" / "tokenizer.json").exists()
+    assert (tmp_path / "new" / "model.safetensors.index.json").exists()
+
+
+def test_one_shard_in_memory(tmp_path: Path, net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No two shards are alive at once: each is freed before the next one is read."""
+    import gc
+    import weakref
+
+    from fire_core.checkpoint_files import Shard
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    state = net.state_dict()
+    weight_map = {name: f"{i}.safetensors" for i, name in enumerate(state)}
+    for name, file in weight_map.items():
+        save_file({name: state[name]}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    alive: list[weakref.ref] = []
+    most = 0
+    load = Shard.load
+
+    def counted(shard: Shard) -> tuple:
+        nonlocal most
+        gc.collect()
+        most = max(most, sum(ref() is not None for ref in alive))
+        tensors, content = load(shard)
+        alive.extend(weakref.ref(tensor) for tensor in tensors.values())
+        return tensors, content
+
+    monkeypatch.setattr(Shard, "load", counted)
+    apply(folder, tmp_path / "new")
+    assert len(alive) == len(state) and most <= 1
+
+
+def test_a_failed_apply_leaves_nothing(tmp_path: Path, net: Net, capsys: pytest.CaptureFixture) -> None:
+    with torch.no_grad():
+        net.fc.weight[0, 0] = torch.nan
+    save_file(net.state_dict(), tmp_path / "in.safetensors")
+    assert run("apply", tmp_path / "in.safetensors", tmp_path / "out.safetensors") == 2
+    assert "fc.weight" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["in.safetensors"]
+
+
+def test_apply_refuses_to_overwrite(tmp_path: Path, net: Net, capsys: pytest.CaptureFixture) -> None:
+    save_file(net.state_dict(), tmp_path / "in.safetensors")
+    (tmp_path / "out.safetensors").write_text("precious")
+    assert run("apply", tmp_path / "in.safetensors", tmp_path / "out.safetensors") == 2
+    assert run("apply", tmp_path / "in.safetensors", tmp_path / "in.safetensors") == 2
+    assert "not overwritten" in capsys.readouterr().err
+    assert (tmp_path / "out.safetensors").read_text() == "precious"
+    assert_same(load_file(tmp_path / "in.safetensors"), net.state_dict())
+
+
+def test_a_torch_file_with_code_in_it_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    torch.save({"model": Net()}, tmp_path / "in.pt")
+    assert run("inspect", tmp_path / "in.pt") == 2
+    assert "cannot be read safely" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path: None, "does not exist"),
+        (lambda path: path.mkdir(), "holds none of"),
+        (lambda path: torch.save({"a": 1}, path), "holds no weights by name"),
+        (lambda path: torch.save({"fc.bias": torch.ones(3)}, path), "has no matrix to treat"),
+    ],
+)
+def test_unusable_sources_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture, make: object, message: str
+) -> None:
+    make(tmp_path / "x")
+    assert run("inspect", tmp_path / "x") == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_truncated_safetensors_file_is_an_error(
+    tmp_path: Path, net: Net, capsys: pytest.CaptureFixture
+) -> None:
+    save_file(net.state_dict(), tmp_path / "in.safetensors")
+    (tmp_path / "in.safetensors").write_bytes((tmp_path / "in.safetensors").read_bytes()[:200])
+    assert run("inspect", tmp_path / "in.safetensors") == 2
+    assert "cannot be read as safetensors" in capsys.readouterr().err
+
+
+def test_inspect_gives_the_spectrum(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    basis = torch.linalg.qr(torch.randn(4, 4))[0]
+    weight = torch.diag(torch.tensor([2.0, 1.0, 1.0, 0.5])) @ basis
+    save_file({"fc.weight": weight, "fc.bias": torch.zeros(4)}, tmp_path / "in.safetensors")
+    assert (
+        run("inspect", tmp_path / "in.safetensors", "--csv", tmp_path / "s.csv", "--plot", tmp_path / "s.png")
+        == 0
+    )
+    with (tmp_path / "s.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert row["name"] == "fc.weight" and row["shape"] == "4x4"
+    assert float(row["largest"]) == pytest.approx(2.0, rel=1e-5)
+    assert float(row["condition"]) == pytest.approx(4.0, rel=1e-5)
+    assert float(row["norm"]) == pytest.approx(2.5, rel=1e-5)
+    assert (
+        float(row["dfi"])
+        == pytest.approx(float(deviation_from_isometry(weight)), rel=1e-5)
+        == pytest.approx(9.5625)
+    )
+    assert (tmp_path / "s.png").read_bytes()[:4] == b"\x89PNG"
+    assert "1 matrices; targets from names and shapes" in capsys.readouterr().out
+    assert run("inspect", tmp_path / "in.safetensors", "--csv", tmp_path / "s.csv") == 2
+
+
+def test_a_file_alone_cannot_split_a_fused_layer_but_a_model_can(tmp_path: Path) -> None:
+    model = tied()
+    state = model.state_dict()
+    del state["lm_head.weight"]
+    save_file(state, tmp_path / "in.safetensors")
+    source = tmp_path / "in.safetensors"
+    assert run("apply", source, tmp_path / "plain") == 2, "the fused layer and the embedding are out"
+    assert run("apply", source, tmp_path / "out.safetensors", "--model", "test_cli:tied") == 0
+    fire(model)
+    assert torch.equal(load_file(tmp_path / "out.safetensors")["wte.weight"], model.wte.weight)
+    assert torch.equal(load_file(tmp_path / "out.safetensors")["c_attn.weight"], model.c_attn.weight)
+
+
+def test_tied_weights_of_a_torch_file_are_projected_once(tmp_path: Path) -> None:
+    model = tied()
+    torch.save(model.state_dict(), tmp_path / "in.pt")
+    report = apply(tmp_path / "in.pt", tmp_path / "out.pt", targets="lm_head")
+    assert len(report.treated()) == 1
+    result = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert result["lm_head.weight"].data_ptr() == result["wte.weight"].data_ptr()
+    fire(model, targets="lm_head")
+    assert torch.equal(result["wte.weight"], model.wte.weight)
+
+
+def test_depthwise_and_grey_convolutions_stay_out_of_a_file(tmp_path: Path) -> None:
+    save_file(
+        {"dw.weight": torch.randn(8, 1, 3, 3), "fc.weight": torch.randn(4, 4)}, tmp_path / "in.safetensors"
+    )
+    report = apply(tmp_path / "in.safetensors", tmp_path / "out.safetensors")
+    assert [row.name for row in report.treated()] == ["fc.weight"]
+    assert "give --model" in next(row.reason for row in report.rows if row.parameter == "dw.weight")
+
+
+def test_targets_command_prints_models_and_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture, net: Net
+) -> None:
+    save_file(net.state_dict(), tmp_path / "in.safetensors")
+    assert run("targets", tmp_path / "in.safetensors", "--targets", "conv") == 0
+    assert "9 matrices with 216 weights are in." in capsys.readouterr().out
+    assert run("targets", "test_cli:tied", "--markdown") == 0
+    assert "| in | `c_attn.weight` | q, k, v | 3 | 6x6 |" in capsys.readouterr().out
+    assert run("targets", "nosuch.module:thing") == 2
+
+
+def test_the_command_line_runs(tmp_path: Path, net: Net) -> None:
+    save_file(net.state_dict(), tmp_path / "in.safetensors")
+    command = [
+        sys.executable,
+        "-m",
+        "fire_core",
+        "inspect",
+        str(tmp_path / "in.safetensors"),
+        "--targets",
+        "nosuch",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
