@@ -1,0 +1,135 @@
+"""Token files and the batches drawn from them.
+
+A batch is a pure function of (seed, phase, iteration, micro-batch): a resumed run needs only its iteration number, and
+any number of processes draws the same micro-batches between them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fire_core.errors import UserError
+from fire_core.runs import generator
+
+PARTS = ("train", "validation")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The two token files of one corpus. `train` and `validation` are one-dimensional memory maps of token ids."""
+
+    name: str
+    train: np.ndarray
+    validation: np.ndarray
+    manifest: dict[str, Any]
+
+
+def open_corpus(
+    folder: Path,
+    *,
+    block: int,
+    vocabulary: int,
+    train_tokens: int | None = None,
+    validation_tokens: int | None = None,
+) -> Corpus:
+    """Map the files that `language/prepare.py` wrote, after checking them against their manifest.
+
+    train_tokens, validation_tokens: use only so many of the first tokens (None: all).
+    Raises UserError for a missing folder, a file of another length than the manifest says, a tokenizer with more ids
+    than `vocabulary`, and a part without one full window of `block` + 1 tokens. Contents are not re-hashed.
+    """
+    path = folder / "manifest.json"
+    if not path.is_file():
+        raise UserError(
+            f"no prepared corpus in {folder}: make it with python language/prepare.py (see --help)"
+        )
+    manifest = json.loads(path.read_text())
+    known = manifest["tokenizer"]["vocabulary"]
+    if known > vocabulary:
+        raise UserError(
+            f"{folder} was made with a tokenizer of {known} ids, but the model has vocabulary={vocabulary}: "
+            f"set model.vocabulary to at least {known}, or prepare the corpus with another --tokenizer"
+        )
+    limits = {"train": train_tokens, "validation": validation_tokens}
+    parts = {}
+    for part in PARTS:
+        tokens = _open_part(folder, part, manifest)
+        parts[part] = tokens[: limits[part]]
+        if len(parts[part]) <= block:
+            raise UserError(
+                f"{folder}/{part}.bin gives {len(parts[part])} tokens, too few for one window of block={block}: "
+                "use a longer text, a smaller block, or a larger limit"
+            )
+    return Corpus(manifest["name"], parts["train"], parts["validation"], manifest)
+
+
+def _open_part(folder: Path, part: str, manifest: dict[str, Any]) -> np.ndarray:
+    path = folder / f"{part}.bin"
+    dtype = np.dtype(manifest["dtype"])
+    expected = manifest["parts"][part]["tokens"] * dtype.itemsize
+    actual = path.stat().st_size if path.is_file() else 0
+    if actual != expected:
+        raise UserError(
+            f"{path} has {actual} bytes, its manifest says {expected}: it is cut off or missing; "
+            f"delete {folder} and prepare the corpus again"
+        )
+    return np.memmap(path, dtype=dtype, mode="r")
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Where the training batches of a phase come from: each micro-batch is drawn whole from one corpus."""
+
+    corpora: tuple[Corpus, ...]
+    shares: tuple[float, ...]  # probability of each corpus; sums to 1
+    block: int
+    batch_size: int
+    seed: int
+    phase: int
+
+    @property
+    def tokens(self) -> int:
+        """Training tokens of all corpora with a positive share: one pass."""
+        return sum(len(c.train) for c, share in zip(self.corpora, self.shares, strict=True) if share > 0)
+
+    def batch(self, iteration: int, micro: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets (batch_size, block), int64 on the CPU: windows at random offsets, with replacement."""
+        random = generator(self.seed, "data", self.phase, iteration, micro)
+        position = float(torch.rand((), generator=random, dtype=torch.float64))
+        chosen = min(
+            int(np.searchsorted(np.cumsum(self.shares), position, side="right")), len(self.corpora) - 1
+        )
+        tokens = self.corpora[chosen].train
+        starts = torch.randint(len(tokens) - self.block, (self.batch_size,), generator=random)
+        return _windows(tokens, starts.tolist(), self.block)
+
+
+def mixture(corpora: tuple[Corpus, ...], share_a: float, **settings: Any) -> Mixture:
+    """`share_a` of the micro-batches from the first corpus, the rest from the second."""
+    if not 0.0 <= share_a <= 1.0:
+        raise UserError(f"share_a={share_a}: a probability lies between 0 and 1")
+    return Mixture(corpora, (share_a, 1.0 - share_a), **settings)
+
+
+def validation_batches(
+    corpus: Corpus, block: int, batch_size: int, limit: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The first `limit` windows of the validation part side by side (no overlap, no randomness), in batches."""
+    starts = list(range(0, len(corpus.validation) - block, block))[:limit]
+    for first in range(0, len(starts), batch_size):
+        yield _windows(corpus.validation, starts[first : first + batch_size], block)
+
+
+def _windows(tokens: np.ndarray, starts: list[int], block: int) -> tuple[Tensor, Tensor]:
+    windows = torch.from_numpy(
+        np.stack([tokens[start : start + block + 1] for start in starts]).astype(np.int64)
+    )
+    return windows[:, :-1], windows[:, 1:]

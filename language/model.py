@@ -1,0 +1,203 @@
+"""A GPT-2 style decoder: the paper's model and small ones, with the options that questions about methods need.
+
+Module names are those of GPT-2 (`wte`, `wpe`, `h.3.attn.c_attn`, `lm_head`, ...), so rules such as "qk" and checkpoints
+are easy to relate. Attention is `scaled_dot_product_attention`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fire_core.errors import UserError
+
+INITIAL_STD = 0.02
+ACTIVATIONS = ("gelu", "squared_relu", "swiglu")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes and options of a `Decoder`. The defaults are the paper's GPT-0.1B (GPT-2 small without biases).
+
+    block: longest sequence. vocabulary: rows of the embedding; token ids must be below it.
+    key_value_heads: fewer than `heads` gives grouped-query attention; None means as many.
+    qkv: "fused" (one matrix, which methods still see as q, k and v) or "split" (three).
+    activation: "gelu" (exact), "squared_relu", or "swiglu" (gated, hidden width 8/3 of `width` rounded up to 32, so
+    about as many weights). tied: the output layer is the token embedding.
+    """
+
+    layers: int = 12
+    heads: int = 12
+    width: int = 768
+    block: int = 1024
+    vocabulary: int = 50304
+    key_value_heads: int | None = None
+    qkv: str = "fused"
+    activation: str = "gelu"
+    bias: bool = False
+    tied: bool = True
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise UserError(f"width={self.width} is not a multiple of heads={self.heads}: choose one that is")
+        if self.heads % self.groups:
+            raise UserError(f"heads={self.heads} is not a multiple of key_value_heads={self.groups}")
+        if self.activation not in ACTIVATIONS:
+            raise UserError(f"activation={self.activation!r}: choose one of {', '.join(ACTIVATIONS)}")
+        if self.qkv not in ("fused", "split"):
+            raise UserError(f"qkv={self.qkv!r}: choose fused or split")
+
+    @property
+    def groups(self) -> int:
+        """Number of key and value heads."""
+        return self.key_value_heads or self.heads
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+
+class SelfAttention(nn.Module):
+    """Causal attention over (batch, time, width)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        narrow = shape.groups * shape.head_width
+        self.widths = (shape.width, narrow, narrow)
+        if shape.qkv == "fused":
+            self.c_attn = nn.Linear(shape.width, sum(self.widths), bias=shape.bias)
+            self.c_attn.fused_rows = dict(zip("qkv", self.widths, strict=True))
+        else:
+            self.q_proj = nn.Linear(shape.width, shape.width, bias=shape.bias)
+            self.k_proj = nn.Linear(shape.width, narrow, bias=shape.bias)
+            self.v_proj = nn.Linear(shape.width, narrow, bias=shape.bias)
+        self.c_proj = nn.Linear(shape.width, shape.width, bias=shape.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, time, width = x.shape
+        if self.shape.qkv == "fused":
+            parts = self.c_attn(x).split(self.widths, dim=-1)
+        else:
+            parts = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        q, k, v = (p.view(batch, time, -1, self.shape.head_width).transpose(1, 2) for p in parts)
+        mixed = functional.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            is_causal=True,
+            dropout_p=self.shape.dropout if self.training else 0.0,
+            enable_gqa=self.shape.groups != self.shape.heads,
+        )
+        return self.c_proj(mixed.transpose(1, 2).reshape(batch, time, width))
+
+
+class FeedForward(nn.Module):
+    """Position-wise block; the gated form has gate and value in one matrix, which methods see as two."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.activation = shape.activation
+        hidden = 4 * shape.width
+        if shape.activation == "swiglu":
+            hidden = 32 * math.ceil(8 * shape.width / 3 / 32)
+            self.c_fc = nn.Linear(shape.width, 2 * hidden, bias=shape.bias)
+            self.c_fc.fused_rows = {"gate": hidden, "up": hidden}
+        else:
+            self.c_fc = nn.Linear(shape.width, hidden, bias=shape.bias)
+        self.c_proj = nn.Linear(hidden, shape.width, bias=shape.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.c_fc(x)
+        if self.activation == "swiglu":
+            gate, x = x.chunk(2, dim=-1)
+            return self.c_proj(functional.silu(gate) * x)
+        return self.c_proj(functional.gelu(x) if self.activation == "gelu" else functional.relu(x).square())
+
+
+class Block(nn.Module):
+    """Pre-norm residual block."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(shape.width, bias=shape.bias)
+        self.attn = SelfAttention(shape)
+        self.ln_2 = nn.LayerNorm(shape.width, bias=shape.bias)
+        self.mlp = FeedForward(shape)
+        self.drop = nn.Dropout(shape.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop(self.attn(self.ln_1(x)))
+        return x + self.drop(self.mlp(self.ln_2(x)))
+
+
+class Decoder(nn.Module):
+    """Tokens to logits. Weights are drawn from torch's global generator, as GPT-2's: N(0, 0.02), the two projections
+    into the residual stream divided by sqrt(2 * layers), norms at 1, biases at 0 (Radford et al. 2019, section 2.3)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.wte = nn.Embedding(shape.vocabulary, shape.width)
+        self.wpe = nn.Embedding(shape.block, shape.width)
+        self.drop = nn.Dropout(shape.dropout)
+        self.h = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.ln_f = nn.LayerNorm(shape.width, bias=shape.bias)
+        self.lm_head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        if shape.tied:
+            self.lm_head.weight = self.wte.weight
+        self._initialise()
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Logits (batch, time, vocabulary) for ids (batch, time); with `targets` of that shape the mean loss in nats.
+
+        The loss is taken in float32 whatever the autocast precision. Raises UserError for sequences beyond `block`.
+        """
+        if tokens.shape[1] > self.shape.block:
+            raise UserError(f"sequence of {tokens.shape[1]} tokens, but block={self.shape.block}: shorten it")
+        x = self.drop(self.wte(tokens) + self.wpe.weight[: tokens.shape[1]])
+        for block in self.h:
+            x = block(x)
+        logits = self.lm_head(self.ln_f(x))
+        return logits if targets is None else token_loss(logits, targets)
+
+    def flops_per_token(self) -> int:
+        """Floating point operations of training on one token, forward and backward: 6 for each weight that multiplies
+        (embedding look-ups are free) and 12 * layers * width * block for attention (Chowdhery et al. 2022, appendix B)."""
+        shape = self.shape
+        looked_up = shape.block * shape.width + (0 if shape.tied else self.wte.weight.numel())
+        weights = sum(p.numel() for p in self.parameters()) - looked_up
+        return 6 * weights + 12 * shape.layers * shape.width * shape.block
+
+    def _initialise(self) -> None:
+        residual_std = INITIAL_STD / math.sqrt(2 * self.shape.layers)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=residual_std if name.endswith("c_proj") else INITIAL_STD)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=INITIAL_STD)
+
+
+def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy in nats of logits (batch, time, vocabulary) against ids (batch, time), in float32."""
+    return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+
+def adamw(net: nn.Module, *, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
+    """AdamW as the official code sets it up: decay on parameters of two or more dimensions only.
+
+    The learning rate starts at 0: the loop sets it before each step.
+    """
+    parameters = [p for p in net.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=0.0, betas=betas, fused=True)

@@ -1,0 +1,253 @@
+"""Text to token files: `<out>/<name>-<tokenizer>/{train,validation}.bin` and a manifest.
+
+    python language/prepare.py                                       # the two shipped corpora, small tokenizer
+    python language/prepare.py wikitext103 openwebtext --tokenizer gpt2 --workers 16
+    python language/prepare.py folder:/my/texts jsonl:/my/texts.jsonl --tokenizer gpt2
+
+Files are flat arrays of token ids (uint16 where the vocabulary allows, else uint32); every document ends with the
+tokenizer's end-of-text id. The manifest says source, tokenizer, counts and SHA-256. A stopped preparation goes on where
+it was: finished pieces stay in `.pieces` until all are there. Any number of workers gives the same files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # run from anywhere; the wheel holds fire_core only
+
+import numpy as np
+from tqdm import tqdm
+
+from fire_core.errors import UserError
+from fire_core.runs.checkpoint import write_atomic
+from fire_core.runs.trunk import FolderLock
+from language.data import PARTS
+from language.sources import SHIPPED, Source, open_source
+from language.text_tokenizer import TextTokenizer, load_tokenizer
+
+PIECE_CHARACTERS = 2_000_000  # text in one piece: the unit of parallel work and of resuming
+
+
+def folder_name(source: str, tokenizer: str, documents: int | None = None) -> str:
+    """Name of the prepared folder, e.g. encyclopaedic-small; a cap on documents is part of it."""
+    name = f"{source}-{Path(tokenizer).stem}"
+    return f"{name}-{documents}" if documents else name
+
+
+def prepare(
+    source: Source,
+    tokenizer_name: str,
+    out: Path,
+    *,
+    workers: int = 1,
+    documents: int | None = None,
+    progress: bool = True,
+) -> Path:
+    """Make the token files of one source and return their folder; returns at once where they exist.
+
+    documents: use only the first so many documents of each part. Raises UserError when a part has no document.
+    """
+    folder = out / folder_name(source.name, tokenizer_name, documents)
+    lock = FolderLock(folder)  # runs of a sweep may ask for the same corpus at the same time
+    if not (folder / "manifest.json").is_file():
+        lock.acquire(wait=True)
+        try:
+            if not (folder / "manifest.json").is_file():
+                _prepare(source, tokenizer_name, folder, workers, documents, progress)
+        finally:
+            lock.release()
+    return folder
+
+
+def _prepare(
+    source: Source, tokenizer_name: str, folder: Path, workers: int, documents: int | None, progress: bool
+) -> None:
+    tokenizer = load_tokenizer(tokenizer_name)
+    dtype = "uint16" if tokenizer.vocabulary <= 2**16 else "uint32"
+    pieces = folder / ".pieces"
+    _claim(pieces, {"source": source.description, "tokenizer": tokenizer_name, "documents": documents})
+    parts = {}
+    for part in PARTS:
+        texts = islice(source.documents(part), documents)
+        paths = _encode_part(texts, tokenizer, dtype, pieces, part, workers, progress)
+        parts[part] = _join(paths, folder / f"{part}.bin", np.dtype(dtype), tokenizer.end_of_text)
+        if parts[part]["documents"] == 0:
+            raise UserError(
+                f"{source.description} has no {part} document: give it more text or another split"
+            )
+    manifest = {
+        "name": source.name,
+        "source": source.description,
+        "tokenizer": {
+            "name": tokenizer.name,
+            "vocabulary": tokenizer.vocabulary,
+            "end_of_text": tokenizer.end_of_text,
+        },
+        "dtype": dtype,
+        "parts": parts,
+    }
+    write_atomic(folder / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+    shutil.rmtree(pieces)
+
+
+def _claim(pieces: Path, settings: dict[str, Any]) -> None:
+    """Pieces of a preparation with other settings are thrown away, those of the same are kept."""
+    pieces.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(settings | {"characters": PIECE_CHARACTERS}, sort_keys=True)
+    note = pieces / "settings.json"
+    if note.is_file() and note.read_text() != text:
+        for old in pieces.glob("*.bin"):
+            old.unlink()
+    write_atomic(note, text)
+
+
+def _group(texts: Iterable[str]) -> Iterator[list[str]]:
+    group: list[str] = []
+    size = 0
+    for text in texts:
+        group.append(text)
+        size += len(text)
+        if size >= PIECE_CHARACTERS:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _encode_part(
+    texts: Iterable[str],
+    tokenizer: TextTokenizer,
+    dtype: str,
+    pieces: Path,
+    part: str,
+    workers: int,
+    progress: bool,
+) -> list[Path]:
+    """Encode all pieces that are not on disk yet; at most a few pieces a worker are held in memory."""
+    paths: list[Path] = []
+    waiting: deque[Future[None]] = deque()
+    bar = tqdm(desc=f"{pieces.parent.name}/{part}", unit=" pieces", disable=None if progress else True)
+    pool: Executor | None = None
+    if workers > 1:
+        context = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread)
+    try:
+        for number, group in enumerate(_group(texts)):
+            path = pieces / f"{part}_{number:06d}.bin"
+            paths.append(path)
+            if path.is_file():
+                pass
+            elif pool is None:
+                encode_piece(group, tokenizer.name, dtype, path, tokenizer)
+            else:
+                waiting.append(pool.submit(encode_piece, group, tokenizer.name, dtype, path))
+            while len(waiting) > 3 * workers:
+                waiting.popleft().result()
+            bar.update()
+        for future in waiting:
+            future.result()
+    finally:
+        bar.close()
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+    return paths
+
+
+def _one_thread() -> None:
+    os.environ["RAYON_NUM_THREADS"] = "1"  # a worker a core already: the tokenizer's own threads would fight
+
+
+_loaded: dict[str, TextTokenizer] = {}
+
+
+def encode_piece(
+    texts: list[str], tokenizer_name: str, dtype: str, path: Path, tokenizer: TextTokenizer | None = None
+) -> None:
+    """Write the token ids of some documents, each followed by the end-of-text id, as one file, in one step."""
+    if tokenizer is None:
+        tokenizer = _loaded.setdefault(tokenizer_name, load_tokenizer(tokenizer_name))
+    ids = [
+        np.array([*document, tokenizer.end_of_text], dtype=dtype)
+        for document in tokenizer.encode_batch(texts)
+    ]
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    np.concatenate(ids).tofile(temporary)
+    os.replace(temporary, path)
+
+
+def _join(pieces: list[Path], path: Path, dtype: np.dtype, end_of_text: int) -> dict[str, Any]:
+    """Put the pieces one after the other into `path`; counts and SHA-256 for the manifest."""
+    digest, tokens, documents = hashlib.sha256(), 0, 0
+    with path.open("wb") as out:
+        for piece in pieces:
+            raw = piece.read_bytes()
+            ids = np.frombuffer(raw, dtype)
+            out.write(raw)
+            digest.update(raw)
+            tokens += len(ids)
+            documents += int((ids == end_of_text).sum())
+    return {"tokens": tokens, "documents": documents, "sha256": digest.hexdigest()}
+
+
+def verify(folder: Path) -> None:
+    """Compare the files of a prepared folder with the hashes of its manifest; UserError where they differ."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for part, known in manifest["parts"].items():
+        with (folder / f"{part}.bin").open("rb") as file:
+            actual = hashlib.file_digest(file, "sha256").hexdigest()
+        if actual != known["sha256"]:
+            raise UserError(
+                f"{folder}/{part}.bin has SHA-256 {actual}, its manifest says {known['sha256']}: delete {folder}"
+            )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Command line; prints what was made."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("sources", nargs="*", default=list(SHIPPED), help="names, folder:PATH or jsonl:PATH")
+    parser.add_argument("--tokenizer", default="small", help="small, gpt2, or a tokenizers JSON file")
+    parser.add_argument("--out", type=Path, default=Path("data/language"))
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--documents", type=int, help="only the first so many documents of each part")
+    parser.add_argument("--validation-share", type=float, default=0.05, help="for folders and JSONL")
+    parser.add_argument("--field", default="text", help="JSONL: the field that holds the text")
+    parser.add_argument(
+        "--verify", action="store_true", help="also compare the files with the manifest's hashes"
+    )
+    options = parser.parse_args(arguments)
+    for text in options.sources:
+        source = open_source(text, options.validation_share, options.field)
+        folder = prepare(
+            source, options.tokenizer, options.out, workers=options.workers, documents=options.documents
+        )
+        if options.verify:
+            verify(folder)
+        parts = json.loads((folder / "manifest.json").read_text())["parts"]
+        counts = ", ".join(
+            f"{part} {p['tokens']:,} tokens in {p['documents']:,} documents" for part, p in parts.items()
+        )
+        print(f"{folder}: {counts}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        sys.exit(2)
