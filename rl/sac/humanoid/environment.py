@@ -1,0 +1,203 @@
+"""The H1 tasks as gymnasium environments, single and vectorised.
+
+One step is ten physics steps of 2 ms, an episode at most 1000 steps (registered time limit). Observation: joint
+positions and velocities as they are (51 numbers, 64 with the board). Action in [-1, 1]^19, mapped linearly to the
+servo ranges. As in HumanoidBench there is no extra forward pass after the physics: heights, forces, velocity and
+contacts that reward and termination read are those at the start of the last physics step, 2 ms old.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any
+
+import gymnasium
+import mujoco
+import numpy as np
+from gymnasium.spaces import Box
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+
+from fire_core.errors import UserError
+from rl.sac.humanoid.model import PHYSICS_STEP, mjcf
+from rl.sac.humanoid.rendering import Camera
+from rl.sac.humanoid.tasks import STEPS_PER_EPISODE, find_task, reward_terms
+
+PHYSICS_STEPS = 10
+START_NOISE = 0.01
+FRAMES_PER_SECOND = round(1 / (PHYSICS_STEPS * PHYSICS_STEP))
+
+
+@lru_cache
+def compiled(geometry: str, board: bool) -> mujoco.MjModel:
+    """The compiled model, shared by all environments of the process: do not write to it."""
+    return mujoco.MjModel.from_xml_string(mjcf(geometry, board))
+
+
+class Simulation:
+    """One robot in one world: physics, reward and termination, without gymnasium's bookkeeping."""
+
+    def __init__(self, task: str, geometry: str):
+        self.task = find_task(task)
+        self.model = compiled(geometry, self.task.board)
+        self.data = mujoco.MjData(self.model)
+        self.low, high = self.model.actuator_ctrlrange.T
+        self.half_range = 0.5 * (high - self.low)
+        self.start = self.task.start
+        self.head = self.model.site("head").id
+        self.torso = self.model.body("torso_link").id
+        self.floor = self.model.geom("floor").id
+        if self.task.board:
+            self.board, self.pivot = self.model.geom("board").id, self.model.geom("pivot").id
+
+    def reset(self, generator: np.random.Generator) -> np.ndarray:
+        """Start pose with uniform noise of 0.01 on every position, the quaternions' entries included; at rest."""
+        mujoco.mj_resetData(self.model, self.data)
+        self.data.qpos[:] = self.start + generator.uniform(-START_NOISE, START_NOISE, self.model.nq)
+        mujoco.mj_forward(self.model, self.data)
+        return self.observation()
+
+    def advance(self, action: np.ndarray) -> None:
+        """Ten physics steps under one action (19,). Releases the interpreter lock."""
+        if not np.isfinite(action).all():
+            raise UserError(f"action holds a number that is not finite: {np.asarray(action).tolist()}")
+        self.data.ctrl[:] = self.low + (np.asarray(action, dtype=np.float64) + 1) * self.half_range
+        mujoco.mj_step(self.model, self.data, nstep=PHYSICS_STEPS)
+
+    def observation(self) -> np.ndarray:
+        """Positions, then velocities, float64."""
+        return np.concatenate([self.data.qpos, self.data.qvel])
+
+    def reward_terms(self) -> dict[str, float]:
+        """See `tasks.reward_terms`, at the present state."""
+        data = self.data
+        return reward_terms(
+            self.task,
+            data.site_xpos[self.head, 2],
+            data.xmat[self.torso, 8],
+            data.actuator_force,
+            data.sensordata[:3],
+        )
+
+    def terminated(self) -> bool:
+        """Whether the robot is too low or, with the board, something touches what it must not."""
+        if self.data.qpos[2] < self.task.lowest_pelvis:
+            return True
+        return self.task.board and any(map(self._forbidden, self.data.contact.geom))
+
+    def _forbidden(self, pair: np.ndarray) -> bool:
+        """The pivot may touch floor and board only, and nothing but the pivot may touch the floor."""
+        for one, other in (pair, pair[::-1]):
+            if one == self.pivot and other not in (self.floor, self.board):
+                return True
+            if one == self.floor and other != self.pivot:
+                return True
+        return False
+
+
+def observation_space(simulation: Simulation) -> Box:
+    """Unbounded float64 vector of positions and velocities."""
+    return Box(-np.inf, np.inf, (simulation.model.nq + simulation.model.nv,), np.float64)
+
+
+def action_space(simulation: Simulation) -> Box:
+    """[-1, 1] for each servo, float32."""
+    return Box(-1.0, 1.0, (simulation.model.nu,), np.float32)
+
+
+class HumanoidEnv(gymnasium.Env):
+    """One H1 task. `info` of a step holds the reward's factors. Rendering: `render_mode="rgb_array"`."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": FRAMES_PER_SECOND}
+
+    def __init__(
+        self, task: str, geometry: str, render_mode: str | None = None, width: int = 640, height: int = 480
+    ):
+        if render_mode not in (None, "rgb_array"):
+            raise UserError(f"render_mode={render_mode!r}: choose 'rgb_array' or leave it out")
+        self.render_mode = render_mode
+        self.simulation = Simulation(task, geometry)
+        self.model, self.data = self.simulation.model, self.simulation.data
+        self.observation_space = observation_space(self.simulation)
+        self.action_space = action_space(self.simulation)
+        self.camera = Camera(self.model, width, height)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        return self.simulation.reset(self.np_random), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.simulation.advance(action)
+        terms = self.simulation.reward_terms()
+        return self.simulation.observation(), terms["reward"], self.simulation.terminated(), False, terms
+
+    def render(self) -> np.ndarray | None:
+        return None if self.render_mode is None else self.camera.image(self.data)
+
+    def close(self) -> None:
+        self.camera.close()
+
+
+class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
+    """`num_envs` H1 tasks that step together; each starts anew in the very step that ends its episode.
+
+    `threads` > 1 runs the physics of several environments at once (MuJoCo releases the interpreter lock); the numbers
+    are the same for any count. The last observation of an ended episode is in info["final_obs"].
+    """
+
+    metadata = {**HumanoidEnv.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
+
+    def __init__(
+        self,
+        task: str,
+        geometry: str,
+        num_envs: int = 1,
+        threads: int = 1,
+        max_episode_steps: int = STEPS_PER_EPISODE,
+        render_mode: str | None = None,
+    ):
+        if num_envs < 1 or threads < 1:
+            raise UserError(f"num_envs={num_envs}, threads={threads}: both must be at least 1")
+        self.num_envs, self.max_episode_steps, self.render_mode = num_envs, max_episode_steps, render_mode
+        self.simulations = [Simulation(task, geometry) for _ in range(num_envs)]
+        self.single_observation_space = observation_space(self.simulations[0])
+        self.single_action_space = action_space(self.simulations[0])
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.pool = ThreadPoolExecutor(threads) if threads > 1 else None
+        self.generators = [np.random.default_rng() for _ in range(num_envs)]
+        self.ages = np.zeros(num_envs, dtype=np.int64)
+
+    def reset(
+        self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict]:
+        """Start all; an integer seed gives environment i the seed + i."""
+        if isinstance(seed, int):
+            seed = [seed + index for index in range(self.num_envs)]
+        for index, one in enumerate(seed or ()):
+            self.generators[index] = gymnasium.utils.seeding.np_random(one)[0]
+        self.ages[:] = 0
+        pairs = zip(self.simulations, self.generators)
+        return np.stack([simulation.reset(generator) for simulation, generator in pairs]), {}
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict]:
+        run = map if self.pool is None else self.pool.map
+        list(run(Simulation.advance, self.simulations, actions))
+        self.ages += 1
+        observations = np.stack([simulation.observation() for simulation in self.simulations])
+        rewards = np.array([simulation.reward_terms()["reward"] for simulation in self.simulations])
+        terminated = np.array([simulation.terminated() for simulation in self.simulations])
+        truncated = self.ages >= self.max_episode_steps
+        ended = terminated | truncated
+        info: dict[str, Any] = {}
+        if ended.any():
+            info = {"final_obs": observations.copy(), "_final_obs": ended}
+        for index in np.flatnonzero(ended):
+            observations[index] = self.simulations[index].reset(self.generators[index])
+            self.ages[index] = 0
+        return observations, rewards, terminated, truncated, info
+
+    def close_extras(self, **kwargs: Any) -> None:
+        if self.pool is not None:
+            self.pool.shutdown()

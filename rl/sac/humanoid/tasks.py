@@ -1,0 +1,89 @@
+"""The H1 tasks of HumanoidBench as data and pure functions: where an episode starts, what it pays, when it ends.
+
+Source: Sferrazza et al. (2024), arXiv 2403.10506, and the benchmark's own reward code; the tolerance functions are
+written in closed form. All rewards lie in [0, 1] a step.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fire_core.errors import UserError
+
+STEPS_PER_EPISODE = 1000
+# Sigma of a gaussian that is 0.1 at one margin: 0.1 ** (x / margin) ** 2.
+STAND_MARGIN = 1.65 / 4
+LEGS = (0.0, 0.0, -0.4, 0.8, -0.4)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task.
+
+    stand_height: head height (m) from which standing pays in full. speed: forward speed (m/s) that pays in full, or
+    None where standing still pays. lowest_pelvis: an episode ends below this height (m) of the pelvis.
+    random_return, success_return: the benchmark's own scores, for normalised returns.
+    """
+
+    name: str
+    stand_height: float
+    speed: float | None
+    lowest_pelvis: float
+    board: bool
+    random_return: float
+    success_return: float
+
+    @property
+    def start(self) -> np.ndarray:
+        """Joint positions at the start: 26, or 33 with the board's free joint at the end."""
+        pelvis = (-0.1, 0.0, 1.38) if self.board else (0.0, 0.0, 0.98)
+        board = (0.0, 0.0, 0.37, 1.0, 0.0, 0.0, 0.0) if self.board else ()
+        return np.array([*pelvis, 1.0, 0.0, 0.0, 0.0, *LEGS, *LEGS, *([0.0] * 9), *board])
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task("h1-walk", 1.65, 1.0, 0.2, False, 2.377, 700.0),
+        Task("h1-run", 1.65, 5.0, 0.2, False, 2.02, 700.0),
+        Task("h1-balance_simple", 2.02, None, 0.8, True, 9.391, 800.0),
+    )
+}
+
+
+def find_task(name: str) -> Task:
+    """The task of that name; UserError that lists them otherwise."""
+    if name not in TASKS:
+        raise UserError(f"task {name!r} does not exist: choose one of {', '.join(TASKS)}")
+    return TASKS[name]
+
+
+def reward_terms(
+    task: Task, head_height: float, torso_upright: float, forces: np.ndarray, velocity: np.ndarray
+) -> dict[str, float]:
+    """The factors of one step's reward; `reward` is their product.
+
+    Args:
+        head_height: height of the head site, m.
+        torso_upright: vertical component of the torso's vertical axis, -1 to 1.
+        forces: (19,) joint torques of the servos, N m.
+        velocity: (3,) velocity of the whole robot's centre of mass, world frame, m/s.
+    Returns: standing, upright, small_control, and move or still, each in [0, 1]; reward.
+    """
+    low = max(0.0, task.stand_height - head_height)
+    terms = {
+        "standing": float(0.1 ** (low / STAND_MARGIN) ** 2),
+        "upright": float(np.clip(1 - (0.9 - torso_upright) / 1.9, 0.0, 1.0)),
+        "small_control": float((4 + np.maximum(0.0, 1 - np.square(forces / 10)).mean()) / 5),
+    }
+    if task.speed is None:
+        terms["still"] = float(np.mean(0.1 ** np.square(velocity[:2] / 2)))
+    else:
+        terms["move"] = float((5 * np.clip(velocity[0] / task.speed, 0.0, 1.0) + 1) / 6)
+    terms["reward"] = float(np.prod(list(terms.values())))
+    return terms
+
+
+def normalised_return(task: Task, value: float) -> float:
+    """(return - random) / (success - random): 0 for the benchmark's random policy, 1 at its success bar."""
+    return (value - task.random_return) / (task.success_return - task.random_return)

@@ -1,0 +1,181 @@
+"""SimBa networks for soft actor-critic: a Gaussian policy and a stack of critics.
+
+Architecture and initialisation follow SimBa (Lee et al., 2025, arXiv 2410.09754, section 4): the embedding and the
+output layers are orthogonal with gain 1, residual blocks normalise before they transform, hidden layers are He-normal
+truncated at two standard deviations, biases are zero, LayerNorm has epsilon 1e-6.
+
+Critics are stored as one stack: every weight is (critics, out, in), so that both are evaluated, differentiated and
+updated by single calls. `stacked_matrices` tells the target search that each slice is a matrix of its own.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+LAYER_NORM_EPSILON = 1e-6
+LOG_STD_MIN, LOG_STD_MAX = -10.0, 2.0
+# Standard deviation of a unit normal cut off at two standard deviations: dividing by it restores the variance.
+TRUNCATED_STD = 0.87962566103423978
+
+
+def truncated_he_normal_(weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Fill `weight` (..., out, in) in place: variance 2 / in, no entry beyond two uncorrected deviations.
+
+    Source: He et al. 2015, in the truncated and variance-corrected form that SimBa uses.
+    """
+    std = math.sqrt(2.0 / weight.shape[-1]) / TRUNCATED_STD
+    return nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std, generator=generator)
+
+
+class StackedLinear(nn.Module):
+    """`stack` independent affine maps: input (stack, batch, in) -> (stack, batch, out)."""
+
+    stacked_matrices = True
+
+    def __init__(self, stack: int, inputs: int, outputs: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(stack, outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(stack, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
+
+
+class StackedLayerNorm(nn.Module):
+    """LayerNorm over the last axis with one gain and bias a stack member: (stack, batch, width) -> same."""
+
+    def __init__(self, stack: int, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(stack, width))
+        self.bias = nn.Parameter(torch.zeros(stack, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = F.layer_norm(x, x.shape[-1:], eps=LAYER_NORM_EPSILON)
+        return torch.addcmul(self.bias.unsqueeze(1), normed, self.weight.unsqueeze(1))
+
+
+def linear(
+    inputs: int, outputs: int, stack: int | None, kind: str, generator: torch.Generator | None
+) -> nn.Module:
+    """A Linear (stack None) or StackedLinear with zero bias; `kind` is "orthogonal" or "he"."""
+    layer = nn.Linear(inputs, outputs) if stack is None else StackedLinear(stack, inputs, outputs)
+    matrices = [layer.weight] if stack is None else list(layer.weight)
+    with torch.no_grad():
+        layer.bias.zero_()
+        for matrix in matrices:
+            if kind == "orthogonal":
+                nn.init.orthogonal_(matrix, generator=generator)
+            else:
+                truncated_he_normal_(matrix, generator)
+    return layer
+
+
+def layer_norm(width: int, stack: int | None) -> nn.Module:
+    """LayerNorm with SimBa's epsilon, stacked if asked."""
+    return nn.LayerNorm(width, eps=LAYER_NORM_EPSILON) if stack is None else StackedLayerNorm(stack, width)
+
+
+class ResidualBlock(nn.Module):
+    """x + contract(relu(expand(norm(x)))), expansion 4 (SimBa, figure 4)."""
+
+    def __init__(self, width: int, stack: int | None, generator: torch.Generator | None):
+        super().__init__()
+        self.norm = layer_norm(width, stack)
+        self.expand = linear(width, 4 * width, stack, "he", generator)
+        self.contract = linear(4 * width, width, stack, "he", generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.contract(F.relu(self.expand(self.norm(x))))
+
+
+class GaussianHead(nn.Module):
+    """Two affine maps side by side: features (batch, width) -> (batch, 2 * actions), mean then raw log-deviation."""
+
+    def __init__(self, width: int, actions: int, generator: torch.Generator | None):
+        super().__init__()
+        self.mean = linear(width, actions, None, "orthogonal", generator)
+        self.log_std = linear(width, actions, None, "orthogonal", generator)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return torch.cat([self.mean(features), self.log_std(features)], dim=-1)
+
+
+class Actor(nn.Module):
+    """Squashed-Gaussian policy: normalised observations (batch, observations) -> (mean, log_std), (batch, actions) each.
+
+    `embed` is the encoder and `head` all that follows, the split that plasticity injection needs. The log-deviation
+    lies in [-10, 2] by a tanh map, without a hard clip, so its gradient never vanishes exactly.
+    """
+
+    def __init__(
+        self,
+        observations: int,
+        actions: int,
+        width: int = 128,
+        blocks: int = 1,
+        generator: torch.Generator | None = None,
+    ):
+        super().__init__()
+        self.embed = linear(observations, width, None, "orthogonal", generator)
+        self.head = nn.Sequential(
+            *[ResidualBlock(width, None, generator) for _ in range(blocks)],
+            layer_norm(width, None),
+            GaussianHead(width, actions, generator),
+        )
+
+    def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        mean, raw = self.head(self.embed(observations)).chunk(2, dim=-1)
+        log_std = LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (1 + torch.tanh(raw))
+        return mean, log_std
+
+
+class Critics(nn.Module):
+    """`critics` independent action values: (batch, observations), (batch, actions) -> (critics, batch)."""
+
+    def __init__(
+        self,
+        observations: int,
+        actions: int,
+        width: int = 512,
+        blocks: int = 2,
+        critics: int = 2,
+        generator: torch.Generator | None = None,
+    ):
+        super().__init__()
+        self.critics = critics
+        self.embed = linear(observations + actions, width, critics, "orthogonal", generator)
+        self.head = nn.Sequential(
+            *[ResidualBlock(width, critics, generator) for _ in range(blocks)],
+            layer_norm(width, critics),
+            linear(width, 1, critics, "orthogonal", generator),
+        )
+
+    def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
+        x = torch.cat([observations, actions], dim=-1).expand(self.critics, -1, -1)
+        return self.head(self.embed(x)).squeeze(-1)
+
+
+class Temperature(nn.Module):
+    """The entropy coefficient alpha = exp(log_alpha), learned on the log scale; positive whatever the optimizer does."""
+
+    def __init__(self, initial: float = 0.01):
+        super().__init__()
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(initial)))
+
+    def forward(self) -> Tensor:
+        return self.log_alpha.exp()
+
+
+def sample_action(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Reparameterised tanh-Gaussian sample: all (batch, actions) -> action in (-1, 1), log-density (batch,) in nats.
+
+    `noise` is standard normal. The density correction log(1 - tanh(u)^2) is computed from the pre-squash sample u as
+    2 (log 2 - u - softplus(-2u)), which stays finite where tanh has saturated (Haarnoja et al. 2018, appendix C,
+    in the stable form).
+    """
+    sample = mean + log_std.exp() * noise
+    log_normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+    correction = 2 * (math.log(2) - sample - F.softplus(-2 * sample))
+    return torch.tanh(sample), (log_normal - correction).sum(dim=-1)

@@ -1,0 +1,63 @@
+"""Running mean and variance of observations, in float64 (SimBa's observation normalisation)."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+EPSILON = 1e-8
+
+
+class RunningNormaliser:
+    """Mean and (population) variance per coordinate of every observation seen.
+
+    Starts from mean 0, variance 1 and a count of 1e-4, so the first observations dominate at once; after n
+    observations the statistics differ from the two-pass ones by a relative 1e-4 / n. No clipping: an unbounded
+    coordinate (the position of a walking robot) keeps growing slowly. Source: SimBa, section 4, and its code.
+    """
+
+    def __init__(self, size: int):
+        self.mean = np.zeros(size)
+        self.variance = np.ones(size)
+        self.count = 1e-4
+
+    def update(self, observations: np.ndarray) -> None:
+        """Merge observations (n, size) or one (size,) by the parallel formula of Chan et al. (1979)."""
+        batch = np.asarray(observations, dtype=np.float64).reshape(-1, self.mean.size)
+        count = batch.shape[0]
+        if count == 1:
+            mean, variance = batch[0], 0.0
+        else:
+            mean, variance = batch.mean(axis=0), batch.var(axis=0)
+        total = self.count + count
+        delta = mean - self.mean
+        squares = (
+            self.variance * self.count + variance * count + np.square(delta) * (self.count * count / total)
+        )
+        self.mean = self.mean + delta * (count / total)
+        self.variance = squares / total
+        self.count = total
+
+    def affine(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+        """(mean, 1 / deviation) as float32 tensors (size,) on `device`: (x - mean) * inverse is the normalised x."""
+        inverse = 1.0 / np.sqrt(self.variance + EPSILON)
+        return torch.as_tensor(self.mean, dtype=torch.float32, device=device), torch.as_tensor(
+            inverse, dtype=torch.float32, device=device
+        )
+
+    def normalise(self, observations: np.ndarray) -> np.ndarray:
+        """float32 (x - mean) / sqrt(variance + 1e-8) of observations (..., size); statistics are not touched."""
+        return ((observations - self.mean) / np.sqrt(self.variance + EPSILON)).astype(np.float32)
+
+    def state_dict(self) -> dict:
+        """Plain tensors and numbers, for a checkpoint."""
+        return {
+            "mean": torch.from_numpy(self.mean.copy()),
+            "variance": torch.from_numpy(self.variance.copy()),
+            "count": self.count,
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Restore exactly what `state_dict` gave."""
+        self.mean = state["mean"].numpy().copy()
+        self.variance = state["variance"].numpy().copy()
+        self.count = float(state["count"])

@@ -1,0 +1,132 @@
+"""One soft actor-critic update (Haarnoja et al. 2018b, with SimBa's order and losses).
+
+Order inside one update: actor against the old critics, temperature, critics against the new actor and the new
+temperature, target critics. All randomness enters through `noise`, so an update is a pure function of its inputs and
+can be checked by hand, replayed and captured.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rl.sac.network import Actor, Critics, Temperature, sample_action
+
+
+class Batch(NamedTuple):
+    """Transitions with normalised observations, float32. `terminated` is 1 for a true end and 0 for a truncation."""
+
+    observation: Tensor  # (batch, observations)
+    action: Tensor  # (batch, actions), in [-1, 1]
+    reward: Tensor  # (batch,)
+    next_observation: Tensor  # (batch, observations)
+    terminated: Tensor  # (batch,)
+
+
+@dataclass
+class Learner:
+    """What an update changes, and its constants. `target` holds the slow copy of the critics and has no gradients."""
+
+    actor: Actor
+    critics: Critics
+    target: Critics
+    temperature: Temperature
+    discount: float
+    tau: float
+    target_entropy: float
+    learning_rate: float
+    weight_decay: float
+    optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.target.requires_grad_(False)
+        if not self.optimizers:
+            self.renew_optimizers()
+
+    def renew_optimizers(self) -> None:
+        """Fresh optimizers for whatever parameters exist now: AdamW on all (biases and norms too), Adam on alpha."""
+        adamw = {"lr": self.learning_rate, "weight_decay": self.weight_decay, "fused": True}
+        self.optimizers.clear()
+        self.optimizers["actor"] = torch.optim.AdamW(trainable(self.actor), **adamw)
+        self.optimizers["critics"] = torch.optim.AdamW(trainable(self.critics), **adamw)
+        self.optimizers["temperature"] = torch.optim.Adam(
+            self.temperature.parameters(), lr=self.learning_rate
+        )
+
+    def nets(self) -> dict[str, nn.Module]:
+        """Everything with weights, by name, for a checkpoint."""
+        return {
+            "actor": self.actor,
+            "critics": self.critics,
+            "target": self.target,
+            "temperature": self.temperature,
+        }
+
+
+def trainable(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters an optimizer may change (plasticity injection freezes some)."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def critic_target(learner: Learner, batch: Batch, noise: Tensor) -> Tensor:
+    """Soft Bellman target (batch,): r + discount (1 - terminated) (min_i Q'_i(s', a') - alpha log pi(a'|s')).
+
+    Truncated transitions bootstrap, terminated ones do not. `noise` (batch, actions) is standard normal.
+    """
+    with torch.no_grad():
+        action, log_density = sample_action(*learner.actor(batch.next_observation), noise)
+        value = (
+            learner.target(batch.next_observation, action).amin(dim=0) - learner.temperature() * log_density
+        )
+        return batch.reward + learner.discount * (1 - batch.terminated) * value
+
+
+def update(learner: Learner, batch: Batch, noise: Tensor) -> dict[str, Tensor]:
+    """One update of actor, temperature, critics and target, in place. `noise` (2, batch, actions): actor, target.
+
+    Returns detached 0-d tensors (losses, entropy, temperature, mean value); reading them is the only synchronisation.
+    Gradients are computed for the network that is updated and for no other: the actor's pass through the critics
+    leaves out their weight gradients.
+    """
+    action, log_density = sample_action(*learner.actor(batch.observation), noise[0])
+    value = learner.critics(batch.observation, action).amin(dim=0)
+    actor_loss = (learner.temperature().detach() * log_density - value).mean()
+    step(learner.optimizers["actor"], actor_loss)
+
+    entropy = -log_density.detach().mean()
+    temperature_loss = learner.temperature() * (entropy - learner.target_entropy)
+    step(learner.optimizers["temperature"], temperature_loss)
+
+    wanted = critic_target(learner, batch, noise[1])
+    values = learner.critics(batch.observation, batch.action)
+    # Sum over the critics, mean over the batch, no factor one half: as in the reference implementation.
+    critic_loss = (values - wanted).square().sum(dim=0).mean()
+    step(learner.optimizers["critics"], critic_loss)
+
+    torch._foreach_lerp_(list(learner.target.parameters()), list(learner.critics.parameters()), learner.tau)
+    return {
+        "actor_loss": actor_loss.detach(),
+        "critic_loss": critic_loss.detach(),
+        "temperature_loss": temperature_loss.detach(),
+        "entropy": entropy,
+        "temperature": learner.temperature().detach(),
+        "value": values.detach().mean(),
+    }
+
+
+def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """One optimizer step with the gradients of `loss` with respect to this optimizer's parameters only."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    loss.backward(inputs=parameters)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def noise_batches(
+    shape: tuple[int, ...], generator: torch.Generator, device: torch.device
+) -> Iterator[Tensor]:
+    """Endless standard-normal tensors of `shape`, drawn on the CPU so that every device sees the same numbers."""
+    while True:
+        yield torch.randn(shape, generator=generator).to(device, non_blocking=True)
