@@ -183,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
 def _bar(total: int, name: str) -> Any:
     """A progress bar on a terminal where tqdm is installed; else nothing."""
     try:
-        from tqdm import tqdm
+        from tqdm import tqdm  # type: ignore[import-untyped]
     except ModuleNotFoundError:
         yield lambda count: None
         return

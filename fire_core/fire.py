@@ -163,6 +163,23 @@ def fire(
     if not 0.0 <= strength <= 1.0:
         raise UserError(f"strength={strength} is outside [0, 1]: 0 keeps the weights, 1 is FIRE")
     table = targets if isinstance(targets, TargetTable) else find_targets(model, targets)
+    if _is_sharded(model):
+        from fire_core.distributed import project as project_shards
+
+        settings = {
+            "solver": solver,
+            "iterations": iterations,
+            "normalize": normalize,
+            "scale": scale,
+            "strength": strength,
+        }
+        settings |= {
+            "degenerate": degenerate,
+            "tolerance": tolerance,
+            "precision": precision,
+            "initial": initial,
+        }
+        return project_shards(model, targets=table, **settings)
 
     def project(stack: Tensor, group: list[Target]) -> Treated:
         result = polar(
@@ -196,6 +213,11 @@ def apply_to_targets(
 
     Nothing is written before every target has been checked. The stack is float32 (float64 stays), (count, out, in).
     """
+    if _is_sharded(model):
+        from fire_core.distributed import apply_to_sharded_targets
+
+        settings = {"action": action, "degenerate": degenerate, "initial": initial, "method": method}
+        return apply_to_sharded_targets(model, table, treatment, **settings)
     started = time.perf_counter()
     parameters = dict(model.named_parameters())
     with torch.no_grad():
@@ -341,6 +363,11 @@ def _chunks(targets: list[Target], parameters: Mapping[str, Tensor]) -> Iterator
         count = max(1, CHUNK_BYTES.get(device.type, 16 << 20) // size)
         for start in range(0, len(members), count):
             yield members[start : start + count]
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    """DTensor parameters (FSDP2, tensor parallel), told by name: torch.distributed may be absent."""
+    return any(type(parameter).__name__ == "DTensor" for parameter in model.parameters())
 
 
 def _scales(group: list[Target], scale: str, like: Tensor) -> Tensor:

@@ -223,9 +223,11 @@ LAYERS: tuple[Layer, ...] = (
     Layer(
         "GPTNeoX*Attention",
         "query_key_value",
-        lambda m: qkv(*3 * [m.head_size], m.config.num_attention_heads),
+        lambda m: qkv(m.head_size, m.head_size, m.head_size, m.config.num_attention_heads),
     ),
-    Layer("BloomAttention", "query_key_value", lambda m: qkv(*3 * [m.head_dim], m.num_heads)),
+    Layer(
+        "BloomAttention", "query_key_value", lambda m: qkv(m.head_dim, m.head_dim, m.head_dim, m.num_heads)
+    ),
     Layer("Falcon*Attention", "query_key_value", falcon),
     Layer(
         "CodeGenAttention",
@@ -301,7 +303,8 @@ def known_rows(place: Place) -> Rows | None:
     What the module declares comes first, then the table, by the parameter's own module and by the module
     above it.
     """
-    module, attribute, rows = place.module, place.attribute, None
+    module: Any = place.module
+    attribute, rows = place.attribute, None
     outputs = place.parameter.shape[-2]
     transposed = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
     if transposed:

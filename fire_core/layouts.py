@@ -32,6 +32,7 @@ NORMS = (
     nn.RMSNorm,
     nn.LocalResponseNorm,
 )
+MATRIX_LAYERS = (nn.Linear, conv._ConvNd)
 EVERYTHING = slice(None)
 
 
@@ -132,8 +133,12 @@ def refuse_flat_shards(modules: dict[str, nn.Module]) -> None:
         path
         for path, module in modules.items()
         if type(module).__name__ == "FullyShardedDataParallel"
-        and any(p.dim() <= 1 for _, p in module.named_parameters(recurse=True))
-        and not any(p.dim() > 1 for _, p in module.named_parameters(recurse=True))
+        and any(
+            name.endswith("_flat_param")
+            or (p.dim() < 2 and isinstance(modules.get(_owner(path, name)), MATRIX_LAYERS))
+            for name, p in module.named_parameters()
+            if name.endswith(("_flat_param", "weight"))
+        )
     ]
     if flat:
         raise UserError(
@@ -142,6 +147,10 @@ def refuse_flat_shards(modules: dict[str, nn.Module]) -> None:
             "FullyShardedDataParallel.summon_full_params(model, writeback=True), or shard with "
             "torch.distributed.fsdp.fully_shard (FSDP2)"
         )
+
+
+def _owner(path: str, name: str) -> str:
+    return ".".join(filter(None, (path, name.rpartition(".")[0])))
 
 
 def _head(model: nn.Module, modules: dict[str, nn.Module]) -> str | None:
@@ -207,7 +216,7 @@ def _split(place: Place) -> Iterator[Part]:
     elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
         yield Part("embedding", "embedding table: rows are looked up, not multiplied (tied to no Linear)")
     elif hasattr(module, "cannot_tell"):
-        yield Part("conv", module.cannot_tell)
+        yield Part("conv", str(module.cannot_tell))
     elif isinstance(module, nn.RNNBase):
         yield from _recurrent(module, place.attribute, parameter)
     else:

@@ -1,0 +1,71 @@
+"""The projection of a tall matrix from its Gram matrix alone.
+
+Legend: W (m, n) with m >= n, G = W^T W, X_0 = W / norm. The polar factor is W G^(-1/2) and a step of the published
+iteration is X <- X (3/2 I - 1/2 X^T X), so both are W times an n x n matrix that depends on G only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fire_core.fire import Row
+from fire_core.targets import Target
+
+MOST_CONDITION = 1e5
+
+
+@dataclass
+class GramProjection:
+    """factor: (n, n) float64 with W_new = W @ factor; row: the report's line, computed from the Gram matrix."""
+
+    factor: Tensor
+    row: Row
+
+
+def gram_projection(
+    values: Tensor, vectors: Tensor, target: Target, settings: Mapping[str, Any]
+) -> GramProjection | None:
+    """The same change of W as `fire` makes, or None where the Gram matrix is too ill-conditioned for that.
+
+    values, vectors: (n,) rising and (n, n), float64: eigenvalues and eigenvectors of G. settings: of `fire`.
+    """
+    if not (values[0] > 0 and values[-1] <= MOST_CONDITION**2 * values[0]):
+        return None
+    singular = values.sqrt()
+    solver, iterations = settings.get("solver", "newton_schulz"), settings.get("iterations", 10)
+    if solver == "newton_schulz":
+        norm = singular.norm() if settings.get("normalize", "frobenius") == "frobenius" else singular[-1]
+        projected = singular / norm
+        for _ in range(iterations):
+            projected = 1.5 * projected - 0.5 * projected**3
+    else:
+        projected = torch.ones_like(singular)
+    scale = target.scale if settings.get("scale", "official") == "official" else 1.0
+    strength = settings.get("strength", 1.0)
+    new = singular + strength * (scale * projected - singular)
+    factor = (vectors * (new / singular)) @ vectors.mT
+    row = Row(
+        name=target.name,
+        parameter=target.parameter,
+        shape=target.shape,
+        action="projected",
+        reason=target.reason,
+        dfi_before=_deviation(singular),
+        dfi_after=_deviation(new),
+        dfi_factor=_deviation(projected),
+        sfe=float((new - singular).square().sum()),
+        norm_before=float(singular.norm()),
+        norm_after=float(new.norm()),
+        iterations=iterations if solver == "newton_schulz" else 1,
+        completed=False,
+    )
+    return GramProjection(factor, row)
+
+
+def _deviation(singular: Tensor) -> float:
+    return float((singular.square() - 1).square().sum())
