@@ -166,7 +166,7 @@ def fire(
     if _is_sharded(model):
         from fire_core.distributed import project as project_shards
 
-        settings = {
+        settings: dict[str, Any] = {
             "solver": solver,
             "iterations": iterations,
             "normalize": normalize,
@@ -216,8 +216,13 @@ def apply_to_targets(
     if _is_sharded(model):
         from fire_core.distributed import apply_to_sharded_targets
 
-        settings = {"action": action, "degenerate": degenerate, "initial": initial, "method": method}
-        return apply_to_sharded_targets(model, table, treatment, **settings)
+        options: dict[str, Any] = {
+            "action": action,
+            "degenerate": degenerate,
+            "initial": initial,
+            "method": method,
+        }
+        return apply_to_sharded_targets(model, table, treatment, **options)
     started = time.perf_counter()
     parameters = dict(model.named_parameters())
     with torch.no_grad():

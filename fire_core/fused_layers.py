@@ -306,7 +306,7 @@ def known_rows(place: Place) -> Rows | None:
     module: Any = place.module
     attribute, rows = place.attribute, None
     outputs = place.parameter.shape[-2]
-    transposed = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+    transposed = hasattr(module, "nf") and any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
     if transposed:
         outputs, rows = (
             place.parameter.shape[-1],

@@ -149,6 +149,12 @@ def refuse_flat_shards(modules: dict[str, nn.Module]) -> None:
         )
 
 
+def _class(module: nn.Module) -> str:
+    """The class a user wrote: FSDP2 puts a class of its own, named FSDP..., in front."""
+    name = type(module).__name__
+    return name.removeprefix("FSDP") if name.startswith("FSDP") and len(type(module).__mro__) > 2 else name
+
+
 def _owner(path: str, name: str) -> str:
     return ".".join(filter(None, (path, name.rpartition(".")[0])))
 
@@ -203,14 +209,14 @@ def _split(place: Place) -> Iterator[Part]:
     if skipped is not None:
         yield skipped
     elif parameter.dim() == 3 and getattr(module, "stacked_matrices", False):
-        why = f"one member of {type(module).__name__}"
+        why = f"one member of {_class(module)}"
         yield from _known(
             place, Rows(transposed=module.stacked_matrices == "in_out", kind="ensemble", why=why)
         )
     elif rows is not None and parameter.dim() in (2, 3):
         yield from _known(place, rows)
     elif isinstance(module, nn.Linear) and parameter.dim() == 2:
-        yield Part("linear", f"weight of {type(module).__name__}", True, shape=tuple(parameter.shape))
+        yield Part("linear", f"weight of {_class(module)}", True, shape=tuple(parameter.shape))
     elif isinstance(module, conv._ConvNd):
         yield from _conv(module, parameter)
     elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
@@ -220,7 +226,7 @@ def _split(place: Place) -> Iterator[Part]:
     elif isinstance(module, nn.RNNBase):
         yield from _recurrent(module, place.attribute, parameter)
     else:
-        kind, why = "other", f"{parameter.dim()}-D parameter of {type(module).__name__}, not a known layer"
+        kind, why = "other", f"{parameter.dim()}-D parameter of {_class(module)}, not a known layer"
         yield Part(kind, why + " (set fused_rows or stacked_matrices on the module to put it in)")
 
 
@@ -242,8 +248,8 @@ def _skipped(place: Place) -> Part | None:
         return Part("embedding", "learned token or position: added, not multiplied")
     if "bias" in attribute:
         return Part("bias", "bias: a vector")
-    if isinstance(module, NORMS) or "norm" in type(module).__name__.lower():
-        return Part("norm", f"gain of {type(module).__name__}")
+    if isinstance(module, NORMS) or "norm" in _class(module).lower():
+        return Part("norm", f"gain of {_class(module)}")
     if "parametrizations" in place.name:
         return Part(
             "other", "parametrised weight: remove the parametrisation, or treat it where it is computed"
@@ -303,7 +309,7 @@ def _conv(module: conv._ConvNd, parameter: torch.Tensor) -> Iterator[Part]:
     transposed, first = isinstance(module, conv._ConvTransposeNd), parameter.shape[0] // module.groups
     taps = parameter[0, 0].numel()
     shape = (parameter.shape[1], first) if transposed else (first, parameter.shape[1])
-    why = f"one tap of {type(module).__name__}" + (", one group" if module.groups > 1 else "")
+    why = f"one tap of {_class(module)}" + (", one group" if module.groups > 1 else "")
     spans = (
         [slice(g * first, (g + 1) * first) for g in range(module.groups)]
         if module.groups > 1
@@ -328,6 +334,4 @@ def _recurrent(module: nn.RNNBase, attribute: str, parameter: torch.Tensor) -> I
     size, inputs = parameter.shape[0] // len(gates), parameter.shape[1]
     for i, gate in enumerate(gates):
         index = (slice(i * size, (i + 1) * size),) if gate else ()
-        yield Part(
-            "recurrent", f"weight of {type(module).__name__}", True, gate, index, False, (size, inputs)
-        )
+        yield Part("recurrent", f"weight of {_class(module)}", True, gate, index, False, (size, inputs))
