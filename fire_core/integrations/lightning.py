@@ -1,0 +1,63 @@
+"""FIRE as a Lightning callback.
+
+    trainer = Trainer(callbacks=[FireCallback(Plateau("val_loss", patience=3), solver="exact")])
+
+The trigger sees every optimizer step without metrics, and every end of a training epoch with the logged metrics and
+`epoch`. With several processes rank 0 decides for all. What the trigger remembers is saved with Lightning's checkpoints.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+
+from fire_core.fire import Report
+from fire_core.integrations.treatment import Treatment, numbers
+from fire_core.triggers import Trigger
+
+
+class FireCallback(pl.Callback):
+    """`fire(module)` whenever the trigger fires. settings: as for `fire_core.fire`.
+
+    optimizer_state: "clear_changed" (default), "clear" or "keep". Each firing logs its summary under "fire/" and is
+    kept in `reports` as (global step, Report). Raises UserError at the start of fit for targets that do not exist.
+    """
+
+    def __init__(self, trigger: Trigger, *, optimizer_state: str = "clear_changed", **settings: Any) -> None:
+        self.treatment = Treatment(trigger, optimizer_state, settings)
+        self._last_step = -1
+
+    @property
+    def reports(self) -> list[tuple[int, Report]]:
+        return self.treatment.reports
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.treatment.check(pl_module)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step != self._last_step:  # gradient accumulation: batches without an optimizer step
+            self._last_step = trainer.global_step
+            self._look(trainer, pl_module, {})
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._look(
+            trainer, pl_module, {**numbers(trainer.callback_metrics), "epoch": float(trainer.current_epoch)}
+        )
+
+    def _look(self, trainer: pl.Trainer, module: pl.LightningModule, observed: dict[str, float]) -> None:
+        step = trainer.global_step
+        if not trainer.strategy.broadcast(self.treatment.trigger(step, observed)):
+            return
+        report = self.treatment.apply(module, trainer.optimizers, step)
+        for logger in trainer.loggers:
+            logger.log_metrics({f"fire/{name}": value for name, value in report.summary().items()}, step)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"trigger": self.treatment.trigger.state_dict(), "last_step": self._last_step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.treatment.trigger.load_state_dict(state_dict["trigger"])
+        self._last_step = state_dict["last_step"]

@@ -1,0 +1,66 @@
+"""What the callbacks of all frameworks share: FIRE when a trigger says so, then the optimizer's state policy."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from fire_core.errors import UserError
+from fire_core.fire import Report, fire
+from fire_core.optim_state import POLICIES, apply_policy
+from fire_core.targets import find_targets
+from fire_core.triggers import Trigger
+
+
+class Treatment:
+    """A trigger, the settings of `fire`, and what becomes of the optimizer's state ("clear_changed", "clear", "keep").
+
+    Settings are checked here and targets in `check`, so that a mistake stops the run before training, not at the
+    first firing. Raises UserError.
+    """
+
+    def __init__(self, trigger: Trigger, optimizer_state: str, settings: Mapping[str, Any]) -> None:
+        known = [name for name in inspect.signature(fire).parameters if name != "model"]
+        for name in settings:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(known)}"
+                raise UserError(f"fire has no setting {name!r}{hint}")
+        if optimizer_state not in POLICIES:
+            raise UserError(f"optimizer_state={optimizer_state!r}: choose one of {', '.join(POLICIES)}")
+        self.trigger, self.optimizer_state, self.settings = trigger, optimizer_state, dict(settings)
+        self.reports: list[tuple[int, Report]] = []
+
+    def check(self, model: nn.Module) -> None:
+        find_targets(model, self.settings.get("targets", "all"))
+
+    def apply(self, model: nn.Module, optimizers: Iterable[Optimizer], step: int) -> Report:
+        """FIRE on the model (shared out where there are several processes), then the policy; remembers the report."""
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if distributed and torch.distributed.get_world_size() > 1:
+            from fire_core.distributed import project
+
+            report = project(model, **self.settings)
+        else:
+            report = fire(model, **self.settings)
+        parameters = dict(model.named_parameters())
+        apply_policy(list(optimizers), self.optimizer_state, [parameters[name] for name in report.changed])
+        self.reports.append((step, report))
+        return report
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that are single numbers, as floats, for triggers."""
+    found = {}
+    for name, value in metrics.items():
+        if isinstance(value, bool) or (isinstance(value, torch.Tensor) and value.numel() != 1):
+            continue
+        if isinstance(value, int | float | torch.Tensor):
+            found[name] = float(value)
+    return found

@@ -1,0 +1,221 @@
+"""The callbacks inside the real frameworks: they fire at the right steps, do what fire does, and survive a resume."""
+
+import copy
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fire_core import fire
+from fire_core.errors import UserError
+from fire_core.triggers import AnyOf, EveryNSteps, Plateau
+from vision.torchvision_import import import_torchvision
+
+if find_spec("torchvision") is not None:
+    import_torchvision()
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+lightning = pytest.importorskip("lightning.pytorch")
+
+from fire_core.integrations.lightning import FireCallback as LightningCallback  # noqa: E402
+from fire_core.integrations.transformers import FireCallback as TrainerCallback  # noqa: E402
+
+INPUTS, LABELS = torch.randn(32, 6, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 3
+
+
+class Module(lightning.LightningModule):
+    """A small classifier whose validation metric is a script: best in epoch 0, flat afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+        self.before: dict[str, Tensor] = {}
+
+    def training_step(self, batch: list, index: int) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch: list, index: int) -> None:
+        self.log("val_loss", torch.tensor(1.0))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+
+class Spy(lightning.Callback):
+    """Runs before the FIRE callback: keeps the weights of every step."""
+
+    def __init__(self) -> None:
+        self.weights: dict[int, dict] = {}
+
+    def on_train_batch_end(self, trainer: object, pl_module: Module, *args: object) -> None:
+        self.weights[trainer.global_step] = copy.deepcopy(pl_module.state_dict())
+
+
+def lightning_run(
+    callback: LightningCallback, folder: Path, epochs: int, resume: str | None = None, **settings: object
+) -> tuple[Module, Spy, object]:
+    module, spy = Module(), Spy()
+    trainer = lightning.Trainer(
+        max_epochs=epochs,
+        callbacks=[spy, callback],
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        enable_checkpointing=False,
+        **settings,
+    )
+    loader = DataLoader(TensorDataset(INPUTS, LABELS), batch_size=8)
+    trainer.fit(module, loader, loader, ckpt_path=resume)
+    trainer.save_checkpoint(folder / "last.ckpt")
+    return module, spy, trainer
+
+
+def test_lightning_fires_on_steps_and_does_what_fire_does(tmp_path: Path) -> None:
+    callback = LightningCallback(EveryNSteps(8), solver="exact", targets="-head")
+    module, spy, trainer = lightning_run(callback, tmp_path, epochs=2)
+    assert [step for step, _ in callback.reports] == [8]
+    expected = Module()
+    expected.load_state_dict(spy.weights[8])
+    fire(expected, solver="exact", targets="-head")
+    assert all(torch.equal(value, expected.state_dict()[name]) for name, value in module.state_dict().items())
+    assert callback.reports[0][1].changed == {"net.0.weight"}
+    with_state = {id(parameter) for parameter in trainer.optimizers[0].state}
+    assert id(module.net[0].weight) not in with_state and id(module.net[2].weight) in with_state
+
+
+def test_lightning_gives_metrics_once_an_epoch(tmp_path: Path) -> None:
+    callback = LightningCallback(Plateau("val_loss", patience=2))
+    lightning_run(callback, tmp_path, epochs=5)
+    assert [step for step, _ in callback.reports] == [12]
+
+
+def test_lightning_counts_optimizer_steps_under_gradient_accumulation(tmp_path: Path) -> None:
+    callback = LightningCallback(EveryNSteps(1))
+    lightning_run(callback, tmp_path, epochs=1, accumulate_grad_batches=2)
+    assert [step for step, _ in callback.reports] == [1, 2]
+
+
+def test_lightning_resumes_its_trigger(tmp_path: Path) -> None:
+    def make() -> LightningCallback:
+        return LightningCallback(
+            AnyOf(EveryNSteps(6), Plateau("val_loss", patience=2)), optimizer_state="keep"
+        )
+
+    whole = make()
+    expected, _, _ = lightning_run(whole, tmp_path / "whole", epochs=4)
+    first, second = make(), make()
+    lightning_run(first, tmp_path / "first", epochs=2)
+    actual, _, _ = lightning_run(
+        second, tmp_path / "second", epochs=4, resume=str(tmp_path / "first" / "last.ckpt")
+    )
+    steps = [step for callback in (first, second) for step, _ in callback.reports]
+    assert steps == [step for step, _ in whole.reports] == [6, 12, 12]
+    for name, value in expected.state_dict().items():
+        assert torch.equal(value, actual.state_dict()[name]), name
+
+
+def test_lightning_mistakes_stop_before_training(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no setting 'iteration'; did you mean 'iterations'"):
+        LightningCallback(EveryNSteps(1), iteration=3)
+    with pytest.raises(UserError, match="optimizer_state='drop'"):
+        LightningCallback(EveryNSteps(1), optimizer_state="drop")
+    callback = LightningCallback(EveryNSteps(100), targets="nosuch")
+    with pytest.raises(UserError, match="'nosuch' matches nothing"):
+        lightning_run(callback, tmp_path, epochs=1)
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        tokens = torch.arange(8) * (index + 1) % 32
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def trainer_run(
+    callback: TrainerCallback, folder: Path, steps: int, resume: bool = False, **settings: object
+) -> tuple[nn.Module, object]:
+    config = transformers.GPT2Config(
+        vocab_size=32, n_embd=16, n_layer=1, n_head=2, n_positions=8, bos_token_id=0, eos_token_id=0,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=4,
+        save_strategy="steps",
+        save_steps=4,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        logging_strategy="no",
+        lr_scheduler_type="constant",
+        **settings,
+    )
+    trainer = transformers.Trainer(
+        transformers.GPT2LMHeadModel(config),
+        arguments,
+        train_dataset=Rows(),
+        eval_dataset=Rows(),
+        callbacks=[callback],
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer.model, trainer
+
+
+def test_trainer_fires_on_steps_and_keeps_the_optimizer_policy(tmp_path: Path) -> None:
+    callback = TrainerCallback(EveryNSteps(4), targets="qk")
+    model, trainer = trainer_run(callback, tmp_path, steps=4)
+    assert [step for step, _ in callback.reports] == [4]
+    report = callback.reports[0][1]
+    assert report.changed == {"transformer.h.0.attn.c_attn.weight"} and len(report.treated()) == 2
+    start = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "checkpoint-4")
+    saved = start.transformer.h[0].attn.c_attn.weight
+    assert torch.equal(saved, model.transformer.h[0].attn.c_attn.weight), (
+        "it fires before the checkpoint is written"
+    )
+    state = {id(parameter) for parameter in trainer.optimizer.state}
+    assert (
+        id(model.transformer.h[0].attn.c_attn.weight) not in state
+        and id(model.transformer.wte.weight) in state
+    )
+    assert any(entry.get("fire/targets") == 2 for entry in trainer.state.log_history)
+
+
+def test_trainer_resumes_its_trigger(tmp_path: Path) -> None:
+    def make() -> TrainerCallback:
+        return TrainerCallback(EveryNSteps(3), solver="exact", targets="-embedding")
+
+    expected, _ = trainer_run(whole := make(), tmp_path / "whole", steps=8)
+    trainer_run(first := make(), tmp_path / "parts", steps=4)
+    actual, _ = trainer_run(second := make(), tmp_path / "parts", steps=8, resume=True)
+    assert [step for step, _ in whole.reports] == [3, 6]
+    assert [step for callback in (first, second) for step, _ in callback.reports] == [3, 6]
+    for name, value in expected.state_dict().items():
+        assert torch.allclose(value, actual.state_dict()[name], atol=1e-6), name
+
+
+def test_trainer_gives_metrics_at_evaluations(tmp_path: Path) -> None:
+    callback = TrainerCallback(Plateau("eval_loss", patience=1, min_change=1e9))
+    trainer_run(callback, tmp_path, steps=8, eval_strategy="steps", eval_steps=2)
+    assert [step for step, _ in callback.reports] == [4, 8]
+
+
+def test_trainer_mistakes_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="'nosuch' matches nothing"):
+        trainer_run(TrainerCallback(EveryNSteps(100), targets="nosuch"), tmp_path, steps=4)
+    trainer_run(TrainerCallback(EveryNSteps(100)), tmp_path, steps=4)
+    path = tmp_path / "checkpoint-4" / "fire_trigger.json"
+    assert json.loads(path.read_text()) == {"done": 0}
+    path.unlink()
+    with pytest.raises(UserError, match="is missing"):
+        trainer_run(TrainerCallback(EveryNSteps(100)), tmp_path, steps=8, resume=True)
