@@ -125,10 +125,23 @@ def one_setting(results: Results, experiment: str) -> str:
         values = sorted(runs[column].unique())
         if len(values) > 1:
             raise UserError(
-                f"runs of '{experiment}' differ in {column}: {', '.join(values)}; pick one "
-                "(--size, --data) so that they are not drawn together"
+                f"runs of '{experiment}' differ in {column}: {', '.join(values)}; select one "
+                "of them so that they are not drawn together"
             )
     return runs["data"].iloc[0] if len(runs) else "unknown"
+
+
+def settings(results: Results, experiments: Sequence[str] | None = None) -> list[Results]:
+    """The finished runs split by experiment, size and data set, in the order of `experiments`: what may
+    share a panel."""
+    done = results.finished
+    names = experiments if experiments is not None else sorted(done["experiment"].unique())
+    parts = []
+    for name in names:
+        rows = done[done["experiment"] == name]
+        for size, data in sorted(set(zip(rows["size"], rows["data"]))):
+            parts.append(results.select(experiment=name, size=size, data=data))
+    return parts
 
 
 def panel_title(results: Results, experiment: str) -> str:

@@ -21,14 +21,21 @@ from fire_core.errors import UserError
 
 RUN_COLUMNS = [
     "experiment", "figure", "panel", "size", "data", "method", "label", "seed", "status",
-    "commit", "dirty", "machine", "command", "started", "path",
+    "commit", "dirty", "machine", "domain", "command", "started", "path",
 ]  # fmt: skip
 METRIC_COLUMNS = [
     "experiment", "figure", "panel", "size", "data", "method", "label", "seed",
     "phase", "step", "epoch", "metric", "value",
 ]  # fmt: skip
 COORDINATES = ("phase", "step", "epoch")
-NOT_EXPERIMENTS = {"trunks", "summary", "report"}
+NOT_EXPERIMENTS = {"trunks", "summary", "report", "figures", "tables"}
+SCRIPTS = {
+    "vision": "vision/train.py",
+    "language": "language/train.py",
+    "dqn": "rl/dqn/train.py",
+    "sac": "rl/sac/train.py",
+}
+GIVEN = {"experiment", "size", "method", "seed"}
 RUNNING_SECONDS = 180.0  # a folder without an end marker that was written to this recently counts as running
 
 
@@ -74,7 +81,7 @@ def find_folders(
     names = sorted(experiments) if experiments else sorted(p.name for p in root.iterdir() if p.is_dir())
     found = []
     for name in names:
-        if name not in NOT_EXPERIMENTS:
+        if name not in NOT_EXPERIMENTS and not name.startswith("."):
             found += sorted((root / name).glob(f"{size or '*'}/*/seed_*"), key=_folder_order)
     return [path for path in found if path.is_dir()]
 
@@ -89,13 +96,21 @@ def _seed(path: Path) -> int:
 
 
 def status_of(path: Path) -> str:
-    """`done`, `failed`, `running` (written to within RUNNING_SECONDS) or `unfinished`."""
+    """`done`, `failed`, `running` or `unfinished` (killed: the same command goes on from its checkpoint)."""
     if (path / "DONE").exists():
         return "done"
     if (path / "FAILED").exists():
         return "failed"
+    return "running" if (path / "RUNNING").exists() and _alive(path) else "unfinished"
+
+
+def _alive(path: Path) -> bool:
+    """The process named in RUNNING exists here, or (on another machine) the folder was written to lately."""
+    mark = (path / "RUNNING").read_text(encoding="utf-8").strip()
+    if mark.isdigit() and Path("/proc").is_dir() and Path(f"/proc/{mark}").exists():
+        return True
     newest = max((p.stat().st_mtime for p in path.iterdir() if p.is_file()), default=0.0)
-    return "running" if time.time() - newest < RUNNING_SECONDS else "unfinished"
+    return time.time() - newest < RUNNING_SECONDS
 
 
 def describe_run(path: Path) -> dict[str, Any]:
@@ -108,18 +123,33 @@ def describe_run(path: Path) -> dict[str, Any]:
         "figure": figure,
         "panel": panel,
         "size": size,
-        "data": _name(meta.get("data")),
+        "data": _data(meta, path),
         "method": str(meta.get("method") or label.partition("-")[0]),
         "label": label,
         "seed": _seed(path),
         "status": status_of(path),
         "commit": str(meta.get("commit") or "unknown")[:10],
         "dirty": bool(meta.get("dirty", False)),
-        "machine": _machine(meta.get("hardware")),
-        "command": str(meta.get("command") or ""),
+        "machine": _name(meta.get("hardware")),
+        "domain": str(meta.get("domain") or ""),
+        "command": command_of(meta, label),
         "started": str(meta.get("started") or ""),
         "path": str(path),
     }
+
+
+def command_of(meta: dict[str, Any], label: str) -> str:
+    """The command of one run without its seed. A sweep's command is cut down to this run's share of it."""
+    parts = [f"{key}={meta.get(key)}" for key in ("experiment", "size", "method")]
+    for argument in str(meta.get("command") or "").split()[1:]:
+        key, _, value = argument.partition("=")
+        if argument.startswith("-") or key in GIVEN or key.startswith(("run.", "hydra")):
+            continue
+        if "," in value and not value.startswith(("[", "{", "'")):
+            short = key.removeprefix("method.")
+            value = next((v for v in value.split(",") if f"{short}={v}" in label), value)
+        parts.append(f"{key}={value}")
+    return f"python {SCRIPTS.get(str(meta.get('domain')), 'vision/train.py')} {' '.join(parts)}"
 
 
 def read_json(path: Path) -> Any:
@@ -130,20 +160,21 @@ def read_json(path: Path) -> Any:
         return None
 
 
+def _data(meta: dict[str, Any], path: Path) -> str:
+    """The data set, corpus or environment: meta.json says it, else the configuration."""
+    if meta.get("data"):
+        return _name(meta["data"])
+    config = read_config(path)
+    return next((_name(config[key]) for key in ("data", "corpus", "env") if config.get(key)), "unknown")
+
+
 def _name(value: Any) -> str:
+    """A readable text of a name, a list of names or a mapping with a name."""
     if isinstance(value, dict):
-        return str(value.get("name", " + ".join(str(v) for v in value.values() if isinstance(v, str))))
+        return str(value.get("name") or ", ".join(str(v) for v in value.values() if isinstance(v, str | int)))
     if isinstance(value, list | tuple):
         return " + ".join(map(str, value))
     return str(value or "unknown")
-
-
-def _machine(hardware: Any) -> str:
-    if isinstance(hardware, dict):
-        shown = [hardware[key] for key in ("gpu", "device_name", "cpu", "processor") if hardware.get(key)]
-        cores = hardware.get("cores") or hardware.get("cpu_count") or hardware.get("cpus")
-        return ", ".join(map(str, shown)) + (f", {cores} cores" if cores else "")
-    return str(hardware or "unknown")
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
@@ -186,11 +217,11 @@ def load(
 
 
 def _reason(path: Path, status: str) -> str:
-    """The last line of a failed run's traceback."""
+    """The first line of a failed run's message."""
     if status != "failed":
         return ""
     lines = (path / "FAILED").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return f": {lines[-1].strip()}" if lines else ""
+    return f": {lines[0].strip()}" if lines else ""
 
 
 class _Columns:
@@ -225,7 +256,7 @@ class _Columns:
         index = np.asarray(self.run, dtype=np.int64)
         columns: dict[str, Any] = {}
         for name in METRIC_COLUMNS[:7]:
-            column = runs[name].astype("category")
+            column = runs[name].astype(str).astype("category")
             columns[name] = pd.Categorical.from_codes(column.cat.codes.to_numpy()[index], dtype=column.dtype)
         columns["seed"] = runs["seed"].to_numpy(dtype=np.int64)[index]
         columns["phase"] = np.asarray(self.coordinates["phase"], dtype=np.int64)

@@ -86,7 +86,8 @@ def measures_of(results: Results, experiment: str) -> list[Measure]:
 
 def _protocol(part: Results) -> str:
     config = read_config(part.runs["path"].iloc[0])
-    return config.get("protocol") or (config.get("data") or {}).get("protocol") or ""
+    protocol = config.get("protocol") or ""
+    return protocol.get("name", "") if isinstance(protocol, dict) else protocol
 
 
 def curve(metrics: pd.DataFrame, metric: str) -> pd.DataFrame:

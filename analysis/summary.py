@@ -147,23 +147,22 @@ def text_of(table: pd.DataFrame) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def draw_summary(results: Results, experiments: Sequence[str]) -> style.Figure:
-    """One panel an experiment: end of each phase for long sequences of tasks, else the curve over the
-    training."""
-    figure, axes = style.grid(len(experiments), width=4.4, height=3.1)
-    for axis, experiment in zip(axes, experiments):
-        part = results.select(experiment=experiment)
-        draw_experiment(axis, part, experiment)
+def draw_summary(parts: Sequence[Results]) -> style.Figure:
+    """One panel a setting: end of each phase for long sequences of tasks, else the curve over the training."""
+    figure, axes = style.grid(len(parts), width=4.4, height=3.1)
+    for axis, part in zip(axes, parts):
+        draw_setting(axis, part)
     figure.tight_layout()
     taken = style.shared_legend(figure, axes)
-    runs = results.runs[results.runs["experiment"].isin(experiments)]
+    runs = pd.concat([part.runs for part in parts])
     note = "Band: range over seeds. Dotted lines: boundaries.\n" + curves.provenance(runs)
     style.footnote(figure, note, taken)
     return figure
 
 
-def draw_experiment(axis: style.Axes, part: Results, experiment: str) -> pd.DataFrame:
-    """The headline metric of one experiment on `axis`; returns the drawn numbers."""
+def draw_setting(axis: style.Axes, part: Results) -> pd.DataFrame:
+    """The headline metric of one setting on `axis`; returns the drawn numbers."""
+    experiment = part.finished["experiment"].iloc[0]
     headline = measures.measures_of(part, experiment)[0]
     axis.set_title(curves.panel_title(part, experiment))
     if headline.reduce == "late_phases":
@@ -236,12 +235,13 @@ def report(options: argparse.Namespace) -> int:
     wrong += [f"{name}: no finished run of size {options.size}" for name in names if name not in finished]
     out = Path(options.out or _folder(options.root, finished, options.size))
     if finished:
-        tables = [summarise(results, name, options.interval) for name in finished]
+        parts = curves.settings(results, finished)
+        tables = [summarise(part, options.interval) for part in parts]
         text = "\n".join(text_of(table) for table in tables)
         print(text)
         write_frame(pd.concat(tables, ignore_index=True), out / "summary.csv")
         (out / "summary.md").write_text(text, encoding="utf-8")
-        paths = style.save(draw_summary(results, finished), out / "summary", ("png", "svg"))
+        paths = style.save(draw_summary(parts), out / "summary", ("png", "svg"))
         for title, path in (
             ("table", out / "summary.md"),
             ("table", out / "summary.csv"),

@@ -29,21 +29,19 @@ def write_run(
     folder.mkdir(parents=True, exist_ok=True)
     meta = {
         "commit": commit, "dirty": False, "versions": {"torch": "2.13.0"},
-        "hardware": {"cpu": "test processor"},
+        "hardware": "test processor, 2 cores",
         "command": f"python vision/train.py experiment={experiment} size={size} method={label} seed={seed}",
         "started": "2026-01-01T00:00:00", "experiment": experiment, "size": size,
-        "method": label.partition("-")[0], "label": label, "seed": seed, "data": data,
+        "method": label.partition("-")[0], "label": label, "seed": seed, "data": data, "domain": "vision",
     }  # fmt: skip
     (folder / "meta.json").write_text(json.dumps(meta))
-    (folder / "config.yaml").write_text(f"protocol: {protocol}\nseed: {seed}\n")
+    (folder / "config.yaml").write_text(f"protocol: {{name: {protocol}}}\nseed: {seed}\n")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "timing.jsonl").write_text(json.dumps({"seconds": 1.5, "phase": 0}) + "\n")
     if boundary:
         (folder / f"boundary_{boundary['phase']}.json").write_text(json.dumps(boundary))
     if end:
-        (folder / end).write_text(
-            "" if end == "DONE" else "Traceback ...\nRuntimeError: loss is nan at step 7\n"
-        )
+        (folder / end).write_text("" if end == "DONE" else "loss is nan at step 7\n\nTraceback ...\n")
     return folder
 
 

@@ -1,0 +1,133 @@
+"""Run folders read back: exact numbers, and everything that is not whole is named."""
+
+import json
+import time
+
+import pytest
+from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_run
+
+from analysis import measures
+from analysis.curves import one_setting, settings
+from analysis.load import command_of, load, write_frame
+from fire_core.errors import UserError
+
+
+@pytest.fixture
+def root(tmp_path):
+    for label, level in {"none": 0.7, "fire": 0.8}.items():
+        for seed in (1, 2, 3):
+            write_run(tmp_path, "fig2a_cifar10_resnet18", label, seed, warm_start_lines(level, seed))
+    return tmp_path
+
+
+def test_frame_holds_what_was_written(root):
+    results = load(root)
+    assert len(results.runs) == 6 and not results.problems
+    assert len(results.metrics) == 6 * 20
+    run = results.runs.iloc[0]
+    assert (run["figure"], run["panel"], run["data"]) == ("fig2a", "cifar10_resnet18", "fashion_mnist")
+    last = results.metrics.query("label == 'fire' and seed == 2 and phase == 1 and epoch == 10")
+    assert last["value"].item() == pytest.approx(0.802)
+    assert last["step"].item() == 200
+
+
+def test_unfinished_failed_and_torn_are_named_and_left_out(root):
+    write_run(root, "fig2a_cifar10_resnet18", "dash", 1, warm_start_lines(0.5, 1), end="FAILED")
+    write_run(root, "fig2a_cifar10_resnet18", "dash", 2, warm_start_lines(0.5, 2), end=None)
+    torn = write_run(root, "fig2a_cifar10_resnet18", "snr", 1, warm_start_lines(0.5, 1))
+    with (torn / "metrics.jsonl").open("a") as stream:
+        stream.write('{"phase": 1, "test_acc')
+    results = load(root)
+    assert sorted(results.metrics["label"].unique()) == ["fire", "none", "snr"]
+    assert len(results.metrics.query("label == 'snr'")) == 20
+    text = "\n".join(results.problems)
+    assert "loss is nan at step 7" in text and "unfinished" in text and "1 unreadable" in text
+    assert len(load(root, unfinished=True).metrics.query("label == 'dash'")) == 40
+
+
+def test_missing_root_is_one_clear_line(tmp_path):
+    with pytest.raises(UserError, match="no run folder"):
+        load(tmp_path / "nowhere")
+
+
+def test_text_and_null_are_not_metrics(root):
+    lines = [{"phase": 0, "step": 1, "note": "x", "flag": True, "gap": None, "test_accuracy": 0.5}]
+    write_run(root, "probe", "none", 1, lines)
+    assert set(load(root, ["probe"]).metrics["metric"]) == {"test_accuracy"}
+
+
+def test_trunks_and_reports_are_not_experiments(root):
+    write_run(root, "trunks", "none", 1, warm_start_lines(0.1, 1))
+    write_run(root, ".sweep", "none", 1, warm_start_lines(0.1, 1))
+    assert load(root).runs["experiment"].unique().tolist() == ["fig2a_cifar10_resnet18"]
+
+
+def test_measures_by_hand(root):
+    levels = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]
+    write_run(root, "random_label", "none", 1, task_lines(levels, 0), protocol="random_label")
+    results = load(root)
+    (measure,) = measures.measures_of(results, "random_label")
+    ends = measures.end_values(results.select(experiment="random_label").metrics, measure)
+    assert ends["value"].item() == pytest.approx((0.3 + 0.2) / 2)  # last quarter of eight tasks
+    final, after = measures.measures_of(results, "fig2a_cifar10_resnet18")
+    part = results.select(experiment="fig2a_cifar10_resnet18").metrics
+    assert measures.by_seed(measures.end_values(part, final), "fire")[3] == pytest.approx(0.803)
+    first = part.query("label == 'fire' and seed == 3 and phase == 1 and epoch == 1")["value"].item()
+    assert measures.by_seed(measures.end_values(part, after), "fire")[3] == first
+
+
+def test_different_data_never_share_a_panel(root):
+    label = "fire-data=cifar10"
+    write_run(root, "fig2a_cifar10_resnet18", label, 1, warm_start_lines(0.8, 1), data="cifar10")
+    results = load(root)
+    with pytest.raises(UserError, match="differ in data"):
+        one_setting(results, "fig2a_cifar10_resnet18")
+    assert [len(part.runs) for part in settings(results)] == [1, 6]
+
+
+def test_baseline_has_the_same_overrides_where_it_exists():
+    labels = ["none", "fire", "none-compat=official", "fire-compat=official", "fire-iterations=5"]
+    assert measures.baseline_of("fire-compat=official", labels) == "none-compat=official"
+    assert measures.baseline_of("fire-iterations=5", labels) == "none"
+    assert measures.baseline_of("fire", ["fire"]) is None
+
+
+def test_command_is_the_runs_own_share_of_a_sweep():
+    meta = {
+        "experiment": "e", "size": "small", "method": "fire", "domain": "dqn",
+        "command": "train.py -m experiment=e size=small method=none,fire seed=1,2 "
+        "method.iterations=5,20 optimizer_state=keep run.root=x hydra/launcher=ray",
+    }  # fmt: skip
+    assert command_of(meta, "fire-iterations=20-optimizer_state=keep") == (
+        "python rl/dqn/train.py experiment=e size=small method=fire method.iterations=20 optimizer_state=keep"
+    )
+
+
+def test_a_thousand_runs_load_in_seconds(tmp_path):
+    lines = [
+        {"phase": 0, "step": step, "train_loss": 0.1, "test_accuracy": 0.5, "dfi": 1.0} for step in range(100)
+    ]
+    folder = write_run(tmp_path, "many", "none", 0, lines)
+    for seed in range(1, 1000):
+        copy = folder.parent / f"seed_{seed}"
+        copy.mkdir()
+        for name in ("meta.json", "metrics.jsonl", "DONE"):
+            (copy / name).hardlink_to(folder / name)
+    began = time.perf_counter()
+    results = load(tmp_path)
+    assert len(results.metrics) == 300_000
+    assert time.perf_counter() - began < 10
+
+
+def test_csv_is_the_same_bytes_every_time(root, tmp_path):
+    first = write_frame(load(root).metrics, tmp_path / "a.csv").read_bytes()
+    assert first == write_frame(load(root).metrics, tmp_path / "b.csv").read_bytes()
+    assert first.count(b"\n") == 121
+
+
+def test_boundary_reports_come_in_order(root):
+    from analysis.load import read_boundaries
+
+    folder = write_run(root, "p", "fire", 1, [], boundary=boundary_report("fire", 10))
+    (folder / "boundary_2.json").write_text(json.dumps(boundary_report("fire", 2)))
+    assert [report["phase"] for report in read_boundaries(folder)] == [2, 10]
