@@ -88,17 +88,21 @@ def format_rows(rows: list[dict[str, object]]) -> str:
 
 
 def markdown(title: str, table: TargetTable) -> str:
-    """A table for documents: repeated layers in one line."""
+    """A table for documents: repeated layers in one line, biases and norm layers counted in one."""
     lines = [
         f"**{title}**",
         "",
         "| | parameter | parts | matrices | shape | why |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
+    vectors = sum(target.kind in ("bias", "norm") for target in table)
     for row in table.rows(by_layer=False):
-        parts, state = row["part"] or "", "in" if row["in"] else "out"
-        count, shape = (row["matrices"], row["shape"]) if row["shape"] else ("", "")
-        lines.append(f"| {state} | `{row['parameter']}` | {parts} | {count} | {shape} | {row['why']} |")
+        if row["kind"] not in ("bias", "norm"):
+            count, state = (row["matrices"] if row["shape"] else ""), "in" if row["in"] else "**out**"
+            cells = (state, f"`{row['parameter']}`", row["part"], count, row["shape"], row["why"])
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+    if vectors:
+        lines.append(f"| **out** | {vectors} biases and norm parameters | | | | vectors |")
     return "\n".join([*lines, ""])
 
 

@@ -16,6 +16,7 @@ if find_spec("torchvision") is not None:
     import_torchvision()
 transformers = pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.reference
 MODELS = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
     "llama": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},

@@ -24,6 +24,7 @@ lightning = pytest.importorskip("lightning.pytorch")
 from fire_core.integrations.lightning import FireCallback as LightningCallback  # noqa: E402
 from fire_core.integrations.transformers import FireCallback as TrainerCallback  # noqa: E402
 
+pytestmark = pytest.mark.reference
 INPUTS, LABELS = torch.randn(32, 6, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 3
 
 

@@ -19,6 +19,7 @@ if find_spec("torchvision") is not None:
 transformers = pytest.importorskip("transformers")
 timm = pytest.importorskip("timm")
 
+pytestmark = pytest.mark.reference
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
 TOKENS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 
