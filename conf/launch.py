@@ -84,6 +84,8 @@ def resolve(cfg: DictConfig) -> DictConfig:
     """All interpolations filled in, the tables they came from dropped; read-only from here on."""
     if cfg.size not in SIZES:
         raise UserError(f"size={cfg.size!r}: choose one of {', '.join(SIZES)}")
+    if not isinstance(cfg.seed, int) or cfg.seed < 0:
+        raise UserError(f"seed={cfg.seed!r}: give a whole number, 0 or more")
     if cfg.size not in cfg.at:
         raise UserError(f"experiment has no size {cfg.size!r}; it has {', '.join(map(str, cfg.at))}")
     try:

@@ -29,7 +29,7 @@ from fire_core.optim_state import apply_policy
 from fire_core.phases import Phase, State, snapshot
 from fire_core.probe import plasticity
 from fire_core.runs import generator, seeded
-from vision.data import Images, PhaseData, batch_indices, load, phases
+from vision.data import Images, PhaseData, batch_indices, load, make_phases, prepare
 from vision.models import build
 
 
@@ -46,9 +46,7 @@ def train(cfg: DictConfig) -> None:
     images = load(**cfg.data, root=cfg.run.data_root, device=device)
     protocol = OmegaConf.to_container(cfg.protocol)
     schedule = [
-        (p, epoch)
-        for p in phases(protocol.pop("name"), images, cfg.seed, **protocol)
-        for epoch in range(p.epochs)
+        (p, epoch) for p in make_phases(**protocol, images=images, seed=cfg.seed) for epoch in range(p.epochs)
     ]
     with seeded(cfg.seed, "init"):
         net = build(
@@ -62,6 +60,8 @@ def train(cfg: DictConfig) -> None:
         f"{images}; {sum(p.numel() for p in net.parameters()):,} parameters; {len(schedule)} epochs",
         flush=True,
     )
+
+    method.check(state)
 
     with run, seeded(cfg.seed, "train"):
         # -------------------------------------------------------------------------------------- where to begin
@@ -102,10 +102,9 @@ def train(cfg: DictConfig) -> None:
             disable=None if cfg.run.progress else True,
         )
         for phase, epoch in schedule[at["epochs"] :]:
-            labels = phase.training_labels(images)
-            probe = fetch(images, phase, phase.train_indices[: cfg.metrics_samples])
+            probe, _ = prepare(images, phase, phase.indices[: cfg.metrics_samples])
             state.generator = generator(cfg.seed, "method", phase.index)
-            state.batches = lambda phase=phase, labels=labels: one_pass(images, phase, labels, cfg)
+            state.batches = lambda phase=phase: one_pass(images, phase, cfg)
 
             # ---------------------------------------------------------------------------------- boundary
             if phase.index > 0 and at["treated"] < phase.index:
@@ -134,10 +133,11 @@ def train(cfg: DictConfig) -> None:
             for group in state.optimizers["net"].param_groups:
                 group["lr"] = rate * group.get("rate_factor", 1.0)
             net.train()
-            for batch in batch_indices(cfg.seed, phase.index, epoch, len(labels), cfg.batch_size)[first:]:
-                inputs, wanted = fetch(images, phase, phase.train_indices[batch]), labels[batch.to(device)]
+            count = len(phase.indices)
+            for batch in batch_indices(cfg.seed, phase.index, epoch, count, cfg.batch_size, device)[first:]:
+                inputs, labels = prepare(images, phase, phase.indices[batch], phase.labels[batch])
                 with torch.autocast(device.type, torch.bfloat16, enabled=cfg.precision == "bf16"):
-                    loss = cross_entropy(forward(inputs), wanted)
+                    loss = cross_entropy(forward(inputs), labels)
                 state.optimizers["net"].zero_grad(set_to_none=True)
                 (loss + method.penalty(state)).backward()
                 nn.utils.clip_grad_norm_(net.parameters(), cfg.clip_norm)
@@ -152,15 +152,16 @@ def train(cfg: DictConfig) -> None:
 
             # ---------------------------------------------------------------------------------- record it
             last = epoch + 1 == phase.epochs
-            values = {"train_loss": mean_loss(loss_sum, len(labels), phase, at["step"], cfg)}
+            values = {"train_loss": mean_loss(loss_sum, count, phase, at["step"], cfg)}
             seconds, batches = time.perf_counter() - started, at["batch"] - first
             run.timing(
-                phase=phase.index, epoch=epoch + 1, train_seconds=seconds, batches=batches, images=len(labels)
+                phase=phase.index, epoch=epoch + 1, train_seconds=seconds, batches=batches, images=count
             )
             if last or (epoch + 1) % cfg.eval_every == 0:
                 values |= test(net, images, phase, cfg)
             if last:
-                values["train_accuracy"] = accuracy(net, images, phase, phase.train_indices, labels, cfg)
+                hits = correct(net, images, phase, phase.indices, phase.labels, cfg, test=False)
+                values["train_accuracy"] = float(hits.mean())
                 values |= plasticity(net, probe)
             run.log(phase=phase.index, epoch=epoch + 1, step=at["step"], **values)
             results |= values
@@ -178,21 +179,15 @@ def train(cfg: DictConfig) -> None:
         run.save(at["step"], {"net": net.state_dict()}, name="final")
         run.finish({"steps": at["step"], **results})
     print(
-        f"{method.name}: {brief(results)}\nin {run.folder}; table and figure: make vision-sweep, or python -m analysis.summary"
+        f"{method.name}: {brief(results)}\nin {run.folder}; table and figure of all runs: make vision-sweep"
     )
 
 
-def fetch(images: Images, phase: PhaseData, indices: Tensor) -> Tensor:
-    """Normalised training pictures at `indices`, pixels in the order of the phase: (n, channels, height, width)."""
-    return images.normalise(phase.arrange(images.train_images[indices.to(images.train_images.device)]))
-
-
-def one_pass(
-    images: Images, phase: PhaseData, labels: Tensor, cfg: DictConfig
-) -> Iterator[tuple[Tensor, Tensor]]:
+def one_pass(images: Images, phase: PhaseData, cfg: DictConfig) -> Iterator[tuple[Tensor, Tensor]]:
     """The phase's training set once, in batches, for methods that look at the coming data."""
-    for batch in batch_indices(cfg.seed, phase.index, -1, len(labels), cfg.batch_size):
-        yield fetch(images, phase, phase.train_indices[batch]), labels[batch.to(labels.device)]
+    device = phase.indices.device
+    for batch in batch_indices(cfg.seed, phase.index, -1, len(phase.indices), cfg.batch_size, device):
+        yield prepare(images, phase, phase.indices[batch], phase.labels[batch])
 
 
 def warmup(epoch: int, phase: PhaseData, share: Any) -> float:
@@ -217,34 +212,33 @@ def mean_loss(loss_sum: Tensor, count: int, phase: PhaseData, step: int, cfg: Di
 
 
 def test(net: nn.Module, images: Images, phase: PhaseData, cfg: DictConfig) -> dict[str, float]:
-    """Accuracy on the whole test set and, while classes are missing, on the test images of the classes seen."""
-    hits = correct(net, images, phase, images.test_images, images.test_labels, cfg)
+    """Accuracy on the whole test set and, where classes come one by one, on the test images of those seen."""
+    everything = torch.arange(len(images.test_labels), device=images.test_labels.device)
+    hits = correct(net, images, phase, everything, images.test_labels, cfg, test=True)
     result = {"test_accuracy": float(hits.mean())}
-    if phase.name.endswith("classes"):
-        seen = torch.isin(images.test_labels, torch.tensor(phase.seen_classes, device=hits.device))
-        result["seen_accuracy"] = float(hits[seen].mean())
+    if phase.seen is not None:
+        result["seen_accuracy"] = float(hits[torch.isin(images.test_labels, phase.seen)].mean())
     return result
-
-
-def accuracy(
-    net: nn.Module, images: Images, phase: PhaseData, indices: Tensor, labels: Tensor, cfg: DictConfig
-) -> float:
-    """Accuracy on training pictures and their (true or replaced) labels, in evaluation mode."""
-    pictures = images.train_images[indices.to(images.train_images.device)]
-    return float(correct(net, images, phase, pictures, labels, cfg).mean())
 
 
 @torch.no_grad()
 def correct(
-    net: nn.Module, images: Images, phase: PhaseData, pictures: Tensor, labels: Tensor, cfg: DictConfig
+    net: nn.Module,
+    images: Images,
+    phase: PhaseData,
+    indices: Tensor,
+    labels: Tensor,
+    cfg: DictConfig,
+    *,
+    test: bool,
 ) -> Tensor:
     """(n,) float32, 1 where the net's first choice is the label; in large batches, no transfer in between."""
     net.eval()
     hits = []
     for part, wanted in zip(
-        pictures.split(cfg.eval_batch_size), labels.split(cfg.eval_batch_size), strict=True
+        indices.split(cfg.eval_batch_size), labels.split(cfg.eval_batch_size), strict=True
     ):
-        inputs = images.normalise(phase.arrange(part))
+        inputs, _ = prepare(images, phase, part, wanted, test=test)
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=cfg.precision == "bf16"):
             hits.append(net(inputs).argmax(dim=1) == wanted)
     return torch.cat(hits).float()

@@ -37,6 +37,9 @@ class Method:
     changes_optimizer: ClassVar[bool] = False
     changes_structure: ClassVar[bool] = False
 
+    def check(self, state: State) -> None:
+        """Before training starts: raise UserError for settings that do not fit these nets (a rule that matches nothing)."""
+
     def at_boundary(self, state: State, phase: Phase) -> Report:
         """Once before phase k > 0."""
         return Report(method=self.name)
@@ -94,11 +97,24 @@ def create(name: str, **settings: Any) -> Method:
     methods = available()
     if name not in methods:
         raise UserError(f"method {name!r} does not exist{_nearest(name, methods)}")
-    known = [f.name for f in fields(methods[name])]
-    for key in settings:
+    known = {f.name: f.default for f in fields(methods[name])}
+    for key, value in settings.items():
         if key not in known:
             raise UserError(f"method {name!r} has no setting {key!r}{_nearest(key, known)}")
+        if not _fits(value, known[key]):
+            raise UserError(f"method {name!r}: {key}={value!r} should be like its default, {known[key]!r}")
     return methods[name](**settings)
+
+
+def _fits(value: Any, default: Any) -> bool:
+    """Whether a setting has the kind of its default; settings without a plain default check themselves."""
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(value, bool) and isinstance(default, bool)
+    if isinstance(default, float):
+        return isinstance(value, int | float)
+    if isinstance(default, int):
+        return isinstance(value, int)
+    return True
 
 
 def _nearest(word: str, words: Any) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fire_core.fire import Report, Treated, apply_to_targets
 from fire_core.methods import Method, register
-from fire_core.methods.fire import combine
+from fire_core.methods.fire import check_rules, combine
 from fire_core.methods.full_reset import restore
 from fire_core.phases import Phase, State
 from fire_core.polar import polar
@@ -26,6 +26,10 @@ class _Control(Method):
     targets: str | list[str] = "all"
     reset: str | list[str] | None = None
     degenerate: str = "skip"
+
+    def check(self, state: State) -> None:
+        for net in state.nets.values():
+            check_rules(net, self.targets, self.reset)
 
     def at_boundary(self, state: State, phase: Phase) -> Report:
         reports = {}

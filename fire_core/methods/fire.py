@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from torch import nn
 
 from fire_core.errors import UserError
 from fire_core.fire import Report, fire
 from fire_core.methods import Method, register
 from fire_core.methods.full_reset import restore
 from fire_core.phases import Phase, State
+from fire_core.targets import find_targets, match_parameters
 
 
 @register
@@ -34,6 +37,10 @@ class Fire(Method):
     summary: ClassVar[str] = "nearest orthogonal matrix, published Newton-Schulz iterations"
     source: ClassVar[str] = "Han et al. 2026 (FIRE), Eq. 4-5, Algorithm 1"
 
+    def check(self, state: State) -> None:
+        for net in state.nets.values():
+            check_rules(net, self.targets, self.reset)
+
     def at_boundary(self, state: State, phase: Phase) -> Report:
         reports = {}
         for name, net in state.nets.items():
@@ -51,6 +58,13 @@ class Fire(Method):
             )
             reports[name] = combine(report, reset)
         return Report.merge(reports, self.name)
+
+
+def check_rules(net: nn.Module, targets: Any, reset: Any) -> None:
+    """Raise UserError where a rule names nothing in `net`."""
+    find_targets(net, targets)
+    if reset:
+        match_parameters(net, reset)
 
 
 def combine(report: Report, reset: Report) -> Report:
