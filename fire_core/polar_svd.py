@@ -18,12 +18,13 @@ def rank_threshold(dtype: torch.dtype) -> float:
     return 4 * torch.finfo(dtype).eps
 
 
-def polar_by_svd(matrices: Tensor) -> tuple[Tensor, Tensor]:
+def polar_by_svd(matrices: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
     """Polar factors of tall, finite, non-zero `matrices` (b, m, n), computed in float64.
 
-    Returns the factors (b, m, n) in the input's type and a mask (b,) of those whose rank was completed.
+    `dtype` is the type that the matrices were stored in (default: theirs): it sets what counts as lost rank.
+    Returns the factors (b, m, n) in the type of `matrices` and a mask (b,) of those whose rank was completed.
     """
-    threshold = rank_threshold(matrices.dtype)
+    threshold = rank_threshold(dtype or matrices.dtype)
     factors, completed = [], []
     for matrix in matrices:
         left, singular, right = torch.linalg.svd(matrix.double(), full_matrices=False)
@@ -43,16 +44,18 @@ def complete(left: Tensor, right: Tensor) -> Tensor:
     """
     rows, columns = len(left), len(right)
     identity = torch.eye(rows, columns, dtype=left.dtype, device=left.device)
-    grid = torch.arange(1, rows * columns + 1, dtype=left.dtype, device=left.device)
-    references = [identity, torch.sin(grid.square()).view(rows, columns)]
-    while right.shape[1] < columns:
-        between = references.pop(0) if len(references) > 1 else references[0]
+    row = torch.arange(1, rows + 1, dtype=left.dtype, device=left.device).view(-1, 1)
+    column = torch.arange(1, columns + 1, dtype=left.dtype, device=left.device)
+    dense = torch.cos(row * column.sqrt() + column)
+    for reference in (identity, dense):
+        between = reference
         for _ in range(2):  # the second pass removes what rounding left of the first
             between = between - left @ (left.mT @ between)
             between = between - (between @ right) @ right.mT
         new_left, singular, new_right = torch.linalg.svd(between, full_matrices=False)
         missing = columns - right.shape[1]
-        keep = int((singular[:missing] > 1e-8).sum())
+        # the last reference has a component everywhere, if a tiny one: take what the SVD makes of it
+        keep = missing if reference is dense else int((singular[:missing] > 1e-8).sum())
         left = torch.cat([left, new_left[:, :keep]], dim=1)
         right = torch.cat([right, new_right[:keep].mT], dim=1)
     return left @ right.mT

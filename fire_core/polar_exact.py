@@ -1,0 +1,243 @@
+"""The solvers `exact` and `fast`: nearest matrix with orthonormal columns, on batches of tall matrices.
+
+On a CPU the iteration is rational (three steps and a quintic reach singular values down to about 1e-5 of the
+largest); on a GPU, where triangular solves are slow and products nearly free, it is polynomial. Matrices that
+are clearly taller than wide are first reduced to a triangle by a Cholesky factor of X^T X. `exact` then
+measures the residual and repairs only the matrices that fail, by ever surer means:
+
+1. the iteration goes on from where it stopped (after a Householder QR for tall matrices);
+2. the whole iteration in float64, which also decides whether a matrix has full rank;
+3. SVD in float64, with lost rank completed (`fire_core.polar_svd`).
+
+Steps 2 and 3 are reached only where sigma_min is below about 2e-6 sigma_max, or rank is lost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fire_core.polar_kernels import (
+    cholesky_in_blocks,
+    frobenius_of_lower,
+    lower_gram,
+    polynomial_steps,
+    quintic_step,
+    rational_steps,
+    residual,
+    solve_right,
+)
+from fire_core.polar_schedules import CUBIC, FINISHING_QUINTIC, Step, quintic_schedule, rational_step
+from fire_core.polar_svd import polar_by_svd, rank_threshold
+
+TALL = 1.5
+"""From this ratio of sides on, the matrix is reduced to a triangle first."""
+SINGLE_MARGIN = 2e-6
+"""sigma_min / sigma_max above which float32 products can tell full rank from rounding noise."""
+
+LIFT = rational_step(2e-3)
+SETTLE = rational_step(0.35, centred=True)
+SQUARE_RATIONAL = (LIFT, LIFT, SETTLE)  # singular values from 1.4e-5 of the bound on; a quintic finishes
+FURTHER_RATIONAL = (LIFT, SETTLE)  # from 2e-3 on: what the first pass left
+TRIANGLE_RATIONAL = (rational_step(0.04), rational_step(0.73, centred=True))  # from 0.04 on; a cubic finishes
+DOUBLE_RATIONAL = (LIFT, LIFT, LIFT, LIFT, SETTLE)  # from 6e-10 on
+
+
+@dataclass
+class Solved:
+    """Factors (b, m, n), their residuals (b,), steps spent (b,), and where rank was completed (b,)."""
+
+    factor: Tensor
+    residual: Tensor
+    iterations: Tensor
+    completed: Tensor
+
+    def put(self, index: Tensor, other: Solved) -> None:
+        """Replace the matrices at `index` by those of `other`, adding the steps that it took."""
+        self.factor[index] = other.factor
+        self.residual[index] = other.residual
+        self.iterations[index] += other.iterations
+        self.completed[index] = other.completed
+
+
+def solve_exact(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
+    """Polar factors of tall, finite, non-zero `matrices` (b, m, n) with residual at most `tolerance`.
+
+    Largest entries must be within 2^-20 to 2^20. `rational` chooses the first passes: True on a CPU.
+    """
+    if matrices.dtype == torch.float64:
+        return _by_double(matrices, tolerance)
+    if _is_tall(matrices):
+        solved, inner = _tall_pass(matrices, rational)
+        doubtful = ~(inner <= tolerance)
+        unpolished = ~(solved.residual <= tolerance) & ~doubtful
+        if bool((doubtful | unpolished).any()):
+            _polish(solved, unpolished)
+            doubtful |= ~(solved.residual <= tolerance)
+            _repair(solved, doubtful, lambda index: _by_triangle(matrices[index], tolerance, rational))
+        return solved
+    solved, bound = _square_pass(matrices, rational)
+    unsure = ~(solved.residual <= tolerance)
+    if bool(unsure.any()):
+        _repair(
+            solved,
+            unsure,
+            lambda index: _continue(matrices[index], solved.factor[index], bound[index], tolerance, rational),
+        )
+    return solved
+
+
+def solve_fast(matrices: Tensor, rational: bool) -> Solved:
+    """Polar factors of tall, finite, non-zero `matrices` (b, m, n), but for their smallest singular values.
+
+    Those below about 1e-3 of the spectral norm are only lifted, not brought to 1.
+    """
+    if _is_tall(matrices):
+        solved, inner = _tall_pass(matrices, rational)
+        _repair(solved, ~(inner <= 1e-3), lambda index: _fast_pass(matrices[index], rational))
+        return solved
+    return _fast_pass(matrices, rational)
+
+
+def _is_tall(matrices: Tensor) -> bool:
+    return matrices.shape[1] >= TALL * matrices.shape[2]
+
+
+def _repair(solved: Solved, wanted: Tensor, solver) -> None:
+    index = wanted.nonzero().flatten()
+    if len(index):
+        solved.put(index, solver(index))
+
+
+def _solved(factor: Tensor, iterations: int, square: Tensor | None = None) -> Solved:
+    count = torch.full((len(factor),), iterations, dtype=torch.int64, device=factor.device)
+    return Solved(factor, residual(factor, square), count, torch.zeros_like(count, dtype=torch.bool))
+
+
+def _square_pass(matrices: Tensor, rational: bool) -> tuple[Solved, Tensor]:
+    """First pass over nearly square matrices; also a bound (b, 1, 1) on their spectral norms."""
+    if rational:
+        return _rational(matrices.clone(), SQUARE_RATIONAL, normalize=True)
+    bound = spectral_bound(matrices)
+    steps = (*quintic_schedule(1e-4, 1e-2), CUBIC)
+    return _solved(polynomial_steps(matrices / bound, steps), len(steps)), bound
+
+
+def _fast_pass(matrices: Tensor, rational: bool) -> Solved:
+    if rational:
+        return _rational(matrices.clone(), FURTHER_RATIONAL, normalize=True)[0]
+    steps = quintic_schedule(3e-3, 1e-2)
+    return _solved(polynomial_steps(matrices / spectral_bound(matrices), steps), len(steps))
+
+
+def _tall_pass(matrices: Tensor, rational: bool) -> tuple[Solved, Tensor]:
+    """X = (X L^-T) L^T with L L^T = X^T X, so polar(X) = X L^-T polar(L)^T: the iteration is on n x n.
+
+    Also returns the residual (b,) of polar(L). The short schedule converges only where sigma_min is at least
+    1 / 25 of the bound, so a small one proves that forming X^T X has cost no accuracy worth speaking of.
+    """
+    gram = matrices.new_empty(len(matrices), matrices.shape[2], matrices.shape[2])
+    inverses = cholesky_in_blocks(lower_gram(matrices, gram))
+    triangle = gram.tril()
+    if rational:
+        rational_steps(
+            triangle, TRIANGLE_RATIONAL, torch.empty_like(gram), torch.empty_like(gram), normalize=True
+        )
+        steps: tuple[Step, ...] = (CUBIC,)
+    else:
+        triangle /= spectral_bound(triangle)
+        steps = (*quintic_schedule(0.04, 1e-2), CUBIC)
+    triangle = polynomial_steps(triangle, steps)
+    inner = residual(triangle)
+    factor = torch.bmm(matrices, solve_right(triangle, gram, inverses).mT)
+    return _solved(factor, len(steps) + (len(TRIANGLE_RATIONAL) if rational else 0), gram), inner
+
+
+def _polish(solved: Solved, wanted: Tensor) -> None:
+    """One cubic step where only rounding keeps the residual from the tolerance."""
+    _repair(solved, wanted, lambda index: _solved(polynomial_steps(solved.factor[index], (CUBIC,)), 1))
+
+
+def _by_triangle(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
+    """Ill-conditioned tall matrices: Householder QR, then the triangle as any square matrix."""
+    basis, triangle = torch.linalg.qr(matrices)
+    inner, bound = _square_pass(triangle, rational)
+    unsure = ~(inner.residual <= tolerance)
+    _repair(
+        inner,
+        unsure,
+        lambda index: _continue(triangle[index], inner.factor[index], bound[index], tolerance, rational),
+    )
+    solved = _solved(torch.bmm(basis, inner.factor), 0)
+    solved.iterations += inner.iterations
+    _polish(solved, ~(solved.residual <= tolerance))
+    # the completing rule looks at the whole matrix, not at its triangle
+    rest = inner.completed | ~(solved.residual <= tolerance)
+    _repair(solved, rest, lambda index: _by_svd(matrices[index]))
+    return solved
+
+
+def _continue(matrices: Tensor, factor: Tensor, bound: Tensor, tolerance: float, rational: bool) -> Solved:
+    """Second pass over nearly square matrices from where the first one stopped, then float64 for what is left."""
+    if rational:
+        solved = _rational(factor, FURTHER_RATIONAL, normalize=False)[0]
+    else:
+        steps = (*quintic_schedule(1e-3, 1e-2), CUBIC)
+        solved = _solved(polynomial_steps(factor / 1.01, steps), len(steps))
+    sure = (solved.residual <= tolerance) & _full_rank(solved.factor, matrices, SINGLE_MARGIN * bound)
+    _repair(solved, ~sure, lambda index: _by_double(matrices[index], tolerance))
+    return solved
+
+
+def _by_double(matrices: Tensor, tolerance: float) -> Solved:
+    """Float64 iteration, a few matrices at a time, then SVD for those that it cannot vouch for."""
+    parts = []
+    # float64 copies of a float32 stack take twice the room, so the stack is cut
+    for piece in matrices.split(max(1, len(matrices) // 8)):
+        double = piece.double()
+        solved, bound = _rational(double.clone(), DOUBLE_RATIONAL, normalize=True)
+        _polish(solved, torch.ones_like(solved.completed))
+        threshold = max(rank_threshold(matrices.dtype), 1e-9)
+        sure = (solved.residual <= tolerance) & _full_rank(solved.factor, double, threshold * bound)
+        _repair(
+            solved, ~sure, lambda index, double=double, dtype=matrices.dtype: _by_svd(double[index], dtype)
+        )
+        solved.factor = solved.factor.to(matrices.dtype)
+        parts.append(solved)
+    fields = [torch.cat([getattr(part, name) for part in parts]) for name in Solved.__annotations__]
+    result = Solved(*fields)
+    if matrices.dtype != torch.float64:
+        result.residual = residual(result.factor)
+    return result
+
+
+def _by_svd(matrices: Tensor, dtype: torch.dtype | None = None) -> Solved:
+    factor, completed = polar_by_svd(matrices, dtype)
+    solved = _solved(factor, 0)
+    solved.completed = completed
+    return solved
+
+
+def _rational(work: Tensor, steps: tuple[Step, ...], *, normalize: bool) -> tuple[Solved, Tensor | None]:
+    """Rational steps and the finishing quintic on `work`, which is overwritten."""
+    spare = torch.empty_like(work)
+    square = work.new_empty(len(work), work.shape[2], work.shape[2])
+    bound = rational_steps(work, steps, spare, square, normalize=normalize)
+    factor = quintic_step(work, FINISHING_QUINTIC, spare, square)
+    return _solved(factor, len(steps) + 1, square), bound
+
+
+def spectral_bound(matrices: Tensor) -> Tensor:
+    """Upper bound (b, 1, 1) on the spectral norms of `matrices` (b, m, n): ||X^T X||_F^(1/2), 0.2 % up."""
+    gram = matrices.new_empty(len(matrices), matrices.shape[2], matrices.shape[2])
+    return 1.002 * frobenius_of_lower(lower_gram(matrices, gram)).sqrt()
+
+
+def _full_rank(factor: Tensor, matrices: Tensor, threshold: Tensor) -> Tensor:
+    """Whether every singular value is above `threshold` (b, 1, 1): a Cholesky test of the symmetric factor."""
+    symmetric = torch.bmm(factor.mT, matrices)
+    symmetric = symmetric + symmetric.mT
+    symmetric.diagonal(dim1=-2, dim2=-1).sub_(2 * threshold.view(-1, 1))
+    return torch.linalg.cholesky_ex(symmetric)[1] == 0
