@@ -111,13 +111,16 @@ class FeedForward(nn.Module):
         else:
             self.c_fc = nn.Linear(shape.width, hidden, bias=shape.bias)
         self.c_proj = nn.Linear(hidden, shape.width, bias=shape.bias)
+        # a module, so that dormant units can be counted by hooks
+        self.act = {"gelu": nn.GELU, "squared_relu": nn.ReLU, "swiglu": nn.SiLU}[shape.activation]()
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.c_fc(x)
         if self.activation == "swiglu":
             gate, x = x.chunk(2, dim=-1)
-            return self.c_proj(functional.silu(gate) * x)
-        return self.c_proj(functional.gelu(x) if self.activation == "gelu" else functional.relu(x).square())
+            return self.c_proj(self.act(gate) * x)
+        x = self.act(x)
+        return self.c_proj(x.square() if self.activation == "squared_relu" else x)
 
 
 class Block(nn.Module):

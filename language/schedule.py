@@ -1,0 +1,119 @@
+"""What is trained on when: the two phases with their length, learning rate, evaluations and named checkpoints."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from fire_core.errors import UserError
+from language.data import Corpus, Mixture, mixture, open_corpus
+from language.prepare import folder_name, prepare
+from language.sources import SHIPPED, open_source
+
+FORKS = ("best", "last")  # beside these, any iteration of phase_1.save_at
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """One phase. iterations: length of its schedule; stop_at: iterations really trained (the fork points need no more)."""
+
+    index: int
+    name: str
+    mixture: Mixture
+    iterations: int
+    stop_at: int
+    warmup: int
+    eval_every: int
+    save_at: tuple[int, ...]
+    high: float
+    low: float
+
+    def rate(self, iteration: int) -> float:
+        """Learning rate: linear from near 0 to `high`, then half a cosine down to `low` at `iterations`."""
+        if iteration < self.warmup:
+            return self.high * (iteration + 1) / (self.warmup + 1)
+        done = (iteration - self.warmup) / max(1, self.iterations - self.warmup)
+        return self.low + 0.5 * (1 + math.cos(math.pi * min(1.0, done))) * (self.high - self.low)
+
+
+def open_corpora(cfg: DictConfig) -> tuple[Corpus, Corpus]:
+    """Corpora A and B of the config; shipped text is prepared on first use (seconds), other text must be there."""
+    opened = []
+    for key in ("a", "b"):
+        entry = cfg.corpus[key]
+        root = Path(cfg.run.data_root) / "language"
+        folder = root / folder_name(entry.name, cfg.corpus.tokenizer, cfg.corpus.documents)
+        if entry.folder is None and entry.name in SHIPPED:
+            prepare(
+                open_source(entry.name),
+                cfg.corpus.tokenizer,
+                root,
+                documents=cfg.corpus.documents,
+                progress=False,
+            )
+        opened.append(
+            open_corpus(
+                Path(entry.folder) if entry.folder else folder,
+                block=cfg.model.block,
+                vocabulary=cfg.model.vocabulary,
+                train_tokens=entry.train_tokens,
+            )
+        )
+    if opened[0].manifest["tokenizer"] != opened[1].manifest["tokenizer"]:
+        names = [corpus.manifest["tokenizer"]["name"] for corpus in opened]
+        raise UserError(
+            f"corpora A and B were prepared with different tokenizers ({names[0]}, {names[1]}): use one for both"
+        )
+    return opened[0], opened[1]
+
+
+def plan(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePlan]:
+    """The phases of the config. A length is given in passes over the phase's tokens, or in iterations."""
+    plans = []
+    for index, key in enumerate(("phase_1", "phase_2")):
+        entry = cfg[key]
+        mixed = mixture(
+            corpora,
+            entry.share_a,
+            block=cfg.model.block,
+            batch_size=cfg.batch_size,
+            seed=cfg.seed,
+            phase=index,
+        )
+        per_iteration = cfg.accumulation * cfg.batch_size * cfg.model.block
+        iterations = entry.iterations or int(entry.passes * mixed.tokens / per_iteration)
+        stop_at = min(entry.stop_at or iterations, iterations)
+        if stop_at < 1:
+            raise UserError(
+                f"{key}: {entry.passes} passes over {mixed.tokens} tokens are not one iteration of {per_iteration}"
+            )
+        save_at = tuple(entry.save_at or ())
+        if any(iteration > stop_at for iteration in save_at):
+            raise UserError(f"{key}.save_at={list(save_at)}: the phase ends at iteration {stop_at}")
+        plans.append(
+            PhasePlan(
+                index=index,
+                name=key,
+                mixture=mixed,
+                iterations=iterations,
+                stop_at=stop_at,
+                warmup=min(int(cfg.warmup_share * iterations), cfg.warmup_limit),
+                eval_every=entry.eval_every or max(1, min(2000, iterations // 20)),
+                save_at=save_at,
+                high=cfg.learning_rate,
+                low=cfg.final_learning_rate,
+            )
+        )
+    _check_fork(str(cfg.boundary.fork), plans[0])
+    return plans
+
+
+def _check_fork(fork: str, phase_1: PhasePlan) -> None:
+    known = (*FORKS, *map(str, phase_1.save_at))
+    if fork not in known:
+        raise UserError(
+            f"boundary.fork={fork}: phase 1 keeps {', '.join(known)}; add the iteration to phase_1.save_at"
+        )

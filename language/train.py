@@ -1,0 +1,315 @@
+"""Continual pretraining in two phases: many passes over corpus A, then one over a mixture of A and B.
+
+    python language/train.py experiment=fig3_best method=fire size=small seed=1
+    torchrun --nproc-per-node=8 language/train.py experiment=fig3_best method=fire size=paper
+
+Phase 1 is the trunk, trained once for all methods; phase 2 starts from one of its named checkpoints (`boundary.fork`:
+best, an iteration, or last). `step` counts optimizer steps of the whole run, `iteration` those of the phase.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[1])
+)  # run from anywhere; the wheel holds fire_core only
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from conf.launch import launch, open_run
+from fire_core.errors import UserError
+from fire_core.methods import create
+from fire_core.optim_state import apply_policy
+from fire_core.phases import Phase, State, snapshot
+from fire_core.probe import plasticity
+from fire_core.runs import generator, seeded
+from language.data import Corpus, validation_batches
+from language.distributed import Silent, World, save_decision, world_of
+from language.model import Decoder, Shape, adamw, token_loss
+from language.schedule import PhasePlan, open_corpora, plan
+from language.throughput import peak_flops, synchronise
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@launch("language")
+def train(cfg: DictConfig) -> None:
+    with world_of(cfg.device) as world:
+        train_in(world, cfg)
+
+
+def train_in(world: World, cfg: DictConfig) -> None:
+    # ------------------------------------------------------------------------------------------ method and run
+    method = create(**cfg.method)
+    run = open_run(cfg, method, data=cfg.corpus.name, model=cfg.model.name) if world.leads else Silent()
+    if world.from_leader(run.finished if world.leads else None):
+        return
+
+    # ------------------------------------------------------------------------------------------ data and model
+    micro_batches = world.share_of(cfg.accumulation)
+    if cfg.precision not in PRECISIONS:
+        raise UserError(f"precision={cfg.precision!r}: choose one of {', '.join(PRECISIONS)}")
+    corpora = open_in_turn(world, cfg)
+    plans = plan(cfg, corpora)
+    fork = None if cfg.boundary.fork == "last" else str(cfg.boundary.fork)
+    torch.set_float32_matmul_precision("high" if cfg.tf32 else "highest")
+    with seeded(cfg.seed, "init"):
+        net = Decoder(Shape(**{k: v for k, v in cfg.model.items() if k != "name" and v is not None}))
+    initial = snapshot({"net": net})
+    net.to(world.device)
+    trained = world.wrap(torch.compile(net) if cfg.compile else net)
+    adam = adamw(net, betas=tuple(cfg.betas), weight_decay=cfg.weight_decay)
+    state = State({"net": net}, initial=initial, loss=token_loss)
+    peak, peak_source = peak_flops(world.device, cfg.precision)
+    peak = (cfg.run.peak_tflops * 1e12 if cfg.run.peak_tflops else peak) * world.size
+    print(describe(net, plans, corpora), flush=True)
+
+    with run, seeded(cfg.seed, "train", world.rank):
+        # -------------------------------------------------------------------------------------- where to begin
+        at = {"phase": 0, "iteration": 0, "step": 0, "best": float("inf")}
+        loss_sum, count = torch.zeros((), device=world.device), 0
+        scaler = torch.amp.GradScaler(world.device.type, enabled=cfg.precision == "fp16")
+
+        def parts() -> dict[str, Any]:
+            return {
+                "net": net.state_dict(),
+                "optimizer": state.optimizers["net"].state_dict(),
+                "scaler": scaler.state_dict(),
+                "method": method.state_dict(),
+                "random": torch.get_rng_state(),
+                "loss_sum": loss_sum,
+                "count": count,
+                "at": dict(at),
+            }
+
+        def restore(saved: dict[str, Any]) -> None:
+            nonlocal count
+            at.update(saved["at"])
+            state.phase = at["phase"]
+            state.optimizers["net"] = method.optimizer(net, adam, Phase(state.phase))
+            method.rebuild(state)
+            net.load_state_dict(saved["net"])
+            state.optimizers["net"].load_state_dict(saved["optimizer"])
+            scaler.load_state_dict(saved["scaler"])
+            method.load_state_dict(saved["method"])
+            loss_sum.copy_(saved["loss_sum"])
+            count = saved["count"]
+            if world.leads:
+                torch.set_rng_state(saved["random"])
+
+        state.optimizers["net"] = method.optimizer(net, adam, Phase(0))
+        saved = world.from_leader(run.resume(fork))
+        if saved is not None:
+            restore(saved)
+        in_trunk = run.trunk is not None and run.place == run.trunk if world.leads else None
+        forked = (
+            world.leads and saved is not None and run.trunk is not None and at["phase"] == 0 and not in_trunk
+        )
+        if world.from_leader(forked):
+            at.update(phase=1, iteration=0)
+
+        results: dict[str, float] = {}
+        for phase in plans[at["phase"] :]:
+            # ---------------------------------------------------------------------------------- boundary
+            state.generator = generator(cfg.seed, "method", phase.index)
+            state.batches = lambda phase=phase: coming_batches(phase, cfg.boundary.batches, world.device)
+            if at["iteration"] == 0:
+                values = evaluate(net, corpora, cfg, world)
+                if phase.index > 0:
+                    probe = next(coming_batches(phase, 1, world.device))[0][:8]
+                    values = {f"before_{k}": v for k, v in (values | plasticity(net, probe)).items()}
+                    state.phase = phase.index
+                    report = method.at_boundary(state, Phase(phase.index, phase.name))
+                    state.copy_followers()
+                    apply_policy(state.optimizers, cfg.optimizer_state, report.parameters(state))
+                    state.optimizers["net"] = method.optimizer(net, adam, Phase(phase.index, phase.name))
+                    world.same_weights(net)
+                    scaler = torch.amp.GradScaler(world.device.type, enabled=cfg.precision == "fp16")
+                    loss_sum.zero_()
+                    count = 0
+                    run.boundary(phase.index, report)
+                    run.timing(phase=phase.index, boundary_seconds=report.seconds)
+                    after = evaluate(net, corpora, cfg, world)
+                    values |= after | {f"after_{k}": v for k, v in (after | plasticity(net, probe)).items()}
+                    print(f"boundary: {method.name}; {method_summary(report)}", flush=True)
+                run.log(phase=phase.index, iteration=0, step=at["step"], **values)
+
+            # ---------------------------------------------------------------------------------- iterations
+            per_pass = max(1, phase.mixture.tokens // (cfg.accumulation * cfg.batch_size * cfg.model.block))
+            bar = tqdm(
+                total=phase.stop_at,
+                initial=at["iteration"],
+                unit="it",
+                desc=phase.name,
+                disable=None if cfg.run.progress and world.leads else True,
+            )
+            started, timed = time.perf_counter(), 0
+            net.train()
+            while at["iteration"] < phase.stop_at:
+                optimizer = state.optimizers["net"]
+                for group in optimizer.param_groups:
+                    group["lr"] = phase.rate(at["iteration"]) * group.get("rate_factor", 1.0)
+                optimizer.zero_grad(set_to_none=True)
+                for micro in micro_batches:
+                    last = micro == micro_batches[-1]
+                    tokens, targets = to_device(phase.mixture.batch(at["iteration"], micro), world.device)
+                    with world.without_sync(trained, last):
+                        with autocast(world.device, cfg.precision):
+                            loss = trained(tokens, targets) / len(micro_batches)
+                        scaler.scale(loss + method.penalty(state) if last else loss).backward()
+                    loss_sum += loss.detach()
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(net.parameters(), cfg.clip_norm)
+                scaler.step(optimizer)
+                scaler.update()
+                method.after_step(state)
+                at["iteration"] += 1
+                at["step"] += 1
+                count, timed = count + 1, timed + 1
+                if at["iteration"] % per_pass == 0:
+                    method.after_epoch(state)
+                bar.update()
+
+                # ------------------------------------------------------------------------------ record it
+                if at["iteration"] % phase.eval_every == 0 or at["iteration"] == phase.stop_at:
+                    synchronise(world.device)
+                    tokens_done = timed * cfg.accumulation * cfg.batch_size * cfg.model.block
+                    rate = tokens_done / (time.perf_counter() - started)
+                    use = rate * net.flops_per_token() / peak
+                    run.timing(
+                        phase=phase.index,
+                        iteration=at["iteration"],
+                        tokens_per_second=rate,
+                        mfu=use,
+                        peak=peak_source,
+                    )
+                    results = {"train_loss": mean_loss(world.mean(loss_sum.clone()), count, at["step"], cfg)}
+                    results |= evaluate(net, corpora, cfg, world)
+                    loss_sum.zero_()
+                    count = 0
+                    run.log(phase=phase.index, iteration=at["iteration"], step=at["step"], **results)
+                    bar.set_postfix_str(f"{brief(results)}, {rate:,.0f} tokens/s, MFU {use:.0%}")
+                    if phase.index == 0 and results["val_loss_a"] < at["best"]:
+                        at["best"] = results["val_loss_a"]
+                        run.save(at["step"], parts(), name="best")
+                    started, timed = time.perf_counter(), 0
+                if at["iteration"] in phase.save_at:
+                    run.save(at["step"], parts(), name=str(at["iteration"]))
+                if save_decision(world, run, at["step"]):
+                    run.save(at["step"], parts())
+            bar.close()
+            print(f"{phase.name}, {phase.stop_at} iterations: {brief(results)}", flush=True)
+            if phase.index == 0:
+                saved = world.from_leader(run.leave_trunk(at["step"], parts(), fork))
+                if saved is not None:
+                    restore(saved)
+                at.update(phase=1, iteration=0)
+
+        # -------------------------------------------------------------------------------------- end
+        run.save(at["step"], {"net": net.state_dict()}, name="final")
+        run.finish({"steps": at["step"], "fork": str(cfg.boundary.fork), **results})
+    if world.leads:
+        print(
+            f"{method.name}: {brief(results)}\nin {run.folder}; "
+            "table and figure: make language-sweep, or python -m analysis.fig3"
+        )
+
+
+def open_in_turn(world: World, cfg: DictConfig) -> tuple[Corpus, Corpus]:
+    """The corpora on every process; process 0 first, for it may have to prepare them."""
+    mine = open_corpora(cfg) if world.leads else None
+    world.from_leader(0)
+    return mine or open_corpora(cfg)
+
+
+def to_device(batch: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, ...]:
+    """Inputs and targets on the device; to a GPU without waiting for it."""
+    if device.type == "cuda":
+        return tuple(part.contiguous().pin_memory().to(device, non_blocking=True) for part in batch)
+    return tuple(part.to(device) for part in batch)
+
+
+def coming_batches(phase: PhasePlan, count: int, device: torch.device) -> Iterator[tuple[Tensor, ...]]:
+    """The first batches of a phase, for methods that look at the coming data."""
+    for iteration in range(count):
+        yield to_device(phase.mixture.batch(iteration, 0), device)
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Mixed precision of the config; float32 switches it off."""
+    return torch.autocast(device.type, PRECISIONS[precision], enabled=precision != "fp32")
+
+
+@torch.no_grad()
+def evaluate(
+    net: nn.Module, corpora: tuple[Corpus, Corpus], cfg: DictConfig, world: World
+) -> dict[str, float]:
+    """Validation losses in nats a token: on A, on B, and on the mixture of phase 2 (the mean with its shares)."""
+    net.eval()
+    losses = []
+    for corpus in corpora:
+        total = torch.zeros(2, device=world.device, dtype=torch.float64)
+        batches = validation_batches(corpus, cfg.model.block, cfg.eval_batch_size, cfg.eval_windows)
+        for number, batch in enumerate(batches):
+            if number % world.size != world.rank:
+                continue
+            tokens, targets = to_device(batch, world.device)
+            with autocast(world.device, cfg.precision):
+                loss = net(tokens, targets)
+            total += torch.stack(
+                [loss.double() * targets.numel(), torch.tensor(targets.numel(), device=loss.device)]
+            )
+        summed = world.mean(total)
+        losses.append(float(summed[0] / summed[1]))
+    net.train()
+    share = cfg.phase_2.share_a
+    return {
+        "val_loss_a": losses[0],
+        "val_loss_b": losses[1],
+        "val_loss_mix": share * losses[0] + (1 - share) * losses[1],
+    }
+
+
+def mean_loss(loss_sum: Tensor, count: int, step: int, cfg: DictConfig) -> float:
+    """Mean training loss since the last record; stops the run where it is not a number."""
+    value = float(loss_sum) / count
+    if not value < float("inf"):
+        raise UserError(
+            f"training loss is {value} at step {step}: try a learning_rate below {cfg.learning_rate}, or precision=fp32"
+        )
+    return value
+
+
+def method_summary(report: Any) -> str:
+    """How many matrices a report names as treated, and their deviation from isometry before and after."""
+    rows = report.treated()
+    if not rows:
+        return "no matrix treated"
+    before, after = (
+        sum(getattr(row, key) for row in rows) / len(rows) for key in ("dfi_before", "dfi_after")
+    )
+    return f"{len(rows)} matrices in {report.seconds:.2f} s; mean DfI as stored {before:.1f} -> {after:.1f}"
+
+
+def describe(net: Decoder, plans: list[PhasePlan], corpora: tuple[Corpus, Corpus]) -> str:
+    texts = ", ".join(f"{c.name} {len(c.train):,} tokens" for c in corpora)
+    lengths = ", ".join(f"{p.name} {p.stop_at:,} of {p.iterations:,} iterations" for p in plans)
+    return f"{sum(p.numel() for p in net.parameters()):,} parameters; {texts}; {lengths}"
+
+
+def brief(results: dict[str, float]) -> str:
+    names = {"train_loss": "train", "val_loss_a": "A", "val_loss_b": "B", "val_loss_mix": "mixture"}
+    return ", ".join(f"{short} {results[key]:.3f}" for key, short in names.items() if key in results)
+
+
+if __name__ == "__main__":
+    if int(os.environ.get("RANK", "0")) > 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # one process tells what happens
+    train()
