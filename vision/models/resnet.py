@@ -1,7 +1,6 @@
 """ResNet-18 with the stem for small images (3x3, stride 1, no pooling) and a two-layer head."""
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 
 class ResidualBlock(nn.Module):
@@ -11,8 +10,10 @@ class ResidualBlock(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(outputs)
+        self.relu1 = nn.ReLU()
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
+        self.relu2 = nn.ReLU()
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(
@@ -20,8 +21,8 @@ class ResidualBlock(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        out = functional.relu(self.bn1(self.conv1(x)))
-        return functional.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
+        out = self.relu1(self.bn1(self.conv1(x)))
+        return self.relu2(self.bn2(self.conv2(out)) + self.shortcut(x))
 
 
 class ResNet(nn.Module):
@@ -39,6 +40,7 @@ class ResNet(nn.Module):
         widths = [width, 2 * width, 4 * width, 8 * width]
         self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
+        self.relu1 = nn.ReLU()
         stages, inputs = [], width
         for stage, outputs in enumerate(widths):
             strides = [1 if stage == 0 else 2] + [1] * (depth - 1)
@@ -49,13 +51,14 @@ class ResNet(nn.Module):
             stages.append(nn.Sequential(*blocks))
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.hidden = nn.Linear(inputs, inputs)
+        self.relu2 = nn.ReLU()
         self.head = nn.Linear(inputs, classes)
 
     def features(self, x: Tensor) -> Tensor:
         """Input of the last linear layer, (n, 8 * width)."""
-        x = functional.relu(self.bn1(self.conv1(x)))
+        x = self.relu1(self.bn1(self.conv1(x)))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return functional.relu(self.hidden(x.mean(dim=(2, 3))))
+        return self.relu2(self.hidden(x.mean(dim=(2, 3))))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))

@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fire_core.errors import UserError
 
@@ -38,14 +37,17 @@ class VGG(nn.Module):
                 inputs = outputs
             layers.append(nn.MaxPool2d(2))
         self.convolutions = nn.Sequential(*layers)
-        self.hidden1 = nn.Linear(inputs * (image_size // 32) ** 2, 16 * width)
-        self.hidden2 = nn.Linear(16 * width, 16 * width)
+        self.hidden = nn.Sequential(
+            nn.Linear(inputs * (image_size // 32) ** 2, 16 * width),
+            nn.ReLU(),
+            nn.Linear(16 * width, 16 * width),
+            nn.ReLU(),
+        )
         self.head = nn.Linear(16 * width, classes)
 
     def features(self, x: Tensor) -> Tensor:
         """Input of the last linear layer, (n, 16 * width)."""
-        x = torch.flatten(self.convolutions(x), 1)
-        return functional.relu(self.hidden2(functional.relu(self.hidden1(x))))
+        return self.hidden(torch.flatten(self.convolutions(x), 1))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))
