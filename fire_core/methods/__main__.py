@@ -1,14 +1,21 @@
-"""`python -m fire_core.methods`: name, what it does, where it comes from."""
+"""`python -m fire_core.methods`: name, what it does, where it comes from. `--names DOMAIN`: names for a sweep."""
+
+import sys
 
 from fire_core.methods import available
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
+    """Print the registry; with `--names DOMAIN`, the methods that run there, joined by commas."""
     methods = available()
+    if arguments[:1] == ["--names"]:
+        rl = arguments[1:] and arguments[1] in ("dqn", "sac")
+        print(",".join(name for name, cls in methods.items() if rl or not cls.changes_structure))
+        return
     width = max(map(len, methods))
     for name, cls in methods.items():
         print(f"{name:<{width}}  {cls.summary}\n{'':<{width}}  [{cls.source}]")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,0 +1,132 @@
+# `make help` lists the targets. Each one creates .venv and installs what it needs.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+
+# What a sweep runs; set them on the command line: make vision-sweep SEEDS=1,2 METHODS=none,fire SIZE=smoke
+SIZE ?= small
+SEEDS ?= 1,2,3
+METHODS ?= none,shrink_perturb,full_reset,fire
+JOBS ?= 1
+RUNS ?= runs
+OVERRIDES ?=
+
+methods = $(if $(filter all,$(METHODS)),$$($(PY) -m fire_core.methods --names $(1)),$(METHODS))
+launcher = $(if $(filter 1,$(JOBS)),,hydra/launcher=ray +hydra.launcher.ray.init.num_cpus=$(JOBS))
+ray = $(if $(filter 1,$(JOBS)),,$(VENV)/.with-ray)
+# $(call sweep,script,domain): run all of it, then table and figure even where a run failed; the exit code tells.
+define sweep
+	status=0; \
+	$(PY) $(1) -m experiment=$(EXPERIMENT) size=$(SIZE) method=$(call methods,$(2)) seed=$(SEEDS) run.root=$(RUNS) \
+		$(launcher) $(OVERRIDES) || status=$$?; \
+	$(PY) -m analysis.summary --experiment $(subst $(comma), ,$(EXPERIMENT)) --size $(SIZE) --root $(RUNS) || status=$$?; \
+	exit $$status
+endef
+comma := ,
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
+
+# ---------------------------------------------------------------------------------------------- environment
+$(PY):
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q --upgrade pip
+
+# torch goes first and alone, so that no other package picks its build; then one stamp for each extra
+$(VENV)/.with-torch: constraints.txt | $(PY)
+	$(PY) -m pip install -q -c constraints.txt torch numpy
+	touch $@
+
+$(VENV)/.with-%: pyproject.toml constraints.txt $(VENV)/.with-torch
+	$(PY) -m pip install -q -c constraints.txt -e '.[$*]'
+	touch $@
+
+.PHONY: install
+install: $(VENV)/.with-suite ## create .venv and install what vision and analysis need
+
+.PHONY: doctor
+doctor: $(VENV)/.with-suite ## what is installed, what is missing for which domain, what mends it
+	$(PY) -m analysis.doctor
+
+# ---------------------------------------------------------------------------------------------- experiments
+.PHONY: vision-sweep
+vision-sweep: EXPERIMENT ?= fig2a_cifar10_resnet18,random_label,label_noise
+vision-sweep: $(VENV)/.with-suite $(ray) ## warm start and two plasticity probes on real images; table and figure
+	@$(call sweep,vision/train.py,vision)
+
+.PHONY: language-sweep
+language-sweep: EXPERIMENT ?= fig3_best
+language-sweep: $(VENV)/.with-suite $(VENV)/.with-language $(ray) ## continual pretraining of a small GPT; table and figure
+	@$(call sweep,language/train.py,language)
+
+.PHONY: dqn-sweep
+dqn-sweep: EXPERIMENT ?= fig4a_asterix
+dqn-sweep: $(VENV)/.with-suite $(VENV)/.with-dqn $(ray) ## DQN on Atari with a midpoint reset; table and figure
+	@$(call sweep,rl/dqn/train.py,dqn)
+
+.PHONY: sac-sweep
+sac-sweep: EXPERIMENT ?= fig4b_walk
+sac-sweep: $(VENV)/.with-suite $(VENV)/.with-sac $(ray) ## SAC on a humanoid with a midpoint reset; table and figure
+	@$(call sweep,rl/sac/train.py,sac)
+
+.PHONY: status
+status: $(VENV)/.with-suite ## which runs are done, running, failed, missing
+	$(PY) -m analysis.status --root $(RUNS)
+
+# ---------------------------------------------------------------------------------------------- analysis
+.PHONY: figures
+figures: $(VENV)/.with-suite ## Figures 2-5 from the runs there are
+	for figure in fig2 fig3 fig4 fig5; do $(PY) -m analysis.$$figure --root $(RUNS) || exit 1; done
+
+.PHONY: tables
+tables: $(VENV)/.with-suite ## convergence, DfI, cost and end-value tables; regenerates REPRODUCED.md
+	$(PY) -m benchmarks.convergence
+	$(PY) -m analysis.tables --write REPRODUCED.md
+
+.PHONY: report
+report: $(VENV)/.with-suite ## one HTML file: what was run, figures, tables, verdicts
+	$(PY) -m analysis.report --root $(RUNS)
+
+.PHONY: notebooks
+notebooks: $(VENV)/.with-suite $(VENV)/.with-notebooks ## execute the notebooks
+	$(PY) -m analysis.notebooks
+
+# ---------------------------------------------------------------------------------------------- benchmarks
+.PHONY: bench-fire bench-vision bench-language bench-dqn bench-sac
+bench-fire: $(VENV)/.with-suite ## solvers against a plain reading of the published algorithm
+	$(PY) -m benchmarks.bench_fire
+bench-vision: $(VENV)/.with-suite $(VENV)/.with-vision ## our loop against the usual image-classification loop
+	$(PY) -m benchmarks.bench_vision
+bench-language: $(VENV)/.with-suite $(VENV)/.with-language ## tokens per second against a plain loop
+	$(PY) -m benchmarks.bench_language
+bench-dqn: $(VENV)/.with-suite $(VENV)/.with-dqn ## steps and updates per second against the usual stack
+	$(PY) -m benchmarks.bench_dqn
+bench-sac: $(VENV)/.with-suite $(VENV)/.with-sac ## updates per second against a plain SAC loop
+	$(PY) -m benchmarks.bench_sac
+
+# ---------------------------------------------------------------------------------------------- quality
+TEST_EXTRAS := suite,vision,language,dqn,sac,humanoid,control,notebooks,reference,dev
+
+.PHONY: test
+test: $(VENV)/.with-$(TEST_EXTRAS) lint ## lint, format check, type check, tests
+	$(PY) -m pytest -q -n 2 --dist loadfile
+
+.PHONY: test-slow
+test-slow: $(VENV)/.with-$(TEST_EXTRAS) ## the long checks
+	$(PY) -m pytest -q -m slow
+
+.PHONY: lint
+lint: $(VENV)/.with-dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy fire_core
+
+.PHONY: format
+format: $(VENV)/.with-dev ## format the code, sort imports
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
