@@ -27,11 +27,11 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-def summarise(results: Results, experiment: str, kind: str = "auto") -> pd.DataFrame:
-    """One row a measure and label of one experiment: mean, 95 % interval over seeds, paired difference to
-    `none`."""
-    curves.one_setting(results, experiment)
-    part = results.select(experiment=experiment)
+def summarise(part: Results, kind: str = "auto") -> pd.DataFrame:
+    """One row a measure and label of one setting (experiment, size, data): mean, 95 % interval over seeds, paired
+    difference to `none`."""
+    experiment = part.finished["experiment"].iloc[0]
+    curves.one_setting(part, experiment)
     rows = []
     for measure in measures.measures_of(part, experiment):
         ends = measures.end_values(part.metrics, measure)
@@ -230,7 +230,8 @@ def report(options: argparse.Namespace) -> int:
     names = list(dict.fromkeys(comma_list(",".join(options.experiment))))
     seeds = [int(seed) for seed in comma_list(options.seeds)]
     results = load(options.root, names, options.size)
-    finished = [name for name in names if (results.finished["experiment"] == name).any()]
+    logged = set(results.metrics["experiment"])
+    finished = [name for name in names if name in logged]
     wrong = absent(results, names, comma_list(options.methods), seeds)
     wrong += [f"{name}: no finished run of size {options.size}" for name in names if name not in finished]
     out = Path(options.out or _folder(options.root, finished, options.size))
