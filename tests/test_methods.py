@@ -1,0 +1,291 @@
+"""The contract every registered method keeps, and the hand-worked cases of the basic ones.
+
+A new file in fire_core/methods/ is picked up here without another edit.
+"""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fire_core import Phase, State, UserError, apply_policy, snapshot
+from fire_core.methods import available, create
+from vision.models import build
+
+NAMES = [name for name, cls in available().items() if not cls.changes_structure]
+NETS = {
+    "resnet18": {"width": 4, "image_size": 16},
+    "vit_tiny": {"width": 24, "depth": 1, "heads": 2, "image_size": 16},
+    "vgg16": {"width": 4, "image_size": 32},
+}
+CONF = Path(__file__).resolve().parents[1] / "conf" / "method"
+
+
+def batches(size, dtype=torch.float32):
+    g = torch.Generator().manual_seed(5)
+    inputs = torch.randn(16, 3, size, size, generator=g).to(dtype)
+    labels = torch.randint(5, (16,), generator=g)
+    return [(inputs[:8], labels[:8]), (inputs[8:], labels[8:])]
+
+
+class Training:
+    """A few steps of a small net with a method, as the scripts do it; saves and loads like a checkpoint."""
+
+    def __init__(self, name, net="vit_tiny", dtype=torch.float32, first_phase=0):
+        torch.manual_seed(0)
+        settings = NETS[net]
+        self.net = build(net, classes=5, channels=3, **settings).to(dtype)
+        self.data = batches(settings["image_size"], dtype)
+        cls = available()[name]
+        self.method = (
+            create(name)
+            if cls().first_phase > 0 and first_phase > 0
+            else create(name, first_phase=first_phase)
+        )
+        self.default = torch.optim.Adam(self.net.parameters(), lr=1e-3)
+        self.state = State({"net": self.net}, initial=snapshot({"net": self.net}), loss=cross_entropy)
+        self.state.batches = lambda: iter(self.data)
+        self.state.optimizers["net"] = self.method.optimizer(self.net, self.default, Phase(0))
+        self.steps = 0
+
+    def train(self, steps):
+        for _ in range(steps):
+            inputs, labels = self.data[self.steps % 2]
+            loss = cross_entropy(self.net(inputs), labels) + self.method.penalty(self.state)
+            optimizer = self.state.optimizers["net"]
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            self.method.after_step(self.state)
+            self.steps += 1
+        return self
+
+    def boundary(self, phase=1):
+        self.state.generator = torch.Generator().manual_seed(phase)
+        report = self.method.at_boundary(self.state, Phase(phase))
+        apply_policy(self.state.optimizers, "clear", report.parameters(self.state))
+        self.state.optimizers["net"] = self.method.optimizer(self.net, self.default, Phase(phase))
+        self.state.phase = phase
+        return report
+
+    def weights(self):
+        return torch.cat([v.flatten().float() for v in self.net.state_dict().values()])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("net", NETS)
+def test_runs_in_every_model_and_keeps_parameter_identity(name, net):
+    run = Training(name, net)
+    identity = {n: (id(p), p.shape, p.dtype) for n, p in run.net.named_parameters()}
+    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in run.net.modules())
+    run.train(2)
+    run.method.after_epoch(run.state)
+    before = run.weights()
+    report = run.boundary()
+    assert identity == {n: (id(p), p.shape, p.dtype) for n, p in run.net.named_parameters()}
+    after = run.weights()
+    assert after.isfinite().all()
+    assert torch.equal(before, after) == (not report.changed)
+    run.boundary(2)
+    run.train(2)
+    assert run.weights().isfinite().all()
+    if hasattr(run.method, "close"):
+        run.method.close()
+        assert hooks == sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in run.net.modules())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_report_names_what_changed(name):
+    run = Training(name).train(2)
+    before = {n: p.detach().clone() for n, p in run.net.named_parameters()}
+    report = run.boundary()
+    changed = {f"net.{n}" for n, p in run.net.named_parameters() if not torch.equal(p, before[n])}
+    assert changed <= report.changed
+    assert {row.parameter for row in report.treated()} <= {f"net.{n}" for n in before}
+    for row in report.rows:
+        assert row.dfi_after is not None or row.reason, row.name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_deterministic(name):
+    ends = []
+    for _ in range(2):
+        run = Training(name).train(3)
+        run.boundary()
+        ends.append(run.train(3).weights())
+    assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_survives_resume_in_the_middle_of_a_phase(name, tmp_path):
+    whole = Training(name).train(2)
+    whole.boundary()
+    whole.train(2)
+    torch.save(
+        {
+            "net": whole.net.state_dict(),
+            "optimizer": whole.state.optimizers["net"].state_dict(),
+            "method": whole.method.state_dict(),
+            "random": torch.get_rng_state(),
+        },
+        tmp_path / "c.pt",
+    )
+    expected = whole.train(3).weights()
+    saved = torch.load(tmp_path / "c.pt", weights_only=True)
+    again = Training(name)
+    again.state.phase = 1
+    again.state.optimizers["net"] = again.method.optimizer(again.net, again.default, Phase(1))
+    again.state.generator = torch.Generator().manual_seed(1)
+    again.method.rebuild(again.state)
+    again.net.load_state_dict(saved["net"])
+    again.state.optimizers["net"].load_state_dict(saved["optimizer"])
+    again.method.load_state_dict(saved["method"])
+    torch.set_rng_state(saved["random"])
+    again.steps = 4
+    assert torch.equal(again.train(3).weights(), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_boundary_on_bf16_weights(name):
+    run = Training(name, dtype=torch.bfloat16)
+    run.boundary()
+    assert all(p.dtype == torch.bfloat16 for p in run.net.parameters())
+    assert run.weights().isfinite().all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_does_nothing_before_its_first_phase(name):
+    plain = Training("none", first_phase=1).train(3).weights()
+    run = Training(name, first_phase=1)
+    run.method.first_phase = 1
+    assert run.method.penalty(run.state) == 0.0
+    assert torch.equal(run.train(3).weights(), plain)
+
+
+@pytest.mark.parametrize("name", available())
+def test_yaml_has_the_settings_of_the_class_and_its_defaults(name):
+    path = CONF / f"{name}.yaml"
+    assert path.exists(), f"write conf/method/{name}.yaml"
+    settings = OmegaConf.create({"method": OmegaConf.load(path)})
+    values = OmegaConf.to_container(settings, resolve=True)["method"]
+    assert values.pop("name") == name
+    method = create(name, **values)
+    assert {k: getattr(method, k) for k in values} == {k: getattr(create(name), k) for k in values}
+    assert set(values) == {f.name for f in dataclasses.fields(method)}
+
+
+def test_list_command_shows_every_method():
+    text = subprocess.run(
+        [sys.executable, "-m", "fire_core.methods"], capture_output=True, text=True, check=True
+    ).stdout
+    for name, cls in available().items():
+        assert f"{name} " in text and cls.summary in text and cls.source in text
+
+
+def test_unknown_names_and_values_are_answered():
+    with pytest.raises(UserError, match="did you mean 'fire'"):
+        create("fier")
+    with pytest.raises(UserError, match="did you mean 'iterations'"):
+        create("fire", iteration=5)
+    with pytest.raises(UserError, match="iterations='many'"):
+        create("fire", iterations="many")
+    with pytest.raises(UserError, match=r"shrink=1\.5"):
+        create("shrink_perturb", shrink=1.5)
+
+
+def small_state():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    state = State({"net": net}, initial=snapshot({"net": net}), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(1.0)
+    net[1].running_mean.fill_(5.0)
+    return net, state
+
+
+def test_shrink_perturb_by_hand():
+    net, state = small_state()
+    create("shrink_perturb", shrink=0.8).at_boundary(state, Phase(1))
+    for name, p in net.named_parameters():
+        start = state.initial["net"][name]
+        assert torch.allclose(p, 0.2 * (start + 1) + 0.8 * start, atol=1e-6), name
+    assert net[1].running_mean.tolist() == [5.0] * 4  # statistics are kept
+
+
+def test_full_reset_restores_buffers_too():
+    net, state = small_state()
+    report = create("full_reset").at_boundary(state, Phase(1))
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, state.initial["net"][name]), name
+    assert all(row.sfe_relative == pytest.approx(1.0) for row in report.treated())
+
+
+def test_reset_rule_restores_those_layers_and_projects_the_rest():
+    net = build("cnn", channels=1, image_size=14, classes=5, width=4)
+    state = State({"net": net}, initial=snapshot({"net": net}))
+    with torch.no_grad():
+        for p in net.parameters():
+            p.mul_(2.0).add_(0.1)
+    report = create("fire", targets="conv", reset="linear", solver="exact").at_boundary(state, Phase(1))
+    for name, module in net.named_modules():
+        if isinstance(module, nn.Linear):
+            assert torch.equal(module.weight, state.initial["net"][f"{name}.weight"])
+            assert torch.equal(module.bias, state.initial["net"][f"{name}.bias"])
+    kinds = {row.action for row in report.treated()}
+    assert kinds == {"projected", "reset"}
+    assert all(row.dfi_factor < 1e-8 for row in report.treated() if row.action == "projected")
+
+
+def test_rescale_keeps_directions_and_takes_the_norm_of_fire():
+    net, state = small_state()
+    twin, twin_state = small_state()
+    old = net[0].weight.detach().clone()
+    create("rescale").at_boundary(state, Phase(1))
+    create("fire").at_boundary(twin_state, Phase(1))
+    assert net[0].weight.norm().item() == pytest.approx(twin[0].weight.norm().item(), rel=1e-6)
+    assert torch.cosine_similarity(net[0].weight.flatten(), old.flatten(), dim=0).item() == pytest.approx(1.0)
+
+
+def test_random_orthogonal_has_the_spectrum_of_fire_exact_and_no_memory():
+    net, state = small_state()
+    twin, twin_state = small_state()
+    with torch.no_grad():
+        twin[0].weight.mul_(-3.0)
+    report = create("random_orthogonal").at_boundary(state, Phase(1))
+    create("random_orthogonal").at_boundary(twin_state, Phase(1))
+    assert torch.equal(net[0].weight, twin[0].weight)
+    assert all(row.dfi_factor < 1e-10 for row in report.treated())
+    assert torch.linalg.svdvals(net[0].weight).tolist() == pytest.approx([(4 / 3) ** 0.5] * 3, rel=1e-5)
+
+
+def test_interpolate_is_part_of_the_way():
+    net, state = small_state()
+    twin, twin_state = small_state()
+    old = net[0].weight.detach().clone()
+    create("interpolate", strength=0.25).at_boundary(state, Phase(1))
+    create("fire").at_boundary(twin_state, Phase(1))
+    assert torch.allclose(net[0].weight, old + 0.25 * (twin[0].weight - old), atol=1e-6)
+
+
+def test_a_new_file_is_discovered(tmp_path, monkeypatch):
+    import fire_core.methods as package
+
+    (tmp_path / "half_weights.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from typing import ClassVar\n"
+        "from fire_core.methods import Method, register\n"
+        "@register\n@dataclass\nclass HalfWeights(Method):\n"
+        "    name: ClassVar[str] = 'half_weights'\n"
+        "    summary: ClassVar[str] = 'half of every weight'\n"
+        "    source: ClassVar[str] = 'this test'\n"
+    )
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    assert "half_weights" in available()
+    package._registry.pop("half_weights")

@@ -1,0 +1,213 @@
+"""Run folders, checkpoints, trunks and seeds, without any training."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+from fire_core import UserError
+from fire_core.fire import Report
+from fire_core.runs import Run, generator, numpy_generator, seeded
+from fire_core.runs import checkpoint as checkpoints
+from fire_core.runs.trunk import FolderLock, fingerprint
+
+
+def open_run(root, *, label="fire", trunk=None, config=None, **settings):
+    return Run.open(
+        config or {"label": label, "rate": 0.1}, root=root, experiment="e", size="smoke", label=label, seed=1, trunk=trunk,
+        **settings,
+    )  # fmt: skip
+
+
+def play(run, *, phases=2, steps=4, stop_after=None, boundary_value=1.0):
+    """A little 'training' whose state is a tensor; the same four calls as the scripts make."""
+    with run:
+        at, value = {"phase": 0, "step": 0}, torch.zeros(())
+        saved = run.resume()
+        if saved is not None:
+            at, value = saved["at"], saved["value"]
+        while at["step"] < phases * steps:
+            phase = at["step"] // steps
+            if phase > at["phase"]:
+                run.leave_trunk(at["step"], {"at": dict(at), "value": value})
+                value, at["phase"] = value + boundary_value, phase
+                run.boundary(phase, Report())
+            value = value * 1.5 + torch.rand((), generator=generator(1, "noise", at["step"]))
+            at["step"] += 1
+            run.log(phase=phase, step=at["step"], value=value)
+            if run.due(at["step"]):
+                run.save(at["step"], {"at": dict(at), "value": value})
+            if at["step"] == stop_after:
+                raise KeyboardInterrupt
+        run.finish({"value": value})
+    return (run.folder / "metrics.jsonl").read_text()
+
+
+def test_a_run_leaves_its_whole_record(tmp_path):
+    run = open_run(tmp_path)
+    assert not run.finished
+    text = play(run)
+    names = {p.name for p in run.folder.iterdir()}
+    assert {"DONE", "config.yaml", "meta.json", "metrics.jsonl", "summary.json", "boundary_1.json"} <= names
+    assert not {"FAILED", "RUNNING"} & names
+    meta = json.loads((run.folder / "meta.json").read_text())
+    assert meta["experiment"] == "e" and meta["seed"] == 1 and meta["versions"]["torch"] == torch.__version__
+    assert [json.loads(line)["step"] for line in text.splitlines()] == list(range(1, 9))
+    assert open_run(tmp_path).finished
+
+
+@pytest.mark.parametrize("stop_after", [3, 4, 5, 7])
+def test_interrupted_equals_uninterrupted(tmp_path, stop_after):
+    whole = play(open_run(tmp_path / "whole"))
+    with pytest.raises(KeyboardInterrupt):
+        play(open_run(tmp_path / "cut", checkpoint_steps=2), stop_after=stop_after)
+    assert play(open_run(tmp_path / "cut", checkpoint_steps=2)) == whole
+
+
+@pytest.mark.parametrize("stop_after", [3, 4, 5, 7])
+def test_trunk_equals_scratch_also_after_a_kill(tmp_path, stop_after):
+    whole = play(open_run(tmp_path / "whole"))
+    trunk = {"rate": 0.1}
+    with pytest.raises(KeyboardInterrupt):
+        play(open_run(tmp_path / "cut", trunk=trunk, checkpoint_steps=2), stop_after=stop_after)
+    assert play(open_run(tmp_path / "cut", trunk=trunk, checkpoint_steps=2)) == whole
+    other = play(open_run(tmp_path / "cut", label="none", trunk=trunk), boundary_value=0.0)
+    assert other.splitlines()[:4] == whole.splitlines()[:4] and other != whole
+    assert len(list((tmp_path / "cut" / "trunks").iterdir())) == 1
+
+
+def test_signal_saves_and_exits_with_its_own_code(tmp_path):
+    run = open_run(tmp_path)
+    with pytest.raises(SystemExit) as stopped, run:
+        run.resume()
+        assert not run.due(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert run.due(1)
+        run.save(1, {"x": torch.ones(2)})
+    assert stopped.value.code == 75
+    assert not (run.folder / "DONE").exists() and not (run.folder / "FAILED").exists()
+    with open_run(tmp_path) as again:
+        assert torch.equal(again.resume()["x"], torch.ones(2))
+
+
+def test_failure_keeps_the_traceback(tmp_path):
+    run = open_run(tmp_path)
+    with pytest.raises(ArithmeticError), run:
+        raise ArithmeticError("seven")
+    assert "ArithmeticError: seven" in (run.folder / "FAILED").read_text()
+    assert not open_run(tmp_path).finished
+
+
+def test_named_forks_of_a_trunk(tmp_path):
+    def train(label, fork):
+        run = open_run(tmp_path, label=label, trunk={"rate": 0.1})
+        with run:
+            saved = run.resume(fork)
+            if saved is None:
+                for step in range(1, 5):
+                    run.log(step=step)
+                    run.save(step, {"step": step}, name=f"at_{step}")
+                saved = run.leave_trunk(4, {"step": 4}, fork)
+            run.log(step=100)
+        return saved["step"], (run.folder / "metrics.jsonl").read_text().count("\n")
+
+    assert train("a", "at_2") == (2, 3)
+    assert train("b", "at_3") == (3, 4)
+
+
+def test_changed_config_is_a_new_folder(tmp_path, capsys):
+    play(open_run(tmp_path))
+    other = open_run(tmp_path, config={"label": "fire", "rate": 0.2})
+    assert other.folder != open_run(tmp_path).folder and not other.finished
+    assert "config differs" in capsys.readouterr().out
+
+
+def test_two_processes_cannot_write_one_run(tmp_path):
+    run = open_run(tmp_path)
+    with run, pytest.raises(UserError, match="another process"), open_run(tmp_path):
+        pass
+
+
+def test_read_only_root_is_one_line(tmp_path):
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    with pytest.raises(UserError, match=r"cannot write in .*run\.root"), open_run(blocker / "runs"):
+        pass
+
+
+def test_corrupt_checkpoint_says_what_to_do(tmp_path):
+    path = checkpoints.save(tmp_path, 1, {"a": torch.arange(1000)})
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(UserError, match=r"step_000000000001\.pt cannot be read.*delete it"):
+        checkpoints.load(path)
+
+
+def test_checkpoints_execute_nothing(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "executed"),)
+
+    torch.save({"a": Evil()}, tmp_path / "evil.pt")
+    with pytest.raises(UserError, match="cannot be read"):
+        checkpoints.load(tmp_path / "evil.pt")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_failed_save_keeps_the_old_checkpoint(tmp_path, monkeypatch):
+    checkpoints.save(tmp_path, 1, {"a": 1})
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(UserError, match="No space left"):
+        checkpoints.save(tmp_path, 2, {"a": 2})
+    assert [p.name for p in tmp_path.iterdir()] == ["step_000000000001.pt"]
+
+
+def test_keeps_the_last_and_the_named(tmp_path):
+    checkpoints.save(tmp_path, 1, {"a": 1}, name="best")
+    for step in range(5):
+        checkpoints.save(tmp_path, step, {"a": step}, keep=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "best.pt",
+        "step_000000000003.pt",
+        "step_000000000004.pt",
+    ]
+    assert checkpoints.load(checkpoints.latest(tmp_path))["a"] == 4
+
+
+def test_non_finite_metrics_become_null(tmp_path):
+    run = open_run(tmp_path)
+    with run:
+        run.resume()
+        run.log(step=1, loss=float("nan"), rank=torch.tensor(3))
+    assert json.loads((run.folder / "metrics.jsonl").read_text()) == {"step": 1, "loss": None, "rank": 3}
+
+
+def test_streams_are_pure_and_apart():
+    draw = [torch.rand(3, generator=generator(1, "data", 2, 3)) for _ in range(2)]
+    assert torch.equal(*draw)
+    others = [generator(2, "data", 2, 3), generator(1, "policy", 2, 3), generator(1, "data", 3, 2)]
+    assert all(not torch.equal(draw[0], torch.rand(3, generator=g)) for g in others)
+    assert numpy_generator(1, "a").random() == numpy_generator(1, "a").random()
+    before = torch.get_rng_state()
+    with seeded(1, "init"):
+        first = torch.rand(2)
+    assert torch.equal(before, torch.get_rng_state())
+    with seeded(1, "init"):
+        assert torch.equal(first, torch.rand(2))
+
+
+def test_fingerprint_ignores_the_order_of_keys():
+    assert fingerprint({"a": 1, "b": [1, 2]}) == fingerprint({"b": [1, 2], "a": 1})
+    assert fingerprint({"a": 1}) != fingerprint({"a": 2})
+
+
+def test_lock_is_exclusive(tmp_path):
+    first, second = FolderLock(tmp_path), FolderLock(tmp_path)
+    assert first.acquire(wait=False) and not second.acquire(wait=False)
+    first.release()
+    assert second.acquire(wait=False)
