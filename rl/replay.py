@@ -252,6 +252,7 @@ class FrameReplay(_Ring):
             finals[row] = frame
         state = {
             "count": self.count,
+            "fork_time": self.fork_time,
             "final_keys": torch.tensor(list(self.final_frames), dtype=torch.int64).reshape(-1, 2),
             "final_frames": torch.from_numpy(finals),
             "edge": {name: torch.from_numpy(row.copy()) for name, row in self._edge().items()},

@@ -30,7 +30,7 @@ def test_frames_rewards_and_ends_equal_the_gymnasium_wrapper_stack():
     expected, _ = reference.reset(seed=0)
     observed = games.reset()
     ends, rewards = 0, 0.0
-    for _ in range(500):
+    for _ in range(900):
         assert np.abs(observed[0].astype(int) - np.asarray(expected).astype(int)).max() <= 1
         action = int(generator.integers(games.actions))
         expected, reward, terminated, _, _ = reference.step(action)

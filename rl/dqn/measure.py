@@ -1,0 +1,93 @@
+"""What is recorded about a DQN run: plasticity on a fixed batch, and running figures between two log lines."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fire_core.errors import UserError
+from fire_core.metrics import deviation_from_isometry
+from fire_core.probe import plasticity
+from fire_core.targets import find_targets
+
+
+@torch.no_grad()
+def measure(net: nn.Module, probe: Tensor) -> dict[str, float]:
+    """Dormant share, feature rank, weight norm and DfI of `net` on the stacks `probe` (n, stack, h, w).
+
+    `dfi_<parameter>` is the mean over the matrices of one weight (the taps of a convolution), of the stored weight.
+    Nothing before the probe batch exists.
+    """
+    if not len(probe):
+        return {}
+    figures = plasticity(net, probe)
+    by_parameter: dict[str, list[Tensor]] = {}
+    for matrix in find_targets(net).included:
+        by_parameter.setdefault(matrix.parameter, []).append(deviation_from_isometry(matrix.matrix(net)))
+    layers = {f"dfi_{name}": float(torch.stack(values).mean()) for name, values in by_parameter.items()}
+    return figures | layers
+
+
+class Window:
+    """Loss, mean target and finished training episodes since the last log line, and the episodes of the run's tail."""
+
+    def __init__(self) -> None:
+        self.episodes: list[tuple[float, int]] = []
+        self.loss, self.value, self.count = torch.zeros(()), torch.zeros(()), 0
+        self.train_return: float | None = None
+
+    def add(self, loss: Tensor, value: Tensor) -> None:
+        """Take in one update; stays on the device, nothing is synchronised."""
+        self.loss, self.value, self.count = (
+            self.loss.to(loss.device) + loss,
+            self.value.to(loss.device) + value,
+            self.count + 1,
+        )
+
+    def close(self, step: int, net: nn.Module) -> dict[str, float]:
+        """Figures of the window, which starts anew. A loss that is not finite stops the run."""
+        figures: dict[str, float] = {"train_episodes": len(self.episodes)}
+        if self.episodes:
+            scores = [score for score, _ in self.episodes]
+            figures["train_return"] = self.train_return = float(np.mean(scores))
+            figures["train_return_max"] = float(np.max(scores))
+            figures["train_length"] = float(np.mean([length for _, length in self.episodes]))
+        if self.count:
+            figures["td_loss"] = float(self.loss) / self.count
+            figures["mean_target"] = float(self.value) / self.count
+            squares = [p.grad.square().sum() for p in net.parameters() if p.grad is not None]
+            figures["gradient_norm"] = float(torch.stack(squares).sum().sqrt())
+            if not np.isfinite(figures["td_loss"]):
+                raise UserError(f"TD loss is {figures['td_loss']} at step {step}: try a lower learning_rate")
+        self.episodes, self.count = [], 0
+        self.loss, self.value = torch.zeros(()), torch.zeros(())
+        return figures
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values and tensors."""
+        return {
+            "episodes": list(self.episodes),
+            "loss": self.loss.cpu(),
+            "value": self.value.cpu(),
+            "count": self.count,
+            "train_return": self.train_return,
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Inverse of `state_dict`."""
+        self.episodes = [tuple(episode) for episode in saved["episodes"]]
+        self.loss, self.value, self.count = saved["loss"], saved["value"], saved["count"]
+        self.train_return = saved["train_return"]
+
+
+def brief(figures: dict[str, float], window: Window) -> str:
+    """One line for people."""
+    training = "" if window.train_return is None else f"training episodes {window.train_return:.2f}, "
+    unfinished = f", {figures['eval_unfinished']} unfinished" if figures.get("eval_unfinished") else ""
+    line = (
+        f"{training}evaluation {figures['eval_return']:.2f} ({figures['eval_episodes']} episodes{unfinished})"
+    )
+    if "dormant_share" in figures:
+        line += f", dormant {figures['dormant_share']:.0%}, feature rank {figures['feature_rank']:.0f}"
+    return line

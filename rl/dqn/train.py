@@ -1,0 +1,302 @@
+"""DQN on an Atari game, with a boundary in the middle of the run.
+
+    python rl/dqn/train.py method=fire
+    python rl/dqn/train.py experiment=fig4a_asterix size=paper method=shrink_perturb seed=2
+
+`step` counts environment steps (transitions) over all environments. What a method does at the boundary is in
+fire_core/methods/; the protocol of the games, in rl/dqn/env.py.
+"""
+
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # run from anywhere; the wheel holds fire_core only
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from torch import nn
+from tqdm import tqdm
+
+from conf.launch import launch, open_run, pick_device
+from fire_core.methods import Method, create
+from fire_core.optim_state import apply_policy
+from fire_core.phases import Phase, State, snapshot
+from fire_core.runs import generator, numpy_generator, seeded
+from fire_core.runs.seeding import derive
+from rl.dqn.env import SCORES, Games
+from rl.dqn.learn import epsilon, td_loss, td_targets, update, with_actions
+from rl.dqn.measure import Window, brief, measure
+from rl.dqn.memory import FOLDER, leave_trunk, open_replay
+from rl.dqn.network import DQN
+from rl.dqn.settings import check
+from rl.evaluate import Policy, normalized, play_episodes, play_steps, record_video
+
+
+@launch("dqn")
+def train(cfg: DictConfig) -> None:
+    # ------------------------------------------------------------------------------------------ method and run
+    method = create(**cfg.method)
+    check(cfg)
+    run = open_run(cfg, method, game=cfg.env.name, compat=cfg.compat)
+    if run.finished:
+        return
+
+    # ------------------------------------------------------------------------------------------ games and networks
+    device = pick_device(cfg.device)
+    games = make_games(cfg, "games")
+    with seeded(cfg.seed, "init"):
+        net, target = make_net(cfg, games.actions).to(device), make_net(cfg, games.actions).to(device)
+    target.load_state_dict(net.state_dict())
+    state = State({"net": net}, followers=[(target, net)], initial=snapshot({"net": net}), loss=td_loss)
+    adam = make_optimizer(net, cfg)
+    forward = torch.compile(net) if cfg.compile else net
+    random = {name: numpy_generator(cfg.seed, name) for name in ("policy", "replay")}
+    updates = round(cfg.updates_per_transition * games.count)
+
+    with run, seeded(cfg.seed, "train"):
+        # -------------------------------------------------------------------------------------- where to begin
+        at = {"step": 0, "updates": 0, "treated": 0}  # treated: 1 once the boundary is behind us
+        probe = torch.zeros(0, dtype=torch.uint8)
+        window = Window()
+        saved = run.resume()
+        replay = open_replay(run, cfg, saved)
+        if saved is None:
+            state.optimizers["net"] = method.optimizer(net, adam, Phase(0))
+            observations = games.reset()
+            replay.start(observations[:, -1])
+            run.log(phase=0, step=0, **random_play(cfg), **evaluate(cfg, net, device, 0))
+        else:
+            at, probe = saved["at"], saved["probe"]
+            state.phase = at["treated"]
+            restore(saved, method, state, target, cfg)
+            window.load_state_dict(saved["window"])
+            observations = games.load_state_dict(saved["games"])
+            for name, stream in random.items():
+                stream.bit_generator.state = saved["random"][name]
+
+        def parts() -> dict[str, Any]:
+            return {
+                "net": net.state_dict(),
+                "target": target.state_dict(),
+                "optimizer": state.optimizers["net"].state_dict(),
+                "method": method.state_dict(),
+                "replay": replay.state_dict(),
+                "games": games.state_dict(),
+                "random": {name: stream.bit_generator.state for name, stream in random.items()},
+                "torch": torch.get_rng_state(),
+                "window": window.state_dict(),
+                "probe": probe,
+                "at": dict(at),
+            }
+
+        bar = tqdm(
+            total=cfg.total_steps, initial=at["step"], unit="step", disable=None if cfg.run.progress else True
+        )
+        clock = time.perf_counter()
+        while at["step"] < cfg.total_steps:
+            # ---------------------------------------------------------------------------------- boundary
+            if at["step"] == cfg.midpoint and not at["treated"]:
+                state.generator = generator(cfg.seed, "method", 1)
+                state.batches = lambda replay=replay: replay_batches(cfg, replay, target, device)
+                before = measure(net, probe.to(device))
+                report = method.at_boundary(state, Phase(1, "second half"))
+                if report.changed:
+                    state.copy_followers()
+                apply_policy(state.optimizers, cfg.optimizer_state, report.parameters(state))
+                if method.changes_structure:
+                    adam = renewed(state.optimizers["net"], net, cfg)
+                state.optimizers["net"] = method.optimizer(net, adam, Phase(1))
+                state.phase = at["treated"] = 1
+                if cfg.compat == "official":
+                    observations = games.reset()
+                    replay.start(observations[:, -1])
+                run.boundary(1, report)
+                after = measure(net, probe.to(device)) | evaluate(cfg, net, device, at["step"])
+                run.log(phase=1, step=at["step"], **{f"before_{k}": v for k, v in before.items()}, **after)
+                tqdm.write(f"boundary: {method.name}, evaluation right after {after['eval_return']:.2f}")
+
+            # ---------------------------------------------------------------------------------- act
+            exploring = epsilon(at["step"], cfg.learning_starts, cfg.epsilon_steps, cfg.epsilon_final)
+            actions = act(net, observations, exploring, games.actions, random["policy"], device, cfg.compat)
+            step = games.step(actions)
+            rewards = np.sign(step.rewards)
+            replay.add(
+                actions, rewards, step.terminated, step.truncated, step.observations[:, -1], step.final_frames
+            )
+            observations = step.observations
+            at["step"] += games.count
+            window.episodes += [(episode.score, episode.length) for episode in step.finished]
+            bar.update(games.count)
+
+            # ---------------------------------------------------------------------------------- learn
+            if at["step"] > cfg.learning_starts:
+                if not len(probe):
+                    stream = numpy_generator(cfg.seed, "probe")
+                    probe = replay.sample(cfg.metrics_samples, stream).observations.clone()
+                for _ in range(updates):
+                    batch = replay.sample(cfg.batch_size, random["replay"], device)
+                    penalty = method.penalty(state)
+                    loss, value = update(
+                        forward, target, state.optimizers["net"], batch, cfg.discount, penalty
+                    )
+                    method.after_step(state)
+                    window.add(loss, value)
+                at["updates"] += updates
+                if at["step"] % cfg.target_every == 0:
+                    target.load_state_dict(net.state_dict())
+
+            # ---------------------------------------------------------------------------------- record
+            if at["step"] % cfg.log_every == 0:
+                run.log(
+                    phase=at["treated"], step=at["step"], epsilon=exploring, **window.close(at["step"], net)
+                )
+                run.timing(step=at["step"], updates=at["updates"], seconds=time.perf_counter() - clock)
+                clock = time.perf_counter()
+                method.after_epoch(state)
+            if at["step"] % cfg.eval_every == 0 or at["step"] in (cfg.midpoint, cfg.total_steps):
+                figures = evaluate(cfg, net, device, at["step"]) | measure(net, probe.to(device))
+                run.log(phase=at["treated"], step=at["step"], updates=at["updates"], **figures)
+                tqdm.write(f"step {at['step']:,}: {brief(figures, window)}")
+            if at["step"] == cfg.midpoint:
+                run.leave_trunk(at["step"], parts())
+                replay = leave_trunk(run, cfg, replay)
+            if run.due(at["step"]) or replay.must_save:
+                run.save(at["step"], parts())
+
+        # -------------------------------------------------------------------------------------- end
+        bar.close()
+        run.save(at["step"], {"net": net.state_dict()}, name="final")
+        if cfg.run.video:
+            path = record_video(
+                make_games(cfg, "video"), greedy(cfg, net, device, -1), run.folder / "policy.gif"
+            )
+            print(f"video of the last policy: {path}")
+        shutil.rmtree(run.folder / FOLDER, ignore_errors=True)
+        run.finish({"steps": at["step"], "updates": at["updates"], **figures})
+    print(f"{method.name}: {brief(figures, window)}\nin {run.folder}; table and figure: make dqn-sweep")
+
+
+def make_games(cfg: DictConfig, purpose: str, position: int = 0) -> Games:
+    """The games of the run, or fresh ones for evaluation: the seed depends on the purpose and its position."""
+    return Games(
+        cfg.env.name,
+        cfg.env.environments,
+        (cfg.env.frame_size, cfg.env.frame_size),
+        seed=derive(cfg.seed, purpose, position) % 2**31,
+        sticky=cfg.env.sticky,
+        threads=cfg.run.emulator_threads,
+    )
+
+
+def make_net(cfg: DictConfig, actions: int) -> DQN:
+    """A freshly drawn network."""
+    layers = [tuple(layer) for layer in cfg.network.convolutions]
+    return DQN(actions, (cfg.env.frame_size, cfg.env.frame_size), layers, cfg.network.hidden)
+
+
+def make_optimizer(net: nn.Module, cfg: DictConfig) -> torch.optim.Optimizer:
+    """Adam over the trainable parameters."""
+    trainable = [p for p in net.parameters() if p.requires_grad]
+    return torch.optim.Adam(trainable, lr=cfg.learning_rate, eps=cfg.adam_epsilon, fused=True)
+
+
+def renewed(old: torch.optim.Optimizer, net: nn.Module, cfg: DictConfig) -> torch.optim.Optimizer:
+    """Optimizer after a change of structure; what the policy left of surviving parameters' memory is carried over.
+
+    compat=official starts with an empty memory, as the official code does for plasticity injection only.
+    """
+    new = make_optimizer(net, cfg)
+    if cfg.compat != "official":
+        kept = {id(p) for group in new.param_groups for p in group["params"]}
+        new.state.update({p: memory for p, memory in old.state.items() if id(p) in kept})
+    return new
+
+
+def restore(saved: dict[str, Any], method: Method, state: State, target: nn.Module, cfg: DictConfig) -> None:
+    """Networks, optimizer and method as they were, any change of structure first."""
+    net = state.nets["net"]
+    if method.changes_structure and state.phase:
+        method.rebuild(state)
+    state.optimizers["net"] = method.optimizer(net, make_optimizer(net, cfg), Phase(state.phase))
+    net.load_state_dict(saved["net"])
+    target.load_state_dict(saved["target"])
+    state.optimizers["net"].load_state_dict(saved["optimizer"])
+    method.load_state_dict(saved["method"])
+    torch.set_rng_state(saved["torch"])
+
+
+def act(
+    net: nn.Module,
+    observations: np.ndarray,
+    exploring: float,
+    actions: int,
+    stream: np.random.Generator,
+    device: torch.device,
+    compat: str,
+) -> np.ndarray:
+    """Epsilon-greedy actions (n,) of stacks (n, stack, h, w); compat=official draws once for all environments."""
+    count = len(observations)
+    explore = (
+        np.full(count, stream.random() < exploring)
+        if compat == "official"
+        else stream.random(count) < exploring
+    )
+    uniform = stream.integers(actions, size=count)
+    if explore.all():
+        return uniform
+    with torch.no_grad():
+        best = net(torch.from_numpy(observations).to(device)).argmax(dim=1).cpu().numpy()
+    return np.where(explore, uniform, best)
+
+
+def greedy(cfg: DictConfig, net: nn.Module, device: torch.device, position: int) -> Policy:
+    """The policy of evaluation: greedy but for a share `eval_epsilon` of random actions from a stream of its own."""
+    stream = numpy_generator(cfg.seed, "evaluation", position)
+
+    def policy(observations: np.ndarray) -> np.ndarray:
+        return act(net, observations, cfg.eval_epsilon, net.actions, stream, device, cfg.compat)
+
+    return policy
+
+
+def evaluate(cfg: DictConfig, net: nn.Module, device: torch.device, position: int) -> dict[str, float]:
+    """Score of the current policy in fresh games; the training games and their randomness are not touched."""
+    games = make_games(cfg, "evaluation", position)
+    policy = greedy(cfg, net, device, position)
+    if cfg.compat == "official":
+        result = play_steps(games, policy, cfg.eval_steps)
+    else:
+        result = play_episodes(games, policy, cfg.eval_episodes, cfg.eval_max_steps)
+    games.close()
+    figures = result.summary()
+    if cfg.env.name in SCORES:
+        figures["eval_normalized"] = normalized(result.mean, *SCORES[cfg.env.name])
+    return figures
+
+
+def random_play(cfg: DictConfig) -> dict[str, float]:
+    """Score of uniformly random actions under this very protocol, the level that learning has to beat."""
+    games = make_games(cfg, "random")
+    stream = numpy_generator(cfg.seed, "random")
+    episodes = cfg.random_episodes
+    result = play_episodes(games, lambda o: stream.integers(games.actions, size=len(o)), episodes, 27_000)
+    games.close()
+    return {"random_return": result.mean, "random_return_std": float(np.std(result.returns))}
+
+
+def replay_batches(cfg: DictConfig, replay: Any, target: nn.Module, device: torch.device) -> Any:
+    """100 batches of (observations, action and target) from the replay, for methods that look at the coming data."""
+    stream = numpy_generator(cfg.seed, "boundary_batches")
+    for _ in range(100):
+        batch = replay.sample(cfg.batch_size, stream, device)
+        yield batch.observations, with_actions(batch, td_targets(target, batch, cfg.discount))
+
+
+if __name__ == "__main__":
+    train()

@@ -1,0 +1,144 @@
+"""Evaluation of a policy in fresh environments, without the bias of dropping long episodes; scores on a known scale.
+
+The environments need `count`, `reset() -> observations` and `step(actions) -> step` with the fields `observations`,
+`rewards`, `terminated`, `truncated` (arrays over the environments) and restart ended episodes inside `step`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from fire_core.errors import UserError
+
+Policy = Callable[[np.ndarray], np.ndarray]
+
+
+class Environments(Protocol):
+    """What evaluation asks of a batch of environments."""
+
+    count: int
+
+    def reset(self) -> np.ndarray: ...
+
+    def step(self, actions: np.ndarray) -> Any: ...
+
+
+@dataclass
+class Evaluation:
+    """Returns and lengths of the episodes that count, in the order in which they ended.
+
+    `unfinished`: episodes cut off by the step limit. `play_episodes` counts them with their return so far (for rewards
+    that are never negative a lower bound), `play_steps` leaves them out as the official code does.
+    """
+
+    returns: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    unfinished: int = 0
+    steps: int = 0
+
+    @property
+    def mean(self) -> float:
+        """Mean return; 0 where no episode counted (as the official code logs it)."""
+        return float(np.mean(self.returns)) if self.returns else 0.0
+
+    def summary(self) -> dict[str, float]:
+        """Numbers for the log: mean, standard deviation and extremes of the returns, episode count and length."""
+        if not self.returns:
+            return {"eval_return": 0.0, "eval_episodes": 0, "eval_unfinished": self.unfinished}
+        return {
+            "eval_return": self.mean,
+            "eval_return_std": float(np.std(self.returns)),
+            "eval_return_min": float(np.min(self.returns)),
+            "eval_return_max": float(np.max(self.returns)),
+            "eval_length": float(np.mean(self.lengths)),
+            "eval_episodes": len(self.returns),
+            "eval_unfinished": self.unfinished,
+        }
+
+
+def play_episodes(environments: Environments, policy: Policy, episodes: int, max_steps: int) -> Evaluation:
+    """Play a number of episodes fixed beforehand: every environment counts its first `episodes / count` ones.
+
+    Which episodes count never depends on how long they last, so short ones are not favoured. `policy` maps observations
+    (n, ...) to actions (n, ...). `max_steps`: limit of steps of each environment; what still runs then counts as it is.
+    """
+    if episodes <= 0 or episodes % environments.count:
+        raise UserError(f"evaluation episodes {episodes}: give a positive multiple of {environments.count}")
+    quota = np.full(environments.count, episodes // environments.count)
+    return _play(environments, policy, quota, max_steps, keep_unfinished=True)
+
+
+def play_steps(environments: Environments, policy: Policy, steps: int) -> Evaluation:
+    """The official protocol: `steps` steps over all environments, mean over the episodes that ended in them.
+
+    Biased towards short episodes: the ones still running are dropped. Kept for comparison with published numbers.
+    """
+    quota = np.full(environments.count, np.iinfo(np.int64).max)
+    return _play(environments, policy, quota, steps // environments.count, keep_unfinished=False)
+
+
+def _play(
+    environments: Environments, policy: Policy, quota: np.ndarray, limit: int, keep_unfinished: bool
+) -> Evaluation:
+    result = Evaluation()
+    observations = environments.reset()
+    scores, lengths = np.zeros(environments.count), np.zeros(environments.count, np.int64)
+    left = quota.copy()
+    for _ in range(limit):
+        step = environments.step(policy(observations))
+        observations = step.observations
+        scores += step.rewards
+        lengths += 1
+        result.steps += environments.count
+        for index in np.flatnonzero(step.terminated | step.truncated):
+            _count(result, left, index, scores, lengths)
+        if not left.any():
+            return result
+    running = np.flatnonzero(left > 0)
+    result.unfinished = int((lengths[running] > 0).sum())
+    for index in running if keep_unfinished else ():
+        _count(result, left, index, scores, lengths)
+    return result
+
+
+def _count(result: Evaluation, left: np.ndarray, index: int, scores: np.ndarray, lengths: np.ndarray) -> None:
+    if left[index] > 0 and lengths[index] > 0:
+        result.returns.append(float(scores[index]))
+        result.lengths.append(int(lengths[index]))
+        left[index] -= 1
+    scores[index], lengths[index] = 0.0, 0
+
+
+def normalized(score: float, low: float, high: float) -> float:
+    """(score - low) / (high - low): 0 at a random policy's score `low`, 1 at the human or success score `high`."""
+    if high == low:
+        raise UserError(f"normalised score: low and high are both {low}")
+    return (score - low) / (high - low)
+
+
+def record_video(
+    environments: Environments, policy: Policy, path: Path, steps: int = 1000, scale: int = 4
+) -> Path:
+    """Play the first environment for at most `steps` steps or one episode and save what it sees as a GIF, 15 frames/s.
+
+    For environments whose observations are (n, stack, height, width) uint8 images; needs the `imageio` package.
+    """
+    try:
+        import imageio.v3 as imageio
+    except ImportError:
+        raise UserError(
+            "video=true needs imageio: pip install 'fire-core[dqn]', or set run.video=false"
+        ) from None
+    observations, frames = environments.reset(), []
+    for _ in range(steps):
+        frames.append(observations[0, -1].repeat(scale, axis=0).repeat(scale, axis=1))
+        step = environments.step(policy(observations))
+        observations = step.observations
+        if step.terminated[0] or step.truncated[0]:
+            break
+    path.parent.mkdir(parents=True, exist_ok=True)
+    imageio.imwrite(path, np.stack(frames), duration=1000 / 15, loop=0)
+    return path

@@ -1,0 +1,104 @@
+"""Plasticity injection by hand: nothing changes at the boundary, only the new head learns, a resume rebuilds it."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fire_core.errors import UserError
+from fire_core.methods import create
+from fire_core.phases import Phase, State, snapshot
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Linear(3, 4)
+        self.head = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+
+    def forward(self, x):
+        return self.head(self.encoder(x).relu())
+
+
+def trained_state():
+    torch.manual_seed(0)
+    net, target = Net(), Net()
+    state = State({"net": net}, followers=[(target, net)], initial=snapshot({"net": net}))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    target.load_state_dict(net.state_dict())
+    return state, net, target
+
+
+def test_predictions_do_not_change_and_only_the_new_head_and_the_encoder_learn():
+    state, net, target = trained_state()
+    x = torch.randn(6, 3)
+    before, old_head = net(x), copy.deepcopy(net.head)
+    report = create("plasticity_injection").at_boundary(state, Phase(1))
+    state.copy_followers()
+    torch.testing.assert_close(net(x), before, rtol=0, atol=1e-6)
+    torch.testing.assert_close(target(x), before, rtol=0, atol=1e-6)
+    trainable = {name for name, p in net.named_parameters() if p.requires_grad}
+    assert trainable == {f"encoder.{k}" for k in ("weight", "bias")} | {
+        f"head.new.{i}.{k}" for i in (0, 2) for k in ("weight", "bias")
+    }
+    assert report.changed == {f"net.{name}" for name in trainable if name.startswith("head")}
+    optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
+    net(x).square().sum().backward()
+    optimizer.step()
+    hidden = net.encoder(x).relu()
+    start = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+    start.load_state_dict(
+        {k.removeprefix("head."): v for k, v in state.initial["net"].items() if "head" in k}
+    )
+    by_hand = old_head(hidden) + net.head.new(hidden) - start(hidden)
+    torch.testing.assert_close(net(x), by_hand, rtol=1e-5, atol=1e-5)
+    assert not torch.equal(net.head.new[0].weight, start[0].weight)
+
+
+@pytest.mark.parametrize("boundaries", [1, 2])
+def test_a_rebuilt_net_takes_the_checkpoint_of_an_injected_one(boundaries):
+    state, net, target = trained_state()
+    method = create("plasticity_injection")
+    for k in range(1, boundaries + 1):
+        method.at_boundary(state, Phase(k))
+        state.copy_followers()
+    fresh = State({"net": Net()}, phase=boundaries)
+    fresh.followers = [(Net(), fresh.nets["net"])]
+    method.rebuild(fresh)
+    fresh.nets["net"].load_state_dict(net.state_dict())
+    fresh.followers[0][0].load_state_dict(target.state_dict())
+    x = torch.randn(4, 3)
+    assert torch.equal(fresh.nets["net"](x), net(x))
+    assert [p.requires_grad for p in fresh.nets["net"].parameters()] == [
+        p.requires_grad for p in net.parameters()
+    ]
+
+
+def test_missing_heads_and_missing_initial_weights_are_named():
+    state, _, _ = trained_state()
+    with pytest.raises(UserError, match=r"no module 'top'; set method.head to one of encoder, head"):
+        create("plasticity_injection", head="top").at_boundary(state, Phase(1))
+    state.initial = {}
+    with pytest.raises(UserError, match="no initial weights"):
+        create("plasticity_injection").at_boundary(state, Phase(1))
+
+
+def test_heads_with_two_outputs_are_combined_entry_by_entry():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mean, self.spread = nn.Linear(3, 2), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.mean(x), self.spread(x)
+
+    net = nn.Sequential()
+    net.add_module("head", Pair())
+    state = State({"actor": net}, initial=snapshot({"actor": net}))
+    x = torch.randn(5, 3)
+    before = net.head(x)
+    create("plasticity_injection").at_boundary(state, Phase(1))
+    torch.testing.assert_close(net.head(x), before)
