@@ -84,10 +84,11 @@ class ResidualBlock(nn.Module):
         super().__init__()
         self.norm = layer_norm(width, stack)
         self.expand = linear(width, 4 * width, stack, "he", generator)
+        self.relu = nn.ReLU()
         self.contract = linear(4 * width, width, stack, "he", generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.contract(F.relu(self.expand(self.norm(x))))
+        return x + self.contract(self.relu(self.expand(self.norm(x))))
 
 
 class GaussianHead(nn.Module):

@@ -5,24 +5,13 @@ temperature, target critics. All randomness enters through `noise`, so an update
 can be checked by hand, replayed and captured.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from rl.replay import Batch
 from rl.sac.network import Actor, Critics, Temperature, sample_action
-
-
-class Batch(NamedTuple):
-    """Transitions with normalised observations, float32. `terminated` is 1 for a true end and 0 for a truncation."""
-
-    observation: Tensor  # (batch, observations)
-    action: Tensor  # (batch, actions), in [-1, 1]
-    reward: Tensor  # (batch,)
-    next_observation: Tensor  # (batch, observations)
-    terminated: Tensor  # (batch,)
 
 
 @dataclass
@@ -38,16 +27,15 @@ class Learner:
     target_entropy: float
     learning_rate: float
     weight_decay: float
-    optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
+    optimizers: dict[str, torch.optim.Optimizer] = field(init=False, default_factory=dict)
 
     def __post_init__(self):
-        self.target.requires_grad_(False)
-        if not self.optimizers:
-            self.renew_optimizers()
+        self.renew_optimizers()
 
     def renew_optimizers(self) -> None:
         """Fresh optimizers for whatever parameters exist now: AdamW on all (biases and norms too), Adam on alpha."""
         adamw = {"lr": self.learning_rate, "weight_decay": self.weight_decay, "fused": True}
+        self.target.requires_grad_(False)
         self.optimizers.clear()
         self.optimizers["actor"] = torch.optim.AdamW(trainable(self.actor), **adamw)
         self.optimizers["critics"] = torch.optim.AdamW(trainable(self.critics), **adamw)
@@ -76,11 +64,11 @@ def critic_target(learner: Learner, batch: Batch, noise: Tensor) -> Tensor:
     Truncated transitions bootstrap, terminated ones do not. `noise` (batch, actions) is standard normal.
     """
     with torch.no_grad():
-        action, log_density = sample_action(*learner.actor(batch.next_observation), noise)
+        action, log_density = sample_action(*learner.actor(batch.next_observations), noise)
         value = (
-            learner.target(batch.next_observation, action).amin(dim=0) - learner.temperature() * log_density
+            learner.target(batch.next_observations, action).amin(dim=0) - learner.temperature() * log_density
         )
-        return batch.reward + learner.discount * (1 - batch.terminated) * value
+        return batch.rewards + learner.discount * (1 - batch.terminated) * value
 
 
 def update(learner: Learner, batch: Batch, noise: Tensor) -> dict[str, Tensor]:
@@ -90,8 +78,8 @@ def update(learner: Learner, batch: Batch, noise: Tensor) -> dict[str, Tensor]:
     Gradients are computed for the network that is updated and for no other: the actor's pass through the critics
     leaves out their weight gradients.
     """
-    action, log_density = sample_action(*learner.actor(batch.observation), noise[0])
-    value = learner.critics(batch.observation, action).amin(dim=0)
+    action, log_density = sample_action(*learner.actor(batch.observations), noise[0])
+    value = learner.critics(batch.observations, action).amin(dim=0)
     actor_loss = (learner.temperature().detach() * log_density - value).mean()
     step(learner.optimizers["actor"], actor_loss)
 
@@ -100,12 +88,15 @@ def update(learner: Learner, batch: Batch, noise: Tensor) -> dict[str, Tensor]:
     step(learner.optimizers["temperature"], temperature_loss)
 
     wanted = critic_target(learner, batch, noise[1])
-    values = learner.critics(batch.observation, batch.action)
+    values = learner.critics(batch.observations, batch.actions)
     # Sum over the critics, mean over the batch, no factor one half: as in the reference implementation.
     critic_loss = (values - wanted).square().sum(dim=0).mean()
     step(learner.optimizers["critics"], critic_loss)
 
-    torch._foreach_lerp_(list(learner.target.parameters()), list(learner.critics.parameters()), learner.tau)
+    with torch.no_grad():
+        torch._foreach_lerp_(
+            list(learner.target.parameters()), list(learner.critics.parameters()), learner.tau
+        )
     return {
         "actor_loss": actor_loss.detach(),
         "critic_loss": critic_loss.detach(),
@@ -122,11 +113,3 @@ def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     loss.backward(inputs=parameters)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-
-
-def noise_batches(
-    shape: tuple[int, ...], generator: torch.Generator, device: torch.device
-) -> Iterator[Tensor]:
-    """Endless standard-normal tensors of `shape`, drawn on the CPU so that every device sees the same numbers."""
-    while True:
-        yield torch.randn(shape, generator=generator).to(device, non_blocking=True)

@@ -8,7 +8,7 @@ contacts that reward and termination read are those at the start of the last phy
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import mujoco
@@ -107,7 +107,7 @@ def action_space(simulation: Simulation) -> Box:
 class HumanoidEnv(gymnasium.Env):
     """One H1 task. `info` of a step holds the reward's factors. Rendering: `render_mode="rgb_array"`."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": FRAMES_PER_SECOND}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": FRAMES_PER_SECOND}
 
     def __init__(
         self, task: str, geometry: str, render_mode: str | None = None, width: int = 640, height: int = 480
@@ -146,7 +146,7 @@ class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
     are the same for any count. The last observation of an ended episode is in info["final_obs"].
     """
 
-    metadata = {**HumanoidEnv.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
+    metadata: ClassVar[dict[str, Any]] = {**HumanoidEnv.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
 
     def __init__(
         self,

@@ -1,0 +1,67 @@
+"""DeepMind control suite tasks ("humanoid-walk") as gymnasium environments."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from dm_control import suite
+from gymnasium.spaces import Box
+
+from fire_core.errors import UserError
+
+
+class DmControl(gymnasium.Env):
+    """One suite task: observations concatenated in the suite's order, 1000 steps, rewards in [0, 1] a step.
+
+    An episode that ends by its time limit is truncated, one that the task ends with discount 0 is terminated.
+    """
+
+    def __init__(self, name: str):
+        domain, _, task = name.partition("-")
+        if (domain, task) not in suite.ALL_TASKS:
+            known = (
+                ", ".join(sorted(f"{d}-{t}" for d, t in suite.ALL_TASKS if d == domain))
+                or "humanoid-walk, ..."
+            )
+            raise UserError(f"dm_control task {name!r} does not exist; known: {known}")
+        self.domain, self.task = domain, task
+        self._load(seed=0)
+        actions = self.suite.action_spec()
+        self.action_space = Box(actions.minimum, actions.maximum, dtype=np.float64)
+        size = sum(int(np.prod(spec.shape)) for spec in self.suite.observation_spec().values())
+        self.observation_space = Box(-np.inf, np.inf, (size,), np.float64)
+
+    def _load(self, seed: int) -> None:
+        self.suite = suite.load(self.domain, self.task, task_kwargs={"random": np.random.RandomState(seed)})
+
+    @property
+    def model(self) -> Any:
+        """The MjModel behind the suite's wrapper."""
+        return self.suite.physics.model.ptr
+
+    @property
+    def data(self) -> Any:
+        """The MjData behind the suite's wrapper."""
+        return self.suite.physics.data.ptr
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.suite.task.random.seed(seed % 2**32)
+        return flat(self.suite.reset().observation), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        moment = self.suite.step(action)
+        terminated = moment.last() and moment.discount == 0.0
+        return (
+            flat(moment.observation),
+            float(moment.reward),
+            terminated,
+            moment.last() and not terminated,
+            {},
+        )
+
+
+def flat(observation: dict[str, Any]) -> np.ndarray:
+    """All entries of an observation one after the other, float64."""
+    return np.concatenate([np.ravel(value) for value in observation.values()]).astype(np.float64)

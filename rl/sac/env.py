@@ -1,0 +1,226 @@
+"""Continuous-control tasks behind one small interface: actions in [-1, 1], action repeat, saved simulator state.
+
+`backend` says who makes the task: "gymnasium" (any continuous id, ours included: h1-walk-v0, h1-walk-primitive-v0),
+"dm_control" ("humanoid-walk") or "humanoid_bench" (the benchmark's own package, where that is installed).
+"""
+
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.spaces import Box, flatdim, flatten
+
+from fire_core.errors import UserError
+
+INSTALL = {
+    "mujoco": "pip install 'mujoco>=3.1.6,<5'",
+    "humanoid_bench": "install HumanoidBench from its repository, or use env=h1_walk, which needs no package of its own",
+    "dm_control": "pip install dm-control",
+    "imageio": "pip install 'gymnasium[mujoco]'",
+    "packaging": "pip install 'gymnasium[mujoco]'",
+}
+
+
+class Task:
+    """One environment. Observations are flat float64 vectors, actions arrays in [-1, 1].
+
+    One `step` repeats the action `action_repeat` times, adds up the rewards and stops at the end of the episode.
+    """
+
+    def __init__(self, name: str, backend: str = "gymnasium", action_repeat: int = 1):
+        self.environment = open_environment(name, backend)
+        self.action_repeat = action_repeat
+        space = self.environment.action_space
+        if (
+            not isinstance(space, Box)
+            or not np.isfinite(space.low).all()
+            or not np.isfinite(space.high).all()
+        ):
+            raise UserError(f"env {name!r} has actions {space}; SAC needs a bounded box of real numbers")
+        self.low, self.half_range = space.low, 0.5 * (space.high - space.low)
+        self.action_size = flatdim(space)
+        self.observation_size = flatdim(self.environment.observation_space)
+
+    def reset(self, seed: int) -> np.ndarray:
+        """Start an episode that depends on `seed` alone; observation (observation_size,)."""
+        return self._flat(self.environment.reset(seed=seed)[0])
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
+        """Observation, summed reward, terminated, truncated."""
+        total = 0.0
+        scaled = self.low + (action + 1) * self.half_range
+        for _ in range(self.action_repeat):
+            observation, reward, terminated, truncated, _ = self.environment.step(scaled)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return self._flat(observation), total, bool(terminated), bool(truncated)
+
+    def _flat(self, observation: Any) -> np.ndarray:
+        space = self.environment.observation_space
+        if isinstance(space, Box) and len(space.shape) == 1:
+            return np.asarray(observation, dtype=np.float64)
+        return np.asarray(flatten(space, observation), dtype=np.float64)
+
+    def state_dict(self) -> dict:
+        """Everything the next step depends on: physics, derived quantities that are read late, step counters.
+
+        MuJoCo tasks only. Random state is not part of it: an episode's randomness is drawn at its reset.
+        """
+        import mujoco
+
+        model, data = physics(self.environment)
+        kind = mujoco.mjtState.mjSTATE_INTEGRATION
+        integration = np.empty(mujoco.mj_stateSize(model, kind))
+        mujoco.mj_getState(model, data, integration, kind)
+        arrays = {name: torch.from_numpy(array.copy()) for name, array in derived(data).items()}
+        return {
+            "integration": torch.from_numpy(integration),
+            "derived": arrays,
+            "counters": [getattr(holder, name) for holder, name in counters(self.environment)],
+        }
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on from `state_dict`, bit for bit."""
+        import mujoco
+
+        self.reset(seed=0)
+        model, data = physics(self.environment)
+        mujoco.mj_setState(model, data, state["integration"].numpy(), mujoco.mjtState.mjSTATE_INTEGRATION)
+        # Contacts and heights that a task reads lie one physics step behind the state, so they are data of their own.
+        for name, array in derived(data).items():
+            if name in state["derived"] and state["derived"][name].shape == array.shape:
+                array[...] = state["derived"][name].numpy()
+        for (holder, name), value in zip(counters(self.environment), state["counters"], strict=True):
+            setattr(holder, name, value)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.environment.close()
+
+
+def open_environment(name: str, backend: str) -> gymnasium.Env:
+    """The environment, or a UserError that names the missing package or the nearest task."""
+    openers: dict[str, Callable[[str], gymnasium.Env]] = {
+        "gymnasium": open_gymnasium,
+        "humanoid_bench": open_humanoid_bench,
+        "dm_control": open_dm_control,
+    }
+    if backend not in openers:
+        raise UserError(f"env.backend={backend!r}: choose one of {', '.join(openers)}")
+    try:
+        return openers[backend](name)
+    except UserError:
+        raise
+    except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
+        missing = next((package for package in INSTALL if package in str(error)), "mujoco")
+        raise UserError(f"env {name!r} needs {missing}: {INSTALL[missing]}") from error
+    except gymnasium.error.Error as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"env {name!r} cannot be made: {reason}") from error
+
+
+def open_gymnasium(name: str) -> gymnasium.Env:
+    """A registered id; the H1 tasks are registered first."""
+    import_module("rl.sac.humanoid")
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # older versions of MuJoCo tasks still run as they are
+        return gymnasium.make(name)
+
+
+def open_humanoid_bench(name: str) -> gymnasium.Env:
+    """The benchmark's own environment of that id."""
+    import_module("humanoid_bench")
+    return gymnasium.make(name)
+
+
+def open_dm_control(name: str) -> gymnasium.Env:
+    """`domain-task` of the DeepMind control suite."""
+    from rl.sac.dm_control_env import DmControl
+
+    return DmControl(name)
+
+
+def physics(environment: gymnasium.Env) -> tuple[Any, Any]:
+    """(MjModel, MjData) of a MuJoCo environment, whoever made it."""
+    inner = environment.unwrapped
+    if not hasattr(inner, "model") or not hasattr(inner, "data"):
+        raise UserError(
+            f"{type(inner).__name__} is no MuJoCo task, so its state cannot be saved: "
+            "raise run.checkpoint_seconds beyond the length of the run and set run.trunk=false"
+        )
+    return inner.model, inner.data
+
+
+def derived(data: Any) -> dict[str, np.ndarray]:
+    """Writable float arrays of MjData by name. Those of contacts and constraints change their size from step to step
+    and are read in the step that makes them, so no later step depends on them.
+    """
+    arrays = {name: getattr(data, name) for name in dir(data) if not name.startswith(("_", "efc_", "iefc_"))}
+    return {
+        name: array
+        for name, array in arrays.items()
+        if isinstance(array, np.ndarray)
+        and array.dtype == np.float64
+        and array.flags.writeable
+        and array.size
+    }
+
+
+def counters(environment: gymnasium.Env) -> list[tuple[Any, str]]:
+    """Where the wrappers and the environment count the steps of the episode."""
+    suite = getattr(environment, "suite", None)  # DeepMind control counts in its own object
+    found: list[tuple[Any, str]] = [] if suite is None else [(suite, "_step_count")]
+    layer = environment
+    while True:
+        found += [(layer, name) for name in ("_elapsed_steps", "_has_reset") if name in vars(layer)]
+        if not isinstance(layer, gymnasium.Wrapper):
+            return found
+        layer = layer.env
+
+
+class Moment(NamedTuple):
+    """What one step of several tasks led to; arrays over the tasks."""
+
+    observations: np.ndarray
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+
+
+class EvaluationTasks:
+    """`count` tasks for `rl.evaluate.play_episodes`: one episode each, all in step with one another.
+
+    A task whose episode has ended stands still (reward 0) until the next `reset`, so no physics is wasted on it.
+    `seeds` of the coming episodes are set by the caller before each evaluation.
+    """
+
+    def __init__(self, count: int, **task: Any):
+        self.tasks = [Task(**task) for _ in range(count)]
+        self.count = count
+        self.seeds = list(range(count))
+
+    def reset(self) -> np.ndarray:
+        """Start all episodes; observations (count, size)."""
+        self.observations = np.stack([task.reset(seed) for task, seed in zip(self.tasks, self.seeds)])
+        self.ended = np.zeros(self.count, dtype=bool)
+        return self.observations.copy()
+
+    def step(self, actions: np.ndarray) -> Moment:
+        """One step of every episode that still runs."""
+        rewards, terminated, truncated = (
+            np.zeros(self.count),
+            np.zeros(self.count, bool),
+            np.zeros(self.count, bool),
+        )
+        for index in np.flatnonzero(~self.ended):
+            outcome = self.tasks[index].step(actions[index])
+            self.observations[index], rewards[index], terminated[index], truncated[index] = outcome
+        self.ended |= terminated | truncated
+        return Moment(self.observations.copy(), rewards, terminated, truncated)

@@ -1,0 +1,297 @@
+"""Soft actor-critic with SimBa networks and one intervention in the middle of the run (figure 4b).
+
+    python rl/sac/train.py experiment=fig4b_walk method=fire size=small seed=1
+
+`step` counts environment steps: agent steps times action_repeat. Phase 0 ends at the midpoint; its end (networks,
+optimizers, replay, normaliser, simulator) is what all methods of one seed go on from. Every random number is a pure
+function of the seed, its purpose and the agent step.
+"""
+
+import sys
+import time
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(
+    0, str(Path(__file__).resolve().parents[2])
+)  # run from anywhere; the wheel holds fire_core only
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+from tqdm import tqdm
+
+from conf.launch import launch, open_run, pick_device
+from fire_core.errors import UserError
+from fire_core.methods import Method, create
+from fire_core.optim_state import apply_policy
+from fire_core.phases import Phase, State, snapshot
+from fire_core.probe import plasticity
+from fire_core.runs import generator, numpy_generator
+from fire_core.runs.seeding import derive
+from rl.evaluate import play_episodes
+from rl.replay import Batch, FlatReplay
+from rl.sac.env import EvaluationTasks, Task
+from rl.sac.humanoid.tasks import TASKS, normalised_return
+from rl.sac.network import Actor, Critics, Temperature, sample_action
+from rl.sac.normaliser import RunningNormaliser
+from rl.sac.update import Learner, update
+
+
+@launch("sac")
+def train(cfg: DictConfig) -> None:
+    # ------------------------------------------------------------------------------------------ method and run
+    method = create(**cfg.method)
+    run = open_run(cfg, method, env=cfg.env.name)
+    if run.finished:
+        return
+
+    # ------------------------------------------------------------------------------------------ task and learner
+    device = pick_device(cfg.device)
+    task = Task(**cfg.env)
+    tests = EvaluationTasks(cfg.eval_episodes, **cfg.env)
+    learner = build(cfg, task, device)
+    normaliser = RunningNormaliser(task.observation_size)
+    replay = FlatReplay(min(cfg.replay, cfg.steps), task.observation_size, task.action_size)
+    state = State(
+        nets={"actor": learner.actor, "critics": learner.critics},
+        optimizers=learner.optimizers,
+        followers=[(learner.target, learner.critics)],
+        initial=snapshot({"actor": learner.actor, "critics": learner.critics}),
+    )
+    weights = {name: sum(p.numel() for p in net.parameters()) for name, net in state.nets.items()}
+    print(
+        f"{cfg.env.name}: {task.observation_size} observations, {task.action_size} actions; weights {weights}"
+    )
+
+    with run:
+        # -------------------------------------------------------------------------------------- where to begin
+        at = {"step": 0, "episode": 0, "phase": 0, "return": 0.0}
+        finished: list[float] = []  # returns of the training episodes since the last evaluation
+        last: dict[str, Tensor] = {}  # what the latest update measured
+        saved = run.resume()
+        if saved is None:
+            observation = task.reset(episode_seed(cfg, 0))
+            normaliser.update(observation)
+        else:
+            at, finished, last = saved["at"], saved["finished"], saved["last"]
+            state.phase = at["phase"]
+            load(learner, state, method, saved)
+            normaliser.load_state_dict(saved["normaliser"])
+            replay.load_state_dict(saved["replay"])
+            task.load_state_dict(saved["task"])
+            observation = saved["observation"].numpy()
+
+        def parts() -> dict[str, Any]:
+            return {
+                "at": dict(at),
+                "finished": list(finished),
+                "last": last,
+                "nets": {name: net.state_dict() for name, net in learner.nets().items()},
+                "optimizers": {
+                    name: optimizer.state_dict() for name, optimizer in learner.optimizers.items()
+                },
+                "method": method.state_dict(),
+                "normaliser": normaliser.state_dict(),
+                "replay": replay.state_dict(),
+                "task": task.state_dict(),
+                "observation": torch.from_numpy(observation.copy()),
+            }
+
+        def policy(observations: np.ndarray) -> np.ndarray:
+            with torch.no_grad():
+                mean, _ = learner.actor(torch.from_numpy(normaliser.normalise(observations)).to(device))
+            return torch.tanh(mean).cpu().numpy()
+
+        def test(step: int) -> dict[str, float]:
+            tests.seeds = [derive(cfg.seed, "evaluation", step, i) % 2**31 for i in range(tests.count)]
+            result = play_episodes(tests, policy, tests.count, cfg.eval_limit).summary()
+            result |= normalised(cfg.env.name, result["eval_return"])
+            if len(replay):
+                stored = replay.sample(min(512, len(replay)), numpy_generator(cfg.seed, "probe", step))
+                result |= plasticity(learner.actor, normalise(stored, normaliser, device).observations)
+            return result
+
+        # -------------------------------------------------------------------------------------- the loop
+        results: dict[str, float] = {}
+        if saved is None:
+            run.log(phase=0, step=0, **test(0))
+        started = time.perf_counter(), at["step"]
+        bar = tqdm(
+            total=cfg.steps,
+            initial=at["step"],
+            unit="step",
+            mininterval=5,
+            disable=None if cfg.run.progress else True,
+        )
+        while at["step"] < cfg.steps:
+            # ---------------------------------------------------------------------------------- boundary
+            if at["step"] == cfg.midpoint and at["phase"] == 0:
+                run.leave_trunk(at["step"], parts())
+                at["phase"] = state.phase = 1
+                state.generator = generator(cfg.seed, "method", 1)
+                report = method.at_boundary(state, Phase(1, "after the midpoint"))
+                # The official code leaves the run without intervention alone, in every respect.
+                if cfg.compat == "fair" or method.name != "none":
+                    state.copy_followers()
+                    apply_policy(state.optimizers, cfg.optimizer_state, report.parameters(state))
+                    renew(cfg, learner, normaliser, replay)
+                if method.changes_structure:
+                    learner.renew_optimizers()
+                run.boundary(1, report)
+                run.timing(phase=1, boundary_seconds=report.seconds)
+                after = test(at["step"])
+                run.log(phase=1, step=at["step"] * task.action_repeat, **after)
+                tqdm.write(
+                    f"boundary 1: {method.name}, return {after['eval_return']:.1f} right after; {report.seconds:.3f} s"
+                )
+
+            # ---------------------------------------------------------------------------------- one agent step
+            noise = generator(cfg.seed, "noise", at["step"])
+            if at["step"] < cfg.learning_starts:
+                warm_up = numpy_generator(cfg.seed, "warm_up", at["step"])
+                action = warm_up.uniform(-1, 1, task.action_size).astype(np.float32)
+            else:
+                action = explore(learner, normaliser, observation, noise, device)
+            following, reward, terminated, truncated = task.step(action)
+            normaliser.update(following)
+            replay.add(observation, action, reward, following, terminated)
+            observation = following
+            at["step"] += 1
+            at["return"] += reward
+            if terminated or truncated:
+                finished.append(at["return"])
+                at["episode"], at["return"] = at["episode"] + 1, 0.0
+                observation = task.reset(episode_seed(cfg, at["episode"]))
+                normaliser.update(observation)
+
+            # ---------------------------------------------------------------------------------- updates
+            if at["step"] > cfg.learning_starts:
+                draws = numpy_generator(cfg.seed, "replay", at["step"])
+                together = replay.sample(cfg.batch_size * cfg.updates_per_step, draws, device)
+                together = normalise(together, normaliser, device)
+                for batch in zip(*(values.split(cfg.batch_size) for values in together)):
+                    shape = (2, cfg.batch_size, task.action_size)
+                    last = update(learner, Batch(*batch), torch.randn(shape, generator=noise).to(device))
+                    method.after_step(state)
+
+            # ---------------------------------------------------------------------------------- record it
+            if at["step"] % cfg.eval_every == 0 or at["step"] in (cfg.midpoint, cfg.steps):
+                results = numbers(last, cfg, at["step"]) | test(at["step"])
+                if finished:
+                    results["train_return"] = float(np.mean(finished))
+                finished.clear()
+                run.log(phase=at["phase"], step=at["step"] * task.action_repeat, **results)
+                seconds, steps = time.perf_counter() - started[0], at["step"] - started[1]
+                started = time.perf_counter(), at["step"]
+                run.timing(phase=at["phase"], step=at["step"], seconds=seconds, agent_steps=steps)
+                bar.set_postfix_str(f"return {results['eval_return']:.1f}")
+            bar.update()
+            if run.due(at["step"]):
+                run.save(at["step"], parts())
+
+        # -------------------------------------------------------------------------------------- end
+        bar.close()
+        run.save(
+            at["step"],
+            {"actor": learner.actor.state_dict(), "normaliser": normaliser.state_dict()},
+            name="final",
+        )
+        run.finish({"steps": at["step"] * task.action_repeat, **results})
+    print(
+        f"{method.name}: return {results['eval_return']:.1f} over {cfg.eval_episodes} episodes\nin {run.folder}"
+    )
+    print(f"table and figure: make sac-sweep EXPERIMENT={run.meta['experiment']} SIZE={cfg.size}")
+
+
+def build(cfg: DictConfig, task: Task, device: torch.device) -> Learner:
+    """Networks at their initial draw, and fresh optimizers."""
+    sizes = (task.observation_size, task.action_size)
+    actor = Actor(*sizes, cfg.actor.width, cfg.actor.blocks, generator(cfg.seed, "init", "actor")).to(device)
+    draw = generator(cfg.seed, "init", "critics")
+    critics = Critics(*sizes, cfg.critic.width, cfg.critic.blocks, cfg.critic.count, draw).to(device)
+    return Learner(
+        actor=actor,
+        critics=critics,
+        target=deepcopy(critics),
+        temperature=Temperature(cfg.temperature).to(device),
+        discount=cfg.discount,
+        tau=cfg.tau,
+        target_entropy=-cfg.target_entropy * task.action_size,
+        learning_rate=cfg.learning_rate,
+        weight_decay=cfg.weight_decay,
+    )
+
+
+def load(learner: Learner, state: State, method: Method, saved: dict[str, Any]) -> None:
+    """Networks, optimizers and the method's own state out of a checkpoint; structural changes are redone first."""
+    if state.phase > 0 and method.changes_structure:
+        method.rebuild(state)
+        learner.renew_optimizers()
+    for name, net in learner.nets().items():
+        net.load_state_dict(saved["nets"][name])
+    for name, optimizer in learner.optimizers.items():
+        optimizer.load_state_dict(saved["optimizers"][name])
+    method.load_state_dict(saved["method"])
+
+
+def renew(cfg: DictConfig, learner: Learner, normaliser: RunningNormaliser, replay: FlatReplay) -> None:
+    """What is begun anew at the boundary beside weights and optimizer state: temperature, observation statistics."""
+    if cfg.boundary.temperature == "renew":
+        with torch.no_grad():
+            learner.temperature.log_alpha.fill_(float(np.log(cfg.temperature)))
+    if cfg.boundary.normaliser == "renew":
+        normaliser.load_state_dict(RunningNormaliser(normaliser.mean.size).state_dict())
+        # The policy acts at once, so the statistics start from a sample of what is in the replay.
+        stored = replay.sample(min(len(replay), 10_000), numpy_generator(cfg.seed, "renew"))
+        normaliser.update(stored.observations.numpy())
+
+
+def explore(
+    learner: Learner,
+    normaliser: RunningNormaliser,
+    observation: np.ndarray,
+    noise: torch.Generator,
+    device: torch.device,
+) -> np.ndarray:
+    """One action drawn from the policy, (actions,) in (-1, 1)."""
+    inputs = torch.from_numpy(normaliser.normalise(observation)).unsqueeze(0).to(device)
+    with torch.no_grad():
+        mean, log_std = learner.actor(inputs)
+        action, _ = sample_action(mean, log_std, torch.randn(mean.shape, generator=noise).to(device))
+    return action.squeeze(0).cpu().numpy()
+
+
+def normalise(batch: Batch, normaliser: RunningNormaliser, device: torch.device) -> Batch:
+    """Raw observations of a replay sample under the present statistics."""
+    mean, inverse = normaliser.affine(device)
+    now, following = batch.observations.to(device), batch.next_observations.to(device)
+    return batch._replace(observations=(now - mean) * inverse, next_observations=(following - mean) * inverse)
+
+
+def normalised(env: str, value: float) -> dict[str, float]:
+    """`eval_normalized` where the task has published random and success scores."""
+    name = env.removesuffix("-v0").removesuffix("-primitive")
+    return {"eval_normalized": normalised_return(TASKS[name], value)} if name in TASKS else {}
+
+
+def episode_seed(cfg: DictConfig, episode: int) -> int:
+    """Seed of a training episode's reset."""
+    return derive(cfg.seed, "episode", episode) % 2**31
+
+
+def numbers(last: dict[str, Tensor], cfg: DictConfig, step: int) -> dict[str, float]:
+    """The latest update's figures as floats; stops the run where one is not a number."""
+    values = {name: float(value) for name, value in last.items()}
+    for name, value in values.items():
+        if not np.isfinite(value):
+            raise UserError(
+                f"{name} is {value} at agent step {step}: try a learning_rate below {cfg.learning_rate}"
+            )
+    return values
+
+
+if __name__ == "__main__":
+    train()
