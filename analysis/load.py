@@ -1,7 +1,9 @@
 """Run folders in, tidy tables out.
 
 A run folder is `runs/<experiment>/<size>/<label>/seed_<n>/`; only the files inside are read, never a tracker.
-Two pandas frames describe any number of runs: `runs` (one row a run) and `metrics` (one row a logged value).
+Four pandas frames describe any number of runs: `runs` (one row a run), `metrics` (one row a logged value),
+`boundaries` (one row a report, summed over its matrices) and `costs` (one row a run). `export.py` writes
+them as CSV and `load_exported` reads them back, so tables and figures can be made without the run folders.
 """
 
 from __future__ import annotations
@@ -21,12 +23,21 @@ from fire_core.errors import UserError
 
 RUN_COLUMNS = [
     "experiment", "figure", "panel", "size", "data", "method", "label", "seed", "status",
-    "commit", "dirty", "machine", "domain", "command", "started", "path",
+    "commit", "dirty", "machine", "domain", "protocol", "command", "started", "path",
 ]  # fmt: skip
 METRIC_COLUMNS = [
     "experiment", "figure", "panel", "size", "data", "method", "label", "seed",
     "phase", "step", "epoch", "metric", "value",
 ]  # fmt: skip
+BOUNDARY_COLUMNS = [
+    "experiment", "size", "data", "method", "label", "seed", "phase", "matrices",
+    "dfi_before", "dfi_after", "dfi_factor", "sfe", "worst_residual", "seconds",
+]  # fmt: skip
+COST_COLUMNS = [
+    "experiment", "size", "data", "method", "label", "seed",
+    "train_seconds", "boundary_seconds", "memory_mb", "machine",
+]  # fmt: skip
+_PROTOCOLS: dict[str, str] = {}
 COORDINATES = ("phase", "step", "epoch")
 NOT_EXPERIMENTS = {"trunks", "summary", "report", "figures", "tables"}
 SCRIPTS = {
@@ -47,18 +58,22 @@ class Results:
     runs: pd.DataFrame
     metrics: pd.DataFrame
     problems: list[str] = field(default_factory=list)
+    boundaries: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=BOUNDARY_COLUMNS))
+    costs: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=COST_COLUMNS))
 
     def select(self, **wanted: Any) -> Results:
-        """The part of both frames whose columns equal the given values (a list means any of them)."""
+        """The part of every frame whose columns equal the given values (a list means any of them)."""
 
         def keep(frame: pd.DataFrame) -> pd.DataFrame:
             mask = np.ones(len(frame), dtype=bool)
             for column, values in wanted.items():
                 values = [values] if isinstance(values, str | int) else list(values)
-                mask &= frame[column].isin(values).to_numpy()
+                if column in frame:
+                    mask &= frame[column].isin(values).to_numpy()
             return frame[mask]
 
-        return Results(keep(self.runs), keep(self.metrics), self.problems)
+        frames = (self.boundaries, self.costs)
+        return Results(keep(self.runs), keep(self.metrics), self.problems, *map(keep, frames))
 
     @property
     def finished(self) -> pd.DataFrame:
@@ -132,10 +147,20 @@ def describe_run(path: Path) -> dict[str, Any]:
         "dirty": bool(meta.get("dirty", False)),
         "machine": _name(meta.get("hardware")),
         "domain": str(meta.get("domain") or ""),
+        "protocol": _protocol(path) if (path / "config.yaml").exists() else "",
         "command": command_of(meta, label),
         "started": str(meta.get("started") or ""),
         "path": str(path),
     }
+
+
+def _protocol(path: Path) -> str:
+    """The protocol's name, read once per experiment and size: it is a matter of the experiment."""
+    key = str(path.parent.parent.resolve())
+    if key not in _PROTOCOLS:
+        protocol = read_config(path).get("protocol") or ""
+        _PROTOCOLS[key] = str(protocol.get("name", "")) if isinstance(protocol, dict) else str(protocol)
+    return _PROTOCOLS[key]
 
 
 def command_of(meta: dict[str, Any], label: str) -> str:
@@ -213,7 +238,8 @@ def load(
         if torn:
             problems.append(f"{path}/metrics.jsonl: {torn} unreadable line(s) left out")
     runs = pd.DataFrame(rows, columns=RUN_COLUMNS)
-    return Results(runs, parts.frame(runs), problems)
+    done = runs[runs["status"] == "done"]
+    return Results(runs, parts.frame(runs), problems, boundary_frame(done), cost_frame(done))
 
 
 def _reason(path: Path, status: str) -> str:
@@ -286,6 +312,83 @@ def read_timing(path: str | Path) -> list[dict[str, Any]]:
     """The lines of timing.jsonl; they vary from run to run and never enter a comparison of accuracy."""
     file = Path(path) / "timing.jsonl"
     return read_lines(file)[0] if file.exists() else []
+
+
+def boundary_frame(runs: pd.DataFrame) -> pd.DataFrame:
+    """BOUNDARY_COLUMNS: one row a report. DfI and SFE are sums over the changed matrices, worst_residual a
+    maximum."""
+    rows = []
+    for run in runs.to_dict("records"):
+        for report in read_boundaries(run["path"]):
+            changed = [row for row in report.get("rows", []) if row.get("dfi_after") is not None]
+            rows.append(
+                {key: run[key] for key in BOUNDARY_COLUMNS[:6]}
+                | {
+                    "phase": report.get("phase", 1),
+                    "matrices": len(changed),
+                    "seconds": report.get("seconds"),
+                }
+                | {key: _total(changed, key) for key in ("dfi_before", "dfi_after", "dfi_factor", "sfe")}
+                | {
+                    "worst_residual": max(
+                        (r["residual"] for r in changed if _known(r, "residual")), default=None
+                    )
+                }
+            )
+    return pd.DataFrame(rows, columns=BOUNDARY_COLUMNS)
+
+
+def _known(row: dict[str, Any], key: str) -> bool:
+    return row.get(key) is not None
+
+
+def _total(rows: list[dict[str, Any]], key: str) -> float | None:
+    values = [row[key] for row in rows if _known(row, key)]
+    return float(sum(values)) if values else None
+
+
+def cost_frame(runs: pd.DataFrame) -> pd.DataFrame:
+    """COST_COLUMNS: seconds of training and of all boundaries together, peak memory where it was measured.
+    Seconds of a shared first phase count for the run that trained it."""
+    rows = []
+    for run in runs.to_dict("records"):
+        lines = read_timing(run["path"])
+        seconds = [line.get("train_seconds", line.get("seconds", 0.0)) for line in lines]
+        memory = [line[key] for line in lines for key in ("memory_mb", "peak_memory_mb") if _known(line, key)]
+        reports = [report.get("seconds") or 0.0 for report in read_boundaries(run["path"])]
+        rows.append(
+            {key: run[key] for key in COST_COLUMNS[:6]}
+            | {"train_seconds": float(sum(seconds)) or None, "boundary_seconds": float(sum(reports))}
+            | {"memory_mb": max(memory, default=None), "machine": run["machine"]}
+        )
+    return pd.DataFrame(rows, columns=COST_COLUMNS)
+
+
+def load_exported(folder: str | Path) -> Results:
+    """What `python -m analysis.export` wrote; empty frames where nothing was exported yet."""
+    folder = Path(folder)
+    text = {
+        "label": str,
+        "method": str,
+        "commit": str,
+        "machine": str,
+        "panel": str,
+        "figure": str,
+        "protocol": str,
+    }
+
+    def read(path: Path, columns: list[str]) -> pd.DataFrame:
+        if not path.exists():
+            return pd.DataFrame(columns=columns)
+        return pd.read_csv(
+            path, dtype=text, keep_default_na=False, na_values={c: [""] for c in columns if c not in text}
+        )
+
+    runs = read(folder / "runs.csv", RUN_COLUMNS)
+    parts = [read(path, METRIC_COLUMNS) for path in sorted((folder / "metrics").glob("*.csv"))]
+    metrics = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=METRIC_COLUMNS)
+    boundaries = read(folder / "boundaries.csv", BOUNDARY_COLUMNS)
+    return Results(runs, metrics, [], boundaries, read(folder / "costs.csv", COST_COLUMNS))
 
 
 def write_frame(frame: pd.DataFrame, path: Path) -> Path:

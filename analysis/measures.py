@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.load import Results, read_config
+from analysis.load import Results
 from fire_core.errors import UserError
 
 TAIL = 0.1  # share of a run's steps that a "tail" mean covers
@@ -33,7 +33,7 @@ class Measure:
 
 TEST = Measure("test_accuracy", "test accuracy, end")
 SEEN = Measure("seen_accuracy", "test accuracy on classes seen, end")
-TEST_AFTER = Measure("test_accuracy", "test accuracy, first after the boundary", "after")
+TEST_AFTER = Measure("after_test_accuracy", "test accuracy right after the last boundary, before training")
 MEMORISED = Measure(
     "train_accuracy", "training accuracy at the end of a task, last quarter of the tasks", "late_phases"
 )
@@ -78,16 +78,9 @@ def measures_of(results: Results, experiment: str) -> list[Measure]:
     read by its protocol or, failing that, by what it logs."""
     part = results.select(experiment=experiment)
     logged = set(part.metrics["metric"].unique())
-    protocol = str(_protocol(part)) if len(part.runs) else ""
-    figure = str(part.runs["figure"].iloc[0]) if len(part.runs) else ""
-    wanted = BY_PROTOCOL.get(protocol) or BY_FIGURE.get(figure) or BY_PROTOCOL.get(experiment) or OTHERWISE
+    first = part.runs.iloc[0] if len(part.runs) else {"protocol": "", "figure": ""}
+    wanted = BY_PROTOCOL.get(first["protocol"]) or BY_FIGURE.get(first["figure"]) or OTHERWISE
     return [m for m in wanted if m.metric in logged] or [m for m in OTHERWISE if m.metric in logged][:1]
-
-
-def _protocol(part: Results) -> str:
-    config = read_config(part.runs["path"].iloc[0])
-    protocol = config.get("protocol") or ""
-    return protocol.get("name", "") if isinstance(protocol, dict) else protocol
 
 
 def curve(metrics: pd.DataFrame, metric: str) -> pd.DataFrame:

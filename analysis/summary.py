@@ -28,8 +28,8 @@ COLUMNS = [
 
 
 def summarise(part: Results, kind: str = "auto") -> pd.DataFrame:
-    """One row a measure and label of one setting (experiment, size, data): mean, 95 % interval over seeds, paired
-    difference to `none`."""
+    """One row a measure and label of one setting (experiment, size, data): mean, 95 % interval over seeds,
+    paired difference to `none`."""
     experiment = part.finished["experiment"].iloc[0]
     curves.one_setting(part, experiment)
     rows = []
@@ -148,7 +148,8 @@ def text_of(table: pd.DataFrame) -> str:
 
 
 def draw_summary(parts: Sequence[Results]) -> style.Figure:
-    """One panel a setting: end of each phase for long sequences of tasks, else the curve over the training."""
+    """One panel a setting: end of each phase for long sequences of tasks, else the curve over the
+    training."""
     figure, axes = style.grid(len(parts), width=4.4, height=3.1)
     for axis, part in zip(axes, parts):
         draw_setting(axis, part)
