@@ -75,8 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m analysis.export", description=__doc__.splitlines()[0])
     parser.add_argument("--root", default="runs")
     parser.add_argument("--experiment", nargs="*", default=None)
-    parser.add_argument("--size", nargs="*", default=["small", "paper"], help="smoke runs prove nothing and
-    stay out") parser.add_argument("--out", default=str(RESULTS))
+    help_size = "smoke runs prove nothing and stay out"
+    parser.add_argument("--size", nargs="*", default=["small", "paper"], help=help_size)
+    parser.add_argument("--out", default=str(RESULTS))
     options = parser.parse_args(arguments)
     try:
         results = load(options.root, options.experiment).select(size=options.size)
