@@ -8,17 +8,15 @@ them as CSV and `load_exported` reads them back, so tables and figures can be ma
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
+from analysis.folders import describe_run, find_folders, read_boundaries, read_lines, read_timing
 from fire_core.errors import UserError
 
 RUN_COLUMNS = [
@@ -37,17 +35,8 @@ COST_COLUMNS = [
     "experiment", "size", "data", "method", "label", "seed",
     "train_seconds", "boundary_seconds", "memory_mb", "machine",
 ]  # fmt: skip
-_PROTOCOLS: dict[str, str] = {}
+TEXT_COLUMNS = [c for c in RUN_COLUMNS if c not in ("seed", "dirty")]
 COORDINATES = ("phase", "step", "epoch")
-NOT_EXPERIMENTS = {"trunks", "summary", "report", "figures", "tables"}
-SCRIPTS = {
-    "vision": "vision/train.py",
-    "language": "language/train.py",
-    "dqn": "rl/dqn/train.py",
-    "sac": "rl/sac/train.py",
-}
-GIVEN = {"experiment", "size", "method", "seed"}
-RUNNING_SECONDS = 180.0  # a folder without an end marker that was written to this recently counts as running
 
 
 @dataclass
@@ -78,144 +67,6 @@ class Results:
     @property
     def finished(self) -> pd.DataFrame:
         return self.runs[self.runs["status"] == "done"]
-
-
-def figure_and_panel(experiment: str) -> tuple[str, str]:
-    """`fig2a_cifar10_resnet18` -> ("fig2a", "cifar10_resnet18"); other names -> ("", name)."""
-    head, _, tail = experiment.partition("_")
-    return (head, tail) if head.startswith("fig") and tail else ("", experiment)
-
-
-def find_folders(
-    root: str | Path, experiments: Iterable[str] | None = None, size: str | None = None
-) -> list[Path]:
-    """Every `seed_*` folder below `root` in sorted order; UserError if `root` does not exist."""
-    root = Path(root)
-    if not root.is_dir():
-        raise UserError(f"no run folder at '{root}': start a sweep first (make vision-sweep), or give --root")
-    names = sorted(experiments) if experiments else sorted(p.name for p in root.iterdir() if p.is_dir())
-    found = []
-    for name in names:
-        if name not in NOT_EXPERIMENTS and not name.startswith("."):
-            found += sorted((root / name).glob(f"{size or '*'}/*/seed_*"), key=_folder_order)
-    return [path for path in found if path.is_dir()]
-
-
-def _folder_order(path: Path) -> tuple[str, str, int]:
-    return path.parent.parent.name, path.parent.name, _seed(path)
-
-
-def _seed(path: Path) -> int:
-    tail = path.name.removeprefix("seed_")
-    return int(tail) if tail.isdigit() else -1
-
-
-def status_of(path: Path) -> str:
-    """`done`, `failed`, `running` or `unfinished` (killed: the same command goes on from its checkpoint)."""
-    if (path / "DONE").exists():
-        return "done"
-    if (path / "FAILED").exists():
-        return "failed"
-    return "running" if (path / "RUNNING").exists() and _alive(path) else "unfinished"
-
-
-def _alive(path: Path) -> bool:
-    """The process named in RUNNING exists here, or (on another machine) the folder was written to lately."""
-    mark = (path / "RUNNING").read_text(encoding="utf-8").strip()
-    if mark.isdigit() and Path("/proc").is_dir() and Path(f"/proc/{mark}").exists():
-        return True
-    newest = max((p.stat().st_mtime for p in path.iterdir() if p.is_file()), default=0.0)
-    return time.time() - newest < RUNNING_SECONDS
-
-
-def describe_run(path: Path) -> dict[str, Any]:
-    """One row of `runs`, from meta.json where it exists and from the folder's own name where it does not."""
-    label, size, experiment = path.parent.name, path.parent.parent.name, path.parent.parent.parent.name
-    meta = read_json(path / "meta.json") or {}
-    figure, panel = figure_and_panel(experiment)
-    return {
-        "experiment": experiment,
-        "figure": figure,
-        "panel": panel,
-        "size": size,
-        "data": _data(meta, path),
-        "method": str(meta.get("method") or label.partition("-")[0]),
-        "label": label,
-        "seed": _seed(path),
-        "status": status_of(path),
-        "commit": str(meta.get("commit") or "unknown")[:10],
-        "dirty": bool(meta.get("dirty", False)),
-        "machine": _name(meta.get("hardware")),
-        "domain": str(meta.get("domain") or ""),
-        "protocol": _protocol(path) if (path / "config.yaml").exists() else "",
-        "command": command_of(meta, label),
-        "started": str(meta.get("started") or ""),
-        "path": str(path),
-    }
-
-
-def _protocol(path: Path) -> str:
-    """The protocol's name, read once per experiment and size: it is a matter of the experiment."""
-    key = str(path.parent.parent.resolve())
-    if key not in _PROTOCOLS:
-        protocol = read_config(path).get("protocol") or ""
-        _PROTOCOLS[key] = str(protocol.get("name", "")) if isinstance(protocol, dict) else str(protocol)
-    return _PROTOCOLS[key]
-
-
-def command_of(meta: dict[str, Any], label: str) -> str:
-    """The command of one run without its seed. A sweep's command is cut down to this run's share of it."""
-    parts = [f"{key}={meta.get(key)}" for key in ("experiment", "size", "method")]
-    for argument in str(meta.get("command") or "").split()[1:]:
-        key, _, value = argument.partition("=")
-        if argument.startswith("-") or key in GIVEN or key.startswith(("run.", "hydra")):
-            continue
-        if "," in value and not value.startswith(("[", "{", "'")):
-            short = key.removeprefix("method.")
-            value = next((v for v in value.split(",") if f"{short}={v}" in label), value)
-        parts.append(f"{key}={value}")
-    return f"python {SCRIPTS.get(str(meta.get('domain')), 'vision/train.py')} {' '.join(parts)}"
-
-
-def read_json(path: Path) -> Any:
-    """The parsed file, or None if it is absent or torn."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
-def _data(meta: dict[str, Any], path: Path) -> str:
-    """The data set, corpus or environment: meta.json says it, else the configuration."""
-    if meta.get("data"):
-        return _name(meta["data"])
-    config = read_config(path)
-    return next((_name(config[key]) for key in ("data", "corpus", "env") if config.get(key)), "unknown")
-
-
-def _name(value: Any) -> str:
-    """A readable text of a name, a list of names or a mapping with a name."""
-    if isinstance(value, dict):
-        return str(value.get("name") or ", ".join(str(v) for v in value.values() if isinstance(v, str | int)))
-    if isinstance(value, list | tuple):
-        return " + ".join(map(str, value))
-    return str(value or "unknown")
-
-
-def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """(records, number of torn lines) of a JSON-lines file."""
-    lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
-    try:
-        return json.loads(b"[" + b",".join(lines) + b"]"), 0
-    except ValueError:
-        records: list[dict[str, Any]] = []
-        torn = 0
-        for line in lines:
-            try:
-                records.append(json.loads(line))
-            except ValueError:
-                torn += 1
-        return records, torn
 
 
 def load(
@@ -293,27 +144,6 @@ class _Columns:
         return pd.DataFrame(columns, columns=METRIC_COLUMNS)
 
 
-def read_config(path: str | Path) -> dict[str, Any]:
-    """The resolved configuration of a run, {} if it was not written."""
-    file = Path(path) / "config.yaml"
-    if not file.exists():
-        return {}
-    with file.open(encoding="utf-8") as stream:
-        return yaml.load(stream, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
-
-
-def read_boundaries(path: str | Path) -> list[dict[str, Any]]:
-    """The boundary reports of a run in order of phase."""
-    found = [read_json(file) for file in Path(path).glob("boundary_*.json")]
-    return sorted((report for report in found if report), key=lambda report: report.get("phase", 0))
-
-
-def read_timing(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of timing.jsonl; they vary from run to run and never enter a comparison of accuracy."""
-    file = Path(path) / "timing.jsonl"
-    return read_lines(file)[0] if file.exists() else []
-
-
 def boundary_frame(runs: pd.DataFrame) -> pd.DataFrame:
     """BOUNDARY_COLUMNS: one row a report. DfI and SFE are sums over the changed matrices, worst_residual a
     maximum."""
@@ -321,20 +151,15 @@ def boundary_frame(runs: pd.DataFrame) -> pd.DataFrame:
     for run in runs.to_dict("records"):
         for report in read_boundaries(run["path"]):
             changed = [row for row in report.get("rows", []) if row.get("dfi_after") is not None]
-            rows.append(
-                {key: run[key] for key in BOUNDARY_COLUMNS[:6]}
-                | {
-                    "phase": report.get("phase", 1),
-                    "matrices": len(changed),
-                    "seconds": report.get("seconds"),
-                }
-                | {key: _total(changed, key) for key in ("dfi_before", "dfi_after", "dfi_factor", "sfe")}
-                | {
-                    "worst_residual": max(
-                        (r["residual"] for r in changed if _known(r, "residual")), default=None
-                    )
-                }
-            )
+            residuals = [row["residual"] for row in changed if _known(row, "residual")]
+            cells = {
+                "phase": report.get("phase", 1),
+                "matrices": len(changed),
+                "seconds": report.get("seconds"),
+            }
+            cells |= {key: _total(changed, key) for key in ("dfi_before", "dfi_after", "dfi_factor", "sfe")}
+            cells["worst_residual"] = max(residuals, default=None)
+            rows.append({key: run[key] for key in BOUNDARY_COLUMNS[:6]} | cells)
     return pd.DataFrame(rows, columns=BOUNDARY_COLUMNS)
 
 
@@ -367,22 +192,13 @@ def cost_frame(runs: pd.DataFrame) -> pd.DataFrame:
 def load_exported(folder: str | Path) -> Results:
     """What `python -m analysis.export` wrote; empty frames where nothing was exported yet."""
     folder = Path(folder)
-    text = {
-        "label": str,
-        "method": str,
-        "commit": str,
-        "machine": str,
-        "panel": str,
-        "figure": str,
-        "protocol": str,
-    }
+    text = dict.fromkeys(TEXT_COLUMNS, str)
 
     def read(path: Path, columns: list[str]) -> pd.DataFrame:
         if not path.exists():
             return pd.DataFrame(columns=columns)
-        return pd.read_csv(
-            path, dtype=text, keep_default_na=False, na_values={c: [""] for c in columns if c not in text}
-        )
+        empty = {column: [""] for column in columns if column not in text}
+        return pd.read_csv(path, dtype=text, keep_default_na=False, na_values=empty)
 
     runs = read(folder / "runs.csv", RUN_COLUMNS)
     parts = [read(path, METRIC_COLUMNS) for path in sorted((folder / "metrics").glob("*.csv"))]

@@ -8,7 +8,8 @@ from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_
 
 from analysis import measures
 from analysis.curves import one_setting, settings
-from analysis.load import command_of, load, write_frame
+from analysis.folders import command_of, read_boundaries
+from analysis.load import load, write_frame
 from fire_core.errors import UserError
 
 
@@ -69,11 +70,32 @@ def test_measures_by_hand(root):
     (measure,) = measures.measures_of(results, "random_label")
     ends = measures.end_values(results.select(experiment="random_label").metrics, measure)
     assert ends["value"].item() == pytest.approx((0.3 + 0.2) / 2)  # last quarter of eight tasks
-    final, after = measures.measures_of(results, "fig2a_cifar10_resnet18")
-    part = results.select(experiment="fig2a_cifar10_resnet18").metrics
-    assert measures.by_seed(measures.end_values(part, final), "fire")[3] == pytest.approx(0.803)
-    first = part.query("label == 'fire' and seed == 3 and phase == 1 and epoch == 1")["value"].item()
-    assert measures.by_seed(measures.end_values(part, after), "fire")[3] == first
+    write_run(root, "label_noise", "fire", 1, after_lines(), protocol="label_noise")
+    final, after = measures.measures_of(load(root, ["label_noise"]), "label_noise")
+    part = load(root, ["label_noise"]).metrics
+    assert measures.by_seed(measures.end_values(part, final), "fire") == {1: 0.8}
+    assert measures.by_seed(measures.end_values(part, after), "fire") == {1: 0.3}
+
+
+def after_lines():
+    return [
+        {"phase": 0, "epoch": 1, "step": 10, "test_accuracy": 0.5},
+        {"phase": 1, "step": 10, "after_test_accuracy": 0.3},
+        {"phase": 1, "epoch": 1, "step": 20, "test_accuracy": 0.8},
+    ]
+
+
+def test_first_value_after_the_boundary_and_tail_by_hand(root):
+    lines = [
+        {"phase": int(step > 50), "step": step, "eval_return": float(step)} for step in range(10, 110, 10)
+    ]
+    write_run(root, "fig4a_asterix", "none", 1, lines, protocol="")
+    part = load(root, ["fig4a_asterix"]).metrics
+    wanted = [m for m in measures.RETURNS if m.metric == "eval_return"]
+    ends = {m.key: measures.end_values(part, m)["value"].item() for m in wanted}
+    assert ends == {"eval_return": 100.0, "eval_return_after": 60.0, "eval_return_before": 50.0}
+    tail = measures.Measure("eval_return", "", "tail")
+    assert measures.end_values(part, tail)["value"].item() == 95.0
 
 
 def test_different_data_never_share_a_panel(root):
@@ -126,7 +148,6 @@ def test_csv_is_the_same_bytes_every_time(root, tmp_path):
 
 
 def test_boundary_reports_come_in_order(root):
-    from analysis.load import read_boundaries
 
     folder = write_run(root, "p", "fire", 1, [], boundary=boundary_report("fire", 10))
     (folder / "boundary_2.json").write_text(json.dumps(boundary_report("fire", 2)))
