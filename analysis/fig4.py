@@ -1,0 +1,68 @@
+"""Figure 4: average return of DQN on Atari (a) and SAC on continuous control (b), with one reset at the
+midpoint.
+
+    python -m analysis.fig4 --root runs [--size small] [--paper-curves] [--metric train_return]
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+import pandas as pd
+
+from analysis import curves, measures, paper, style
+from analysis.figure import experiment_of, figure_command, finish, names_of
+from analysis.load import Results
+
+FIGURES = ("fig4a", "fig4b")
+NOTE = "Band: range over seeds. Dotted vertical line: the reset; methods share everything before it."
+
+
+def panel_data(part: Results, metric: str) -> pd.DataFrame:
+    """Rows of `metric`; `x` is the environment step. What a method shares with `none` before the reset is
+    kept once."""
+    rows = measures.curve(part.metrics, metric)
+    labels = set(rows["label"].unique())
+    shared = "none" if "none" in labels else style.ordered(labels)[0]
+    rows = rows[(rows["label"] == shared) | (rows["phase"] > 0)]
+    return rows.assign(x=rows["step"])
+
+
+def draw_panel(axis: style.Axes, part: Results, metric: str, paper_curves: bool) -> pd.DataFrame:
+    """One panel; returns the drawn numbers."""
+    rows = panel_data(part, metric)
+    axis.set_title(curves.panel_title(part, experiment_of(part)))
+    axis.set_xlabel("environment step")
+    axis.set_ylabel(metric.replace("_", " ").replace("eval", "evaluation"))
+    axis.ticklabel_format(axis="x", style="sci", scilimits=(0, 4))
+    drawn = curves.draw_labels(axis, rows)
+    curves.mark_boundaries(axis, curves.boundaries(rows))
+    if paper_curves:
+        theirs = paper.panel_of(*names_of(part))
+        curves.draw_paper(axis, theirs, rows["x"].max() / theirs["x"].max() if len(theirs) else 1.0)
+    return drawn
+
+
+def draw(parts: list[Results], paper_curves: bool, metric: str = "eval_return") -> style.Figure:
+    """Row a, then row b."""
+    parts = [part for part in parts if metric in set(part.metrics["metric"])]
+    figure, axes = style.grid(max(1, len(parts)), width=4.2, height=3.2)
+    for axis, part in zip(axes, parts):
+        draw_panel(axis, part, metric, paper_curves)
+    return finish(figure, axes, parts, NOTE)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if given is None else given)
+    metric = "eval_return"
+    if "--metric" in given:
+        place = given.index("--metric")
+        metric = given[place + 1]
+        del given[place : place + 2]
+    return figure_command("fig4", __doc__, FIGURES, partial(draw, metric=metric), given)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
