@@ -1,0 +1,139 @@
+"""What ReDo, continual backprop and SNR share: unit layers, recorded activations, own random stream, resume."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fire_core.errors import UserError
+from fire_core.fire import Report
+from fire_core.methods import Method
+from fire_core.phases import Phase, State
+from fire_core.runs.seeding import derive
+from fire_core.units import Recorder, UnitLayer, coming_inputs, find_unit_layers, recycle
+
+
+@dataclass
+class UnitMethod(Method):
+    """Base of methods that replace units during training.
+
+    Nothing happens, and no hook exists, before phase `first_phase`. `fresh` is "default" (PyTorch's default draw) or
+    "initial" (the unit's own first weights, for nets with an initialisation of their own). `close()` removes the hooks.
+    """
+
+    fresh: str = "default"
+    reset_moments: bool = True
+
+    def __post_init__(self) -> None:
+        if self.fresh not in ("default", "initial"):
+            raise UserError(f"fresh={self.fresh!r}: choose 'default' or 'initial'")
+        self.layers: dict[str, list[UnitLayer]] = {}
+        self.memory: dict[str, dict[str, dict[str, Tensor]]] = {}
+        self.recorders: dict[str, Recorder] = {}
+        self.counts = {"steps": 0, "recycled": 0, "draws": 0}
+        self._state: State | None = None
+
+    def measure(self, activations: Tensor) -> Tensor:
+        """What to keep of a layer's activations (samples, units) at every step."""
+        raise NotImplementedError
+
+    def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
+        """The method's tensors of one layer at the start."""
+        raise NotImplementedError
+
+    def choose(self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], measured: Tensor) -> Tensor:
+        """Update `memory` by one step and return the indices of the units to replace (on the CPU)."""
+        raise NotImplementedError
+
+    def before_recycling(
+        self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], rows: Tensor
+    ) -> None:
+        """Called with the units that are about to be replaced."""
+
+    def at_boundary(self, state: State, phase: Phase) -> Report:
+        if phase.index >= self.first_phase:
+            self._start(state)
+        return Report(method=self.name)
+
+    def after_step(self, state: State) -> None:
+        if state.phase < self.first_phase:
+            return
+        self._start(state)
+        self.counts["steps"] += 1
+        for name, net in state.nets.items():
+            for layer in self.layers[name]:
+                measured = self.recorders[name].values.pop(layer.name, None)
+                if measured is None:  # the first step of a run that starts in phase 0 was not recorded
+                    continue
+                memory = self.memory[name][layer.name]
+                rows = self.choose(net, layer, memory, measured)
+                if len(rows):
+                    self.before_recycling(net, layer, memory, rows)
+                    self.recycle(state, name, layer, rows)
+
+    def recycle(self, state: State, name: str, layer: UnitLayer, rows: Tensor) -> None:
+        """Replace units of net `name`, with a random stream that depends on the phase and on how often it was drawn from."""
+        seed = state.generator.initial_seed() if state.generator is not None else 0
+        stream = torch.Generator().manual_seed(derive(seed, self.name, self.counts["draws"]))
+        self.counts["draws"] += 1
+        self.counts["recycled"] += recycle(
+            state.nets[name],
+            layer,
+            rows,
+            generator=stream,
+            initial=state.initial[name] if self.fresh == "initial" else None,
+            optimizers=state.optimizers.values() if self.reset_moments else (),
+        )
+
+    def find_layers(self, state: State, name: str) -> list[UnitLayer]:
+        """Unit layers of net `name`, found with the first of the coming batches."""
+        if name not in self.layers:
+            found, reasons = find_unit_layers(state.nets[name], coming_inputs(state.batches, name, self.name))
+            if not found:
+                why = "; ".join(f"{key} {reason}" for key, reason in list(reasons.items())[:4])
+                raise UserError(
+                    f"method {self.name!r} finds no hidden units of their own in net {name!r}: {why}"
+                )
+            self.layers[name] = found
+        return self.layers[name]
+
+    def _start(self, state: State) -> None:
+        for name, net in state.nets.items():
+            if name in self.recorders:
+                continue
+            layers = self.find_layers(state, name)
+            device = next(net.parameters()).device
+            if name not in self.memory:
+                self.memory[name] = {layer.name: self.start_memory(layer, device) for layer in layers}
+            self.recorders[name] = Recorder(net, layers, self.measure)
+
+    def close(self) -> None:
+        """Remove all hooks; a later step puts them back."""
+        for recorder in self.recorders.values():
+            recorder.remove()
+        self.recorders = {}
+
+    def rebuild(self, state: State) -> None:
+        self._state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        layers = {name: [asdict(layer) for layer in found] for name, found in self.layers.items()}
+        return {"layers": layers, "memory": self.memory, "counts": dict(self.counts)}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.layers = {
+            name: [UnitLayer(**{k: _frozen(v) for k, v in layer.items()}) for layer in found]
+            for name, found in saved["layers"].items()
+        }
+        self.counts = dict(saved["counts"])
+        self.memory = saved["memory"]
+        self.close()
+        if self._state is not None and self.memory:
+            self._start(self._state)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(part) for part in value) if isinstance(value, list | tuple) else value

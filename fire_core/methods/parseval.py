@@ -1,0 +1,87 @@
+"""Parseval regularisation: keep the rows of every weight near orthonormal during training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fire_core.errors import UserError
+from fire_core.methods import Method, register
+from fire_core.phases import State
+from fire_core.targets import find_targets
+from fire_core.units import NORMS
+
+LARGEST_GRAM = 16384
+
+
+@register
+@dataclass
+class Parseval(Method):
+    """Adds coefficient * sum ||W W^T - scale I||_F^2 to the loss, W each weight reshaped to (out, everything else).
+
+    norms: also ||w^2 - scale||^2 for the gains of norm layers, as the FIRE code does. gram: "rows" is W W^T as
+    published, which a weight with more rows than columns cannot bring to 0; "smaller" takes the smaller of the two
+    Gram matrices. targets: which layers (rule of `find_targets`).
+    Cost: one product W W^T per weight and step, 2 out^2 in operations forward and twice that backward.
+    """
+
+    coefficient: float = 1e-3
+    scale: float = 1.0
+    norms: bool = True
+    gram: str = "rows"
+    targets: str | list[str] = "all"
+
+    name: ClassVar[str] = "parseval"
+    summary: ClassVar[str] = "orthogonality penalty on all weights"
+    source: ClassVar[str] = "Chung et al. 2024 (arXiv 2412.07224), Eq. 4; Cisse et al. 2017"
+
+    def __post_init__(self) -> None:
+        if self.gram not in ("rows", "smaller"):
+            raise UserError(f"gram={self.gram!r}: choose 'rows' (published) or 'smaller'")
+        self._names: dict[str, tuple[list[str], list[str]]] = {}
+
+    def check(self, state: State) -> None:
+        for net in state.nets.values():
+            self._choose(net)
+
+    def penalty(self, state: State) -> Tensor | float:
+        if state.phase < self.first_phase or self.coefficient == 0.0:
+            return 0.0
+        total: Any = 0.0
+        for name, net in state.nets.items():
+            if name not in self._names:
+                self._names[name] = self._choose(net)
+            parameters = dict(net.named_parameters())
+            matrices, gains = self._names[name]
+            total = total + sum(self.of_weight(parameters[key]) for key in matrices)
+            total = total + sum((parameters[key].square() - self.scale).square().sum() for key in gains)
+        return self.coefficient * total
+
+    def of_weight(self, weight: Tensor) -> Tensor:
+        """||W W^T - scale I||_F^2 of one weight, without forming the identity."""
+        matrix = weight.flatten(1)
+        if self.gram == "smaller" and matrix.shape[0] > matrix.shape[1]:
+            matrix = matrix.mT
+        gram = matrix @ matrix.mT
+        return (gram - torch.diag_embed(gram.new_full((len(gram),), self.scale))).square().sum()
+
+    def _choose(self, net: nn.Module) -> tuple[list[str], list[str]]:
+        matrices = sorted({target.parameter for target in find_targets(net, self.targets).included})
+        parameters = dict(net.named_parameters())
+        for key in matrices:
+            rows, columns = parameters[key].flatten(1).shape
+            size = min(rows, columns) if self.gram == "smaller" else rows
+            if size > LARGEST_GRAM:
+                raise UserError(
+                    f"parseval: {key} would need a {size} x {size} Gram matrix at every step: use gram=smaller, or "
+                    f"leave it out with targets='all,-{key}'"
+                )
+        gains = [
+            f"{path}.weight"
+            for path, module in net.named_modules()
+            if self.norms and isinstance(module, NORMS)
+        ]
+        return matrices, [key for key in gains if key in parameters]

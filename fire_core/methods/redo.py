@@ -1,0 +1,108 @@
+"""ReDo: find dormant units on a few batches and recycle them. `dormancy` and `recycle` also work on their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fire_core.errors import UserError
+from fire_core.fire import Report
+from fire_core.methods import register
+from fire_core.methods._units import UnitMethod
+from fire_core.phases import Phase, State
+from fire_core.units import Recorder, UnitLayer, find_unit_layers, recycle
+
+__all__ = ["ReDo", "dormancy", "recycle"]
+
+
+def dormancy(
+    net: nn.Module, batches: Iterable[Any], layers: list[UnitLayer] | None = None
+) -> dict[str, Tensor]:
+    """Score of every hidden unit: its mean |activation| over all samples, divided by the mean of its layer (Eq. 1).
+
+    Activations are what the next layer reads: after ReLU, squared ReLU or GELU, after a pool, and after the product of a
+    gated MLP. Runs in evaluation mode without gradients; no hook stays behind.
+
+    Args:
+        batches: of inputs (tensors, or tuples of arguments). layers: from `find_unit_layers`; None finds them.
+    Returns: layer name -> (units,) float32, mean 1; all 0 where the whole layer is silent.
+    """
+    batches = list(batches)
+    if not batches:
+        raise UserError("dormancy needs at least one batch of inputs")
+    layers = find_unit_layers(net, batches[0])[0] if layers is None else layers
+    totals: dict[str, Tensor] = {}
+    training = net.training
+    net.eval()
+    try:
+        with torch.no_grad(), Recorder(net, layers, _magnitude, always=True) as recorder:
+            for inputs in batches:
+                net(*inputs) if isinstance(inputs, tuple) else net(inputs)
+                for name, value in recorder.values.items():
+                    totals[name] = totals[name] + value if name in totals else value
+    finally:
+        net.train(training)
+    scores = {name: total[:-1] / total[-1] for name, total in totals.items()}
+    return {name: score / score.mean().clamp_min(torch.finfo().tiny) for name, score in scores.items()}
+
+
+def _magnitude(activations: Tensor) -> Tensor:
+    """Sum of |activation| of each unit, and as last entry the number of samples."""
+    sums = activations.float().abs().sum(dim=0)
+    return torch.cat([sums, sums.new_full((1,), len(activations))])
+
+
+@register
+@dataclass
+class ReDo(UnitMethod):
+    """Every epoch (or every `every_steps` steps): units with a dormancy score <= `threshold` get fresh incoming weights
+    and outgoing weights 0.
+
+    samples: how many of the phase's images are looked at. reset_moments: clear Adam's moments of those entries.
+    Scores come from the activations that the next layer reads (the FIRE code looks at the outputs of the layers).
+    Cost: one forward pass over `samples` per check; no memory in between.
+    """
+
+    threshold: float = 0.05
+    every_steps: int = 0
+    samples: int = 512
+
+    name: ClassVar[str] = "redo"
+    summary: ClassVar[str] = "recycle dormant units every epoch"
+    source: ClassVar[str] = "Sokar et al. 2023 (ReDo), Definition 3.1, Algorithm 1"
+
+    def at_boundary(self, state: State, phase: Phase) -> Report:
+        return Report(method=self.name)
+
+    def after_step(self, state: State) -> None:
+        if state.phase >= self.first_phase:
+            self.counts["steps"] += 1
+            if self.every_steps and self.counts["steps"] % self.every_steps == 0:
+                self.check_units(state)
+
+    def after_epoch(self, state: State) -> None:
+        if state.phase >= self.first_phase and not self.every_steps:
+            self.check_units(state)
+
+    def check_units(self, state: State) -> None:
+        """Measure all nets on the coming data and recycle what is dormant."""
+        for name, net in state.nets.items():
+            layers = self.find_layers(state, name)
+            scores = dormancy(net, self._inputs(state, name), layers)
+            for layer in layers:
+                rows = (scores[layer.name] <= self.threshold).nonzero().flatten().cpu()
+                if len(rows):
+                    self.recycle(state, name, layer, rows)
+
+    def _inputs(self, state: State, name: str) -> list[Any]:
+        taken, parts = 0, []
+        for inputs, *_ in state.batches():
+            parts.append(inputs[name] if isinstance(inputs, dict) else inputs)
+            taken += len(parts[-1][0] if isinstance(parts[-1], tuple) else parts[-1])
+            if taken >= self.samples:
+                break
+        return parts
