@@ -134,7 +134,8 @@ def record_video(
         ) from None
     observations, frames = environments.reset(), []
     for _ in range(steps):
-        frames.append(observations[0, -1].repeat(scale, axis=0).repeat(scale, axis=1))
+        grey = observations[0, -1].repeat(scale, axis=0).repeat(scale, axis=1)
+        frames.append(np.stack([grey] * 3, axis=-1))
         step = environments.step(policy(observations))
         observations = step.observations
         if step.terminated[0] or step.truncated[0]:

@@ -74,7 +74,7 @@ def train(cfg: DictConfig) -> None:
         else:
             at, probe = saved["at"], saved["probe"]
             state.phase = at["treated"]
-            restore(saved, method, state, target, cfg)
+            adam = restore(saved, method, state, target, cfg)
             window.load_state_dict(saved["window"])
             observations = games.load_state_dict(saved["games"])
             for name, stream in random.items():
@@ -218,17 +218,21 @@ def renewed(old: torch.optim.Optimizer, net: nn.Module, cfg: DictConfig) -> torc
     return new
 
 
-def restore(saved: dict[str, Any], method: Method, state: State, target: nn.Module, cfg: DictConfig) -> None:
-    """Networks, optimizer and method as they were, any change of structure first."""
+def restore(
+    saved: dict[str, Any], method: Method, state: State, target: nn.Module, cfg: DictConfig
+) -> torch.optim.Optimizer:
+    """Networks, optimizer and method as they were, any change of structure first. Returns the Adam of the run."""
     net = state.nets["net"]
     if method.changes_structure and state.phase:
         method.rebuild(state)
-    state.optimizers["net"] = method.optimizer(net, make_optimizer(net, cfg), Phase(state.phase))
+    adam = make_optimizer(net, cfg)
+    state.optimizers["net"] = method.optimizer(net, adam, Phase(state.phase))
     net.load_state_dict(saved["net"])
     target.load_state_dict(saved["target"])
     state.optimizers["net"].load_state_dict(saved["optimizer"])
     method.load_state_dict(saved["method"])
     torch.set_rng_state(saved["torch"])
+    return adam
 
 
 def act(

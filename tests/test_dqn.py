@@ -1,0 +1,246 @@
+"""DQN: one update by hand, network, exploration, settings that do not fit, experiments."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from conf.launch import CONF, compose_config
+from fire_core.errors import UserError
+from fire_core.methods import create
+from fire_core.phases import Phase, State, snapshot
+from rl.dqn.learn import epsilon, td_loss, td_targets, update
+from rl.dqn.measure import Window, measure
+from rl.dqn.network import DQN
+from rl.dqn.settings import check
+from rl.dqn.train import act, renewed
+from rl.replay import Batch, FrameReplay
+
+EXPERIMENTS = [path.stem for path in sorted((CONF / "experiment").glob("fig4a_*.yaml"))]
+
+
+def two_transitions():
+    return Batch(
+        observations=torch.tensor([[1.0], [2.0]]),
+        actions=torch.tensor([0, 1]),
+        rewards=torch.tensor([1.0, -1.0]),
+        next_observations=torch.tensor([[2.0], [5.0]]),
+        terminated=torch.tensor([0.0, 1.0]),
+    )
+
+
+def linear(values):
+    net = nn.Linear(1, 2, bias=False)
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor(values)[:, None])
+    return net
+
+
+def test_one_update_by_hand():
+    """Targets 1 + 0.9 * max(6, 8) = 8.2 and -1; values 1 and 4; Huber 6.7 and 4.5; slopes -1 and 1."""
+    net, target = linear([1.0, 2.0]), linear([3.0, 4.0])
+    batch = two_transitions()
+    torch.testing.assert_close(td_targets(target, batch, 0.9), torch.tensor([8.2, -1.0]))
+    loss, mean = update(net, target, torch.optim.SGD(net.parameters(), lr=0.1), batch, 0.9)
+    torch.testing.assert_close(loss, torch.tensor(5.6))
+    torch.testing.assert_close(mean, torch.tensor(3.6))
+    torch.testing.assert_close(net.weight[:, 0], torch.tensor([1 + 0.1 * 0.5, 2 - 0.1 * 1.0]))
+    assert target.weight.grad is None and target.weight[:, 0].tolist() == [3.0, 4.0]
+
+
+def test_the_penalty_of_a_method_joins_the_gradient():
+    net, target = linear([1.0, 2.0]), linear([3.0, 4.0])
+    update(net, target, torch.optim.SGD(net.parameters(), lr=0.1), two_transitions(), 0.9, net.weight.sum())
+    torch.testing.assert_close(net.weight[:, 0], torch.tensor([1.05 - 0.1, 1.9 - 0.1]))
+
+
+def test_truncation_bootstraps_and_termination_does_not():
+    """A hand-made replay: the same last step once terminated, once truncated."""
+    replay = FrameReplay(8, 2, (1, 1), stack=1)
+    replay.start(np.zeros((2, 1, 1), np.uint8))
+    final = np.full((2, 1, 1), 3, np.uint8)
+    terminated, truncated = np.array([True, False]), np.array([False, True])
+    replay.add(
+        np.zeros(2), np.array([1.0, 1.0]), terminated, truncated, np.full((2, 1, 1), 9, np.uint8), final
+    )
+    batch = replay.transitions(np.array([0, 0]), np.array([0, 1]))
+    target = lambda images: images.flatten(1).float()  # noqa: E731
+    assert td_targets(target, batch, 0.5).tolist() == [1.0, 1.0 + 0.5 * 3]
+
+
+def test_large_action_numbers_survive_the_packed_targets():
+    values = torch.zeros(1, 18)
+    values[0, 17] = 0.5
+    assert td_loss(values, torch.tensor([[17.0, 0.0]])).item() == pytest.approx(0.125)
+
+
+def test_network_is_the_published_one():
+    net = DQN(18)
+    shapes = {name: tuple(p.shape) for name, p in net.named_parameters() if p.ndim > 1}
+    assert shapes == {
+        "encoder.0.weight": (32, 4, 8, 8),
+        "encoder.2.weight": (64, 32, 4, 4),
+        "encoder.4.weight": (64, 64, 3, 3),
+        "head.0.weight": (512, 3136),
+        "head.2.weight": (18, 512),
+    }
+    for name, p in net.named_parameters():
+        if p.ndim == 1:
+            assert not p.any()
+        else:
+            taps = p[0, 0].numel()
+            bound = (6 / (p.shape[0] * taps + p.shape[1] * taps)) ** 0.5
+            assert 0.95 * bound < p.abs().max() <= bound, name
+    pixels = torch.randint(0, 256, (2, 4, 84, 84), dtype=torch.uint8)
+    assert torch.equal(net(pixels), net.head(net.encoder(pixels.float() / 255)))
+    with pytest.raises(UserError, match="too small"):
+        DQN(3, (20, 20))
+
+
+@pytest.mark.parametrize(
+    "step, expected", [(0, 1), (20_000, 1), (145_000, 0.505), (270_000, 0.01), (10**6, 0.01)]
+)
+def test_epsilon_follows_the_published_schedule(step, expected):
+    assert epsilon(step, 20_000, 250_000, 0.01) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("compat, together", [("official", True), ("corrected", False)])
+def test_exploration_draws_once_for_all_or_for_each(compat, together):
+    net = DQN(4, (12, 12), ((4, 3, 3),), 8)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.zero_()
+        net.head[-1].bias[3] = 1.0
+    stacks, stream = np.zeros((6, 4, 12, 12), np.uint8), np.random.default_rng(0)
+    device = torch.device("cpu")
+    drawn = np.stack([act(net, stacks, 0.5, 4, stream, device, compat) for _ in range(2000)])
+    greedy = (drawn == 3).mean(axis=1)
+    assert abs(drawn[drawn != 3].mean() - 1) < 0.05  # the others are uniform over 0, 1, 2
+    assert abs((drawn == 3).mean() - (0.5 + 0.5 / 4)) < 0.03
+    assert abs((greedy == 1).mean() - (0.5 if together else 0.625**6)) < 0.05
+    assert (act(net, stacks, 0.0, 4, stream, device, compat) == 3).all()
+
+
+def trained():
+    net = DQN(3, (14, 14), ((8, 4, 2), (8, 3, 1)), 16)
+    state = State({"net": net}, initial=snapshot({"net": net}))
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    return net, state
+
+
+@pytest.mark.parametrize("name", ["fire", "fire_exact", "shrink_perturb", "rescale"])
+def test_the_experiment_treats_convolutions_and_resets_linear_layers(name):
+    torch.manual_seed(0)
+    net, state = trained()
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    cfg = compose_config("dqn", ["experiment=fig4a_asterix", f"method={name}"])
+    create(**cfg.method).at_boundary(state, Phase(1))
+    initial = state.initial["net"]
+    for key, value in net.state_dict().items():
+        if key.startswith("head"):
+            assert torch.equal(value, initial[key])
+        elif name == "shrink_perturb":
+            torch.testing.assert_close(value, 0.2 * before[key] + 0.8 * initial[key])
+        elif key.endswith("bias"):
+            assert torch.equal(value, before[key])
+        else:
+            assert not torch.equal(value, before[key])
+    if name == "fire_exact":
+        taps = net.encoder[2].weight.permute(2, 3, 0, 1) * 9
+        torch.testing.assert_close(taps @ taps.mT, torch.eye(8).expand(3, 3, 8, 8), atol=1e-4, rtol=0)
+
+
+def test_fire_all_projects_linear_layers_too():
+    net, state = trained()
+    create(**compose_config("dqn", ["method=fire_all"]).method).at_boundary(state, Phase(1))
+    assert not torch.equal(net.head[0].weight, state.initial["net"]["head.0.weight"])
+    spectrum = torch.linalg.svdvals(net.head[2].weight) / (3 / 16) ** 0.5
+    assert (spectrum - 1).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("compat", ["official", "corrected"])
+def test_plasticity_injection_renews_adam_as_published_or_carries_the_encoder_over(compat):
+    net, state = trained()
+    cfg = compose_config("dqn", [f"compat={compat}"])
+    old = torch.optim.Adam(net.parameters(), lr=1e-3)
+    net(torch.zeros(1, 4, 14, 14)).sum().backward()
+    old.step()
+    create("plasticity_injection").at_boundary(state, Phase(1))
+    new = renewed(old, net, cfg)
+    remembered = {name for name, p in net.named_parameters() if p in new.state}
+    encoder = {name for name, _ in net.named_parameters() if name.startswith("encoder")}
+    assert remembered == (set() if compat == "official" else encoder)
+    assert {id(p) for p in new.param_groups[0]["params"]} == {
+        id(p) for p in net.parameters() if p.requires_grad
+    }
+
+
+def test_measures_name_every_layer_and_windows_stop_at_a_bad_loss():
+    net, _ = trained()
+    figures = measure(net, torch.randint(0, 256, (20, 4, 14, 14), dtype=torch.uint8))
+    assert {"dormant_share", "feature_rank", "weight_norm", "dfi", "dfi_encoder.0.weight"} <= figures.keys()
+    assert 1 <= figures["feature_rank"] <= 16
+    net(torch.zeros(1, 4, 14, 14)).sum().backward()
+    window = Window()
+    window.episodes = [(2.0, 10), (4.0, 20)]
+    window.add(torch.tensor(1.0), torch.tensor(3.0))
+    window.add(torch.tensor(2.0), torch.tensor(5.0))
+    figures = window.close(8, net)
+    assert (figures["train_return"], figures["train_length"], figures["td_loss"]) == (3, 15, 1.5)
+    assert figures["mean_target"] == 4 and window.close(9, net).keys() == {"train_episodes"}
+    window.add(torch.tensor(float("nan")), torch.tensor(0.0))
+    with pytest.raises(UserError, match="TD loss is nan at step 12"):
+        window.close(12, net)
+
+
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ("compat=oficial", "choose one of official, corrected"),
+        ("midpoint=90_000", "must lie between"),
+        ("midpoint=40_001", "midpoint=40001 must be a multiple of env.environments=4"),
+        ("updates_per_transition=0.3", "whole number"),
+        ("learning_starts=40_000", "must be after learning_starts"),
+        ("target_every=1500", "must be a multiple of target_every"),
+    ],
+)
+def test_settings_that_do_not_fit_are_one_line(override, message):
+    with pytest.raises(UserError, match=message):
+        check(compose_config("dqn", [override]))
+
+
+@pytest.mark.parametrize("size", ["paper", "small", "smoke"])
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_experiments_resolve_and_fit(experiment, size):
+    cfg = compose_config("dqn", [f"experiment={experiment}", f"size={size}"])
+    check(cfg)
+    assert cfg.env.name == ("catch" if size == "smoke" else experiment.removeprefix("fig4a_"))
+
+
+def test_paper_size_is_the_published_setting():
+    cfg = compose_config("dqn", ["experiment=fig4a_asterix", "size=paper"])
+    published = {
+        "compat": "official",
+        "optimizer_state": "keep",
+        "total_steps": 2_500_000,
+        "midpoint": 1_250_000,
+        "replay_capacity": 1_000_000,
+        "learning_starts": 20_000,
+        "updates_per_transition": 1,
+        "epsilon_steps": 250_000,
+        "epsilon_final": 0.01,
+        "batch_size": 32,
+        "discount": 0.99,
+        "learning_rate": 6.25e-5,
+        "adam_epsilon": 1.5e-4,
+        "target_every": 2000,
+        "eval_every": 250_000,
+        "eval_epsilon": 0.001,
+        "eval_steps": 125_000,
+    }
+    assert {key: cfg[key] for key in published} == published
+    assert dict(cfg.env) == {"name": "asterix", "frame_size": 84, "environments": 4, "sticky": 0.25}
+    assert [list(c) for c in cfg.network.convolutions] == [[32, 8, 4], [64, 4, 2], [64, 3, 1]]
+    assert cfg.network.hidden == 512

@@ -1,0 +1,169 @@
+"""The DQN script end to end: killed in either half it ends in the same numbers, forks equal runs from scratch."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = str(ROOT / "rl/dqn/train.py")
+
+# Runs several command lines one after the other, each in a fork of one process that has imported everything. A run with
+# `kill` gets the signal when its replay holds that many rows, so between two checkpoints.
+DRIVER = """
+import json, os, runpy, signal, sys
+sys.path.insert(0, {root!r})
+import rl.dqn.train
+from rl.replay import FrameReplay
+
+def start(arguments, row, number):
+    add = FrameReplay.add
+    def dying(self, *values):
+        add(self, *values)
+        if self.count == row:
+            os.kill(os.getpid(), number)
+    FrameReplay.add = dying
+    sys.argv = [{script!r}, *arguments]
+    runpy.run_path({script!r}, run_name="__main__")
+
+codes = []
+for arguments, row, number in json.loads(sys.argv[1]):
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        code = 0
+        try:
+            start(arguments, row, number)
+        except SystemExit as end:
+            code = end.code or 0
+        sys.stdout.flush()
+        os._exit(code)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print("codes", json.dumps(codes))
+"""
+KILL, TERM, SAVED = 9, 15, 75
+
+
+def drive(*runs, expect):
+    code = DRIVER.format(root=str(ROOT), script=SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(runs)], capture_output=True, text=True, cwd=ROOT, timeout=280
+    )
+    assert "codes" in done.stdout, done.stderr[-3000:]
+    assert json.loads(done.stdout.rsplit("codes", 1)[1]) == expect, done.stdout + done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+def arguments(root, *more):
+    fixed = [
+        "size=smoke",
+        f"run.root={root}",
+        "run.progress=false",
+        "device=cpu",
+        "experiment=fig4a_breakout",
+    ]
+    return [*fixed, "run.checkpoint_steps=100", *more]
+
+
+def result(root, label):
+    folder = root / "fig4a_breakout" / "smoke" / label / "seed_1"
+    assert (folder / "DONE").exists() and not (folder / "replay").exists()
+    net = torch.load(folder / "checkpoint" / "final.pt", weights_only=True)["net"]
+    return (folder / "metrics.jsonl").read_text(), net
+
+
+def same(one, other):
+    assert one[0] == other[0]
+    assert one[1].keys() == other[1].keys()
+    assert all(torch.equal(value, other[1][key]) for key, value in one[1].items())
+
+
+CHANGES = {
+    "fire": ["method=fire", "replay_capacity=200"],
+    "plasticity_injection": ["method=plasticity_injection", "compat=official", "eval_steps=400"],
+}
+
+
+@pytest.mark.parametrize("method", CHANGES)
+def test_killed_runs_end_in_the_same_metrics_and_weights(tmp_path, method):
+    """800 steps of 4 games are 200 rows, the boundary is at row 100; checkpoints every 100 steps (25 rows).
+
+    fire: the replay (50 rows) is full before the boundary, so the ring has turned over when a checkpoint is read.
+    """
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    one, two = (arguments(root, *CHANGES[method]) for root in (whole, killed))
+    drive(
+        ([*one, "run.trunk=false"], 0, 0),
+        (two, 60, KILL),
+        (two, 85, TERM),
+        (two, 112, KILL),
+        (two, 160, TERM),
+        (two, 0, 0),
+        expect=[0, -KILL, SAVED, -KILL, SAVED, 0],
+    )
+    label = "-".join([method, *sorted(CHANGES[method][1:])])
+    same(result(whole, label), result(killed, label))
+
+
+def test_a_killed_run_of_a_real_game_goes_on_exactly(tmp_path):
+    more = [
+        "method=full_reset",
+        "env.name=breakout",
+        "env.frame_size=42",
+        "eval_max_steps=60",
+        "random_episodes=4",
+    ]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    drive(
+        (arguments(whole, *more), 0, 0),
+        (arguments(killed, *more), 90, KILL),
+        (arguments(killed, *more), 140, TERM),
+        (arguments(killed, *more), 0, 0),
+        expect=[0, -KILL, SAVED, 0],
+    )
+    label = "-".join(["full_reset", *sorted(more[1:])])
+    same(result(whole, label), result(killed, label))
+
+
+def test_forks_share_the_trunk_and_differ_from_each_other_only_after_it(tmp_path):
+    methods = ["none", "fire", "shrink_perturb"]
+    drive(
+        *((arguments(tmp_path, f"method={m}"), 0, 0) for m in methods),
+        (arguments(tmp_path / "alone", "method=shrink_perturb", "run.trunk=false"), 0, 0),
+        expect=[0] * 4,
+    )
+    assert len(list((tmp_path / "trunks").iterdir())) == 1
+    runs = {m: result(tmp_path, m) for m in methods}
+    before = {m: [x for x in text.splitlines() if '"phase": 0' in x] for m, (text, _) in runs.items()}
+    assert before["none"] == before["fire"] == before["shrink_perturb"]
+    assert len({text for text, _ in runs.values()}) == 3
+    same(runs["shrink_perturb"], result(tmp_path / "alone", "shrink_perturb"))
+    after = json.loads(next(x for x in runs["none"][0].splitlines() if '"phase": 1' in x))
+    last = json.loads(before["none"][-1])
+    for key in ("dfi", "dormant_share", "weight_norm"):
+        assert (
+            after[key] == after[f"before_{key}"] == last[key]
+        )  # "none" leaves the net alone at the boundary
+    assert os.path.getsize(tmp_path / "trunks" / next(os.walk(tmp_path / "trunks"))[1][0] / "DONE") == 0
+
+
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ("env.name=brakeout", "unknown game 'brakeout' (did you mean 'breakout'?)"),
+        ("method=freeze", "method=freeze does not exist"),
+        ("replay_capacity=40_000_000_000", "GB are free"),
+    ],
+)
+def test_mistakes_are_one_line_before_training_starts(tmp_path, override, message):
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *arguments(tmp_path, override)], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 2, done.stderr
+    line = [x for x in done.stderr.splitlines() if x.startswith("error:")]
+    assert len(line) == 1 and message in line[0] and "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("**/metrics.jsonl"))

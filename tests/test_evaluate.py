@@ -1,0 +1,87 @@
+"""Evaluation counts the episodes fixed beforehand, whatever their length; the official protocol drops long ones."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fire_core.errors import UserError
+from rl.evaluate import normalized, play_episodes, play_steps, record_video
+
+
+class Alternating:
+    """Every environment plays episodes of `lengths` in turn; reward 1 a step, so the return is the length."""
+
+    def __init__(self, lengths, count=2):
+        self.lengths, self.count = lengths, count
+
+    def reset(self):
+        self.number, self.time = np.zeros(self.count, int), np.zeros(self.count, int)
+        return self._observe()
+
+    def _observe(self):
+        return np.full((self.count, 4, 3, 2), 40 * self.time[0], np.uint8)
+
+    def step(self, actions):
+        assert actions.shape == (self.count,)
+        self.time += 1
+        ended = self.time == np.array([self.lengths[n % len(self.lengths)] for n in self.number])
+        self.number[ended] += 1
+        self.time[ended] = 0
+        last = self.number % 2 == 0
+        return SimpleNamespace(
+            observations=self._observe(),
+            rewards=np.ones(self.count, np.float32),
+            terminated=ended & last,
+            truncated=ended & ~last,
+        )
+
+
+def still(observations):
+    return np.zeros(len(observations), int)
+
+
+def test_a_fixed_number_of_episodes_is_played_to_its_end():
+    result = play_episodes(Alternating([2, 30]), still, 8, max_steps=1000)
+    assert sorted(result.returns) == [2] * 4 + [30] * 4
+    assert result.lengths == [int(r) for r in result.returns]
+    assert (result.mean, result.unfinished, result.steps) == (16, 0, 2 * 64)
+
+
+def test_episodes_at_the_step_limit_count_with_their_return_so_far_and_are_named():
+    result = play_episodes(Alternating([2, 30]), still, 4, max_steps=12)
+    assert sorted(result.returns) == [2, 2, 10, 10]
+    assert result.unfinished == 2
+    assert result.summary()["eval_unfinished"] == 2
+
+
+def test_the_official_protocol_drops_what_does_not_end():
+    result = play_steps(Alternating([2, 30]), still, 2 * 40)
+    assert sorted(result.returns) == [2, 2, 2, 2, 30, 30]  # the second 30 was running: mean 11.3, not 16
+    assert result.unfinished == 2
+    nothing = play_steps(Alternating([50]), still, 2 * 40)
+    assert nothing.summary() == {"eval_return": 0.0, "eval_episodes": 0, "eval_unfinished": 2}
+
+
+def test_an_episode_that_begins_at_the_limit_is_neither_counted_nor_unfinished():
+    result = play_episodes(Alternating([3]), still, 4, max_steps=3)
+    assert (result.returns, result.unfinished) == ([3, 3], 0)
+
+
+def test_summary_and_normalised_score_by_hand():
+    summary = play_episodes(Alternating([2, 4]), still, 4, max_steps=100).summary()
+    assert summary["eval_return"] == 3 and summary["eval_return_std"] == 1
+    assert (summary["eval_return_min"], summary["eval_return_max"], summary["eval_length"]) == (2, 4, 3)
+    assert normalized(210.0, 210.0, 8503.3) == 0 and normalized(8503.3, 210.0, 8503.3) == 1
+    assert normalized(1.7 + 0.5 * 28.8, 1.7, 30.5) == pytest.approx(0.5)
+
+
+def test_bad_episode_counts_are_named():
+    with pytest.raises(UserError, match="episodes 5: give a positive multiple of 2"):
+        play_episodes(Alternating([2]), still, 5, max_steps=10)
+
+
+def test_video_holds_one_episode(tmp_path):
+    imageio = pytest.importorskip("imageio.v3")
+    path = record_video(Alternating([5]), still, tmp_path / "a" / "policy.gif", scale=2)
+    assert imageio.imread(path, index=None).shape == (5, 6, 4, 3)
