@@ -22,7 +22,7 @@ from typing import Any
 
 import hydra
 import torch
-from hydra import compose, initialize_config_dir
+from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -41,7 +41,8 @@ BAD_INPUT = 2
 FAILURES = (
     "FIRE_SWEEP_FAILURES"  # names the file in which the jobs of a sweep, in whatever process, note failures
 )
-NOT_NUMBERS = ("run", "at", "tuned", "minutes", "hydra", "domain", "experiment", "size")
+# Not part of a run's identity. Device and threads change rounding only; meta.json says where a run was made.
+NOT_NUMBERS = ("run", "at", "tuned", "minutes", "hydra", "domain", "experiment", "size", "device", "threads")
 
 
 def launch(domain: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
@@ -56,6 +57,9 @@ def launch(domain: str) -> Callable[[Callable[[DictConfig], None]], Callable[[],
 
         def command() -> None:
             arguments = sys.argv[1:]
+            sys.argv[1:] = sorted(
+                arguments, key=lambda a: a not in ("-m", "--multirun")
+            )  # wherever it was typed
             try:
                 check_overrides(domain, [a for a in arguments if not a.startswith("-")])
             except UserError as error:
@@ -77,7 +81,7 @@ def launch(domain: str) -> Callable[[Callable[[DictConfig], None]], Callable[[],
 def compose_config(domain: str, overrides: list[str]) -> DictConfig:
     """The resolved config of a command line, for tests, notebooks and analysis."""
     check_overrides(domain, overrides)
-    return resolve(_compose(domain, overrides))
+    return resolve(compose(domain, overrides))
 
 
 def resolve(cfg: DictConfig) -> DictConfig:
@@ -206,16 +210,17 @@ def _label(method: str) -> str:
     changed = []
     for item in HydraConfig.get().overrides.task:
         key, _, value = item.partition("=")
-        if key not in ("experiment", "size", "method", "seed") and not key.startswith("run."):
+        if key not in ("method", "seed", *NOT_NUMBERS) and not key.startswith("run."):
             changed.append(f"{key.removeprefix('method.')}={value}")
     text = "-".join([method, *sorted(changed)])
     return "".join(c if c.isalnum() or c in "-_=.,+" else "_" for c in text)
 
 
-def _compose(domain: str, overrides: list[str]) -> DictConfig:
+def compose(domain: str, overrides: list[str]) -> DictConfig:
+    """Hydra's composition, interpolations not filled in yet, keys not checked."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(domain, overrides)
+        return hydra.compose(domain, overrides)
 
 
 def _keys(domain: str, parsed: list[Override], groups: dict[str, list[str]]) -> set[str]:
@@ -223,11 +228,11 @@ def _keys(domain: str, parsed: list[Override], groups: dict[str, list[str]]) -> 
     keys: set[str] = set()
     chosen = [(o.key_or_group, _values(o)) for o in parsed if o.key_or_group in groups and not o.is_add()]
     experiments = [f"experiment={v}" for key, values in chosen if key == "experiment" for v in values[:1]]
-    base = _flatten(_compose(domain, experiments))
+    base = _flatten(compose(domain, experiments))
     for key, values in chosen:
         for value in values:
             extra = [] if key == "experiment" else experiments
-            keys |= _flatten(_compose(domain, [*extra, f"{key}={value}"]))
+            keys |= _flatten(compose(domain, [*extra, f"{key}={value}"]))
     replaced = {key for key, _ in chosen if key != "experiment"}
     return keys | {k for k in base if k.split(".")[0] not in replaced}
 

@@ -31,8 +31,7 @@ def apply_policy(
         changed: parameters whose values were replaced, e.g. `report.parameters(state)`.
     Returns: number of parameters whose state was dropped.
     """
-    if policy not in POLICIES:
-        raise UserError(f"optimizer_state={policy!r}: choose one of {', '.join(POLICIES)}")
+    check_policy(policy)
     if isinstance(optimizers, Optimizer):
         optimizers = [optimizers]
     elif isinstance(optimizers, Mapping):
@@ -45,3 +44,9 @@ def apply_policy(
                 del optimizer.state[parameter]
                 dropped += 1
     return dropped
+
+
+def check_policy(policy: str) -> None:
+    """Raise UserError for an unknown policy, before any training."""
+    if policy not in POLICIES:
+        raise UserError(f"optimizer_state={policy!r}: choose one of {', '.join(POLICIES)}")

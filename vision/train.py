@@ -25,7 +25,7 @@ from tqdm import tqdm
 from conf.launch import launch, open_run, pick_device
 from fire_core.errors import UserError
 from fire_core.methods import create
-from fire_core.optim_state import apply_policy
+from fire_core.optim_state import apply_policy, check_policy
 from fire_core.phases import Phase, State, snapshot
 from fire_core.probe import plasticity
 from fire_core.runs import generator, seeded
@@ -62,6 +62,7 @@ def train(cfg: DictConfig) -> None:
     )
 
     method.check(state)
+    check_policy(cfg.optimizer_state)
 
     with run, seeded(cfg.seed, "train"):
         # -------------------------------------------------------------------------------------- where to begin

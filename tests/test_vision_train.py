@@ -1,0 +1,153 @@
+"""The vision script as a user runs it: resume after kills, trunks, sweeps, and what mistakes are answered with."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from conf.launch import CONF, SIZES, compose, compose_config, resolve
+from fire_core import UserError
+from fire_core.methods import available, create
+from vision.train import train
+
+ROOT = Path(__file__).resolve().parents[1]
+SMOKE = ["size=smoke", "threads=1", "run.progress=false"]
+EXPERIMENTS = [
+    p.stem for p in sorted((CONF / "experiment").glob("*.yaml")) if "domain: vision" in p.read_text()
+]
+
+
+def command(*overrides, root):
+    return [sys.executable, "vision/train.py", *SMOKE, f"run.root={root}", *overrides]
+
+
+def run(*overrides, root, expect=0):
+    done = subprocess.run(command(*overrides, root=root), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done
+
+
+def metrics(root, experiment="fig2a_cifar10_resnet18", label="fire", seed=1):
+    return (Path(root) / experiment / "smoke" / label / f"seed_{seed}" / "metrics.jsonl").read_text()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run from scratch."""
+    root = tmp_path_factory.mktemp("whole")
+    run("run.trunk=false", "experiment=random_label", root=root)
+    return metrics(root, "random_label")
+
+
+@pytest.mark.parametrize(
+    ("number", "line"), [(signal.SIGTERM, 1), (signal.SIGKILL, 2), (signal.SIGTERM, 3), (signal.SIGKILL, 5)]
+)
+def test_killed_runs_end_in_the_same_metrics(whole, tmp_path, number, line):
+    """Killed after `line` lines of metrics (mid-phase 0, at the boundary, mid-phase 1), the same command goes on."""
+    arguments = ("run.checkpoint_steps=1", "experiment=random_label")
+    process = subprocess.Popen(
+        command(*arguments, root=tmp_path), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        written = sum(p.read_text().count("\n") for p in tmp_path.glob("**/metrics.jsonl"))
+        if written >= line:
+            os.kill(process.pid, number)
+            break
+        time.sleep(0.001)
+    code = process.wait(60)
+    assert code in ({75, 0} if number == signal.SIGTERM else {-signal.SIGKILL, 0})
+    run(*arguments, root=tmp_path)
+    assert metrics(tmp_path, "random_label") == whole
+
+
+def test_trunk_is_trained_once_and_equals_scratch(whole, tmp_path):
+    run("-m", "method=none,fire,full_reset", "experiment=random_label", root=tmp_path)
+    assert metrics(tmp_path, "random_label") == whole
+    assert len(list((tmp_path / "trunks").iterdir())) == 1
+    assert metrics(tmp_path, "random_label", "none") != whole
+
+
+def test_second_time_starts_nothing(tmp_path):
+    run("experiment=label_noise", root=tmp_path)
+    again = run("experiment=label_noise", root=tmp_path)
+    assert "finished already" in again.stdout
+
+
+def test_one_failed_run_does_not_hide_the_others(tmp_path):
+    done = run("-m", "learning_rate=1e9,1e-3", "experiment=label_noise", root=tmp_path, expect=1)
+    assert "training loss is" in done.stderr and "failed:" in done.stderr
+    base = tmp_path / "label_noise" / "smoke"
+    assert (base / "fire-learning_rate=1e9" / "seed_1" / "FAILED").exists()
+    assert (base / "fire-learning_rate=1e-3" / "seed_1" / "DONE").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        (["method.stpes=5"], "did you mean"),
+        (["method.iteration=5"], "did you mean 'method.iterations'"),
+        (["+method.stpes=5"], "cannot be added"),
+        (["~method.solver"], "cannot be added or removed"),
+        (["method=fier"], "did you mean 'fire'"),
+        (["size=tiny"], "smoke, small, paper"),
+        (["experiment=fig2"], "does not exist"),
+        (["data=cifr10"], "did you mean 'cifar10'"),
+        (["data=image_folder"], "data.folder=FOLDER"),
+        (["data=cifar10", "data.folder=/does/not/exist"], "does not exist"),
+        (["method.targets=foo"], "matches nothing"),
+        (["seed=abc"], "whole number"),
+        (["method.iterations=abc"], "like its default, 10"),
+        (["device=cuda:99"], "device='cuda:99' cannot be used"),
+        (["optimizer_state=wipe"], "keep, clear, clear_changed"),
+    ],
+)
+def test_mistakes_are_one_clear_line(arguments, answer, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["train.py", *SMOKE, f"run.root={tmp_path}", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        train()
+    line = capsys.readouterr().err.strip()
+    assert stopped.value.code == 2
+    assert line.startswith("error: ") and answer in line and line.count("\n") == 0
+    assert not list(tmp_path.glob("**/DONE"))
+
+
+def test_corrupt_checkpoint_is_one_line(tmp_path):
+    folder = tmp_path / "label_noise" / "smoke" / "fire" / "seed_1" / "checkpoint"
+    folder.mkdir(parents=True)
+    (folder / "step_000000000004.pt").write_bytes(b"not a checkpoint")
+    done = run("experiment=label_noise", root=tmp_path, expect=2)
+    assert "cannot be read" in done.stderr and "delete it" in done.stderr
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_experiment_composes_with_every_method(experiment):
+    names = [name for name, cls in available().items() if not cls.changes_structure]
+    choices = [(name, "small") for name in names] + [("fire", size) for size in SIZES]
+    for name, size in choices:
+        cfg = resolve(compose("vision", [f"experiment={experiment}", f"size={size}", f"method={name}"]))
+        assert create(**cfg.method).name == name
+        assert cfg.protocol.name and cfg.data.name and cfg.model.name
+
+
+def test_a_new_experiment_file_is_an_experiment(monkeypatch):
+    path = CONF / "experiment" / "zz_new_for_test.yaml"
+    path.write_text((CONF / "experiment" / "label_noise.yaml").read_text())
+    try:
+        assert compose_config("vision", ["experiment=zz_new_for_test"]).protocol.name == "label_noise"
+    finally:
+        path.unlink()
+    with pytest.raises(UserError):
+        compose_config("vision", ["experiment=zz_new_for_test"])
+
+
+def test_config_of_a_run_is_resolved(tmp_path):
+    run("experiment=label_noise", root=tmp_path)
+    text = (tmp_path / "label_noise" / "smoke" / "fire" / "seed_1" / "config.yaml").read_text()
+    assert "${" not in text and OmegaConf.create(text).method.iterations == 10
