@@ -100,6 +100,7 @@ class _Share:
     rows: dict[str, Row]
     changed: set[str]
     error: str = ""
+    method: str = ""
 
 
 def share_out(
@@ -183,21 +184,23 @@ def _apply_share(share: _Share, chosen: Mapping[str, list[Target]], apply: Apply
         return
     share.rows |= {row.name: row for row in report.rows}
     share.changed |= report.changed
+    share.method = report.method
 
 
 def _exchange(share: _Share, group: dist.ProcessGroup | None) -> tuple[dict[str, Row], set[str], str]:
-    mine = (share.rows, share.changed, share.error)
+    """Rows, changed parameters and the name of the method, of all ranks; raises on all what failed on any."""
+    mine = (share.rows, share.changed, share.error, share.method)
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, mine, group=group)
-    errors = list(dict.fromkeys(error for _, _, error in everyone if error))
+    errors = list(dict.fromkeys(error for _, _, error, _ in everyone if error))
     if errors:
         raise UserError("; ".join(errors))
     rows: dict[str, Row] = {}
     changed: set[str] = set()
-    for some_rows, some_changed, _ in everyone:
+    for some_rows, some_changed, _, _ in everyone:
         rows |= some_rows
         changed |= some_changed
-    return rows, changed, "fire"
+    return rows, changed, next((method for *_, method in everyone if method), "fire")
 
 
 def _owners(chosen: Mapping[str, list[Target]], world: int) -> dict[str, int]:

@@ -77,6 +77,7 @@ def places(model: nn.Module) -> list[Place]:
     Embedding)."""
     modules = dict(model.named_modules())
     refuse_flat_shards(modules)
+    refuse_partitioned(model)
     owners: dict[object, list[tuple[str, str]]] = {}
     for path, module in modules.items():
         for attribute, parameter in module._parameters.items():
@@ -149,6 +150,17 @@ def refuse_flat_shards(modules: dict[str, nn.Module]) -> None:
         )
 
 
+def refuse_partitioned(model: nn.Module) -> None:
+    """DeepSpeed ZeRO stage 3 leaves empty parameters behind and keeps their shapes elsewhere."""
+    for name, parameter in model.named_parameters():
+        shape = getattr(parameter, "ds_shape", None)
+        if shape is not None and tuple(shape) != tuple(parameter.shape):
+            raise UserError(
+                f"parameter {name!r} is partitioned by DeepSpeed ZeRO stage 3 and not here: call this inside "
+                "deepspeed.zero.GatheredParameters(list(model.parameters()), modifier_rank=0)"
+            )
+
+
 def _class(module: nn.Module) -> str:
     """The class a user wrote: FSDP2 puts a class of its own, named FSDP..., in front."""
     name = type(module).__name__
@@ -215,6 +227,8 @@ def _split(place: Place) -> Iterator[Part]:
         )
     elif rows is not None and parameter.dim() in (2, 3):
         yield from _known(place, rows)
+    elif isinstance(module, nn.Linear | conv._ConvNd) and place.attribute != "weight":
+        yield Part("other", "part of a reparametrised weight (weight_norm, spectral_norm): remove that first")
     elif isinstance(module, nn.Linear) and parameter.dim() == 2:
         yield Part("linear", f"weight of {_class(module)}", True, shape=tuple(parameter.shape))
     elif isinstance(module, conv._ConvNd):
@@ -248,7 +262,9 @@ def _skipped(place: Place) -> Part | None:
         return Part("embedding", "learned token or position: added, not multiplied")
     if "bias" in attribute:
         return Part("bias", "bias: a vector")
-    if isinstance(module, NORMS) or "norm" in _class(module).lower():
+    if parameter.numel() == 0:
+        return Part("other", "empty parameter")
+    if isinstance(module, NORMS) or ("norm" in _class(module).lower() and parameter.dim() <= 1):
         return Part("norm", f"gain of {_class(module)}")
     if "parametrizations" in place.name:
         return Part(
@@ -288,7 +304,8 @@ def _blocks(place: Place, rows: Rows, lead: tuple, stored: tuple[int, ...]) -> I
     for name, picked, size in rows.picks():
         index = (*lead, EVERYTHING, picked) if rows.transposed else (*lead, picked)
         why = rows.left_out.get(name, rows.why)
-        role = name if name in ATTENTION else "attention" if whole in ATTENTION else ""
+        head_by_head = name.split(".")[0]
+        role = head_by_head if head_by_head in ATTENTION else "attention" if whole in ATTENTION else ""
         label = ",".join([*prefix, name])
         included = name not in rows.left_out
         if included and lead and rows.transposed and isinstance(picked, list):

@@ -8,13 +8,15 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from fire_core import find_targets, fire
 from fire_core.distributed import checksum, project
 from fire_core.errors import UserError
+from fire_core.fire import Treated, apply_to_targets
 from fire_core.gram_form import gram_projection
 
 SOLVERS = (
@@ -60,6 +62,21 @@ def sharded() -> Net:
     return fully_shard(model)
 
 
+def replicated_and_sharded() -> Net:
+    model = make()
+    return fully_shard(
+        model, mesh=init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("copy", "cut"))
+    )
+
+
+def cut_by_columns() -> Net:
+    """As tensor parallelism cuts a row-parallel layer; all else is replicated."""
+    model = make()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model.last.weight = nn.Parameter(distribute_tensor(model.last.weight.detach(), mesh, [Shard(1)]))
+    return model
+
+
 def message(action: Callable[[], object]) -> str:
     try:
         action()
@@ -86,10 +103,24 @@ def sharded_models() -> dict:
             model = sharded()
             report = project(model, gram_form=gram_form, **settings)
             found["fsdp2", i, gram_form] = (full(model), report.to_dict(), sorted(report.changed))
+    for name, build in (("hybrid", replicated_and_sharded), ("columns", cut_by_columns)):
+        model = build()
+        report = project(model, **SOLVERS[1])
+        found[name, 1, True] = (full(model), report.to_dict(), sorted(report.changed))
     model = sharded()
     fire(model, solver="exact")
     found["routed"] = full(model)
     return found
+
+
+def another_method() -> tuple[dict, str]:
+    """A treatment that is not FIRE, through the same door: every target matrix is halved."""
+    model = sharded()
+    table = find_targets(model)
+    report = apply_to_targets(
+        model, table, lambda stack, group: Treated(stack / 2), action="halved", method="half"
+    )
+    return full(model), report.method
 
 
 def training_goes_on() -> bool:
@@ -161,6 +192,7 @@ def work(rank: int, folder: str) -> None:
         "replicated": replicated_models(),
         "sharded": sharded_models(),
         "training": training_goes_on(),
+        "another": another_method(),
         "failures": failures(rank),
         "mine": who_works(),
     }
@@ -217,6 +249,17 @@ def test_replicas_are_bit_equal(ranks: list[dict]) -> None:
 def test_fire_on_a_sharded_model_is_routed(ranks: list[dict], alone: list) -> None:
     for name, weight in alone[1][0].items():
         assert torch.allclose(ranks[0]["sharded"]["routed"][name], weight, atol=2e-6), name
+
+
+def test_other_treatments_are_routed_too(ranks: list[dict]) -> None:
+    expected = make()
+    with torch.no_grad():
+        for target in find_targets(expected).included:
+            target.write(expected, target.matrix(expected) / 2)
+    for rank in ranks:
+        weights, method = rank["another"]
+        assert method == "half"
+        assert all(torch.equal(weights[name], weight) for name, weight in full(expected).items())
 
 
 def test_training_goes_on_after_a_projection(ranks: list[dict]) -> None:
