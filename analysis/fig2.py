@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from analysis import curves, measures, paper, style
-from analysis.figure import experiment_of, figure_command, finish, names_of
+from analysis.figure import experiment_of, figure_command, finish, names_of, plain
 from analysis.load import Results
 
 FIGURES = ("fig2a", "fig2b", "fig2c")
@@ -67,7 +67,7 @@ def draw_inset(axis: style.Axes, rows: pd.DataFrame, start: float) -> None:
 
 def draw(parts: list[Results], paper_curves: bool) -> style.Figure:
     """Panels in the order a, b, c."""
-    parts = [part for part in parts if names_of(part)[0] in FIGURES]
+    parts = [plain(part) for part in parts if names_of(part)[0] in FIGURES]
     figure, axes = style.grid(len(parts), width=4.2, height=3.2)
     for axis, part in zip(axes, parts):
         draw_panel(axis, part, paper_curves)

@@ -13,7 +13,7 @@ from functools import partial
 import pandas as pd
 
 from analysis import curves, measures, paper, style
-from analysis.figure import experiment_of, figure_command, finish, names_of
+from analysis.figure import experiment_of, figure_command, finish, names_of, plain
 from analysis.load import Results
 
 FIGURES = ("fig4a", "fig4b")
@@ -47,7 +47,7 @@ def draw_panel(axis: style.Axes, part: Results, metric: str, paper_curves: bool)
 
 def draw(parts: list[Results], paper_curves: bool, metric: str = "eval_return") -> style.Figure:
     """Row a, then row b."""
-    parts = [part for part in parts if metric in set(part.metrics["metric"])]
+    parts = [plain(part) for part in parts if metric in set(part.metrics["metric"])]
     figure, axes = style.grid(max(1, len(parts)), width=4.2, height=3.2)
     for axis, part in zip(axes, parts):
         draw_panel(axis, part, metric, paper_curves)

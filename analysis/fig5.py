@@ -48,6 +48,7 @@ def after_reset_data(part: Results) -> pd.DataFrame:
     Hessian norm."""
     last = part.boundaries.groupby(["label", "seed"])["phase"].transform("max")
     reports = part.boundaries[(part.boundaries["phase"] == last) & (part.boundaries["matrices"] > 0)]
+    reports = reports[~reports["label"].str.contains("-")]
     reset = reports[reports["label"] == "full_reset"].set_index("seed")["sfe"]
     reports = reports.assign(sfe_share=reports["sfe"] / reports["seed"].map(reset))
     columns = {"DfI of the stored weights": "dfi_after", "DfI of the factors": "dfi_factor"}
@@ -108,10 +109,9 @@ def draw(parts: list[Results], paper_curves: bool) -> style.Figure:
     bars = []
     for part in parts:
         table = after_reset_data(part)
-        for metric in table["metric"].unique():
-            bars.append((part, table, metric))
+        bars += [(part, table, metric) for metric in table["metric"].unique()]
     figure, axes = style.grid(max(1, len(scans) + len(bars)), width=4.2, height=3.3)
-    for axis, part in zip(axes, scans):
+    for axis, part in zip(axes[: len(scans)], scans):
         draw_iterations(axis, part, paper_curves)
     for axis, (part, table, metric) in zip(axes[len(scans) :], bars):
         draw_bars(axis, table, curves.panel_title(part, experiment_of(part)), metric)

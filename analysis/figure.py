@@ -72,6 +72,13 @@ def figure_command(
     return 0
 
 
+def plain(part: Results) -> Results:
+    """Without the runs that have overrides in their label (they are in the ablation table), if plain ones
+    exist."""
+    labels = [label for label in part.runs["label"].unique() if "-" not in label]
+    return part.select(label=labels) if labels else part
+
+
 def experiment_of(part: Results) -> str:
     return str(part.finished["experiment"].iloc[0])
 
