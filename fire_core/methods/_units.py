@@ -121,9 +121,11 @@ class UnitMethod(Method):
 
     def state_dict(self) -> dict[str, Any]:
         layers = {name: [asdict(layer) for layer in found] for name, found in self.layers.items()}
-        return {"layers": layers, "memory": self.memory, "counts": dict(self.counts)}
+        return {"method": self.name, "layers": layers, "memory": self.memory, "counts": dict(self.counts)}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
+        if saved.get("method") != self.name:  # a trunk that another method trained: nothing to take over
+            return
         self.layers = {
             name: [UnitLayer(**{k: _frozen(v) for k, v in layer.items()}) for layer in found]
             for name, found in saved["layers"].items()

@@ -81,7 +81,7 @@ class Dash(Method):
     @torch.no_grad()
     def shrink(self, net: nn.Module, descent: dict[str, Tensor], strength: float) -> None:
         """Multiply the vectors of `net` by 1 - strength * (1 - max(floor, cos)); parameters without a direction stay."""
-        parameters = dict(net.named_parameters())
+        parameters: dict[str, Tensor] = dict(net.named_parameters())
         for vectors, directions in self._pairs(net, parameters, descent):
             cosine = cosine_similarity(vectors.float(), directions.float(), dim=-1).clamp(self.floor, 1.0)
             vectors.mul_((1.0 - strength * (1.0 - cosine)).to(vectors.dtype).unsqueeze(-1))
@@ -132,7 +132,8 @@ class Dash(Method):
         return descent
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps, "descent": self.descent}
+        return {"method": self.name, "steps": self.steps, "descent": self.descent}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        self.steps, self.descent = saved["steps"], saved["descent"]
+        if saved.get("method") == self.name:  # else a trunk that another method trained
+            self.steps, self.descent = saved["steps"], saved["descent"]
