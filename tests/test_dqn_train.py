@@ -98,12 +98,11 @@ def test_killed_runs_end_in_the_same_metrics_and_weights(tmp_path, method):
     one, two = (arguments(root, *CHANGES[method]) for root in (whole, killed))
     drive(
         ([*one, "run.trunk=false"], 0, 0),
-        (two, 60, KILL),
         (two, 85, TERM),
         (two, 112, KILL),
-        (two, 160, TERM),
+        (two, 160, KILL),
         (two, 0, 0),
-        expect=[0, -KILL, SAVED, -KILL, SAVED, 0],
+        expect=[0, SAVED, -KILL, -KILL, 0],
     )
     label = "-".join([method, *sorted(CHANGES[method][1:])])
     same(result(whole, label), result(killed, label))

@@ -24,9 +24,9 @@ class InjectedHead(nn.Module):
 
     def __init__(self, old: nn.Module, new: nn.Module) -> None:
         super().__init__()
-        self.old = old.requires_grad_(False)
+        self.old = _frozen(old)
         self.new = new
-        self.new_at_start = deepcopy(new).requires_grad_(False)
+        self.new_at_start = _frozen(deepcopy(new))
 
     def forward(self, *inputs: Any) -> Any:
         old, new, start = self.old(*inputs), self.new(*inputs), self.new_at_start(*inputs)
@@ -101,6 +101,14 @@ class PlasticityInjection(Method):
             if part == "new":
                 report.changed.add(full)
         return report
+
+
+def _frozen(module: nn.Module) -> nn.Module:
+    for parameter in module.parameters():
+        parameter.requires_grad_(
+            False
+        ).grad = None  # a gradient left behind would count in norms and clipping
+    return module
 
 
 def _trainable_part(head: nn.Module) -> nn.Module:
