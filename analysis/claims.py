@@ -47,6 +47,7 @@ def _orderings(figure: str, panel: str, pairs: str, source: str = "paper's text"
 
 
 FIGURE = "read off the figure"
+STAND_INS = ("literature, not the paper", "stand-in game, not the paper", "stand-in task, not the paper")
 CLAIMS = [
     *_orderings("fig2a", "cifar10_resnet18", "fire>none fire>shrink_perturb fire>dash"),
     *_orderings("fig2a", "cifar10_resnet18", "full_reset>fire", FIGURE),
@@ -128,14 +129,13 @@ def _judge(claim: Claim, part: Results, size: str) -> Verdict | None:
 
 def word(gain: Estimate, size: str) -> str:
     """The verdict in words. Only the paper's own size can reproduce a claim of the paper."""
-    where = "" if size == "paper" else f" at size {size}"
     if gain.low is None:
-        return f"one seed, {'as' if gain.value > 0 else 'not as'} claimed{where}"
+        return f"one seed, {'as' if gain.value > 0 else 'not as'} claimed"
     if gain.low > 0:
-        return "reproduced" if size == "paper" else f"holds{where}"
+        return "reproduced" if size == "paper" else "holds"
     if gain.high is not None and gain.high < 0:
-        return "not reproduced" if size == "paper" else f"the opposite holds{where}"
-    return f"cannot be told apart{where}"
+        return "not reproduced" if size == "paper" else "the opposite holds"
+    return "cannot be told apart"
 
 
 def all_verdicts(results: Results, sizes: tuple[str, ...] = ("paper", "small")) -> list[Verdict]:

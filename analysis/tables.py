@@ -79,28 +79,38 @@ def end_value_table(part: Results) -> pd.DataFrame:
 
 
 def claim_table(results: Results) -> pd.DataFrame:
-    """One row a claim and size."""
+    """One row a claim (and data set, where a size was run on several): the paper's pair of end values, then ours at each
+    size with the paired gain (positive = as claimed) and the verdict."""
     rows = []
-    for verdict in claims.all_verdicts(results):
-        claim = verdict.claim
+    for claim in claims.CLAIMS:
         first, second = claims.paper_values(claim)
-        rows.append(
-            {
-                "panel": claim.experiment,
-                "claim": claim.text,
-                "source": claim.source,
-                "paper": f"{number(first)} : {number(second)}"
-                if first is not None and second is not None
-                else "-",
-                "size": verdict.size,
-                "data": verdict.data or "-",
-                "ours": f"{_short(verdict.better)} : {_short(verdict.worse)}" if verdict.gain else "-",
-                "gain [95 %]": gain_text(verdict.gain),
-                "seeds": verdict.gain.n if verdict.gain else "-",
-                "verdict": verdict.word,
+        known = first is not None and second is not None
+        cells = {"panel": claim.experiment, "claim": claim.text, "source": claim.source}
+        cells["paper"] = f"{number(first)} : {number(second)}" if known else "-"
+        (large, *_), small = (claims.judge(claim, results, size) for size in ("paper", "small"))
+        stand_in = claim.source in claims.STAND_INS
+        for verdict in small:
+            shown = {
+                "at size paper": "-" if stand_in else _verdict_text(large),
+                "at size small": verdict.word,
             }
-        )
+            shown["data at small"] = verdict.data or "-"
+            shown["ours at small"] = (
+                f"{_short(verdict.better)} : {_short(verdict.worse)}" if verdict.gain else "-"
+            )
+            shown["gain [95 %]"] = gain_text(verdict.gain)
+            shown["seeds"] = str(verdict.gain.n) if verdict.gain else "-"
+            rows.append(cells | shown)
     return pd.DataFrame(rows)
+
+
+def _verdict_text(verdict: claims.Verdict) -> str:
+    if verdict.gain is None:
+        return verdict.word
+    numbers = f"{_short(verdict.better)} : {_short(verdict.worse)}"
+    return (
+        f"{verdict.word}: {numbers}, gain {gain_text(verdict.gain)}, {verdict.gain.n} seeds, {verdict.data}"
+    )
 
 
 def _short(value: Estimate | None) -> str:
@@ -250,21 +260,19 @@ def provenance_lines(part: Results) -> str:
 
 HEAD = """# Reproduced
 
-For each claim of the paper: its number, ours, at which size and on which data, how sure, and how to run it
-again. Written by `python -m analysis.tables --write REPRODUCED.md` from `analysis/results/`; do not edit.
+For each claim of the paper: its number, ours, at which size and on which data, how sure, and how to run it again.
+Written by `python -m analysis.tables --write REPRODUCED.md` from `analysis/results/`; do not edit.
 
 How to read it
-- **Size** `paper` is the paper's own setting, `small` a setting for a laptop on data that ships with the
-project. Only
-  `paper` can reproduce a number of the paper; at `small` the question is whether the same method wins.
-- **Paper** columns are read off the paper's figures (`analysis/paper/`), on the paper's data, never on ours.
-A difference
-  between a `small` result and the paper's number says nothing by itself.
-- **Intervals** are 95 %: Student's t over seeds below 10 seeds, percentile bootstrap from 10 on; one seed
-has none.
-  Differences are paired by seed: same data order, same first weights. With 3 seeds only large effects can be
-  told from chance, and among some dozens of intervals one in twenty misses its truth.
-- Choices that differ from the paper or its code: `DEVIATIONS.md`.
+
+- **Size** `paper` is the paper's own setting; `small` is a setting for a laptop on data that ships with the project.
+  Only `paper` can reproduce a number of the paper. At `small` the question is whether the same method wins.
+- **Paper** columns are read off the paper's figures (`analysis/paper/`), on the paper's data. The difference between
+  a `small` result and the paper's number says nothing by itself.
+- **Intervals** are 95 %: Student's t over seeds below 10 seeds, percentile bootstrap from 10 on; one seed has none.
+  Differences are paired by seed: same data order, same first weights. With 3 seeds only large effects can be told
+  from chance, and one in twenty of many intervals misses its truth.
+- What differs from the paper or its code on purpose: `DEVIATIONS.md`.
 """
 
 
