@@ -21,6 +21,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from language.sources import SHIPPED, Source, open_source
 from language.text_tokenizer import TextTokenizer, load_tokenizer
 
 PIECE_CHARACTERS = 2_000_000  # text in one piece: the unit of parallel work and of resuming
+WAITING_PIECES = 256
 
 
 def folder_name(source: str, tokenizer: str, documents: int | None = None) -> str:
@@ -81,14 +83,15 @@ def _prepare(
     pieces = folder / ".pieces"
     _claim(pieces, {"source": source.description, "tokenizer": tokenizer_name, "documents": documents})
     parts = {}
-    for part in PARTS:
-        texts = islice(source.documents(part), documents)
-        paths = _encode_part(texts, tokenizer, dtype, pieces, part, workers, progress)
-        parts[part] = _join(paths, folder / f"{part}.bin", np.dtype(dtype), tokenizer.end_of_text)
-        if parts[part]["documents"] == 0:
-            raise UserError(
-                f"{source.description} has no {part} document: give it more text or another split"
-            )
+    with _pool(workers) as pool:
+        for part in PARTS:
+            texts = islice(source.documents(part), documents)
+            paths = _encode_part(texts, tokenizer, dtype, pieces, part, pool, progress)
+            parts[part] = _join(paths, folder / f"{part}.bin", np.dtype(dtype), tokenizer.end_of_text)
+            if parts[part]["documents"] == 0:
+                raise UserError(
+                    f"{source.description} has no {part} document: give it more text or another split"
+                )
     manifest = {
         "name": source.name,
         "source": source.description,
@@ -134,17 +137,13 @@ def _encode_part(
     dtype: str,
     pieces: Path,
     part: str,
-    workers: int,
+    pool: Executor | None,
     progress: bool,
 ) -> list[Path]:
-    """Encode all pieces that are not on disk yet; at most a few pieces a worker are held in memory."""
+    """Encode all pieces that are not on disk yet; at most WAITING_PIECES of them are held in memory."""
     paths: list[Path] = []
     waiting: deque[Future[None]] = deque()
     bar = tqdm(desc=f"{pieces.parent.name}/{part}", unit=" pieces", disable=None if progress else True)
-    pool: Executor | None = None
-    if workers > 1:
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread)
     try:
         for number, group in enumerate(_group(texts)):
             path = pieces / f"{part}_{number:06d}.bin"
@@ -155,16 +154,23 @@ def _encode_part(
                 encode_piece(group, tokenizer.name, dtype, path, tokenizer)
             else:
                 waiting.append(pool.submit(encode_piece, group, tokenizer.name, dtype, path))
-            while len(waiting) > 3 * workers:
+            while len(waiting) > WAITING_PIECES:
                 waiting.popleft().result()
             bar.update()
         for future in waiting:
             future.result()
     finally:
         bar.close()
-        if pool is not None:
-            pool.shutdown(cancel_futures=True)
+        for future in waiting:
+            future.cancel()
     return paths
+
+
+def _pool(workers: int) -> AbstractContextManager[Executor | None]:
+    if workers == 1:
+        return nullcontext()
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread)
 
 
 def _one_thread() -> None:

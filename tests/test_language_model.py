@@ -1,0 +1,192 @@
+"""The decoder against an independent implementation, closed forms, and itself in another form."""
+
+import contextlib
+import math
+
+import pytest
+import torch
+
+from fire_core.errors import UserError
+from fire_core.fire import fire
+from fire_core.targets import find_targets
+from language.model import Decoder, Shape, adamw, token_loss
+from vision.torchvision_import import import_torchvision
+
+TINY = {"layers": 2, "heads": 4, "width": 32, "block": 16, "vocabulary": 61}
+
+
+def tiny(**changes) -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(Shape(**(TINY | changes)))
+
+
+def tokens(batch: int = 3, time: int = 16, seed: int = 1) -> torch.Tensor:
+    return torch.randint(TINY["vocabulary"], (batch, time), generator=torch.Generator().manual_seed(seed))
+
+
+def copied_reference(net: Decoder) -> torch.nn.Module:
+    """transformers' GPT-2 with our weights; its biases are zero and stay so, as ours has none."""
+    pytest.importorskip("transformers")
+    with contextlib.suppress(UserError):
+        import_torchvision()  # transformers imports it where it is installed, and fails on one without operators
+    import transformers
+
+    shape = net.shape
+    reference = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
+            vocab_size=shape.vocabulary,
+            n_positions=shape.block,
+            n_embd=shape.width,
+            n_layer=shape.layers,
+            n_head=shape.heads,
+            activation_function="gelu",
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            attn_implementation="eager",
+        )
+    )
+    ours = dict(net.named_parameters())
+    with torch.no_grad():
+        for name, parameter in reference.transformer.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_().requires_grad_(False)
+            else:  # transformers stores these projections as (in, out)
+                flip = any(part in name for part in ("c_attn", "c_proj", "c_fc"))
+                parameter.copy_(ours[name].T if flip else ours[name])
+    return reference.train()
+
+
+@pytest.mark.reference
+def test_loss_equals_transformers_gpt2_at_start_and_after_20_steps():
+    net = tiny()
+    reference = copied_reference(net)
+    optimizers = [adamw(model, betas=(0.9, 0.95), weight_decay=0.1) for model in (net, reference)]
+    for step in range(21):
+        inputs, targets = tokens(seed=step), tokens(seed=100 + step)
+        losses = (net(inputs, targets), token_loss(reference(inputs).logits, targets))
+        assert abs(float(losses[0]) - float(losses[1])) < 1e-4, f"step {step}"
+        for optimizer, loss in zip(optimizers, losses, strict=True):
+            optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"] = 3e-3
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert (
+        float(losses[0]) < 4.6
+    )  # the steps did something: the start is ln 61 = 4.11 on random targets, then memory
+
+
+def test_paper_model_has_73_targets_and_124_million_weights():
+    with torch.device("meta"):
+        net = Decoder(Shape())
+    table = find_targets(net).included
+    assert len(table) == 73
+    assert sum(p.numel() for p in net.parameters()) == 50304 * 768 + 1024 * 768 + 12 * 12 * 768**2 + 25 * 768
+    names = [t.name for t in table]
+    assert {"h.0.attn.c_attn.weight[q]", "h.11.attn.c_attn.weight[v]"} <= set(names)
+    head = next(t for t in table if t.shape == (50304, 768))
+    assert math.isclose(head.scale, math.sqrt(50304 / 768), rel_tol=1e-6)
+    assert all(t.shape == (768, 768) for t in table if "c_attn" in t.name)
+    assert not any("wpe" in name or "ln_" in name for name in names)
+
+
+def test_report_names_every_target_and_says_how_far_five_iterations_get():
+    torch.manual_seed(0)
+    net = Decoder(Shape(layers=12, heads=4, width=96, block=16, vocabulary=400))
+    rows = fire(net, iterations=5).treated()
+    assert len(rows) == 73
+    assert all(row.dfi_before is not None and row.dfi_after is not None for row in rows)
+    square = [row for row in rows if row.shape == (96, 96)]
+    assert min(row.dfi_factor for row in square) > 10  # of 96: five steps are no orthogonalisation
+    exact = fire(net, solver="exact").treated()
+    assert max(row.dfi_factor for row in exact) < 1e-4
+
+
+def test_initial_weights_have_gpt2_spread():
+    net = Decoder(Shape(layers=8, heads=4, width=256, block=64, vocabulary=512))
+    for name, parameter in net.named_parameters():
+        if parameter.dim() == 2:
+            wanted = 0.02 / 4 if name.endswith("c_proj.weight") else 0.02  # sqrt(2 * 8) = 4
+            assert abs(float(parameter.detach().std()) / wanted - 1) < 0.03, name
+        else:
+            assert torch.equal(parameter, torch.ones_like(parameter)), name
+    assert net.lm_head.weight is net.wte.weight
+
+
+def test_loss_at_start_is_near_uniform():
+    loss = tiny()(tokens(), tokens(seed=2))
+    assert abs(float(loss) - math.log(TINY["vocabulary"])) < 0.1
+
+
+def test_no_position_sees_later_tokens():
+    net = tiny()
+    first, second = tokens(), tokens()
+    second[:, 9] = (second[:, 9] + 1) % TINY["vocabulary"]
+    a, b = net(first), net(second)
+    assert torch.allclose(a[:, :9], b[:, :9], atol=1e-6)
+    assert not torch.allclose(a[:, 9:], b[:, 9:], atol=1e-3)
+
+
+def test_split_projections_compute_what_fused_ones_do():
+    fused, split = tiny(), tiny(qkv="split")
+    weights = split.state_dict()
+    for key, value in fused.state_dict().items():
+        if "c_attn" in key:
+            for name, part in zip("qkv", value.chunk(3), strict=True):
+                weights[key.replace("c_attn", f"{name}_proj")] = part
+        else:
+            weights[key] = value
+    split.load_state_dict(weights)
+    assert torch.allclose(fused(tokens()), split(tokens()), atol=1e-6)
+    assert len(find_targets(split).included) == len(find_targets(fused).included) == 13
+
+
+def test_grouped_queries_equal_full_attention_with_repeated_keys_and_values():
+    grouped, full = tiny(key_value_heads=2), tiny()
+    weights = full.state_dict()
+    for key, value in grouped.state_dict().items():
+        if "c_attn" in key:
+            q, k, v = value.split((32, 16, 16))
+            k, v = (part.view(2, 8, 32).repeat_interleave(2, dim=0).reshape(32, 32) for part in (k, v))
+            value = torch.cat([q, k, v])
+        weights[key] = value
+    full.load_state_dict(weights)
+    assert torch.allclose(grouped(tokens()), full(tokens()), atol=1e-5)
+    shapes = [t.shape for t in find_targets(grouped).included if "c_attn" in t.name]
+    assert shapes[:3] == [(32, 32), (16, 32), (16, 32)]
+
+
+@pytest.mark.parametrize("activation", ["squared_relu", "swiglu"])
+def test_activations_by_hand(activation):
+    net = tiny(activation=activation).h[0].mlp
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(3))
+    hidden = x @ net.c_fc.weight.T
+    if activation == "squared_relu":
+        hidden = hidden.clamp(min=0) ** 2
+    else:
+        gate, value = hidden[:, :96], hidden[:, 96:]
+        hidden = gate / (1 + torch.exp(-gate)) * value
+    assert torch.allclose(net(x), hidden @ net.c_proj.weight.T, atol=1e-6)
+
+
+def test_flops_by_hand():
+    # 2 layers of 12 * 32^2, head 61 * 32, norms 5 * 32; attention 12 * layers * width * block
+    assert tiny().flops_per_token() == 6 * (2 * 12 * 32**2 + 61 * 32 + 5 * 32) + 12 * 2 * 32 * 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "quoted"),
+    [
+        ({"heads": 5}, "heads=5"),
+        ({"key_value_heads": 3}, "key_value_heads=3"),
+        ({"activation": "relu"}, "'relu'"),
+    ],
+)
+def test_impossible_shapes_are_refused_with_the_value(changes, quoted):
+    with pytest.raises(UserError, match=quoted):
+        tiny(**changes)
+
+
+def test_too_long_a_sequence_is_refused():
+    with pytest.raises(UserError, match="17 tokens, but block=16"):
+        tiny()(tokens(time=17))

@@ -1,0 +1,176 @@
+"""The training script end to end: resume, forks, several processes, bad input. Each run is a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fire_core.errors import UserError
+from language.data import mixture
+from language.distributed import World
+from language.schedule import PhasePlan
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = str(ROOT / "language/train.py")
+
+# Runs several command lines one after the other, each in a fork of one process that has imported everything. `kill`
+# ends a run like SIGKILL would, right after the checkpoint of that step.
+DRIVER = """
+import json, os, runpy, sys
+sys.path.insert(0, {root!r})
+import language.train
+from fire_core.runs import Run
+
+def start(arguments, kill):
+    save = Run.save
+    def dying(self, step, parts, name=None):
+        save(self, step, parts, name)
+        if step == kill and name is None:
+            os._exit(9)
+    if kill:
+        Run.save = dying
+    sys.argv = [{script!r}, *arguments]
+    runpy.run_path({script!r}, run_name="__main__")
+
+codes = []
+for arguments, kill in json.loads(sys.argv[1]):
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        try:
+            start(arguments, kill)
+        except SystemExit as end:
+            sys.stdout.flush()
+            os._exit(end.code or 0)
+        sys.stdout.flush()
+        os._exit(0)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print("codes", json.dumps(codes))
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return tmp_path_factory.mktemp("data")
+
+
+def smoke(root: Path, data: Path, *more: str) -> list[str]:
+    fixed = ["size=smoke", f"run.root={root}", f"run.data_root={data}", "run.progress=false", "device=cpu"]
+    return [*fixed, "experiment=fig3_best", *more]
+
+
+def drive(*runs: tuple[list[str], int]) -> tuple[list[int], str]:
+    code = DRIVER.format(root=str(ROOT), script=SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(runs)], capture_output=True, text=True, cwd=ROOT, timeout=250
+    )
+    assert "codes" in done.stdout, done.stderr[-3000:]
+    return json.loads(done.stdout.rsplit("codes", 1)[1]), done.stdout + done.stderr
+
+
+def metrics(root: Path, label: str, experiment: str = "fig3_best") -> list[dict]:
+    lines = (root / experiment / "smoke" / label / "seed_1" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_killed_runs_go_on_to_the_same_numbers_and_a_trunk_changes_none(tmp_path, data):
+    whole, killed, alone = tmp_path / "whole", tmp_path / "killed", tmp_path / "alone"
+    changes = ["method=fire", "model.dropout=0.1", "run.checkpoint_steps=1"]
+    best = 12  # the step of the last iteration of phase 1, where the loss on A is lowest here
+    codes, output = drive(
+        (smoke(whole, data, *changes), 0),
+        (smoke(killed, data, *changes), 5),
+        (smoke(killed, data, *changes), best + 3),
+        (smoke(killed, data, *changes), 0),
+        (smoke(alone, data, *changes, "run.trunk=false"), 0),
+    )
+    assert codes == [0, 9, 9, 0, 0], output
+    label = "fire-model.dropout=0.1"
+    for other in (killed, alone):
+        for name in ("metrics.jsonl", "checkpoint/final.pt"):
+            paths = [root / "fig3_best/smoke" / label / "seed_1" / name for root in (whole, other)]
+            assert paths[0].read_bytes() == paths[1].read_bytes(), f"{other.name}: {name}"
+
+
+def test_phase_2_starts_from_the_named_fork_and_phase_1_is_trained_once(tmp_path, data):
+    named = ["phase_1.save_at=[3,9]", "method=none"]
+    codes, output = drive(
+        (smoke(tmp_path, data, *named, "boundary.fork=best"), 0),
+        (smoke(tmp_path, data, *named, "boundary.fork=9"), 0),
+        (smoke(tmp_path, data, *named, "boundary.fork=last"), 0),
+        (smoke(tmp_path, data, *named, "boundary.fork=7"), 0),
+    )
+    assert codes == [0, 0, 0, 2], output
+    assert "boundary.fork=7: phase 1 keeps best, last, 3, 9" in output
+    assert len(list((tmp_path / "trunks").iterdir())) == 1
+    curve = {}
+    for fork in ("last", "9", "best"):
+        rows = metrics(tmp_path, f"none-boundary.fork={fork}-phase_1.save_at=_3,9_")
+        phase_1 = [row for row in rows if row["phase"] == 0]
+        curve = curve or {row["iteration"]: row["val_loss_a"] for row in phase_1}
+        start = next(row for row in rows if row["phase"] == 1 and row["iteration"] == 0)
+        wanted = {"last": curve[12], "9": curve[9], "best": min(curve.values())}[fork]
+        assert start["before_val_loss_a"] == start["val_loss_a"] == pytest.approx(wanted, abs=1e-7)
+        assert start["step"] == phase_1[-1]["step"]
+        assert rows[-1]["iteration"] == 8 and rows[-1]["step"] == start["step"] + 8
+        mix = 0.5 * rows[-1]["val_loss_a"] + 0.5 * rows[-1]["val_loss_b"]
+        assert rows[-1]["val_loss_mix"] == pytest.approx(mix, abs=1e-12)
+
+
+def test_two_processes_give_the_losses_of_one_with_twice_the_accumulation(tmp_path, data):
+    changes = ["method=fire", "accumulation=4", "phase_1.stop_at=8"]
+    codes, output = drive((smoke(tmp_path / "one", data, *changes), 0))
+    assert codes == [0], output
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", SCRIPT]
+    done = subprocess.run(
+        [*torchrun, *smoke(tmp_path / "two", data, *changes)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=250,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    label = "fire-accumulation=4-phase_1.stop_at=8"
+    one, two = metrics(tmp_path / "one", label), metrics(tmp_path / "two", label)
+    assert len(one) == len(two) and one[-1]["phase"] == 1
+    for a, b in zip(one, two, strict=True):
+        assert a["step"] == b["step"]
+        for key in ("train_loss", "val_loss_a", "val_loss_b", "val_loss_mix"):
+            assert a.get(key) == pytest.approx(b.get(key), abs=1e-5), (key, a["step"])
+
+
+def test_processes_that_do_not_divide_the_micro_batches_are_refused():
+    world = World("cpu")
+    assert list(world.share_of(4)) == [0, 1, 2, 3]
+    world.size, world.rank = 2, 1
+    assert list(world.share_of(4)) == [1, 3]
+    world.size = 3
+    with pytest.raises(
+        UserError, match="accumulation=4 micro-batches cannot be shared evenly by 3 processes"
+    ):
+        world.share_of(4)
+
+
+def test_learning_rate_by_hand():
+    source = mixture((), 1.0, block=1, batch_size=1, seed=1, phase=0)
+    plan = PhasePlan(0, "phase_1", source, 110, 110, 10, 1, (), high=1.0, low=0.2)
+    assert [plan.rate(0), plan.rate(9)] == pytest.approx([1 / 11, 10 / 11])
+    assert [plan.rate(10), plan.rate(60), plan.rate(110)] == pytest.approx([1.0, 0.6, 0.2])
+
+
+def test_bad_input_is_one_line(tmp_path, data):
+    codes, output = drive(
+        (smoke(tmp_path, data, "model.vocabulary=1000"), 0),
+        (smoke(tmp_path, data, "corpus=wikitext103_openwebtext"), 0),
+        (smoke(tmp_path, data, "precision=fp8"), 0),
+    )
+    assert codes == [2, 2, 2]
+    errors = [line for line in output.splitlines() if line.startswith("error:")]
+    assert len(errors) == 3 and "Traceback" not in output
+    assert "vocabulary=1000" in errors[0]
+    assert "wikitext103-gpt2" in errors[1] and "language/prepare.py" in errors[1]
+    assert "precision='fp8'" in errors[2]
