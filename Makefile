@@ -16,7 +16,7 @@ RUNS ?= runs
 OVERRIDES ?=
 
 methods = $(if $(filter all,$(METHODS)),$$($(PY) -m fire_core.methods --names $(1)),$(METHODS))
-launcher = $(if $(filter 1,$(JOBS)),,hydra/launcher=ray +hydra.launcher.ray.init.num_cpus=$(JOBS))
+launcher = $(if $(filter 1,$(JOBS)),,threads=1 hydra/launcher=ray +hydra.launcher.ray.init.num_cpus=$(JOBS))
 ray = $(if $(filter 1,$(JOBS)),,$(VENV)/.with-ray)
 # $(call sweep,script,domain): run all of it, then table and figure even where a run failed; the exit code tells.
 define sweep

@@ -12,11 +12,14 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import importlib.util
 import os
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +55,9 @@ def launch(domain: str) -> Callable[[Callable[[DictConfig], None]], Callable[[],
     """
 
     def decorate(task: Callable[[DictConfig], None]) -> Callable[[], None]:
-        def job(cfg: DictConfig) -> None:
-            _job(task, cfg)
+        script = Path(task.__code__.co_filename).resolve()
 
+        @functools.wraps(task)
         def command() -> None:
             arguments = sys.argv[1:]
             sys.argv[1:] = sorted(
@@ -65,9 +68,13 @@ def launch(domain: str) -> Callable[[Callable[[DictConfig], None]], Callable[[],
             except UserError as error:
                 print(f"error: {error}", file=sys.stderr)
                 sys.exit(BAD_INPUT)
+            # processes that a launcher starts find our packages wherever they begin
+            paths = [str(CONF.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+            os.environ["PYTHONPATH"] = os.pathsep.join(paths)
             with tempfile.TemporaryDirectory() as folder:
                 failures = Path(folder) / "failures.txt"
                 os.environ[FAILURES] = str(failures)
+                job = Job(script, task.__name__)
                 hydra.main(version_base="1.3", config_path=str(CONF), config_name=domain)(job)()
                 if failures.exists():
                     print(f"\nfailed:\n{failures.read_text()}", file=sys.stderr)
@@ -76,6 +83,23 @@ def launch(domain: str) -> Callable[[Callable[[DictConfig], None]], Callable[[],
         return command
 
     return decorate
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a script's function; travels to worker processes as two names, not as code."""
+
+    script: Path
+    function: str
+
+    def __call__(self, cfg: DictConfig) -> None:
+        spec = importlib.util.spec_from_file_location(
+            f"{self.script.parent.name}_{self.script.stem}", self.script
+        )
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        _run(getattr(module, self.function).__wrapped__, cfg)
 
 
 def compose_config(domain: str, overrides: list[str]) -> DictConfig:
@@ -170,7 +194,7 @@ def check_overrides(domain: str, overrides: list[str]) -> None:
             raise UserError(f"key {key!r} does not exist{_nearest(key, sorted(known))}")
 
 
-def _job(task: Callable[[DictConfig], None], cfg: DictConfig) -> None:
+def _run(task: Callable[[DictConfig], None], cfg: DictConfig) -> None:
     sweep = HydraConfig.get().mode is not None and HydraConfig.get().mode.name == "MULTIRUN"
     line = " ".join(HydraConfig.get().overrides.task)
     try:
