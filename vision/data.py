@@ -181,9 +181,11 @@ def _read(
         return Arrays(parts[0][:, None], parts[1].astype(np.int64), parts[2][:, None],
                       parts[3].astype(np.int64), FASHION_CLASSES)  # fmt: skip
     if name == "image_folder" and folder is None:
-        raise UserError(
-            "data=image_folder needs data.folder=FOLDER with train/<class>/ and test/<class>/ in it"
-        )
+        folder = root / name
+        if not folder.is_dir():
+            raise UserError(
+                f"data=image_folder needs data.folder=FOLDER with train/<class>/ and test/<class>/ in it (or {folder})"
+            )
     if folder is not None:
         place = Path(folder).expanduser()
         if not place.is_dir():
