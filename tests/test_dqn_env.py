@@ -82,8 +82,17 @@ def test_stacks_restart_with_the_first_frame_repeated_and_scores_are_raw():
     assert max(abs(step.rewards).max() for step in play(games, 200)) > 1
 
 
-@pytest.mark.parametrize("game", ["breakout", "demon_attack", "beam_rider", "catch"])
-@pytest.mark.parametrize("reseed_after", [60, 5000])
+SLOW = [(game, after) for game in ("breakout", "beam_rider", "catch") for after in (60, 5000)]
+
+
+@pytest.mark.parametrize(
+    "game, reseed_after",
+    [
+        ("demon_attack", 60),
+        ("demon_attack", 5000),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
+    ],
+)
 def test_state_dict_returns_to_the_exact_moment(game, reseed_after, monkeypatch, tmp_path):
     monkeypatch.setattr("rl.dqn.games.RESEED_AFTER", reseed_after)
     games = Games(game, 2, (42, 42), seed=5)
