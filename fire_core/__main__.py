@@ -187,7 +187,7 @@ def _parser() -> argparse.ArgumentParser:
 def _bar(total: int, name: str) -> Any:
     """A progress bar on a terminal where tqdm is installed; else nothing."""
     try:
-        from tqdm import tqdm  # type: ignore[import-untyped]
+        from tqdm import tqdm
     except ModuleNotFoundError:
         yield lambda count: None
         return

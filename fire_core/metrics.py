@@ -129,9 +129,9 @@ def hessian_norm(
     vector = [torch.randn(p.shape, generator=generator).to(p) for p in leaves]
     eigenvalue = torch.zeros(())
     for _ in range(iterations):
-        norm = torch.sqrt(sum((v * v).sum() for v in vector))
+        norm = torch.stack([(v * v).sum() for v in vector]).sum().sqrt()
         vector = [v / norm.clamp_min(torch.finfo(v.dtype).tiny) for v in vector]
         product = torch.autograd.grad(gradients, leaves, grad_outputs=vector, retain_graph=True)
-        eigenvalue = sum((v * h).sum() for v, h in zip(vector, product, strict=True))
+        eigenvalue = torch.stack([(v * h).sum() for v, h in zip(vector, product, strict=True)]).sum()
         vector = [h.detach() for h in product]
     return eigenvalue.abs()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -15,10 +16,10 @@ def matmul_precision(device: torch.device, precision: str) -> Iterator[None]:
     The caller's settings are put back at the end, also after an error. They are global to the process: another
     thread that multiplies meanwhile sees them changed.
     """
-    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    backends: tuple[Any, Any] = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
-    torch.backends.cuda.matmul.fp32_precision = "tf32" if precision == "tf32" else "ieee"
-    torch.backends.mkldnn.matmul.fp32_precision = "ieee"
+    backends[0].fp32_precision = "tf32" if precision == "tf32" else "ieee"
+    backends[1].fp32_precision = "ieee"
     try:
         with torch.autocast(device.type, enabled=False):
             yield

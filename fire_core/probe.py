@@ -43,7 +43,7 @@ def plasticity(
         hooks.callback(net.train, training)
         net.eval()
         net(inputs)
-    figures = {"weight_norm": torch.sqrt(sum(p.float().square().sum() for p in net.parameters()))}
+    figures = {"weight_norm": torch.stack([p.float().square().sum() for p in net.parameters()]).sum().sqrt()}
     if scores:
         figures["dormant_share"] = (torch.cat(scores) <= threshold).float().mean()
     if features:

@@ -171,11 +171,11 @@ def _collect(
     return sorted(good, key=lambda layer: place[layer.name]), reasons
 
 
-def _units(module: nn.Module) -> int:
-    return module.weight.shape[0]
+def _units(module: Any) -> int:
+    return int(module.weight.shape[0])
 
 
-def _columns(reader: nn.Module, units: int, *, flattened: bool) -> int:
+def _columns(reader: Any, units: int, *, flattened: bool) -> int:
     """Input columns of `reader` per unit, 0 where they do not line up."""
     if isinstance(reader, CONVOLUTIONS):
         return int(reader.groups == 1 and reader.in_channels == units)

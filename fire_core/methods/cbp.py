@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +79,7 @@ class ContinualBackprop(UnitMethod):
             correction = 1 - self.decay ** memory["age"][rows].double()
             mean = memory["mean"][rows] / correction.to(memory["mean"])
             for name, columns in layer.outgoing:
-                reader = net.get_submodule(name)
+                reader: Any = net.get_submodule(name)
                 if reader.bias is not None:
                     weight = reader.weight.unflatten(1, (layer.units, columns))[:, rows]
                     reader.bias += (weight.flatten(2).sum(dim=2) * mean.to(weight)).sum(dim=1)
@@ -91,9 +91,10 @@ class ContinualBackprop(UnitMethod):
 @torch.no_grad()
 def outgoing_magnitude(net: nn.Module, layer: UnitLayer) -> Tensor:
     """Sum of |w| over all outgoing weights of each unit: (units,) float32."""
-    total = None
+    total = torch.zeros(())
     for name, columns in layer.outgoing:
-        weight = net.get_submodule(name).weight.float().abs().unflatten(1, (layer.units, columns))
+        reader: Any = net.get_submodule(name)
+        weight = reader.weight.float().abs().unflatten(1, (layer.units, columns))
         part = weight.transpose(0, 1).flatten(1).sum(dim=1)
-        total = part if total is None else total + part
+        total = part + total.to(part.device)
     return total

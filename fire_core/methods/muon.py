@@ -44,7 +44,7 @@ class ConvMuon(Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:
@@ -76,7 +76,7 @@ class Together(Optimizer):
             part.state = self.state
             start += count
 
-    def step(self, closure: Callable[[], float] | None = None) -> None:
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         for part in self.parts:
             part.step()
 
@@ -143,5 +143,5 @@ class Muon(Method):
         for part in parts:
             part.param_groups[0]["rate_factor"] = self.rate_factor
         if rest:
-            parts.append(torch.optim.Adam(rest, lr=rate, betas=tuple(self.adam_betas)))
+            parts.append(torch.optim.Adam(rest, lr=rate, betas=(self.adam_betas[0], self.adam_betas[1])))
         return Together(parts)

@@ -99,6 +99,8 @@ class ReDo(UnitMethod):
                     self.recycle(state, name, layer, rows)
 
     def _inputs(self, state: State, name: str) -> list[Any]:
+        if state.batches is None:
+            raise UserError("redo needs data: set State.batches to a callable that gives (inputs, targets)")
         taken, parts = 0, []
         for inputs, *_ in state.batches():
             parts.append(inputs[name] if isinstance(inputs, dict) else inputs)

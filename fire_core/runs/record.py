@@ -207,7 +207,10 @@ class Run:
             for old in (self.trunk / "checkpoint").glob("step_*.pt"):
                 old.unlink()
             self._release_trunk()
-            return self._fork(self.trunk, fork or "end") if fork else self._adopt(self.trunk, "end")
+            if fork:
+                return self._fork(self.trunk, fork)
+            self._adopt(self.trunk, "end")
+            return None
         return self._load(self.folder / "checkpoint" / f"{fork}.pt") if fork else None
 
     def finish(self, summary: dict[str, Any]) -> None:

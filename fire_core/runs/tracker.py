@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ class Tracker(Protocol):
 
 def open_tracker(name: str, folder: Path, config: dict[str, Any]) -> Tracker:
     """Mirror `name`: tensorboard, trackio or wandb; the package is imported only here."""
+    kinds: dict[str, Callable[[str, Path, dict[str, Any]], Tracker]]
     kinds = {"tensorboard": _TensorBoard, "trackio": _Project, "wandb": _Project}
     if name not in kinds:
         raise UserError(f"run.tracker={name!r}: choose none, {', '.join(kinds)}")
