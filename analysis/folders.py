@@ -13,7 +13,7 @@ import yaml
 from fire_core.errors import UserError
 
 _PROTOCOLS: dict[str, str] = {}
-NOT_EXPERIMENTS = {"trunks", "summary", "report", "figures", "tables"}
+NOT_EXPERIMENTS = {"notebooks", "trunks", "summary", "report", "figures", "tables"}
 SCRIPTS = {
     "vision": "vision/train.py",
     "language": "language/train.py",
