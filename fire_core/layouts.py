@@ -247,7 +247,7 @@ def _split(place: Place) -> Iterator[Part]:
 def _skipped(place: Place) -> Part | None:
     """Parameters that hold no matrix, whatever the layer."""
     module, parameter, attribute = place.module, place.parameter, place.attribute
-    if not parameter.dtype.is_floating_point:
+    if not parameter.dtype.is_floating_point or parameter.dtype.itemsize < 2:
         return Part("other", f"stored as {parameter.dtype}: only real floating-point weights can be treated")
     if any(word.startswith("lora_") for word in place.name.split(".")):
         return Part(

@@ -24,7 +24,10 @@ CHUNK_WEIGHTS = 1 << 26
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Singular values of one matrix, summed up. norm: Frobenius; dfi: of the smaller Gram matrix, as stored."""
+    """Singular values of one matrix, summed up. norm: Frobenius; dfi: of the smaller Gram matrix, as stored.
+
+    All figures are NaN for a matrix with NaN or infinite weights, effective_rank also for a zero matrix.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -39,7 +42,9 @@ class Spectrum:
     @classmethod
     def of(cls, target: Target, matrix: torch.Tensor) -> tuple[Spectrum, torch.Tensor]:
         working = matrix.detach().float()
-        values = torch.linalg.svdvals(working)
+        finite = bool(torch.isfinite(working).all())
+        values = torch.linalg.svdvals(working if finite else torch.zeros_like(working))
+        values = values if finite else torch.full_like(values, torch.nan)
         share = values / values.sum()
         largest, smallest = float(values[0]), float(values[-1])
         summary = cls(
@@ -161,7 +166,9 @@ def _architecture(checkpoint: Checkpoint, model: str) -> tuple[nn.Module | None,
     try:
         import transformers
 
-        config = transformers.AutoConfig.from_pretrained(checkpoint.path, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(
+            checkpoint.path, local_files_only=True, trust_remote_code=False
+        )
         name = (config.architectures or ["?"])[0]
         with torch.device("meta"):
             return getattr(transformers, name)(config), name

@@ -221,6 +221,20 @@ def test_inspect_gives_the_spectrum(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run("inspect", tmp_path / "in.safetensors", "--csv", tmp_path / "s.csv") == 2
 
 
+def test_inspect_shows_broken_weights(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    weights = {
+        "a.weight": torch.full((2, 2), torch.nan),
+        "b.weight": torch.zeros(2, 2),
+        "c.weight": torch.eye(2),
+    }
+    save_file(weights | {"d.weight": torch.eye(2).to(torch.float8_e4m3fn)}, tmp_path / "in.safetensors")
+    assert run("inspect", tmp_path / "in.safetensors") == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:4]]
+    assert [row[2] for row in rows] == ["nan", "0", "1.41"]
+    assert run("targets", tmp_path / "in.safetensors") == 0
+    assert "stored as torch.float8_e4m3fn" in capsys.readouterr().out
+
+
 def test_a_file_alone_cannot_split_a_fused_layer_but_a_model_can(tmp_path: Path) -> None:
     model = tied()
     state = model.state_dict()
