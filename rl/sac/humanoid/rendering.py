@@ -29,10 +29,8 @@ def open_context(width: int, height: int) -> Any:
         except (
             Exception
         ) as error:  # each backend fails in its own way: ImportError, AttributeError, RuntimeError
-            reasons.append(
-                f"{backend}: {str(error).strip().splitlines()[0] if str(error).strip() else error!r}"
-            )
-    raise UserError(f"{HELP} ({'; '.join(reasons)})")
+            reasons.append(f"{backend}: {error}")
+    raise UserError(f"{HELP} ({' '.join('; '.join(reasons).split())})")
 
 
 class Camera:

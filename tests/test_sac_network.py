@@ -1,0 +1,142 @@
+"""SimBa networks, squashed Gaussian and normaliser against closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fire_core.fire import fire
+from fire_core.targets import find_targets
+from rl.sac.network import (
+    LOG_STD_MAX,
+    LOG_STD_MIN,
+    Actor,
+    Critics,
+    StackedLayerNorm,
+    StackedLinear,
+    Temperature,
+    sample_action,
+    truncated_he_normal_,
+)
+from rl.sac.normaliser import RunningNormaliser
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_parameter_counts_of_the_published_networks():
+    assert sum(p.numel() for p in Actor(51, 19).parameters()) == 143_782
+    assert sum(p.numel() for p in Critics(51, 19).parameters()) == 8_478_722
+
+
+def test_initialisation_orthogonal_ends_truncated_he_inside_zero_bias():
+    critics = Critics(11, 3, width=64, blocks=1, generator=generator())
+    for matrix in critics.embed.weight:
+        torch.testing.assert_close(matrix.mT @ matrix, torch.eye(14), atol=1e-5, rtol=0)
+    for row in critics.head[-1].weight:
+        torch.testing.assert_close(row.norm(), torch.tensor(1.0))
+    weight = truncated_he_normal_(torch.empty(600, 400), generator())
+    assert weight.std().item() == pytest.approx(math.sqrt(2 / 400), rel=0.01)
+    assert weight.abs().max() <= 2 * math.sqrt(2 / 400) / 0.879625 + 1e-6
+    assert all((p == 0).all() for name, p in critics.named_parameters() if name.endswith("bias"))
+    assert not torch.equal(critics.embed.weight[0], critics.embed.weight[1])
+
+
+def test_a_stack_computes_what_separate_layers_compute():
+    stack, norm = StackedLinear(2, 5, 7), StackedLayerNorm(2, 7)
+    for parameter in (*stack.parameters(), *norm.parameters()):
+        nn.init.normal_(parameter, generator=generator(1))
+    x = torch.randn(2, 4, 5, generator=generator(2))
+    together = norm(stack(x))
+    for i in range(2):
+        alone = nn.functional.linear(x[i], stack.weight[i], stack.bias[i])
+        alone = nn.functional.layer_norm(alone, (7,), norm.weight[i], norm.bias[i], eps=1e-6)
+        torch.testing.assert_close(together[i], alone)
+
+
+def test_every_dense_kernel_is_a_target_and_each_critic_is_one_of_its_own():
+    actor, critics = Actor(11, 3, 16, 1, generator()), Critics(11, 3, 16, 2, 2, generator())
+    assert [t.shape for t in find_targets(actor).included] == [(16, 11), (64, 16), (16, 64), (3, 16), (3, 16)]
+    inside = find_targets(critics).included
+    assert len(inside) == 2 * 6
+    assert {t.parameter for t in inside} == {n for n, p in critics.named_parameters() if p.ndim == 3}
+    before = {name: p.clone() for name, p in critics.named_parameters()}
+    fire(critics, solver="exact")
+    for name, parameter in critics.named_parameters():
+        if parameter.ndim == 2:
+            assert torch.equal(parameter, before[name])
+    for old, new in zip(before["head.0.expand.weight"], critics.head[0].expand.weight):
+        left, _, right = torch.linalg.svd(old, full_matrices=False)
+        torch.testing.assert_close(new, math.sqrt(64 / 16) * left @ right, atol=1e-5, rtol=0)
+
+
+def test_log_deviation_stays_in_its_range_and_starts_in_the_middle():
+    actor = Actor(4, 2, 8, 1, generator())
+    _, log_std = actor(1e6 * torch.randn(50, 4, generator=generator(1)))
+    assert (log_std >= LOG_STD_MIN).all() and (log_std <= LOG_STD_MAX).all()
+    with torch.no_grad():
+        actor.head[-1].log_std.weight.zero_()
+    assert torch.equal(actor(torch.ones(1, 4))[1], torch.full((1, 2), -4.0))
+
+
+@pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (0.7, -1.0), (-1.5, 0.5)])
+def test_log_density_integrates_to_probabilities(mean, log_std):
+    noise = torch.linspace(-8, 8, 200_001, dtype=torch.float64)[:, None]
+    action, log_density = sample_action(torch.full_like(noise, mean), torch.full_like(noise, log_std), noise)
+    action, density = action[:, 0], log_density.exp()
+    assert torch.trapezoid(density, action).item() == pytest.approx(1.0, abs=1e-6)
+    inside = action.abs() <= 0.5
+    edge = (torch.tensor([-0.5, 0.5], dtype=torch.float64).atanh() - mean) / math.exp(log_std)
+    wanted = torch.special.ndtr(edge).diff().item()
+    assert torch.trapezoid(density[inside], action[inside]).item() == pytest.approx(wanted, abs=1e-4)
+
+
+def test_log_density_is_finite_where_tanh_has_saturated():
+    mean = torch.tensor([[40.0]], requires_grad=True)
+    action, log_density = sample_action(mean, torch.zeros(1, 1), torch.zeros(1, 1))
+    log_density.sum().backward()
+    assert action.item() == 1.0
+    # log N(0) - 2 (log 2 - 40): tanh'(u) is 4 exp(-2 u) out there.
+    assert log_density.item() == pytest.approx(-0.5 * math.log(2 * math.pi) - math.log(4) + 80, rel=1e-6)
+    assert mean.grad.item() == pytest.approx(2.0)
+
+
+def test_temperature_is_the_exponential_of_its_parameter():
+    temperature = Temperature(0.01)
+    assert temperature().item() == pytest.approx(0.01)
+    with torch.no_grad():
+        temperature.log_alpha -= 50
+    assert temperature().item() > 0
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e5])
+def test_normaliser_agrees_with_two_pass_statistics(offset):
+    data = np.random.default_rng(0).normal(offset, [1.0, 3.0, 0.1], size=(2000, 3))
+    one_by_one, in_blocks = RunningNormaliser(3), RunningNormaliser(3)
+    for row in data:
+        one_by_one.update(row)
+    for block in np.split(data, 20):
+        in_blocks.update(block)
+    # The start, 1e-4 observations of mean 0 and variance 1, in closed form.
+    weight = 1e-4 / (2000 + 1e-4)
+    mean = (1 - weight) * data.mean(axis=0)
+    variance = (1 - weight) * (data.var(axis=0) + data.mean(axis=0) ** 2 * weight) + weight
+    for normaliser in (one_by_one, in_blocks):
+        np.testing.assert_allclose(normaliser.mean, mean, rtol=1e-10)
+        np.testing.assert_allclose(normaliser.variance, variance, rtol=1e-7)
+    shift, inverse = one_by_one.affine()
+    np.testing.assert_allclose(inverse.numpy() ** 2, 1 / (variance + 1e-8), rtol=1e-5)
+    np.testing.assert_allclose(shift.numpy(), mean, rtol=1e-6)
+
+
+def test_normaliser_state_is_restored_exactly():
+    normaliser, copy = RunningNormaliser(2), RunningNormaliser(2)
+    normaliser.update(np.array([[1.0, 2.0], [3.0, 5.0]]))
+    copy.load_state_dict(normaliser.state_dict())
+    normaliser.update(np.array([9.0, 9.0]))
+    copy.update(np.array([9.0, 9.0]))
+    assert np.array_equal(copy.normalise(np.ones(2)), normaliser.normalise(np.ones(2)))
+    assert copy.count == normaliser.count

@@ -1,0 +1,140 @@
+"""One SAC update against a second implementation: separate critics, torch.distributions, AdamW written out."""
+
+import math
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Independent, Normal, TransformedDistribution
+from torch.distributions.transforms import TanhTransform
+from torch.nn.functional import layer_norm, linear, relu
+
+from rl.replay import Batch
+from rl.sac.network import Actor, Critics, Temperature
+from rl.sac.update import Learner, critic_target, update
+
+OBSERVATIONS, ACTIONS, SIZE = 4, 2, 6
+RATE, DECAY, DISCOUNT, TAU, TARGET_ENTROPY = 1e-3, 0.01, 0.9, 0.1, -1.0
+
+
+def learner() -> Learner:
+    draw = torch.Generator().manual_seed(0)
+    actor = Actor(OBSERVATIONS, ACTIONS, 8, 1, draw).double()
+    critics = Critics(OBSERVATIONS, ACTIONS, 8, 1, 2, draw).double()
+    target = deepcopy(critics)
+    with torch.no_grad():
+        for parameter in target.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
+    return Learner(
+        actor, critics, target, Temperature(0.2).double(), DISCOUNT, TAU, TARGET_ENTROPY, RATE, DECAY
+    )
+
+
+def batch() -> Batch:
+    draw = torch.Generator().manual_seed(1)
+    observations, following = torch.randn(2, SIZE, OBSERVATIONS, generator=draw, dtype=torch.float64)
+    actions = torch.rand(SIZE, ACTIONS, generator=draw, dtype=torch.float64) * 2 - 1
+    rewards = torch.randn(SIZE, generator=draw, dtype=torch.float64)
+    return Batch(
+        observations, actions, rewards, following, torch.tensor([0, 1, 0, 0, 1, 0], dtype=torch.float64)
+    )
+
+
+def noise() -> Tensor:
+    return torch.randn(2, SIZE, ACTIONS, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+def one_critic(weights: dict[str, Tensor], index: int, observations: Tensor, actions: Tensor) -> Tensor:
+    p = {name: value[index] for name, value in weights.items()}
+    x = linear(torch.cat([observations, actions], 1), p["embed.weight"], p["embed.bias"])
+    y = layer_norm(x, (8,), p["head.0.norm.weight"], p["head.0.norm.bias"], 1e-6)
+    y = relu(linear(y, p["head.0.expand.weight"], p["head.0.expand.bias"]))
+    x = x + linear(y, p["head.0.contract.weight"], p["head.0.contract.bias"])
+    x = layer_norm(x, (8,), p["head.1.weight"], p["head.1.bias"], 1e-6)
+    return linear(x, p["head.2.weight"], p["head.2.bias"])[:, 0]
+
+
+def draw_action(actor: Actor, observations: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    mean, log_std = actor(observations)
+    squashed = TransformedDistribution(
+        Independent(Normal(mean, log_std.exp()), 1), TanhTransform(cache_size=1)
+    )
+    action = torch.tanh(mean + log_std.exp() * noise)
+    return action, squashed.log_prob(action)
+
+
+def adamw_first_step(
+    parameters: dict[str, Tensor], gradients: tuple[Tensor, ...], decay: float
+) -> dict[str, Tensor]:
+    # At the first step the bias-corrected moments are g and g^2.
+    return {
+        name: p * (1 - RATE * decay) - RATE * g / (g.abs() + 1e-8)
+        for (name, p), g in zip(parameters.items(), gradients, strict=True)
+    }
+
+
+def test_one_update_equals_the_reference():
+    ours, data, eps = learner(), batch(), noise()
+    actor, alpha = deepcopy(ours.actor), ours.temperature().item()
+    critics = {name: p.detach().clone().requires_grad_() for name, p in ours.critics.named_parameters()}
+    targets = {name: p.detach().clone() for name, p in ours.target.named_parameters()}
+
+    action, log_density = draw_action(actor, data.observations, eps[0])
+    lowest = torch.minimum(*(one_critic(critics, i, data.observations, action) for i in range(2)))
+    actor_loss = (alpha * log_density - lowest).mean()
+    actor_names = dict(actor.named_parameters())
+    new_actor = adamw_first_step(
+        actor_names, torch.autograd.grad(actor_loss, list(actor_names.values())), DECAY
+    )
+    entropy = -log_density.mean().item()
+    new_log_alpha = math.log(alpha) - RATE * math.copysign(1, entropy - TARGET_ENTROPY)
+    actor.load_state_dict({name: value.detach() for name, value in new_actor.items()})
+
+    with torch.no_grad():
+        following, density = draw_action(actor, data.next_observations, eps[1])
+        values = torch.minimum(*(one_critic(targets, i, data.next_observations, following) for i in range(2)))
+        wanted = data.rewards + DISCOUNT * (1 - data.terminated) * (
+            values - math.exp(new_log_alpha) * density
+        )
+    errors = [one_critic(critics, i, data.observations, data.actions) - wanted for i in range(2)]
+    critic_loss = (errors[0] ** 2 + errors[1] ** 2).mean()
+    new_critics = adamw_first_step(critics, torch.autograd.grad(critic_loss, list(critics.values())), DECAY)
+
+    told = update(ours, data, eps)
+    assert told["actor_loss"].item() == pytest.approx(actor_loss.item(), rel=1e-9)
+    assert told["critic_loss"].item() == pytest.approx(critic_loss.item(), rel=1e-9)
+    assert ours.temperature.log_alpha.item() == pytest.approx(new_log_alpha, rel=1e-6)
+    for name, parameter in ours.actor.named_parameters():
+        torch.testing.assert_close(parameter, new_actor[name], atol=1e-8, rtol=0)
+    for name, parameter in ours.critics.named_parameters():
+        torch.testing.assert_close(parameter, new_critics[name], atol=1e-8, rtol=0)
+    for name, parameter in ours.target.named_parameters():
+        slow = (1 - TAU) * targets[name] + TAU * new_critics[name].detach()
+        torch.testing.assert_close(parameter, slow, atol=1e-8, rtol=0)
+
+
+def test_truncation_bootstraps_and_termination_does_not():
+    ours, data, eps = learner(), batch(), noise()
+    target = critic_target(ours, data, eps[1])
+    ended = data.terminated == 1
+    assert torch.equal(target[ended], data.rewards[ended])
+    carried_on = critic_target(ours, data._replace(terminated=torch.zeros(SIZE, dtype=torch.float64)), eps[1])
+    assert torch.equal(target[~ended], carried_on[~ended])
+    assert (carried_on[ended] != data.rewards[ended]).all()
+
+
+def test_the_actor_step_leaves_no_gradient_on_critics_and_the_target_needs_none():
+    ours = learner()
+    update(ours, batch(), noise())
+    assert all(p.grad is None for net in ours.nets().values() for p in net.parameters())
+    assert not any(p.requires_grad for p in ours.target.parameters())
+
+
+def test_equal_inputs_give_equal_bits():
+    first, second = learner(), learner()
+    for ours in (first, second):
+        for _ in range(3):
+            update(ours, batch(), noise())
+    for a, b in zip(first.actor.parameters(), second.actor.parameters()):
+        assert torch.equal(a, b)
