@@ -1,0 +1,164 @@
+"""DQN: our games and replay against the usual stack, interleaved.
+
+    python benchmarks/bench_dqn.py --rounds 5
+
+Usual stack: gymnasium's AtariPreprocessing and FrameStackObservation in a (synchronous or asynchronous) vector
+environment, and a ring that stores every observation as a full stack. Both sides take the same random actions, clip rewards
+and store every step. Rounds alternate, so a slow minute of the machine hits both; the ratio of each round is listed and
+the median stated. Also: time of a batch from a nearly full memory-mapped ring, time of an update, bytes.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import gymnasium
+import numpy as np
+import torch
+
+from rl.dqn.env import Games
+from rl.dqn.learn import update
+from rl.dqn.network import DQN
+from rl.replay import Batch, FrameReplay
+
+COUNT = 4
+SIZE = 84
+
+
+class StackRing:
+    """Replay as usually written: each observation is stored as a whole stack, the next one is the row that follows."""
+
+    def __init__(self, rows: int):
+        self.observations = np.zeros((rows, COUNT, 4, SIZE, SIZE), np.uint8)
+        self.actions = np.zeros((rows, COUNT), np.int64)
+        self.rewards = np.zeros((rows, COUNT), np.float32)
+        self.terminated = np.zeros((rows, COUNT), bool)
+        self.rows, self.count = rows, 0
+
+    def add(
+        self, observations: np.ndarray, actions: np.ndarray, rewards: np.ndarray, ended: np.ndarray
+    ) -> None:
+        row = self.count % self.rows
+        self.observations[row], self.actions[row] = observations, actions
+        self.rewards[row], self.terminated[row] = rewards, ended
+        self.count += 1
+
+    def sample(self, size: int, generator: np.random.Generator) -> Batch:
+        rows = generator.integers(min(self.count, self.rows) - 1, size=size)
+        games = generator.integers(COUNT, size=size)
+        return Batch(
+            torch.from_numpy(self.observations[rows, games]),
+            torch.from_numpy(self.actions[rows, games]),
+            torch.from_numpy(self.rewards[rows, games]),
+            torch.from_numpy(self.observations[rows + 1, games]),
+            torch.from_numpy(self.terminated[rows, games].astype(np.float32)),
+        )
+
+    @property
+    def bytes(self) -> int:
+        return self.observations.nbytes + self.actions.nbytes + self.rewards.nbytes + self.terminated.nbytes
+
+
+def usual_environments(game: str, asynchronous: bool) -> gymnasium.vector.VectorEnv:
+    """Four games behind gymnasium's wrappers."""
+    import ale_py
+
+    gymnasium.register_envs(ale_py)
+    name = "".join(word.capitalize() for word in game.split("_")) + "NoFrameskip-v4"
+
+    def make() -> gymnasium.Env:
+        env = gymnasium.wrappers.AtariPreprocessing(gymnasium.make(name), noop_max=0, screen_size=SIZE)
+        return gymnasium.wrappers.FrameStackObservation(env, 4)
+
+    kind = gymnasium.vector.AsyncVectorEnv if asynchronous else gymnasium.vector.SyncVectorEnv
+    return kind([make] * COUNT, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
+
+
+def act_usual(environments: gymnasium.vector.VectorEnv, ring: StackRing, steps: int) -> None:
+    generator = np.random.default_rng(0)
+    observations, _ = environments.reset(seed=0)
+    for _ in range(steps):
+        actions = generator.integers(environments.single_action_space.n, size=COUNT)
+        following, rewards, terminated, truncated, _ = environments.step(actions)
+        ring.add(observations, actions, np.sign(rewards), terminated | truncated)
+        observations = following
+
+
+def act_ours(games: Games, replay: FrameReplay, steps: int) -> None:
+    generator = np.random.default_rng(0)
+    replay.start(games.reset()[:, -1])
+    for _ in range(steps):
+        actions = generator.integers(games.actions, size=COUNT)
+        step = games.step(actions)
+        frames = step.observations[:, -1]
+        replay.add(actions, np.sign(step.rewards), step.terminated, step.truncated, frames, step.final_frames)
+
+
+def seconds(function: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    function()
+    return time.perf_counter() - started
+
+
+def bench_acting(game: str, asynchronous: bool, rounds: int, steps: int, folder: Path) -> FrameReplay:
+    """Print steps per second of both sides round by round; returns our filled replay."""
+    usual, games = usual_environments(game, asynchronous), Games(game, COUNT, (SIZE, SIZE), seed=0)
+    ring = StackRing(steps)
+    replay = FrameReplay(steps * COUNT, COUNT, (SIZE, SIZE), folder=folder, reserve=0)
+    ratios, ours, theirs = [], [], []
+    for _ in range(rounds):
+        theirs.append(steps * COUNT / seconds(lambda: act_usual(usual, ring, steps)))
+        ours.append(steps * COUNT / seconds(lambda: act_ours(games, replay, steps)))
+        ratios.append(ours[-1] / theirs[-1])
+    usual.close()
+    kind = "asynchronous" if asynchronous else "synchronous"
+    listed = ", ".join(f"{r:.2f}" for r in ratios)
+    print(
+        f"acting, {game}, {COUNT} games, {kind} vector env: ours {statistics.median(ours):.0f} steps/s, usual "
+        f"{statistics.median(theirs):.0f} steps/s, median ratio {statistics.median(ratios):.2f} ({listed})"
+    )
+    print(f"replay bytes for {steps * COUNT} transitions: ours / usual = {replay.bytes / ring.bytes:.3f}")
+    return replay
+
+
+def bench_learning(replay: FrameReplay, rounds: int) -> None:
+    """Print the time of a batch of 32 and of an update of the published network with it."""
+    generator = np.random.default_rng(0)
+    net, target = DQN(4), DQN(4)
+    optimizer = torch.optim.Adam(net.parameters(), lr=6.25e-5, eps=1.5e-4, fused=True)
+    batch = replay.sample(32, generator)
+    sampling, updating = [], []
+    for _ in range(10 * rounds):
+        sampling.append(1000 * seconds(lambda: replay.sample(32, generator)))
+        updating.append(1000 * seconds(lambda: update(net, target, optimizer, batch, 0.99)))
+    share = statistics.median(sampling) / (statistics.median(sampling) + statistics.median(updating))
+    print(
+        f"batch of 32 from the mapped replay: {statistics.median(sampling):.2f} ms; update {statistics.median(updating):.1f}"
+        f" ms (best {min(updating):.1f}); sampling is {share:.1%} of learning"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--game", default="breakout")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=1000, help="steps of the four games in a round")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for asynchronous in (False, True):
+        with tempfile.TemporaryDirectory() as folder:
+            replay = bench_acting(options.game, asynchronous, options.rounds, options.steps, Path(folder))
+            if not asynchronous:
+                bench_learning(replay, options.rounds)
+
+
+if __name__ == "__main__":
+    main()
