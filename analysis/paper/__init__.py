@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 FOLDER = Path(__file__).resolve().parent
-LATEST_START = 0.97  # an end value is taken from the last 3 % of the axis only
+LATEST_START = 0.95  # an end value is taken from the last 5 % of the axis only
 PANELS = {  # our experiment -> (file, panel)
     "fig2a": "fig2a",
     "fig2b": "fig2b",
