@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fire_core.errors import UserError
 
@@ -35,6 +35,7 @@ IN_PLACE = {
     "Mean", "Sum", "Neg", "Abs", "Clamp", "ClampMin", "Rsqrt", "Sqrt", "View", "UnsafeView", "ReshapeAlias", "Clone",
     "Alias", "ToCopy", "Squeeze", "Unsqueeze", "Expand", "Select", "Slice",
 }  # fmt: skip
+OUTSIDE = "the input"  # stands for what comes from no layer: the input itself, embeddings
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,9 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
         for parameter in frozen:
             parameter.requires_grad_(True)
         net.eval()
+        leaves = tree_map(_leaf, inputs)
         with torch.enable_grad():
-            output = net(*inputs) if isinstance(inputs, tuple) else net(inputs)
+            output = net(*leaves) if isinstance(leaves, tuple) else net(leaves)
     finally:
         for handle in handles:
             handle.remove()
@@ -113,7 +115,7 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
     for leaf in tree_leaves(output):
         if isinstance(leaf, Tensor):
             found = _trace(leaf.grad_fn, made, normed, memory)
-            reasons |= dict.fromkeys(found.layers, "feeds the output")
+            reasons |= dict.fromkeys(found.layers - {OUTSIDE}, "feeds the output")
     return _collect(net, sources, reasons, wide)
 
 
@@ -132,7 +134,10 @@ def _trace(
         norms = frozenset().union(*(part.norms for part in parts))
         trouble = next((part.trouble for part in parts if part.trouble), "")
         operation = node.name().rstrip("0123456789").removesuffix("Backward")
-        if layers and operation not in IN_PLACE:
+        if not layers and (operation not in IN_PLACE or getattr(node, "variable", None) is not None):
+            parameter = isinstance(getattr(node, "variable", None), nn.Parameter)
+            layers = frozenset() if parameter else frozenset([OUTSIDE])
+        elif operation not in IN_PLACE and layers != {OUTSIDE}:
             trouble = trouble or f"goes through {operation}"
         if operation in SUMS and len({part.layers for part in parts}) > 1:
             trouble = trouble or "is added to another layer"
@@ -142,12 +147,23 @@ def _trace(
     return memory[node]
 
 
+def _leaf(value: Any) -> Any:
+    floating = isinstance(value, Tensor) and value.is_floating_point()
+    return value.detach().requires_grad_(True) if floating else value
+
+
 def _collect(
     net: nn.Module, sources: Mapping[str, _Sources], reasons: dict[str, str], wide: set[str]
 ) -> tuple[list[UnitLayer], dict[str, str]]:
     modules = dict(net.named_modules())
     layers: dict[frozenset[str], UnitLayer] = {}
     for reader, found in sources.items():
+        if found.layers <= {OUTSIDE}:
+            continue
+        if OUTSIDE in found.layers:
+            found = _Sources(
+                found.layers - {OUTSIDE}, found.norms, found.trouble or "is mixed with the input"
+            )
         counts = {_units(modules[name]) for name in found.layers}
         columns = 0
         if len(counts) == 1:

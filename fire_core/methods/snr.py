@@ -82,7 +82,8 @@ class SelfNormalizedResets(UnitMethod):
         reached = counts >= self.percentile * counts[:, -1:]
         level = reached.int().argmax(dim=1) + 1
         grown = (self.expansion * tau).to(tau.dtype)
-        return torch.where(level < tau, level, grown).clamp(1, self.longest).to(tau.dtype)
+        shrinks = (level < tau) | (counts[:, -1] == 0)
+        return torch.where(shrinks, level, grown).clamp(1, self.longest).to(tau.dtype)
 
     def _count(self, histogram: Tensor, age: Tensor, where: Tensor) -> None:
         place = age.clamp(max=self.longest).long().unsqueeze(1)

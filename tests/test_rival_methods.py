@@ -1,0 +1,464 @@
+"""Rival methods against numbers worked out by hand on tiny nets."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fire_core import Phase, State, UserError, apply_policy, snapshot
+from fire_core.methods import create
+from fire_core.methods.muon import ConvMuon, Together, orthogonalize
+from fire_core.methods.redo import dormancy
+from fire_core.units import find_unit_layers, recycle
+
+
+def linear(weight, bias=None):
+    weight = torch.tensor(weight, dtype=torch.float32)
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        if bias is not None:
+            layer.bias.copy_(torch.tensor(bias))
+    return layer
+
+
+def tiny():
+    """Hidden activations of `X` are [1, 2, 3] and [3, 0, 3]: means 2, 1, 3; outgoing weights 1, -4, 1/2."""
+    hidden = linear([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], [0.0, 0.0, 0.0])
+    return nn.Sequential(hidden, nn.ReLU(), linear([[1.0, -4.0, 0.5]], [0.0]))
+
+
+X = torch.tensor([[1.0, 2.0], [3.0, 0.0]])
+
+
+def state_of(net, inputs=X, targets=None):
+    state = State({"net": net}, initial=snapshot({"net": net}), loss=lambda out, t: (out * t).sum(), phase=1)
+    state.batches = lambda: iter([(inputs, targets)])
+    state.optimizers["net"] = torch.optim.Adam(net.parameters())
+    state.generator = torch.Generator().manual_seed(0)
+    return state
+
+
+def hooks(net):
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules())
+
+
+# ------------------------------------------------------------------------------------------------------ DASH
+def test_dash_shrinks_rows_by_the_cosine_with_descent():
+    net = linear([[3.0, 4.0], [3.0, 4.0]], [2.0, 2.0])
+    # loss = out[0] - out[1] at x = (1, 0): gradient rows (1, 0) and (-1, 0), so the cosines with descent are -3/5, 3/5
+    state = state_of(net, torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, -1.0]]))
+    report = create("dash", alpha=0.5, floor=0.05).at_boundary(state, Phase(1))
+    torch.testing.assert_close(net.weight.data, torch.tensor([[0.15, 0.2], [1.8, 2.4]]))
+    torch.testing.assert_close(net.bias.data, torch.tensor([0.1, 2.0]))
+    assert report.changed == {"net.weight", "net.bias"} and net.weight.grad is None
+
+
+def test_dash_averages_the_gradients_of_all_batches():
+    net = linear([[3.0, 4.0]])
+    state = state_of(net)
+    one = torch.tensor([[1.0, 0.0]]), torch.tensor([[-1.0]])
+    two = torch.tensor([[0.0, 1.0]]), torch.tensor([[-1.0]])
+    state.batches = lambda: iter([one, two])
+    create("dash", alpha=0.25, floor=0.0).at_boundary(state, Phase(1))
+    # descent after two batches: (0.75 * 0.25, 0.25) along (3, 4); cosine = (3*3 + 4*4) / (5 * 5) = 1
+    torch.testing.assert_close(net.weight.data, torch.tensor([[3.0, 4.0]]))
+
+
+def test_dash_takes_convolutions_kernel_by_kernel_or_whole():
+    for kernels, factors in ((True, [0.6, 1.0]), (False, [0.8, 0.8])):
+        net = nn.Conv2d(2, 1, (1, 2), bias=False)
+        net.weight.data = torch.tensor([[[[3.0, 4.0]], [[0.0, 5.0]]]])
+        descent = {"weight": torch.tensor([[[[1.0, 0.0]], [[0.0, 1.0]]]])}
+        create("dash", kernels=kernels).shrink(net, descent, strength=1.0)
+        # all four weights at once: (3 + 5) / (sqrt(50) sqrt(2)) = 0.8
+        expected = torch.tensor([[[[3.0, 4.0]], [[0.0, 5.0]]]]) * torch.tensor(factors).view(1, 2, 1, 1)
+        torch.testing.assert_close(net.weight.data, expected)
+
+
+def test_dash_per_step_stays_within_its_bounds():
+    net = linear([[3.0, 4.0], [3.0, 4.0]])
+    state = state_of(net)
+    net.weight.grad = torch.tensor([[-1.0, 0.0], [1.0, 0.0]])
+    method = create("dash", every_steps=1, rate=0.1, floor=0.0, alpha=1.0)
+    assert not method.at_boundary(state, Phase(1)).changed
+    method.after_step(state)
+    torch.testing.assert_close(
+        net.weight.data, torch.tensor([[3.0, 4.0], [3.0, 4.0]]) * torch.tensor([[0.96], [0.9]])
+    )
+
+
+def test_dash_leaves_batch_norm_statistics_and_random_state_alone():
+    net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+    state = state_of(net, targets=torch.ones(2, 1))
+    before, random = net[1].running_mean.clone(), torch.get_rng_state()
+    create("dash").at_boundary(state, Phase(1))
+    assert torch.equal(before, net[1].running_mean) and torch.equal(random, torch.get_rng_state())
+    assert net[1].num_batches_tracked == 0
+
+
+# ------------------------------------------------------------------------------------------- regularisers
+def test_parseval_by_hand():
+    net = linear([[1.0, 1.0], [0.0, 2.0]])
+    # W W^T - I = [[1, 2], [2, 3]], squared entries sum to 18
+    assert create("parseval", coefficient=0.5).penalty(state_of(net)).item() == pytest.approx(9.0)
+    column = linear([[1.0], [1.0]])
+    assert create("parseval", coefficient=1.0).penalty(state_of(column)).item() == pytest.approx(2.0)
+    assert float(
+        create("parseval", coefficient=1.0, gram="smaller").penalty(state_of(column))
+    ) == pytest.approx(1.0)
+    normed = nn.Sequential(column, nn.BatchNorm1d(2))
+    normed[1].weight.data.fill_(2.0)  # two gains: (4 - 1)^2 each
+    assert create("parseval", coefficient=1.0).penalty(state_of(normed)).item() == pytest.approx(20.0)
+    assert create("parseval", coefficient=1.0, norms=False).penalty(state_of(normed)).item() == pytest.approx(
+        2.0
+    )
+
+
+def test_parseval_gradient_is_the_closed_form():
+    net = nn.Conv2d(3, 4, 2, bias=False).double()
+    create("parseval", coefficient=0.3).penalty(state_of(net)).backward()
+    w = net.weight.detach().flatten(1)
+    closed = 0.3 * 4 * (w @ w.mT - torch.eye(4, dtype=w.dtype)) @ w
+    torch.testing.assert_close(net.weight.grad.flatten(1), closed)
+
+
+def test_l2_init_by_hand():
+    net = tiny()
+    state = state_of(net)
+    method = create("l2_init", coefficient=0.1)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter += 2.0
+    penalty = method.penalty(state)
+    assert penalty.item() == pytest.approx(0.05 * 13 * 4)  # 13 parameters, each 2 away
+    penalty.backward()
+    for parameter in net.parameters():
+        torch.testing.assert_close(parameter.grad, torch.full_like(parameter, 0.2))
+
+
+def test_l2_init_has_a_gradient_at_the_start():
+    net = tiny()
+    create("l2_init", coefficient=0.1).penalty(state_of(net)).backward()
+    assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in net.parameters())
+
+
+@pytest.mark.parametrize("name", ["parseval", "l2_init", "cbp", "redo", "snr", "dash"])
+def test_nothing_happens_before_the_first_phase(name):
+    net = tiny()
+    state = state_of(net, targets=torch.ones(2, 1))
+    state.phase = 0
+    state.batches = lambda: pytest.fail("looked at the data")
+    method = create(name, first_phase=1)
+    before = [p.clone() for p in net.parameters()]
+    assert method.penalty(state) == 0.0
+    method.after_step(state)
+    method.after_epoch(state)
+    assert hooks(net) == 0 and all(map(torch.equal, before, net.parameters()))
+
+
+# ----------------------------------------------------------------------------------------- unit methods
+def steps(method, state, count, net, inputs=X):
+    for _ in range(count):
+        net.train()
+        net(inputs)
+        method.after_step(state)
+
+
+def test_continual_backprop_by_hand():
+    net = tiny()
+    state = state_of(net)
+    method = create("cbp", replacement_rate=0.2, maturity=0, decay=0.5)
+    method.at_boundary(state, Phase(1))
+    steps(method, state, 1, net)
+    memory = method.memory["net"]["0"]
+    # mean |h| (2, 1, 3) times |w_out| (1, 4, .5) = (2, 4, 1.5), halved by the decay; 3 mature units are due 0.6
+    torch.testing.assert_close(memory["utility"], torch.tensor([1.0, 2.0, 0.75]))
+    assert float(memory["due"]) == pytest.approx(0.6)
+    before = net(X).detach()
+    steps(method, state, 1, net)
+    memory = method.memory["net"]["0"]
+    assert method.counts["recycled"] == 1 and memory["age"].tolist() == [2, 2, 0]
+    torch.testing.assert_close(memory["utility"], torch.tensor([1.5, 3.0, 0.0]))
+    assert net[2].weight.tolist() == [[1.0, -4.0, 0.0]]
+    assert net[2].bias.item() == pytest.approx(0.5 * 3.0)  # takes over w_out * mean h of the unit that went
+    torch.testing.assert_close(net(X).mean(), before.mean())
+    assert net[0].weight[:2].tolist() == [[1.0, 0.0], [0.0, 1.0]]
+    assert (net[0].weight[2].abs() <= 2**-0.5).all() and not torch.equal(net[0].weight[2], torch.ones(2))
+    method.close()
+    assert hooks(net) == 0
+
+
+def test_continual_backprop_spares_immature_units():
+    net = tiny()
+    state = state_of(net)
+    method = create("cbp", replacement_rate=1.0, maturity=3)
+    method.at_boundary(state, Phase(1))
+    steps(method, state, 3, net)
+    assert method.counts["recycled"] == 0
+    steps(method, state, 1, net)
+    assert method.counts["recycled"] == 3
+
+
+def test_dormancy_by_hand():
+    net = tiny()
+    scores = dormancy(net, [X[:1], X[1:]])
+    torch.testing.assert_close(scores, {"0": torch.tensor([1.0, 0.5, 1.5])})
+    assert hooks(net) == 0 and net.training
+
+
+def test_redo_recycles_the_dormant_unit_and_clears_its_moments():
+    net = tiny()
+    state = state_of(net)
+    net(X).sum().backward()
+    state.optimizers["net"].step()
+    net.load_state_dict(state.initial["net"])
+    create("redo", threshold=0.5).after_epoch(state)
+    assert net[2].weight.tolist() == [[1.0, 0.0, 0.5]]
+    assert net[0].weight[0].tolist() == [1.0, 0.0] and net[0].weight[2].tolist() == [1.0, 1.0]
+    assert not torch.equal(net[0].weight[1], torch.tensor([0.0, 1.0]))
+    moments = state.optimizers["net"].state
+    for key in ("exp_avg", "exp_avg_sq"):
+        assert (moments[net[0].weight][key].abs().sum(dim=1) > 0).tolist() == [True, False, True]
+        assert (moments[net[2].weight][key][0] > 0).tolist() == [True, False, True]
+        assert (moments[net[0].bias][key] > 0).tolist() == [True, False, True]
+
+
+def test_redo_by_steps_and_with_initial_weights():
+    net = tiny()
+    state = state_of(net)
+    with torch.no_grad():
+        net[0].weight[1] = torch.tensor([-1.0, -1.0])  # silent on X
+    method = create("redo", threshold=0.0, every_steps=2, fresh="initial")
+    method.after_step(state)
+    method.after_epoch(state)
+    assert net[0].weight[1].tolist() == [-1.0, -1.0]
+    before = net(X)
+    method.after_step(state)
+    assert net[0].weight[1].tolist() == [0.0, 1.0] and net[2].weight[0, 1] == 0.0
+    assert torch.equal(net(X), before)  # a dead unit's replacement cannot be heard
+
+
+def test_snr_thresholds_are_percentiles_of_a_units_own_silences():
+    method = create("snr", percentile=0.8, longest=8)
+    histogram = torch.zeros(3, 9, dtype=torch.int32)
+    histogram[0, 1:5] = torch.tensor([0, 5, 3, 2])  # 8 of 10 silences ended by age 3
+    histogram[1] = histogram[0]
+    histogram[:, 0] = 99  # firing in consecutive steps is no silence
+    tau = torch.tensor([5, 3, 4], dtype=torch.int32)
+    assert method.new_threshold(histogram, tau).tolist() == [3, 6, 1]
+    assert method.new_threshold(histogram, torch.tensor([8, 7, 8], dtype=torch.int32)).tolist() == [3, 3, 1]
+
+
+def test_snr_over_eight_steps_by_hand():
+    method = create("snr", percentile=0.5, update_every=4, longest=8)
+    net = tiny()
+    layer = find_unit_layers(net, X)[0][0]
+    memory = method.start_memory(layer, torch.device("cpu"))
+    reset = []
+    for step in range(8):
+        fires = torch.tensor([True, False, step % 2 == 1])  # always, never, every second step
+        reset.append(method.choose(net, layer, memory, fires).tolist())
+        if step == 3:
+            assert memory["tau"].tolist() == [1, 1, 1]
+    # the silent unit goes at the first update, then at every step until its own record (1, 1, 1, 4) doubles tau
+    assert reset == [[], [], [], [1], [1, 2], [1], [1, 2], []]
+    assert memory["tau"].tolist() == [1, 2, 2]
+
+
+def test_snr_watches_training_only():
+    net = tiny()
+    state = state_of(net)
+    method = create("snr", update_every=1, longest=4)
+    method.at_boundary(state, Phase(1))
+    net.eval()
+    net(X)
+    method.after_step(state)
+    assert method.memory["net"]["0"]["steps"] == 0
+    steps(method, state, 1, net, -X)  # every unit is silent
+    assert method.counts["recycled"] == 3
+
+
+@pytest.mark.parametrize("name", ["cbp", "snr"])
+def test_state_of_a_trunk_of_another_method_is_left(name):
+    method = create(name)
+    method.load_state_dict({})
+    method.load_state_dict(create("dash").state_dict())
+    assert method.memory == {} and method.counts["steps"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("cbp", {"replacement_rate": 2.0}),
+        ("snr", {"percentile": 1.0}),
+        ("redo", {"fresh": "old"}),
+        ("dash", {"alpha": 0.0}),
+        ("parseval", {"gram": "columns"}),
+        ("l2_init", {"coefficient": -1.0}),
+        ("muon", {"rate_factor": 0.0}),
+    ],
+)
+def test_impossible_settings_are_refused(name, settings):
+    with pytest.raises(UserError, match=str(next(iter(settings.values())))):
+        create(name, **settings)
+
+
+def test_data_are_asked_for_where_needed():
+    for name in ("dash", "cbp"):
+        state = state_of(tiny())
+        state.batches = None
+        with pytest.raises(UserError, match=r"state\.batches"):
+            create(name).at_boundary(state, Phase(1))
+
+
+# ----------------------------------------------------------------------------------------------- Muon
+def test_muon_flattens_the_spectrum():
+    torch.manual_seed(0)
+    for shape in ((32, 32), (16, 64), (64, 16)):
+        singular = torch.linalg.svdvals(
+            orthogonalize(torch.randn(shape) @ torch.diag(torch.rand(shape[1]) + 0.1))
+        )
+        assert singular.min() > 0.5 and singular.max() < 1.3
+
+
+def test_conv_muon_is_torch_muon_on_the_flattened_kernel():
+    torch.manual_seed(0)
+    for shape in ((8, 2, 3, 3), (40, 2, 3, 3)):  # wide and tall
+        kernel = nn.Parameter(torch.randn(shape))
+        start = kernel.detach().flatten(1).clone()
+        matrix = nn.Parameter(start.clone())
+        ours = ConvMuon([kernel], lr=0.1, momentum=0.9)
+        theirs = torch.optim.Muon([matrix], lr=0.1, momentum=0.9, weight_decay=0.0)
+        for _ in range(3):
+            kernel.grad = torch.randn(shape)
+            matrix.grad = kernel.grad.flatten(1).clone()
+            ours.step()
+            theirs.step()
+        moved = (matrix - start).norm()  # bfloat16 inside: rounding differs, directions do not
+        assert (kernel.flatten(1) - matrix).norm() < 0.05 * moved
+
+
+def test_muon_shares_out_the_parameters():
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)
+    )
+    default = torch.optim.Adam(net.parameters(), lr=1e-3)
+    method = create("muon", first_phase=1)
+    assert method.optimizer(net, default, Phase(0)) is default
+    both = method.optimizer(net, default, Phase(1))
+    assert both is method.optimizer(net, default, Phase(2)) and isinstance(both, Together)
+    groups = {type(part).__name__: part.param_groups[0] for part in both.parts}
+    assert [id(p) for p in groups["Muon"]["params"]] == [id(net[3].weight)]
+    assert [id(p) for p in groups["ConvMuon"]["params"]] == [id(net[0].weight)]
+    assert {id(net[5].weight), id(net[1].weight), id(net[3].bias)} <= {
+        id(p) for p in groups["Adam"]["params"]
+    }
+    assert sum(len(g["params"]) for g in both.param_groups) == len(list(net.parameters()))
+    assert groups["Muon"]["lr"] == pytest.approx(1e-2) and groups["Adam"]["lr"] == 1e-3
+    assert groups["Muon"]["rate_factor"] == 10.0 and groups["Adam"]["betas"] == (0.9, 0.95)
+
+
+def test_together_is_one_optimizer_to_schedules_policies_and_checkpoints():
+    def trained(optimizer_of, steps, resume_at=None):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+        optimizer = optimizer_of(net)
+        data = torch.randn(steps, 8, 1, 3, 3)
+        for step in range(steps):
+            if step == resume_at:
+                saved = optimizer.state_dict()
+                optimizer = optimizer_of(net)
+                optimizer.load_state_dict(saved)
+            for group in optimizer.param_groups:
+                group["lr"] = 1e-3 * group.get("rate_factor", 1.0)
+            optimizer.zero_grad()
+            net(data[step]).square().sum().backward()
+            optimizer.step()
+        return torch.cat([p.flatten() for p in net.parameters()]), optimizer
+
+    def muon(net):
+        return create("muon").optimizer(net, torch.optim.Adam(net.parameters()), Phase(1))
+
+    whole, optimizer = trained(muon, 6)
+    resumed, _ = trained(muon, 6, resume_at=3)
+    assert torch.equal(whole, resumed)
+    assert len(optimizer.state) == 6
+    assert apply_policy({"net": optimizer}, "clear") == 6
+    assert all(len(part.state) == 0 for part in optimizer.parts)
+
+
+# --------------------------------------------------------------------------------------- who feeds whom
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(6, 4)
+
+    def forward(self, x):
+        return x + self.down(functional.silu(self.gate(x)) * self.up(x))
+
+
+class SquaredReLU(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 6), nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x)).square())
+
+
+def test_gated_and_squared_relu_units():
+    gated, squared = nn.Sequential(Gated(), nn.Linear(4, 2)), SquaredReLU()
+    layers, _ = find_unit_layers(gated, torch.randn(3, 5, 4))
+    assert [(u.incoming, u.outgoing, u.units) for u in layers] == [(("0.gate", "0.up"), (("0.down", 1),), 6)]
+    x = torch.randn(64, 5, 4)
+    scores = dormancy(gated, [x])["0.gate"]
+    hidden = (functional.silu(gated[0].gate(x)) * gated[0].up(x)).abs().mean(dim=(0, 1))
+    torch.testing.assert_close(scores, (hidden / hidden.mean()).detach())
+    recycle(gated, layers[0], torch.tensor([2]), generator=torch.Generator().manual_seed(0))
+    assert (gated[0].down.weight[:, 2] == 0).all() and gated[0].gate.bias[2] == 0 and gated[0].up.bias[2] == 0
+    layers, _ = find_unit_layers(squared, x)
+    assert [layer.incoming for layer in layers] == [("up",)]
+    hidden = torch.relu(squared.up(x)).square().mean(dim=(0, 1))
+    torch.testing.assert_close(dormancy(squared, [x])["up"], (hidden / hidden.mean()).detach())
+
+
+def test_flattened_convolution_maps_units_to_their_columns():
+    net = nn.Sequential(nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2))
+    net[1].running_mean.fill_(7.0)
+    net[1].weight.data.fill_(5.0)
+    layer = find_unit_layers(net, torch.randn(2, 1, 2, 2))[0][0]
+    assert layer.outgoing == (("4", 4),) and layer.norms == ("1",)
+    recycle(net, layer, torch.tensor([False, True, False]), generator=torch.Generator().manual_seed(0))
+    assert (net[4].weight == 0).all(dim=0).tolist() == [False] * 4 + [True] * 4 + [False] * 4
+    assert net[1].running_mean.tolist() == [7, 0, 7] and net[1].weight.tolist() == [5, 1, 5]
+
+
+class Shared(nn.Module):
+    """A residual sum, a layer used twice, a concatenation."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.twice, self.side, self.out = (
+            nn.Linear(4, 4),
+            nn.Linear(4, 4),
+            nn.Linear(4, 4),
+            nn.Linear(8, 2),
+        )
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = x + self.twice(torch.relu(self.twice(x)))
+        return self.out(torch.cat([x, self.side(x)], dim=1))
+
+
+def test_units_without_an_owner_are_left_out_with_a_reason():
+    net = Shared()
+    net.side.weight.requires_grad_(False)
+    layers, reasons = find_unit_layers(net, torch.randn(2, 4))
+    assert layers == [] and set(reasons) == {"stem", "twice", "side", "out"}
+    assert "added" in reasons["stem"] and "2 times" in reasons["twice"] and "output" in reasons["out"]
+    assert not net.side.weight.requires_grad and net.training and hooks(net) == 0
+    state = state_of(net, torch.randn(2, 4))
+    with pytest.raises(UserError, match="no hidden units"):
+        create("cbp").at_boundary(state, Phase(1))
