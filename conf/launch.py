@@ -187,6 +187,10 @@ def check_overrides(domain: str, overrides: list[str]) -> None:
                         f"{override.key_or_group}={option} does not exist"
                         f"{_nearest(option, groups[override.key_or_group])}"
                     )
+    for experiment in [v for o in parsed if o.key_or_group == "experiment" for v in _values(o)]:
+        owner = compose(domain, [f"experiment={experiment}"]).domain
+        if owner != domain:
+            raise UserError(f"experiment={experiment} belongs to {owner}, this script trains {domain}")
     known = _keys(domain, parsed, groups)
     for override in parsed:
         key = override.key_or_group

@@ -22,8 +22,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 
 from fire_core.errors import UserError
-from fire_core.fire import Report, Row, apply_to_targets, fire
+from fire_core.fire import apply_to_targets, fire
 from fire_core.gram_form import GramProjection, gram_projection
+from fire_core.report import Report, Row
 from fire_core.skeleton import skeleton
 from fire_core.targets import Target, TargetTable, find_targets
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fire_core.fire import Row
+from fire_core.report import Row
 from fire_core.targets import Target
 
 MOST_CONDITION = 1e5

@@ -13,8 +13,9 @@ from torch import nn
 
 from fire_core.checkpoint_files import Checkpoint, copy_the_rest, open_checkpoint, written_aside
 from fire_core.errors import UserError
-from fire_core.fire import Report, Row, fire
+from fire_core.fire import fire
 from fire_core.metrics import deviation_from_isometry
+from fire_core.report import Report, Row
 from fire_core.skeleton import skeleton
 from fire_core.targets import Target, TargetTable, choose, list_targets
 

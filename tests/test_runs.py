@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fire_core import UserError
-from fire_core.fire import Report
+from fire_core.report import Report
 from fire_core.runs import Run, generator, numpy_generator, seeded
 from fire_core.runs import checkpoint as checkpoints
 from fire_core.runs.trunk import FolderLock, fingerprint

@@ -12,8 +12,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from fire_core.fire import Report
 from fire_core.integrations.treatment import Treatment, numbers
+from fire_core.report import Report
 from fire_core.triggers import Trigger
 
 

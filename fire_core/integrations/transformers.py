@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from fire_core.errors import UserError
-from fire_core.fire import Report
 from fire_core.integrations.treatment import Treatment, numbers
+from fire_core.report import Report
 from fire_core.triggers import Trigger
 
 FILE = "fire_trigger.json"

@@ -12,8 +12,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fire_core.errors import UserError
-from fire_core.fire import Report, fire
+from fire_core.fire import fire
 from fire_core.optim_state import POLICIES, apply_policy
+from fire_core.report import Report
 from fire_core.targets import find_targets
 from fire_core.triggers import Trigger
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.errors import UserError
-from fire_core.fire import Report
 from fire_core.phases import Phase, State
+from fire_core.report import Report
 
 
 @dataclass

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.errors import UserError
-from fire_core.fire import Report
 from fire_core.methods import Method
 from fire_core.phases import Phase, State
+from fire_core.report import Report
 from fire_core.runs.seeding import derive
 from fire_core.units import Recorder, UnitLayer, coming_inputs, find_unit_layers, recycle
 

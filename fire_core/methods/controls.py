@@ -8,12 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fire_core.fire import Report, Treated, apply_to_targets
+from fire_core.fire import Treated, apply_to_targets
 from fire_core.methods import Method, register
 from fire_core.methods.fire import check_rules, combine
 from fire_core.methods.full_reset import restore
 from fire_core.phases import Phase, State
 from fire_core.polar import polar
+from fire_core.report import Report
 from fire_core.targets import Target, find_targets
 
 

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from fire_core.errors import UserError
-from fire_core.fire import Report, observe
+from fire_core.fire import observe
 from fire_core.methods import Method, register
 from fire_core.phases import Phase, State
+from fire_core.report import Report
 from fire_core.targets import Target, find_targets
 
 

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 from torch import nn
 
 from fire_core.errors import UserError
-from fire_core.fire import Report, fire
+from fire_core.fire import fire
 from fire_core.methods import Method, register
 from fire_core.methods.full_reset import restore
 from fire_core.phases import Phase, State
+from fire_core.report import Report
 from fire_core.targets import find_targets, match_parameters
 
 

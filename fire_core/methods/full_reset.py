@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.errors import UserError
-from fire_core.fire import Report, observe
+from fire_core.fire import observe
 from fire_core.methods import Method, register
 from fire_core.phases import Phase, State
+from fire_core.report import Report
 from fire_core.targets import match_parameters
 
 

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 from torch import nn
 
 from fire_core.errors import UserError
-from fire_core.fire import Report, Row
 from fire_core.methods import Method, register
 from fire_core.methods.full_reset import initial_of
 from fire_core.phases import Phase, State
+from fire_core.report import Report, Row
 
 
 class InjectedHead(nn.Module):

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.errors import UserError
-from fire_core.fire import Report
 from fire_core.methods import register
 from fire_core.methods._units import UnitMethod
 from fire_core.phases import Phase, State
+from fire_core.report import Report
 from fire_core.units import Recorder, UnitLayer, find_unit_layers, recycle
 
 __all__ = ["ReDo", "dormancy", "recycle"]

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import torch
 
 from fire_core.errors import UserError
-from fire_core.fire import Report, observe
+from fire_core.fire import observe
 from fire_core.methods import Method, register
 from fire_core.methods.fire import combine
 from fire_core.methods.full_reset import initial_of, restore
 from fire_core.phases import Phase, State
+from fire_core.report import Report
 from fire_core.targets import match_parameters
 
 

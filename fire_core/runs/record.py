@@ -26,7 +26,7 @@ from typing import Any
 import yaml
 
 from fire_core.errors import UserError
-from fire_core.fire import Report
+from fire_core.report import Report
 from fire_core.runs import checkpoint as checkpoints
 from fire_core.runs.machine import describe
 from fire_core.runs.tracker import Tracker, open_tracker
