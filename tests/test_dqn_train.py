@@ -101,8 +101,9 @@ def test_killed_runs_end_in_the_same_metrics_and_weights(tmp_path, method):
         (two, 85, TERM),
         (two, 112, KILL),
         (two, 160, KILL),
+        (two, 200, TERM),
         (two, 0, 0),
-        expect=[0, SAVED, -KILL, -KILL, 0],
+        expect=[0, SAVED, -KILL, -KILL, SAVED, 0],
     )
     label = "-".join([method, *sorted(CHANGES[method][1:])])
     same(result(whole, label), result(killed, label))

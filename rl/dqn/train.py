@@ -63,7 +63,7 @@ def train(cfg: DictConfig) -> None:
         # -------------------------------------------------------------------------------------- where to begin
         at = {"step": 0, "updates": 0, "treated": 0}  # treated: 1 once the boundary is behind us
         probe = torch.zeros(0, dtype=torch.uint8)
-        window = Window()
+        window, figures = Window(), {}
         saved = run.resume()
         replay = open_replay(run, cfg, saved)
         if saved is None:
@@ -76,6 +76,7 @@ def train(cfg: DictConfig) -> None:
             state.phase = at["treated"]
             adam = restore(saved, method, state, target, cfg)
             window.load_state_dict(saved["window"])
+            figures = saved["figures"]
             observations = games.load_state_dict(saved["games"])
             for name, stream in random.items():
                 stream.bit_generator.state = saved["random"][name]
@@ -91,6 +92,7 @@ def train(cfg: DictConfig) -> None:
                 "random": {name: stream.bit_generator.state for name, stream in random.items()},
                 "torch": torch.get_rng_state(),
                 "window": window.state_dict(),
+                "figures": figures,
                 "probe": probe,
                 "at": dict(at),
             }
