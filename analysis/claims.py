@@ -26,7 +26,7 @@ class Claim:
 
     @property
     def text(self) -> str:
-        return f"{style.look(self.better).name} ends better than {style.look(self.worse).name}"
+        return f"{style.look(self.better).name} > {style.look(self.worse).name}"
 
 
 @dataclass(frozen=True)

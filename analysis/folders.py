@@ -20,7 +20,7 @@ SCRIPTS = {
     "dqn": "rl/dqn/train.py",
     "sac": "rl/sac/train.py",
 }
-GIVEN = {"experiment", "size", "method", "seed"}
+GIVEN = {"experiment", "size", "method", "seed", "threads"}
 RUNNING_SECONDS = 180.0  # a folder without an end marker that was written to this recently counts as running
 
 

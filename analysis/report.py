@@ -56,6 +56,14 @@ def table_html(frame: pd.DataFrame, chips: Sequence[str] = ()) -> str:
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
+def claims_html(table: pd.DataFrame) -> str:
+    """Claims with a verdict at some size; the others folded away."""
+    verdicts = ("at size paper", "at size small")
+    waiting = table[list(verdicts)].isin(["not run", "-"]).all(axis=1)
+    folded = f"<details><summary>{int(waiting.sum())} claims not run at any size</summary>{table_html(table[waiting])}</details>"
+    return table_html(table[~waiting], verdicts) + folded
+
+
 def chip(text: str) -> str:
     kind = "good" if text.startswith(GOOD) else "bad" if text.startswith(BAD) else "open"
     return f'<span class="chip {kind}">{escape(text)}</span>'
@@ -155,7 +163,7 @@ def page(results: Results) -> str:
         if len(part.metrics)
     )
     sections = [
-        ("claims", "Claims", CLAIM_NOTE + table_html(claim_table, ("at size paper", "at size small"))),
+        ("claims", "Claims", CLAIM_NOTE + claims_html(claim_table)),
         ("where", "What was run where", table_html(where_table(results))),
         ("figures", "Figures", figures_html(results)),
         ("ends", "End values", ends or '<p class="note">Nothing run yet.</p>'),

@@ -85,22 +85,26 @@ def claim_table(results: Results) -> pd.DataFrame:
     for claim in claims.CLAIMS:
         first, second = claims.paper_values(claim)
         known = first is not None and second is not None
-        cells = {"panel": claim.experiment, "claim": claim.text, "source": claim.source}
-        cells["paper"] = f"{number(first)} : {number(second)}" if known else "-"
+        paper_pair = f"{number(first)} : {number(second)}" if known else "-"
         (large, *_), small = (claims.judge(claim, results, size) for size in ("paper", "small"))
         stand_in = claim.source in claims.STAND_INS
         for verdict in small:
-            shown = {
-                "at size paper": "-" if stand_in else _verdict_text(large),
-                "at size small": verdict.word,
-            }
-            shown["data at small"] = verdict.data or "-"
-            shown["ours at small"] = (
-                f"{_short(verdict.better)} : {_short(verdict.worse)}" if verdict.gain else "-"
+            rows.append(
+                {
+                    "panel": claim.experiment,
+                    "better > worse": claim.text,
+                    "paper": paper_pair,
+                    "at size paper": "-" if stand_in else _verdict_text(large),
+                    "at size small": verdict.word,
+                    "ours at small": f"{_short(verdict.better)} : {_short(verdict.worse)}"
+                    if verdict.gain
+                    else "-",
+                    "gain [95 %]": gain_text(verdict.gain),
+                    "seeds": str(verdict.gain.n) if verdict.gain else "-",
+                    "data at small": verdict.data or "-",
+                    "source": claim.source,
+                }
             )
-            shown["gain [95 %]"] = gain_text(verdict.gain)
-            shown["seeds"] = str(verdict.gain.n) if verdict.gain else "-"
-            rows.append(cells | shown)
     return pd.DataFrame(rows)
 
 
@@ -276,9 +280,15 @@ How to read it
 """
 
 
+CLAIM_NOTE = """Each row: two methods, the one that ends better first. `paper` and `ours` give both end values; the gain is positive
+when it falls as claimed. *holds* / *the opposite holds*: the interval of the gain excludes 0 at size small, which
+supports or contradicts the claim there and does not reproduce its number; *cannot be told apart*: it includes 0.
+"""
+
+
 def reproduced(results: Results) -> str:
     """The text of REPRODUCED.md."""
-    blocks = [HEAD, "## Claims\n", markdown(claim_table(results))]
+    blocks = [HEAD, "## Claims\n", CLAIM_NOTE, markdown(claim_table(results))]
     finished = results.finished
     counts = finished.groupby(["size"])["experiment"].agg(["size", "nunique"])
     for size, row in counts.iterrows():
