@@ -49,18 +49,26 @@ def table_html(frame: pd.DataFrame, chips: Sequence[str] = ()) -> str:
     rows = []
     for row in frame.itertuples(index=False):
         cells = (
-            f"<td>{chip(str(value))}</td>" if column in chips else f"<td>{escape(str(value))}</td>"
+            f"<td>{chip(str(value))}</td>"
+            if column in chips
+            else f"<td{_wrap(value)}>{escape(str(value))}</td>"
             for column, value in zip(frame.columns, row)
         )
         rows.append(f"<tr>{''.join(cells)}</tr>")
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
+def _wrap(value: object) -> str:
+    """Long text may break; numbers and names stay on one line."""
+    return ' class="long"' if len(str(value)) > 60 else ""
+
+
 def claims_html(table: pd.DataFrame) -> str:
     """Claims with a verdict at some size; the others folded away."""
     verdicts = ("at size paper", "at size small")
     waiting = table[list(verdicts)].isin(["not run", "-"]).all(axis=1)
-    folded = f"<details><summary>{int(waiting.sum())} claims not run at any size</summary>{table_html(table[waiting])}</details>"
+    title = f"{int(waiting.sum())} claims not run at any size"
+    folded = f"<details><summary>{title}</summary>{table_html(table[waiting])}</details>"
     return table_html(table[~waiting], verdicts) + folded
 
 

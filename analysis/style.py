@@ -146,6 +146,7 @@ def shared_legend(figure: Figure, axes: Iterable[Axes], columns: int = 4) -> flo
     if not found:
         return 0.0
     columns = max(1, min(columns, int(figure.get_figwidth() // 1.9), len(found)))
+    columns = -(-len(found) // -(-len(found) // columns))  # rows of equal length
     figure.legend(
         list(found.values()),
         list(found),

@@ -88,24 +88,21 @@ def claim_table(results: Results) -> pd.DataFrame:
         paper_pair = f"{number(first)} : {number(second)}" if known else "-"
         (large, *_), small = (claims.judge(claim, results, size) for size in ("paper", "small"))
         stand_in = claim.source in claims.STAND_INS
-        for verdict in small:
-            rows.append(
-                {
-                    "panel": claim.experiment,
-                    "better > worse": claim.text,
-                    "paper": paper_pair,
-                    "at size paper": "-" if stand_in else _verdict_text(large),
-                    "at size small": verdict.word,
-                    "ours at small": f"{_short(verdict.better)} : {_short(verdict.worse)}"
-                    if verdict.gain
-                    else "-",
-                    "gain [95 %]": gain_text(verdict.gain),
-                    "seeds": str(verdict.gain.n) if verdict.gain else "-",
-                    "data at small": verdict.data or "-",
-                    "source": claim.source,
-                }
-            )
+        shared = {"panel": claim.experiment, "better > worse": claim.text, "paper": paper_pair}
+        shared["at size paper"] = "-" if stand_in else _verdict_text(large)
+        rows += [shared | _small_cells(verdict) for verdict in small]
     return pd.DataFrame(rows)
+
+
+def _small_cells(verdict: claims.Verdict) -> dict[str, str]:
+    return {
+        "at size small": verdict.word,
+        "ours at small": f"{_short(verdict.better)} : {_short(verdict.worse)}" if verdict.gain else "-",
+        "gain [95 %]": gain_text(verdict.gain),
+        "seeds": str(verdict.gain.n) if verdict.gain else "-",
+        "data at small": verdict.data or "-",
+        "source": verdict.claim.source,
+    }
 
 
 def _verdict_text(verdict: claims.Verdict) -> str:
@@ -280,9 +277,9 @@ How to read it
 """
 
 
-CLAIM_NOTE = """Each row: two methods, the one that ends better first. `paper` and `ours` give both end values; the gain is positive
-when it falls as claimed. *holds* / *the opposite holds*: the interval of the gain excludes 0 at size small, which
-supports or contradicts the claim there and does not reproduce its number; *cannot be told apart*: it includes 0.
+CLAIM_NOTE = """Each row: two methods, the one that is said to end better first. `paper` and `ours` give both end values; the gain is
+positive when it falls as claimed. *holds* and *the opposite holds*: the interval of the gain excludes 0 at size small,
+which speaks for or against the claim there and does not reproduce its number. *cannot be told apart*: it includes 0.
 """
 
 
