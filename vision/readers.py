@@ -21,12 +21,22 @@ from PIL import Image, UnidentifiedImageError
 from fire_core.errors import UserError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
+
+
+def _plain_bytes(text: str, encoding: str) -> bytes:
+    """Stands for `_codecs.encode`, by which Python 3 stores bytes in old pickles."""
+    if encoding != "latin1":
+        raise UserError(f"the batch file asks for the codec {encoding!r}: it is no CIFAR batch, not read")
+    return text.encode("latin1")
+
+
 # The only names a CIFAR batch needs: they rebuild a numpy array from bytes and can do nothing else.
 ARRAY_PARTS = {
     ("numpy.core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],
     ("numpy._core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): _plain_bytes,
 }
 
 

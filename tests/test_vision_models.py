@@ -1,0 +1,153 @@
+"""The paper's nets by number, their narrow forms, and nets of other packages."""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import nn
+
+from fire_core import UserError, find_targets, fire
+from vision.models import MODELS, build
+
+SMALL = {
+    "resnet18": {"width": 8, "image_size": 16},
+    "vit_tiny": {"width": 24, "depth": 2, "heads": 2, "image_size": 16},
+    "vgg16": {"width": 8, "depth": 11, "image_size": 32},
+    "mlp": {"width": 16, "depth": 2, "image_size": 14},
+    "cnn": {"width": 8, "image_size": 14},
+}
+
+
+def count(net):
+    return sum(p.numel() for p in net.parameters())
+
+
+def test_resnet18_is_the_papers():
+    net = build("resnet18", classes=10, channels=3, image_size=32)
+    body = 11_173_962 - 5_130  # ResNet-18 with CIFAR stem, without its one-layer head
+    assert count(net) == body + 512 * 512 + 512 + 5_130
+    assert net.conv1.kernel_size == (3, 3) and net.conv1.stride == (1, 1)
+    assert not any(isinstance(m, nn.MaxPool2d) for m in net.modules())
+    assert net.features(torch.randn(2, 3, 32, 32)).shape == (2, 512)
+
+
+def test_vit_tiny_is_the_papers():
+    net = build("vit_tiny", classes=100, channels=3, image_size=32)
+    block = 3 * 192**2 + (192**2 + 192) + (192 * 768 + 768) + (768 * 192 + 192) + 4 * 192
+    outside = (48 * 192 + 192) + 192 + 65 * 192 + 2 * 192 + (192 * 100 + 100)
+    assert count(net) == 12 * block + outside
+    assert net.positions.shape == (1, 65, 192) and net.blocks[0].attention.to_q.bias is None
+    assert net.blocks[0].attention.heads == 3
+    names = {t.parameter for t in find_targets(net, "qk").included}
+    assert len(names) == 24 and all(name.endswith(("to_q.weight", "to_k.weight")) for name in names)
+
+
+def test_vgg16_is_the_papers():
+    net = build("vgg16", classes=200, channels=3, image_size=64)
+    convolutions = [m for m in net.modules() if isinstance(m, nn.Conv2d)]
+    assert len(convolutions) == 13 and all(m.bias is not None for m in convolutions)
+    assert sum(isinstance(m, nn.BatchNorm2d) for m in net.modules()) == 13
+    shapes = [(m.in_features, m.out_features) for m in net.modules() if isinstance(m, nn.Linear)]
+    assert shapes == [(2048, 1024), (1024, 1024), (1024, 200)]
+    assert not any(isinstance(m, nn.Dropout) for m in net.modules())
+
+
+def test_vit_patches_are_the_convolution_of_the_same_weights():
+    net = build("vit_tiny", classes=5, channels=3, image_size=8, width=12, depth=1, heads=1)
+    images = torch.randn(2, 3, 8, 8)
+    kernel = net.patch_embedding.weight.view(12, 3, 4, 4)
+    expected = torch.conv2d(images, kernel, net.patch_embedding.bias, stride=4).flatten(2).mT
+    patches = nn.functional.unfold(images, 4, stride=4).transpose(1, 2)
+    torch.testing.assert_close(net.patch_embedding(patches), expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_narrow_forms_learn_and_give_their_features(name):
+    torch.manual_seed(0)
+    size = SMALL[name]["image_size"]
+    net = build(name, classes=3, channels=2, **SMALL[name])
+    images, labels = torch.randn(12, 2, size, size), torch.arange(12) % 3
+    optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(20):
+        loss = nn.functional.cross_entropy(net(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert min(losses) < 0.9 * losses[0]
+    net.eval()
+    torch.testing.assert_close(net.head(net.features(images)), net(images))
+
+
+def test_same_seed_same_net():
+    nets = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        nets.append(build("resnet18", classes=3, channels=1, image_size=8, width=4))
+    assert all(map(torch.equal, nets[0].parameters(), nets[1].parameters()))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "answer"),
+    [
+        ("resnet", {}, "resnet18"),
+        ("resnet18", {"heads": 3}, "no setting 'heads'"),
+        ("vgg16", {"depth": 12}, "depth=12"),
+        ("vgg16", {"image_size": 16}, "at least 32"),
+        ("vit_tiny", {"image_size": 30}, "no multiple"),
+        ("vit_tiny", {"width": 10}, "no multiple"),
+        ("keras:resnet", {}, "keras"),
+    ],
+)
+def test_mistakes_say_what_to_do(name, settings, answer):
+    with pytest.raises(UserError, match=answer):
+        build(name, **{"classes": 3, "channels": 3, "image_size": 32, **settings})
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vit_tiny", "vgg16"])
+@pytest.mark.slow
+def test_fire_on_the_full_nets_is_the_published_formula(name):
+    net = build(name, classes=10, channels=3, image_size=64 if name == "vgg16" else 32)
+    before = {key: p.detach().double() for key, p in net.named_parameters()}
+    report = fire(net, targets="qk" if name == "vit_tiny" else "all")
+    for target in find_targets(net, "qk" if name == "vit_tiny" else "all").included:
+        w = target.matrix(before)
+        x = w / w.norm()
+        x = x.mT if x.shape[1] > x.shape[0] else x
+        for _ in range(10):
+            x = 1.5 * x - 0.5 * x @ (x.mT @ x)
+        x = target.scale * (x.mT if w.shape[1] > w.shape[0] else x)
+        error = (target.matrix(net).double() - x).norm() / x.norm()
+        assert error < 1e-5, (target.name, error)
+    assert len(report.treated()) > 20
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(
+    ("name", "sample"),
+    [
+        ("timm:vit_tiny_patch16_224", "blocks.0.attn.qkv.weight[q]"),
+        ("torchvision:squeezenet1_1", "classifier.1.weight"),
+    ],
+)
+def test_nets_of_other_packages_go_through_the_same_table(name, sample):
+    if not find_spec(name.split(":")[0]):
+        pytest.skip("package is not installed")
+    net = build(name, classes=5, channels=3, image_size=32)
+    assert net(torch.randn(2, 3, 32, 32)).shape == (2, 5)
+    report = fire(net)
+    rows = {row.name: row for row in report.treated()}
+    assert sample in rows and rows[sample].dfi_after < rows[sample].dfi_before + 1e3
+
+
+@pytest.mark.reference
+def test_other_packages_mistakes_say_what_to_do():
+    if not (find_spec("timm") and find_spec("torchvision")):
+        pytest.skip("packages are not installed")
+    with pytest.raises(UserError, match="timm has no model"):
+        build("timm:no_such_net", classes=5, channels=3, image_size=32)
+    with pytest.raises(UserError, match=r"data\.channels=3"):
+        build("torchvision:resnet18", classes=5, channels=1, image_size=32)
+    with pytest.raises(UserError, match="torchvision has no"):
+        build("torchvision:no_such_net", classes=5, channels=3, image_size=32)
