@@ -64,7 +64,8 @@ def train_in(world: World, cfg: DictConfig) -> None:
         net = Decoder(Shape(**{k: v for k, v in cfg.model.items() if k != "name" and v is not None}))
     initial = snapshot({"net": net})
     net.to(world.device)
-    trained = world.wrap(torch.compile(net) if cfg.compile else net)
+    forward: nn.Module = torch.compile(net) if cfg.compile else net  # type: ignore[assignment]
+    trained = world.wrap(forward)
     adam = adamw(net, betas=tuple(cfg.betas), weight_decay=cfg.weight_decay)
     state = State({"net": net}, initial=initial, loss=token_loss)
     peak, peak_source = peak_flops(world.device, cfg.precision)
@@ -73,7 +74,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
 
     with run, seeded(cfg.seed, "train", world.rank):
         # -------------------------------------------------------------------------------------- where to begin
-        at = {"phase": 0, "iteration": 0, "step": 0, "best": float("inf")}
+        at: dict[str, Any] = {"phase": 0, "iteration": 0, "step": 0, "best": float("inf")}
         loss_sum, count = torch.zeros((), device=world.device), 0
         scaler = torch.amp.GradScaler(world.device.type, enabled=cfg.precision == "fp16")
 
@@ -121,7 +122,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
             state.generator = generator(cfg.seed, "method", phase.index)
             state.batches = lambda phase=phase: coming_batches(phase, cfg.boundary.batches, world.device)
             if at["iteration"] == 0:
-                values = evaluate(net, corpora, cfg, world)
+                values = evaluate(forward, corpora, cfg, world)
                 if phase.index > 0:
                     probe = next(coming_batches(phase, 1, world.device))[0][:8]
                     values = {f"before_{k}": v for k, v in (values | plasticity(net, probe)).items()}
@@ -136,7 +137,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
                     count = 0
                     run.boundary(phase.index, report)
                     run.timing(phase=phase.index, boundary_seconds=report.seconds)
-                    after = evaluate(net, corpora, cfg, world)
+                    after = evaluate(forward, corpora, cfg, world)
                     values |= after | {f"after_{k}": v for k, v in (after | plasticity(net, probe)).items()}
                     print(f"boundary: {method.name}; {method_summary(report)}", flush=True)
                 run.log(phase=phase.index, iteration=0, step=at["step"], **values)
@@ -191,7 +192,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
                         peak=peak_source,
                     )
                     results = {"train_loss": mean_loss(world.mean(loss_sum.clone()), count, at["step"], cfg)}
-                    results |= evaluate(net, corpora, cfg, world)
+                    results |= evaluate(forward, corpora, cfg, world)
                     loss_sum.zero_()
                     count = 0
                     run.log(phase=phase.index, iteration=at["iteration"], step=at["step"], **results)
@@ -229,14 +230,15 @@ def open_in_turn(world: World, cfg: DictConfig) -> tuple[Corpus, Corpus]:
     return mine or open_corpora(cfg)
 
 
-def to_device(batch: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, ...]:
+def to_device(batch: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
     """Inputs and targets on the device; to a GPU without waiting for it."""
+    inputs, targets = batch
     if device.type == "cuda":
-        return tuple(part.contiguous().pin_memory().to(device, non_blocking=True) for part in batch)
-    return tuple(part.to(device) for part in batch)
+        inputs, targets = inputs.contiguous().pin_memory(), targets.contiguous().pin_memory()
+    return inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
 
-def coming_batches(phase: PhasePlan, count: int, device: torch.device) -> Iterator[tuple[Tensor, ...]]:
+def coming_batches(phase: PhasePlan, count: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     """The first batches of a phase, for methods that look at the coming data."""
     for iteration in range(count):
         yield to_device(phase.mixture.batch(iteration, 0), device)
