@@ -246,8 +246,8 @@ def server(tmp_path):
             self.send_response(206 if start else 200)
             self.send_header("Content-Length", str(len(content) - start))
             self.end_headers()
-            self.wfile.write(content[start:])
             Handler.sent += len(content) - start
+            self.wfile.write(content[start:])
 
         def log_message(self, *_):
             pass

@@ -128,7 +128,7 @@ def test_fire_on_the_full_nets_is_the_published_formula(name):
     ("name", "sample"),
     [
         ("timm:vit_tiny_patch16_224", "blocks.0.attn.qkv.weight[q]"),
-        ("torchvision:squeezenet1_1", "classifier.1.weight"),
+        ("torchvision:mobilenet_v3_small", "classifier.3.weight"),
     ],
 )
 def test_nets_of_other_packages_go_through_the_same_table(name, sample):
