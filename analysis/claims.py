@@ -100,31 +100,46 @@ def paper_values(claim: Claim) -> tuple[float | None, float | None]:
     return ends.get(claim.better), ends.get(claim.worse)
 
 
-def judge(claim: Claim, results: Results, size: str) -> list[Verdict]:
+@dataclass(frozen=True)
+class Setting:
+    """One experiment, size and data set: {label: {seed: end value}} of its headline measure."""
+
+    experiment: str
+    size: str
+    data: str
+    higher_is_better: bool
+    ends: dict[str, dict[int, float]]
+
+
+def settings(results: Results) -> list[Setting]:
+    """Every setting of `results` that a claim speaks of."""
+    spoken = {claim.experiment for claim in CLAIMS}
+    found = []
+    for part in curves.settings(results, sorted(spoken & set(results.finished["experiment"]))):
+        first = part.finished.iloc[0]
+        logged = measures.measures_of(part, str(first["experiment"]))
+        if logged:
+            ends = measures.end_values(part.metrics, logged[0])
+            by_label = {str(label): measures.by_seed(ends, label) for label in ends["label"].unique()}
+            names = (str(first[key]) for key in ("experiment", "size", "data"))
+            found.append(Setting(*names, logged[0].higher_is_better, by_label))
+    return found
+
+
+def judge(claim: Claim, known: list[Setting], size: str) -> list[Verdict]:
     """One verdict per data set on which both methods were run at this size; a single "not run" otherwise."""
     verdicts = []
-    for part in curves.settings(results.select(experiment=claim.experiment, size=size)):
-        found = _judge(claim, part, size)
-        if found is not None:
-            verdicts.append(found)
+    for setting in known:
+        if (setting.experiment, setting.size) == (claim.experiment, size):
+            better, worse = (setting.ends.get(label, {}) for label in (claim.better, claim.worse))
+            sign = 1.0 if setting.higher_is_better else -1.0
+            gain = paired_difference(
+                *({seed: sign * v for seed, v in ends.items()} for ends in (better, worse))
+            )
+            if gain is not None:
+                values = (estimate(list(ends.values())) for ends in (better, worse))
+                verdicts.append(Verdict(claim, size, setting.data, *values, gain, word(gain, size)))
     return verdicts or [Verdict(claim, size, "", None, None, None, "not run")]
-
-
-def _judge(claim: Claim, part: Results, size: str) -> Verdict | None:
-    found = measures.measures_of(part, claim.experiment)
-    if not found:
-        return None
-    ends = measures.end_values(part.metrics, found[0])
-    better, worse = (measures.by_seed(ends, label) for label in (claim.better, claim.worse))
-    sign = 1.0 if found[0].higher_is_better else -1.0
-    gain = paired_difference(
-        {s: sign * v for s, v in better.items()}, {s: sign * v for s, v in worse.items()}
-    )
-    if gain is None:
-        return None
-    data = str(part.finished["data"].iloc[0])
-    values = (estimate(list(values.values())) for values in (better, worse))
-    return Verdict(claim, size, data, *values, gain, word(gain, size))
 
 
 def word(gain: Estimate, size: str) -> str:
@@ -140,4 +155,5 @@ def word(gain: Estimate, size: str) -> str:
 
 def all_verdicts(results: Results, sizes: tuple[str, ...] = ("paper", "small")) -> list[Verdict]:
     """Every claim at every size, claims in their order."""
-    return [verdict for claim in CLAIMS for size in sizes for verdict in judge(claim, results, size)]
+    known = settings(results)
+    return [verdict for claim in CLAIMS for size in sizes for verdict in judge(claim, known, size)]

@@ -19,6 +19,7 @@ from analysis.figure import experiment_of, figure_command, finish, names_of
 from analysis.load import Results
 from analysis.stats import estimate
 
+PREFIXES = ("fig2a", "random_label", "label_noise")
 PLAIN_ITERATIONS = 10  # of `fire` without an override, in the paper's vision settings
 NOTE = (
     "Bars and points: mean; error bars and bands: 95 % interval over seeds (Student's t), none for one seed."
@@ -26,9 +27,14 @@ NOTE = (
 HESSIAN = ("after_hessian_norm", "after_hessian_lambda_max", "hessian_norm")
 
 
+def headline(part: Results) -> pd.DataFrame:
+    """End values of the setting's first measure."""
+    return measures.end_values(part.metrics, measures.measures_of(part, experiment_of(part))[0])
+
+
 def iterations_data(part: Results) -> pd.DataFrame:
     """iterations, value, low, high, seeds of the end accuracy of `fire` under each number of iterations."""
-    ends = measures.end_values(part.metrics, measures.TEST)
+    ends = headline(part)
     rows = []
     for label in ends["label"].unique():
         method, overrides = style.split_label(label)
@@ -77,17 +83,19 @@ def draw_iterations(axis: style.Axes, part: Results, paper_curves: bool) -> None
     known = table.dropna(subset=["low"])
     axis.fill_between(known["iterations"], known["low"].astype(float), known["high"].astype(float),
                       color=look.colour, alpha=0.15, linewidth=0)  # fmt: skip
-    ends = measures.end_values(part.metrics, measures.TEST)
+    ends = headline(part)
     for label in ("none", "full_reset", "fire_exact"):
         values = measures.by_seed(ends, label)
         if values:
             curves.draw_level(axis, sum(values.values()) / len(values), label)
     if paper_curves:
         theirs = paper.iterations()
-        curves.draw_paper(axis, theirs[theirs["panel"] == names_of(part)[1]])
+        theirs = theirs[theirs["panel"] == names_of(part)[1]]
+        if len(theirs):
+            curves.draw_paper(axis, theirs)
     axis.set_title(curves.panel_title(part, experiment_of(part)))
     axis.set_xlabel("Newton-Schulz iterations")
-    axis.set_ylabel("test accuracy, end")
+    axis.set_ylabel(measures.measures_of(part, experiment_of(part))[0].title.split(",")[0])
 
 
 def draw_bars(axis: style.Axes, table: pd.DataFrame, title: str, metric: str) -> None:
@@ -119,7 +127,7 @@ def draw(parts: list[Results], paper_curves: bool) -> style.Figure:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    return figure_command("fig5", __doc__, ("fig2a",), draw, given)
+    return figure_command("fig5", __doc__, PREFIXES, draw, given)
 
 
 if __name__ == "__main__":

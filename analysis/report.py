@@ -31,7 +31,7 @@ FIGURES = (
     ("probes", "Probes of plasticity", probes.draw, probes.PROBES),
     ("fig3", "Figure 3: language", fig3.draw, ("fig3",)),
     ("fig4", "Figure 4: reinforcement learning", fig4.draw, ("fig4",)),
-    ("fig5", "Figure 5: iterations, and the weights after the reset", fig5.draw, ("fig2a",)),
+    ("fig5", "Figure 5: iterations, and the weights after the reset", fig5.draw, fig5.PREFIXES),
 )
 GOOD, BAD = ("reproduced", "holds"), ("not reproduced", "the opposite holds")
 CLAIM_NOTE = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -70,12 +70,18 @@ def _row(
     }
 
 
+def digits_of(values: Iterable[float]) -> int:
+    """Decimals for a column of one kind: four for accuracies and losses, one or none for returns."""
+    largest = max((abs(value) for value in values), default=0.0)
+    return 4 if largest < 10 else 1 if largest < 10_000 else 0
+
+
 def number(value: float | None, digits: int | None = None, sign: bool = False) -> str:
-    """Four decimals for accuracies and losses, fewer for returns; empty for nothing."""
+    """`digits` decimals (from the value's own size if not given); empty for nothing."""
     if value is None or pd.isna(value):
         return ""
     if digits is None:
-        digits = 4 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
+        digits = digits_of([value])
     return f"{value:{'+' if sign else ''}.{digits}f}"
 
 
@@ -90,8 +96,8 @@ def interval_text(
 def shown(table: pd.DataFrame) -> pd.DataFrame:
     """The table as people read it: text cells, one row a method."""
     rows = []
+    digits = digits_of(table["value"])
     for row in table.to_dict("records"):
-        digits = None if abs(row["value"]) < 10 else 1
         mark = ""
         if not pd.isna(row["difference_low"]):
             mark = "" if row["difference_low"] <= 0 <= row["difference_high"] else " *"

@@ -17,7 +17,7 @@ from analysis import claims, curves, measures, paper, style
 from analysis.figure import experiment_of, names_of, open_results
 from analysis.load import Results, write_frame
 from analysis.stats import Estimate, estimate, paired_difference
-from analysis.summary import interval_text, number
+from analysis.summary import digits_of, interval_text, number
 from analysis.tabulate import latex, markdown
 from fire_core.errors import UserError
 
@@ -31,14 +31,14 @@ def joined(values: pd.Series) -> str:
 def value_text(value: Estimate | None) -> str:
     if value is None:
         return "-"
-    digits = None if abs(value.value) < 10 else 1
+    digits = digits_of([value.value])
     return f"{number(value.value, digits)} {interval_text(value.low, value.high, digits)}"
 
 
 def gain_text(value: Estimate | None, digits: int | None = None) -> str:
     if value is None:
         return "-"
-    digits = digits if digits is not None else None if abs(value.value) < 10 else 1
+    digits = digits_of([value.value]) if digits is None else digits
     return f"{number(value.value, digits, True)} {interval_text(value.low, value.high, digits, True)}"
 
 
@@ -51,6 +51,7 @@ def end_value_table(part: Results) -> pd.DataFrame:
     for place, measure in enumerate(measures.measures_of(part, experiment)):
         ends = measures.end_values(part.metrics, measure)
         labels = style.ordered(ends["label"].unique())
+        digits = digits_of(ends["value"])
         for label in labels:
             values = measures.by_seed(ends, label)
             value = estimate(list(values.values()))
@@ -59,7 +60,6 @@ def end_value_table(part: Results) -> pd.DataFrame:
                 paired_difference(values, measures.by_seed(ends, base)) if base not in (None, label) else None
             )
             known = theirs.get(label) if place == 0 else None
-            digits = None if abs(value.value) < 10 else 1
             no_base = known is None or label == "none" or "none" not in theirs
             rows.append(
                 {
@@ -81,12 +81,13 @@ def end_value_table(part: Results) -> pd.DataFrame:
 def claim_table(results: Results) -> pd.DataFrame:
     """One row a claim (and data set, where a size was run on several): the paper's pair of end values, then ours at each
     size with the paired gain (positive = as claimed) and the verdict."""
+    known_settings = claims.settings(results)
     rows = []
     for claim in claims.CLAIMS:
         first, second = claims.paper_values(claim)
         known = first is not None and second is not None
         paper_pair = f"{number(first)} : {number(second)}" if known else "-"
-        (large, *_), small = (claims.judge(claim, results, size) for size in ("paper", "small"))
+        (large, *_), small = (claims.judge(claim, known_settings, size) for size in ("paper", "small"))
         stand_in = claim.source in claims.STAND_INS
         shared = {"panel": claim.experiment, "better > worse": claim.text, "paper": paper_pair}
         shared["at size paper"] = "-" if stand_in else _verdict_text(large)
@@ -277,9 +278,10 @@ How to read it
 """
 
 
-CLAIM_NOTE = """Each row: two methods, the one that is said to end better first. `paper` and `ours` give both end values; the gain is
-positive when it falls as claimed. *holds* and *the opposite holds*: the interval of the gain excludes 0 at size small,
-which speaks for or against the claim there and does not reproduce its number. *cannot be told apart*: it includes 0.
+CLAIM_NOTE = """Each row: two methods, the one that is said to end better first. `paper` and `ours` give both end values; the
+gain is positive when it falls as claimed. *holds* and *the opposite holds*: the interval of the gain excludes 0 at
+size small, which speaks for or against the claim there and does not reproduce its number. *cannot be told apart*: it
+includes 0.
 """
 
 

@@ -37,6 +37,7 @@ def panel_of(figure: str, panel: str) -> pd.DataFrame:
     return table[table["panel"] == OTHER_NAMES.get(panel, panel)]
 
 
+@cache
 def end_values(figure: str, panel: str) -> dict[str, float]:
     """{method: last value of its curve}; a curve whose end is hidden in the figure is absent."""
     table = panel_of(figure, panel)
