@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from fire_core.roles import role_of
+
 if TYPE_CHECKING:
     from fire_core.layouts import Place
 
@@ -82,24 +84,36 @@ def qkv(q: int, k: int, v: int, repeats: int = 1) -> Rows:
     return Rows((("q", q), ("k", k), ("v", v)), repeats, why=f"part of a fused q/k/v{how}")
 
 
-def qkv_in_order(owner: Any) -> Rows | None:
-    """q, then k, then v: sizes from the numbers of heads and the width of one head."""
-    heads = number(owner, "num_heads", "num_attention_heads", "n_head", "n_heads", "heads", "nhead")
-    kv_heads = number(owner, "num_kv_heads", "num_key_value_heads", "n_kv_head", "n_kv_heads", "kv_heads")
-    width = number(owner, "head_dim", "head_size", "attention_head_size", "dim_head", "d_head")
-    if heads is None:
-        return None
-    if width is None:
-        model = number(owner, "embed_dim", "n_embd", "hidden_size", "d_model", "inner_dim", "dim")
-        width = model // heads if model else None
-    if width is None or any("key_dim" in name or "val_dim" in name for name in vars(owner)):
-        return None
-    return qkv(heads * width, (kv_heads or heads) * width, (kv_heads or heads) * width)
+def qkv_in_order(name: str) -> Callable[[Any], Rows | None]:
+    """q, then k, then v: sizes from the numbers of heads and the width of one head, all held by the owner."""
+
+    def read(owner: Any) -> Rows | None:
+        heads = number(owner, "num_heads", "num_attention_heads", "n_head", "n_heads", "heads", "nhead")
+        kv_heads = number(owner, "num_kv_heads", "num_key_value_heads", "n_kv_head", "n_kv_heads", "kv_heads")
+        width = number(owner, "head_dim", "head_size", "attention_head_size", "dim_head", "d_head")
+        if heads is None or any(
+            "key_dim" in attribute or "val_dim" in attribute for attribute in vars(owner)
+        ):
+            return None
+        if width is None:
+            model = number(owner, "embed_dim", "n_embd", "hidden_size", "d_model", "inner_dim", "dim")
+            width = (model or inputs_of(getattr(owner, name))) // heads
+        return qkv(heads * width, (kv_heads or heads) * width, (kv_heads or heads) * width)
+
+    return read
 
 
-def kv_in_order(owner: Any) -> Rows | None:
-    whole = qkv_in_order(owner)
-    return None if whole is None else replace(whole, sizes=whole.sizes[1:], why="part of a fused k/v")
+def kv_in_order(name: str) -> Callable[[Any], Rows | None]:
+    def read(owner: Any) -> Rows | None:
+        whole = qkv_in_order(name)(owner)
+        return None if whole is None else replace(whole, sizes=whole.sizes[1:], why="part of a fused k/v")
+
+    return read
+
+
+def inputs_of(layer: Any) -> int:
+    """Input width of a Linear, or of a Conv1D, which stores (in, out)."""
+    return int(layer.weight.shape[0 if hasattr(layer, "nf") else 1])
 
 
 def gate_and_up(mate: str, *parts: str) -> Callable[[Any], Rows | None]:
@@ -223,10 +237,15 @@ LAYERS: tuple[Layer, ...] = (
     Layer(
         "GPTNeoX*Attention",
         "query_key_value",
-        lambda m: qkv(m.head_size, m.head_size, m.head_size, m.config.num_attention_heads),
+        lambda m: qkv(m.head_size, m.head_size, m.head_size, number(m, "num_attention_heads") or 0),
     ),
     Layer(
         "BloomAttention", "query_key_value", lambda m: qkv(m.head_dim, m.head_dim, m.head_dim, m.num_heads)
+    ),
+    Layer(
+        "PersimmonAttention",
+        "query_key_value",
+        lambda m: qkv(m.head_dim, m.head_dim, m.head_dim, m.num_heads),
     ),
     Layer("Falcon*Attention", "query_key_value", falcon),
     Layer(
@@ -284,10 +303,10 @@ LAYERS: tuple[Layer, ...] = (
     Layer("*Mamba2Mixer", "in_proj", mamba2("intermediate_size", "ssm_state_size", "n_groups", "num_heads")),
     # any other class: these names mean q, k, v (or k, v) one after the other
     *(
-        Layer("*", name, qkv_in_order)
-        for name in ("qkv", "to_qkv", "c_attn", "Wqkv", "qkv_proj", "in_proj_qkv")
+        Layer("*", name, qkv_in_order(name))
+        for name in ("qkv", "to_qkv", "c_attn", "Wqkv", "qkv_proj", "in_proj_qkv", "att_proj")
     ),
-    *(Layer("*", name, kv_in_order) for name in ("kv", "to_kv", "Wkv")),
+    *(Layer("*", name, kv_in_order(name)) for name in ("kv", "to_kv", "Wkv")),
 )
 
 LOOKS_FUSED = {layer.name for layer in LAYERS if layer.owner == "*"} | {
@@ -326,6 +345,8 @@ def known_rows(place: Place) -> Rows | None:
         found = replace(found, transposed=found.transposed or transposed)
     elif layered and leaf in LOOKS_FUSED:
         return Rows(why_out="looks fused, but its parts are not known: set fused_rows on the layer")
+    elif layered and outputs == 3 * inputs_of(module) and role_of(place.name, place.parents) == "attention":
+        return Rows(why_out="looks fused (three times its inputs, in attention): set fused_rows on the layer")
     if found is not None and found.sizes and place.parameter.dim() == 2 and found.total != outputs:
         sizes_text = " + ".join(f"{name} {size}" for name, size in found.sizes)
         why_out = (

@@ -60,12 +60,15 @@ FUSED = {
         "num_experts": 0,
     },
     "llama": {"intermediate_size": 48, "num_key_value_heads": 2},
+    "gpt_neox_japanese": {"intermediate_multiple_size": 2},
+    "persimmon": {"intermediate_size": 48},
+    "openai-gpt": {"n_embd": 32, "n_layer": 1, "n_head": 4},
 }
 
 
 @pytest.mark.parametrize("name", FUSED)
 def test_q_k_and_v_rows_are_what_they_are_called(name: str) -> None:
-    model = build(name.split("-")[0], **FUSED[name])
+    model = build(name if name == "openai-gpt" else name.split("-")[0], **FUSED[name])
     table = find_targets(model, "attention")
     q, k, v = (parts(table, role) for role in "qkv")
     assert len(q) == len(k) == len(v) == 1
@@ -207,6 +210,18 @@ def test_an_unknown_fused_layer_stays_out_until_it_is_declared() -> None:
     assert "set fused_rows" in find_targets(model)[0].reason
     model[0].query_key_value.fused_rows = {"q": 8, "k": 8, "v": 8}
     assert len(find_targets(model).included) == 4
+
+
+def test_an_attention_layer_of_unknown_name_with_three_times_its_inputs_stays_out() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.everything = nn.Linear(8, 24)
+            self.out = nn.Linear(8, 8)
+
+    model = nn.Sequential(Attention(), nn.Linear(8, 2))
+    assert [t.name for t in find_targets(model).included] == ["0.out.weight", "1.weight"]
+    assert "looks fused" in find_targets(model)[0].reason
 
 
 def test_a_fused_layer_with_a_gate_in_it_does_not_fit_three_parts() -> None:
