@@ -87,6 +87,7 @@ figures: $(VENV)/.with-suite ## Figures 2-5 from the runs there are
 tables: $(VENV)/.with-suite ## convergence, DfI, cost and end-value tables; regenerates REPRODUCED.md
 	$(PY) -m benchmarks.convergence
 	$(PY) -m analysis.tables --write REPRODUCED.md
+	$(PY) -m analysis.readme --write README.md
 
 .PHONY: report
 report: $(VENV)/.with-suite ## one HTML file: what was run, figures, tables, verdicts
