@@ -1,0 +1,246 @@
+"""Images per second of the suite's vision loop against the usual one, interleaved in one process.
+
+    python -m benchmarks.bench_vision [--size small|paper] [--models resnet18 ...] [--compile] [--device cuda]
+
+The usual loop is what most repositories do: a data set that hands out PIL pictures, torchvision's ToTensor and
+Normalize, a DataLoader, float32, eager mode, Adam, and loss and accuracy read back at every step. Ours: uint8 tensors on the
+device, gathered and normalised there, fused Adam, nothing read back within an epoch; then one lever at a time. Both
+train the same net from the same weights on the same shuffled images with the same batch size; after every round the
+turn goes to the next variant, so that a busy machine slows all of them. Each variant's figure is the median over the
+rounds, the ratio is the median of the per-round ratios. The end of the table gives the cost of boundary methods.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Dataset
+
+from fire_core import Phase, State, snapshot
+from fire_core.methods import create
+from vision.data import Images, batch_indices, load, make_phases, prepare
+from vision.models import build
+from vision.torchvision_import import import_torchvision
+
+OUT = Path(__file__).resolve().parents[1] / "analysis" / "results" / "bench_vision.csv"
+SETTINGS: dict[str, dict[str, tuple[dict[str, int], int]]] = {  # net -> its arguments, image size
+    "small": {
+        "mlp": ({"width": 256, "depth": 3}, 14),
+        "cnn": ({"width": 16}, 14),
+        "resnet18": ({"width": 8}, 14),
+        "vit_tiny": ({"width": 48, "depth": 4, "heads": 3}, 28),
+        "vgg16": ({"width": 8, "depth": 11}, 32),
+    },
+    "paper": {"resnet18": ({}, 32), "vit_tiny": ({}, 32), "vgg16": ({}, 64)},
+}
+
+
+class Pictures(Dataset):
+    """What torchvision's data sets are: a PIL picture per index, passed through a transform."""
+
+    def __init__(self, images: Images, transform: Callable[[Image.Image], Tensor]) -> None:
+        self.arrays = images.train_images.cpu().permute(0, 2, 3, 1).squeeze(-1).numpy()
+        self.labels = images.train_labels.tolist()
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.transform(Image.fromarray(self.arrays[index])), self.labels[index]
+
+
+def usual_loop(net: nn.Module, images: Images, options: argparse.Namespace) -> Iterator[int]:
+    """Yields the number of images of each finished step, for ever."""
+    transforms = import_torchvision().transforms
+    normalise = transforms.Normalize(images.mean.tolist(), images.std.tolist())
+    pictures = Pictures(images, transforms.Compose([transforms.ToTensor(), normalise]))
+    cuda = options.device == "cuda"
+    loader = DataLoader(
+        pictures,
+        options.batch_size,
+        shuffle=True,
+        num_workers=options.workers,
+        pin_memory=cuda,
+        persistent_workers=options.workers > 0,
+    )
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    total = 0.0
+    while True:
+        for inputs, labels in loader:
+            inputs, labels = inputs.to(options.device), labels.to(options.device)
+            net.train()
+            outputs = net(inputs)
+            loss = cross_entropy(outputs, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+            optimizer.step()
+            total += loss.item() + (outputs.argmax(dim=1) == labels).sum().item()
+            yield len(labels)
+
+
+def our_loop(
+    net: nn.Module,
+    images: Images,
+    options: argparse.Namespace,
+    *,
+    channels_last: bool = False,
+    bf16: bool = False,
+    compiled: bool = False,
+) -> Iterator[int]:
+    """The steps of vision/train.py, with one lever more."""
+    if channels_last:
+        net.to(memory_format=torch.channels_last)
+    forward = torch.compile(net) if compiled else net
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, fused=True)
+    device = torch.device(options.device)
+    phase = make_phases("warm_start", images, seed=1, share=1.0, epochs=1)[1]
+    loss_sum, epoch = torch.zeros((), device=device), 0
+    net.train()
+    while True:
+        for batch in batch_indices(1, 1, epoch, len(phase.indices), options.batch_size, device):
+            inputs, labels = prepare(images, phase, phase.indices[batch], phase.labels[batch])
+            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                loss = cross_entropy(forward(inputs), labels)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+            optimizer.step()
+            loss_sum += loss.detach() * len(batch)
+            yield len(batch)
+        epoch += 1
+
+
+def speeds(variants: dict[str, Iterator[int]], options: argparse.Namespace) -> dict[str, list[float]]:
+    """Images per second of each variant in each round; the first round only warms up."""
+    result: dict[str, list[float]] = {name: [] for name in variants}
+    for turn in range(options.rounds + 1):
+        for name, steps in variants.items():
+            started, count, seconds = time.perf_counter(), 0, 0.0
+            while seconds < options.seconds:
+                count += next(steps)
+                if options.device == "cuda" and count % (20 * options.batch_size) == 0:
+                    torch.cuda.synchronize()
+                seconds = time.perf_counter() - started
+            if options.device == "cuda":
+                torch.cuda.synchronize()
+            if turn > 0:
+                result[name].append(count / (time.perf_counter() - started))
+    return result
+
+
+def compare(
+    name: str, settings: dict[str, int], size: int, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Rows of one net: every variant's images per second and its ratio to the usual loop."""
+    images = load("fashion_mnist", image_size=size, fit="resize", channels=3, device=options.device)
+    torch.manual_seed(0)
+    start = build(name, classes=10, channels=3, image_size=size, **settings).state_dict()
+
+    def net() -> nn.Module:
+        fresh = build(name, classes=10, channels=3, image_size=size, **settings)
+        fresh.load_state_dict(start)
+        return fresh.to(options.device)
+
+    variants = {"usual": usual_loop(net(), images, options), "ours": our_loop(net(), images, options)}
+    variants["ours, channels-last"] = our_loop(net(), images, options, channels_last=True)
+    if options.device == "cuda":
+        variants["ours, bf16"] = our_loop(net(), images, options, channels_last=True, bf16=True)
+    if options.compile:
+        variants["ours, compiled"] = our_loop(net(), images, options, compiled=True)
+    figures = speeds(variants, options)
+    usual = figures["usual"]
+    common = {"size": options.size, "model": name, "image_size": size, "batch_size": options.batch_size}
+    return [
+        {
+            **common,
+            "variant": variant,
+            "images_per_second": round(statistics.median(values), 1),
+            "ratio_to_usual": round(statistics.median(a / b for a, b in zip(values, usual, strict=True)), 3),
+        }
+        for variant, values in figures.items()
+    ] + boundary_costs(net(), images, common, statistics.median(figures["ours"]))
+
+
+def boundary_costs(
+    net: nn.Module, images: Images, common: dict[str, Any], speed: float
+) -> list[dict[str, Any]]:
+    """Seconds of FIRE and DASH at one boundary, and their share of 100 epochs over these images at `speed`."""
+    rows = []
+    for method in ("fire", "dash"):
+        state = State({"net": net}, initial=snapshot({"net": net}), loss=cross_entropy)
+        state.batches = lambda: (
+            (images.normalise(part), labels)
+            for part, labels in zip(
+                images.train_images.split(256), images.train_labels.split(256), strict=True
+            )
+        )
+        count = len(images.train_labels)
+        if common["size"] == "paper" and images.train_images.device.type == "cpu" and method == "dash":
+            continue  # one pass at full width takes as long as an epoch: minutes to hours without a GPU
+        report = create(method).at_boundary(state, Phase(1))
+        share = report.seconds / (100 * count / speed)
+        rows.append(
+            {**common, "variant": f"boundary: {method}", "seconds": report.seconds, "share_of_phase": share}
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    cuda = torch.cuda.is_available()
+    parser.add_argument("--size", choices=list(SETTINGS), default="paper" if cuda else "small")
+    parser.add_argument("--models", nargs="+", help="default: all of the size")
+    parser.add_argument("--device", default="cuda" if cuda else "cpu")
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each variant in each round")
+    parser.add_argument(
+        "--workers", type=int, default=4 if cuda else 0, help="of the usual loop's DataLoader"
+    )
+    parser.add_argument("--threads", type=int, default=1, help="of torch on the CPU")
+    parser.add_argument(
+        "--compile", action="store_true", help="also torch.compile (needs a C++ compiler on CPU)"
+    )
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    hardware = torch.cuda.get_device_name() if options.device == "cuda" else f"{platform.machine()} CPU"
+    rows = []
+    for name, (settings, size) in SETTINGS[options.size].items():
+        if options.models is None or name in options.models:
+            found = compare(name, settings, size, options)
+            rows += [{**row, "hardware": hardware, "torch": torch.__version__} for row in found]
+            print("\n".join(map(line, found)), flush=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with options.out.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+    print(f"wrote {options.out}")
+
+
+def line(row: dict[str, Any]) -> str:
+    head = f"{row['model']:<10} {row['variant']:<22}"
+    if "seconds" in row:
+        return f"{head} {row['seconds']:8.3f} s = {row['share_of_phase']:.3%} of 100 epochs"
+    return f"{head} {row['images_per_second']:10.0f} images/s   x {row['ratio_to_usual']:.2f}"
+
+
+if __name__ == "__main__":
+    main()
