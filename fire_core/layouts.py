@@ -228,7 +228,10 @@ def _split(place: Place) -> Iterator[Part]:
     elif rows is not None and parameter.dim() in (2, 3):
         yield from _known(place, rows)
     elif isinstance(module, nn.Linear | conv._ConvNd) and place.attribute != "weight":
-        yield Part("other", "part of a reparametrised weight (weight_norm, spectral_norm): remove that first")
+        yield Part(
+            "other",
+            "beside the weight: a gain, or part of a reparametrised weight (weight_norm): remove that",
+        )
     elif isinstance(module, nn.Linear) and parameter.dim() == 2:
         yield Part("linear", f"weight of {_class(module)}", True, shape=tuple(parameter.shape))
     elif isinstance(module, conv._ConvNd):

@@ -316,7 +316,9 @@ def test_reparametrised_layers_stay_out() -> None:
     old = nn.Sequential(torch.nn.utils.weight_norm(nn.Linear(3, 3)), nn.Linear(3, 2))
     new = nn.Sequential(torch.nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 3, 1)), nn.Linear(3, 2))
     assert names(old) == names(new) == ["1.weight"]
-    assert all("arametri" in t.reason for t in find_targets(old) if t.module == "0" and t.kind != "bias")
+    assert all(
+        "reparametrised" in t.reason for t in find_targets(old) if t.module == "0" and t.kind != "bias"
+    )
 
 
 def test_parameters_that_are_elsewhere_or_empty() -> None:

@@ -233,3 +233,58 @@ def test_a_fused_layer_with_a_gate_in_it_does_not_fit_three_parts() -> None:
 
     table = find_targets(nn.Sequential(Attention(), nn.Linear(8, 2)))
     assert not table[0].included and "is not its 32 rows" in table[0].reason
+
+
+def assert_sound(model: nn.Module) -> int:
+    """Every target has a reason; every included one is a matrix of the shape it says. Gives their number."""
+    table = find_targets(model)
+    for target in table:
+        assert target.reason, target.name
+        if target.included:
+            assert tuple(target.matrix(model).shape) == target.shape, target.name
+    assert len({target.name for target in table}) == len(table)
+    return len(table.included)
+
+
+def layers_shortened(config: object) -> object:
+    """At most four layers, where the configuration lets us."""
+    for name in ("num_hidden_layers", "layer_types", "mlp_layer_types"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 4:
+            setattr(config, name, 4)
+        elif isinstance(value, list):
+            setattr(config, name, value[:4])
+    return config
+
+
+@pytest.mark.slow
+def test_every_causal_language_model_of_transformers() -> None:
+    """Their own default sizes, on the meta device; a few need more than a configuration and are not built."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    found = {}
+    for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        try:
+            config = layers_shortened(transformers.AutoConfig.for_model(name))
+            with torch.device("meta"):
+                model = transformers.AutoModelForCausalLM.from_config(config)
+        except Exception:
+            continue
+        found[name] = assert_sound(model)
+    print(
+        f"{len(found)} of {len(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)} model types, {sum(found.values())} matrices"
+    )
+    assert len(found) > 150
+
+
+@pytest.mark.slow
+def test_one_model_of_every_family_of_timm() -> None:
+    found = {}
+    for family in timm.list_modules():
+        names = timm.list_models(module=family)
+        if names:
+            with torch.device("meta"):
+                model = timm.create_model(names[0])
+            found[names[0]] = assert_sound(model)
+    print(f"{len(found)} families, {sum(found.values())} matrices")
+    assert len(found) > 90
