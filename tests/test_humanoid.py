@@ -17,7 +17,7 @@ from fire_core.errors import UserError  # noqa: E402
 from rl.sac.humanoid import model as humanoid_model  # noqa: E402
 from rl.sac.humanoid import rendering  # noqa: E402
 from rl.sac.humanoid.environment import HumanoidVectorEnv, Simulation  # noqa: E402
-from rl.sac.humanoid.tasks import TASKS, find_task, normalised_return, reward_terms  # noqa: E402
+from rl.sac.humanoid.tasks import TASKS, find_task, reward_terms  # noqa: E402
 
 HAS_MESHES = importlib.util.find_spec("robosuite_models") is not None
 needs_meshes = pytest.mark.skipif(not HAS_MESHES, reason="pip install robosuite-models")
@@ -251,11 +251,6 @@ def test_a_thousand_random_episodes(name):
         episodes += int((terminated | truncated).sum())
     for simulation in vector.simulations:
         assert all(warning.number == 0 for warning in simulation.data.warning)
-
-
-def test_normalised_return_is_zero_at_random_and_one_at_success():
-    walk = find_task("h1-walk")
-    assert normalised_return(walk, 2.377) == 0 and normalised_return(walk, 700.0) == 1
 
 
 def test_mistakes_are_one_line_that_names_the_remedy(monkeypatch):

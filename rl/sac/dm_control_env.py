@@ -1,5 +1,6 @@
 """DeepMind control suite tasks ("humanoid-walk") as gymnasium environments."""
 
+from importlib.metadata import version
 from typing import Any
 
 import gymnasium
@@ -32,7 +33,13 @@ class DmControl(gymnasium.Env):
         self.observation_space = Box(-np.inf, np.inf, (size,), np.float64)
 
     def _load(self, seed: int) -> None:
-        self.suite = suite.load(self.domain, self.task, task_kwargs={"random": np.random.RandomState(seed)})
+        try:
+            self.suite = suite.load(
+                self.domain, self.task, task_kwargs={"random": np.random.RandomState(seed)}
+            )
+        except AttributeError as error:
+            pair = f"dm-control {version('dm-control')} does not fit mujoco {version('mujoco')}"
+            raise UserError(f"{pair} ({error}): pip install 'mujoco<4'") from error
 
     @property
     def model(self) -> Any:

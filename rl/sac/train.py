@@ -19,7 +19,7 @@ sys.path.insert(
 
 import numpy as np
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from tqdm import tqdm
 
@@ -31,10 +31,10 @@ from fire_core.phases import Phase, State, snapshot
 from fire_core.probe import plasticity
 from fire_core.runs import generator, numpy_generator
 from fire_core.runs.seeding import derive
-from rl.evaluate import play_episodes
+from rl.evaluate import normalized, play_episodes
 from rl.replay import Batch, FlatReplay
 from rl.sac.env import EvaluationTasks, Task
-from rl.sac.humanoid.tasks import TASKS, normalised_return
+from rl.sac.humanoid.tasks import TASKS
 from rl.sac.network import Actor, Critics, Temperature, sample_action
 from rl.sac.normaliser import RunningNormaliser
 from rl.sac.update import Learner, update
@@ -42,6 +42,7 @@ from rl.sac.update import Learner, update
 
 @launch("sac")
 def train(cfg: DictConfig) -> None:
+    check(cfg)
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
     run = open_run(cfg, method, env=cfg.env.name)
@@ -108,7 +109,7 @@ def train(cfg: DictConfig) -> None:
         def test(step: int) -> dict[str, float]:
             tests.seeds = [derive(cfg.seed, "evaluation", step, i) % 2**31 for i in range(tests.count)]
             result = play_episodes(tests, policy, tests.count, cfg.eval_limit).summary()
-            result |= normalised(cfg.env.name, result["eval_return"])
+            result |= on_scale(cfg.env.name, result["eval_return"])
             if len(replay):
                 stored = replay.sample(min(512, len(replay)), numpy_generator(cfg.seed, "probe", step))
                 result |= plasticity(learner.actor, normalise(stored, normaliser, device).observations)
@@ -206,6 +207,18 @@ def train(cfg: DictConfig) -> None:
     print(f"table and figure: make sac-sweep EXPERIMENT={run.meta['experiment']} SIZE={cfg.size}")
 
 
+def check(cfg: DictConfig) -> None:
+    """Stop before any work where settings contradict one another."""
+    if not cfg.learning_starts < cfg.midpoint < cfg.steps:
+        raise UserError(
+            f"midpoint={cfg.midpoint} must lie after learning_starts={cfg.learning_starts} and before steps={cfg.steps}"
+        )
+    choices = {"compat": ("fair", "official"), "boundary.temperature": ("renew", "keep")}
+    for key, known in (choices | {"boundary.normaliser": ("renew", "keep")}).items():
+        if (value := OmegaConf.select(cfg, key)) not in known:
+            raise UserError(f"{key}={value!r}: choose one of {', '.join(known)}")
+
+
 def build(cfg: DictConfig, task: Task, device: torch.device) -> Learner:
     """Networks at their initial draw, and fresh optimizers."""
     sizes = (task.observation_size, task.action_size)
@@ -271,10 +284,10 @@ def normalise(batch: Batch, normaliser: RunningNormaliser, device: torch.device)
     return batch._replace(observations=(now - mean) * inverse, next_observations=(following - mean) * inverse)
 
 
-def normalised(env: str, value: float) -> dict[str, float]:
+def on_scale(env: str, value: float) -> dict[str, float]:
     """`eval_normalized` where the task has published random and success scores."""
-    name = env.removesuffix("-v0").removesuffix("-primitive")
-    return {"eval_normalized": normalised_return(TASKS[name], value)} if name in TASKS else {}
+    task = TASKS.get(env.removesuffix("-v0").removesuffix("-primitive"))
+    return {"eval_normalized": normalized(value, task.random_return, task.success_return)} if task else {}
 
 
 def episode_seed(cfg: DictConfig, episode: int) -> int:

@@ -82,8 +82,3 @@ def reward_terms(
         terms["move"] = float((5 * np.clip(velocity[0] / task.speed, 0.0, 1.0) + 1) / 6)
     terms["reward"] = float(np.prod(list(terms.values())))
     return terms
-
-
-def normalised_return(task: Task, value: float) -> float:
-    """(return - random) / (success - random): 0 for the benchmark's random policy, 1 at its success bar."""
-    return (value - task.random_return) / (task.success_return - task.random_return)

@@ -1,0 +1,144 @@
+"""Tasks behind the SAC script: scaling, action repeat, saved simulator state, mistakes."""
+
+import importlib
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("mujoco")
+import gymnasium
+from gymnasium.spaces import Box
+
+from fire_core.errors import UserError
+from fire_core.runs import checkpoint
+from rl.evaluate import play_episodes
+from rl.sac import env
+from rl.sac.env import EvaluationTasks, Task
+
+
+class Counter(gymnasium.Env):
+    """Pays its scaled action each step and ends after five; a truncation at seven is never reached."""
+
+    observation_space = Box(-10, 10, (1,), np.float64)
+    action_space = Box(np.array([0.0]), np.array([4.0]), dtype=np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        self.age = 0
+        return np.array([float(seed or 0)]), {}
+
+    def step(self, action):
+        self.age += 1
+        return np.array([float(self.age)]), float(action[0]), self.age == 5, False, {}
+
+
+@pytest.fixture
+def counter(monkeypatch):
+    monkeypatch.setattr(env, "open_environment", lambda name, backend: Counter())
+
+
+def skip_without_dm_control():
+    """Its releases lag behind MuJoCo's: the pair that is installed may not fit."""
+    pytest.importorskip("dm_control")
+    try:
+        Task("cartpole-balance", backend="dm_control")
+    except UserError as error:
+        assert "pip install" in str(error)
+        pytest.skip(str(error))
+
+
+def test_actions_are_scaled_rewards_summed_and_the_repeat_stops_at_the_end(counter):
+    task = Task("counter", action_repeat=3)
+    task.reset(0)
+    observation, reward, terminated, _ = task.step(np.array([0.5]))
+    assert (observation.tolist(), reward, terminated) == ([3.0], 9.0, False)
+    observation, reward, terminated, _ = task.step(np.array([-1.0]))
+    assert (observation.tolist(), reward, terminated) == ([5.0], 0.0, True)
+
+
+def test_evaluation_counts_one_whole_episode_a_task_and_lets_ended_ones_rest(counter):
+    tasks = EvaluationTasks(2, name="counter", backend="gymnasium", action_repeat=1)
+    tasks.tasks[1].environment.step = lambda action: (np.array([1.0]), 1.0, False, False, {})
+    result = play_episodes(tasks, lambda o: np.ones((2, 1)), 2, max_steps=8)
+    assert sorted(result.returns) == [8.0, 20.0]
+    assert tasks.tasks[0].environment.age == 5
+    assert result.unfinished == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("Hopper-v5", "gymnasium"),
+        ("Humanoid-v5", "gymnasium"),  # its reward reads quantities that lag one physics step
+        ("h1-balance_simple-primitive-v0", "gymnasium"),
+        ("humanoid-walk", "dm_control"),
+    ],
+)
+def test_a_restored_task_goes_on_bit_for_bit(name, backend, tmp_path):
+    if backend == "dm_control":
+        skip_without_dm_control()
+    actions = np.random.default_rng(0).uniform(-1, 1, (60, 21))
+
+    def go_on(task: Task) -> list:
+        outcomes, ended = [], False
+        for step in range(8, 40):
+            if ended:
+                task.reset(seed=step)
+            observation, reward, terminated, truncated = task.step(actions[step, : task.action_size])
+            ended = terminated or truncated
+            outcomes.append((observation.tolist(), reward, terminated, truncated))
+        return outcomes
+
+    task = Task(name, backend, action_repeat=1)
+    task.reset(seed=3)
+    for step in range(8):
+        task.step(actions[step, : task.action_size])
+    checkpoint.save(tmp_path, 0, task.state_dict(), name="task")
+    whole = go_on(task)
+    other = Task(name, backend, action_repeat=1)
+    other.reset(seed=99)
+    for _ in range(3):
+        other.step(np.ones(other.action_size))
+    other.load_state_dict(checkpoint.load(tmp_path / "task.pt"))
+    assert go_on(other) == whole
+
+
+def test_a_restored_task_keeps_its_time_limit():
+    task = Task("h1-run-primitive-v0")
+    task.reset(seed=0)
+    task.step(np.zeros(19))
+    other = Task("h1-run-primitive-v0")
+    other.load_state_dict(task.state_dict())
+    assert 1 in [getattr(holder, name) for holder, name in env.counters(other.environment)]
+
+
+def test_mistakes_name_the_remedy(monkeypatch):
+    with pytest.raises(UserError, match="Hoper-v5"):
+        Task("Hoper-v5")
+    with pytest.raises(UserError, match="bounded box"):
+        Task("CartPole-v1")
+    with pytest.raises(UserError, match=r"backend='gym'.*gymnasium, humanoid_bench, dm_control"):
+        Task("Hopper-v5", backend="gym")
+    with pytest.raises(UserError, match="no MuJoCo task"):
+        Task("Pendulum-v1").state_dict()
+
+    def missing(name: str):
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+    monkeypatch.setattr(env, "import_module", missing)
+    with pytest.raises(UserError, match=r"needs humanoid_bench: .*env=h1_walk"):
+        Task("h1-walk-v0", backend="humanoid_bench")
+
+
+def test_an_unknown_dm_control_task_is_named_with_its_neighbours():
+    skip_without_dm_control()
+    with pytest.raises(UserError, match=r"humanoid-hop.*humanoid-walk"):
+        Task("humanoid-hop", backend="dm_control")
+
+
+def test_a_saved_state_is_tensors_and_plain_values():
+    task = Task("Hopper-v5")
+    task.reset(0)
+    state = task.state_dict()
+    assert all(isinstance(value, torch.Tensor) for value in state["derived"].values())
+    assert importlib.import_module("json").dumps(state["counters"])

@@ -1,0 +1,173 @@
+"""The SAC script as a user runs it: resume after a kill, forks of one midpoint, what is renewed, mistakes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("mujoco")
+
+from conf.launch import compose_config
+from fire_core.runs import generator
+from rl.sac.network import Actor
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = str(ROOT / "rl/sac/train.py")
+METHODS = ["none", "fire", "full_reset", "plasticity_injection", "fire_exact"]
+
+# Runs command lines one after the other, each in a fork of one process that has imported everything. `kill` ends a
+# run as SIGKILL would, right after the checkpoint of that agent step.
+DRIVER = """
+import json, os, runpy, sys
+sys.path.insert(0, {root!r})
+import rl.sac.train, rl.sac.humanoid.environment
+from fire_core.runs import Run
+
+def start(arguments, kill):
+    save = Run.save
+    def dying(self, step, parts, name=None):
+        save(self, step, parts, name)
+        if kill and step >= kill and name is None:
+            os._exit(9)
+    Run.save = dying
+    sys.argv = [{script!r}, *arguments]
+    runpy.run_path({script!r}, run_name="__main__")
+
+codes = []
+for arguments, kill in json.loads(sys.argv[1]):
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        code = 0
+        try:
+            start(arguments, kill)
+        except SystemExit as end:
+            code = end.code or 0
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(code)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print("codes", json.dumps(codes))
+"""
+
+
+def drive(*runs: tuple[list[str], int]) -> tuple[list[int], str]:
+    """Exit codes of the runs, and all they printed."""
+    fixed = ["size=smoke", "run.progress=false", "device=cpu"]
+    code = DRIVER.format(root=str(ROOT), script=SCRIPT)
+    lines = json.dumps([([*fixed, *arguments], kill) for arguments, kill in runs])
+    done = subprocess.run(
+        [sys.executable, "-c", code, lines], capture_output=True, text=True, cwd=ROOT, timeout=250
+    )
+    assert "codes" in done.stdout, done.stderr[-3000:]
+    return json.loads(done.stdout.rsplit("codes", 1)[1]), done.stdout + done.stderr
+
+
+def folder(root: Path, label: str, experiment: str) -> Path:
+    return root / experiment / "smoke" / label / "seed_1"
+
+
+def metrics(root: Path, label: str, experiment: str) -> list[dict]:
+    text = (folder(root, label, experiment) / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def final(root: Path, label: str, experiment: str) -> dict:
+    return torch.load(folder(root, label, experiment) / "checkpoint" / "final.pt", weights_only=True)["actor"]
+
+
+@pytest.mark.parametrize(
+    ("experiment", "method"), [("fig4b_balance_simple", "fire"), ("fig4b_hopper", "plasticity_injection")]
+)
+def test_killed_in_either_half_a_run_ends_in_the_same_bits(tmp_path, experiment, method):
+    whole, killed, alone = tmp_path / "whole", tmp_path / "killed", tmp_path / "alone"
+    what = [f"experiment={experiment}", f"method={method}", "run.checkpoint_steps=25"]
+    codes, output = drive(
+        ([*what, f"run.root={whole}"], 0),
+        ([*what, f"run.root={killed}"], 45),
+        ([*what, f"run.root={killed}"], 80),
+        ([*what, f"run.root={killed}"], 0),
+        ([*what, f"run.root={alone}", "run.trunk=false"], 0),
+    )
+    assert codes == [0, 9, 9, 0, 0], output[-2000:]
+    assert output.count("going on from") == 2
+    wanted, weights = metrics(whole, method, experiment), final(whole, method, experiment)
+    for root in (killed, alone):
+        assert metrics(root, method, experiment) == wanted
+        for name, value in final(root, method, experiment).items():
+            assert torch.equal(value, weights[name]), name
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    root = tmp_path_factory.mktemp("grid")
+    runs = [([f"method={m}", "experiment=fig4b_hopper", f"run.root={root}"], 0) for m in METHODS]
+    official = ["method=none", "compat=official", "experiment=fig4b_hopper", f"run.root={root}"]
+    codes, output = drive(*runs, (official, 0))
+    assert codes == [0] * (len(METHODS) + 1), output[-3000:]
+    return root
+
+
+def test_all_methods_go_on_from_one_midpoint(grid):
+    halves = [[line for line in metrics(grid, m, "fig4b_hopper") if line["phase"] == 0] for m in METHODS]
+    assert [line["step"] for line in halves[0]] == [0, 60]
+    assert all(half == halves[0] for half in halves)
+    assert len(list((grid / "trunks").glob("*/DONE"))) == 2  # one of them for compat=official
+
+
+def test_what_each_method_did_is_in_its_report(grid):
+    def rows(method: str) -> list[dict]:
+        text = (folder(grid, method, "fig4b_hopper") / "boundary_1.json").read_text()
+        return json.loads(text)["rows"]
+
+    treated = [row for row in rows("fire_exact") if row["dfi_factor"] is not None]
+    assert len(treated) == 5 + 2 * 4
+    assert all(row["dfi_factor"] < 1e-6 for row in treated)
+    # Injection keeps every prediction, so the policy right after it is the one of `none`, up to rounding.
+    after = {m: metrics(grid, m, "fig4b_hopper")[2]["eval_return"] for m in METHODS}
+    assert after["plasticity_injection"] == pytest.approx(after["none"], rel=1e-3)
+    assert after["full_reset"] != after["none"]
+
+
+def test_official_leaves_the_run_without_intervention_alone_and_fair_renews_it_too(grid):
+    label = "none-compat=official"
+    official, fair = metrics(grid, label, "fig4b_hopper"), metrics(grid, "none", "fig4b_hopper")
+    assert official[:3] == fair[:3]
+    assert official[3]["temperature"] != fair[3]["temperature"]
+
+
+def test_full_reset_brings_back_the_weights_of_the_start(grid):
+    lines = metrics(grid, "full_reset", "fig4b_hopper")
+    start = Actor(11, 3, 16, 1, generator(1, "init", "actor"))
+    norm = torch.sqrt(sum(p.square().sum() for p in start.parameters())).item()
+    assert lines[2]["weight_norm"] == pytest.approx(norm, rel=1e-6)
+    assert lines[1]["weight_norm"] != pytest.approx(norm, rel=1e-6)
+
+
+def test_mistakes_are_one_line_and_exit_code_2(tmp_path):
+    root = f"run.root={tmp_path}"
+    codes, output = drive(
+        (["experiment=fig4b_hopper", "learning_rat=1", root], 0),
+        (["experiment=fig4b_hopper", "env.name=Hoper-v5", root], 0),
+        (["experiment=fig4b_hopper", "midpoint=500", root], 0),
+    )
+    assert codes == [2, 2, 2]
+    assert "did you mean 'learning_rate'" in output
+    assert "Hoper-v5" in output
+    assert "midpoint=500" in output
+
+
+@pytest.mark.parametrize("task", ["walk", "balance_simple", "run"])
+def test_paper_settings_number_by_number(task):
+    cfg = compose_config("sac", [f"experiment=fig4b_{task}", "size=paper"])
+    assert (cfg.env.name, cfg.env.action_repeat) == (f"h1-{task}-v0", 2)
+    assert (cfg.steps, cfg.midpoint, cfg.learning_starts) == (500_000, 250_000, 5000)
+    assert (cfg.updates_per_step, cfg.batch_size, cfg.replay) == (2, 256, 1_000_000)
+    assert (cfg.learning_rate, cfg.weight_decay, cfg.tau, cfg.discount) == (1e-4, 0.01, 0.005, 0.99)
+    assert (cfg.temperature, cfg.target_entropy) == (0.01, 0.5)
+    assert (cfg.actor.width, cfg.actor.blocks) == (128, 1)
+    assert (cfg.critic.width, cfg.critic.blocks, cfg.critic.count) == (512, 2, 2)
+    assert (cfg.eval_every, cfg.eval_episodes, cfg.compat) == (10_000, 10, "official")
+    assert (cfg.method.name, cfg.method.iterations, cfg.method.targets) == ("fire", 10, "all")
