@@ -60,6 +60,9 @@ def after_reset_data(part: Results) -> pd.DataFrame:
     columns = {"DfI of the stored weights": "dfi_after", "DfI of the factors": "dfi_factor"}
     columns["SFE / SFE of full reset"] = "sfe_share"
     rows = []
+    before = part.boundaries[part.boundaries["matrices"] > 0].drop_duplicates(["seed", "phase"])
+    if len(before) and before["phase"].max() == 1:  # one boundary: all methods met the same weights
+        rows.append(("DfI of the stored weights", "none", *_interval(before["dfi_before"])))
     for title, column in columns.items():
         for label, group in reports.dropna(subset=[column]).groupby("label"):
             rows.append((title, label, *_interval(group[column])))
@@ -106,6 +109,7 @@ def draw_bars(axis: style.Axes, table: pd.DataFrame, title: str, metric: str) ->
     for place, row in enumerate(part.itertuples()):
         if row.low is not None and not pd.isna(row.low):
             axis.plot([place, place], [row.low, row.high], color="#222222", linewidth=1.2)
+    axis.set_xlim(-0.6, max(len(labels), 4) - 0.4)
     axis.set_xticks(range(len(labels)), [style.look(x).name for x in labels], rotation=30, ha="right")
     axis.set_title(f"{metric}\n{title}")
     axis.set_ylim(bottom=0)

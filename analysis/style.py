@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+CHARACTERS_PER_INCH = 18  # of the footnote
 FORMATS = ("png", "svg", "pdf")
 
 
@@ -159,17 +161,11 @@ def shared_legend(figure: Figure, axes: Iterable[Axes], columns: int = 4) -> flo
 
 
 def footnote(figure: Figure, text: str, below: float = 0.0) -> None:
-    """Small grey text under the figure: what data, size, seeds and commits it shows. `below`: inches already
-    taken."""
-    figure.text(
-        0.01,
-        -(below + 0.08) / figure.get_figheight(),
-        text,
-        fontsize=7,
-        color="#555555",
-        va="top",
-        linespacing=1.4,
-    )
+    """Small grey text under the figure: what data, size, seeds and commits it shows. `below`: inches already taken."""
+    wide = int(figure.get_figwidth() * CHARACTERS_PER_INCH)
+    wrapped = "\n".join(part for line in text.splitlines() for part in textwrap.wrap(line, wide))
+    place = -(below + 0.08) / figure.get_figheight()
+    figure.text(0.01, place, wrapped, fontsize=7, color="#555555", va="top", linespacing=1.4)
 
 
 def save(figure: Figure, stem: Path, formats: Iterable[str] = FORMATS) -> list[Path]:

@@ -162,7 +162,10 @@ def draw_summary(parts: Sequence[Results]) -> style.Figure:
     figure.tight_layout()
     taken = style.shared_legend(figure, axes)
     runs = pd.concat([part.runs for part in parts])
-    note = "Band: range over seeds. Dotted lines: boundaries.\n" + curves.provenance(runs)
+    note = (
+        "Band: range over seeds. Dotted lines: boundaries. With one boundary, axes show the time after it.\n"
+        + curves.provenance(runs)
+    )
     style.footnote(figure, note, taken)
     return figure
 
@@ -180,13 +183,25 @@ def draw_setting(axis: style.Axes, part: Results) -> pd.DataFrame:
         axis.set_ylabel(f"{words(headline.metric)}, end of task")
         return drawn
     rows, unit = curves.with_progress(measures.curve(part.metrics, headline.metric))
-    drawn = curves.draw_labels(axis, rows)
-    curves.mark_boundaries(axis, curves.boundaries(rows))
+    marks = curves.boundaries(rows)
+    late = around_the_boundary(rows, marks)
+    drawn = curves.draw_labels(axis, late)
+    if len(late) < len(rows):
+        after = drawn[drawn["x"] >= marks[0] + 0.1 * (drawn["x"].max() - marks[0])]
+        low, high = after["low"].min(), after["high"].max()
+        axis.set_ylim(low - 0.08 * (high - low) - 1e-3, high + 0.08 * (high - low) + 1e-3)
+    curves.mark_boundaries(axis, marks)
     axis.set_xlabel(unit)
     axis.set_ylabel(words(headline.metric))
-    if not headline.higher_is_better:
-        axis.margins(y=0.03)
     return drawn
+
+
+def around_the_boundary(rows: pd.DataFrame, marks: Sequence[float]) -> pd.DataFrame:
+    """With one boundary after a long first phase, the rows from shortly before it on: earlier all methods are one."""
+    if len(marks) != 1:
+        return rows
+    length = float(rows["x"].max()) - marks[0]
+    return rows[rows["x"] >= marks[0] - 0.25 * length] if marks[0] > 1.5 * length else rows
 
 
 def words(metric: str) -> str:
