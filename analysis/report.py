@@ -66,7 +66,7 @@ def _wrap(value: object) -> str:
 def claims_html(table: pd.DataFrame) -> str:
     """Claims with a verdict at some size; the others folded away."""
     verdicts = ("at size paper", "at size small")
-    waiting = table[list(verdicts)].isin(["not run", "-"]).all(axis=1)
+    waiting = tables.is_waiting(table)
     title = f"{int(waiting.sum())} claims not run at any size"
     folded = f"<details><summary>{title}</summary>{table_html(table[waiting])}</details>"
     return table_html(table[~waiting], verdicts) + folded

@@ -163,7 +163,7 @@ def draw_summary(parts: Sequence[Results]) -> style.Figure:
     taken = style.shared_legend(figure, axes)
     runs = pd.concat([part.runs for part in parts])
     note = (
-        "Band: range over seeds. Dotted lines: boundaries. With one boundary, axes show the time after it.\n"
+        "Band: range over seeds. Dotted lines: boundaries. A long first phase is cut off.\n"
         + curves.provenance(runs)
     )
     style.footnote(figure, note, taken)

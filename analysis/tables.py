@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import claims, curves, measures, paper, style
-from analysis.figure import experiment_of, names_of, open_results
+from analysis.figure import experiment_of, names_of, open_results, plain
 from analysis.load import Results, write_frame
 from analysis.stats import Estimate, estimate, paired_difference
 from analysis.summary import digits_of, interval_text, number
@@ -39,6 +39,8 @@ def gain_text(value: Estimate | None, digits: int | None = None) -> str:
     if value is None:
         return "-"
     digits = digits_of([value.value]) if digits is None else digits
+    if value.low is None:
+        return f"{number(value.value, digits, True)} (one seed)"
     return f"{number(value.value, digits, True)} {interval_text(value.low, value.high, digits, True)}"
 
 
@@ -60,6 +62,8 @@ def end_value_table(part: Results) -> pd.DataFrame:
                 paired_difference(values, measures.by_seed(ends, base)) if base not in (None, label) else None
             )
             known = theirs.get(label) if place == 0 else None
+            same_size = known is not None and part.finished["size"].iloc[0] == "paper"
+            gap_to_paper = value.value - known if same_size else None
             no_base = known is None or label == "none" or "none" not in theirs
             rows.append(
                 {
@@ -278,6 +282,12 @@ How to read it
 """
 
 
+SAID = {
+    "FIRE is better": "FIRE is better than",
+    "FIRE is worse": "FIRE is worse than",
+    "cannot be told apart": "FIRE cannot be told apart from",
+    "one seed: nothing can be said": "one seed, nothing can be said against",
+}
 CLAIM_NOTE = """Each row: two methods, the one that is said to end better first. `paper` and `ours` give both end values; the
 gain is positive when it falls as claimed. *holds* and *the opposite holds*: the interval of the gain excludes 0 at
 size small, which speaks for or against the claim there and does not reproduce its number. *cannot be told apart*: it
@@ -285,13 +295,38 @@ includes 0.
 """
 
 
+def is_waiting(table: pd.DataFrame) -> pd.Series:
+    """Rows of `claim_table` without a run at any size."""
+    return table[["at size paper", "at size small"]].isin(["not run", "-"]).all(axis=1)
+
+
+def in_short(results: Results) -> list[str]:
+    """One line a setting: what FIRE's paired differences to the other methods allow to say."""
+    lines = []
+    for part in curves.settings(results):
+        if not measures.measures_of(part, experiment_of(part)):
+            continue
+        table = contrast_table(plain(part))
+        words = {text: list(rows["FIRE minus"]) for text, rows in table.groupby("in words", sort=False)}
+        said = "; ".join(f"{SAID[text]} {', '.join(names)}" for text, names in words.items())
+        first = part.finished.iloc[0]
+        headline = measures.measures_of(part, experiment_of(part))[0].title
+        place = f"{first['experiment']} (size {first['size']}, {first['data']}, {curves.seeds_text(plain(part).finished)})"
+        lines.append(f"- **{place}**, {headline}: {said or 'FIRE was not run'}.")
+    return lines
+
+
 def reproduced(results: Results) -> str:
     """The text of REPRODUCED.md."""
-    blocks = [HEAD, "## Claims\n", CLAIM_NOTE, markdown(claim_table(results))]
     finished = results.finished
-    counts = finished.groupby(["size"])["experiment"].agg(["size", "nunique"])
-    for size, row in counts.iterrows():
-        blocks.insert(1, f"Runs at size {size}: {row['size']} in {row['nunique']} experiments.\n")
+    blocks = [HEAD]
+    for size, group in finished.groupby("size"):
+        blocks.append(f"Runs at size {size}: {len(group)} in {group['experiment'].nunique()} experiments.\n")
+    blocks += ["## In short\n", *in_short(results), "\n## Claims\n", CLAIM_NOTE]
+    table = claim_table(results)
+    waiting = is_waiting(table)
+    blocks += [markdown(table[~waiting]), "\nClaims of the paper that no run here speaks to:\n"]
+    blocks.append(markdown(table[waiting][["panel", "better > worse", "paper", "at size paper", "source"]]))
     blocks.append("\n## End values\n")
     for part in curves.settings(results):
         if not measures.measures_of(part, experiment_of(part)):
