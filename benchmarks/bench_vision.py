@@ -6,7 +6,7 @@ The usual loop is what most repositories do: a data set that hands out PIL pictu
 Normalize, a DataLoader, float32, eager mode, Adam, and loss and accuracy read back at every step. Ours: uint8 tensors on the
 device, gathered and normalised there, fused Adam, nothing read back within an epoch; then one lever at a time. Both
 train the same net from the same weights on the same shuffled images with the same batch size; after every round the
-turn goes to the next variant, so that a busy machine slows all of them. Each variant's figure is the median over the
+turn goes to the next variant (or method, with --methods), so that a busy machine slows all of them. Each variant's figure is the median over the
 rounds, the ratio is the median of the per-round ratios. The end of the table gives the cost of boundary methods.
 """
 
@@ -99,13 +99,18 @@ def our_loop(
     channels_last: bool = False,
     bf16: bool = False,
     compiled: bool = False,
+    method: str = "none",
 ) -> Iterator[int]:
-    """The steps of vision/train.py, with one lever more."""
+    """The steps of vision/train.py, with one lever or one method more."""
     if channels_last:
         net.to(memory_format=torch.channels_last)
     forward = torch.compile(net) if compiled else net
-    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3, fused=True)
     device = torch.device(options.device)
+    treatment = create(method, first_phase=1)
+    state = State({"net": net}, initial=snapshot({"net": net}), loss=cross_entropy, phase=1)
+    state.batches = lambda: iter([prepare(images, phase, phase.indices[:256], phase.labels[:256])])
+    adam = torch.optim.Adam(net.parameters(), lr=1e-3, fused=True)
+    optimizer = state.optimizers["net"] = treatment.optimizer(net, adam, Phase(1))
     phase = make_phases("warm_start", images, seed=1, share=1.0, epochs=1)[1]
     loss_sum, epoch = torch.zeros((), device=device), 0
     net.train()
@@ -115,11 +120,13 @@ def our_loop(
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 loss = cross_entropy(forward(inputs), labels)
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            (loss + treatment.penalty(state)).backward()
             nn.utils.clip_grad_norm_(net.parameters(), 0.5)
             optimizer.step()
+            treatment.after_step(state)
             loss_sum += loss.detach() * len(batch)
             yield len(batch)
+        treatment.after_epoch(state)
         epoch += 1
 
 
@@ -160,6 +167,8 @@ def compare(
         variants["ours, bf16"] = our_loop(net(), images, options, channels_last=True, bf16=True)
     if options.compile:
         variants["ours, compiled"] = our_loop(net(), images, options, compiled=True)
+    for method in options.methods:
+        variants[f"ours, {method}"] = our_loop(net(), images, options, method=method)
     figures = speeds(variants, options)
     usual = figures["usual"]
     common = {"size": options.size, "model": name, "image_size": size, "batch_size": options.batch_size}
@@ -215,6 +224,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="of torch on the CPU")
     parser.add_argument(
         "--compile", action="store_true", help="also torch.compile (needs a C++ compiler on CPU)"
+    )
+    parser.add_argument(
+        "--methods", nargs="*", default=[], help="also the steps of these methods, e.g. parseval cbp snr"
     )
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
