@@ -91,7 +91,9 @@ class Task:
         self.reset(seed=0)
         model, data = physics(self.environment)
         mujoco.mj_setState(model, data, state["integration"].numpy(), mujoco.mjtState.mjSTATE_INTEGRATION)
-        # Contacts and heights that a task reads lie one physics step behind the state, so they are data of their own.
+        # DeepMind control ends its steps with contacts and constraints of the new state; others compute them anew.
+        mujoco.mj_step1(model, data)
+        # Heights and forces that a task reads lie one physics step behind the state, so they are data of their own.
         for name, array in derived(data).items():
             if name in state["derived"] and state["derived"][name].shape == array.shape:
                 array[...] = state["derived"][name].numpy()
