@@ -3,11 +3,11 @@
     python -m benchmarks.bench_vision [--size small|paper] [--models resnet18 ...] [--compile] [--device cuda]
 
 The usual loop is what most repositories do: a data set that hands out PIL pictures, torchvision's ToTensor and
-Normalize, a DataLoader, float32, eager mode, Adam, and loss and accuracy read back at every step. Ours: uint8 tensors on the
-device, gathered and normalised there, fused Adam, nothing read back within an epoch; then one lever at a time. Both
-train the same net from the same weights on the same shuffled images with the same batch size; after every round the
-turn goes to the next variant (or method, with --methods), so that a busy machine slows all of them. Each variant's figure is the median over the
-rounds, the ratio is the median of the per-round ratios. The end of the table gives the cost of boundary methods.
+Normalize, a DataLoader, float32, eager mode, Adam, and loss and accuracy read back at every step. Ours: uint8 tensors
+on the device, gathered and normalised there, fused Adam, nothing read back within an epoch; then one lever (or, with
+--methods, one method) at a time. All train the same net from the same weights with the same batch size; after every
+round the turn goes to the next variant, so that a busy machine slows all of them. A variant's figure is the median over
+the rounds, its ratio the median of the per-round ratios. Last come the costs of FIRE and DASH at one boundary.
 """
 
 from __future__ import annotations
