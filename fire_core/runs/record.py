@@ -23,8 +23,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import yaml
-
 from fire_core.errors import UserError
 from fire_core.report import Report
 from fire_core.runs import checkpoint as checkpoints
@@ -117,9 +115,7 @@ class Run:
             for mark in ("FAILED", "RUNNING"):
                 (self.folder / mark).unlink(missing_ok=True)
             checkpoints.write_atomic(self.folder / "RUNNING", f"{os.getpid()}\n")
-            checkpoints.write_atomic(
-                self.folder / "config.yaml", yaml.safe_dump(self.config, sort_keys=False)
-            )
+            checkpoints.write_atomic(self.folder / "config.yaml", _as_yaml(self.config))
             checkpoints.write_atomic(self.folder / "meta.json", json.dumps(self.meta | describe(), indent=1))
         except OSError as error:
             raise UserError(
@@ -231,7 +227,7 @@ class Run:
             self._release_trunk()
             print(f"phase 0 from {trunk}", flush=True)
             return self._fork(trunk, fork or "end")
-        checkpoints.write_atomic(trunk / "config.yaml", yaml.safe_dump(self.config, sort_keys=False))
+        checkpoints.write_atomic(trunk / "config.yaml", _as_yaml(self.config))
         checkpoints.write_atomic(trunk / "meta.json", json.dumps(self.meta | describe(), indent=1))
         self.place = trunk
         return self._load(checkpoints.latest(trunk / "checkpoint"))
@@ -307,3 +303,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return None
     return value
+
+
+def _as_yaml(config: dict[str, Any]) -> str:
+    """PyYAML comes with the suite's configuration, not with the library: imported only where a run is recorded."""
+    import yaml
+
+    return yaml.safe_dump(config, sort_keys=False)
