@@ -61,7 +61,9 @@ def after_reset_data(part: Results) -> pd.DataFrame:
     columns["SFE / SFE of full reset"] = "sfe_share"
     rows = []
     before = part.boundaries[part.boundaries["matrices"] > 0].drop_duplicates(["seed", "phase"])
-    if len(before) and before["phase"].max() == 1:  # one boundary: all methods met the same weights
+    if (
+        len(before) and before["phase"].max() == 1 and "none" not in set(reports["label"])
+    ):  # one boundary: all methods met the same weights
         rows.append(("DfI of the stored weights", "none", *_interval(before["dfi_before"])))
     for title, column in columns.items():
         for label, group in reports.dropna(subset=[column]).groupby("label"):

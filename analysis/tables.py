@@ -74,8 +74,8 @@ def end_value_table(part: Results) -> pd.DataFrame:
                     "seeds": value.n,
                     "minus none": gain_text(gap, digits),
                     "paper": number(known, digits) or "-",
-                    "ours minus paper": number(None if known is None else value.value - known, digits, True)
-                    or "-",
+                    "ours minus paper": number(gap_to_paper, digits, True)
+                    or ("other data" if known else "-"),
                     "paper, minus none": "-" if no_base else number(known - theirs["none"], digits, True),
                 }
             )
@@ -143,7 +143,7 @@ def contrast_table(part: Results) -> pd.DataFrame:
             text = "cannot be told apart"
         cells = {"FIRE minus": style.look(label).name, "difference [95 %]": gain_text(gap), "seeds": gap.n}
         rows.append(cells | {"in words": text})
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=["FIRE minus", "difference [95 %]", "seeds", "in words"])
 
 
 def boundary_table(results: Results) -> pd.DataFrame:
