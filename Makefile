@@ -21,12 +21,16 @@ ray = $(if $(filter 1,$(JOBS)),,$(VENV)/.with-ray)
 # $(call sweep,script,domain): run all of it, then table and figure even where a run failed; the exit code tells.
 define sweep
 	status=0; \
-	$(PY) $(1) -m experiment=$(EXPERIMENT) size=$(SIZE) method=$(call methods,$(2)) seed=$(SEEDS) run.root=$(RUNS) \
+	$(PY) $(1) -m experiment=$(subst $(space),$(comma),$(strip $(experiments))) size=$(SIZE) method=$(call methods,$(2)) seed=$(SEEDS) run.root=$(RUNS) \
 		$(launcher) $(OVERRIDES) || status=$$?; \
-	$(PY) -m analysis.summary --experiment $(subst $(comma), ,$(EXPERIMENT)) --size $(SIZE) --root $(RUNS) || status=$$?; \
+	$(PY) -m analysis.summary --experiment $(experiments) --size $(SIZE) --root $(RUNS) || status=$$?; \
 	exit $$status
 endef
 comma := ,
+space := $(subst ,, )
+# fig2b stands for every experiment of that figure
+cells = $(or $(wildcard conf/experiment/$(1).yaml),$(wildcard conf/experiment/$(1)_*.yaml),$(1))
+experiments = $(patsubst conf/experiment/%.yaml,%,$(foreach name,$(subst $(comma),$(space),$(EXPERIMENT)),$(call cells,$(name))))
 
 .PHONY: help
 help: ## this list
