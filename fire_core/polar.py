@@ -62,7 +62,7 @@ def polar(
         "exact": the orthogonal polar factor U V^T. Guarantee: residual <= `tolerance` * max(1, min(m, n) / 64)
             for every finite, non-zero input, whatever its condition (float32 itself reaches about 1e-9 at 768).
             The factor is that of the matrix up to rounding: relative error about 1e-8 times the condition
-            number in float32, as any float32 method. Singular values below 4 machine epsilons of the largest
+            number in float32, as any float32 method. Singular values below the machine epsilon times the largest
             count as lost; `completed` says where, and the factor is then the nearest one to the rectangular
             identity among all the equally near ones (see `fire_core.polar_svd`).
         "fast": one pass without repair. Error below that of the published 10 iterations, or both at the

@@ -1,6 +1,6 @@
 """The solvers `exact` and `fast`: nearest matrix with orthonormal columns, on batches of tall matrices.
 
-On a CPU the iteration is rational (three steps and a quintic reach singular values down to about 1e-5 of the
+On a CPU the iteration is rational (three steps and a quintic reach singular values down to about 1e-4 of the
 largest); on a GPU, where triangular solves are slow and products nearly free, it is polynomial. Matrices that
 are clearly taller than wide are first reduced to a triangle by a Cholesky factor of X^T X. `exact` then
 measures the residual and repairs only the matrices that fail, by ever surer means:
@@ -9,7 +9,7 @@ measures the residual and repairs only the matrices that fail, by ever surer mea
 2. the whole iteration in float64, which also decides whether a matrix has full rank;
 3. SVD in float64, with lost rank completed (`fire_core.polar_svd`).
 
-Steps 2 and 3 are reached only where sigma_min is below about 2e-6 sigma_max, or rank is lost.
+Steps 2 and 3 are reached only where sigma_min is below about 5e-7 sigma_max, or rank is lost.
 """
 
 from __future__ import annotations
@@ -29,20 +29,25 @@ from fire_core.polar_kernels import (
     residual,
     solve_right,
 )
-from fire_core.polar_schedules import CUBIC, FINISHING_QUINTIC, Step, quintic_schedule, rational_step
+from fire_core.polar_schedules import CUBIC, Step, finishing_quintic, quintic_schedule, rational_step
 from fire_core.polar_svd import polar_by_svd, rank_threshold
 
 TALL = 1.5
 """From this ratio of sides on, the matrix is reduced to a triangle first."""
-SINGLE_MARGIN = 2e-6
+SINGLE_MARGIN = 5e-7
 """sigma_min / sigma_max above which float32 products can tell full rank from rounding noise."""
+DOUBLE_MARGIN = 1e-9
+"""The same for float64 matrices; below it the SVD decides."""
 
-LIFT = rational_step(2e-3)
+LIFT = rational_step(3e-3)  # lifts by 120, and brings everything from 0.003 on to at least 0.35
 SETTLE = rational_step(0.35, centred=True)
-SQUARE_RATIONAL = (LIFT, LIFT, SETTLE)  # singular values from 1.4e-5 of the bound on; a quintic finishes
-FURTHER_RATIONAL = (LIFT, SETTLE)  # from 2e-3 on: what the first pass left
+FINISH = finishing_quintic(
+    0.009
+)  # [0.35, 1] after SETTLE is 1 +- 0.009; DfI then is about 1e-9 at 512 columns
+SQUARE_RATIONAL = (LIFT, LIFT, SETTLE)  # singular values from 2.4e-5 of the bound on
+FURTHER_RATIONAL = (LIFT, SETTLE)  # from 3e-3 on: what the first pass left
 TRIANGLE_RATIONAL = (rational_step(0.04), rational_step(0.73, centred=True))  # from 0.04 on; a cubic finishes
-DOUBLE_RATIONAL = (LIFT, LIFT, LIFT, LIFT, SETTLE)  # from 6e-10 on
+DOUBLE_RATIONAL = (LIFT, LIFT, LIFT, LIFT, SETTLE)  # from 2e-9 on
 
 
 @dataclass
@@ -70,23 +75,11 @@ def solve_exact(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
     if matrices.dtype == torch.float64:
         return _by_double(matrices, tolerance)
     if _is_tall(matrices):
-        solved, inner = _tall_pass(matrices, rational)
-        doubtful = ~(inner <= tolerance)
-        unpolished = ~(solved.residual <= tolerance) & ~doubtful
-        if bool((doubtful | unpolished).any()):
-            _polish(solved, unpolished)
-            doubtful |= ~(solved.residual <= tolerance)
-            _repair(solved, doubtful, lambda index: _by_triangle(matrices[index], tolerance, rational))
+        solved = _tall_pass(matrices, rational)
+        unsure = ~(solved.residual <= tolerance)
+        _repair(solved, unsure, lambda index: _by_triangle(matrices[index], tolerance, rational))
         return solved
-    solved, bound = _square_pass(matrices, rational)
-    unsure = ~(solved.residual <= tolerance)
-    if bool(unsure.any()):
-        _repair(
-            solved,
-            unsure,
-            lambda index: _continue(matrices[index], solved.factor[index], bound[index], tolerance, rational),
-        )
-    return solved
+    return _square(matrices, tolerance, rational)
 
 
 def solve_fast(matrices: Tensor, rational: bool) -> Solved:
@@ -95,8 +88,8 @@ def solve_fast(matrices: Tensor, rational: bool) -> Solved:
     Those below about 1e-3 of the spectral norm are only lifted, not brought to 1.
     """
     if _is_tall(matrices):
-        solved, inner = _tall_pass(matrices, rational)
-        _repair(solved, ~(inner <= 1e-3), lambda index: _fast_pass(matrices[index], rational))
+        solved = _tall_pass(matrices, rational)
+        _repair(solved, ~(solved.residual <= 1e-3), lambda index: _fast_pass(matrices[index], rational))
         return solved
     return _fast_pass(matrices, rational)
 
@@ -116,77 +109,70 @@ def _solved(factor: Tensor, iterations: int, square: Tensor | None = None) -> So
     return Solved(factor, residual(factor, square), count, torch.zeros_like(count, dtype=torch.bool))
 
 
-def _square_pass(matrices: Tensor, rational: bool) -> tuple[Solved, Tensor]:
-    """First pass over nearly square matrices; also a bound (b, 1, 1) on their spectral norms."""
+def _square(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
+    """Nearly square matrices: a pass over all, and more for those that it leaves unfinished."""
     if rational:
-        return _rational(matrices.clone(), SQUARE_RATIONAL, normalize=True)
-    bound = spectral_bound(matrices)
-    steps = (*quintic_schedule(1e-4, 1e-2), CUBIC)
-    return _solved(polynomial_steps(matrices / bound, steps), len(steps)), bound
+        solved = _rational(matrices.clone(), SQUARE_RATIONAL, normalize=True)
+    else:
+        steps = (*quintic_schedule(1e-4, 1e-2), CUBIC)
+        solved = _solved(polynomial_steps(matrices / spectral_bound(matrices), steps), len(steps))
+    unsure = ~(solved.residual <= tolerance)
+    _repair(
+        solved,
+        unsure,
+        lambda index: _continue(matrices[index], solved.factor[index], tolerance, rational),
+    )
+    return solved
 
 
 def _fast_pass(matrices: Tensor, rational: bool) -> Solved:
     if rational:
-        return _rational(matrices.clone(), FURTHER_RATIONAL, normalize=True)[0]
+        return _rational(matrices.clone(), FURTHER_RATIONAL, normalize=True)
     steps = quintic_schedule(3e-3, 1e-2)
     return _solved(polynomial_steps(matrices / spectral_bound(matrices), steps), len(steps))
 
 
-def _tall_pass(matrices: Tensor, rational: bool) -> tuple[Solved, Tensor]:
+def _tall_pass(matrices: Tensor, rational: bool) -> Solved:
     """X = (X L^-T) L^T with L L^T = X^T X, so polar(X) = X L^-T polar(L)^T: the iteration is on n x n.
 
-    Also returns the residual (b,) of polar(L). The short schedule converges only where sigma_min is at least
-    1 / 25 of the bound, so a small one proves that forming X^T X has cost no accuracy worth speaking of.
+    The short schedule converges only where sigma_min is at least 1/25 of the bound, and there forming X^T X
+    costs no accuracy worth speaking of; elsewhere the result is far from orthogonal, or NaN.
     """
     gram = matrices.new_empty(len(matrices), matrices.shape[2], matrices.shape[2])
     inverses = cholesky_in_blocks(lower_gram(matrices, gram))
     triangle = gram.tril()
     if rational:
-        rational_steps(
-            triangle, TRIANGLE_RATIONAL, torch.empty_like(gram), torch.empty_like(gram), normalize=True
-        )
+        spare, square = torch.empty_like(gram), torch.empty_like(gram)
+        rational_steps(triangle, TRIANGLE_RATIONAL, spare, square, normalize=True)
         steps: tuple[Step, ...] = (CUBIC,)
     else:
         triangle /= spectral_bound(triangle)
         steps = (*quintic_schedule(0.04, 1e-2), CUBIC)
     triangle = polynomial_steps(triangle, steps)
-    inner = residual(triangle)
     factor = torch.bmm(matrices, solve_right(triangle, gram, inverses).mT)
-    return _solved(factor, len(steps) + (len(TRIANGLE_RATIONAL) if rational else 0), gram), inner
-
-
-def _polish(solved: Solved, wanted: Tensor) -> None:
-    """One cubic step where only rounding keeps the residual from the tolerance."""
-    _repair(solved, wanted, lambda index: _solved(polynomial_steps(solved.factor[index], (CUBIC,)), 1))
+    return _solved(factor, len(steps) + (len(TRIANGLE_RATIONAL) if rational else 0), gram)
 
 
 def _by_triangle(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
     """Ill-conditioned tall matrices: Householder QR, then the triangle as any square matrix."""
     basis, triangle = torch.linalg.qr(matrices)
-    inner, bound = _square_pass(triangle, rational)
-    unsure = ~(inner.residual <= tolerance)
-    _repair(
-        inner,
-        unsure,
-        lambda index: _continue(triangle[index], inner.factor[index], bound[index], tolerance, rational),
-    )
+    inner = _square(triangle, tolerance, rational)
     solved = _solved(torch.bmm(basis, inner.factor), 0)
     solved.iterations += inner.iterations
-    _polish(solved, ~(solved.residual <= tolerance))
-    # the completing rule looks at the whole matrix, not at its triangle
-    rest = inner.completed | ~(solved.residual <= tolerance)
-    _repair(solved, rest, lambda index: _by_svd(matrices[index]))
+    # the rule of completion looks at the whole matrix, not at its triangle
+    unsure = inner.completed | ~(solved.residual <= tolerance)
+    _repair(solved, unsure, lambda index: _by_svd(matrices[index]))
     return solved
 
 
-def _continue(matrices: Tensor, factor: Tensor, bound: Tensor, tolerance: float, rational: bool) -> Solved:
+def _continue(matrices: Tensor, factor: Tensor, tolerance: float, rational: bool) -> Solved:
     """Second pass over nearly square matrices from where the first one stopped, then float64 for what is left."""
     if rational:
-        solved = _rational(factor, FURTHER_RATIONAL, normalize=False)[0]
+        solved = _rational(factor, FURTHER_RATIONAL, normalize=False)
     else:
         steps = (*quintic_schedule(1e-3, 1e-2), CUBIC)
         solved = _solved(polynomial_steps(factor / 1.01, steps), len(steps))
-    sure = (solved.residual <= tolerance) & _full_rank(solved.factor, matrices, SINGLE_MARGIN * bound)
+    sure = (solved.residual <= tolerance) & _full_rank(solved.factor, matrices, SINGLE_MARGIN)
     _repair(solved, ~sure, lambda index: _by_double(matrices[index], tolerance))
     return solved
 
@@ -197,10 +183,11 @@ def _by_double(matrices: Tensor, tolerance: float) -> Solved:
     # float64 copies of a float32 stack take twice the room, so the stack is cut
     for piece in matrices.split(max(1, len(matrices) // 8)):
         double = piece.double()
-        solved, bound = _rational(double.clone(), DOUBLE_RATIONAL, normalize=True)
-        _polish(solved, torch.ones_like(solved.completed))
-        threshold = max(rank_threshold(matrices.dtype), 1e-9)
-        sure = (solved.residual <= tolerance) & _full_rank(solved.factor, double, threshold * bound)
+        solved = _rational(double.clone(), DOUBLE_RATIONAL, normalize=True)
+        solved.factor = polynomial_steps(solved.factor, (CUBIC,))
+        solved.residual = residual(solved.factor)
+        margin = max(rank_threshold(matrices.dtype), DOUBLE_MARGIN)
+        sure = (solved.residual <= tolerance) & _full_rank(solved.factor, double, margin)
         _repair(
             solved, ~sure, lambda index, double=double, dtype=matrices.dtype: _by_svd(double[index], dtype)
         )
@@ -220,13 +207,12 @@ def _by_svd(matrices: Tensor, dtype: torch.dtype | None = None) -> Solved:
     return solved
 
 
-def _rational(work: Tensor, steps: tuple[Step, ...], *, normalize: bool) -> tuple[Solved, Tensor | None]:
+def _rational(work: Tensor, steps: tuple[Step, ...], *, normalize: bool) -> Solved:
     """Rational steps and the finishing quintic on `work`, which is overwritten."""
     spare = torch.empty_like(work)
     square = work.new_empty(len(work), work.shape[2], work.shape[2])
-    bound = rational_steps(work, steps, spare, square, normalize=normalize)
-    factor = quintic_step(work, FINISHING_QUINTIC, spare, square)
-    return _solved(factor, len(steps) + 1, square), bound
+    rational_steps(work, steps, spare, square, normalize=normalize)
+    return _solved(quintic_step(work, FINISH, spare, square), len(steps) + 1, square)
 
 
 def spectral_bound(matrices: Tensor) -> Tensor:
@@ -235,9 +221,17 @@ def spectral_bound(matrices: Tensor) -> Tensor:
     return 1.002 * frobenius_of_lower(lower_gram(matrices, gram)).sqrt()
 
 
-def _full_rank(factor: Tensor, matrices: Tensor, threshold: Tensor) -> Tensor:
-    """Whether every singular value is above `threshold` (b, 1, 1): a Cholesky test of the symmetric factor."""
+def _full_rank(factor: Tensor, matrices: Tensor, margin: float) -> Tensor:
+    """Whether every singular value is above `margin` times the largest, (b,): factor^T X tells.
+
+    It is symmetric, with the singular values of X as eigenvalues; a Cholesky factor of it shifted down exists
+    if and only if all of them are larger than the shift. The largest comes from power iteration.
+    """
     symmetric = torch.bmm(factor.mT, matrices)
-    symmetric = symmetric + symmetric.mT
-    symmetric.diagonal(dim1=-2, dim2=-1).sub_(2 * threshold.view(-1, 1))
+    symmetric = (symmetric + symmetric.mT) / 2
+    vector = symmetric.sum(dim=2, keepdim=True) + symmetric.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+    for _ in range(12):
+        vector = torch.bmm(symmetric, torch.nn.functional.normalize(vector, dim=1))
+    largest = torch.linalg.vector_norm(vector, dim=1)
+    symmetric.diagonal(dim1=-2, dim2=-1).sub_(margin * largest)
     return torch.linalg.cholesky_ex(symmetric)[1] == 0

@@ -33,17 +33,15 @@ def polynomial_steps(matrices: Tensor, steps: Iterable[Step]) -> Tensor:
 
 def rational_steps(
     matrices: Tensor, steps: Iterable[Step], spare: Tensor, square: Tensor, *, normalize: bool
-) -> Tensor | None:
+) -> None:
     """Apply x -> x (a + b x^2) / (1 + c x^2) to the singular values of `matrices`, in place.
 
-    With `normalize`, `matrices` are first divided by a bound on their spectral norm, which is returned
-    (b, 1, 1): the root of ||X^T X||_F, at most n^(1/4) too large. Singular values above 1 do no harm, they
-    only converge later. `spare` (b, m, n) and `square` (b, n, n) are workspace.
+    With `normalize`, `matrices` are first divided by a bound on their spectral norm: the root of
+    ||X^T X||_F, at most n^(1/4) too large. `spare` (b, m, n) and `square` (b, n, n) are workspace.
     """
-    bound = None
-    for a, b, c in steps:
+    for number, (a, b, c) in enumerate(steps):
         lower_gram(matrices, square)
-        if normalize and bound is None:
+        if normalize and number == 0:
             bound = frobenius_of_lower(square).sqrt_()
             matrices.div_(bound)
             square.div_(bound.square())
@@ -52,7 +50,6 @@ def rational_steps(
         _solve_right_transposed(matrices, square, inverses, spare)
         solve_right(spare, square, inverses)
         matrices.mul_(b / c).add_(spare, alpha=a - b / c)
-    return bound
 
 
 def quintic_step(matrices: Tensor, step: Step, spare: Tensor, square: Tensor) -> Tensor:

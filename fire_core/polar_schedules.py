@@ -20,8 +20,6 @@ import numpy as np
 Step = tuple[float, float, float]
 
 CUBIC: Step = (1.5, -0.5, 0.0)
-FINISHING_QUINTIC: Step = (15 / 8, -10 / 8, 3 / 8)
-"""Third order around 1: an error e becomes 2.5 e^3."""
 
 
 def rational_step(lower: float, centred: bool = False) -> Step:
@@ -51,6 +49,17 @@ def polynomial_value(x, step: Step):
     """x (a + b x^2 + c x^4) for a number or an array."""
     a, b, c = step
     return x * (a + b * x**2 + c * x**4)
+
+
+def finishing_quintic(error: float) -> Step:
+    """Quintic that brings [1 - error, 1 + error], error < 0.2, to about 0.6 error^3 around 1.
+
+    It meets 1 in the Chebyshev points of the interval: four times better than (15, -10, 3) / 8, which meets
+    it three times in x = 1.
+    """
+    points = 1 + error * np.cos(np.pi * np.array([1, 3, 5]) / 6)
+    a, b, c = np.linalg.solve(np.stack([points, points**3, points**5], axis=1), np.ones(3))
+    return float(a), float(b), float(c)
 
 
 @lru_cache

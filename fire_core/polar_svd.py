@@ -15,7 +15,7 @@ from torch import Tensor
 
 def rank_threshold(dtype: torch.dtype) -> float:
     """Largest sigma / sigma_max that counts as lost: below it the direction is rounding noise of `dtype`."""
-    return 4 * torch.finfo(dtype).eps
+    return torch.finfo(dtype).eps
 
 
 def polar_by_svd(matrices: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:

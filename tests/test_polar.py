@@ -1,0 +1,207 @@
+"""The polar factor against float64 SVD and the published formula, and its behaviour on awkward input."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fire_core.errors import UserError
+from fire_core.polar import STACK_BYTES, polar
+from tests.polar_cases import deviation, gaussian, oracle, published, relative_error, spread, with_spectrum
+
+SHAPES = [(64, 64), (192, 192), (100, 70), (70, 100), (768, 64), (33, 500), (5, 5), (40, 1), (1, 40), (1, 1)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_exact_is_the_svd_factor_of_gaussian_matrices(shape: tuple[int, int]) -> None:
+    matrices = gaussian(6, *shape)
+    result = polar(matrices)
+    assert deviation(result.factor).max() <= 1e-8
+    assert relative_error(result.factor, matrices).max() <= 1e-4
+    assert not result.completed.any()
+    assert result.factor.dtype == torch.float32 and result.factor.shape == matrices.shape
+
+
+@pytest.mark.parametrize("shape", [(192, 192), (300, 120)])
+@pytest.mark.parametrize(("decades", "allowed"), [(2, 2e-5), (4, 1e-4), (6, 5e-2)])
+def test_exact_is_the_svd_factor_of_spread_spectra(
+    shape: tuple[int, int], decades: float, allowed: float
+) -> None:
+    matrix = with_spectrum(*shape, spread(shape[1], decades))
+    result = polar(matrix)
+    assert deviation(result.factor) <= 1e-8
+    assert relative_error(result.factor, matrix) <= allowed
+    assert not result.completed
+
+
+def test_exact_repairs_only_what_fails() -> None:
+    good = gaussian(3, 48, 48)
+    bad = with_spectrum(48, 48, spread(48, 6.3))
+    alone = polar(good)
+    together = polar(torch.cat([good, bad[None]]))
+    assert torch.equal(together.factor[:3], alone.factor)
+    assert together.iterations[3] > together.iterations[:3].max()
+    assert deviation(together.factor[3]) <= 1e-8
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (40, 90), (90, 20), (1, 7)])
+def test_float64_input_gives_float64_accuracy(shape: tuple[int, int]) -> None:
+    matrix = gaussian(*shape).double()
+    result = polar(matrix)
+    assert result.factor.dtype == torch.float64
+    assert relative_error(result.factor, matrix) <= 1e-11
+
+
+@pytest.mark.parametrize("iterations", [1, 5, 10])
+@pytest.mark.parametrize("shape", [(64, 64), (192, 64), (48, 160)])
+def test_newton_schulz_is_the_published_formula(shape: tuple[int, int], iterations: int) -> None:
+    matrices = gaussian(4, *shape)
+    result = polar(matrices, "newton_schulz", iterations=iterations)
+    for matrix, factor in zip(matrices, result.factor, strict=True):
+        expected = published(matrix.double(), iterations)
+        assert (factor - expected).norm() <= 1e-6 * expected.norm()
+    assert (result.iterations == iterations).all()
+
+
+def test_newton_schulz_acts_on_singular_values_alone() -> None:
+    """Hand-worked: diag(3, 4) / 5 after one step is diag(0.6 * 1.32, 0.8 * 1.18)."""
+    result = polar(torch.diag(torch.tensor([3.0, 4.0])), "newton_schulz", iterations=1)
+    torch.testing.assert_close(result.factor, torch.diag(torch.tensor([0.792, 0.944])))
+    assert math.isclose(float(result.residual), (1 - 0.792**2) ** 2 + (1 - 0.944**2) ** 2, rel_tol=1e-5)
+
+
+def test_newton_schulz_spectral_divides_by_the_largest_singular_value() -> None:
+    matrix = torch.diag(torch.tensor([2.0, 1.0]))
+    factor = polar(matrix, "newton_schulz", iterations=1, normalize="spectral").factor
+    torch.testing.assert_close(factor, torch.diag(torch.tensor([1.0, 0.6875])))
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (37, 20), (192, 192), (9, 3)])
+def test_newton_schulz_gives_the_same_bits_alone_and_in_a_batch(shape: tuple[int, int]) -> None:
+    matrices = gaussian(7, *shape)
+    together = polar(matrices, "newton_schulz").factor
+    for matrix, factor in zip(matrices, together, strict=True):
+        assert torch.equal(polar(matrix, "newton_schulz").factor, factor)
+
+
+@pytest.mark.parametrize("solver", ["newton_schulz", "exact", "fast"])
+def test_twice_the_same_bits(solver: str) -> None:
+    matrices = torch.cat([gaussian(3, 60, 60), with_spectrum(60, 60, spread(60, 5))[None]])
+    first, second = polar(matrices, solver), polar(matrices, solver)
+    assert torch.equal(first.factor, second.factor)
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (192, 192), (256, 256), (256, 64), (40, 60), (12, 12)])
+@pytest.mark.parametrize("kind", ["gaussian", "spread", "collapsed", "near_orthogonal"])
+def test_fast_beats_ten_published_iterations(shape: tuple[int, int], kind: str) -> None:
+    columns = min(shape)
+    collapsed = torch.where(torch.arange(columns) < columns // 10, 1.0, 1e-3)
+    matrix = {
+        "gaussian": gaussian(*shape),
+        "spread": with_spectrum(*shape, spread(columns, 4)),
+        "collapsed": with_spectrum(*shape, collapsed),
+        "near_orthogonal": oracle(gaussian(*shape)).float() + 0.01 * gaussian(*shape, seed=1),
+    }[kind]
+    ours = relative_error(polar(matrix, "fast").factor, matrix)
+    theirs = relative_error(published(matrix, 10), matrix)
+    assert ours < max(theirs, torch.tensor(2e-6)), f"{float(ours):.2e} against {float(theirs):.2e}"
+
+
+@pytest.mark.parametrize("solver", ["newton_schulz", "exact", "fast"])
+@pytest.mark.parametrize("scale", [1e30, 1e-30, 1e-38, 3e38])
+def test_scale_of_the_input_does_not_matter(solver: str, scale: float) -> None:
+    matrices = gaussian(2, 30, 20).clamp(-1, 1)
+    expected = polar(matrices, solver).factor
+    torch.testing.assert_close(polar(matrices * scale, solver).factor, expected, rtol=0, atol=1e-4)
+
+
+def test_one_batch_may_hold_every_scale() -> None:
+    matrices = gaussian(3, 24, 24) * torch.tensor([1e30, 1.0, 1e-30]).view(3, 1, 1)
+    assert relative_error(polar(matrices).factor, matrices).max() <= 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_converted_first(dtype: torch.dtype) -> None:
+    matrices = gaussian(2, 40, 24).to(dtype)
+    result = polar(matrices)
+    assert result.factor.dtype == torch.float32
+    assert torch.equal(result.factor, polar(matrices.float()).factor)
+
+
+def test_strides_do_not_matter_and_the_input_is_left_alone() -> None:
+    kernel = gaussian(24, 16, 3, 3)
+    taps = kernel.permute(2, 3, 0, 1)
+    before = kernel.clone()
+    assert torch.equal(polar(taps).factor, polar(taps.contiguous()).factor)
+    assert torch.equal(kernel, before)
+    assert polar(taps).residual.shape == (3, 3)
+
+
+@pytest.mark.parametrize("solver", ["newton_schulz", "exact", "fast"])
+def test_orthogonal_input_stays(solver: str) -> None:
+    matrix = oracle(gaussian(50, 30)).float()
+    torch.testing.assert_close(polar(matrix, solver, iterations=20).factor, matrix, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("solver", ["newton_schulz", "exact", "fast"])
+def test_residual_is_the_deviation_from_isometry_of_the_factor(solver: str) -> None:
+    matrices = torch.stack([gaussian(48, 48), with_spectrum(48, 48, spread(48, 5))])
+    result = polar(matrices, solver)
+    torch.testing.assert_close(result.residual.double(), deviation(result.factor), rtol=1e-3, atol=1e-10)
+
+
+@pytest.mark.parametrize("solver", ["newton_schulz", "exact", "fast"])
+@pytest.mark.parametrize("value", [0.0, math.nan, math.inf, -math.inf])
+def test_zero_and_non_finite_matrices_are_named(solver: str, value: float) -> None:
+    matrices = gaussian(2, 3, 8, 5)
+    matrices[1, 2] = 0.0
+    matrices[1, 2, 4, 4] = value
+    with pytest.raises(UserError, match=r"\(1, 2\) of the batch is (zero|not finite)"):
+        polar(matrices, solver)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"solver": "exakt"}, "solver='exakt'"),
+        ({"normalize": "nuclear"}, "normalize='nuclear'"),
+        ({"precision": "bf16"}, "precision='bf16'"),
+        ({"iterations": 0}, "iterations=0"),
+        ({"tolerance": 0.0}, "tolerance=0.0"),
+        ({"tolerance": math.nan}, "tolerance=nan"),
+    ],
+)
+def test_unknown_settings_are_quoted(settings: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        polar(gaussian(3, 3), **settings)
+
+
+@pytest.mark.parametrize(
+    "matrices", [torch.ones(3), torch.ones(2, 0, 3), torch.ones(3, 3, dtype=torch.int64)]
+)
+def test_what_is_no_matrix_is_refused(matrices: torch.Tensor) -> None:
+    with pytest.raises(UserError):
+        polar(matrices)
+
+
+@pytest.mark.parametrize("solver", ["newton_schulz", "exact", "fast"])
+def test_an_empty_batch_is_an_empty_result(solver: str) -> None:
+    result = polar(torch.empty(0, 4, 3), solver)
+    assert result.factor.shape == (0, 4, 3) and result.residual.shape == (0,)
+
+
+@pytest.mark.parametrize("solver", ["newton_schulz", "exact", "fast"])
+def test_stacks_do_not_change_the_result(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    matrices = gaussian(5, 40, 24)
+    whole = polar(matrices, solver)
+    monkeypatch.setitem(STACK_BYTES, "cpu", 2 * 40 * 24 * 4)
+    cut = polar(matrices, solver)
+    assert torch.equal(whole.factor, cut.factor)
+    assert torch.equal(whole.iterations, cut.iterations)
+
+
+def test_no_gradient_flows() -> None:
+    weight = gaussian(8, 8).requires_grad_()
+    assert not polar(weight).factor.requires_grad
