@@ -132,7 +132,7 @@ class Above(Trigger):
 
 
 class DormantShare(Above):
-    """Fires when the observed "dormant_share" (0 to 1, `fire_core.metrics.dormant_share`) rises above `limit`."""
+    """Fires when the observed "dormant_share" (0 to 1, as `fire_core.probe.plasticity` gives it) rises above `limit`."""
 
     def __init__(self, limit: float, *, rearm: float | None = None) -> None:
         if not 0.0 <= limit < 1.0:
@@ -141,7 +141,7 @@ class DormantShare(Above):
 
 
 class Deviation(Above):
-    """Fires when the observed "dfi" (deviation from isometry, as you measure it) rises above `limit`."""
+    """Fires when the observed "dfi" (mean deviation from isometry, of `fire_core.probe.plasticity`) rises above `limit`."""
 
     def __init__(self, limit: float, *, rearm: float | None = None) -> None:
         super().__init__("dfi", limit, rearm=rearm)

@@ -45,7 +45,7 @@ def surroundings() -> dict:
 
     def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> list:
         train(model, optimizer, data)
-        return [(step, {"val_loss": 1.0, "dormant_share": 0.5}) for step in range(10)]
+        return [(step, 1.0) for step in range(10)]
 
     return {
         "torch": torch,
@@ -53,6 +53,7 @@ def surroundings() -> dict:
         "optimizer": optimizer,
         "datasets": [data, data, data],
         "dataset": data,
+        "fixed_batch": data.tensors[0],
         "train": train,
         "training": training,
         "trained": trained,
