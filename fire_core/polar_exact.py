@@ -44,7 +44,7 @@ SETTLE = rational_step(0.35, centred=True)
 FINISH = finishing_quintic(
     0.009
 )  # [0.35, 1] after SETTLE is 1 +- 0.009; DfI then is about 1e-9 at 512 columns
-SQUARE_RATIONAL = (LIFT, LIFT, SETTLE)  # singular values from 2.4e-5 of the bound on
+SQUARE_RATIONAL = (LIFT, LIFT, SETTLE)  # singular values from 2.5e-5 of the bound on
 FURTHER_RATIONAL = (LIFT, SETTLE)  # from 3e-3 on: what the first pass left
 TRIANGLE_RATIONAL = (rational_step(0.04), rational_step(0.73, centred=True))  # from 0.04 on; a cubic finishes
 DOUBLE_RATIONAL = (LIFT, LIFT, LIFT, LIFT, SETTLE)  # from 2e-9 on

@@ -1,0 +1,190 @@
+"""Schedules, kernels, the path that GPUs take, precision settings, compilation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fire_core import polar_exact
+from fire_core.polar import polar
+from fire_core.polar_exact import solve_exact, solve_fast
+from fire_core.polar_kernels import (
+    cholesky_in_blocks,
+    lower_gram,
+    mirror,
+    polynomial_steps,
+    quintic_step,
+    rational_steps,
+    solve_right,
+)
+from fire_core.polar_schedules import (
+    CUBIC,
+    finishing_quintic,
+    polynomial_value,
+    quintic_schedule,
+    rational_step,
+    rational_value,
+)
+from fire_core.precision import matmul_precision
+from tests.polar_cases import deviation, gaussian, published, relative_error, spread, with_spectrum
+
+
+@pytest.mark.parametrize(
+    ("lower", "tolerance", "most_steps"),
+    [(0.3, 1e-2, 2), (0.04, 1e-2, 4), (3e-3, 1e-2, 6), (1e-3, 1e-2, 7), (1e-4, 1e-2, 8), (1e-7, 1e-2, 13)],
+)
+def test_quintic_schedules_bring_the_interval_to_one(lower: float, tolerance: float, most_steps: int) -> None:
+    steps = quintic_schedule(lower, tolerance)
+    values = np.geomspace(lower, 1, 20001)
+    for step in steps:
+        values = polynomial_value(values, step)
+        assert values.max() < 2.1  # the next step is bounded there
+    assert abs(values - 1).max() <= tolerance
+    assert len(steps) <= most_steps
+
+
+def test_quintics_are_minimax() -> None:
+    """The first error touches its extreme four times with alternating sign (Chebyshev's criterion)."""
+    step = quintic_schedule(0.1, 0.5)[0]
+    values = polynomial_value(np.linspace(0.1, 1, 100001), step) - 1
+    extreme = abs(values).max()
+    signs = np.sign(values[abs(values) > extreme * (1 - 1e-6)])
+    assert np.count_nonzero(np.diff(signs)) == 3
+
+
+@pytest.mark.parametrize("lower", [3e-3, 0.04, 0.35, 0.73])
+def test_rational_steps_map_onto_the_stated_interval(lower: float) -> None:
+    values = rational_value(np.geomspace(lower, 1, 20001), rational_step(lower))
+    assert values.max() <= 1 + 1e-9
+    assert values.min() >= rational_value(lower, rational_step(lower)) - 1e-9
+    centred = rational_value(np.geomspace(lower, 1, 20001), rational_step(lower, centred=True))
+    assert centred.max() - 1 == pytest.approx(1 - centred.min(), rel=1e-6)
+
+
+def test_the_schedules_of_the_solver_cover_what_their_comments_say() -> None:
+    for steps, lower in ((polar_exact.SQUARE_RATIONAL, 2.5e-5), (polar_exact.FURTHER_RATIONAL, 3e-3)):
+        values = np.geomspace(lower, 1, 200001)
+        for step in steps:
+            values = rational_value(values, step)
+        assert abs(polynomial_value(values, polar_exact.FINISH) - 1).max() <= 1e-6
+    values = np.geomspace(0.04, 1, 200001)
+    for step in polar_exact.TRIANGLE_RATIONAL:
+        values = rational_value(values, step)
+    assert abs(polynomial_value(values, CUBIC) - 1).max() <= 1e-6
+
+
+def test_the_finishing_quintic_beats_the_taylor_one() -> None:
+    values = np.linspace(1 - 0.05, 1 + 0.05, 10001)
+    ours = abs(polynomial_value(values, finishing_quintic(0.05)) - 1).max()
+    taylor = abs(polynomial_value(values, (15 / 8, -10 / 8, 3 / 8)) - 1).max()
+    assert ours < 0.3 * taylor
+
+
+@pytest.mark.parametrize("columns", [1, 20, 32, 50, 130, 400])
+def test_blocked_kernels_equal_library_calls(columns: int) -> None:
+    matrices = gaussian(2, columns + 7, columns).double()
+    square = torch.empty(2, columns, columns, dtype=torch.float64)
+    gram = mirror(lower_gram(matrices, square)).clone()
+    torch.testing.assert_close(gram, matrices.mT @ matrices)
+    shifted = gram + torch.eye(columns, dtype=torch.float64)
+    work = shifted.clone()
+    inverses = cholesky_in_blocks(work)
+    lower = torch.linalg.cholesky(shifted)
+    torch.testing.assert_close(work.tril(), lower)
+    expected = matrices @ torch.linalg.inv(lower)
+    torch.testing.assert_close(solve_right(matrices.clone(), work, inverses), expected)
+
+
+@pytest.mark.parametrize("shape", [(40, 40), (90, 70)])
+def test_steps_act_on_singular_values_as_their_functions(shape: tuple[int, int]) -> None:
+    matrix = with_spectrum(*shape, spread(shape[1], 1.5)).double()[None]
+    left, singular, right = torch.linalg.svd(matrix, full_matrices=False)
+    spare, square = torch.empty_like(matrix), matrix.new_empty(1, shape[1], shape[1])
+    rational = rational_step(0.03)
+    work = matrix.clone()
+    rational_steps(work, (rational,), spare, square, normalize=False)
+    torch.testing.assert_close(work, left @ torch.diag_embed(rational_value(singular, rational)) @ right)
+    quintic = quintic_schedule(0.1, 1e-2)[0]
+    expected = left @ torch.diag_embed(polynomial_value(singular, quintic)) @ right
+    torch.testing.assert_close(quintic_step(matrix.clone(), quintic, spare, square), expected)
+    torch.testing.assert_close(polynomial_steps(matrix, (quintic,)), expected)
+
+
+def test_a_matrix_that_is_not_positive_definite_gives_nan_not_an_exception() -> None:
+    work = torch.diag(torch.tensor([1.0, -1.0]))[None].clone()
+    assert cholesky_in_blocks(work)[0].isnan().any()
+
+
+@pytest.mark.parametrize("shape", [(96, 96), (300, 80), (80, 60), (20, 1)])
+@pytest.mark.parametrize("decades", [0.5, 3, 6])
+def test_the_polynomial_path_of_gpus_is_as_exact(shape: tuple[int, int], decades: float) -> None:
+    matrices = torch.stack([with_spectrum(*shape, spread(shape[1], decades), seed=s) for s in range(3)])
+    solved = solve_exact(matrices, 1e-8, rational=False)
+    assert deviation(solved.factor).max() <= 1e-8
+    assert relative_error(solved.factor, matrices).max() <= 5e-8 * 10**decades + 1e-5
+    assert not solved.completed.any()
+
+
+@pytest.mark.parametrize("shape", [(96, 96), (300, 80), (12, 12)])
+def test_the_polynomial_fast_path_beats_ten_published_iterations(shape: tuple[int, int]) -> None:
+    matrix = gaussian(*shape)
+    ours = relative_error(solve_fast(matrix[None], rational=False).factor[0], matrix)
+    assert ours < relative_error(published(matrix, 10), matrix)
+
+
+def test_lost_rank_on_the_polynomial_path_is_completed() -> None:
+    matrix = (gaussian(60, 8) @ gaussian(8, 60, seed=1))[None]
+    solved = solve_exact(matrix, 1e-8, rational=False)
+    assert solved.completed.all()
+    torch.testing.assert_close(solved.factor, polar(matrix).factor, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("solver", ["newton_schulz", "exact", "fast"])
+def test_global_precision_settings_change_no_bit_and_are_put_back(solver: str) -> None:
+    matrices = gaussian(2, 64, 64)
+    expected = polar(matrices, solver).factor
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            factor = polar(matrices, solver).factor
+        assert torch.get_float32_matmul_precision() == "medium"
+        assert torch.backends.cuda.matmul.allow_tf32
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert factor.dtype == torch.float32
+    assert torch.equal(factor, expected)
+
+
+def test_precision_is_put_back_after_an_error() -> None:
+    before = torch.backends.cuda.matmul.fp32_precision
+    with pytest.raises(ZeroDivisionError), matmul_precision(torch.device("cpu"), "tf32"):
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+        _ = 1 / 0
+    assert torch.backends.cuda.matmul.fp32_precision == before
+
+
+def _ten_cubics(matrices: torch.Tensor) -> torch.Tensor:
+    return polynomial_steps(matrices, (CUBIC,) * 10)
+
+
+QUINTICS = quintic_schedule(1e-3, 1e-2)
+
+
+def _quintics(matrices: torch.Tensor) -> torch.Tensor:
+    return polynomial_steps(matrices, QUINTICS)
+
+
+@pytest.mark.parametrize("kernel", [_ten_cubics, _quintics])
+def test_the_fixed_step_kernel_compiles_without_a_graph_break(kernel) -> None:
+    matrices = gaussian(3, 24, 16) / 10
+    compiled = torch.compile(kernel, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(matrices), kernel(matrices))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", [_ten_cubics, _quintics])
+def test_the_fixed_step_kernel_compiles_with_inductor(kernel) -> None:
+    matrices = gaussian(3, 64, 48) / 20
+    compiled = torch.compile(kernel, fullgraph=True)
+    torch.testing.assert_close(compiled(matrices), kernel(matrices), rtol=1e-4, atol=1e-5)
