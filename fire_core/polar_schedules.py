@@ -76,7 +76,7 @@ def quintic_schedule(lower: float, tolerance: float, margin: float = 1.002) -> t
         # the cushion is not the true lower end: rescale the image around 1
         image = polynomial_value(np.linspace(low, high, 20001), step)
         centre = (image.min() + image.max()) / 2
-        step = tuple(float(part / centre) for part in step)
+        step = (float(step[0] / centre), float(step[1] / centre), float(step[2] / centre))
         steps.append(step)
         low, high = image.min() / centre, image.max() / centre
         if max(high - 1, 1 - low) <= tolerance:
