@@ -59,7 +59,7 @@ class Solved:
     iterations: Tensor
     completed: Tensor
 
-    def put(self, index: Tensor, other: Solved) -> None:
+    def put(self, index: Tensor | slice, other: Solved) -> None:
         """Replace the matrices at `index` by those of `other`, adding the steps that it took."""
         self.factor[index] = other.factor
         self.residual[index] = other.residual
