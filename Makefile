@@ -11,12 +11,16 @@ PY := $(VENV)/bin/python
 SIZE ?= small
 SEEDS ?= 1,2,3
 METHODS ?= none,shrink_perturb,full_reset,fire
-JOBS ?= 1
+# runs at a time: two on a CPU, one on a machine with a GPU
+JOBS ?= $(if $(shell command -v nvidia-smi),1,2)
 RUNS ?= runs
 OVERRIDES ?=
 
 methods = $(if $(filter all,$(METHODS)),$$($(PY) -m fire_core.methods --names $(1)),$(METHODS))
-launcher = $(if $(filter 1,$(JOBS)),,threads=1 hydra/launcher=ray +hydra.launcher.ray.init.num_cpus=$(JOBS))
+launcher = $(if $(filter 1,$(JOBS)),,threads=1 hydra/launcher=ray +hydra.launcher.ray.init.num_cpus=$(JOBS) $(gpus))
+# Ray hides the GPU from jobs that do not ask for a share of it
+gpus = $(if $(shell command -v nvidia-smi),+hydra.launcher.ray.remote.num_gpus=$(shell awk 'BEGIN {print 1 / $(JOBS)}'))
+export RAY_DEDUP_LOGS := 0
 ray = $(if $(filter 1,$(JOBS)),,$(VENV)/.with-ray)
 # $(call sweep,script,domain): run all of it, then table and figure even where a run failed; the exit code tells.
 define sweep
