@@ -1,0 +1,258 @@
+"""Time, accuracy and memory of the solvers against a plain python loop of the published algorithm, interleaved.
+
+    python -m benchmarks.bench_fire [--rows resnet18 ...] [--kinds fresh ill collapsed] [--repeats 5] [--device cuda]
+        [--checkpoints NAME=PATH ...]      trained weights
+
+One thread. In each round every variant runs once, so that a busy machine slows all of them; a ratio is the median
+over the rounds of (time of the loop / time of ours), so above 1 is faster. Columns:
+
+ratio_*         against the loop with its published number of iterations (10; 5 for GPT)
+ratio_equal     `exact` against the loop iterated to DfI <= 1e-8; the loop's time is *computed*: what it took, times
+                the iterations that its recursion needs on the singular values of the matrices, by flops
+dfi_*           largest over all matrices, in float64
+error_*         largest ||Q - U V^T||_F / sqrt(min(m, n)) over a sample of matrices per shape, against float64 SVD;
+                at a condition number k float32 itself is uncertain by about 1e-8 k
+extra_memory    peak resident memory of `exact` beyond its input and its result, over the larger of the stack limit
+                and the largest matrix; measured on fresh weights in a process of its own (CPU only)
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.weight_sets import KINDS, ROWS, Groups, groups_of, groups_of_checkpoint
+from fire_core.polar import STACK_BYTES, polar
+from fire_core.runs.machine import describe
+
+OUT = Path(__file__).resolve().parents[1] / "analysis" / "results" / "bench_fire.csv"
+SOLVERS = ("exact", "fast", "newton_schulz")
+EQUAL = 1e-8
+
+
+def published_loop(groups: Groups, iterations: int) -> list[Tensor]:
+    """The published algorithm as its formula reads: one matrix after another."""
+    factors = []
+    for stack in groups.values():
+        for matrix in stack:
+            tall = matrix if len(matrix) >= matrix.shape[1] else matrix.T
+            x = tall / tall.norm()
+            for _ in range(iterations):
+                x = 1.5 * x - 0.5 * x @ (x.T @ x)
+            factors.append(x if len(matrix) >= matrix.shape[1] else x.T)
+    return factors
+
+
+def solve(groups: Groups, solver: str, iterations: int) -> list[Tensor]:
+    """Every stack through `polar`."""
+    return [polar(stack, solver, iterations=iterations).factor for stack in groups.values()]
+
+
+def seconds(run: Callable[[], Any], device: str) -> float:
+    """Wall-clock time of `run`, waiting for the device."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def ratios(groups: Groups, iterations: int, repeats: int, device: str) -> dict[str, Any]:
+    """Median time ratios to the published loop, and its median time."""
+    variants = {name: lambda name=name: solve(groups, name, iterations) for name in SOLVERS}
+    times: dict[str, list[float]] = {name: [] for name in ("loop", *SOLVERS)}
+    for name in SOLVERS:  # first calls build schedules and libraries' buffers
+        solve({s: stack[:1] for s, stack in groups.items() if max(s) < 2000}, name, iterations)
+    for _ in range(repeats):
+        times["loop"].append(seconds(lambda: published_loop(groups, iterations), device))
+        for name, run in variants.items():
+            times[name].append(seconds(run, device))
+    row = {"loop_seconds": statistics.median(times["loop"])}
+    for name in SOLVERS:
+        rounds = zip(times["loop"], times[name], strict=True)
+        row[f"ratio_{name}"] = statistics.median(loop / ours for loop, ours in rounds)
+    return row
+
+
+def accuracy(groups: Groups, iterations: int, sample: int) -> dict[str, Any]:
+    """Largest DfI, largest relative error on a sample, condition, and what the loop needs for the same DfI."""
+    worst: dict[str, float] = {}
+    conditions: list[float] = []
+    flops = needed = 0.0
+    unfinished = completed = count = 0
+    for shape, stack in groups.items():
+        cost = len(stack) * shape[0] * shape[1] * min(shape)
+        results = {name: polar(stack, name, iterations=iterations) for name in SOLVERS}
+        completed, count = completed + int(results["exact"].completed.sum()), count + len(stack)
+        for name, result in results.items():
+            worst[f"dfi_{name}"] = max(worst.get(f"dfi_{name}", 0.0), *map(_deviation, result.factor))
+        steps = []
+        for index in range(min(sample, len(stack))):
+            exact, singular = _oracle(stack[index])
+            conditions.append(float(singular[0] / singular[-1]))
+            for name, result in results.items():
+                error = float((result.factor[index].double() - exact).norm()) / min(shape) ** 0.5
+                worst[f"error_{name}"] = max(worst.get(f"error_{name}", 0.0), error)
+            steps.append(iterations_to(EQUAL, singular))
+        unfinished += sum(step >= 200 for step in steps)
+        flops += cost
+        needed += cost * statistics.mean(steps)
+    return worst | {
+        "matrices": count,
+        "sampled": len(conditions),
+        "condition_median": statistics.median(conditions),
+        "condition_max": max(conditions),
+        "completed": completed,
+        "loop_iterations_equal": needed / flops,
+        "loop_unfinished_at_200": unfinished,
+    }
+
+
+def iterations_to(tolerance: float, singular: Tensor) -> int:
+    """Steps of the published recursion until sum (1 - s^2)^2 <= tolerance, at most 200 (rank may be lost)."""
+    s = singular / singular.norm()
+    for step in range(200):
+        if float(((1 - s * s) ** 2).sum()) <= tolerance:
+            return step
+        s = 1.5 * s - 0.5 * s**3
+    return 200
+
+
+def _deviation(factor: Tensor) -> float:
+    """||Q^T Q - I||_F^2 on the smaller side, in float64."""
+    tall = factor.double() if len(factor) >= factor.shape[1] else factor.double().T
+    gram = tall.T @ tall
+    gram.diagonal().sub_(1.0)
+    return float(gram.square().sum())
+
+
+def _oracle(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """U V^T and the singular values by float64 SVD (of the QR triangle where the matrix is long)."""
+    tall = matrix.double() if len(matrix) >= matrix.shape[1] else matrix.double().T
+    basis, triangle = torch.linalg.qr(tall)
+    left, singular, right = torch.linalg.svd(triangle)
+    exact = basis @ (left @ right)
+    return (exact if len(matrix) >= matrix.shape[1] else exact.T), singular
+
+
+def extra_memory(row: str) -> tuple[float, float]:
+    """Peak MB that `exact` takes beyond input and result, and that over the stack limit or the largest matrix."""
+    command = [sys.executable, "-m", "benchmarks.bench_fire", "--memory-of", row]
+    peak, unit = map(
+        float, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    )
+    return peak / 2**20, peak / unit
+
+
+def _print_memory(row: str) -> None:
+    groups = groups_of(row, "fresh")
+    largest = max(s[0] * s[1] * 4 for s in groups)
+    polar(torch.randn(4, 64, 64))  # libraries' own buffers
+    worst = 0.0
+    for stack in groups.values():
+        before = _resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        result = polar(stack)
+        worst = max(worst, _resident("VmHWM") - before - stack.numel() * 4)
+        del result
+    print(worst, max(largest, STACK_BYTES["cpu"]))
+
+
+def _resident(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {field}: memory is measured on Linux only")
+
+
+def measure(row: str, kind: str, groups: Groups, options: argparse.Namespace) -> dict[str, Any]:
+    """One line of the table."""
+    iterations = ROWS[row][2] if row in ROWS else 10
+    on_device = {s: stack.to(options.device) for s, stack in groups.items()}
+    values: dict[str, Any] = {"row": row, "kind": kind, "device": options.device, "iterations": iterations}
+    values |= ratios(on_device, iterations, options.repeats, options.device)
+    del on_device
+    values |= accuracy(groups, iterations, options.sample)
+    values["ratio_equal"] = values["ratio_exact"] * values["loop_iterations_equal"] / iterations
+    if kind == "fresh" and options.device == "cpu":
+        values["extra_memory_mb"], values["extra_memory"] = extra_memory(row)
+    return (
+        values
+        | {"repeats": options.repeats}
+        | {name: describe()[name] for name in ("commit", "hardware", "started")}
+    )
+
+
+def write(values: dict[str, Any]) -> None:
+    """Put the line into the CSV, in place of an older one of the same row, kind and device."""
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    lines: list[dict[str, Any]] = []
+    if OUT.exists():
+        with OUT.open(newline="") as file:
+            lines = list(csv.DictReader(file))
+    key = ("row", "kind", "device")
+    lines = [line for line in lines if any(line[k] != str(values[k]) for k in key)] + [values]
+    columns = list(dict.fromkeys(name for line in lines for name in line))
+    with OUT.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(lines)
+
+
+def text(values: dict[str, Any]) -> str:
+    """The line for the terminal."""
+    memory = f"{values['extra_memory']:.1f}" if "extra_memory" in values else "-"
+    return (
+        f"{values['row']:<14}{values['kind']:<10}{values['loop_seconds']:>8.2f} s"
+        f"{values['ratio_exact']:>7.2f}x{values['ratio_equal']:>8.1f}x{values['ratio_fast']:>7.2f}x"
+        f"{values['ratio_newton_schulz']:>7.2f}x{values['dfi_exact']:>10.1e}{values['dfi_newton_schulz']:>10.1e}"
+        f"{values['error_exact']:>10.1e}{values['error_fast']:>10.1e}{values['error_newton_schulz']:>10.1e}"
+        f"{values['condition_max']:>10.1e}{values['completed']:>5}{memory:>6}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", nargs="*", default=list(ROWS), choices=list(ROWS), metavar="ROW")
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS, metavar="KIND")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--sample", type=int, default=4, help="matrices per shape compared with float64 SVD")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--checkpoints", nargs="*", default=[], metavar="NAME=PATH")
+    parser.add_argument("--memory-of", choices=list(ROWS), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.memory_of:
+        _print_memory(options.memory_of)
+        return
+    names = "row           kind          loop     exact   equal   fast     ns   DfI exact  DfI ns  "
+    print(names + "err exact  err fast    err ns  cond max compl mem", flush=True)
+    for row in options.rows:
+        for kind in options.kinds:
+            values = measure(row, kind, groups_of(row, kind), options)
+            write(values)
+            print(text(values), flush=True)
+    for pair in options.checkpoints:
+        name, _, path = pair.partition("=")
+        values = measure(name, "trained", groups_of_checkpoint(Path(path)), options)
+        write(values)
+        print(text(values), flush=True)
+    print(f"written to {OUT}")
+
+
+if __name__ == "__main__":
+    main()

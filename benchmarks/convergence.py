@@ -1,0 +1,197 @@
+"""Tables behind the questions "how many iterations?" and "what does it cost?", as CSV for `analysis.tables`.
+
+    python -m benchmarks.convergence [--columns 192] [--quick]
+
+analysis/results/convergence.csv         matrix kind x normalisation x iterations -> DfI, relative error (and `exact`)
+analysis/results/convergence_models.csv  the same, worst over the target matrices of each model
+analysis/results/convergence_costs.csv   seconds and peak memory of one boundary: fire, fire_exact, shrink_perturb,
+                                         full_reset on a fresh ResNet-18 (the paper's Table 1). DASH needs data and
+                                         gradients: `benchmarks.bench_vision` times it; give its row with --dash.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.bench_fire import iterations_to
+from benchmarks.weight_sets import ROWS, groups_of
+from fire_core import Phase, State, snapshot
+from fire_core.methods import create
+from fire_core.polar import polar
+from fire_core.runs.machine import describe
+from vision.models import build
+
+RESULTS = Path(__file__).resolve().parents[1] / "analysis" / "results"
+ITERATIONS = (5, 10, 15, 20, 30, 40)
+METHODS = ("fire", "fire_exact", "shrink_perturb", "full_reset")
+
+
+def matrix_kinds(columns: int) -> dict[str, Tensor]:
+    """Name -> float32 matrix: random ones of several shapes, and square ones of known spectrum."""
+    generator = torch.Generator().manual_seed(1)
+
+    def gaussian(rows: int, wide: int) -> Tensor:
+        return torch.randn(rows, wide, generator=generator)
+
+    left, right = (torch.linalg.qr(gaussian(columns, columns).double())[0] for _ in range(2))
+    index = torch.arange(columns, dtype=torch.float64)
+    spectra = {
+        "power law 1/i": 1 / (index + 1),
+        "log-spaced to 1e-2": torch.logspace(0, -2, columns, dtype=torch.float64),
+        "log-spaced to 1e-4": torch.logspace(0, -4, columns, dtype=torch.float64),
+        "a tenth at 1, rest 1e-3": torch.where(index < columns // 10, 1.0, 1e-3),
+        "a tenth at 1, rest 1e-6": torch.where(index < columns // 10, 1.0, 1e-6),
+        "a tenth at 1, rest 0": torch.where(index < columns // 10, 1.0, 0.0),
+    }
+    kinds = {
+        f"gaussian {columns}x{columns}": gaussian(columns, columns),
+        f"gaussian {2 * columns}x{columns}": gaussian(2 * columns, columns),
+        f"gaussian {4 * columns}x{columns}": gaussian(4 * columns, columns),
+        f"kaiming uniform {columns}x{columns}": torch.rand(columns, columns, generator=generator) * 2 - 1,
+        "orthogonal + 1 % noise": left.float() + 0.01 * gaussian(columns, columns),
+    }
+    return kinds | {name: ((left * s) @ right.T).float() for name, s in spectra.items()}
+
+
+def of_kinds(columns: int) -> list[dict[str, Any]]:
+    """Rows of convergence.csv."""
+    rows = []
+    for kind, matrix in matrix_kinds(columns).items():
+        left, singular, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+        exact = left @ right
+        shared = {
+            "kind": kind,
+            "rows": matrix.shape[0],
+            "columns": matrix.shape[1],
+            "condition": float(singular[0] / singular[-1]),
+            "iterations_to_1e-8": iterations_to(1e-8, singular),
+        }
+        runs = [("newton_schulz", norm, n) for norm in ("frobenius", "spectral") for n in ITERATIONS]
+        for solver, norm, n in [*runs, ("exact", "", 0), ("fast", "", 0)]:
+            result = polar(matrix, solver, iterations=max(n, 1), normalize=norm or "frobenius")
+            error = float((result.factor.double() - exact).norm()) / min(matrix.shape) ** 0.5
+            rows.append(
+                shared
+                | {"solver": solver, "normalize": norm, "iterations": n or int(result.iterations)}
+                | {
+                    "dfi": float(result.residual),
+                    "relative_error": error,
+                    "completed": bool(result.completed),
+                }
+            )
+    return rows
+
+
+def of_models(names: list[str]) -> list[dict[str, Any]]:
+    """Rows of convergence_models.csv: worst DfI over all targets, per model, weights, normalisation, iterations."""
+    rows = []
+    for name in names:
+        for kind in ("fresh", "ill", "collapsed"):
+            groups = groups_of(name, kind)
+            runs = [("newton_schulz", "frobenius", n) for n in ITERATIONS] + [
+                ("exact", "", 0),
+                ("fast", "", 0),
+            ]
+            for solver, norm, n in runs:
+                results = [polar(stack, solver, iterations=max(n, 1)) for stack in groups.values()]
+                residual = torch.cat([result.residual for result in results])
+                rows.append(
+                    {"model": name, "weights": kind, "matrices": len(residual), "solver": solver}
+                    | {"normalize": norm, "iterations": n or int(max(r.iterations.max() for r in results))}
+                    | {"dfi_median": float(residual.median()), "dfi_max": float(residual.max())}
+                    | {"completed": sum(int(result.completed.sum()) for result in results)}
+                )
+    return rows
+
+
+def boundary_costs(repeats: int) -> list[dict[str, Any]]:
+    """Rows of convergence_costs.csv: one boundary of each method on a ResNet-18 that training has moved a little."""
+    rows = []
+    for name in METHODS:
+        torch.manual_seed(1)
+        net = build("resnet18", classes=10, channels=3, image_size=32)
+        initial = snapshot({"net": net})
+        method = create(name)
+        times, peak = [], 0.0
+        for _ in range(repeats):
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter.add_(0.01 * torch.randn_like(parameter))
+            state = State(
+                nets={"net": net}, initial=initial, generator=torch.Generator().manual_seed(1), phase=1
+            )
+            before = _resident("VmRSS")
+            _reset_peak()
+            started = time.perf_counter()
+            method.at_boundary(state, Phase(1))
+            times.append(time.perf_counter() - started)
+            peak = max(peak, (_resident("VmHWM") - before) / 2**20)
+        rows.append({"model": "resnet18", "method": name, "seconds": min(times), "peak_mb": peak})
+    return rows
+
+
+def _reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _resident(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {field}: memory is measured on Linux only")
+
+
+def write(name: str, rows: list[dict[str, Any]]) -> None:
+    """`rows` with commit and hardware to analysis/results/`name`.csv."""
+    machine = {key: describe()[key] for key in ("commit", "hardware")}
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    path = RESULTS / f"{name}.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0], *machine])
+        writer.writeheader()
+        writer.writerows(row | machine for row in rows)
+    print(f"written to {path}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--columns", type=int, default=192, help="side of the square matrices of known spectrum"
+    )
+    parser.add_argument("--quick", action="store_true", help="matrix kinds and ViT's q/k only, one repeat")
+    parser.add_argument("--models", nargs="*", choices=list(ROWS), metavar="MODEL")
+    parser.add_argument("--dash", nargs=2, type=float, metavar=("SECONDS", "PEAK_MB"), help="DASH's cost row")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    kinds = of_kinds(options.columns)
+    write("convergence", kinds)
+    for row in kinds:
+        if row["solver"] != "newton_schulz" or row["iterations"] in (5, 10, 20, 40):
+            print(
+                f"{row['kind']:<28}{row['solver']:<15}{row['normalize']:<11}{row['iterations']:>4}"
+                f"{row['dfi']:>10.1e}{row['relative_error']:>10.1e}"
+            )
+    # VGG-16 and GPT-0.1B take minutes and tens of minutes: name them to have them
+    models = options.models or (["vit_tiny_qk"] if options.quick else ["vit_tiny_qk", "vit_tiny", "resnet18"])
+    write("convergence_models", of_models(models))
+    costs = boundary_costs(1 if options.quick else 3)
+    if options.dash:
+        costs.append(
+            {"model": "resnet18", "method": "dash", "seconds": options.dash[0], "peak_mb": options.dash[1]}
+        )
+    for row in costs:
+        print(f"{row['method']:<16}{row['seconds']:>9.3f} s{row['peak_mb']:>9.0f} MB")
+    write("convergence_costs", costs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The matrices that the projection benchmarks work on: real layer shapes, with fresh, spoilt or trained weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fire_core.errors import UserError
+from fire_core.targets import find_targets
+from language.model import Decoder, Shape
+from vision.models import build
+
+Groups = dict[tuple[int, int], Tensor]
+"""Matrices of one shape stacked, (count, out, in) float32, by shape."""
+
+KINDS = ("fresh", "ill", "collapsed")
+
+
+def _vision(name: str, classes: int, size: int) -> Callable[[], nn.Module]:
+    return lambda: build(name, classes=classes, channels=3, image_size=size)
+
+
+ROWS: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
+    "resnet18": (_vision("resnet18", 10, 32), "all", 10),
+    "vit_tiny": (_vision("vit_tiny", 100, 32), "all", 10),
+    "vit_tiny_qk": (_vision("vit_tiny", 100, 32), "qk", 10),
+    "vgg16": (_vision("vgg16", 200, 64), "all", 10),
+    "gpt_0.1b": (lambda: Decoder(Shape()), "all", 5),
+}
+"""Name -> model, targets, published number of iterations. GPT's tied 50304 x 768 head is among its targets."""
+
+
+def groups_of(row: str, kind: str, seed: int = 1) -> Groups:
+    """Target matrices of a freshly initialised model of ROWS, spoilt as `kind` says, stacked by shape."""
+    torch.manual_seed(seed)
+    model, rule, _ = ROWS[row]
+    net = model()
+    matrices = [target.matrix(net).detach() for target in find_targets(net, rule).included]
+    return spoil(stack_by_shape(matrices), kind)
+
+
+def groups_of_checkpoint(path: Path) -> Groups:
+    """Matrices (Linear weights, stacks of them, taps of convolutions) of a checkpoint's networks, stacked by shape."""
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    networks = [content[key] for key in ("net", "nets", "model") if key in content] or [content]
+    matrices: list[Tensor] = []
+    for weight in _tensors(networks):
+        if weight.ndim == 4:
+            weight = weight.permute(2, 3, 0, 1)
+        if weight.ndim >= 2 and weight.is_floating_point():
+            pieces = weight.reshape(-1, *weight.shape[-2:])
+            matrices += [piece for piece in pieces if min(piece.shape) > 1 and bool(piece.any())]
+    if not matrices:
+        raise UserError(f"no matrices in {path}: give a checkpoint with weights under net, nets or model")
+    return stack_by_shape(matrices)
+
+
+def stack_by_shape(matrices: list[Tensor]) -> Groups:
+    """Float32 copies of `matrices`, stacked with others of their shape."""
+    shapes = dict.fromkeys(tuple(matrix.shape) for matrix in matrices)
+    return {s: torch.stack([m.float() for m in matrices if tuple(m.shape) == s]) for s in shapes}
+
+
+def spoil(groups: Groups, kind: str) -> Groups:
+    """fresh: as they are. ill: columns scaled by 1 ... 1e-4, evenly in the logarithm.
+    collapsed: all but the largest tenth of the singular values times 1e-3.
+    """
+    if kind == "fresh":
+        return groups
+    if kind == "ill":
+        return {s: stack * torch.logspace(0, -4, s[1]) for s, stack in groups.items()}
+    if kind != "collapsed":
+        raise UserError(f"kind={kind!r} is unknown: choose one of {', '.join(KINDS)}")
+    return {s: torch.stack([_collapse(matrix) for matrix in stack]) for s, stack in groups.items()}
+
+
+def _collapse(matrix: Tensor) -> Tensor:
+    tall = matrix if len(matrix) >= matrix.shape[1] else matrix.T
+    squares, right = torch.linalg.eigh((tall.T @ tall).double())
+    kept = squares.argsort(descending=True)[: max(1, len(squares) // 10)]
+    factor = torch.full_like(squares, 1e-3)
+    factor[kept] = 1.0
+    spoilt = (tall.double() @ ((right * factor) @ right.T)).float()
+    return spoilt if tall is matrix else spoilt.T
+
+
+def _tensors(values: object) -> list[Tensor]:
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, dict):
+        values = list(values.values())
+    if isinstance(values, list):
+        return [tensor for value in values for tensor in _tensors(value)]
+    return []
