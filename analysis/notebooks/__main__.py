@@ -35,7 +35,9 @@ def execute(name: str, out: Path, seconds: int = 1200) -> Path:
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
-    NotebookClient(notebook, timeout=seconds, resources={"metadata": {"path": str(ROOT)}}).execute()
+    NotebookClient(
+        notebook, timeout=seconds, startup_timeout=300, resources={"metadata": {"path": str(ROOT)}}
+    ).execute()
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{name}.ipynb"
     jupytext.write(notebook, path)
