@@ -199,5 +199,7 @@ def test_report_at_paper_size():
     rows = {row.name: row for row in report.treated()}
     assert len(rows) == 73
     for name, row in rows.items():
-        assert row.dfi_factor > 500, name  # of 768 at most: for fresh weights five steps are nearly a rescaling
+        assert row.dfi_factor > 500, (
+            name
+        )  # of 768 at most: for fresh weights five steps are nearly a rescaling
     assert rows["h.0.attn.c_attn.weight[q]"].dfi_factor == pytest.approx(668, rel=0.02)

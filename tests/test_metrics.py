@@ -83,6 +83,9 @@ def test_hessian_norm_of_a_quadratic():
     x = torch.nn.Parameter(torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64))
     curvature = torch.tensor([3.0, -7.0, 1.0], dtype=torch.float64)
     found = metrics.hessian_norm(
-        lambda: 0.5 * (curvature * x * x).sum(), [x], iterations=60, generator=torch.Generator().manual_seed(0)
+        lambda: 0.5 * (curvature * x * x).sum(),
+        [x],
+        iterations=60,
+        generator=torch.Generator().manual_seed(0),
     )
     assert found.item() == pytest.approx(7.0, rel=1e-6)
