@@ -9,10 +9,12 @@ updated by single calls. `stacked_matrices` tells the target search that each sl
 """
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 LAYER_NORM_EPSILON = 1e-6
 LOG_STD_MIN, LOG_STD_MAX = -10.0, 2.0
@@ -29,6 +31,30 @@ def truncated_he_normal_(weight: Tensor, generator: torch.Generator | None = Non
     return nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std, generator=generator)
 
 
+class StackedAffine(torch.autograd.Function):
+    """x @ weight.mT + bias for every member of a stack: (stack, batch, in), (stack, out, in), (stack, out).
+
+    The same numbers as `torch.baddbmm` and its own backward pass, which returns the weight's gradient transposed and
+    so makes the optimizer copy each one; this one is in the weight's layout. Once differentiable.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        for_x, for_weight, for_bias = ctx.needs_input_grad
+        return (
+            torch.bmm(gradient, weight) if for_x else None,
+            torch.bmm(gradient.mT, x) if for_weight else None,
+            gradient.sum(dim=1) if for_bias else None,
+        )
+
+
 class StackedLinear(nn.Module):
     """`stack` independent affine maps: input (stack, batch, in) -> (stack, batch, out)."""
 
@@ -40,7 +66,7 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(stack, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
+        return StackedAffine.apply(x, self.weight, self.bias)
 
 
 class StackedLayerNorm(nn.Module):

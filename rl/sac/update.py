@@ -5,6 +5,8 @@ temperature, target critics. All randomness enters through `noise`, so an update
 can be checked by hand, replayed and captured.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -79,7 +81,8 @@ def update(learner: Learner, batch: Batch, noise: Tensor) -> dict[str, Tensor]:
     leaves out their weight gradients.
     """
     action, log_density = sample_action(*learner.actor(batch.observations), noise[0])
-    value = learner.critics(batch.observations, action).amin(dim=0)
+    with frozen(learner.optimizers["critics"]):
+        value = learner.critics(batch.observations, action).amin(dim=0)
     actor_loss = (learner.temperature().detach() * log_density - value).mean()
     step(learner.optimizers["actor"], actor_loss)
 
@@ -107,9 +110,26 @@ def update(learner: Learner, batch: Batch, noise: Tensor) -> dict[str, Tensor]:
     }
 
 
+@contextmanager
+def frozen(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Inside, the parameters of `optimizer` are constants: gradients pass through their layers and none is computed
+    for them."""
+    for parameter in parameters_of(optimizer):
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in parameters_of(optimizer):
+            parameter.requires_grad_(True)
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """All parameters of all groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     """One optimizer step with the gradients of `loss` with respect to this optimizer's parameters only."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    loss.backward(inputs=parameters)
+    loss.backward(inputs=parameters_of(optimizer))
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)

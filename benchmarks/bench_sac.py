@@ -1,0 +1,242 @@
+"""SAC updates per second against a plain PyTorch loop, and H1 steps per second against gymnasium's vector env.
+
+    python -m benchmarks.bench_sac [--rounds 7] [--device cpu] [--threads 1]
+
+The plain loop has the same networks, losses and settings in the form in which single-file SAC scripts have them: two
+critics one after the other, `torch.distributions` for the policy, losses that send gradients through everything, an
+optimizer that goes parameter by parameter, one replay sample an update. Both take turns in one process, so a busy
+machine slows both; the ratio is the median over rounds. CPU seconds are told beside wall time for the same reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributions import Normal
+
+from rl.replay import Batch, FlatReplay
+from rl.sac.network import Actor, Critics, Temperature
+from rl.sac.update import Learner, update
+
+OBSERVATIONS, ACTIONS, DISCOUNT, TAU, RATE = 51, 19, 0.99, 0.005, 1e-4
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Widths and batch of one row of the table."""
+
+    name: str
+    actor: int
+    critic: int
+    blocks: int
+    batch: int
+    updates: int  # in one turn
+
+
+SETTINGS = (
+    Setting("paper (128/1, 512/2, batch 256)", 128, 512, 2, 256, 4),
+    Setting("small h1 (64/1, 128/1, batch 128)", 64, 128, 1, 128, 60),
+    Setting("small hopper (64/1, 64/1, batch 64)", 64, 64, 1, 64, 150),
+)
+
+
+class PlainBlock(nn.Module):
+    """The residual block, as one critic alone has it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(self.norm(x))
+
+
+class PlainCritic(nn.Module):
+    """One action value."""
+
+    def __init__(self, width: int, blocks: int) -> None:
+        super().__init__()
+        layers = [PlainBlock(width) for _ in range(blocks)]
+        self.net = nn.Sequential(
+            nn.Linear(OBSERVATIONS + ACTIONS, width),
+            *layers,
+            nn.LayerNorm(width, eps=1e-6),
+            nn.Linear(width, 1),
+        )
+
+    def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
+        return self.net(torch.cat([observations, actions], 1)).view(-1)
+
+
+class PlainLoop:
+    """The usual loop around the same networks."""
+
+    def __init__(self, setting: Setting, device: torch.device) -> None:
+        self.actor = Actor(OBSERVATIONS, ACTIONS, setting.actor, 1).to(device)
+        self.critics = [PlainCritic(setting.critic, setting.blocks).to(device) for _ in range(2)]
+        self.targets = deepcopy(self.critics)
+        self.log_alpha = torch.zeros(1, requires_grad=True, device=device)
+        plain = {"lr": RATE, "foreach": False, "fused": False}
+        self.actor_optimizer = torch.optim.AdamW(self.actor.parameters(), weight_decay=0.01, **plain)
+        both = [p for critic in self.critics for p in critic.parameters()]
+        self.critic_optimizer = torch.optim.AdamW(both, weight_decay=0.01, **plain)
+        self.alpha_optimizer = torch.optim.Adam([self.log_alpha], **plain)
+
+    def act(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = self.actor(observations)
+        normal = Normal(mean, log_std.exp())
+        sample = normal.rsample()
+        action = torch.tanh(sample)
+        log_density = normal.log_prob(sample) - torch.log(1 - action.pow(2) + 1e-6)
+        return action, log_density.sum(1)
+
+    def update(self, batch: Batch) -> None:
+        action, log_density = self.act(batch.observations)
+        lowest = torch.min(*(critic(batch.observations, action) for critic in self.critics))
+        actor_loss = (self.log_alpha.exp().detach() * log_density - lowest).mean()
+        self.actor_optimizer.zero_grad()
+        actor_loss.backward()
+        self.actor_optimizer.step()
+
+        alpha_loss = (self.log_alpha.exp() * (-log_density.detach() + 9.5)).mean()
+        self.alpha_optimizer.zero_grad()
+        alpha_loss.backward()
+        self.alpha_optimizer.step()
+
+        with torch.no_grad():
+            action, log_density = self.act(batch.next_observations)
+            lowest = torch.min(*(target(batch.next_observations, action) for target in self.targets))
+            value = lowest - self.log_alpha.exp() * log_density
+            wanted = batch.rewards + DISCOUNT * (1 - batch.terminated) * value
+        values = [critic(batch.observations, batch.actions) for critic in self.critics]
+        critic_loss = sum(nn.functional.mse_loss(value, wanted) for value in values)
+        self.critic_optimizer.zero_grad()
+        critic_loss.backward()
+        self.critic_optimizer.step()
+        for critic, target in zip(self.critics, self.targets):
+            for new, old in zip(critic.parameters(), target.parameters()):
+                old.data.copy_(TAU * new.data + (1 - TAU) * old.data)
+
+
+def filled_replay() -> FlatReplay:
+    """20,000 random transitions."""
+    replay, draw = FlatReplay(20_000, OBSERVATIONS, ACTIONS), np.random.default_rng(0)
+    for _ in range(20_000):
+        observation, following = draw.normal(size=(2, OBSERVATIONS))
+        replay.add(observation, draw.uniform(-1, 1, ACTIONS), draw.random(), following, draw.random() < 0.01)
+    return replay
+
+
+def our_turn(setting: Setting, replay: FlatReplay, device: torch.device) -> Callable[[], None]:
+    """One turn of our updates, two from each replay sample as at paper size."""
+    actor = Actor(OBSERVATIONS, ACTIONS, setting.actor, 1).to(device)
+    critics = Critics(OBSERVATIONS, ACTIONS, setting.critic, setting.blocks).to(device)
+    temperature = Temperature().to(device)
+    learner = Learner(actor, critics, deepcopy(critics), temperature, DISCOUNT, TAU, -9.5, RATE, 0.01)
+    draw, noise = np.random.default_rng(1), torch.Generator().manual_seed(1)
+
+    def turn() -> None:
+        for _ in range(setting.updates // 2):
+            together = replay.sample(2 * setting.batch, draw, device)
+            for batch in zip(*(values.split(setting.batch) for values in together)):
+                update(
+                    learner,
+                    Batch(*batch),
+                    torch.randn((2, setting.batch, ACTIONS), generator=noise).to(device),
+                )
+
+    return turn
+
+
+def plain_turn(setting: Setting, replay: FlatReplay, device: torch.device) -> Callable[[], None]:
+    """One turn of the plain loop's updates."""
+    loop, draw = PlainLoop(setting, device), np.random.default_rng(1)
+
+    def turn() -> None:
+        for _ in range(setting.updates):
+            loop.update(replay.sample(setting.batch, draw, device))
+
+    return turn
+
+
+def seconds(turn: Callable[[], None], device: torch.device) -> tuple[float, float]:
+    """(wall, CPU) seconds of one turn."""
+    wall, processor = time.perf_counter(), time.process_time()
+    turn()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - wall, time.process_time() - processor
+
+
+def compare(
+    ours: Callable[[], None], theirs: Callable[[], None], count: int, rounds: int, device: torch.device
+) -> str:
+    """Take turns, in alternating order; units per second of both and the median ratio, wall and CPU time."""
+    for turn in (ours, theirs):
+        turn()
+    times: dict[str, list[tuple[float, float]]] = {"ours": [], "theirs": []}
+    for index in range(rounds):
+        order = [("ours", ours), ("theirs", theirs)]
+        for name, turn in order if index % 2 else order[::-1]:
+            times[name].append(seconds(turn, device))
+    ratios = [
+        [theirs[kind] / ours[kind] for ours, theirs in zip(times["ours"], times["theirs"])] for kind in (0, 1)
+    ]
+    speed = {
+        name: count / min(t[1] if device.type == "cpu" else t[0] for t in values)
+        for name, values in times.items()
+    }
+    wall, processor = (statistics.median(values) for values in ratios)
+    return f"{speed['ours']:10.1f} {speed['theirs']:10.1f} {wall:8.2f} {processor:8.2f}"
+
+
+def stepping(rounds: int) -> str:
+    """H1 walk (capsules), 8 robots under random actions: our vector env against gymnasium's SyncVectorEnv."""
+    import gymnasium
+
+    import rl.sac.humanoid  # noqa: F401
+
+    def turn(envs: gymnasium.vector.VectorEnv) -> Callable[[], None]:
+        envs.reset(seed=0)
+        draw = np.random.default_rng(0)
+
+        def steps() -> None:
+            for _ in range(25):
+                envs.step(draw.uniform(-1, 1, (8, ACTIONS)).astype(np.float32))
+
+        return steps
+
+    ours = gymnasium.make_vec("h1-walk-primitive-v0", num_envs=8)
+    theirs = gymnasium.make_vec("h1-walk-primitive-v0", num_envs=8, vectorization_mode="sync")
+    return compare(turn(ours), turn(theirs), 8 * 25, rounds, torch.device("cpu"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    device, replay = torch.device(options.device), filled_replay()
+    print(
+        f"{options.device}, {options.threads} thread(s), torch {torch.__version__}, {options.rounds} rounds"
+    )
+    print(f"{'':38}{'ours/s':>10} {'plain/s':>10} {'wall':>8} {'CPU':>8}   (x: plain time / our time)")
+    for setting in SETTINGS:
+        turns = our_turn(setting, replay, device), plain_turn(setting, replay, device)
+        print(f"{setting.name:38}{compare(*turns, setting.updates, options.rounds, device)}", flush=True)
+    print(f"{'h1 walk, environment steps, 8 robots':38}{stepping(options.rounds)}")
+
+
+if __name__ == "__main__":
+    main()
