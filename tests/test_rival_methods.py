@@ -279,6 +279,14 @@ def test_snr_watches_training_only():
     assert method.counts["recycled"] == 3
 
 
+def test_nets_that_hide_their_activations_are_an_error():
+    state = state_of(tiny())
+    method = create("cbp")
+    method.at_boundary(state, Phase(1))
+    with pytest.raises(UserError, match="compile=false"):
+        steps(method, state, 5, nn.Identity())
+
+
 @pytest.mark.parametrize("name", ["cbp", "snr"])
 def test_state_of_a_trunk_of_another_method_is_left(name):
     method = create(name)

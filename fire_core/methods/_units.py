@@ -15,6 +15,8 @@ from fire_core.report import Report
 from fire_core.runs.seeding import derive
 from fire_core.units import Recorder, UnitLayer, coming_inputs, find_unit_layers, recycle
 
+MOST_UNHEARD = 3  # steps in a row without a recorded forward pass
+
 
 @dataclass
 class UnitMethod(Method):
@@ -35,6 +37,7 @@ class UnitMethod(Method):
         self.recorders: dict[str, Recorder] = {}
         self.counts = {"steps": 0, "recycled": 0, "draws": 0}
         self._state: State | None = None
+        self._unheard = 0
 
     def measure(self, activations: Tensor) -> Tensor:
         """What to keep of a layer's activations (samples, units) at every step."""
@@ -63,6 +66,14 @@ class UnitMethod(Method):
             return
         self._start(state)
         self.counts["steps"] += 1
+        self._unheard = (
+            0 if any(recorder.values for recorder in self.recorders.values()) else self._unheard + 1
+        )
+        if self._unheard > MOST_UNHEARD:
+            raise UserError(
+                f"method {self.name!r} sees no activations of {', '.join(state.nets)}: compiled nets ignore hooks, "
+                "train with compile=false"
+            )
         for name, net in state.nets.items():
             for layer in self.layers[name]:
                 measured = self.recorders[name].values.pop(layer.name, None)
