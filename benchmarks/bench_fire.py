@@ -11,7 +11,7 @@ ratio_equal     `exact` against the loop iterated to DfI <= 1e-8; the loop's tim
                 the iterations that its recursion needs on the singular values of the matrices, by flops
 dfi_*           largest over all matrices, in float64
 error_*         largest ||Q - U V^T||_F / sqrt(min(m, n)) over a sample of matrices per shape, against float64 SVD;
-                at a condition number k float32 itself is uncertain by about 1e-8 k
+                at a condition number k float32 itself is uncertain by 1e-8 k to 1e-7 k
 extra_memory    peak resident memory of `exact` beyond its input and its result, over the larger of the stack limit
                 and the largest matrix; measured on fresh weights in a process of its own (CPU only)
 """

@@ -61,8 +61,8 @@ def polar(
             values of a square matrix well below 1. Lost rank stays lost.
         "exact": the orthogonal polar factor U V^T. Guarantee: residual <= `tolerance` * max(1, min(m, n) / 64)
             for every finite, non-zero input, whatever its condition (float32 itself reaches about 1e-9 at 768).
-            The factor is that of the matrix up to rounding: relative error about 1e-8 times the condition
-            number in float32, as any float32 method. Singular values below the machine epsilon times the largest
+            The factor is that of the matrix up to rounding: relative error at most 1e-5 plus 1e-7 times the
+            condition number in float32, as any float32 method. Singular values below the machine epsilon times the largest
             count as lost; `completed` says where, and the factor is then the nearest one to the rectangular
             identity among all the equally near ones (see `fire_core.polar_svd`).
         "fast": one pass without repair. Error below that of the published 10 iterations, or both at the
@@ -70,24 +70,24 @@ def polar(
 
     iterations, normalize: of newton_schulz only; "frobenius" is the published start, "spectral" divides by the
         largest singular value instead, which is worth 5 or 6 steps at 512 columns.
-    tolerance: of exact only.
+    tolerance: of exact only. One that the type cannot reach (1e-14 in float32) sends every matrix to the SVD, and
+        `residual` says what came out.
     precision: "fp32" computes in full float32 whatever `torch.set_float32_matmul_precision` says, and under
-        autocast. "tf32" lets CUDA multiply in TF32: expect a relative error of about 2e-3, so "exact" then
-        still ends orthogonal to 1e-6 only (its tolerance is raised to that). No effect on a CPU.
+        autocast. "tf32" lets CUDA multiply in TF32 in newton_schulz and fast: expect a relative error of about
+        2e-3, and a residual (measured in TF32 too) no better than 1e-4. exact ignores it, since no later step
+        undoes early rounding; so does a CPU.
 
     Extra memory: about 4 times the larger of STACK_BYTES and the largest matrix, beside the result.
     Raises: UserError for zero or non-finite matrices (with the index in the batch) and for unknown settings.
     """
     _check_arguments(matrices, solver, iterations, normalize, tolerance, precision)
     batch_shape, (rows, columns) = matrices.shape[:-2], matrices.shape[-2:]
-    with torch.no_grad(), matmul_precision(matrices.device, precision):
+    with torch.no_grad(), matmul_precision(matrices.device, "fp32" if solver == "exact" else precision):
         working = matrices.detach().to(torch.float64 if matrices.dtype == torch.float64 else torch.float32)
         working = working.reshape(-1, rows, columns)
         moderate = _check_values(working, batch_shape)
         tall = working if rows >= columns else working.mT
         rational = matrices.device.type == "cpu"
-        if precision == "tf32" and matrices.device.type == "cuda":
-            tolerance = max(tolerance, 1e-6)
         tolerance *= max(1.0, min(rows, columns) / 64)
 
         def solve(stack: Tensor) -> Solved:
