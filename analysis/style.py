@@ -147,6 +147,10 @@ def shared_legend(figure: Figure, axes: Iterable[Axes], columns: int = 4) -> flo
             found.setdefault(text, handle)
     if not found:
         return 0.0
+    names = [known.name for known in METHODS.values()]
+    found = dict(
+        sorted(found.items(), key=lambda pair: names.index(pair[0]) if pair[0] in names else len(names))
+    )
     columns = max(1, min(columns, int(figure.get_figwidth() // 1.9), len(found)))
     columns = -(-len(found) // -(-len(found) // columns))  # rows of equal length
     figure.legend(

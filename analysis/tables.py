@@ -23,9 +23,12 @@ from fire_core.errors import UserError
 
 
 def joined(values: pd.Series) -> str:
-    """The distinct values, named when there are several."""
+    """The distinct values; several are called mixed, and more than four are counted (runs.csv has them all)."""
     found = sorted(set(map(str, values)))
-    return found[0] if len(found) == 1 else f"MIXED: {', '.join(found)}"
+    if len(found) == 1:
+        return found[0]
+    shown = found if len(found) <= 4 else [*found[:3], f"{len(found) - 3} more"]
+    return f"MIXED: {', '.join(shown)}"
 
 
 def value_text(value: Estimate | None) -> str:
