@@ -69,7 +69,7 @@ def train(cfg: DictConfig) -> None:
 
     with run:
         # -------------------------------------------------------------------------------------- where to begin
-        at = {"step": 0, "episode": 0, "phase": 0, "return": 0.0}
+        at: dict[str, Any] = {"step": 0, "episode": 0, "phase": 0, "return": 0.0}
         finished: list[float] = []  # returns of the training episodes since the last evaluation
         last: dict[str, Tensor] = {}  # what the latest update measured
         saved = run.resume()
