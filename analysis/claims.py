@@ -85,6 +85,7 @@ CLAIMS = [
             "", probe, "full_reset>none fire>none fire>shrink_perturb", "literature, not the paper"
         )
     ],
+    *_orderings("fig4a", "catch", "fire>none fire>full_reset fire>shrink_perturb", STAND_INS[1]),
     *_orderings(
         "fig4a", "breakout", "fire>none fire>full_reset fire>shrink_perturb", "stand-in game, not the paper"
     ),
