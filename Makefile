@@ -113,7 +113,7 @@ bench-vision: $(VENV)/.with-suite $(VENV)/.with-vision ## our loop against the u
 	$(PY) -m benchmarks.bench_vision
 bench-language: $(VENV)/.with-suite $(VENV)/.with-language ## tokens per second against a plain loop
 	$(PY) -m benchmarks.bench_language
-bench-dqn: $(VENV)/.with-suite $(VENV)/.with-dqn ## steps and updates per second against the usual stack
+bench-dqn: $(VENV)/.with-suite $(VENV)/.with-dqn $(VENV)/.with-reference ## steps and updates per second against the usual stack
 	$(PY) -m benchmarks.bench_dqn
 bench-sac: $(VENV)/.with-suite $(VENV)/.with-sac ## updates per second against a plain SAC loop
 	$(PY) -m benchmarks.bench_sac
