@@ -89,7 +89,7 @@ status: $(VENV)/.with-suite ## which runs are done, running, failed, missing
 # ---------------------------------------------------------------------------------------------- analysis
 .PHONY: figures
 figures: $(VENV)/.with-suite ## Figures 2-5 from the runs there are
-	for figure in fig2 fig3 fig4 fig5; do $(PY) -m analysis.$$figure --root $(RUNS) || exit 1; done
+	for figure in fig2 probes fig3 fig4 fig5; do $(PY) -m analysis.$$figure --root $(RUNS) || exit 1; done
 
 .PHONY: tables
 tables: $(VENV)/.with-suite ## convergence, DfI, cost and end-value tables; regenerates REPRODUCED.md
