@@ -240,6 +240,7 @@ def test_random_policy_returns_a_few_points():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # 55,000 steps of physics
 @pytest.mark.parametrize("name", ["h1-walk-primitive-v0", "h1-balance_simple-primitive-v0"])
 def test_a_thousand_random_episodes(name):
     vector = gymnasium.make_vec(name, num_envs=20)
