@@ -4,9 +4,10 @@
 
 analysis/results/convergence.csv         matrix kind x normalisation x iterations -> DfI, relative error (and `exact`)
 analysis/results/convergence_models.csv  the same, worst over the target matrices of each model
-analysis/results/convergence_costs.csv   seconds and peak memory of one boundary: fire, fire_exact, shrink_perturb,
-                                         full_reset on a fresh ResNet-18 (the paper's Table 1). DASH needs data and
-                                         gradients: `benchmarks.bench_vision` times it; give its row with --dash.
+analysis/results/convergence_costs.csv   processor seconds (one thread) and peak memory of one boundary: fire,
+                                         fire_exact, shrink_perturb, full_reset on a fresh ResNet-18 (the paper's
+                                         Table 1). DASH needs data and gradients: `benchmarks.bench_vision` times it;
+                                         give its row with --dash. Reports are written, as in a run.
 """
 
 from __future__ import annotations
@@ -129,9 +130,9 @@ def boundary_costs(repeats: int) -> list[dict[str, Any]]:
             )
             before = _resident("VmRSS")
             _reset_peak()
-            started = time.perf_counter()
+            started = time.process_time()
             method.at_boundary(state, Phase(1))
-            times.append(time.perf_counter() - started)
+            times.append(time.process_time() - started)
             peak = max(peak, (_resident("VmHWM") - before) / 2**20)
         rows.append({"model": "resnet18", "method": name, "seconds": min(times), "peak_mb": peak})
     return rows

@@ -114,7 +114,8 @@ def _newton_schulz(matrices: Tensor, iterations: int, normalize: str) -> Solved:
 def _in_stacks(tall: Tensor, solve: Callable[[Tensor], Solved]) -> Solved:
     """Run `solve` on (b, m, n) in stacks of bounded size and put the pieces together."""
     size = tall.shape[1] * tall.shape[2] * tall.element_size()
-    length = max(1, STACK_BYTES.get(tall.device.type, STACK_BYTES["cuda"]) // size)
+    # repairing a stack needs a little more than the four copies that the first pass works on
+    length = max(1, 3 * STACK_BYTES.get(tall.device.type, STACK_BYTES["cuda"]) // (4 * size))
     if len(tall) <= length and len(tall) > 0:
         return solve(tall)
     result = Solved(
