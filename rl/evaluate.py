@@ -130,7 +130,7 @@ def record_video(
         import imageio.v3 as imageio
     except ImportError:
         raise UserError(
-            "video=true needs imageio: pip install 'fire-core[dqn]', or set run.video=false"
+            "video=true needs imageio: pip install imageio, or set run.video=false"
         ) from None
     observations, frames = environments.reset(), []
     for _ in range(steps):
