@@ -129,9 +129,7 @@ def record_video(
     try:
         import imageio.v3 as imageio
     except ImportError:
-        raise UserError(
-            "video=true needs imageio: pip install imageio, or set run.video=false"
-        ) from None
+        raise UserError("video=true needs imageio: pip install imageio, or set run.video=false") from None
     observations, frames = environments.reset(), []
     for _ in range(steps):
         grey = observations[0, -1].repeat(scale, axis=0).repeat(scale, axis=1)
