@@ -73,13 +73,13 @@ language-sweep: $(VENV)/.with-suite $(VENV)/.with-language $(ray) ## continual p
 	@$(call sweep,language/train.py,language)
 
 .PHONY: dqn-sweep
-dqn-sweep: EXPERIMENT ?= fig4a_asterix
+dqn-sweep: EXPERIMENT ?= fig4a_breakout
 dqn-sweep: $(VENV)/.with-suite $(VENV)/.with-dqn $(ray) ## DQN on Atari with a midpoint reset; table and figure
 	@$(call sweep,rl/dqn/train.py,dqn)
 
 .PHONY: sac-sweep
-sac-sweep: EXPERIMENT ?= fig4b_walk
-sac-sweep: $(VENV)/.with-suite $(VENV)/.with-sac $(ray) ## SAC on a humanoid with a midpoint reset; table and figure
+sac-sweep: EXPERIMENT ?= fig4b_hopper
+sac-sweep: $(VENV)/.with-suite $(VENV)/.with-sac $(ray) ## SAC with a midpoint reset; table and figure
 	@$(call sweep,rl/sac/train.py,sac)
 
 .PHONY: status
