@@ -1,13 +1,15 @@
-"""Plasticity of a whole net, measured on a fixed batch: dormant units, feature rank, weight norm, isometry."""
+"""Plasticity of a whole net, measured on a fixed batch: dormant units, feature rank, weight norm, isometry, curvature."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from fire_core.metrics import deviation_from_isometry, dormancy_scores, feature_rank
+from fire_core.metrics import deviation_from_isometry, dormancy_scores, feature_rank, hessian_norm
 from fire_core.targets import find_targets
 
 ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.LeakyReLU, nn.ELU)
@@ -57,3 +59,30 @@ def plasticity(
 def _units(activations: Tensor) -> Tensor:
     """Transformer activations (batch, tokens, units) as (samples, units); the rest is (samples, units, ...) already."""
     return activations.flatten(0, 1) if activations.ndim == 3 else activations
+
+
+def curvature(
+    net: nn.Module,
+    inputs: Tensor,
+    targets: Tensor,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    *,
+    generator: torch.Generator,
+    iterations: int = 30,
+) -> float:
+    """Largest absolute eigenvalue of the Hessian of `loss(net(inputs), targets)` by all weights (FIRE, Fig. 5b).
+
+    In the mode the net is in: in training mode batch norm uses the batch, as the coming steps will. Weights, buffers
+    and gradients are left as they are. See `hessian_norm` for the error; costs about 2 * `iterations` backward passes
+    and the memory of one backward pass that is kept.
+    """
+    buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    parameters = dict(net.named_parameters())
+    return float(
+        hessian_norm(
+            lambda: loss(functional_call(net, parameters | buffers, (inputs,)), targets),
+            parameters.values(),
+            iterations=iterations,
+            generator=generator,
+        )
+    )

@@ -26,7 +26,7 @@ from tqdm import tqdm
 from conf.launch import launch, open_run
 from fire_core.errors import UserError
 from fire_core.methods import create
-from fire_core.optim_state import apply_policy
+from fire_core.optim_state import apply_policy, check_policy
 from fire_core.phases import Phase, State, snapshot
 from fire_core.probe import plasticity
 from fire_core.runs import generator, seeded
@@ -48,6 +48,7 @@ def train(cfg: DictConfig) -> None:
 def train_in(world: World, cfg: DictConfig) -> None:
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
+    check_policy(cfg.optimizer_state)
     run = open_run(cfg, method, data=cfg.corpus.name, model=cfg.model.name) if world.leads else Silent()
     if world.from_leader(run.finished if world.leads else None):
         return
@@ -68,6 +69,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
     trained = world.wrap(forward)
     adam = adamw(net, betas=tuple(cfg.betas), weight_decay=cfg.weight_decay)
     state = State({"net": net}, initial=initial, loss=token_loss)
+    method.check(state)
     peak, peak_source = peak_flops(world.device, cfg.precision)
     peak = (cfg.run.peak_tflops * 1e12 if cfg.run.peak_tflops else peak) * world.size
     print(describe(net, plans, corpora), flush=True)

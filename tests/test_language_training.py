@@ -167,10 +167,14 @@ def test_bad_input_is_one_line(tmp_path, data):
         (smoke(tmp_path, data, "model.vocabulary=1000"), 0),
         (smoke(tmp_path, data, "corpus=wikitext103_openwebtext"), 0),
         (smoke(tmp_path, data, "precision=fp8"), 0),
+        (smoke(tmp_path, data, "optimizer_state=forget"), 0),
+        (smoke(tmp_path, data, "method.targets=nothing"), 0),
     )
-    assert codes == [2, 2, 2]
+    assert codes == [2] * 5
     errors = [line for line in output.splitlines() if line.startswith("error:")]
-    assert len(errors) == 3 and "Traceback" not in output
+    assert len(errors) == 5 and "Traceback" not in output
     assert "vocabulary=1000" in errors[0]
     assert "wikitext103-gpt2" in errors[1] and "language/prepare.py" in errors[1]
     assert "precision='fp8'" in errors[2]
+    assert "optimizer_state='forget'" in errors[3]
+    assert "'nothing' matches nothing" in errors[4]

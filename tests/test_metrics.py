@@ -1,10 +1,14 @@
 """Metrics against answers known by hand or by closed form."""
 
+from copy import deepcopy
+
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from fire_core import metrics
 from fire_core.errors import UserError
+from fire_core.probe import curvature
 
 
 def test_dfi_of_scaled_isometries_takes_the_smaller_gram():
@@ -89,3 +93,26 @@ def test_hessian_norm_of_a_quadratic():
         generator=torch.Generator().manual_seed(0),
     )
     assert found.item() == pytest.approx(7.0, rel=1e-6)
+
+
+def test_curvature_of_a_net_equals_the_full_hessian_and_leaves_the_net_alone():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh(), torch.nn.Linear(4, 2)
+    ).double()
+    inputs, labels = torch.randn(16, 3, dtype=torch.float64), torch.randint(2, (16,))
+    shapes = {name: p.shape for name, p in net.named_parameters()}
+
+    def loss_of(flat: torch.Tensor) -> torch.Tensor:
+        pieces = flat.split([shape.numel() for shape in shapes.values()])
+        weights = {name: x.view(shape) for (name, shape), x in zip(shapes.items(), pieces, strict=True)}
+        return cross_entropy(torch.func.functional_call(deepcopy(net), weights, (inputs,)), labels)
+
+    flat = torch.cat([p.detach().flatten() for p in net.parameters()])
+    full = torch.autograd.functional.hessian(loss_of, flat)
+    before = {name: x.clone() for name, x in net.state_dict().items()}
+    draw = torch.Generator().manual_seed(0)
+    found = curvature(net, inputs, labels, cross_entropy, generator=draw, iterations=300)
+    assert found == pytest.approx(torch.linalg.eigvalsh(full).abs().max().item(), rel=1e-6)
+    assert all(torch.equal(x, before[name]) for name, x in net.state_dict().items())
+    assert all(p.grad is None for p in net.parameters())

@@ -152,11 +152,16 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path):
         (["experiment=fig4b_hopper", "learning_rat=1", root], 0),
         (["experiment=fig4b_hopper", "env.name=Hoper-v5", root], 0),
         (["experiment=fig4b_hopper", "midpoint=500", root], 0),
+        (["experiment=fig4b_hopper", "optimizer_state=forget", root], 0),
+        (["experiment=fig4b_hopper", "method.targets=nothing", root], 0),
     )
-    assert codes == [2, 2, 2]
+    assert codes == [2] * 5
     assert "did you mean 'learning_rate'" in output
     assert "Hoper-v5" in output
     assert "midpoint=500" in output
+    assert "optimizer_state='forget'" in output
+    assert "'nothing' matches nothing" in output
+    assert not list(tmp_path.rglob("metrics.jsonl"))
 
 
 @pytest.mark.parametrize("task", ["walk", "balance_simple", "run"])

@@ -27,7 +27,7 @@ from fire_core.errors import UserError
 from fire_core.methods import create
 from fire_core.optim_state import apply_policy, check_policy
 from fire_core.phases import Phase, State, snapshot
-from fire_core.probe import plasticity
+from fire_core.probe import curvature, plasticity
 from fire_core.runs import generator, seeded
 from vision.data import Images, PhaseData, batch_indices, load, make_phases, prepare
 from vision.models import build
@@ -37,6 +37,7 @@ from vision.models import build
 def train(cfg: DictConfig) -> None:
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
+    check_policy(cfg.optimizer_state)
     run = open_run(cfg, method, data=cfg.data.name, model=cfg.model.name)
     if run.finished:
         return
@@ -56,13 +57,11 @@ def train(cfg: DictConfig) -> None:
     forward = torch.compile(net) if cfg.compile else net
     adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate, fused=True)
     state = State({"net": net}, initial=snapshot({"net": net}), loss=cross_entropy)
+    method.check(state)
     print(
         f"{images}; {sum(p.numel() for p in net.parameters()):,} parameters; {len(schedule)} epochs",
         flush=True,
     )
-
-    method.check(state)
-    check_policy(cfg.optimizer_state)
 
     with run, seeded(cfg.seed, "train"):
         # -------------------------------------------------------------------------------------- where to begin
@@ -103,7 +102,8 @@ def train(cfg: DictConfig) -> None:
             disable=None if cfg.run.progress else True,
         )
         for phase, epoch in schedule[at["epochs"] :]:
-            probe, _ = prepare(images, phase, phase.indices[: cfg.metrics_samples])
+            first_images = phase.indices[: cfg.metrics_samples], phase.labels[: cfg.metrics_samples]
+            probe, probe_labels = prepare(images, phase, *first_images)
             state.generator = generator(cfg.seed, "method", phase.index)
             state.batches = lambda phase=phase: one_pass(images, phase, cfg)
 
@@ -118,6 +118,12 @@ def train(cfg: DictConfig) -> None:
                 run.boundary(phase.index, report)
                 run.timing(phase=phase.index, boundary_seconds=report.seconds)
                 after = plasticity(net, probe) | test(net, images, phase, cfg)
+                if cfg.run.curvature:
+                    draw = generator(cfg.seed, "curvature", phase.index)
+                    net.train()
+                    after["hessian_norm"] = curvature(
+                        net, probe, probe_labels, cross_entropy, generator=draw
+                    )
                 run.log(
                     phase=phase.index,
                     step=at["step"],

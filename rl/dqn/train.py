@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from conf.launch import launch, open_run, pick_device
 from fire_core.methods import Method, create
-from fire_core.optim_state import apply_policy
+from fire_core.optim_state import apply_policy, check_policy
 from fire_core.phases import Phase, State, snapshot
 from fire_core.runs import generator, numpy_generator, seeded
 from fire_core.runs.seeding import derive
@@ -43,6 +43,7 @@ def train(cfg: DictConfig) -> None:
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
     check(cfg)
+    check_policy(cfg.optimizer_state)
     run = open_run(cfg, method, game=cfg.env.name, compat=cfg.compat)
     if run.finished:
         return
@@ -54,6 +55,7 @@ def train(cfg: DictConfig) -> None:
         net, target = make_net(cfg, games.actions).to(device), make_net(cfg, games.actions).to(device)
     target.load_state_dict(net.state_dict())
     state = State({"net": net}, followers=[(target, net)], initial=snapshot({"net": net}), loss=td_loss)
+    method.check(state)
     adam = make_optimizer(net, cfg)
     forward = torch.compile(net) if cfg.compile else net
     random = {name: numpy_generator(cfg.seed, name) for name in ("policy", "replay")}

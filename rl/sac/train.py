@@ -26,7 +26,7 @@ from tqdm import tqdm
 from conf.launch import launch, open_run, pick_device
 from fire_core.errors import UserError
 from fire_core.methods import Method, create
-from fire_core.optim_state import apply_policy
+from fire_core.optim_state import apply_policy, check_policy
 from fire_core.phases import Phase, State, snapshot
 from fire_core.probe import plasticity
 from fire_core.runs import generator, numpy_generator
@@ -43,6 +43,7 @@ from rl.sac.update import Learner, update
 @launch("sac")
 def train(cfg: DictConfig) -> None:
     check(cfg)
+    check_policy(cfg.optimizer_state)
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
     run = open_run(cfg, method, env=cfg.env.name)
@@ -62,6 +63,7 @@ def train(cfg: DictConfig) -> None:
         followers=[(learner.target, learner.critics)],
         initial=snapshot({"actor": learner.actor, "critics": learner.critics}),
     )
+    method.check(state)
     weights = {name: sum(p.numel() for p in net.parameters()) for name, net in state.nets.items()}
     print(
         f"{cfg.env.name}: {task.observation_size} observations, {task.action_size} actions; weights {weights}"
