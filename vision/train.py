@@ -121,9 +121,7 @@ def train(cfg: DictConfig) -> None:
                 if cfg.run.curvature:
                     draw = generator(cfg.seed, "curvature", phase.index)
                     net.train()
-                    after["hessian_norm"] = curvature(
-                        net, probe, probe_labels, cross_entropy, generator=draw
-                    )
+                    after["hessian_norm"] = curvature(net, probe, probe_labels, cross_entropy, generator=draw)
                 run.log(
                     phase=phase.index,
                     step=at["step"],
