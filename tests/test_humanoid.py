@@ -224,19 +224,23 @@ def test_vectorised_equals_single_and_keeps_the_last_observation(threads):
 
 
 @needs_meshes
-def test_random_policy_returns_a_few_points():
-    """Published random score on walk: 2.4. Ours over many episodes is 4.1 with a new action each step."""
-    vector = HumanoidVectorEnv("h1-walk", "mesh", num_envs=10)
-    vector.reset(seed=0)
-    generator = np.random.default_rng(0)
-    running, returns = np.zeros(10), []
-    while len(returns) < 60:
-        _, rewards, terminated, truncated, _ = vector.step(generator.uniform(-1, 1, (10, 19)))
-        running += rewards
-        for index in np.flatnonzero(terminated | truncated):
-            returns.append(running[index])
-            running[index] = 0
-    assert 2.0 < np.mean(returns) < 5.0
+def test_parity_with_the_benchmarks_model_under_random_actions():
+    """Steps until the fall and mean return of six episodes, as measured on the benchmark's own model with this foot.
+
+    Falls are chaotic: one episode may part from the reference before it ends, five follow it to the step.
+    """
+    published, lengths, returns = [33, 38, 69, 26, 51, 73], [], []
+    env = gymnasium.make("h1-walk-v0")
+    for seed in range(6):
+        env.reset(seed=seed)
+        draw, total, count, ended = env.unwrapped.np_random, 0.0, 0, False  # goes on after the reset's noise
+        while not ended:
+            _, reward, terminated, truncated, _ = env.step(draw.uniform(-1, 1, 19))
+            total, count, ended = total + reward, count + 1, terminated or truncated
+        lengths.append(count)
+        returns.append(total)
+    assert sum(abs(ours - theirs) <= 2 for ours, theirs in zip(lengths, published)) >= 5, lengths
+    assert np.mean(returns) == pytest.approx(2.74, abs=0.3), returns  # the benchmark's table says 2.377
 
 
 @pytest.mark.slow
