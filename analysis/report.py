@@ -20,6 +20,7 @@ from typing import Any
 import pandas as pd
 
 from analysis import curves, fig2, fig3, fig4, fig5, probes, style, tables
+from analysis.benchmark_tables import tables_of
 from analysis.figure import experiment_of, open_results
 from analysis.folders import read_boundaries
 from analysis.load import Results
@@ -103,6 +104,15 @@ def figures_html(results: Results) -> str:
     return "".join(blocks) or '<p class="note">No finished run yet.</p>'
 
 
+def benchmarks_html() -> str:
+    """What the benchmarks measured, each folded away under its title."""
+    return "".join(
+        f"<details><summary>{escape(benchmark.title)}</summary>"
+        f'<p class="note">{escape(f"{benchmark.legend} {origin}").replace("`", "")}</p>{table_html(table)}</details>'
+        for benchmark, table, origin in tables_of()
+    )
+
+
 def where_table(results: Results) -> pd.DataFrame:
     """One row a setting: how many runs, of what, where."""
     rows = []
@@ -179,6 +189,7 @@ def page(results: Results) -> str:
         ("matrices-title", "Matrix by matrix", explorer),
         ("cost", "Cost", table_html(tables.cost_table(results))),
         ("ablations", "Ablations", table_html(tables.ablation_table(results))),
+        ("benchmarks", "Benchmarks", benchmarks_html()),
         ("missing", "Not run at the paper's size", table_html(tables.not_run(results))),
     ]  # fmt: skip
     nav = "".join(f'<a href="#{key}">{escape(title)}</a>' for key, title, _ in sections)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import claims, curves, measures, paper, style
+from analysis.benchmark_tables import RESULTS, tables_of
 from analysis.figure import experiment_of, names_of, open_results, plain
 from analysis.load import Results, write_frame
 from analysis.stats import Estimate, estimate, paired_difference
@@ -319,8 +320,8 @@ def in_short(results: Results) -> list[str]:
     return lines
 
 
-def reproduced(results: Results) -> str:
-    """The text of REPRODUCED.md."""
+def reproduced(results: Results, benchmarks: Path = RESULTS) -> str:
+    """The text of REPRODUCED.md: `results`, then the benchmarks whose CSV files lie in that folder."""
     finished = results.finished
     blocks = [HEAD]
     for size, group in finished.groupby("size"):
@@ -351,6 +352,9 @@ def reproduced(results: Results) -> str:
     ):
         blocks.append(f"\n## {title}\n")
         blocks.append(markdown(table) if len(table) else "Nothing run yet.")
+    blocks.append("\n## Benchmarks\n")
+    for benchmark, table, origin in tables_of(benchmarks):
+        blocks.append(f"### {benchmark.title}\n\n{benchmark.legend} {origin}\n\n{markdown(table)}\n")
     return "\n".join(blocks) + "\n"
 
 
@@ -366,6 +370,7 @@ def write_all(results: Results, out: Path) -> list[Path]:
         "ablations": ablation_table(results),
         "not_run": not_run(results),
     }
+    tables |= {benchmark.file: table for benchmark, table, _ in tables_of()}
     paths = []
     for name, table in tables.items():
         if len(table):

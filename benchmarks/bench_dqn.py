@@ -22,6 +22,7 @@ import gymnasium
 import numpy as np
 import torch
 
+from benchmarks.results_file import loop_row, merge_loops
 from rl.dqn.env import Games
 from rl.dqn.learn import update
 from rl.dqn.network import DQN
@@ -111,17 +112,20 @@ def bench_acting(game: str, asynchronous: bool, rounds: int, steps: int, folder:
     usual, games = usual_environments(game, asynchronous), Games(game, COUNT, (SIZE, SIZE), seed=0)
     ring = StackRing(steps)
     replay = FrameReplay(steps * COUNT, COUNT, (SIZE, SIZE), folder=folder, reserve=0)
-    ratios, ours, theirs = [], [], []
+    ours, theirs = [], []
     for _ in range(rounds):
         theirs.append(steps * COUNT / seconds(lambda: act_usual(usual, ring, steps)))
         ours.append(steps * COUNT / seconds(lambda: act_ours(games, replay, steps)))
-        ratios.append(ours[-1] / theirs[-1])
     usual.close()
     kind = "asynchronous" if asynchronous else "synchronous"
-    listed = ", ".join(f"{r:.2f}" for r in ratios)
+    row = loop_row(
+        "dqn", f"acting, {game}, {COUNT} games, {kind}", "environment steps/s", "cpu", ours, theirs
+    )
+    merge_loops([row | {"bytes_ours_over_usual": round(replay.bytes / ring.bytes, 3)}])
+    listed = ", ".join(f"{a / b:.2f}" for a, b in zip(ours, theirs))
     print(
         f"acting, {game}, {COUNT} games, {kind} vector env: ours {statistics.median(ours):.0f} steps/s, usual "
-        f"{statistics.median(theirs):.0f} steps/s, median ratio {statistics.median(ratios):.2f} ({listed})"
+        f"{statistics.median(theirs):.0f} steps/s, median ratio {row['ratio']:.2f} ({listed})"
     )
     print(f"replay bytes for {steps * COUNT} transitions: ours / usual = {replay.bytes / ring.bytes:.3f}")
     return replay

@@ -19,7 +19,6 @@ extra_memory    peak resident memory of `exact` beyond its input and its result,
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 import subprocess
 import sys
@@ -31,11 +30,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.results_file import merge
 from benchmarks.weight_sets import KINDS, ROWS, Groups, groups_of, groups_of_checkpoint
 from fire_core.polar import STACK_BYTES, polar
-from fire_core.runs.machine import describe
 
-OUT = Path(__file__).resolve().parents[1] / "analysis" / "results" / "bench_fire.csv"
 SOLVERS = ("exact", "fast", "newton_schulz")
 EQUAL = 1e-8
 
@@ -190,27 +188,7 @@ def measure(row: str, kind: str, groups: Groups, options: argparse.Namespace) ->
     values["ratio_equal"] = values["ratio_exact"] * values["loop_iterations_equal"] / iterations
     if kind == "fresh" and options.device == "cpu":
         values["extra_memory_mb"], values["extra_memory"] = extra_memory(row)
-    return (
-        values
-        | {"repeats": options.repeats}
-        | {name: describe()[name] for name in ("commit", "hardware", "started")}
-    )
-
-
-def write(values: dict[str, Any]) -> None:
-    """Put the line into the CSV, in place of an older one of the same row, kind and device."""
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    lines: list[dict[str, Any]] = []
-    if OUT.exists():
-        with OUT.open(newline="") as file:
-            lines = list(csv.DictReader(file))
-    key = ("row", "kind", "device")
-    lines = [line for line in lines if any(line[k] != str(values[k]) for k in key)] + [values]
-    columns = list(dict.fromkeys(name for line in lines for name in line))
-    with OUT.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(lines)
+    return values | {"repeats": options.repeats}
 
 
 def text(values: dict[str, Any]) -> str:
@@ -246,14 +224,14 @@ def main() -> None:
     for row in options.rows:
         for kind in options.kinds:
             values = measure(row, kind, groups_of(row, kind), options)
-            write(values)
+            path = merge("bench_fire", [values], ("row", "kind", "device"))
             print(text(values), flush=True)
     for pair in options.checkpoints:
         name, _, path = pair.partition("=")
         values = measure(name, "trained", groups_of_checkpoint(Path(path)), options)
-        write(values)
+        path = merge("bench_fire", [values], ("row", "kind", "device"))
         print(text(values), flush=True)
-    print(f"written to {OUT}")
+    print(f"written to {path}")
 
 
 if __name__ == "__main__":

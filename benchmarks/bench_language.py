@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.results_file import loop_row, merge_loops
 from conf.launch import compose_config
 from fire_core.fire import fire
 from language.model import Decoder, Shape
@@ -181,13 +182,16 @@ def main() -> None:
         print(
             f"{name:<18} median {statistics.median(values):9,.0f} tokens/s  {[round(v) for v in sorted(values)]}"
         )
-    ours, plain = (statistics.median(values) for values in rates.values())
-    print(f"ours / plain: {ours / plain:.3f} on {device}, {cfg.threads} thread(s), {cfg.precision}")
+    setting = f"{options.size}, batch {cfg.batch_size} x {cfg.accumulation}, {cfg.threads} thread(s), {cfg.precision}"
+    row = loop_row("language", setting, "tokens/s", options.device, *rates.values())
+    ours = row["ours"]
+    print(f"ours / plain, median of the rounds: {row['ratio']:.3f} on {device}, {cfg.threads} thread(s)")
     phase_2 = (
         (cfg.corpus.a.train_tokens + cfg.corpus.b.train_tokens) / ours if options.size == "small" else None
     )
     seconds = boundary_seconds(shape, 5, device)
     share = f", {seconds / phase_2:.3%} of phase 2 ({phase_2:.0f} s)" if phase_2 else ""
+    print(f"written to {merge_loops([row])}")
     print(f"FIRE at the boundary, {options.size} model: {seconds:.3f} s{share}")
     if options.paper_boundary:
         seconds = boundary_seconds(Shape(), 5, device)

@@ -4,24 +4,26 @@
 
 The plain loop has the same networks, losses and settings in the form in which single-file SAC scripts have them: two
 critics one after the other, `torch.distributions` for the policy, losses that send gradients through everything, an
-optimizer that goes parameter by parameter, one replay sample an update. Both take turns in one process, so a busy
-machine slows both; the ratio is the median over rounds. CPU seconds are told beside wall time for the same reason.
+optimizer that goes parameter by parameter, one replay sample an update; float32. Ours is timed in float32 and with
+bfloat16 matrix products (`precision=bf16`). All take turns in one process, so a busy machine slows all; the ratio is the
+median over rounds, of processor seconds on a CPU and of the clock on a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
+from benchmarks.results_file import loop_row, merge_loops
 from rl.replay import Batch, FlatReplay
 from rl.sac.network import Actor, Critics, Temperature
 from rl.sac.update import Learner, update
@@ -136,12 +138,16 @@ def filled_replay() -> FlatReplay:
     return replay
 
 
-def our_turn(setting: Setting, replay: FlatReplay, device: torch.device) -> Callable[[], None]:
+def our_turn(
+    setting: Setting, replay: FlatReplay, device: torch.device, precision: str
+) -> Callable[[], None]:
     """One turn of our updates, two from each replay sample as at paper size."""
     actor = Actor(OBSERVATIONS, ACTIONS, setting.actor, 1).to(device)
     critics = Critics(OBSERVATIONS, ACTIONS, setting.critic, setting.blocks).to(device)
     temperature = Temperature().to(device)
-    learner = Learner(actor, critics, deepcopy(critics), temperature, DISCOUNT, TAU, -9.5, RATE, 0.01)
+    learner = Learner(
+        actor, critics, deepcopy(critics), temperature, DISCOUNT, TAU, -9.5, RATE, 0.01, precision
+    )
     draw, noise = np.random.default_rng(1), torch.Generator().manual_seed(1)
 
     def turn() -> None:
@@ -168,38 +174,41 @@ def plain_turn(setting: Setting, replay: FlatReplay, device: torch.device) -> Ca
     return turn
 
 
-def seconds(turn: Callable[[], None], device: torch.device) -> tuple[float, float]:
-    """(wall, CPU) seconds of one turn."""
-    wall, processor = time.perf_counter(), time.process_time()
-    turn()
+def seconds(turn: Callable[[], None], device: torch.device) -> float:
+    """Seconds of one turn: of the processor where that does the work, by the clock on a GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - wall, time.process_time() - processor
+        started = time.perf_counter()
+        turn()
+        torch.cuda.synchronize(device)
+        return time.perf_counter() - started
+    started = time.process_time()
+    turn()
+    return time.process_time() - started
 
 
 def compare(
-    ours: Callable[[], None], theirs: Callable[[], None], count: int, rounds: int, device: torch.device
-) -> str:
-    """Take turns, in alternating order; units per second of both and the median ratio, wall and CPU time."""
-    for turn in (ours, theirs):
+    setting: str, unit: str, turns: dict[str, Callable[[], None]], count: int, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """Take turns, "plain" and ours, in alternating order; a row of the table for each of ours. `count` units a turn."""
+    device = torch.device(options.device)
+    for turn in turns.values():
         turn()
-    times: dict[str, list[tuple[float, float]]] = {"ours": [], "theirs": []}
-    for index in range(rounds):
-        order = [("ours", ours), ("theirs", theirs)]
-        for name, turn in order if index % 2 else order[::-1]:
-            times[name].append(seconds(turn, device))
-    ratios = [
-        [theirs[kind] / ours[kind] for ours, theirs in zip(times["ours"], times["theirs"])] for kind in (0, 1)
+    rates: dict[str, list[float]] = {name: [] for name in turns}
+    for index in range(options.rounds):
+        for name in sorted(turns, reverse=index % 2 == 1):
+            rates[name].append(count / seconds(turns[name], device))
+    rows = [
+        loop_row("sac", f"{setting}{name}", unit, options.device, rates[name], rates["plain"])
+        for name in turns
+        if name != "plain"
     ]
-    speed = {
-        name: count / min(t[1] if device.type == "cpu" else t[0] for t in values)
-        for name, values in times.items()
-    }
-    wall, processor = (statistics.median(values) for values in ratios)
-    return f"{speed['ours']:10.1f} {speed['theirs']:10.1f} {wall:8.2f} {processor:8.2f}"
+    for row in rows:
+        print(f"{row['setting']:52}{row['ours']:10.1f} {row['usual']:10.1f} {row['ratio']:7.2f}", flush=True)
+    return rows
 
 
-def stepping(rounds: int) -> str:
+def stepping(options: argparse.Namespace) -> list[dict[str, Any]]:
     """H1 walk (capsules), 8 robots under random actions: our vector env against gymnasium's SyncVectorEnv."""
     import gymnasium
 
@@ -215,9 +224,11 @@ def stepping(rounds: int) -> str:
 
         return steps
 
-    ours = gymnasium.make_vec("h1-walk-primitive-v0", num_envs=8)
-    theirs = gymnasium.make_vec("h1-walk-primitive-v0", num_envs=8, vectorization_mode="sync")
-    return compare(turn(ours), turn(theirs), 8 * 25, rounds, torch.device("cpu"))
+    turns = {
+        "": turn(gymnasium.make_vec("h1-walk-primitive-v0", num_envs=8)),
+        "plain": turn(gymnasium.make_vec("h1-walk-primitive-v0", num_envs=8, vectorization_mode="sync")),
+    }
+    return compare("h1 walk, 8 robots", "environment steps/s", turns, 8 * 25, options)
 
 
 def main() -> None:
@@ -231,11 +242,14 @@ def main() -> None:
     print(
         f"{options.device}, {options.threads} thread(s), torch {torch.__version__}, {options.rounds} rounds"
     )
-    print(f"{'':38}{'ours/s':>10} {'plain/s':>10} {'wall':>8} {'CPU':>8}   (x: plain time / our time)")
+    print(f"{'':52}{'ours/s':>10} {'plain/s':>10} {'ratio':>7}")
+    rows: list[dict[str, Any]] = []
     for setting in SETTINGS:
-        turns = our_turn(setting, replay, device), plain_turn(setting, replay, device)
-        print(f"{setting.name:38}{compare(*turns, setting.updates, options.rounds, device)}", flush=True)
-    print(f"{'h1 walk, environment steps, 8 robots':38}{stepping(options.rounds)}")
+        turns = {f", {p}": our_turn(setting, replay, device, p) for p in ("fp32", "bf16")}
+        turns["plain"] = plain_turn(setting, replay, device)
+        rows += compare(setting.name, "updates/s", turns, setting.updates, options)
+    rows += stepping(options)
+    print(f"written to {merge_loops(rows)}")
 
 
 if __name__ == "__main__":

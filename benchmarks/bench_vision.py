@@ -13,12 +13,9 @@ the rounds, its ratio the median of the per-round ratios. Last come the costs of
 from __future__ import annotations
 
 import argparse
-import csv
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,13 +24,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks.results_file import merge
 from fire_core import Phase, State, snapshot
 from fire_core.methods import create
 from vision.data import Images, batch_indices, load, make_phases, prepare
 from vision.models import build
 from vision.torchvision_import import import_torchvision
 
-OUT = Path(__file__).resolve().parents[1] / "analysis" / "results" / "bench_vision.csv"
 SETTINGS: dict[str, dict[str, tuple[dict[str, int], int]]] = {  # net -> its arguments, image size
     "small": {
         "mlp": ({"width": 256, "depth": 3}, 14),
@@ -172,6 +169,7 @@ def compare(
     figures = speeds(variants, options)
     usual = figures["usual"]
     common = {"size": options.size, "model": name, "image_size": size, "batch_size": options.batch_size}
+    common["device"] = options.device
     return [
         {
             **common,
@@ -228,23 +226,17 @@ def main() -> None:
     parser.add_argument(
         "--methods", nargs="*", default=[], help="also the steps of these methods, e.g. parseval cbp snr"
     )
-    parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    hardware = torch.cuda.get_device_name() if options.device == "cuda" else f"{platform.machine()} CPU"
-    rows = []
-    for name, (settings, size) in SETTINGS[options.size].items():
-        if options.models is None or name in options.models:
-            found = compare(name, settings, size, options)
-            rows += [{**row, "hardware": hardware, "torch": torch.__version__} for row in found]
-            print("\n".join(map(line, found)), flush=True)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    with options.out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
-    print(f"wrote {options.out}")
+    chosen = options.models or list(SETTINGS[options.size])
+    for name in chosen:
+        if name not in SETTINGS[options.size]:
+            parser.error(f"--models {name}: choose from {', '.join(SETTINGS[options.size])}")
+    for name in chosen:
+        rows = compare(name, *SETTINGS[options.size][name], options)
+        print("\n".join(map(line, rows)), flush=True)
+        path = merge("bench_vision", rows, ("size", "model", "image_size", "batch_size", "device", "variant"))
+    print(f"written to {path}")
 
 
 def line(row: dict[str, Any]) -> str:

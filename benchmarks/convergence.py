@@ -13,7 +13,6 @@ analysis/results/convergence_costs.csv   processor seconds (one thread) and peak
 from __future__ import annotations
 
 import argparse
-import csv
 import time
 from pathlib import Path
 from typing import Any
@@ -22,14 +21,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.bench_fire import iterations_to
+from benchmarks.results_file import merge
 from benchmarks.weight_sets import ROWS, groups_of
 from fire_core import Phase, State, snapshot
 from fire_core.methods import create
 from fire_core.polar import polar
-from fire_core.runs.machine import describe
 from vision.models import build
 
-RESULTS = Path(__file__).resolve().parents[1] / "analysis" / "results"
 ITERATIONS = (5, 10, 15, 20, 30, 40)
 METHODS = ("fire", "fire_exact", "shrink_perturb", "full_reset")
 
@@ -149,18 +147,6 @@ def _resident(field: str) -> int:
     raise OSError(f"/proc/self/status has no {field}: memory is measured on Linux only")
 
 
-def write(name: str, rows: list[dict[str, Any]]) -> None:
-    """`rows` with commit and hardware to analysis/results/`name`.csv."""
-    machine = {key: describe()[key] for key in ("commit", "hardware")}
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"{name}.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*rows[0], *machine])
-        writer.writeheader()
-        writer.writerows(row | machine for row in rows)
-    print(f"written to {path}", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -174,7 +160,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     kinds = of_kinds(options.columns)
-    write("convergence", kinds)
+    merge("convergence", kinds, ("kind", "solver", "normalize", "iterations"))
     for row in kinds:
         if row["solver"] != "newton_schulz" or row["iterations"] in (5, 10, 20, 40):
             print(
@@ -183,7 +169,11 @@ def main() -> None:
             )
     # VGG-16 and GPT-0.1B take minutes and tens of minutes: name them to have them
     models = options.models or (["vit_tiny_qk"] if options.quick else ["vit_tiny_qk", "vit_tiny", "resnet18"])
-    write("convergence_models", of_models(models))
+    merge(
+        "convergence_models",
+        of_models(models),
+        ("model", "weights", "solver", "normalize", "iterations"),
+    )
     costs = boundary_costs(1 if options.quick else 3)
     if options.dash:
         costs.append(
@@ -191,7 +181,7 @@ def main() -> None:
         )
     for row in costs:
         print(f"{row['method']:<16}{row['seconds']:>9.3f} s{row['peak_mb']:>9.0f} MB")
-    write("convergence_costs", costs)
+    print(f"beside {merge('convergence_costs', costs, ('model', 'method'))}")
 
 
 if __name__ == "__main__":

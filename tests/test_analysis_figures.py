@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_run
 
 from analysis import (
+    benchmark_tables,
     claims,
     curves,
     doctor,
@@ -28,8 +30,10 @@ from analysis import (
 )
 from analysis.load import load, load_exported
 from analysis.stats import Estimate
+from benchmarks import results_file
 from fire_core.methods import available
 
+NO_BENCHMARKS = Path("no such folder")
 LEVELS = {"none": 0.7, "fire": 0.8, "full_reset": 0.82, "shrink_perturb": 0.75, "brand_new": 0.72}
 
 
@@ -236,13 +240,13 @@ def test_mixed_commits_and_sizes_are_said(tmp_path):
         results.runs
     )
     assert [set(part.runs["size"]) for part in curves.settings(results)] == [{"paper"}, {"small"}]
-    text = tables.reproduced(results)
+    text = tables.reproduced(results, NO_BENCHMARKS)
     assert "commit MIXED: aaaaaaaaaa, bbbbbbbbbb" in text
 
 
 def test_reproduced_says_what_was_not_run_and_is_deterministic(results):
-    text = tables.reproduced(results)
-    assert text == tables.reproduced(results)
+    text = tables.reproduced(results, NO_BENCHMARKS)
+    assert text == tables.reproduced(results, NO_BENCHMARKS)
     assert "fig4b_run" in text and "| not run" in text
     assert (
         "-m experiment=fig2a_cifar10_resnet18 size=small method=fire,none,full_reset,shrink_perturb,brand_new"
@@ -254,16 +258,40 @@ def test_reproduced_says_what_was_not_run_and_is_deterministic(results):
 def test_export_and_back_gives_the_same_tables(results, tmp_path):
     export.export(results, tmp_path)
     again = load_exported(tmp_path)
-    assert tables.reproduced(again) == tables.reproduced(results)
+    assert tables.reproduced(again, NO_BENCHMARKS) == tables.reproduced(results, NO_BENCHMARKS)
     export.export(results.select(experiment="random_label"), tmp_path)
     assert len(load_exported(tmp_path).runs) == len(again.runs)
 
 
 def test_every_table_in_three_formats(results, tmp_path):
     names = {path.name for path in tables.write_all(results, tmp_path)}
+    assert "convergence.tex" in names
     assert {"claims.md", "claims.csv", "claims.tex", "costs.csv", "ablations.tex"} <= names
     assert r"fig2a\_cifar10" in (tmp_path / "claims.tex").read_text()
     assert "iterations=20" in (tmp_path / "ablations.md").read_text()
+
+
+def test_benchmarks_replace_their_own_lines_and_become_tables(tmp_path, monkeypatch):
+    monkeypatch.setattr(results_file, "RESULTS", tmp_path)
+    slow = results_file.loop_row(
+        "dqn", "acting", "steps/s", "cpu", [100.0, 200.0, 300.0], [100.0, 100.0, 100.0]
+    )
+    other = results_file.loop_row("sac", "updates", "updates/s", "cpu", [5.0], [10.0])
+    results_file.merge_loops([slow, other])
+    results_file.merge_loops([slow | {"ratio": 4.0, "bytes": 1}])
+    ((benchmark, table, origin),) = benchmark_tables.tables_of(tmp_path)
+    assert benchmark.file == "bench_loops" and "Machine " in origin
+    assert dict(zip(table["domain"], table["ratio"])) == {"sac": "0.50x", "dqn": "4.00x"}
+    assert slow["ratio"] == 2.0 and slow["ours"] == 200.0
+    assert [path.name for path in tmp_path.iterdir()] == ["bench_loops.csv"]
+
+
+def test_shipped_benchmarks_are_in_reproduced(results):
+    text = tables.reproduced(results)
+    assert "### Convergence by kind of matrix" in text and "### Speed of the solvers" in text
+    assert re.search(
+        r"\| resnet18 +\| fire +\| +[\d.]+ \| +\d+ \| +0\.06 \| +55 \|", text
+    )  # the paper's Table 1
 
 
 def test_report_is_one_file_with_every_matrix(root, tmp_path):

@@ -138,3 +138,23 @@ def test_equal_inputs_give_equal_bits():
             update(ours, batch(), noise())
     for a, b in zip(first.actor.parameters(), second.actor.parameters()):
         assert torch.equal(a, b)
+
+
+def test_bf16_updates_stay_near_float32_ones():
+    def updated(precision: str) -> tuple[dict[str, Tensor], Learner]:
+        half = learner()
+        for net in half.nets().values():
+            net.float()
+        half.precision = precision
+        half.renew_optimizers()
+        return update(half, Batch(*(x.float() for x in batch())), noise().float()), half
+
+    (exact, ours), (rounded, theirs) = updated("fp32"), updated("bf16")
+    for name, value in exact.items():
+        assert rounded[name].dtype == torch.float32
+        assert rounded[name].item() == pytest.approx(value.item(), rel=0.02, abs=0.02), name
+    assert any(rounded[name].item() != exact[name].item() for name in exact)
+    for name, net in theirs.nets().items():
+        assert all(p.dtype == torch.float32 for p in net.parameters()), name
+    gaps = [(a - b).abs().max() for a, b in zip(ours.critics.parameters(), theirs.critics.parameters())]
+    assert max(gaps) <= 2.1 * RATE  # Adam's first step is at most one rate in either direction

@@ -66,7 +66,10 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(stack, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        return StackedAffine.apply(x, self.weight, self.bias)
+        inputs = x, self.weight, self.bias
+        if torch.is_autocast_enabled(x.device.type):  # a custom function does as nn.Linear would
+            inputs = tuple(each.to(torch.get_autocast_dtype(x.device.type)) for each in inputs)
+        return StackedAffine.apply(*inputs)
 
 
 class StackedLayerNorm(nn.Module):
@@ -153,7 +156,7 @@ class Actor(nn.Module):
         )
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        mean, raw = self.head(self.embed(observations)).chunk(2, dim=-1)
+        mean, raw = self.head(self.embed(observations)).to(observations.dtype).chunk(2, dim=-1)
         log_std = LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (1 + torch.tanh(raw))
         return mean, log_std
 
@@ -181,7 +184,7 @@ class Critics(nn.Module):
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
         x = torch.cat([observations, actions], dim=-1).expand(self.critics, -1, -1)
-        return self.head(self.embed(x)).squeeze(-1)
+        return self.head(self.embed(x)).squeeze(-1).to(actions.dtype)
 
 
 class Temperature(nn.Module):

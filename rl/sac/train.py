@@ -215,7 +215,11 @@ def check(cfg: DictConfig) -> None:
         raise UserError(
             f"midpoint={cfg.midpoint} must lie after learning_starts={cfg.learning_starts} and before steps={cfg.steps}"
         )
-    choices = {"compat": ("fair", "official"), "boundary.temperature": ("renew", "keep")}
+    choices = {
+        "compat": ("fair", "official"),
+        "precision": ("fp32", "bf16"),
+        "boundary.temperature": ("renew", "keep"),
+    }
     for key, known in (choices | {"boundary.normaliser": ("renew", "keep")}).items():
         if (value := OmegaConf.select(cfg, key)) not in known:
             raise UserError(f"{key}={value!r}: choose one of {', '.join(known)}")
@@ -237,6 +241,7 @@ def build(cfg: DictConfig, task: Task, device: torch.device) -> Learner:
         target_entropy=-cfg.target_entropy * task.action_size,
         learning_rate=cfg.learning_rate,
         weight_decay=cfg.weight_decay,
+        precision=cfg.precision,
     )
 
 

@@ -18,7 +18,10 @@ from rl.sac.network import Actor, Critics, Temperature, sample_action
 
 @dataclass
 class Learner:
-    """What an update changes, and its constants. `target` holds the slow copy of the critics and has no gradients."""
+    """What an update changes, and its constants. `target` holds the slow copy of the critics and has no gradients.
+
+    `precision` "bf16" runs the matrix products of the networks in bfloat16; weights, losses and optimizers stay float32.
+    """
 
     actor: Actor
     critics: Critics
@@ -29,6 +32,7 @@ class Learner:
     target_entropy: float
     learning_rate: float
     weight_decay: float
+    precision: str = "fp32"
     optimizers: dict[str, torch.optim.Optimizer] = field(init=False, default_factory=dict)
 
     def __post_init__(self):
@@ -44,6 +48,11 @@ class Learner:
         self.optimizers["temperature"] = torch.optim.Adam(
             self.temperature.parameters(), lr=self.learning_rate
         )
+
+    def autocast(self) -> torch.autocast:
+        """Context of every pass through the networks in an update."""
+        device = self.temperature.log_alpha.device.type
+        return torch.autocast(device, torch.bfloat16, enabled=self.precision == "bf16")
 
     def nets(self) -> dict[str, nn.Module]:
         """Everything with weights, by name, for a checkpoint."""
@@ -66,10 +75,10 @@ def critic_target(learner: Learner, batch: Batch, noise: Tensor) -> Tensor:
     Truncated transitions bootstrap, terminated ones do not. `noise` (batch, actions) is standard normal.
     """
     with torch.no_grad():
-        action, log_density = sample_action(*learner.actor(batch.next_observations), noise)
-        value = (
-            learner.target(batch.next_observations, action).amin(dim=0) - learner.temperature() * log_density
-        )
+        with learner.autocast():
+            action, log_density = sample_action(*learner.actor(batch.next_observations), noise)
+            lowest = learner.target(batch.next_observations, action).amin(dim=0)
+        value = lowest - learner.temperature() * log_density
         return batch.rewards + learner.discount * (1 - batch.terminated) * value
 
 
@@ -80,8 +89,8 @@ def update(learner: Learner, batch: Batch, noise: Tensor) -> dict[str, Tensor]:
     Gradients are computed for the network that is updated and for no other: the actor's pass through the critics
     leaves out their weight gradients.
     """
-    action, log_density = sample_action(*learner.actor(batch.observations), noise[0])
-    with frozen(learner.optimizers["critics"]):
+    with frozen(learner.optimizers["critics"]), learner.autocast():
+        action, log_density = sample_action(*learner.actor(batch.observations), noise[0])
         value = learner.critics(batch.observations, action).amin(dim=0)
     actor_loss = (learner.temperature().detach() * log_density - value).mean()
     step(learner.optimizers["actor"], actor_loss)
@@ -91,7 +100,8 @@ def update(learner: Learner, batch: Batch, noise: Tensor) -> dict[str, Tensor]:
     step(learner.optimizers["temperature"], temperature_loss)
 
     wanted = critic_target(learner, batch, noise[1])
-    values = learner.critics(batch.observations, batch.actions)
+    with learner.autocast():
+        values = learner.critics(batch.observations, batch.actions)
     # Sum over the critics, mean over the batch, no factor one half: as in the reference implementation.
     critic_loss = (values - wanted).square().sum(dim=0).mean()
     step(learner.optimizers["critics"], critic_loss)

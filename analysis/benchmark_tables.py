@@ -1,0 +1,191 @@
+"""Tables of what `benchmarks/` measured: convergence and DfI, cost of a boundary, speed of solvers and loops.
+
+Each reads one CSV file of an export; a file that is not there makes no table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from analysis import paper
+
+PAPER_MODEL = "resnet18"
+RESULTS = Path(__file__).resolve().parent / "results"  # where benchmarks write
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One CSV of an export: what it is called, what its columns mean, how it becomes a table."""
+
+    file: str
+    title: str
+    legend: str
+    table: Callable[[pd.DataFrame], pd.DataFrame]
+
+
+def tables_of(folder: Path = RESULTS) -> list[tuple[Benchmark, pd.DataFrame, str]]:
+    """(benchmark, its table of text cells, where it was measured) for the files that are in `folder`."""
+    found = []
+    for benchmark in BENCHMARKS:
+        path = folder / f"{benchmark.file}.csv"
+        if path.exists():
+            frame = pd.read_csv(path)
+            found.append((benchmark, benchmark.table(frame), _origin(frame)))
+    return found
+
+
+def _origin(frame: pd.DataFrame) -> str:
+    commits = sorted({str(c)[:10] for c in frame["commit"].dropna()}) if "commit" in frame else []
+    shown = ", ".join(commits) if len(commits) <= 4 else f"{len(commits)} different ones"
+    return f"Machine {', '.join(sorted(set(frame['hardware'].dropna())))}; commit {shown or 'not recorded'}."
+
+
+def convergence_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """DfI (and relative error to the exact factor) per kind of matrix after 5, 10, 20, 40 published iterations, with
+    either normalisation, and of the exact solver."""
+    return _spread(frame, ["kind", "condition"], "dfi", "relative_error")
+
+
+def models_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Median and largest DfI over the target matrices of each model."""
+    return _spread(frame, ["model", "weights", "matrices"], "dfi_median", "dfi_max")
+
+
+def _spread(frame: pd.DataFrame, keys: list[str], first: str, second: str) -> pd.DataFrame:
+    rows = []
+    for names, group in frame.groupby(keys, sort=False):
+        cells = dict(zip(keys, (_short(name) for name in names), strict=True))
+        for row in group.itertuples():
+            newton = row.solver == "newton_schulz"
+            if newton and row.iterations not in (5, 10, 20, 40):
+                continue
+            title = f"{row.normalize} {row.iterations}" if newton else row.solver
+            cells[title] = f"{_short(getattr(row, first))} ({_short(getattr(row, second))})"
+        rows.append(cells)
+    return pd.DataFrame(rows).fillna("-")
+
+
+def boundary_costs_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Seconds and peak memory of one boundary of each method, the paper's Table 1 beside it."""
+    theirs = paper.boundary_costs()
+    rows = []
+    for row in frame.itertuples():
+        known = theirs.get(row.method) if row.model == PAPER_MODEL else None
+        rows.append(
+            {
+                "model": row.model,
+                "method": row.method,
+                "processor seconds": f"{row.seconds:.3g}",
+                "peak memory, MB": f"{row.peak_mb:.0f}",
+                "paper (one GPU): seconds": f"{known[0]:g}" if known else "-",
+                "MB": f"{known[1]:g}" if known else "-",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def solver_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Time of a plain loop of the published algorithm over ours (above 1: ours is faster), and how exact."""
+    return pd.DataFrame(
+        {
+            "matrices of": frame["row"],
+            "weights": frame["kind"],
+            "device": frame["device"],
+            "published loop, s": frame["loop_seconds"].map(_short),
+            "exact": frame["ratio_exact"].map(_ratio),
+            "exact, loop to the same DfI": frame["ratio_equal"].map(_ratio),
+            "fast": frame["ratio_fast"].map(_ratio),
+            "newton_schulz": frame["ratio_newton_schulz"].map(_ratio),
+            "largest DfI: exact": frame["dfi_exact"].map(_short),
+            "published": frame["dfi_newton_schulz"].map(_short),
+            "extra memory / unit": frame["extra_memory"].map(_short),
+        }
+    )
+
+
+def vision_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Images per second of each variant and its ratio to the usual loop."""
+    steps = frame[frame["images_per_second"].notna()]
+    return pd.DataFrame(
+        {
+            "model": steps["model"],
+            "size": steps["size"],
+            "image": steps["image_size"],
+            "device": steps.get("device", "cpu"),
+            "loop": steps["variant"],
+            "images/s": steps["images_per_second"].map(lambda value: f"{value:.0f}"),
+            "ratio": steps["ratio_to_usual"].map(_ratio),
+        }
+    )
+
+
+def loops_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rates of the language, DQN and SAC loops beside a plain one of the usual kind."""
+    return pd.DataFrame(
+        {
+            "domain": frame["domain"],
+            "setting": frame["setting"],
+            "device": frame["device"],
+            "unit": frame["unit"],
+            "ours": frame["ours"].map(lambda value: f"{value:,.0f}"),
+            "usual": frame["usual"].map(lambda value: f"{value:,.0f}"),
+            "ratio": frame["ratio"].map(_ratio),
+            "rounds": frame["rounds"],
+        }
+    )
+
+
+def _ratio(value: float) -> str:
+    return "-" if pd.isna(value) else f"{value:.2f}x"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, float):
+        return "-" if pd.isna(value) else f"{value:.2g}"
+    return str(value)
+
+
+BENCHMARKS = (
+    Benchmark(
+        "convergence",
+        "Convergence by kind of matrix",
+        "DfI of the factor (in brackets its relative error against float64 SVD) after 5, 10, 20, 40 published iterations "
+        "with either normalisation, and of the exact solver.",
+        convergence_table,
+    ),
+    Benchmark(
+        "convergence_models",
+        "Convergence by model",
+        "Median DfI over the target matrices (in brackets the largest).",
+        models_table,
+    ),
+    Benchmark(
+        "convergence_costs",
+        "Cost of one boundary",
+        "One thread, report included. The paper's numbers (its Table 1) are from a GPU.",
+        boundary_costs_table,
+    ),
+    Benchmark(
+        "bench_fire",
+        "Speed of the solvers",
+        "Time of a plain loop of the published algorithm over ours, interleaved: above 1x ours is faster. "
+        "`exact, loop to the same DfI`: against the loop iterated until it is as exact.",
+        solver_table,
+    ),
+    Benchmark(
+        "bench_vision",
+        "Speed of the vision loop",
+        "Images per second, interleaved with the usual loop (PIL pictures, ToTensor and Normalize in a DataLoader).",
+        vision_table,
+    ),
+    Benchmark(
+        "bench_loops",
+        "Speed of the other loops",
+        "Rates of our loop and of a plain one of the usual kind, interleaved; the ratio is the median over the rounds.",
+        loops_table,
+    ),
+)
