@@ -19,7 +19,7 @@ from analysis.figure import experiment_of, figure_command, finish, names_of
 from analysis.load import Results
 from analysis.stats import estimate
 
-PREFIXES = ("fig2a", "random_label", "label_noise")
+PREFIXES = ("fig2a", "random_label", "label_noise", "ablation_iterations")
 PLAIN_ITERATIONS = 10  # of `fire` without an override, in the paper's vision settings
 NOTE = (
     "Bars and points: mean; error bars and bands: 95 % interval over seeds (Student's t), none for one seed."
