@@ -15,6 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import curves, measures, style
+from analysis.folders import read_json, read_timing
 from analysis.load import Results, load, write_frame
 from analysis.stats import Estimate, estimate, paired_difference
 from analysis.tabulate import markdown
@@ -271,11 +272,33 @@ def report(options: argparse.Namespace) -> int:
             ("figure", paths[0]),
         ):
             print(f"{title}: {path}")
+        together, apart = sharing(results.finished, options.root)
+        if apart:
+            print(f"images trained on: {together:,}; separate runs: {apart:,} ({together / apart:.2f} of it)")
     for problem in results.problems:
         print(f"left out: {problem}", file=sys.stderr)
     for line in wrong:
         print(f"not done: {line}", file=sys.stderr)
     return 1 if wrong else 0
+
+
+def sharing(runs: pd.DataFrame, root: str | Path) -> tuple[int, int]:
+    """(training images shown in these runs and their shared first phases, what separate runs would have shown)."""
+    trunks: dict[str, int] = {}
+    together = apart = 0
+    for path in map(Path, runs["path"]):
+        own = images_of(path)
+        trunk = (read_json(path / "meta.json") or {}).get("trunk")
+        if trunk:
+            trunks.setdefault(trunk, images_of(Path(root) / "trunks" / trunk))
+        together += own
+        apart += own + trunks.get(trunk, 0)
+    return together + sum(trunks.values()), apart
+
+
+def images_of(folder: Path) -> int:
+    """Training images shown in one folder of a run or trunk."""
+    return sum(line.get("images", 0) for line in read_timing(folder))
 
 
 def _folder(root: str, experiments: Sequence[str], size: str) -> Path:

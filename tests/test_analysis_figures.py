@@ -193,6 +193,18 @@ def test_verdicts(results):
     assert "one seed" in claims.word(Estimate(0.1, None, None, 1, "none"), "paper")
 
 
+def test_shared_first_phases_are_counted_once(tmp_path):
+    for method, seed in (("none", 1), ("fire", 1), ("none", 2)):
+        run = write_run(tmp_path, "fig2a_x", method, seed, warm_start_lines(0.8, seed))
+        (run / "timing.jsonl").write_text('{"images": 100}\n{"images": 200}\n{"boundary_seconds": 1.0}\n')
+        meta = json.loads((run / "meta.json").read_text())
+        (run / "meta.json").write_text(json.dumps(meta | {"trunk": f"trunk{seed}"}))
+        trunk = tmp_path / "trunks" / f"trunk{seed}"
+        trunk.mkdir(parents=True, exist_ok=True)
+        (trunk / "timing.jsonl").write_text('{"images": 1000}\n')
+    assert summary.sharing(load(tmp_path).finished, tmp_path) == (3 * 300 + 2 * 1000, 3 * 1300)
+
+
 def test_summary_prints_and_fails_for_a_failed_run(root, tmp_path, capsys):
     arguments = [
         "--experiment",
