@@ -9,6 +9,7 @@ the median stated. Also: time of a batch from a nearly full memory-mapped ring, 
 """
 
 import argparse
+import os
 import statistics
 import sys
 import tempfile
@@ -109,7 +110,9 @@ def seconds(function: Callable[[], object]) -> float:
 
 def bench_acting(game: str, asynchronous: bool, rounds: int, steps: int, folder: Path) -> FrameReplay:
     """Print steps per second of both sides round by round; returns our filled replay."""
-    usual, games = usual_environments(game, asynchronous), Games(game, COUNT, (SIZE, SIZE), seed=0)
+    threads = min(COUNT, os.cpu_count() or 1) if asynchronous else 1  # as many cores for both sides
+    usual = usual_environments(game, asynchronous)
+    games = Games(game, COUNT, (SIZE, SIZE), seed=0, threads=threads)
     ring = StackRing(steps)
     replay = FrameReplay(steps * COUNT, COUNT, (SIZE, SIZE), folder=folder, reserve=0)
     ours, theirs = [], []
@@ -119,7 +122,12 @@ def bench_acting(game: str, asynchronous: bool, rounds: int, steps: int, folder:
     usual.close()
     kind = "asynchronous" if asynchronous else "synchronous"
     row = loop_row(
-        "dqn", f"acting, {game}, {COUNT} games, {kind}", "environment steps/s", "cpu", ours, theirs
+        "dqn",
+        f"acting, {game}, {COUNT} games, {kind}, {threads} emulator thread(s)",
+        "environment steps/s",
+        "cpu",
+        ours,
+        theirs,
     )
     merge_loops([row | {"bytes_ours_over_usual": round(replay.bytes / ring.bytes, 3)}])
     listed = ", ".join(f"{a / b:.2f}" for a, b in zip(ours, theirs))
