@@ -31,7 +31,7 @@ from fire_core.errors import UserError
 
 RESULTS = Path(__file__).resolve().parent / "results"
 POINTS = 60  # a curve keeps its first and last value of each phase and about this many between
-ALSO = ("dormant_share", "feature_rank", "hessian_norm", "after_hessian_norm")
+ALSO = ("dormant_share", "feature_rank", "hessian_norm", "after_hessian_norm", "random_return")
 
 
 def thin(rows: pd.DataFrame) -> pd.DataFrame:

@@ -125,6 +125,21 @@ def by_seed(ends: pd.DataFrame, label: str) -> dict[int, float]:
     return dict(zip(rows["seed"].astype(int), rows["value"].astype(float)))
 
 
+def first_values(metrics: pd.DataFrame, metric: str) -> dict[int, float]:
+    """{seed: first logged value} of one metric of one label."""
+    rows = curve(metrics, metric).groupby("seed", observed=True)["value"].first()
+    return {int(seed): float(value) for seed, value in rows.items()}
+
+
+def before_boundary(metrics: pd.DataFrame, metric: str) -> dict[int, float]:
+    """{seed: mean over the last tenth of the steps of phase 0} of one metric of one label, where it was logged there."""
+    rows = curve(metrics, metric)
+    rows = rows[rows["phase"] == 0]
+    last = rows.groupby("seed", observed=True)["step"].transform("max")
+    means = rows[rows["step"] >= (1 - TAIL) * last].groupby("seed", observed=True)["value"].mean()
+    return {int(seed): float(value) for seed, value in means.items()}
+
+
 def baseline_of(label: str, labels: Sequence[str]) -> str | None:
     """The `none` run to compare with: the one under the same overrides if it exists, else plain `none`."""
     _, dash, overrides = label.partition("-")

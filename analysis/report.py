@@ -187,6 +187,7 @@ def page(results: Results) -> str:
         ("ends", "End values", ends or '<p class="note">Nothing run yet.</p>'),
         ("boundary", "Right after the boundary", table_html(tables.boundary_table(results))),
         ("matrices-title", "Matrix by matrix", explorer),
+        ("learning", "Learning before the boundary", table_html(tables.learning_table(results))),
         ("cost", "Cost", table_html(tables.cost_table(results))),
         ("ablations", "Ablations", table_html(tables.ablation_table(results))),
         ("benchmarks", "Benchmarks", benchmarks_html()),

@@ -208,6 +208,38 @@ def cost_table(results: Results) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def learning_table(results: Results) -> pd.DataFrame:
+    """Reinforcement learning in the half that all methods share: returns right before the boundary against those of
+    random actions (where these were not played: of the untrained policy), paired by seed."""
+    rows = []
+    for part in curves.settings(results):
+        logged = set(part.metrics["metric"])
+        if "eval_return" not in logged:
+            continue
+        shared = part.metrics[part.metrics["label"] == style.ordered(part.metrics["label"].unique())[0]]
+        played = "random_return" in logged
+        level = measures.first_values(shared, "random_return" if played else "eval_return")
+        first = part.finished.iloc[0]
+        for metric, title in (("eval_return", "evaluation"), ("train_return", "training episodes")):
+            reached = measures.before_boundary(shared, metric)
+            if not reached:
+                continue
+            rows.append(
+                {
+                    "experiment": first["experiment"],
+                    "size": first["size"],
+                    "data": first["data"],
+                    "return of": title,
+                    "before the boundary": value_text(estimate(list(reached.values()))),
+                    "level": value_text(estimate(list(level.values()))),
+                    "level is": "random actions" if played else "untrained policy",
+                    "gain": gain_text(paired_difference(reached, level)),
+                    "seeds": len(reached),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
 def ablation_table(results: Results) -> pd.DataFrame:
     """Runs with overrides against the plain run of the same method, headline measure, paired by seed."""
     rows = []
@@ -346,6 +378,7 @@ def reproduced(results: Results, benchmarks: Path = RESULTS) -> str:
             blocks.append(f"FIRE against each other method, first measure above\n\n{markdown(contrasts)}\n")
     for title, table in (
         ("Right after the boundary: how orthogonal, how far moved", boundary_table(results)),
+        ("Learning before the boundary", learning_table(results)),
         ("Cost", cost_table(results)),
         ("Ablations: one setting changed", ablation_table(results)),
         ("Not run at the paper's size", not_run(results)),
@@ -366,6 +399,7 @@ def write_all(results: Results, out: Path) -> list[Path]:
         "claims": claim_table(results),
         "end_values": pd.concat(ends, ignore_index=True) if ends else pd.DataFrame(),
         "boundaries": boundary_table(results),
+        "learning": learning_table(results),
         "costs": cost_table(results),
         "ablations": ablation_table(results),
         "not_run": not_run(results),

@@ -193,6 +193,24 @@ def test_verdicts(results):
     assert "one seed" in claims.word(Estimate(0.1, None, None, 1, "none"), "paper")
 
 
+def test_learning_before_the_boundary_by_hand(tmp_path):
+    for seed in (1, 2):
+        lines = [{"phase": 0, "step": 0, "random_return": 1.0, "eval_return": 0.0}]
+        lines += [
+            {"phase": 0, "step": step, "eval_return": step / 10 + seed, "train_return": 2.0}
+            for step in (50, 100)
+        ]
+        lines += [
+            {"phase": 1, "step": step, "eval_return": 99.0, "train_return": 99.0} for step in (100, 200)
+        ]
+        for method in ("none", "fire"):
+            write_run(tmp_path, "fig4a_x", method, seed, lines, data="x", protocol="")
+    evaluation, training = tables.learning_table(load(tmp_path)).to_dict("records")
+    assert evaluation["before the boundary"].startswith("11.5") and evaluation["level"].startswith("1.0")
+    assert evaluation["level is"] == "random actions" and evaluation["gain"].startswith("+10.5")
+    assert training["gain"].startswith("+1.0") and training["seeds"] == 2
+
+
 def test_shared_first_phases_are_counted_once(tmp_path):
     for method, seed in (("none", 1), ("fire", 1), ("none", 2)):
         run = write_run(tmp_path, "fig2a_x", method, seed, warm_start_lines(0.8, seed))
