@@ -25,6 +25,7 @@ from fire_core.report import Report
 class Method:
     """Base of all methods: does nothing anywhere.
 
+    sweeps: domains whose `METHODS=all` holds the method.
     first_phase: first phase in which the method does anything. Pure boundary methods have 1; a method that acts during
     training has 0 or whatever its experiment says. Methods with first_phase >= 1 share the trunk of phase 0.
     """
@@ -36,6 +37,7 @@ class Method:
     source: ClassVar[str] = ""
     changes_optimizer: ClassVar[bool] = False
     changes_structure: ClassVar[bool] = False
+    sweeps: ClassVar[tuple[str, ...]] = ("vision", "language", "dqn", "sac")
 
     def check(self, state: State) -> None:
         """Before training starts: raise UserError for settings that do not fit these nets (a rule that matches nothing)."""

@@ -6,11 +6,10 @@ from fire_core.methods import available
 
 
 def main(arguments: list[str]) -> None:
-    """Print the registry; with `--names DOMAIN`, the methods that run there, joined by commas."""
+    """Print the registry; with `--names DOMAIN`, those of its sweeps, joined by commas."""
     methods = available()
-    if arguments[:1] == ["--names"]:
-        rl = arguments[1:] and arguments[1] in ("dqn", "sac")
-        print(",".join(name for name, cls in methods.items() if rl or not cls.changes_structure))
+    if arguments[:1] == ["--names"] and len(arguments) == 2:
+        print(",".join(name for name, cls in methods.items() if arguments[1] in cls.sweeps))
         return
     width = max(map(len, methods))
     for name, cls in methods.items():

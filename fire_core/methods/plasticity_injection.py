@@ -53,6 +53,7 @@ class PlasticityInjection(Method):
     summary: ClassVar[str] = "frozen old head plus a trainable new one that starts at zero contribution"
     source: ClassVar[str] = "Nikishin et al. 2023 (Deep RL with Plasticity Injection), section 3"
     changes_structure: ClassVar[bool] = True
+    sweeps: ClassVar[tuple[str, ...]] = ("dqn", "sac")  # needs an encoder and a head
 
     def at_boundary(self, state: State, phase: Phase) -> Report:
         reports = {}
