@@ -234,11 +234,11 @@ def _what(cfg: DictConfig) -> str:
 
 
 def _label(method: str) -> str:
-    """Method name, then what the command line changed beside experiment, size, method, seed and run.*"""
+    """Method name, then what the command line changed beside experiment, size, method, seed, run.* and where data lies."""
     changed = []
     for item in HydraConfig.get().overrides.task:
         key, _, value = item.partition("=")
-        if key not in ("method", "seed", *NOT_NUMBERS) and not key.startswith("run."):
+        if key not in ("method", "seed", "data.folder", *NOT_NUMBERS) and not key.startswith("run."):
             changed.append(f"{key.removeprefix('method.')}={value}")
     text = "-".join([method, *sorted(changed)])
     return "".join(c if c.isalnum() or c in "-_=.,+" else "_" for c in text)
