@@ -138,7 +138,8 @@ def judge(claim: Claim, known: list[Setting], size: str) -> list[Verdict]:
                 *({seed: sign * v for seed, v in ends.items()} for ends in (better, worse))
             )
             if gain is not None:
-                values = (estimate(list(ends.values())) for ends in (better, worse))
+                both = better.keys() & worse.keys()  # the values shown are those that the gain is made of
+                values = (estimate([ends[seed] for seed in sorted(both)]) for ends in (better, worse))
                 verdicts.append(Verdict(claim, size, setting.data, *values, gain, word(gain, size)))
     return verdicts or [Verdict(claim, size, "", None, None, None, "not run")]
 

@@ -55,8 +55,6 @@ def after_reset_data(part: Results) -> pd.DataFrame:
     last = part.boundaries.groupby(["label", "seed"])["phase"].transform("max")
     reports = part.boundaries[(part.boundaries["phase"] == last) & (part.boundaries["matrices"] > 0)]
     reports = reports[~reports["label"].str.contains("-")]
-    reset = reports[reports["label"] == "full_reset"].set_index("seed")["sfe"]
-    reports = reports.assign(sfe_share=reports["sfe"] / reports["seed"].map(reset))
     columns = {"DfI of the stored weights": "dfi_after", "DfI of the factors": "dfi_factor"}
     columns["SFE / SFE of full reset"] = "sfe_share"
     rows = []

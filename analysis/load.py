@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.folders import describe_run, find_folders, read_boundaries, read_lines, read_timing
+from analysis.folders import (
+    describe_run,
+    find_folders,
+    read_boundaries,
+    read_json,
+    read_lines,
+    read_timing,
+)
 from fire_core.errors import UserError
 
 RUN_COLUMNS = [
@@ -29,11 +36,11 @@ METRIC_COLUMNS = [
 ]  # fmt: skip
 BOUNDARY_COLUMNS = [
     "experiment", "size", "data", "method", "label", "seed", "phase", "matrices",
-    "dfi_before", "dfi_after", "dfi_factor", "sfe", "worst_residual", "seconds",
+    "dfi_before", "dfi_after", "dfi_factor", "sfe", "sfe_share", "seconds",
 ]  # fmt: skip
 COST_COLUMNS = [
     "experiment", "size", "data", "method", "label", "seed",
-    "train_seconds", "boundary_seconds", "memory_mb", "machine",
+    "train_seconds", "shared_seconds", "boundary_seconds", "memory_mb", "machine",
 ]  # fmt: skip
 TEXT_COLUMNS = [c for c in RUN_COLUMNS if c not in ("seed", "dirty")]
 COORDINATES = ("phase", "step", "epoch")
@@ -145,22 +152,28 @@ class _Columns:
 
 
 def boundary_frame(runs: pd.DataFrame) -> pd.DataFrame:
-    """BOUNDARY_COLUMNS: one row a report. DfI and SFE are sums over the changed matrices, worst_residual a
-    maximum."""
+    """BOUNDARY_COLUMNS: one row a report. DfI and SFE are sums over the changed matrices; sfe_share is the SFE divided by
+    what a full reset of the same weights would have moved."""
     rows = []
     for run in runs.to_dict("records"):
         for report in read_boundaries(run["path"]):
             changed = [row for row in report.get("rows", []) if row.get("dfi_after") is not None]
-            residuals = [row["residual"] for row in changed if _known(row, "residual")]
             cells = {
                 "phase": report.get("phase", 1),
                 "matrices": len(changed),
                 "seconds": report.get("seconds"),
             }
             cells |= {key: _total(changed, key) for key in ("dfi_before", "dfi_after", "dfi_factor", "sfe")}
-            cells["worst_residual"] = max(residuals, default=None)
+            cells["sfe_share"] = _share(changed)
             rows.append({key: run[key] for key in BOUNDARY_COLUMNS[:6]} | cells)
     return pd.DataFrame(rows, columns=BOUNDARY_COLUMNS)
+
+
+def _share(rows: list[dict[str, Any]]) -> float | None:
+    """Sum of SFE over the sum that a reset to the initial weights would give; a row holds its own SFE and the quotient."""
+    known = [row for row in rows if row.get("sfe") and row.get("sfe_relative")]
+    reset = sum(row["sfe"] / row["sfe_relative"] for row in known)
+    return sum(row["sfe"] for row in known) / reset if reset else None
 
 
 def _known(row: dict[str, Any], key: str) -> bool:
@@ -173,20 +186,31 @@ def _total(rows: list[dict[str, Any]], key: str) -> float | None:
 
 
 def cost_frame(runs: pd.DataFrame) -> pd.DataFrame:
-    """COST_COLUMNS: seconds of training and of all boundaries together, peak memory where it was measured.
-    Seconds of a shared first phase count for the run that trained it."""
+    """COST_COLUMNS: seconds of the run's own training, of the first phase that it shares with other runs of its seed
+    (None where it has none), and of all boundaries together; peak memory where it was measured."""
     rows = []
+    shared: dict[Path, float | None] = {}
     for run in runs.to_dict("records"):
-        lines = read_timing(run["path"])
-        seconds = [line.get("train_seconds", line.get("seconds", 0.0)) for line in lines]
+        path = Path(run["path"])
+        trunk = (read_json(path / "meta.json") or {}).get("trunk")
+        # <root>/<experiment>/<size>/<label>/seed_<n> beside <root>/trunks/<id>
+        home = path.parents[3] / "trunks" / trunk if trunk else None
+        if home is not None and home not in shared:
+            shared[home] = _seconds(read_timing(home))
+        lines = read_timing(path)
         memory = [line[key] for line in lines for key in ("memory_mb", "peak_memory_mb") if _known(line, key)]
-        reports = [report.get("seconds") or 0.0 for report in read_boundaries(run["path"])]
+        reports = [report.get("seconds") or 0.0 for report in read_boundaries(path)]
         rows.append(
             {key: run[key] for key in COST_COLUMNS[:6]}
-            | {"train_seconds": float(sum(seconds)) or None, "boundary_seconds": float(sum(reports))}
+            | {"train_seconds": _seconds(lines), "shared_seconds": shared[home] if home else None}
+            | {"boundary_seconds": float(sum(reports))}
             | {"memory_mb": max(memory, default=None), "machine": run["machine"]}
         )
     return pd.DataFrame(rows, columns=COST_COLUMNS)
+
+
+def _seconds(lines: list[dict[str, Any]]) -> float | None:
+    return float(sum(line.get("train_seconds", line.get("seconds", 0.0)) for line in lines)) or None
 
 
 def load_exported(folder: str | Path) -> Results:

@@ -37,7 +37,8 @@ def overview(results: Results) -> pd.DataFrame:
         ends = measures.end_values(part.metrics, found[0])
         theirs = paper.end_values(*names_of(part))
         runs = part.finished
-        seconds = part.costs["train_seconds"].sum()
+        shared = part.costs.groupby("seed")["shared_seconds"].max()  # once a seed
+        seconds = part.costs["train_seconds"].sum() + shared.sum()
         row = {
             "experiment": experiment,
             "size, data": f"{joined(runs['size'])}, {joined(runs['data'])}",

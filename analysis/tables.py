@@ -151,8 +151,8 @@ def contrast_table(part: Results) -> pd.DataFrame:
 
 
 def boundary_table(results: Results) -> pd.DataFrame:
-    """Right after the last boundary, per setting and method: DfI before and after, distance moved, time;
-    means over seeds of sums over the changed matrices."""
+    """Right after the last boundary, per setting and method: DfI before and after, distance moved (also as a share of what
+    a full reset of the same weights would have moved), time; means over seeds of sums over the changed matrices."""
     frame = results.boundaries
     if frame.empty:
         return pd.DataFrame()
@@ -160,16 +160,14 @@ def boundary_table(results: Results) -> pd.DataFrame:
     frame = frame[frame["phase"] == last]
     rows = []
     for (experiment, size, data), setting in frame.groupby(["experiment", "size", "data"]):
-        reset = setting[setting["label"] == "full_reset"].set_index("seed")["sfe"]
         for label in style.ordered(setting["label"]):
             group = setting[setting["label"] == label]
-            share = pd.to_numeric(group["sfe"] / group["seed"].map(reset))
             cells = {"experiment": experiment, "size": size, "data": data, "method": style.look(label).name}
             cells["matrices"] = int(group["matrices"].max())
             for title, key in (("DfI before", "dfi_before"), ("DfI stored after", "dfi_after"),
                                ("DfI of factor", "dfi_factor"), ("SFE", "sfe")):  # fmt: skip
                 cells[title] = _compact(pd.to_numeric(group[key]).mean())
-            cells["SFE / full reset"] = _compact(share.mean())
+            cells["SFE / full reset"] = _compact(pd.to_numeric(group["sfe_share"]).mean())
             cells["seconds"] = _compact(pd.to_numeric(group["seconds"]).mean())
             cells["seeds"] = group["seed"].nunique()
             rows.append(cells)
@@ -181,14 +179,16 @@ def _compact(value: float) -> str:
 
 
 def cost_table(results: Results) -> pd.DataFrame:
-    """Seconds of training and of the boundaries, the boundary's share, peak memory: means over seeds."""
+    """Seconds of training (a first phase that several methods share apart), of the boundaries, their share of the training
+    after it, peak memory: means over seeds."""
     frame = results.costs
     rows = []
     for (experiment, size, data), setting in frame.groupby(["experiment", "size", "data"]):
         for label in style.ordered(setting["label"]):
             group = setting[setting["label"] == label]
-            train, boundary = (
-                pd.to_numeric(group[key]).mean() for key in ("train_seconds", "boundary_seconds")
+            train, shared, boundary = (
+                pd.to_numeric(group[key]).mean()
+                for key in ("train_seconds", "shared_seconds", "boundary_seconds")
             )
             share = boundary / (train + boundary) if train and not pd.isna(train) else float("nan")
             rows.append(
@@ -198,6 +198,7 @@ def cost_table(results: Results) -> pd.DataFrame:
                     "data": data,
                     "method": style.look(label).name,
                     "training, s": _compact(train),
+                    "shared first phase, s": _compact(shared),
                     "boundaries, s": _compact(boundary),
                     "share": "-" if pd.isna(share) else f"{100 * share:.2g} %",
                     "memory, MB": _compact(pd.to_numeric(group["memory_mb"]).mean()),
@@ -391,8 +392,8 @@ def reproduced(results: Results, benchmarks: Path = RESULTS) -> str:
     return "\n".join(blocks) + "\n"
 
 
-def write_all(results: Results, out: Path) -> list[Path]:
-    """Every table as .md, .csv and .tex."""
+def write_all(results: Results, out: Path, benchmarks: Path = RESULTS) -> list[Path]:
+    """Every table as .md, .csv and .tex, those of the benchmarks too."""
     ends = [end_value_table(p).assign(experiment=experiment_of(p), size=p.finished["size"].iloc[0],
             data=p.finished["data"].iloc[0]) for p in curves.settings(results) if len(p.metrics)]  # fmt: skip
     tables = {
@@ -404,7 +405,7 @@ def write_all(results: Results, out: Path) -> list[Path]:
         "ablations": ablation_table(results),
         "not_run": not_run(results),
     }
-    tables |= {benchmark.file: table for benchmark, table, _ in tables_of()}
+    tables |= {benchmark.file: table for benchmark, table, _ in tables_of(benchmarks)}
     paths = []
     for name, table in tables.items():
         if len(table):

@@ -184,11 +184,13 @@ def train_in(world: World, cfg: DictConfig) -> None:
                 if at["iteration"] % phase.eval_every == 0 or at["iteration"] == phase.stop_at:
                     synchronise(world.device)
                     tokens_done = timed * cfg.accumulation * cfg.batch_size * cfg.model.block
-                    rate = tokens_done / (time.perf_counter() - started)
+                    seconds = time.perf_counter() - started
+                    rate = tokens_done / seconds
                     use = rate * net.flops_per_token() / peak
                     run.timing(
                         phase=phase.index,
                         iteration=at["iteration"],
+                        train_seconds=seconds,
                         tokens_per_second=rate,
                         mfu=use,
                         peak=peak_source,

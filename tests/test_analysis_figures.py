@@ -62,7 +62,8 @@ def results(root):
 def moved(label):
     told = boundary_report(label)
     for row in told["rows"]:
-        row["sfe"] *= {"none": 0.0, "fire": 0.5}.get(label, 1.0)
+        row["sfe_relative"] = {"none": 0.0, "fire": 0.5}.get(label, 1.0)
+        row["sfe"] *= row["sfe_relative"]
     return told
 
 
@@ -211,6 +212,25 @@ def test_learning_before_the_boundary_by_hand(tmp_path):
     assert training["gain"].startswith("+1.0") and training["seeds"] == 2
 
 
+def test_moved_share_is_of_the_same_weights_reset(tmp_path):
+    """Two boundaries: the full reset's own run starts the second one from other weights than FIRE's."""
+    told = boundary_report("fire", 2)
+    told["rows"] = [row | {"sfe": sfe, "sfe_relative": share} for row, sfe, share in
+                    zip(told["rows"], (2.0, 3.0, 1.0), (0.5, 0.25, 0.5))]  # fmt: skip
+    write_run(tmp_path, "fig2b_x", "fire", 1, warm_start_lines(0.8, 1), boundary=told)
+    far = boundary_report("full_reset", 2)
+    write_run(tmp_path, "fig2b_x", "full_reset", 1, warm_start_lines(0.8, 1), boundary=far)
+    share = load(tmp_path).boundaries.set_index("label")["sfe_share"]
+    assert share["fire"] == pytest.approx(6.0 / (4.0 + 12.0 + 2.0))
+
+
+def test_a_claim_shows_the_values_that_its_gain_is_made_of():
+    claim = claims.CLAIMS[0]
+    ends = {claim.better: {1: 0.9, 2: 0.9}, claim.worse: {1: 0.8, 2: 0.8, 3: 1.4}}
+    (verdict,) = claims.judge(claim, [claims.Setting(claim.experiment, "small", "x", True, ends)], "small")
+    assert verdict.worse.value == pytest.approx(0.8) and verdict.gain.value == pytest.approx(0.1)
+
+
 def test_shared_first_phases_are_counted_once(tmp_path):
     for method, seed in (("none", 1), ("fire", 1), ("none", 2)):
         run = write_run(tmp_path, "fig2a_x", method, seed, warm_start_lines(0.8, seed))
@@ -220,6 +240,11 @@ def test_shared_first_phases_are_counted_once(tmp_path):
         trunk = tmp_path / "trunks" / f"trunk{seed}"
         trunk.mkdir(parents=True, exist_ok=True)
         (trunk / "timing.jsonl").write_text('{"images": 1000}\n')
+    (trunk / "timing.jsonl").write_text('{"images": 1000, "train_seconds": 7.0}\n')
+    costs = load(tmp_path).costs.set_index(["label", "seed"])
+    assert costs.loc[("none", 2), "shared_seconds"] == 7.0 and np.isnan(
+        costs.loc[("fire", 1), "shared_seconds"]
+    )
     assert summary.sharing(load(tmp_path).finished, tmp_path) == (3 * 300 + 2 * 1000, 3 * 1300)
 
 

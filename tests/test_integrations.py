@@ -38,6 +38,7 @@ class Module(lightning.LightningModule):
         self.before: dict[str, Tensor] = {}
 
     def training_step(self, batch: list, index: int) -> Tensor:
+        self.log("train_loss", torch.tensor(1.0), on_epoch=True, on_step=False)
         return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
     def validation_step(self, batch: list, index: int) -> None:
@@ -94,6 +95,25 @@ def test_lightning_fires_on_steps_and_does_what_fire_does(tmp_path: Path) -> Non
 def test_lightning_gives_metrics_once_an_epoch(tmp_path: Path) -> None:
     callback = LightningCallback(Plateau("val_loss", patience=2))
     lightning_run(callback, tmp_path, epochs=5)
+    assert [step for step, _ in callback.reports] == [12]
+
+
+def test_lightning_counts_each_validation_once(tmp_path: Path) -> None:
+    callback = LightningCallback(Plateau("val_loss", patience=2))
+    module, _, trainer = lightning_run(callback, tmp_path, epochs=7, check_val_every_n_epoch=3)
+    assert callback.reports == [], "two evaluations, of which the first is the best"
+    loader = DataLoader(TensorDataset(INPUTS, LABELS), batch_size=8)
+    before = copy.deepcopy(module.state_dict())
+    trainer.validate(module, loader, verbose=False)
+    assert callback.reports == [] and all(torch.equal(v, before[n]) for n, v in module.state_dict().items())
+    often = LightningCallback(Plateau("val_loss", patience=2))
+    lightning_run(often, tmp_path, epochs=1, val_check_interval=1)
+    assert [step for step, _ in often.reports] == [3]
+
+
+def test_lightning_gives_training_metrics_at_the_end_of_each_epoch(tmp_path: Path) -> None:
+    callback = LightningCallback(Plateau("train_loss", patience=2))
+    lightning_run(callback, tmp_path, epochs=4, val_check_interval=2)
     assert [step for step, _ in callback.reports] == [12]
 
 
@@ -209,6 +229,16 @@ def test_trainer_gives_metrics_at_evaluations(tmp_path: Path) -> None:
     callback = TrainerCallback(Plateau("eval_loss", patience=1, min_change=1e9))
     trainer_run(callback, tmp_path, steps=8, eval_strategy="steps", eval_steps=2)
     assert [step for step, _ in callback.reports] == [4, 8]
+
+
+def test_trainer_leaves_the_finished_model_alone(tmp_path: Path) -> None:
+    callback = TrainerCallback(Plateau("eval_loss", patience=1, min_change=1e9))
+    model, trainer = trainer_run(callback, tmp_path, steps=4)
+    before = copy.deepcopy(model.state_dict())
+    for _ in range(4):
+        trainer.evaluate()
+    assert callback.reports == []
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_trainer_mistakes_are_named(tmp_path: Path) -> None:
