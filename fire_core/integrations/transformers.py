@@ -35,6 +35,7 @@ class FireCallback(TrainerCallback):
 
     def __init__(self, trigger: Trigger, *, optimizer_state: str = "clear_changed", **settings: Any) -> None:
         self.treatment = Treatment(trigger, optimizer_state, settings)
+        self._training = False
 
     @property
     def reports(self) -> list[tuple[int, Report]]:
@@ -43,6 +44,7 @@ class FireCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        self._training = True
         self.treatment.check(kwargs["model"])
         if state.global_step > 0:
             path = _folder(args, state) / FILE
@@ -52,6 +54,11 @@ class FireCallback(TrainerCallback):
                 )
             self.treatment.trigger.load_state_dict(json.loads(path.read_text()))
 
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._training = False
+
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -60,7 +67,7 @@ class FireCallback(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if kwargs.get("optimizer") is not None:  # trainer.evaluate() outside training has none
+        if self._training:  # trainer.evaluate() looks at a model, it does not change it
             self._look(state, numbers(kwargs["metrics"]), kwargs["model"], kwargs["optimizer"])
 
     def on_save(
