@@ -2,8 +2,9 @@
 
     trainer = Trainer(callbacks=[FireCallback(Plateau("val_loss", patience=3), solver="exact")])
 
-The trigger sees every optimizer step without metrics, and every end of a training epoch with the logged metrics and
-`epoch`. With several processes rank 0 decides for all. What the trigger remembers is saved with Lightning's checkpoints.
+The trigger sees every optimizer step without metrics, every validation with what it logged, and every end of a training
+epoch with what training logged and `epoch`. With several processes rank 0 decides for all. What the trigger remembers is
+saved with Lightning's checkpoints.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.trainer.states import TrainerFn
 
 from fire_core.integrations.treatment import Treatment, numbers
 from fire_core.report import Report
@@ -27,6 +29,8 @@ class FireCallback(pl.Callback):
     def __init__(self, trigger: Trigger, *, optimizer_state: str = "clear_changed", **settings: Any) -> None:
         self.treatment = Treatment(trigger, optimizer_state, settings)
         self._last_step = -1
+        self._before: dict[str, Any] = {}
+        self._validated: set[str] = set()
 
     @property
     def reports(self) -> list[tuple[int, Report]]:
@@ -42,10 +46,20 @@ class FireCallback(pl.Callback):
             self._last_step = trainer.global_step
             self._look(trainer, pl_module, {})
 
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._before = dict(trainer.callback_metrics)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
+            return
+        now = trainer.callback_metrics  # keeps old values: those of this validation are new tensors
+        fresh = {name: value for name, value in now.items() if value is not self._before.get(name)}
+        self._validated |= fresh.keys()
+        self._look(trainer, pl_module, numbers(fresh))
+
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._look(
-            trainer, pl_module, {**numbers(trainer.callback_metrics), "epoch": float(trainer.current_epoch)}
-        )
+        logged = {n: v for n, v in trainer.callback_metrics.items() if n not in self._validated}
+        self._look(trainer, pl_module, {**numbers(logged), "epoch": float(trainer.current_epoch)})
 
     def _look(self, trainer: pl.Trainer, module: pl.LightningModule, observed: dict[str, float]) -> None:
         step = trainer.global_step
