@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from analysis import curves, measures, paper, style
-from analysis.figure import experiment_of, figure_command, finish, names_of, plain
+from analysis.figure import experiment_of, figure_command, finish, names_of, plain, that_logged
 from analysis.load import Results
 
 METRIC = "val_loss_mix"
@@ -46,7 +46,7 @@ def draw_panel(axis: style.Axes, part: Results, paper_curves: bool) -> pd.DataFr
 
 def draw(parts: list[Results], paper_curves: bool) -> style.Figure:
     """One panel per fork point."""
-    parts = [plain(part) for part in parts if METRIC in set(part.metrics["metric"])]
+    parts = [plain(part) for part in that_logged(parts, METRIC)]
     figure, axes = style.grid(len(parts), width=4.2, height=3.2)
     for axis, part in zip(axes, parts):
         draw_panel(axis, part, paper_curves)

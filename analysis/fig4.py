@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 
 import pandas as pd
 
 from analysis import curves, measures, paper, style
-from analysis.figure import experiment_of, figure_command, finish, names_of, plain
+from analysis.figure import experiment_of, figure_command, finish, names_of, plain, that_logged
 from analysis.load import Results
 
 FIGURES = ("fig4a", "fig4b")
@@ -47,21 +46,15 @@ def draw_panel(axis: style.Axes, part: Results, metric: str, paper_curves: bool)
 
 def draw(parts: list[Results], paper_curves: bool, metric: str = "eval_return") -> style.Figure:
     """Row a, then row b."""
-    parts = [plain(part) for part in parts if metric in set(part.metrics["metric"])]
-    figure, axes = style.grid(max(1, len(parts)), width=4.2, height=3.2)
+    parts = [plain(part) for part in that_logged(parts, metric)]
+    figure, axes = style.grid(len(parts), width=4.2, height=3.2)
     for axis, part in zip(axes, parts):
         draw_panel(axis, part, metric, paper_curves)
     return finish(figure, axes, parts, NOTE)
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    given = list(sys.argv[1:] if given is None else given)
-    metric = "eval_return"
-    if "--metric" in given:
-        place = given.index("--metric")
-        metric = given[place + 1]
-        del given[place : place + 2]
-    return figure_command("fig4", __doc__, FIGURES, partial(draw, metric=metric), given)
+    return figure_command("fig4", __doc__, FIGURES, draw, given, metric="eval_return")
 
 
 if __name__ == "__main__":

@@ -49,10 +49,22 @@ def arguments(name: str, text: str) -> argparse.ArgumentParser:
 
 
 def figure_command(
-    name: str, text: str, prefixes: Sequence[str], draw: Draw, given: Sequence[str] | None
+    name: str,
+    text: str,
+    prefixes: Sequence[str],
+    draw: Callable[..., style.Figure],
+    given: Sequence[str] | None,
+    metric: str | None = None,
 ) -> int:
-    """Draw `name` once per size that has finished runs; prints the paths. Nothing to draw is not an error."""
-    options = arguments(name, text).parse_args(given)
+    """Draw `name` once per size that has finished runs; prints the paths. Nothing to draw is not an error.
+
+    With `metric`, its default, there is an option for it, and `draw` takes it by that name.
+    """
+    parser = arguments(name, text)
+    if metric:
+        parser.add_argument("--metric", default=metric, help=f"what to draw; default {metric}")
+    options = parser.parse_args(given)
+    chosen = {"metric": options.metric} if metric else {}
     try:
         results = open_results(options.root, options.size, prefixes)
         sizes = [size for size in ("paper", "small", "smoke") if size in set(results.finished["size"])]
@@ -60,7 +72,8 @@ def figure_command(
             print(f"{name}: no finished run of {', '.join(prefixes)}* in '{options.root}'")
         for size in sizes:
             parts = curves.settings(results.select(size=size))
-            figure = draw([part for part in parts if len(part.metrics)], options.paper_curves)
+            parts = [part for part in parts if len(part.metrics)]
+            figure = draw(parts, options.paper_curves, **chosen)
             out = Path(options.out or Path(options.root) / "figures")
             for path in style.save(figure, out / f"{name}-{size}", options.formats.split(",")):
                 print(f"{name}, size {size}: {path}")
@@ -70,6 +83,15 @@ def figure_command(
     for problem in results.problems:
         print(f"left out: {problem}", file=sys.stderr)
     return 0
+
+
+def that_logged(parts: Sequence[Results], metric: str) -> list[Results]:
+    """The settings with values of `metric`; UserError that names what was logged if there is none."""
+    found = [part for part in parts if metric in set(part.metrics["metric"])]
+    if not found:
+        names = sorted({name for part in parts for name in part.metrics["metric"].unique()})
+        raise UserError(f"no run logged {metric!r}; logged: {', '.join(names) or 'nothing'}")
+    return found
 
 
 def plain(part: Results) -> Results:

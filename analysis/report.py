@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import curves, fig2, fig3, fig4, fig5, probes, style, tables
+from analysis import curves, fig2, fig3, fig4, fig5, measures, probes, style, tables
 from analysis.benchmark_tables import tables_of
 from analysis.figure import experiment_of, open_results
 from analysis.folders import read_boundaries
@@ -100,7 +100,10 @@ def figures_html(results: Results) -> str:
             parts = [part for part in parts if len(part.metrics)]
             if parts:
                 blocks.append(f"<h3>{escape(title)}, size {size}</h3>")
-                blocks.append(picture(draw(parts, False), f"{title}, size {size}"))
+                try:
+                    blocks.append(picture(draw(parts, False), f"{title}, size {size}"))
+                except UserError as error:
+                    blocks.append(f'<p class="note">{escape(str(error))}</p>')
     return "".join(blocks) or '<p class="note">No finished run yet.</p>'
 
 
@@ -178,7 +181,7 @@ def page(results: Results) -> str:
         f"{table_html(tables.end_value_table(part))}<h3>FIRE against each other method</h3>"
         f"{table_html(tables.contrast_table(part))}</details>"
         for part in curves.settings(results)
-        if len(part.metrics)
+        if measures.measures_of(part, experiment_of(part))
     )
     sections = [
         ("claims", "Claims", CLAIM_NOTE + claims_html(claim_table)),

@@ -15,7 +15,7 @@ import pandas as pd
 from analysis import style
 from analysis.folders import describe_run, find_folders
 from analysis.load import RUN_COLUMNS
-from analysis.summary import comma_list
+from analysis.summary import comma_list, whole_numbers
 from analysis.tabulate import markdown
 from fire_core.errors import UserError
 
@@ -65,19 +65,21 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--detail", action="store_true", help="one line a run")
     options = parser.parse_args(given)
     try:
+        seeds = whole_numbers(options.seeds)
         folders = find_folders(options.root, options.experiment, options.size)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     runs = pd.DataFrame([describe_run(path) for path in folders], columns=RUN_COLUMNS)
-    table = states(runs, comma_list(options.methods), [int(s) for s in comma_list(options.seeds)])
+    table = states(runs, comma_list(options.methods), seeds)
     print(markdown(overview(table)) if len(table) else f"no runs in '{options.root}' yet")
     for row in table.to_dict("records"):
         if options.detail or row["status"] in ("failed", "unfinished", "missing"):
             print(f"{row['status']}: {row['experiment']} {row['size']} {row['label']} seed {row['seed']}")
     for path, row in zip(folders, runs.to_dict("records")):
         if row["status"] == "failed":
-            print(f"  {path}/FAILED: {(path / 'FAILED').read_text(encoding='utf-8').splitlines()[0]}")
+            said = (path / "FAILED").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            print(f"  {path}/FAILED: {said[0] if said else '(empty)'}")
     print(f"never run: {', '.join(never_run(table)) or 'none'}")
     return 0
 

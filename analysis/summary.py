@@ -248,15 +248,27 @@ def comma_list(text: str) -> list[str]:
     return [item.strip() for item in text.replace(" ", ",").split(",") if item.strip()]
 
 
+def whole_numbers(text: str) -> list[int]:
+    """Seeds of a comma list."""
+    try:
+        return [int(item) for item in comma_list(text)]
+    except ValueError:
+        raise UserError(f"--seeds {text!r}: give whole numbers separated by commas, as in 1,2,3") from None
+
+
 def report(options: argparse.Namespace) -> int:
     """Print and write everything for the parsed options; the exit code."""
     names = list(dict.fromkeys(comma_list(",".join(options.experiment))))
-    seeds = [int(seed) for seed in comma_list(options.seeds)]
+    seeds = whole_numbers(options.seeds)
     results = load(options.root, names, options.size)
     logged = set(results.metrics["experiment"])
-    finished = [name for name in names if name in logged]
+    finished = [name for name in names if name in logged and measures.measures_of(results, name)]
     wrong = absent(results, names, comma_list(options.methods), seeds)
-    wrong += [f"{name}: no finished run of size {options.size}" for name in names if name not in finished]
+    for name in names:
+        if name in logged and name not in finished:
+            wrong.append(f"{name}: its runs log none of the measures that analysis/measures.py knows")
+        elif name not in finished:
+            wrong.append(f"{name}: no finished run of size {options.size}")
     out = Path(options.out or _folder(options.root, finished, options.size))
     if finished:
         parts = curves.settings(results, finished)

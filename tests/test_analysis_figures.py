@@ -212,6 +212,22 @@ def test_learning_before_the_boundary_by_hand(tmp_path):
     assert training["gain"].startswith("+1.0") and training["seeds"] == 2
 
 
+def test_unknown_measures_and_bad_options_are_one_line(tmp_path, capsys):
+    write_run(tmp_path, "fig3_x", "none", 1, [{"phase": 0, "step": 1, "speed": 1.0}], protocol="")
+    (write_run(tmp_path, "fig3_x", "fire", 1, [], end="FAILED") / "FAILED").write_text("")
+    assert summary.main(["--experiment", "fig3_x", "--root", str(tmp_path)]) == 1
+    assert "none of the measures" in capsys.readouterr().err
+    assert fig3.main(["--root", str(tmp_path)]) == 2
+    assert "no run logged 'val_loss_mix'; logged: speed" in capsys.readouterr().err
+    assert report.main(["--root", str(tmp_path)]) == 0
+    write_run(tmp_path, "fig4a_x", "none", 1, returns(1.0, 1), protocol="")
+    assert fig4.main(["--root", str(tmp_path), "--metric", "bogus"]) == 2
+    assert "no run logged 'bogus'; logged: eval_return" in capsys.readouterr().err
+    assert status.main(["--root", str(tmp_path), "--seeds", "a"]) == 2
+    assert "--seeds 'a'" in capsys.readouterr().err
+    assert status.main(["--root", str(tmp_path)]) == 0 and "(empty)" in capsys.readouterr().out
+
+
 def test_moved_share_is_of_the_same_weights_reset(tmp_path):
     """Two boundaries: the full reset's own run starts the second one from other weights than FIRE's."""
     told = boundary_report("fire", 2)
