@@ -13,10 +13,12 @@ from typing import Any
 
 from torch import Tensor
 
-from fire_core.checkpoint_files import open_checkpoint
+from fire_core.checkpoint_files import open_checkpoint, other_weights
 from fire_core.errors import UserError
 from fire_core.targets import TargetTable, find_targets
 from fire_core.weights_on_disk import Spectrum, apply, build, plan, spectra
+
+PICTURES = (".png", ".pdf", ".svg")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def inspect_command(options: argparse.Namespace) -> None:
     """Spectrum of every chosen matrix, as a table, CSV or picture."""
+    csv_file, picture = _new(options.csv), _new(options.plot, PICTURES)
     table, source = plan(open_checkpoint(options.checkpoint, options.key), options.targets, options.model)
     found: list[tuple[Spectrum, Tensor]] = []
     with _bar(len(table.included), "inspect") as progress:
@@ -43,26 +46,30 @@ def inspect_command(options: argparse.Namespace) -> None:
     rows = [summary.to_dict() for summary, _ in found]
     print(format_rows(rows))
     print(f"{len(rows)} matrices; {source}; dfi and norm are of the weights as stored")
-    if options.csv:
-        write_csv(_new(options.csv), rows)
-    if options.plot:
-        plot(_new(options.plot), found)
+    if csv_file:
+        write_csv(csv_file, rows)
+    if picture:
+        plot(picture, found)
 
 
 def apply_command(options: argparse.Namespace) -> None:
     """FIRE on a checkpoint, into a new file or folder."""
+    told = _new(options.report)
     names = ("solver", "iterations", "normalize", "scale", "strength", "degenerate", "precision")
     settings = {name: getattr(options, name) for name in names}
     chosen = {"targets": options.targets, "model": options.model}
-    table, source = plan(open_checkpoint(options.checkpoint, options.key), **chosen)
+    checkpoint = open_checkpoint(options.checkpoint, options.key)
+    table, source = plan(checkpoint, **chosen)
     with _bar(len(table.included), "apply") as progress:
         report = apply(
             options.checkpoint, options.out, key=options.key, progress=progress, **chosen, **settings
         )
-    if options.report:
-        _new(options.report).write_text(json.dumps(report.to_dict(), indent=1))
+    if told:
+        told.write_text(json.dumps(report.to_dict(), indent=1))
     print(report)
     print(f"{len(report.treated())} matrices changed, {source}; written to {options.out}")
+    if checkpoint.is_folder and (others := other_weights(checkpoint)):
+        print(f"not copied, for they may hold the old weights: {', '.join(file.name for file in others)}")
     print("optimizer state saved with the old weights does not fit the new ones: start the optimizer afresh")
 
 
@@ -195,9 +202,16 @@ def _bar(total: int, name: str) -> Any:
         yield bar.update
 
 
-def _new(path: str) -> Path:
+def _new(path: str | None, endings: tuple[str, ...] = ()) -> Path | None:
+    """The path of a file that an option names and that can be made; checked before any work. None: not asked for."""
+    if path is None:
+        return None
     if Path(path).exists():
         raise UserError(f"{path!r} exists and is not overwritten: name another file, or remove it")
+    if not Path(path).parent.is_dir():
+        raise UserError(f"{path!r}: there is no folder {str(Path(path).parent)!r}; make it first")
+    if endings and Path(path).suffix not in endings:
+        raise UserError(f"{path!r} should end in one of {', '.join(endings)}")
     return Path(path)
 
 

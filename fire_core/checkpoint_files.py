@@ -25,6 +25,7 @@ from fire_core.errors import UserError
 
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 WHOLE = ("model.safetensors", "pytorch_model.bin")
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 STATE_KEYS = ("model", "state_dict", "model_state_dict", "module", "network", "net", "nets")
 
 
@@ -93,7 +94,7 @@ def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
         return Checkpoint(path, [Shard(path, key)])
     for name in INDICES:
         if (path / name).exists():
-            files = sorted(set(json.loads((path / name).read_text())["weight_map"].values()))
+            files = _indexed(path / name)
             missing = [file for file in files if not (path / file).exists()]
             if missing or any(Path(file).name != file for file in files):
                 raise UserError(
@@ -104,6 +105,15 @@ def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
         if (path / name).exists():
             return Checkpoint(path, [Shard(path / name, key)])
     raise UserError(f"folder {str(path)!r} holds none of {', '.join((*INDICES, *WHOLE))}: name a file in it")
+
+
+def _indexed(index: Path) -> list[str]:
+    """Names of the shards in a Hugging Face index file."""
+    try:
+        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = "no weight_map" if isinstance(error, KeyError) else error
+        raise UserError(f"{index} is not an index of shards ({reason}): fetch it again") from error
 
 
 def state_dict_of(content: Any, key: str | None, path: Path) -> dict[str, Tensor]:
@@ -129,7 +139,16 @@ def written_aside(target: Path, like: Checkpoint) -> Iterator[Path]:
     """A temporary place beside `target` that takes its name only when the body has ended without an error."""
     if target.exists():
         raise UserError(f"{str(target)!r} exists and is not overwritten: name another output, or remove it")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    if not like.is_folder and target.suffix != like.path.suffix:
+        raise UserError(
+            f"{str(target)!r} should end in {like.path.suffix!r} like {like.path.name!r}: it is of that kind"
+        )
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"no folder for {str(target)!r} can be made ({error}): name another output"
+        ) from error
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         made = aside / target.name
@@ -144,15 +163,19 @@ def written_aside(target: Path, like: Checkpoint) -> Iterator[Path]:
 
 
 def copy_the_rest(source: Checkpoint, folder: Path) -> None:
-    """Copies configuration, tokenizer and index files (no other weights) into the output folder."""
-    weights = {shard.path.name for shard in source.shards}
+    """Copies all that is neither a shard nor one of `other_weights` into the output folder, subfolders whole."""
+    left = {shard.path for shard in source.shards} | set(other_weights(source))
     for file in sorted(source.path.iterdir()):
-        if (
-            file.is_file()
-            and file.name not in weights
-            and file.suffix not in (".safetensors", ".bin", ".pt", ".pth")
-        ):
+        if file.is_dir():
+            shutil.copytree(file, folder / file.name)
+        elif file not in left:
             shutil.copy2(file, folder / file.name)
+
+
+def other_weights(source: Checkpoint) -> list[Path]:
+    """Files of a folder that look like weights or optimizer state and are no shard of the checkpoint."""
+    shards = {shard.path for shard in source.shards}
+    return sorted(p for p in source.path.iterdir() if p.is_file() and p.suffix in WEIGHTS and p not in shards)
 
 
 def _names(file: Any) -> list[str]:

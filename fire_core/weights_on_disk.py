@@ -151,8 +151,13 @@ def build(model: str) -> nn.Module:
         raise UserError(
             f"model={model!r} cannot be imported ({error}): give package.module:callable"
         ) from error
-    with torch.device("meta"):
-        module = factory()
+    try:
+        with torch.device("meta"):
+            module = factory()
+    except TypeError as error:
+        raise UserError(
+            f"model={model!r} cannot be called without arguments ({error}): name a function that can"
+        ) from error
     if not isinstance(module, nn.Module):
         raise UserError(f"model={model!r} made a {type(module).__name__}, not a torch module")
     return module

@@ -292,3 +292,48 @@ def test_the_command_line_runs(tmp_path: Path, net: Net) -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
     assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+
+
+def test_extra_files_are_checked_before_any_work(
+    tmp_path: Path, net: Net, capsys: pytest.CaptureFixture
+) -> None:
+    source = tmp_path / "old.safetensors"
+    save_file(net.state_dict(), source)
+    taken = tmp_path / "taken.json"
+    taken.write_text("{}")
+    for options, said in (
+        (["apply", source, tmp_path / "new.safetensors", "--report", taken], "is not overwritten"),
+        (
+            ["apply", source, tmp_path / "new.safetensors", "--report", tmp_path / "no/x.json"],
+            "make it first",
+        ),
+        (["apply", source, tmp_path / "new.pt"], "should end in '.safetensors'"),
+        (["apply", source, taken / "new.safetensors"], "no folder for"),
+        (["inspect", source, "--csv", taken], "is not overwritten"),
+        (["inspect", source, "--plot", tmp_path / "x.xyz"], "should end in one of .png"),
+        (["targets", "torch.nn:Linear"], "cannot be called without arguments"),
+    ):
+        assert main([str(option) for option in options]) == 2
+        assert said in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old.safetensors", "taken.json"]
+
+
+def test_folders_keep_all_but_other_weights(tmp_path: Path, net: Net, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "old/1_Pooling").mkdir(parents=True)
+    save_file(net.state_dict(), tmp_path / "old/model.safetensors")
+    (tmp_path / "old/1_Pooling/config.json").write_text("{}")
+    (tmp_path / "old/notes.txt").write_text("kept")
+    (tmp_path / "old/optimizer.pt").write_bytes(b"old moments")
+    assert main(["apply", str(tmp_path / "old"), str(tmp_path / "new")]) == 0
+    assert "not copied, for they may hold the old weights: optimizer.pt" in capsys.readouterr().out
+    made = {
+        str(path.relative_to(tmp_path / "new")) for path in (tmp_path / "new").rglob("*") if path.is_file()
+    }
+    assert made == {"model.safetensors", "1_Pooling/config.json", "notes.txt"}
+
+
+@pytest.mark.parametrize("text", ["not json", "{}", "[]"])
+def test_a_broken_index_is_named(tmp_path: Path, text: str, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "is not an index of shards" in capsys.readouterr().err
