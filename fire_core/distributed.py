@@ -22,11 +22,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 
 from fire_core.errors import UserError
-from fire_core.fire import apply_to_targets, fire
+from fire_core.fire import apply_to_targets, check_names, fire
 from fire_core.gram_form import GramProjection, gram_projection
 from fire_core.report import Report, Row
+from fire_core.settings import check_settings
 from fire_core.skeleton import skeleton
-from fire_core.targets import Target, TargetTable, find_targets
+from fire_core.targets import Target, TargetTable, check_module, find_targets
 
 Apply = Callable[[nn.Module, TargetTable], Report]
 
@@ -58,6 +59,8 @@ def project(
     condition number is above 1e5 are gathered instead. Nothing is written unless every rank has finished its share.
     Collective: all ranks of the group must call it. Raises UserError, on every rank, where `fire` would on one.
     """
+    check_settings(**settings)
+    check_module(model)
     module = model.module if isinstance(model, DistributedDataParallel) else model
     if not (dist.is_available() and dist.is_initialized()):
         raise UserError(
@@ -115,6 +118,7 @@ def share_out(
     """Deal the parameters out, let the owners `apply`, exchange errors and rows, then write on every rank."""
     started = time.perf_counter()
     parameters = dict(model.named_parameters())
+    check_names(table.included, parameters)
     chosen: dict[str, list[Target]] = {}
     for target in table.included:
         chosen.setdefault(target.parameter, []).append(target)

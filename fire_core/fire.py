@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from fire_core.errors import UserError
 from fire_core.metrics import deviation_from_isometry, squared_frobenius_error
 from fire_core.polar import polar
+from fire_core.precision import matmul_precision
 from fire_core.report import Report, Row
-from fire_core.targets import Target, TargetTable, find_targets
-
-if TYPE_CHECKING:
-    pass
+from fire_core.settings import check_degenerate, check_settings
+from fire_core.targets import Target, TargetTable, check_module, find_targets
 
 CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
 
@@ -33,6 +32,7 @@ class Treated(NamedTuple):
     factor: Tensor | None = None
     iterations: Tensor | None = None
     completed: Tensor | None = None
+    residual: Tensor | None = None
 
 
 Treatment = Callable[[Tensor, list[Target]], Treated]
@@ -72,25 +72,23 @@ def fire(
     Returns: a Report with one row a target, skipped ones included.
     Raises: UserError for an empty target set, a zero matrix (see degenerate), NaN or infinite weights.
     """
-    if not 0.0 <= strength <= 1.0:
-        raise UserError(f"strength={strength} is outside [0, 1]: 0 keeps the weights, 1 is FIRE")
+    settings: dict[str, Any] = {
+        "solver": solver,
+        "iterations": iterations,
+        "normalize": normalize,
+        "scale": scale,
+        "strength": strength,
+        "degenerate": degenerate,
+        "tolerance": tolerance,
+        "precision": precision,
+        "initial": initial,
+    }
+    check_settings(**settings)
+    check_module(model)
     table = targets if isinstance(targets, TargetTable) else find_targets(model, targets)
     if _is_sharded(model):
         from fire_core.distributed import project as project_shards
 
-        settings: dict[str, Any] = {
-            "solver": solver,
-            "iterations": iterations,
-            "normalize": normalize,
-            "scale": scale,
-            "strength": strength,
-        }
-        settings |= {
-            "degenerate": degenerate,
-            "tolerance": tolerance,
-            "precision": precision,
-            "initial": initial,
-        }
         return project_shards(model, targets=table, **settings)
 
     def project(stack: Tensor, group: list[Target]) -> Treated:
@@ -102,9 +100,9 @@ def fire(
             tolerance=tolerance,
             precision=precision,
         )
-        goal = result.factor * _scales(group, scale, stack)
+        goal = result.factor * scales(group, stack) if scale == "official" else result.factor
         new = goal if strength == 1.0 else torch.lerp(stack, goal, strength)
-        return Treated(new, result.factor, result.iterations, result.completed)
+        return Treated(new, result.factor, result.iterations, result.completed, result.residual)
 
     return apply_to_targets(
         model, table, project, action="projected", degenerate=degenerate, initial=initial, method="fire"
@@ -176,14 +174,15 @@ def observe(
     report.seconds = time.perf_counter() - started
     with torch.no_grad():
         report.changed = {name for name, p in parameters.items() if not torch.equal(p, before[name])}
-        included = [t for t in table if t.included]
+        touched = [t for t in table.included if t.parameter in report.changed]
         rows: dict[str, Row] = {}
-        for group in _chunks(included, parameters):
+        for group in _chunks(touched, parameters):
             old = torch.stack([_working(t.matrix(before)) for t in group])
             new = torch.stack([_working(t.matrix(parameters)) for t in group])
             rows |= _rows(group, old, Treated(new), action, initial)
     for t in table:
-        report.rows.append(rows.get(t.name) or Row(t.name, t.parameter, t.shape, "skipped", t.reason))
+        reason = "not changed" if t.included else t.reason
+        report.rows.append(rows.get(t.name) or Row(t.name, t.parameter, t.shape, "skipped", reason))
 
 
 def _treat(
@@ -197,7 +196,8 @@ def _treat(
     treated = treatment(stack, group)
     for target, new in zip(group, treated.matrices, strict=True):
         target.write(parameters, new)
-    return _rows(group, stack, treated, action, initial)
+    stored = treated.matrices.to(parameters[group[0].parameter].dtype)
+    return _rows(group, stack, treated._replace(matrices=_working(stored)), action, initial)
 
 
 def _rows(
@@ -206,21 +206,25 @@ def _rows(
     """Report rows of one stack; all figures travel from the device in a single transfer."""
     new = treated.matrices
     unknown = torch.full_like(old[:, 0, 0], torch.nan)
-    columns = [
-        deviation_from_isometry(old),
-        deviation_from_isometry(new),
-        unknown if treated.factor is None else deviation_from_isometry(treated.factor),
-        squared_frobenius_error(old, new),
-        torch.linalg.matrix_norm(old),
-        torch.linalg.matrix_norm(new),
-        _initial_distance(group, old, initial),
-        unknown if treated.iterations is None else treated.iterations,
-        unknown if treated.completed is None else treated.completed,
-    ]
+    with matmul_precision(old.device, "fp32"):
+        columns = [
+            deviation_from_isometry(old),
+            deviation_from_isometry(new),
+            unknown if treated.factor is None else deviation_from_isometry(treated.factor),
+            squared_frobenius_error(old, new),
+            torch.linalg.matrix_norm(old),
+            torch.linalg.matrix_norm(new),
+            _initial_distance(group, old, initial),
+            unknown if treated.iterations is None else treated.iterations,
+            unknown if treated.completed is None else treated.completed,
+            unknown if treated.residual is None else treated.residual,
+        ]
     figures = torch.stack([c.double() for c in columns], dim=1).tolist()
     rows = {}
     for target, values in zip(group, figures, strict=True):
-        before, after, factor, sfe, norm_before, norm_after, reset, steps, completed = map(_number, values)
+        before, after, factor, sfe, norm_before, norm_after, reset, steps, completed, residual = map(
+            _number, values
+        )
         rows[target.name] = Row(
             target.name,
             target.parameter,
@@ -236,6 +240,7 @@ def _rows(
             norm_after,
             None if steps is None else int(steps),
             None if completed is None else bool(completed),
+            residual,
         )
     return rows
 
@@ -248,13 +253,13 @@ def _initial_distance(group: list[Target], old: Tensor, initial: Mapping[str, Te
 
 
 def _check(table: TargetTable, parameters: Mapping[str, Tensor], degenerate: str) -> dict[str, str]:
-    """Targets to leave alone and why; raises for what must not pass. One transfer from the device in all."""
-    if degenerate not in ("raise", "skip"):
-        raise UserError(f"degenerate={degenerate!r}: choose 'raise' or 'skip'")
-    included = [t for t in table if t.included]
+    """Targets to leave alone and why; raises for what must not pass. One transfer a device in all."""
+    check_degenerate(degenerate)
+    included = table.included
     if not included:
         raise UserError("no target matrix is included: nothing to treat")
-    peaks = torch.stack([t.matrix(parameters).abs().amax().double() for t in included]).tolist()
+    check_names(included, parameters)
+    peaks = _numbers([_fitting(t, parameters).abs().amax().double() for t in included])
     bad = [t.name for t, peak in zip(included, peaks, strict=True) if peak != peak or peak == float("inf")]
     if bad:
         raise UserError(
@@ -267,6 +272,47 @@ def _check(table: TargetTable, parameters: Mapping[str, Tensor], degenerate: str
             "pass degenerate='skip' to leave such matrices as they are, or exclude them with targets"
         )
     return dict.fromkeys(zero, "all-zero matrix")
+
+
+def check_names(targets: list[Target], parameters: Mapping[str, Tensor]) -> None:
+    """Raise UserError for a target whose parameter is not there, or holds no values that can be written."""
+    for t in targets:
+        if t.parameter not in parameters:
+            raise UserError(f"target {t.name!r} is of another model: make the table with find_targets(model)")
+        parameter = parameters[t.parameter]
+        if parameter.is_meta:
+            raise UserError(f"parameter {t.parameter!r} is on the meta device: load its weights first")
+        if parameter.is_inference() and not torch.is_inference_mode_enabled():
+            raise UserError(
+                f"parameter {t.parameter!r} was made under torch.inference_mode and cannot be changed outside: "
+                "call this inside torch.inference_mode, or build the model outside"
+            )
+
+
+def _fitting(target: Target, parameters: Mapping[str, Tensor]) -> Tensor:
+    """The matrix, whose shape must be that of the table."""
+    try:
+        matrix = target.matrix(parameters)
+    except IndexError:
+        matrix = parameters[target.parameter]
+    if tuple(matrix.shape) != tuple(target.shape):
+        raise UserError(
+            f"target {target.name!r} is {tuple(target.shape)} in the table and {tuple(matrix.shape)} in the model: "
+            "make the table with find_targets(model)"
+        )
+    return matrix
+
+
+def _numbers(scalars: list[Tensor]) -> list[float]:
+    """Tensors of one entry each as floats, with one transfer a device."""
+    places: dict[torch.device, list[int]] = defaultdict(list)
+    for i, scalar in enumerate(scalars):
+        places[scalar.device].append(i)
+    found = [0.0] * len(scalars)
+    for indices in places.values():
+        for i, value in zip(indices, torch.stack([scalars[i] for i in indices]).tolist(), strict=True):
+            found[i] = value
+    return found
 
 
 def _chunks(targets: list[Target], parameters: Mapping[str, Tensor]) -> Iterator[list[Target]]:
@@ -287,11 +333,9 @@ def _is_sharded(model: nn.Module) -> bool:
     return any(type(parameter).__name__ == "DTensor" for parameter in model.parameters())
 
 
-def _scales(group: list[Target], scale: str, like: Tensor) -> Tensor:
-    if scale not in ("official", "none"):
-        raise UserError(f"scale={scale!r}: choose 'official' (sqrt(out/in) / taps) or 'none'")
-    values = [t.scale if scale == "official" else 1.0 for t in group]
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None, None]
+def scales(group: list[Target], like: Tensor) -> Tensor:
+    """The official scale of each target, to multiply a stack (count, out, in) with."""
+    return torch.tensor([t.scale for t in group], dtype=like.dtype, device=like.device)[:, None, None]
 
 
 def _working(matrix: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from fire_core.errors import UserError
 from fire_core.roles import role_of
 
 if TYPE_CHECKING:
@@ -332,7 +333,7 @@ def known_rows(place: Place) -> Rows | None:
             Rows(transposed=True, why="weight of Conv1D, stored (in, out)"),
         )
     if attribute == "weight" and hasattr(module, "fused_rows"):
-        sizes = tuple(module.fused_rows.items())
+        sizes = _declared(place)
         return Rows(
             sizes, transposed=transposed, why="part of a fused layer, as the module declares", declared=True
         )
@@ -354,6 +355,17 @@ def known_rows(place: Place) -> Rows | None:
         )
         return Rows(why_out=why_out)
     return found or rows
+
+
+def _declared(place: Place) -> Sizes:
+    """What the user's `fused_rows` says: a name and a number of rows for each part."""
+    declared: Any = place.module.fused_rows
+    if not isinstance(declared, Mapping) or not all(isinstance(size, int) for size in declared.values()):
+        raise UserError(
+            f"fused_rows of {place.name!r} is {declared!r}: give a dict of part and number of rows, "
+            'as in {"q": 768, "k": 128, "v": 128}'
+        )
+    return tuple((str(name), size) for name, size in declared.items())
 
 
 def _read(owner: nn.Module, name: str) -> Rows | None:

@@ -63,6 +63,7 @@ def gram_projection(
         norm_after=float(new.norm()),
         iterations=iterations if solver == "newton_schulz" else 1,
         completed=False,
+        residual=_deviation(projected),
     )
     return GramProjection(factor, row)
 

@@ -7,6 +7,7 @@ For W (m, n) with the singular value decomposition U S V^T, the nearest matrix w
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral, Real
 from typing import NamedTuple
 
 import torch
@@ -80,7 +81,8 @@ def polar(
     Extra memory: about 4 times the larger of STACK_BYTES and the largest matrix, beside the result.
     Raises: UserError for zero or non-finite matrices (with the index in the batch) and for unknown settings.
     """
-    _check_arguments(matrices, solver, iterations, normalize, tolerance, precision)
+    check_solver(solver, iterations, normalize, tolerance, precision)
+    _check_matrices(matrices)
     batch_shape, (rows, columns) = matrices.shape[:-2], matrices.shape[-2:]
     with torch.no_grad(), matmul_precision(matrices.device, "fp32" if solver == "exact" else precision):
         working = matrices.detach().to(torch.float64 if matrices.dtype == torch.float64 else torch.float32)
@@ -136,9 +138,8 @@ def _moderate(matrices: Tensor) -> Tensor:
     return matrices / (largest / (2 * mantissa))
 
 
-def _check_arguments(
-    matrices: Tensor, solver: str, iterations: int, normalize: str, tolerance: float, precision: str
-) -> None:
+def check_solver(solver: str, iterations: int, normalize: str, tolerance: float, precision: str) -> None:
+    """Raise UserError for a setting of `polar` that it cannot use."""
     for name, value, allowed in (
         ("solver", solver, SOLVERS),
         ("normalize", normalize, NORMALIZATIONS),
@@ -146,10 +147,13 @@ def _check_arguments(
     ):
         if value not in allowed:
             raise UserError(f"{name}={value!r} is unknown: choose one of {', '.join(allowed)}")
-    if iterations < 1:
-        raise UserError(f"iterations={iterations} must be at least 1")
-    if not tolerance > 0:
-        raise UserError(f"tolerance={tolerance} must be positive")
+    if not isinstance(iterations, Integral) or isinstance(iterations, bool) or iterations < 1:
+        raise UserError(f"iterations={iterations!r} must be a whole number, at least 1")
+    if not isinstance(tolerance, Real) or not tolerance > 0:
+        raise UserError(f"tolerance={tolerance!r} must be a positive number")
+
+
+def _check_matrices(matrices: Tensor) -> None:
     if matrices.ndim < 2 or 0 in matrices.shape[-2:]:
         raise UserError(f"matrices of shape {tuple(matrices.shape)}: need (..., m, n) with m, n >= 1")
     if not matrices.dtype.is_floating_point:

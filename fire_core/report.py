@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -31,6 +30,7 @@ class Row:
     norm_after: float | None = None
     iterations: int | None = None
     completed: bool | None = None
+    residual: float | None = None
 
 
 @dataclass
@@ -75,9 +75,6 @@ class Report:
             "summary": self.summary(),
             "rows": [asdict(row) for row in self.rows],
         }
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), indent=1)
 
     def __str__(self) -> str:
         head = (

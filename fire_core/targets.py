@@ -194,6 +194,7 @@ def shorten(words: Sequence[str], limit: int = 8) -> str:
 
 def list_targets(model: nn.Module) -> TargetTable:
     """The table before any rule: included means "holds a matrix that trains"."""
+    check_module(model)
     table = TargetTable()
     all_places = places(model)
     some_train = any(place.parameter.requires_grad for place in all_places)
@@ -202,6 +203,15 @@ def list_targets(model: nn.Module) -> TargetTable:
             frozen = part.included and some_train and not place.parameter.requires_grad
             table.append(_target(place, part, frozen))
     return table
+
+
+def check_module(model: object) -> None:
+    """Raise UserError for what is no torch module."""
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"model is a {type(model).__name__}, not a torch module: give the module itself; for one matrix use "
+            "fire_core.polar, for a file of weights `python -m fire_core apply`"
+        )
 
 
 def _target(place: Place, part: Part, frozen: bool) -> Target:

@@ -287,6 +287,26 @@ def test_flattened_shards_are_refused(ranks: list[dict]) -> None:
             assert "summon_full_params" in rank["failures"]["fsdp1", use_orig_params]
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"scale": "offical"},
+        {"normalize": "spektral"},
+        {"iterations": 0},
+        {"precision": "bf8"},
+        {"tolerance": -1},
+    ],
+)
+def test_bad_settings_are_refused_before_anything_is_sent(setting: dict) -> None:
+    with pytest.raises(UserError, match=next(iter(setting))):
+        project(make(), **setting)
+
+
+def test_a_misspelt_setting_is_named() -> None:
+    with pytest.raises(UserError, match="no setting 'strenght'; did you mean 'strength'"):
+        project(make(), strenght=0.5)
+
+
 def test_one_process_without_a_group_is_told_so() -> None:
     with pytest.raises(UserError, match="init_process_group"):
         project(make())

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fire_core import UserError, fire
+from fire_core import UserError, find_targets, fire
+from fire_core.metrics import deviation_from_isometry
 from vision.models import build
 
 SHAPES = {"channels": 3, "image_size": 32, "classes": 10}
@@ -200,3 +201,72 @@ def test_unknown_words_are_named():
         fire(net, degenerate="sometimes")
     with pytest.raises(UserError, match="muon"):
         fire(net, scale="muon")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("scale", "offical"),
+        ("normalize", "spektral"),
+        ("iterations", 0),
+        ("iterations", 2.5),
+        ("iterations", "10"),
+        ("precision", "bf8"),
+        ("tolerance", -1),
+        ("strength", "half"),
+        ("initial", [1]),
+    ],
+)
+def test_bad_settings_are_one_line_that_names_them(setting, value):
+    with pytest.raises(UserError, match=setting) as caught:
+        fire(nn.Linear(3, 3), **{setting: value})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("model", [torch.eye(3), nn.Linear(3, 3).state_dict(), None])
+def test_what_is_no_module_is_named(model):
+    with pytest.raises(UserError, match=f"model is a {type(model).__name__}"):
+        fire(model)
+
+
+def test_weights_that_cannot_be_changed_are_named():
+    with torch.device("meta"), pytest.raises(UserError, match="'weight' is on the meta device"):
+        fire(nn.Linear(3, 3))
+    with torch.inference_mode():
+        frozen = nn.Linear(3, 3)
+    with pytest.raises(UserError, match=r"'weight' was made under torch\.inference_mode"):
+        fire(frozen)
+    with torch.inference_mode():
+        assert fire(frozen).changed == {"weight"}
+
+
+def test_a_table_of_another_model_is_refused():
+    table = find_targets(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
+    with pytest.raises(UserError, match=r"'0\.weight' is of another model"):
+        fire(nn.Linear(3, 3), targets=table)
+    with pytest.raises(UserError, match=r"'1\.weight' is \(3, 3\) in the table and \(2, 3\) in the model"):
+        fire(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), targets=table)
+
+
+def test_the_report_is_of_the_weight_as_stored():
+    torch.manual_seed(0)
+    net = nn.Linear(32, 32, bias=False).bfloat16()
+    before = net.weight.detach().float()
+    row = fire(net, solver="exact").treated()[0]
+    after = net.weight.detach().float()
+    assert (
+        row.dfi_after == pytest.approx(deviation_from_isometry(after).item(), rel=1e-4)
+        and row.dfi_after > 1e-5
+    )
+    assert row.norm_after == pytest.approx(after.norm().item(), rel=1e-6)
+    assert row.sfe == pytest.approx((after - before).square().sum().item(), rel=1e-5)
+    assert row.residual == pytest.approx(row.dfi_factor, rel=1e-3, abs=1e-9) and row.residual < 1e-8
+
+
+def test_the_report_is_the_same_under_autocast():
+    torch.manual_seed(0)
+    plain, inside = nn.Linear(48, 48), nn.Linear(48, 48)
+    inside.load_state_dict(plain.state_dict())
+    expected = fire(plain, solver="exact").treated()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fire(inside, solver="exact").treated() == expected

@@ -219,6 +219,19 @@ def test_shrink_perturb_by_hand():
     assert net[1].running_mean.tolist() == [5.0] * 4  # statistics are kept
 
 
+def test_untouched_targets_are_reported_as_skipped():
+    net = nn.Sequential(nn.Conv1d(2, 2, 1), nn.Linear(3, 3))
+    state = State({"net": net}, initial=snapshot({"net": net}))
+    with torch.no_grad():
+        net[0].weight.add_(1.0)
+    report = create("shrink_perturb", parameters="conv").at_boundary(state, Phase(1))
+    actions = {row.name: (row.action, row.reason) for row in report.rows}
+    assert report.changed == {"net.0.weight"} and [row.name for row in report.treated()] == [
+        "net.0.weight[0]"
+    ]
+    assert actions["net.1.weight"] == ("skipped", "not changed")
+
+
 def test_full_reset_restores_buffers_too():
     net, state = small_state()
     report = create("full_reset").at_boundary(state, Phase(1))

@@ -145,6 +145,14 @@ def test_declared_rows_split_a_fused_layer() -> None:
         find_targets(model)
 
 
+def test_declared_rows_must_be_names_and_numbers() -> None:
+    model = Mixed()
+    for declared in ([4, 4, 4], {"q": "4"}):
+        model.fused.fused_rows = declared
+        with pytest.raises(UserError, match="give a dict of part and number of rows"):
+            find_targets(model)
+
+
 def test_multihead_attention_splits_its_input_projection() -> None:
     model = Mixed()
     table = by_name(find_targets(model, "attention"))

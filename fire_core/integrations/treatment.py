@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,6 +13,7 @@ from fire_core.errors import UserError
 from fire_core.fire import fire
 from fire_core.optim_state import POLICIES, apply_policy
 from fire_core.report import Report
+from fire_core.settings import check_settings
 from fire_core.targets import find_targets
 from fire_core.triggers import Trigger
 
@@ -27,12 +26,7 @@ class Treatment:
     """
 
     def __init__(self, trigger: Trigger, optimizer_state: str, settings: Mapping[str, Any]) -> None:
-        known = [name for name in inspect.signature(fire).parameters if name != "model"]
-        for name in settings:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(known)}"
-                raise UserError(f"fire has no setting {name!r}{hint}")
+        check_settings(**{name: value for name, value in settings.items() if name != "targets"})
         if optimizer_state not in POLICIES:
             raise UserError(f"optimizer_state={optimizer_state!r}: choose one of {', '.join(POLICIES)}")
         self.trigger, self.optimizer_state, self.settings = trigger, optimizer_state, dict(settings)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fire_core.fire import Treated, apply_to_targets
+from fire_core.fire import Treated, apply_to_targets, scales
 from fire_core.methods import Method, register
 from fire_core.methods.fire import check_rules, combine
 from fire_core.methods.full_reset import restore
@@ -16,10 +16,6 @@ from fire_core.phases import Phase, State
 from fire_core.polar import polar
 from fire_core.report import Report
 from fire_core.targets import Target, find_targets
-
-
-def _scales(group: list[Target], like: Tensor) -> Tensor:
-    return torch.tensor([t.scale for t in group], dtype=like.dtype, device=like.device)[:, None, None]
 
 
 @dataclass
@@ -69,7 +65,7 @@ class Rescale(_Control):
 
     def treat(self, stack: Tensor, group: list[Target], state: State) -> Treated:
         goal = polar(stack, "newton_schulz", iterations=self.iterations, normalize=self.normalize).factor
-        norm = torch.linalg.matrix_norm(goal * _scales(group, stack), keepdim=True)
+        norm = torch.linalg.matrix_norm(goal * scales(group, stack), keepdim=True)
         return Treated(stack * (norm / torch.linalg.matrix_norm(stack, keepdim=True)))
 
 
@@ -92,4 +88,4 @@ class RandomOrthogonal(_Control):
         q, r = torch.linalg.qr(torch.randn(tall, generator=state.generator, dtype=torch.float64))
         q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
         factor = (q if rows >= columns else q.mT).to(stack)
-        return Treated(factor * _scales(group, stack), factor)
+        return Treated(factor * scales(group, stack), factor)
