@@ -77,6 +77,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
     with run, seeded(cfg.seed, "train", world.rank):
         # -------------------------------------------------------------------------------------- where to begin
         at: dict[str, Any] = {"phase": 0, "iteration": 0, "step": 0, "best": float("inf")}
+        results: dict[str, float] = {}  # of the last evaluation
         loss_sum, count = torch.zeros((), device=world.device), 0
         scaler = torch.amp.GradScaler(world.device.type, enabled=cfg.precision == "fp16")
 
@@ -90,11 +91,13 @@ def train_in(world: World, cfg: DictConfig) -> None:
                 "loss_sum": loss_sum,
                 "count": count,
                 "at": dict(at),
+                "results": dict(results),
             }
 
         def restore(saved: dict[str, Any]) -> None:
-            nonlocal count
+            nonlocal count, results
             at.update(saved["at"])
+            results = dict(saved.get("results", {}))
             state.phase = at["phase"]
             state.optimizers["net"] = method.optimizer(net, adam, Phase(state.phase))
             method.rebuild(state)
@@ -118,7 +121,6 @@ def train_in(world: World, cfg: DictConfig) -> None:
         if world.from_leader(forked):
             at.update(phase=1, iteration=0)
 
-        results: dict[str, float] = {}
         for phase in plans[at["phase"] :]:
             # ---------------------------------------------------------------------------------- boundary
             state.generator = generator(cfg.seed, "method", phase.index)
