@@ -5,8 +5,9 @@
     python language/prepare.py folder:/my/texts jsonl:/my/texts.jsonl --tokenizer gpt2
 
 Files are flat arrays of token ids (uint16 where the vocabulary allows, else uint32); every document ends with the
-tokenizer's end-of-text id. The manifest says source, tokenizer, counts and SHA-256. A stopped preparation goes on where
-it was: finished pieces stay in `.pieces` until all are there. Any number of workers gives the same files.
+tokenizer's end-of-text id. The manifest says source, split, tokenizer, counts and SHA-256; a folder made from anything
+else is refused. A stopped preparation goes on where it was: finished pieces stay in `.pieces` until all are there. Any
+number of workers gives the same files.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from fire_core.errors import UserError
 from fire_core.runs.checkpoint import write_atomic
 from fire_core.runs.trunk import FolderLock
 from language.data import PARTS
-from language.sources import SHIPPED, Source, open_source
-from language.text_tokenizer import TextTokenizer, load_tokenizer
+from language.sources import SHIPPED, Source, absolute, open_source
+from language.text_tokenizer import TextTokenizer, load_tokenizer, tokenizer_sha256
 
 PIECE_CHARACTERS = 2_000_000  # text in one piece: the unit of parallel work and of resuming
 WAITING_PIECES = 256
@@ -61,31 +62,64 @@ def prepare(
 ) -> Path:
     """Make the token files of one source and return their folder; returns at once where they exist.
 
-    documents: use only the first so many documents of each part. Raises UserError when a part has no document.
+    documents: use only the first so many documents of each part. Raises UserError when a part has no document, and
+    when the folder holds tokens of another text, split or tokenizer.
     """
+    for name, value in (("workers", workers), ("documents", documents)):
+        if value is not None and value < 1:
+            raise UserError(f"{name}={value}: give 1 or more, or leave it out")
     folder = out / folder_name(source.name, tokenizer_name, documents)
+    made_from = origin(source, tokenizer_name, documents)
     lock = FolderLock(folder)  # runs of a sweep may ask for the same corpus at the same time
     if not (folder / "manifest.json").is_file():
         lock.acquire(wait=True)
         try:
             if not (folder / "manifest.json").is_file():
-                _prepare(source, tokenizer_name, folder, workers, documents, progress)
+                _prepare(source, tokenizer_name, folder, workers, made_from, progress)
         finally:
             lock.release()
+    _check_origin(folder, made_from)
     return folder
 
 
+def origin(source: Source, tokenizer_name: str, documents: int | None) -> dict[str, Any]:
+    """All that decides which tokens come out."""
+    return {
+        "source": source.description,
+        "validation_share": source.validation_share,
+        "field": source.field,
+        "documents": documents,
+        "tokenizer_sha256": tokenizer_sha256(tokenizer_name),
+    }
+
+
+def _check_origin(folder: Path, wanted: dict[str, Any]) -> None:
+    """Refuse a folder made from something else. A manifest of earlier versions tells the source only."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    known = manifest.get("made_from", {"source": absolute(manifest["source"])})
+    for key, value in wanted.items():
+        if known.get(key, value) != value:
+            raise UserError(
+                f"{folder} was made with {key}={known[key]}, not {value}: remove the folder, or give another --out"
+            )
+
+
 def _prepare(
-    source: Source, tokenizer_name: str, folder: Path, workers: int, documents: int | None, progress: bool
+    source: Source,
+    tokenizer_name: str,
+    folder: Path,
+    workers: int,
+    made_from: dict[str, Any],
+    progress: bool,
 ) -> None:
     tokenizer = load_tokenizer(tokenizer_name)
     dtype = "uint16" if tokenizer.vocabulary <= 2**16 else "uint32"
     pieces = folder / ".pieces"
-    _claim(pieces, {"source": source.description, "tokenizer": tokenizer_name, "documents": documents})
+    _claim(pieces, made_from)
     parts = {}
     with _pool(workers) as pool:
         for part in PARTS:
-            texts = islice(source.documents(part), documents)
+            texts = islice(source.documents(part), made_from["documents"])
             paths = _encode_part(texts, tokenizer, dtype, pieces, part, pool, progress)
             parts[part] = _join(paths, folder / f"{part}.bin", np.dtype(dtype), tokenizer.end_of_text)
             if parts[part]["documents"] == 0:
@@ -100,6 +134,7 @@ def _prepare(
             "vocabulary": tokenizer.vocabulary,
             "end_of_text": tokenizer.end_of_text,
         },
+        "made_from": made_from,
         "dtype": dtype,
         "parts": parts,
     }

@@ -18,17 +18,23 @@ HUB = {  # name -> repository, configuration; read from the branch that holds pl
     "wikitext103": ("Salesforce/wikitext", "wikitext-103-v1"),
     "openwebtext": ("Skylion007/openwebtext", "plain_text"),
 }
+KINDS = ("folder", "jsonl")  # of text that the user brings, written KIND:PATH
 HUB_BRANCH = "refs/convert/parquet"
 HUB_VALIDATION = {"test_size": 0.0005, "seed": 2357, "shuffle": True}  # the split of the official code
 
 
 @dataclass(frozen=True)
 class Source:
-    """name: of the prepared corpus. documents: part ("train" or "validation") -> iterator of texts, same each time."""
+    """name: of the prepared corpus. documents: part ("train" or "validation") -> iterator of texts, same each time.
+
+    validation_share, field: where the user chooses them, else None.
+    """
 
     name: str
     description: str
     documents: Callable[[str], Iterator[str]]
+    validation_share: float | None = None
+    field: str | None = None
 
 
 def open_source(text: str, validation_share: float = 0.05, field: str = "text") -> Source:
@@ -44,13 +50,12 @@ def open_source(text: str, validation_share: float = 0.05, field: str = "text") 
         return Source(text, "/".join(HUB[text]), lambda part: _hub(text, part))
     kind, _, place = text.partition(":")
     readers = {"folder": _folder, "jsonl": _jsonl}
-    if kind not in readers or not place:
+    if kind not in KINDS or not place:
         known = ", ".join((*SHIPPED, *HUB, "folder:PATH", "jsonl:PATH"))
         raise UserError(f"text source {text!r} is not known: choose one of {known}")
-    if not Path(place).exists():
-        raise UserError(
-            f"{place} does not exist: give the path of {'a folder' if kind == 'folder' else 'a file'}"
-        )
+    _check_place(kind, Path(place))
+    if not 0.0 <= validation_share <= 1.0:
+        raise UserError(f"validation share {validation_share}: give a part of the documents, between 0 and 1")
     read = readers[kind]
 
     def documents(part: str) -> Iterator[str]:
@@ -60,7 +65,24 @@ def open_source(text: str, validation_share: float = 0.05, field: str = "text") 
             if is_validation == (part == "validation"):
                 yield document
 
-    return Source(Path(place).stem, text, documents)
+    return Source(
+        Path(place).stem, absolute(text), documents, validation_share, field if kind == "jsonl" else None
+    )
+
+
+def absolute(description: str) -> str:
+    """The same description with a whole path, so that it means one text wherever the command is typed."""
+    kind, _, place = description.partition(":")
+    return f"{kind}:{Path(place).resolve()}" if kind in KINDS else description
+
+
+def _check_place(kind: str, path: Path) -> None:
+    wanted = "a folder" if kind == "folder" else "a file"
+    if not path.exists():
+        raise UserError(f"{path} does not exist: give the path of {wanted}")
+    if path.is_dir() != (kind == "folder"):
+        other = "folder" if path.is_dir() else "jsonl"
+        raise UserError(f"{kind}:{path} is not {wanted}: give the path of one, or write {other}:{path}")
 
 
 def _shipped(name: str, part: str) -> Iterator[str]:
@@ -83,16 +105,22 @@ def _folder(path: Path, field: str) -> Iterator[str]:
     if not files:
         raise UserError(f"{path} holds no .txt file")
     for file in files:
-        yield file.read_text(encoding="utf-8")
+        try:
+            yield file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{file} is not UTF-8 text ({error}): convert or remove it") from error
 
 
 def _jsonl(path: Path, field: str) -> Iterator[str]:
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                yield json.loads(line)[field]
+                text = json.loads(line.decode())[field]
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{path}, line {number}: no JSON object with the field {field!r}") from error
+            if not isinstance(text, str):
+                raise UserError(f"{path}, line {number}: the field {field!r} is {text!r:.40}, not text")
+            yield text
 
 
 def _hub(name: str, part: str) -> Iterator[str]:

@@ -47,17 +47,33 @@ def load_tokenizer(name: str) -> TextTokenizer:
     """`small`, `gpt2`, or the path of a JSON file written by the `tokenizers` package with an <|endoftext|> token."""
     if name == "gpt2":
         return _gpt2()
-    path = ASSETS / "small_bpe.json" if name == "small" else Path(name)
-    if not path.is_file():
-        raise UserError(f"tokenizer '{name}' is neither small, gpt2 nor an existing JSON file")
+    path = _json_file(name)
     from tokenizers import Tokenizer
 
-    backend = Tokenizer.from_file(str(path))
+    try:
+        backend = Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises no narrower type
+        reason = str(error).splitlines()[0][:160]
+        raise UserError(f"tokenizer {path} cannot be read ({reason}): give another file") from error
     backend.encode_special_tokens = True
     end = backend.token_to_id(END_OF_TEXT)
     if end is None:
         raise UserError(f"tokenizer {path} has no {END_OF_TEXT} token: add it as a special token and retrain")
     return TextTokenizer(name, backend.get_vocab_size(), end, backend)
+
+
+def tokenizer_sha256(name: str) -> str:
+    """What tells two tokenizers of one name apart: the hash of the JSON file, or of gpt2's merges."""
+    if name == "gpt2":
+        return GPT2_SHA256["vocab.bpe"]
+    return hashlib.sha256(_json_file(name).read_bytes()).hexdigest()
+
+
+def _json_file(name: str) -> Path:
+    path = ASSETS / "small_bpe.json" if name == "small" else Path(name)
+    if not path.is_file():
+        raise UserError(f"tokenizer '{name}' is neither small, gpt2 nor an existing JSON file")
+    return path
 
 
 def _gpt2() -> TextTokenizer:

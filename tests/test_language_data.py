@@ -71,6 +71,53 @@ def test_a_stopped_preparation_goes_on_where_it_was(jsonl, tmp_path, monkeypatch
     assert len(paths) == len(set(paths)) + 1  # only the piece that was stopped is made twice
 
 
+def asked_again(root, out, share=0.2, tokenizer="small", **changes):
+    source = open_source(f"jsonl:{root}/mine.jsonl", validation_share=share, **changes)
+    return prepare(source, tokenizer, out, progress=False)
+
+
+def test_tokens_of_another_text_split_or_tokenizer_are_never_handed_out(jsonl, tmp_path):
+    out = tmp_path / "out"
+    folder = prepare(jsonl, "small", out, progress=False)
+    assert asked_again(tmp_path, out) == folder
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "mine.jsonl").write_text((tmp_path / "mine.jsonl").read_text())
+    (other / "small.json").write_text((ASSETS / "small_bpe.json").read_text() + "\n")
+    for changes, words in (
+        ({"root": other}, f"source=jsonl:{tmp_path}/mine.jsonl, not jsonl:{other}/mine.jsonl: remove"),
+        ({"share": 0.5}, "validation_share=0.2, not 0.5: remove the folder, or give another --out"),
+        ({"field": "body"}, "field=text, not body"),
+        ({"tokenizer": str(other / "small.json")}, "tokenizer_sha256="),
+    ):
+        with pytest.raises(UserError, match=words):
+            asked_again(**{"root": tmp_path, "out": out} | changes)
+
+
+def test_a_folder_of_an_earlier_version_is_still_used(jsonl, tmp_path):
+    folder = prepare(jsonl, "small", tmp_path / "out", progress=False)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["made_from"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    assert prepare(jsonl, "small", tmp_path / "out", progress=False) == folder
+
+
+def test_a_stopped_preparation_with_another_split_starts_over(jsonl, tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "PIECE_CHARACTERS", 2000)
+    join = preparation._join
+
+    def stopped(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(preparation, "_join", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        asked_again(tmp_path, tmp_path / "again", share=0.5)
+    monkeypatch.setattr(preparation, "_join", join)
+    again = prepare(jsonl, "small", tmp_path / "again", progress=False)
+    whole = prepare(jsonl, "small", tmp_path / "whole", progress=False)
+    assert (again / "train.bin").read_bytes() == (whole / "train.bin").read_bytes()
+
+
 def test_shipped_text_is_whole_and_no_document_is_in_both_parts():
     manifest = json.loads((ASSETS / "manifest.json").read_text())
     for name in SHIPPED:
@@ -183,6 +230,33 @@ def test_bad_token_files_are_refused_in_one_line(pair, tmp_path):
 def test_unknown_sources_are_refused(text, words):
     with pytest.raises(UserError, match=words):
         open_source(text)
+
+
+@pytest.mark.parametrize("limit", [{"workers": 0}, {"documents": 0}, {"documents": -1}])
+def test_limits_below_one_are_refused(jsonl, tmp_path, limit):
+    with pytest.raises(UserError, match="give 1 or more"):
+        prepare(jsonl, "small", tmp_path / "out", progress=False, **limit)
+    assert not (tmp_path / "out").exists()
+
+
+def test_text_that_cannot_be_read_is_one_line(jsonl, tmp_path):
+    (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
+    (tmp_path / "latin.jsonl").write_bytes('{"text": "café"}\n'.encode("latin-1"))
+    (tmp_path / "broken.json").write_text('{"model": ')
+    for read, words in (
+        (lambda: list(open_source(f"folder:{tmp_path}").documents("train")), "latin.txt is not UTF-8 text"),
+        (
+            lambda: list(open_source(f"jsonl:{tmp_path}/latin.jsonl").documents("train")),
+            "latin.jsonl, line 1",
+        ),
+        (lambda: open_source(f"jsonl:{tmp_path}"), "is not a file: .* write folder:"),
+        (lambda: open_source(f"folder:{tmp_path}/latin.txt"), "is not a folder"),
+        (lambda: open_source(f"folder:{tmp_path}", validation_share=2.0), "validation share 2.0"),
+        (lambda: load_tokenizer(f"{tmp_path}/broken.json"), "broken.json cannot be read"),
+    ):
+        with pytest.raises(UserError, match=words) as caught:
+            read()
+        assert "\n" not in str(caught.value)
 
 
 def test_jsonl_without_the_field_names_the_line(tmp_path):
