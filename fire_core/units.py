@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fire_core.errors import UserError
+from fire_core.modes import in_mode
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -86,7 +87,6 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
         return hook
 
     frozen = [p for p in net.parameters() if not p.requires_grad]
-    training = net.training
     try:
         for name, module in net.named_modules():
             if isinstance(module, (nn.Linear, *CONVOLUTIONS)):
@@ -98,16 +98,14 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
                 handles.append(module.register_forward_hook(after(name, normed)))
         for parameter in frozen:
             parameter.requires_grad_(True)
-        net.eval()
         leaves = tree_map(_leaf, inputs)
-        with torch.enable_grad():
+        with in_mode(net, training=False), torch.enable_grad():
             output = net(*leaves) if isinstance(leaves, tuple) else net(leaves)
     finally:
         for handle in handles:
             handle.remove()
         for parameter in frozen:
             parameter.requires_grad_(False)
-        net.train(training)
 
     memory: dict[Any, _Sources] = {}
     sources = {name: _trace(node, made, normed, memory) for name, node in read.items()}

@@ -9,6 +9,7 @@ from fire_core import Phase, State, UserError, apply_policy, snapshot
 from fire_core.methods import create
 from fire_core.methods.muon import ConvMuon, Together, orthogonalize
 from fire_core.methods.redo import dormancy
+from fire_core.targets import find_targets
 from fire_core.units import find_unit_layers, recycle
 
 
@@ -74,6 +75,47 @@ def test_dash_takes_convolutions_kernel_by_kernel_or_whole():
         # all four weights at once: (3 + 5) / (sqrt(50) sqrt(2)) = 0.8
         expected = torch.tensor([[[[3.0, 4.0]], [[0.0, 5.0]]]]) * torch.tensor(factors).view(1, 2, 1, 1)
         torch.testing.assert_close(net.weight.data, expected)
+
+
+class Interleaved(nn.Module):
+    """q, k and v of two heads, head by head, told as transformers' GPTNeoXAttention tells it."""
+
+    def __init__(self):
+        super().__init__()
+        self.query_key_value = linear([[3.0, 4.0]] * 12)
+        self.head_size, self.num_attention_heads = 2, 2
+
+
+Interleaved.__name__ = "GPTNeoXAttention"
+
+
+def test_dash_shrinks_what_is_no_view():
+    """Interleaved q/k/v, whose rows lie apart, and a convolution in channels_last memory."""
+    net = Interleaved()
+    descent = {"query_key_value.weight": torch.tensor([[1.0, 0.0]] * 12)}
+    assert not all(target.is_view for target in find_targets(net).included)
+    create("dash", floor=0.0).shrink(net, descent, strength=1.0)
+    torch.testing.assert_close(net.query_key_value.weight.data, torch.tensor([[3.0, 4.0]] * 12) * 0.6)
+    for kernels in (True, False):
+        torch.manual_seed(0)
+        plain, strided = nn.Conv2d(3, 4, 2), nn.Conv2d(3, 4, 2)
+        strided.load_state_dict(plain.state_dict())
+        strided.to(memory_format=torch.channels_last)
+        descent = {"weight": torch.randn(4, 3, 2, 2)}
+        before = plain.weight.detach().clone()
+        for layer in (plain, strided):
+            create("dash", kernels=kernels).shrink(layer, descent, strength=1.0)
+        assert not torch.equal(plain.weight, before)
+        torch.testing.assert_close(strided.weight, plain.weight)
+
+
+def test_dash_and_dormancy_leave_frozen_batch_norms_frozen():
+    net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1))
+    state = state_of(net, targets=torch.ones(2, 1))
+    net[1].eval()
+    create("dash").at_boundary(state, Phase(1))
+    dormancy(net, [X])
+    assert [module.training for module in net] == [True, False, True, True] and net.training
 
 
 def test_dash_per_step_stays_within_its_bounds():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,9 +12,10 @@ from torch.nn.functional import cosine_similarity
 from fire_core.errors import UserError
 from fire_core.fire import observe
 from fire_core.methods import Method, register
+from fire_core.modes import in_mode
 from fire_core.phases import Phase, State
 from fire_core.report import Report
-from fire_core.targets import Target, find_targets
+from fire_core.targets import find_targets
 
 
 @register
@@ -83,27 +83,29 @@ class Dash(Method):
     def shrink(self, net: nn.Module, descent: dict[str, Tensor], strength: float) -> None:
         """Multiply the vectors of `net` by 1 - strength * (1 - max(floor, cos)); parameters without a direction stay."""
         parameters: dict[str, Tensor] = dict(net.named_parameters())
-        for vectors, directions in self._pairs(net, parameters, descent):
-            cosine = cosine_similarity(vectors.float(), directions.float(), dim=-1).clamp(self.floor, 1.0)
-            vectors.mul_((1.0 - strength * (1.0 - cosine)).to(vectors.dtype).unsqueeze(-1))
-
-    def _pairs(
-        self, net: nn.Module, parameters: dict[str, Tensor], descent: dict[str, Tensor]
-    ) -> Iterator[tuple[Tensor, Tensor]]:
         table = find_targets(net, self.targets)
         modules = {target.module for target in table.included}
-        convolutions: dict[str, Target] = {t.parameter: t for t in table.included if t.kind == "conv"}
-        for key in convolutions:
+        start = 2 if self.kernels else 1
+        for key in dict.fromkeys(t.parameter for t in table.included if t.kind == "conv"):
             if key in descent:
-                start = 2 if self.kernels else 1
-                yield parameters[key].flatten(start), descent[key].flatten(start)
+                weight = parameters[key]
+                factor = self._factor(weight.flatten(start), descent[key].flatten(start), strength)
+                weight.mul_(factor.view(*factor.shape, *[1] * (weight.ndim - start)))
         for target in table:
             if target.parameter not in descent:
                 continue
             if target.included and target.kind != "conv":
-                yield target.matrix(parameters), target.matrix(descent)
+                rows = target.matrix(parameters)
+                factor = self._factor(rows, target.matrix(descent), strength)
+                target.write(parameters, rows * factor.unsqueeze(-1))
             elif target.kind == "bias" and self.biases and target.module in modules:
-                yield parameters[target.parameter].unsqueeze(-1), descent[target.parameter].unsqueeze(-1)
+                entries, directions = parameters[target.parameter], descent[target.parameter]
+                entries.mul_(self._factor(entries.unsqueeze(-1), directions.unsqueeze(-1), strength))
+
+    def _factor(self, vectors: Tensor, directions: Tensor, strength: float) -> Tensor:
+        """What each vector (last dimension) is multiplied by."""
+        cosine = cosine_similarity(vectors.float(), directions.float(), dim=-1).clamp(self.floor, 1.0)
+        return (1.0 - strength * (1.0 - cosine)).to(vectors.dtype)
 
     def _descent(self, state: State, name: str, net: nn.Module) -> dict[str, Tensor]:
         """Moving average of the negative gradient over one pass; buffers, mode and random state are put back."""
@@ -114,9 +116,8 @@ class Dash(Method):
         parameters = {key: p for key, p in net.named_parameters() if p.requires_grad}
         descent = {key: torch.zeros_like(p) for key, p in parameters.items()}
         buffers = {key: value.clone() for key, value in net.named_buffers()}
-        training = net.training
-        net.train(not self.evaluation_mode)
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        mode = in_mode(net, training=not self.evaluation_mode)
+        with mode, torch.random.fork_rng(devices=[]), torch.enable_grad():
             for inputs, targets in state.batches():
                 inputs = inputs[name] if isinstance(inputs, dict) else inputs
                 output = net(*inputs) if isinstance(inputs, tuple) else net(inputs)
@@ -126,7 +127,6 @@ class Dash(Method):
                 for key, gradient in zip(parameters, gradients, strict=True):
                     if gradient is not None:
                         descent[key].lerp_(-gradient, self.alpha)
-        net.train(training)
         with torch.no_grad():
             for key, value in net.named_buffers():
                 value.copy_(buffers[key])

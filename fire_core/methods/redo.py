@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fire_core.errors import UserError
 from fire_core.methods import register
 from fire_core.methods._units import UnitMethod
+from fire_core.modes import in_mode
 from fire_core.phases import Phase, State
 from fire_core.report import Report
 from fire_core.units import Recorder, UnitLayer, find_unit_layers, recycle
@@ -36,16 +37,12 @@ def dormancy(
         raise UserError("dormancy needs at least one batch of inputs")
     layers = find_unit_layers(net, batches[0])[0] if layers is None else layers
     totals: dict[str, Tensor] = {}
-    training = net.training
-    net.eval()
-    try:
-        with torch.no_grad(), Recorder(net, layers, _magnitude, always=True) as recorder:
-            for inputs in batches:
-                net(*inputs) if isinstance(inputs, tuple) else net(inputs)
-                for name, value in recorder.values.items():
-                    totals[name] = totals[name] + value if name in totals else value
-    finally:
-        net.train(training)
+    recording = Recorder(net, layers, _magnitude, always=True)
+    with in_mode(net, training=False), torch.no_grad(), recording as recorder:
+        for inputs in batches:
+            net(*inputs) if isinstance(inputs, tuple) else net(inputs)
+            for name, value in recorder.values.items():
+                totals[name] = totals[name] + value if name in totals else value
     scores = {name: total[:-1] / total[-1] for name, total in totals.items()}
     return {name: score / score.mean().clamp_min(torch.finfo().tiny) for name, score in scores.items()}
 
