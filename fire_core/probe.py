@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fire_core.metrics import deviation_from_isometry, dormancy_scores, feature_rank, hessian_norm
-from fire_core.targets import find_targets
+from fire_core.modes import in_mode
+from fire_core.targets import list_targets
 
 ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.LeakyReLU, nn.ELU)
 
@@ -31,34 +32,47 @@ def plasticity(
     scores: list[Tensor] = []
     features: list[Tensor] = []
     linears = [m for m in net.modules() if isinstance(m, nn.Linear)]
-    training = net.training
+    latest: list[nn.Module] = []  # the layer with a weight matrix or kernel that ran last
     with ExitStack() as hooks:
         for module in net.modules():
             if isinstance(module, ACTIVATIONS):
                 handle = module.register_forward_hook(
-                    lambda m, i, o: scores.append(dormancy_scores(_units(o)))
+                    lambda m, i, o: scores.append(dormancy_scores(_units(o, latest[-1] if latest else None)))
                 )
+                hooks.callback(handle.remove)
+            elif isinstance(weight := getattr(module, "weight", None), Tensor) and weight.ndim > 1:
+                handle = module.register_forward_hook(lambda m, i, o: latest.append(m))
                 hooks.callback(handle.remove)
         if linears:
             handle = linears[-1].register_forward_hook(lambda m, i, o: features.append(i[0]))
             hooks.callback(handle.remove)
-        hooks.callback(net.train, training)
-        net.eval()
+        hooks.enter_context(in_mode(net, training=False))
         net(inputs)
-    figures = {"weight_norm": torch.stack([p.float().square().sum() for p in net.parameters()]).sum().sqrt()}
+    figures: dict[str, Tensor] = {}
+    parameters = dict(net.named_parameters())
+    if parameters:
+        squares = [p.float().square().sum() for p in parameters.values()]
+        figures["weight_norm"] = torch.stack(squares).sum().sqrt()
     if scores:
         figures["dormant_share"] = (torch.cat(scores) <= threshold).float().mean()
     if features:
         figures["feature_rank"] = feature_rank(features[0].flatten(0, -2), delta)
-    table = [t for t in find_targets(net) if t.included]
-    parameters = dict(net.named_parameters())
-    figures["dfi"] = torch.stack([deviation_from_isometry(t.matrix(parameters)) for t in table]).mean()
+    deviations = [deviation_from_isometry(t.matrix(parameters)) for t in list_targets(net).included]
+    if deviations:
+        figures["dfi"] = torch.stack(deviations).mean()
     return {name: float(value) for name, value in figures.items()}
 
 
-def _units(activations: Tensor) -> Tensor:
-    """Transformer activations (batch, tokens, units) as (samples, units); the rest is (samples, units, ...) already."""
-    return activations.flatten(0, 1) if activations.ndim == 3 else activations
+def _units(activations: Tensor, layer: nn.Module | None) -> Tensor:
+    """Activations with the units in dimension 1, where a convolution has them; told by `layer`, which ran before.
+
+    Where the sizes do not fit `layer`, three dimensions are (batch, tokens, units), others (batch, units, ...).
+    """
+    first, last = getattr(layer, "out_channels", None), getattr(layer, "out_features", None)
+    if activations.ndim > 2 and first == activations.shape[1]:
+        return activations
+    units_last = activations.ndim == 3 or last == activations.shape[-1]
+    return activations.flatten(0, -2) if units_last and activations.ndim > 2 else activations
 
 
 def curvature(

@@ -4,11 +4,12 @@ from copy import deepcopy
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fire_core import metrics
 from fire_core.errors import UserError
-from fire_core.probe import curvature
+from fire_core.probe import curvature, plasticity
 
 
 def test_dfi_of_scaled_isometries_takes_the_smaller_gram():
@@ -116,3 +117,38 @@ def test_curvature_of_a_net_equals_the_full_hessian_and_leaves_the_net_alone():
     assert found == pytest.approx(torch.linalg.eigvalsh(full).abs().max().item(), rel=1e-6)
     assert all(torch.equal(x, before[name]) for name, x in net.state_dict().items())
     assert all(p.grad is None for p in net.parameters())
+
+
+class ChannelsLast(nn.Module):
+    def forward(self, x):
+        return x.movedim(1, -1)
+
+
+@pytest.mark.parametrize(
+    ("layers", "shape"),
+    [
+        ([nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4)], (2, 3, 6)),
+        ([nn.Conv2d(3, 4, 1)], (2, 3, 6, 6)),
+        ([nn.Linear(3, 4)], (2, 6, 3)),
+        ([nn.Linear(3, 4)], (2, 3)),
+        ([ChannelsLast(), nn.Linear(3, 4)], (2, 3, 6, 6)),
+    ],
+)
+def test_dormant_units_are_counted_along_their_own_dimension(layers, shape):
+    """One of four units never fires."""
+    net = nn.Sequential(*layers, nn.ReLU())
+    layer = next(m for m in net if hasattr(m, "weight"))
+    with torch.no_grad():
+        layer.weight.fill_(0.1)
+        layer.weight[1] = -1.0
+        layer.bias.zero_()
+    assert plasticity(net, torch.ones(shape))["dormant_share"] == pytest.approx(0.25)
+
+
+def test_plasticity_leaves_out_what_a_net_does_not_define_and_modes_alone():
+    net = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU())
+    net[0].eval()
+    figures = plasticity(net, torch.ones(2, 3))
+    assert set(figures) == {"weight_norm", "dormant_share"}
+    assert net.training and not net[0].training and net[1].training
+    assert plasticity(nn.Sequential(nn.Flatten()), torch.ones(2, 3)) == {}
