@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.errors import UserError
@@ -19,7 +19,7 @@ POLICIES = ("keep", "clear", "clear_changed")
 def apply_policy(
     optimizers: Mapping[str, Optimizer] | Iterable[Optimizer] | Optimizer,
     policy: str,
-    changed: Iterable[nn.Parameter] = (),
+    changed: Iterable[nn.Parameter] | None = None,
 ) -> int:
     """Drop optimizer state in place: moments, step counters, factored statistics, all of a parameter's entry.
 
@@ -28,15 +28,16 @@ def apply_policy(
 
     Args:
         policy: "keep"; "clear" (all); "clear_changed" (only of the parameters given).
-        changed: parameters whose values were replaced, e.g. `report.parameters(state)`.
+        changed: parameters whose values were replaced, e.g. `report.parameters(state)`; "clear_changed" needs them.
     Returns: number of parameters whose state was dropped.
+    Raises: UserError for an unknown policy, and for names where parameters are needed.
     """
     check_policy(policy)
     if isinstance(optimizers, Optimizer):
         optimizers = [optimizers]
     elif isinstance(optimizers, Mapping):
         optimizers = list(optimizers.values())
-    chosen = {id(p) for p in changed}
+    chosen = {id(p) for p in _parameters(changed, policy)}
     dropped = 0
     for optimizer in optimizers:
         for parameter in list(optimizer.state):
@@ -44,6 +45,17 @@ def apply_policy(
                 del optimizer.state[parameter]
                 dropped += 1
     return dropped
+
+
+def _parameters(changed: Iterable[nn.Parameter] | None, policy: str) -> list[nn.Parameter]:
+    hint = "give the parameters themselves: [model.get_parameter(name) for name in report.changed]"
+    if changed is None and policy == "clear_changed":
+        raise UserError(f"optimizer_state='clear_changed' without changed parameters: {hint}")
+    found = [] if changed is None else list(changed)
+    for entry in found:
+        if not isinstance(entry, Tensor):
+            raise UserError(f"changed holds {entry!r}, which is no parameter: {hint}")
+    return found
 
 
 def check_policy(policy: str) -> None:

@@ -82,6 +82,16 @@ def test_stale_moments_move_a_reset_weight_away_from_its_minimum():
     assert shift["keep"] < -0.05
 
 
+def test_names_or_nothing_instead_of_parameters_are_refused():
+    _, optimizer, _ = trained(OPTIMIZERS["adam"])
+    held = len(optimizer.state)
+    with pytest.raises(UserError, match=r"changed holds 'weight'.*get_parameter"):
+        apply_policy(optimizer, "clear_changed", {"weight"})
+    with pytest.raises(UserError, match="'clear_changed' without changed parameters"):
+        apply_policy(optimizer, "clear_changed")
+    assert apply_policy(optimizer, "clear_changed", []) == 0 and len(optimizer.state) == held
+
+
 def test_unknown_policy_is_quoted():
     with pytest.raises(UserError, match="'wipe'"):
         apply_policy([], "wipe")
