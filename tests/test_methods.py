@@ -256,6 +256,17 @@ def test_reset_rule_restores_those_layers_and_projects_the_rest():
     assert all(row.dfi_factor < 1e-8 for row in report.treated() if row.action == "projected")
 
 
+@pytest.mark.parametrize("name", ["fire", "rescale"])
+def test_rules_that_overlap_are_refused_before_anything_changes(name):
+    net, state = small_state()
+    before = {key: p.detach().clone() for key, p in net.named_parameters()}
+    method = create(name, targets="all", reset="2")
+    for act in (lambda: method.check(state), lambda: method.at_boundary(state, Phase(1))):
+        with pytest.raises(UserError, match=r"both treated and reset: 2\.weight"):
+            act()
+    assert all(torch.equal(p, before[key]) for key, p in net.named_parameters())
+
+
 def test_rescale_keeps_directions_and_takes_the_norm_of_fire():
     net, state = small_state()
     twin, twin_state = small_state()

@@ -29,6 +29,7 @@ class _Control(Method):
             check_rules(net, self.targets, self.reset)
 
     def at_boundary(self, state: State, phase: Phase) -> Report:
+        self.check(state)
         reports = {}
         for name, net in state.nets.items():
             initial = state.initial.get(name, {})

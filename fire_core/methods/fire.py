@@ -43,6 +43,7 @@ class Fire(Method):
             check_rules(net, self.targets, self.reset)
 
     def at_boundary(self, state: State, phase: Phase) -> Report:
+        self.check(state)
         reports = {}
         for name, net in state.nets.items():
             reset = restore(net, state.initial.get(name, {}), self.reset) if self.reset else Report()
@@ -62,19 +63,23 @@ class Fire(Method):
 
 
 def check_rules(net: nn.Module, targets: Any, reset: Any) -> None:
-    """Raise UserError where a rule names nothing in `net`."""
-    find_targets(net, targets)
+    """Raise UserError where a rule names nothing in `net`, or both name the same parameter."""
+    table = find_targets(net, targets)
     if reset:
-        match_parameters(net, reset)
+        _check_disjoint(set(table.parameters), set(match_parameters(net, reset)))
 
 
-def combine(report: Report, reset: Report) -> Report:
-    """`report` with the rows that `reset` changed put in their place; no parameter may be in both."""
-    both = report.changed & reset.changed
+def _check_disjoint(treated: set[str], reset: set[str]) -> None:
+    both = treated & reset
     if both:
         raise UserError(
             f"parameters both treated and reset: {', '.join(sorted(both))}; make the rules disjoint"
         )
+
+
+def combine(report: Report, reset: Report) -> Report:
+    """`report` with the rows that `reset` changed put in their place; no parameter may be in both."""
+    _check_disjoint(report.changed, reset.changed)
     by_name = {row.name: row for row in reset.rows if row.parameter in reset.changed}
     rows = [by_name.pop(row.name, row) for row in report.rows]
     return Report(rows, report.changed | reset.changed, report.seconds + reset.seconds, report.method)
