@@ -11,6 +11,7 @@ matrices (`= "in_out"` for stacks of (in, out)).
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -34,6 +35,8 @@ NORMS = (
 )
 MATRIX_LAYERS = (nn.Linear, conv._ConvNd)
 EVERYTHING = slice(None)
+RECURRENT = re.compile(r"weight_(ih|hh|hr)_l\d+(_reverse)?")
+REPARAMETRISED = "beside the weight: a gain, or part of a reparametrised weight (weight_norm): remove that"
 
 
 @dataclass(frozen=True)
@@ -179,8 +182,10 @@ def _head(model: nn.Module, modules: dict[str, nn.Module]) -> str | None:
     """
     for question in ("get_output_embeddings", "get_classifier"):
         layer = _ask(model, question)
-        if layer is not None:
+        if isinstance(layer, nn.Linear):
             return next((path for path, module in modules.items() if module is layer), None)
+        if layer is not None and not any(isinstance(module, nn.Linear) for module in layer.modules()):
+            return None  # the model says that it has none: Identity in timm with num_classes=0
     tables = {id(m.weight) for m in modules.values() if isinstance(m, nn.Embedding)}
     layers = [
         p for p, m in modules.items() if isinstance(m, nn.Linear) or getattr(m, "stacked_matrices", False)
@@ -200,7 +205,7 @@ def _ask(model: nn.Module, question: str) -> nn.Module | None:
         layer = answer() if callable(answer) else None
     except (NotImplementedError, AttributeError, TypeError):
         return None
-    return layer if isinstance(layer, nn.Linear) else None
+    return layer if isinstance(layer, nn.Module) else None
 
 
 def split(place: Place) -> list[Part]:
@@ -228,10 +233,7 @@ def _split(place: Place) -> Iterator[Part]:
     elif rows is not None and parameter.dim() in (2, 3):
         yield from _known(place, rows)
     elif isinstance(module, nn.Linear | conv._ConvNd) and place.attribute != "weight":
-        yield Part(
-            "other",
-            "beside the weight: a gain, or part of a reparametrised weight (weight_norm): remove that",
-        )
+        yield Part("other", REPARAMETRISED)
     elif isinstance(module, nn.Linear) and parameter.dim() == 2:
         yield Part("linear", f"weight of {_class(module)}", True, shape=tuple(parameter.shape))
     elif isinstance(module, conv._ConvNd):
@@ -243,8 +245,17 @@ def _split(place: Place) -> Iterator[Part]:
     elif isinstance(module, nn.RNNBase):
         yield from _recurrent(module, place.attribute, parameter)
     else:
-        kind, why = "other", f"{parameter.dim()}-D parameter of {_class(module)}, not a known layer"
-        yield Part(kind, why + " (set fused_rows or stacked_matrices on the module to put it in)")
+        why = f"{parameter.dim()}-D parameter of {_class(module)}, not a known layer"
+        yield Part("other", why + _advice(place))
+
+
+def _advice(place: Place) -> str:
+    """What the user can say to put a parameter of an unknown layer in."""
+    if place.parameter.dim() == 3:
+        return " (set stacked_matrices on the module to put it in)"
+    if place.parameter.dim() == 2 and place.attribute == "weight":
+        return " (set fused_rows on the module to put it in)"
+    return ""
 
 
 def _skipped(place: Place) -> Part | None:
@@ -346,6 +357,9 @@ def _taps(parameter: torch.Tensor) -> list[tuple[int, ...]]:
 
 def _recurrent(module: nn.RNNBase, attribute: str, parameter: torch.Tensor) -> Iterator[Part]:
     """Gates are separate maps; torch stacks them in the order of its documentation."""
+    if not RECURRENT.fullmatch(attribute):
+        yield Part("other", REPARAMETRISED)
+        return
     gates = {"LSTM": ("input", "forget", "cell", "output"), "GRU": ("reset", "update", "new")}.get(
         module.mode, ("",)
     )

@@ -35,11 +35,17 @@ def selector(table: TargetTable, rule: object, *, matrices_only: bool = True) ->
     if callable(rule):
         return lambda target: target.included and bool(rule(target))
     items = split_rule(rule)
+    if len(items) > 1:  # "no_head" beside other entries takes away, as "-head" does
+        items = [f"-{item.removeprefix('no_')}" if _is_negated(item) else item for item in items]
     wanted = [item for item in items if not item.startswith("-")] or ["all"]
     unwanted = [item.removeprefix("-") for item in items if item.startswith("-")]
     takes = [_test(table, item, matrices_only) for item in wanted]
     leaves = [_test(table, item, matrices_only=False) for item in unwanted]
     return lambda target: any(test(target) for test in takes) and not any(test(target) for test in leaves)
+
+
+def _is_negated(item: str) -> bool:
+    return item not in PRESETS and item.startswith("no_") and item.removeprefix("no_") in PRESETS
 
 
 def split_rule(rule: object) -> list[str]:

@@ -135,7 +135,7 @@ def find_targets(
     targets: a preset (see `fire_core.target_rules.PRESETS`: "all", "qk", "attention", "mlp", "conv",
     "linear", "head", and "no_" + any of them), an fnmatch pattern over parameter, module or target names
     ("layer1.*", "*.c_attn.weight.q"), a list or comma string of these (any may match; one that starts with
-    "-" takes away), or a callable(Target) -> bool.
+    "-" takes away, and so does a "no_" preset in a list), or a callable(Target) -> bool.
     A rule can only choose among matrices: biases, norm layers, embeddings that are not tied to a Linear layer
     and other parameters without matrices stay out whatever the rule says, each with its reason.
 

@@ -211,6 +211,8 @@ def test_presets_patterns_exclusions_and_callables() -> None:
     assert names(model, "head") == ["head.weight"]
     assert set(names(model, "no_head")) == set(names(model, "no_embedding")) == everything - {"head.weight"}
     assert set(names(model, ["conv", "-grouped"])) == {"up.weight[0]", "up.weight[1]"}
+    assert set(names(model, "no_head,no_conv")) == everything - conv - {"head.weight"}
+    assert names(model, ["no_head", "up"]) == ["up.weight[0]", "up.weight[1]"]
     assert set(names(model, "up, head")) == {"up.weight[0]", "up.weight[1]", "head.weight"}
     assert names(model, "fused.weight.q") == ["fused.weight[q]"]
     assert names(model, "tokens.weight") == names(model, "head.weight") == ["head.weight"]
@@ -327,6 +329,43 @@ def test_reparametrised_layers_stay_out() -> None:
     assert all(
         "reparametrised" in t.reason for t in find_targets(old) if t.module == "0" and t.kind != "bias"
     )
+
+
+def test_a_recurrent_layer_under_the_old_weight_norm_stays_out() -> None:
+    recurrent = torch.nn.utils.weight_norm(nn.LSTM(4, 5, bidirectional=True), "weight_hh_l0")
+    table = by_name(find_targets(recurrent))
+    assert all(
+        not table[n].included and "reparametrised" in table[n].reason
+        for n in ("weight_hh_l0_g", "weight_hh_l0_v")
+    )
+    assert table["weight_hh_l0_reverse[cell]"].included
+
+
+def test_a_model_that_says_it_has_no_head_has_none() -> None:
+    class Headless(nn.Sequential):
+        def get_classifier(self) -> nn.Module:
+            return self[2]
+
+    model = Headless(nn.Linear(4, 4), nn.Linear(4, 4), nn.Identity())
+    assert names(model, "no_head") == ["0.weight", "1.weight"]
+    model[2] = nn.Linear(4, 2)
+    assert names(model, "head") == ["2.weight"]
+
+
+def test_advice_is_given_only_where_it_works() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 3))
+            self.table = nn.Parameter(torch.randn(4, 3))
+            self.stack = nn.Parameter(torch.randn(2, 4, 3))
+
+    model = nn.ModuleList([Own(), nn.Linear(2, 2)])
+    reasons = {name: target.reason for name, target in by_name(find_targets(model)).items()}
+    assert "set fused_rows" in reasons["0.weight"] and "set stacked_matrices" in reasons["0.stack"]
+    assert reasons["0.table"] == "2-D parameter of Own, not a known layer"
+    model[0].fused_rows, model[0].stacked_matrices = {"a": 1, "b": 3}, True
+    assert len([name for name in names(model) if name.startswith("0.")]) == 4
 
 
 def test_parameters_that_are_elsewhere_or_empty() -> None:
