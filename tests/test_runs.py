@@ -124,6 +124,67 @@ def test_changed_config_is_a_new_folder(tmp_path, capsys):
     assert "config differs" in capsys.readouterr().out
 
 
+def stopped(root, **settings):
+    """A run that was killed at step 3, with a checkpoint of step 2."""
+    with pytest.raises(KeyboardInterrupt):
+        play(open_run(root, checkpoint_steps=2, **settings), stop_after=3)
+    return open_run(root, **settings)
+
+
+@pytest.mark.parametrize("trunk", [None, {"rate": 0.1}])
+def test_lost_metrics_are_not_made_up(tmp_path, trunk):
+    run = stopped(tmp_path, trunk=trunk)
+    path = (run.trunk or run.folder) / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:10])
+    with pytest.raises(UserError, match=r"metrics\.jsonl has 10 bytes, .*put the file back, or delete"):
+        play(run)
+    assert path.read_bytes().count(b"\0") == 0 and path.stat().st_size == 10
+
+
+def test_lost_metrics_of_a_finished_trunk_are_not_made_up(tmp_path):
+    trunk = {"rate": 0.1}
+    first = open_run(tmp_path, trunk=trunk)
+    play(first)
+    (first.trunk / "metrics.jsonl").write_text("")
+    with pytest.raises(UserError, match="has 0 bytes"):
+        play(open_run(tmp_path, label="none", trunk=trunk))
+
+
+@pytest.mark.parametrize("torn", [None, "{"])
+def test_a_lost_meta_file_gives_the_checkpoint_to_no_other_config(tmp_path, torn):
+    run = stopped(tmp_path)
+    meta = run.folder / "meta.json"
+    meta.unlink() if torn is None else meta.write_text(torn)
+    other = open_run(tmp_path, config={"label": "fire", "rate": 0.2})
+    assert other.folder != run.folder
+    assert open_run(tmp_path).folder == run.folder
+    assert play(open_run(tmp_path)) == play(open_run(tmp_path / "whole"))
+
+
+def test_a_checkpoint_of_another_config_is_refused(tmp_path):
+    run = stopped(tmp_path / "a")
+    other = stopped(tmp_path / "b", config={"label": "fire", "rate": 0.2})
+    name = "checkpoint/step_000000000002.pt"
+    (other.folder / name).write_bytes((run.folder / name).read_bytes())
+    with pytest.raises(UserError, match=f"belongs to config {run.meta['identity']}, this run is"):
+        play(other)
+
+
+def test_a_checkpoint_of_an_earlier_version_is_accepted(tmp_path):
+    run = stopped(tmp_path)
+    path = run.folder / "checkpoint/step_000000000002.pt"
+    parts = checkpoints.load(path)
+    del parts["_identity"]
+    torch.save(parts, path)
+    assert play(run) == play(open_run(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("keep", [0, -1, 1.5, None])
+def test_keeping_no_checkpoint_is_refused(tmp_path, keep):
+    with pytest.raises(UserError, match=f"run.keep={keep}: give a whole number"):
+        open_run(tmp_path, keep=keep)
+
+
 def test_two_processes_cannot_write_one_run(tmp_path):
     run = open_run(tmp_path)
     with run, pytest.raises(UserError, match="another process"), open_run(tmp_path):

@@ -26,6 +26,7 @@ def save(folder: Path, step: int, parts: dict[str, Any], *, name: str | None = N
 
     Of the unnamed ones the last `keep` stay. A failed write (disk full, no permission) leaves the old ones untouched.
     """
+    check_keep(keep)
     path = folder / (f"{name}.pt" if name else f"{PREFIX}{step:012d}.pt")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -40,6 +41,14 @@ def save(folder: Path, step: int, parts: dict[str, Any], *, name: str | None = N
     for old in _numbered(folder)[:-keep]:
         old.unlink()
     return path
+
+
+def check_keep(keep: int) -> None:
+    """Refuse a number of checkpoints that would keep none."""
+    if not isinstance(keep, int) or keep < 1:
+        raise UserError(
+            f"run.keep={keep!r}: give a whole number, 1 or more; the last checkpoint always stays"
+        )
 
 
 def latest(folder: Path) -> Path | None:

@@ -82,6 +82,7 @@ class Run:
                 the folder of this name belongs to another config, the run gets a folder with the hash in its name.
             trunk: what phase 0 depends on, where phase 0 may be shared; None to train it in this run.
         """
+        checkpoints.check_keep(keep)
         identity = fingerprint(config)
         home = Path(root) / experiment / size
         folder = home / label / f"seed_{seed}"
@@ -180,7 +181,8 @@ class Run:
     def save(self, step: int, parts: dict[str, Any], name: str | None = None) -> None:
         """Write a checkpoint; after a signal, end the process with exit code 75."""
         self._file().flush()
-        parts = {**parts, "_metrics_bytes": self._file().tell()}
+        os.fsync(self._file().fileno())  # a checkpoint must not outlive the lines it counts
+        parts = {**parts, "_metrics_bytes": self._file().tell(), "_identity": self._owner()}
         path = checkpoints.save(self.place / "checkpoint", step, parts, name=name, keep=self.keep)
         self._saved_at = (time.monotonic(), step)
         if self.stop_signal is not None and name is None:
@@ -233,7 +235,9 @@ class Run:
         return self._load(checkpoints.latest(trunk / "checkpoint"))
 
     def _fork(self, trunk: Path, name: str) -> dict[str, Any]:
-        parts = checkpoints.load(trunk / "checkpoint" / f"{name}.pt")
+        path = trunk / "checkpoint" / f"{name}.pt"
+        parts = checkpoints.load(path)
+        _check_owner(path, parts, trunk.name)
         self._copy_metrics(trunk, parts["_metrics_bytes"])
         return parts
 
@@ -242,6 +246,7 @@ class Run:
 
     def _copy_metrics(self, trunk: Path, size: int) -> None:
         self.place = self.folder
+        _check_size(trunk / "metrics.jsonl", size)
         with (trunk / "metrics.jsonl").open("rb") as source:
             lines = source.read(size)
         (self.folder / "metrics.jsonl").write_bytes(lines)
@@ -249,14 +254,23 @@ class Run:
 
     def _load(self, path: Path | None) -> dict[str, Any] | None:
         parts = None if path is None else checkpoints.load(path)
+        if path is not None and parts is not None:
+            _check_owner(path, parts, self._owner())
+        size = parts["_metrics_bytes"] if parts else 0
         metrics = self.place / "metrics.jsonl"
         metrics.touch()
+        _check_size(metrics, size)
         with metrics.open("r+b") as handle:
-            handle.truncate(parts["_metrics_bytes"] if parts else 0)
+            handle.truncate(size)
         self._open_metrics()
         if path is not None:
             print(f"going on from {path}", flush=True)
         return parts
+
+    def _owner(self) -> str | None:
+        """Whose checkpoints lie in `place`: the trunk's, or this run's."""
+        in_trunk = self.trunk is not None and self.place == self.trunk
+        return self.place.name if in_trunk else self.meta.get("identity")
 
     def _open_metrics(self) -> None:
         self._close()
@@ -290,10 +304,32 @@ class Run:
 
 
 def _identity(folder: Path) -> str | None:
+    """Whose run lies in `folder`: from meta.json, or from a checkpoint where that file is lost or torn."""
     try:
         return json.loads((folder / "meta.json").read_text())["identity"]
-    except (OSError, ValueError, KeyError):
-        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        saved = sorted((folder / "checkpoint").glob("*.pt"))
+        return checkpoints.load(saved[-1]).get("_identity") if saved else None
+
+
+def _check_owner(path: Path, parts: dict[str, Any], owner: str | None) -> None:
+    """Refuse the checkpoint of another config; those of earlier versions do not tell."""
+    known = parts.get("_identity")
+    if known not in (None, owner):
+        raise UserError(
+            f"checkpoint {path} belongs to config {known}, this run is {owner}: "
+            f"delete {path.parent.parent}, or choose another run.root"
+        )
+
+
+def _check_size(metrics: Path, size: int) -> None:
+    """Refuse to go on from a checkpoint whose metrics are gone."""
+    actual = metrics.stat().st_size if metrics.is_file() else 0
+    if actual < size:
+        raise UserError(
+            f"{metrics} has {actual} bytes, but its checkpoint counts {size}: lines are lost; "
+            f"put the file back, or delete {metrics.parent} to start over"
+        )
 
 
 def _plain(value: Any) -> Any:
