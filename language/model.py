@@ -43,6 +43,12 @@ class Shape:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("layers", "heads", "width", "block", "vocabulary", "key_value_heads"):
+            size = getattr(self, name)
+            if size is not None and (not isinstance(size, int) or size < 1):
+                raise UserError(f"{name}={size!r}: give a whole number, 1 or more")
+        if not 0.0 <= self.dropout < 1.0:
+            raise UserError(f"dropout={self.dropout}: give a probability from 0 to below 1")
         if self.width % self.heads:
             raise UserError(f"width={self.width} is not a multiple of heads={self.heads}: choose one that is")
         if self.heads % self.groups:

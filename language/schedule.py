@@ -71,7 +71,8 @@ def open_corpora(cfg: DictConfig) -> tuple[Corpus, Corpus]:
 
 
 def plan(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePlan]:
-    """The phases of the config. A length is given in passes over the phase's tokens, or in iterations."""
+    """The phases of a config that `check_settings` passed. A length is given in passes over the phase's tokens, or in
+    iterations."""
     plans = []
     for index, key in enumerate(("phase_1", "phase_2")):
         entry = cfg[key]
@@ -84,8 +85,10 @@ def plan(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePlan]:
             phase=index,
         )
         per_iteration = cfg.accumulation * cfg.batch_size * cfg.model.block
-        iterations = entry.iterations or int(entry.passes * mixed.tokens / per_iteration)
-        stop_at = min(entry.stop_at or iterations, iterations)
+        iterations = entry.iterations
+        if iterations is None:
+            iterations = int(entry.passes * mixed.tokens / per_iteration)
+        stop_at = iterations if entry.stop_at is None else min(entry.stop_at, iterations)
         if stop_at < 1:
             raise UserError(
                 f"{key}: {entry.passes} passes over {mixed.tokens} tokens are not one iteration of {per_iteration}"
@@ -101,7 +104,9 @@ def plan(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePlan]:
                 iterations=iterations,
                 stop_at=stop_at,
                 warmup=min(int(cfg.warmup_share * iterations), cfg.warmup_limit),
-                eval_every=entry.eval_every or max(1, min(2000, iterations // 20)),
+                eval_every=max(1, min(2000, iterations // 20))
+                if entry.eval_every is None
+                else entry.eval_every,
                 save_at=save_at,
                 high=cfg.learning_rate,
                 low=cfg.final_learning_rate,

@@ -7,6 +7,7 @@ Phase 1 is the trunk, trained once for all methods; phase 2 starts from one of i
 best, an iteration, or last). `step` counts optimizer steps of the whole run, `iteration` those of the phase.
 """
 
+import math
 import os
 import sys
 import time
@@ -32,8 +33,9 @@ from fire_core.probe import plasticity
 from fire_core.runs import generator, seeded
 from language.data import Corpus, validation_batches
 from language.distributed import Silent, World, save_decision, world_of
-from language.model import Decoder, Shape, adamw, token_loss
+from language.model import Decoder, adamw, token_loss
 from language.schedule import PhasePlan, open_corpora, plan
+from language.settings import check_settings
 from language.throughput import peak_flops, synchronise
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -49,6 +51,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
     check_policy(cfg.optimizer_state)
+    shape = check_settings(cfg)
     run = open_run(cfg, method, data=cfg.corpus.name, model=cfg.model.name) if world.leads else Silent()
     if world.from_leader(run.finished if world.leads else None):
         return
@@ -62,7 +65,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
     fork = None if cfg.boundary.fork == "last" else str(cfg.boundary.fork)
     torch.set_float32_matmul_precision("high" if cfg.tf32 else "highest")
     with seeded(cfg.seed, "init"):
-        net = Decoder(Shape(**{k: v for k, v in cfg.model.items() if k != "name" and v is not None}))
+        net = Decoder(shape)
     initial = snapshot({"net": net})
     net.to(world.device)
     forward: nn.Module = torch.compile(net) if cfg.compile else net  # type: ignore[assignment]
@@ -275,7 +278,7 @@ def evaluate(
                 [loss.double() * targets.numel(), torch.tensor(targets.numel(), device=loss.device)]
             )
         summed = world.mean(total)
-        losses.append(float(summed[0] / summed[1]))
+        losses.append(finite(float(summed[0] / summed[1]), f"validation loss on {corpus.name}", cfg))
     net.train()
     share = cfg.phase_2.share_a
     return {
@@ -287,10 +290,14 @@ def evaluate(
 
 def mean_loss(loss_sum: Tensor, count: int, step: int, cfg: DictConfig) -> float:
     """Mean training loss since the last record; stops the run where it is not a number."""
-    value = float(loss_sum) / count
-    if not value < float("inf"):
+    return finite(float(loss_sum) / count, f"training loss at step {step}", cfg)
+
+
+def finite(value: float, what: str, cfg: DictConfig) -> float:
+    """The same value; a loss that is no number stops the run."""
+    if not math.isfinite(value):
         raise UserError(
-            f"training loss is {value} at step {step}: try a learning_rate below {cfg.learning_rate}, or precision=fp32"
+            f"{what} is {value}: try a learning_rate below {cfg.learning_rate}, or precision=fp32"
         )
     return value
 

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from conf.launch import compose_config
 from fire_core.errors import UserError
 from language.data import mixture
 from language.distributed import World
 from language.schedule import PhasePlan
+from language.settings import check_settings
+from language.train import finite
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = str(ROOT / "language/train.py")
@@ -163,6 +166,53 @@ def test_learning_rate_by_hand():
     assert [plan.rate(10), plan.rate(60), plan.rate(110)] == pytest.approx([1.0, 0.6, 0.2])
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("eval_windows=0", "eval_windows=0: give a whole number, 1 or more"),
+        ("eval_windows=-1", "eval_windows=-1: give"),
+        ("batch_size=0", "batch_size=0: give"),
+        ("accumulation=0", "accumulation=0: give"),
+        ("eval_batch_size=0", "eval_batch_size=0: give"),
+        ("model.heads=0", "heads=0: give"),
+        ("model.layers=0", "layers=0: give"),
+        ("model.key_value_heads=0", "key_value_heads=0: give"),
+        ("model.dropout=1.5", "dropout=1.5: give"),
+        ("betas=[0.9]", r"betas=\[0.9\]: give two numbers"),
+        ("clip_norm=0", "clip_norm=0: give a number above 0"),
+        ("warmup_share=2", "warmup_share=2: give a number between 0 and 1"),
+        ("learning_rate=high", "learning_rate='high': give a number 0 or more"),
+        ("phase_1.iterations=null", "phase_1.passes=null and phase_1.iterations=null: give one"),
+        ("phase_1.iterations=0", "phase_1.iterations=0: give a whole number, 1 or more or null"),
+        ("phase_1.stop_at=0", "phase_1.stop_at=0: give"),
+        ("phase_1.stop_at=2.5", "phase_1.stop_at=2.5: give"),
+        ("phase_2.eval_every=0", "phase_2.eval_every=0: give"),
+        ("phase_2.passes=0", "phase_2.passes=0: give a number above 0"),
+        ("phase_2.save_at=[0]", "phase_2.save_at: iteration=0: give"),
+    ],
+)
+def test_numbers_that_cannot_be_used_are_refused(override, words):
+    with pytest.raises(UserError, match=words) as caught:
+        check_settings(compose_config("language", ["size=smoke", override]))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", ["smoke", "small", "paper"])
+@pytest.mark.parametrize("experiment", ["fig3_best", "fig3_30k", "fig3_60k"])
+def test_the_experiments_pass_the_checks(experiment, size):
+    check_settings(compose_config("language", [f"experiment={experiment}", f"size={size}"]))
+
+
+def test_a_loss_that_is_no_number_stops_the_run():
+    cfg = compose_config("language", ["size=smoke"])
+    assert finite(2.5, "validation loss on a", cfg) == 2.5
+    for value in (float("nan"), float("inf"), float("-inf")):
+        with pytest.raises(
+            UserError, match=f"validation loss on a is {value}: try a learning_rate below 0.01"
+        ):
+            finite(value, "validation loss on a", cfg)
+
+
 def test_bad_input_is_one_line(tmp_path, data):
     codes, output = drive(
         (smoke(tmp_path, data, "model.vocabulary=1000"), 0),
@@ -170,12 +220,16 @@ def test_bad_input_is_one_line(tmp_path, data):
         (smoke(tmp_path, data, "precision=fp8"), 0),
         (smoke(tmp_path, data, "optimizer_state=forget"), 0),
         (smoke(tmp_path, data, "method.targets=nothing"), 0),
+        (smoke(tmp_path / "clean", tmp_path / "clean", "eval_windows=0"), 0),
+        (smoke(tmp_path / "wild", data, "learning_rate=1e30"), 0),
     )
-    assert codes == [2] * 5
+    assert codes == [2] * 7
     errors = [line for line in output.splitlines() if line.startswith("error:")]
-    assert len(errors) == 5 and "Traceback" not in output
+    assert len(errors) == 7 and "Traceback" not in output
     assert "vocabulary=1000" in errors[0]
     assert "wikitext103-gpt2" in errors[1] and "language/prepare.py" in errors[1]
     assert "precision='fp8'" in errors[2]
     assert "optimizer_state='forget'" in errors[3]
     assert "'nothing' matches nothing" in errors[4]
+    assert "eval_windows=0" in errors[5] and not (tmp_path / "clean").exists()
+    assert "loss" in errors[6] and "try a learning_rate below 1e+30" in errors[6]
