@@ -241,7 +241,7 @@ def _split(place: Place) -> Iterator[Part]:
     elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
         yield Part("embedding", "embedding table: rows are looked up, not multiplied (tied to no Linear)")
     elif hasattr(module, "cannot_tell"):
-        yield Part("conv", str(module.cannot_tell))
+        yield Part(str(module.kind), str(module.cannot_tell))
     elif isinstance(module, nn.RNNBase):
         yield from _recurrent(module, place.attribute, parameter)
     else:

@@ -2,7 +2,8 @@
 
 The kind of layer is read off the shape: a 2-D "weight" is a Linear, unless its name is that of an embedding; a 3-D to
 5-D "weight" is a convolution. A file cannot tell grouped or depthwise convolutions, transposed storage, or how a fused
-layer splits: convolutions with one input channel and weights that look fused stay out, with that reason.
+layer splits: convolutions with one input channel, weights that look fused, and the layers that GPT-2 stores transposed
+and its successors do not stay out, with that reason.
 """
 
 from __future__ import annotations
@@ -13,18 +14,28 @@ from torch import Tensor, nn
 
 EMBEDDING_NAMES = (
     "wte wpe embed embeddings embedding embed_tokens embed_positions embed_in tok_embeddings token_embedding tok_emb "
-    "pos_emb word_embeddings position_embeddings token_type_embeddings position_embedding positional_embedding shared"
+    "pos_emb word_embeddings position_embeddings token_type_embeddings position_embedding positional_embedding shared "
+    "relative_attention_bias"
 )
 EMBEDDINGS = frozenset(EMBEDDING_NAMES.split())
+EITHER_WAY = ("c_fc", "c_proj")
 CONVOLUTIONS: dict[int, type[nn.Module]] = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
 
 
 class DepthwiseOrGrey(nn.Module):
     """Stands for a convolution whose weight has one input channel."""
 
+    kind = "conv"
     cannot_tell = (
         "one input channel: a depthwise convolution or a grey image, which a file cannot tell (give --model)"
     )
+
+
+class EitherWay(nn.Module):
+    """Stands for a layer that some models of that name store as (in, out)."""
+
+    kind = "linear"
+    cannot_tell = "stored as (in, out) by GPT-2, (out, in) by others, which a file cannot tell (give --model)"
 
 
 def skeleton(tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -69,6 +80,8 @@ def _holder(root: nn.Module, words: list[str], attribute: str, tensor: Tensor) -
 def _kind(word: str, attribute: str, tensor: Tensor) -> type[nn.Module]:
     if attribute != "weight" or tensor.dim() not in (2, *CONVOLUTIONS):
         return nn.Module
+    if tensor.dim() == 2 and word in EITHER_WAY:
+        return EitherWay
     if tensor.dim() == 2:
         return nn.Embedding if word in EMBEDDINGS else nn.Linear
     return DepthwiseOrGrey if tensor.shape[1] == 1 else CONVOLUTIONS[tensor.dim()]

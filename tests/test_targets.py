@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fire_core.errors import UserError
+from fire_core.skeleton import skeleton
 from fire_core.targets import TargetTable, find_targets, match_parameters
 
 
@@ -366,6 +367,22 @@ def test_advice_is_given_only_where_it_works() -> None:
     assert reasons["0.table"] == "2-D parameter of Own, not a known layer"
     model[0].fused_rows, model[0].stacked_matrices = {"a": 1, "b": 3}, True
     assert len([name for name in names(model) if name.startswith("0.")]) == 4
+
+
+def test_names_in_a_bare_file() -> None:
+    """What GPT-2 stores transposed stays out, T5's table of position biases is an embedding."""
+    names_and_shapes = {
+        "h.0.attn.c_attn.weight": (4, 12),
+        "h.0.mlp.c_fc.weight": (4, 16),
+        "h.0.mlp.c_proj.weight": (16, 4),
+        "block.0.relative_attention_bias.weight": (32, 8),
+        "head.weight": (5, 4),
+    }
+    tree = skeleton({name: torch.randn(shape) for name, shape in names_and_shapes.items()})
+    table = by_name(find_targets(tree))
+    assert [name for name, target in table.items() if target.included] == ["head.weight"]
+    assert table["block.0.relative_attention_bias.weight"].kind == "embedding"
+    assert all("give --model" in table[f"h.0.mlp.{layer}.weight"].reason for layer in ("c_fc", "c_proj"))
 
 
 def test_parameters_that_are_elsewhere_or_empty() -> None:
