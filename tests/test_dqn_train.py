@@ -83,12 +83,16 @@ def same(one, other):
 
 
 CHANGES = {
+    "cbp": ["method=cbp", "method.maturity=2", "method.replacement_rate=0.1"],
+    "redo": ["method=redo", "method.threshold=0.5"],
     "fire": ["method=fire", "replay_capacity=200"],
     "plasticity_injection": ["method=plasticity_injection", "compat=official", "eval_steps=400"],
 }
 
 
-@pytest.mark.parametrize("method", ["fire", pytest.param("plasticity_injection", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method", ["fire", "cbp", "redo", pytest.param("plasticity_injection", marks=pytest.mark.slow)]
+)
 def test_killed_runs_end_in_the_same_metrics_and_weights(tmp_path, method):
     """800 steps of 4 games are 200 rows, the boundary is at row 100; checkpoints every 100 steps (25 rows).
 
@@ -105,7 +109,7 @@ def test_killed_runs_end_in_the_same_metrics_and_weights(tmp_path, method):
         (two, 0, 0),
         expect=[0, SAVED, -KILL, -KILL, SAVED, 0],
     )
-    label = "-".join([method, *sorted(CHANGES[method][1:])])
+    label = "-".join([method, *sorted(change.removeprefix("method.") for change in CHANGES[method][1:])])
     same(result(whole, label), result(killed, label))
 
 

@@ -108,6 +108,17 @@ def create(name: str, **settings: Any) -> Method:
     return methods[name](**settings)
 
 
+def stacked_weights(net: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters (stack, ., .) of modules that say they hold independent matrices (`stacked_matrices`), by name."""
+    return {
+        f"{path}.{key}".lstrip("."): parameter
+        for path, module in net.named_modules()
+        if getattr(module, "stacked_matrices", False)
+        for key, parameter in module.named_parameters(recurse=False)
+        if parameter.dim() == 3
+    }
+
+
 def _fits(value: Any, default: Any) -> bool:
     """Whether a setting has the kind of its default; settings without a plain default check themselves."""
     if isinstance(default, bool) or isinstance(value, bool):

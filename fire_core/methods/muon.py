@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.errors import UserError
-from fire_core.methods import Method, register
+from fire_core.methods import Method, register, stacked_weights
 from fire_core.phases import Phase, State
 from fire_core.targets import find_targets
 
@@ -35,13 +35,16 @@ def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class ConvMuon(Optimizer):
-    """Muon for weights of more than two dimensions, each taken as one (out, everything else) matrix.
+    """Muon for weights of more than two dimensions: each is one (out, everything else) matrix, or with `stacked` a stack of
+    (out, in) matrices.
 
     The same update as `torch.optim.Muon`, which takes matrices only; in Nesterov form, factor sqrt(max(1, rows/cols)).
     """
 
-    def __init__(self, params: Any, lr: float = 1e-2, momentum: float = 0.95) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum})
+    def __init__(
+        self, params: Any, lr: float = 1e-2, momentum: float = 0.95, *, stacked: bool = False
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "stacked": stacked})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -53,8 +56,9 @@ class ConvMuon(Optimizer):
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(parameter)
                 momentum = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
-                update = parameter.grad.lerp(momentum, group["momentum"]).flatten(1)
-                rows, columns = update.shape
+                update = parameter.grad.lerp(momentum, group["momentum"])
+                update = update if group["stacked"] else update.flatten(1)
+                rows, columns = update.shape[-2:]
                 scale = max(1.0, rows / columns) ** 0.5
                 change = orthogonalize(update).view_as(parameter)
                 parameter.add_(change, alpha=-group["lr"] * scale)
@@ -131,7 +135,9 @@ class Muon(Method):
         rest = [p for name, p in net.named_parameters() if name not in hidden]
         rate = default.param_groups[0]["lr"]
         matrices = [p for p in weights if p.ndim == 2]
-        convolutions = [p for p in weights if p.ndim > 2]
+        stacks = {id(weight) for weight in stacked_weights(net).values()}
+        stacked = [p for p in weights if id(p) in stacks]
+        convolutions = [p for p in weights if p.ndim > 2 and id(p) not in stacks]
         parts: list[Optimizer] = []
         if matrices:
             muon = torch.optim.Muon(
@@ -140,6 +146,8 @@ class Muon(Method):
             parts.append(muon)
         if convolutions:
             parts.append(ConvMuon(convolutions, lr=rate * self.rate_factor, momentum=self.momentum))
+        if stacked:
+            parts.append(ConvMuon(stacked, lr=rate * self.rate_factor, momentum=self.momentum, stacked=True))
         for part in parts:
             part.param_groups[0]["rate_factor"] = self.rate_factor
         if rest:

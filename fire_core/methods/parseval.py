@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.errors import UserError
-from fire_core.methods import Method, register
+from fire_core.methods import Method, register, stacked_weights
 from fire_core.phases import State
 from fire_core.targets import find_targets
 from fire_core.units import NORMS
@@ -41,7 +41,7 @@ class Parseval(Method):
     def __post_init__(self) -> None:
         if self.gram not in ("rows", "smaller"):
             raise UserError(f"gram={self.gram!r}: choose 'rows' (published) or 'smaller'")
-        self._names: dict[str, tuple[list[str], list[str]]] = {}
+        self._names: dict[str, tuple[list[str], list[str], set[str]]] = {}
 
     def check(self, state: State) -> None:
         for net in state.nets.values():
@@ -55,24 +55,26 @@ class Parseval(Method):
             if name not in self._names:
                 self._names[name] = self._choose(net)
             parameters = dict(net.named_parameters())
-            matrices, gains = self._names[name]
-            total = total + sum(self.of_weight(parameters[key]) for key in matrices)
+            matrices, gains, stacks = self._names[name]
+            total = total + sum(self.of_weight(parameters[key], key in stacks) for key in matrices)
             total = total + sum((parameters[key].square() - self.scale).square().sum() for key in gains)
         return self.coefficient * total
 
-    def of_weight(self, weight: Tensor) -> Tensor:
-        """||W W^T - scale I||_F^2 of one weight, without forming the identity."""
-        matrix = weight.flatten(1)
-        if self.gram == "smaller" and matrix.shape[0] > matrix.shape[1]:
+    def of_weight(self, weight: Tensor, stacked: bool = False) -> Tensor:
+        """||W W^T - scale I||_F^2 of one weight taken as (out, everything else), or summed over a stack of matrices."""
+        matrix = weight if stacked else weight.flatten(1)
+        if self.gram == "smaller" and matrix.shape[-2] > matrix.shape[-1]:
             matrix = matrix.mT
         gram = matrix @ matrix.mT
-        return (gram - torch.diag_embed(gram.new_full((len(gram),), self.scale))).square().sum()
+        return (gram - torch.diag_embed(gram.new_full(gram.shape[:-1], self.scale))).square().sum()
 
-    def _choose(self, net: nn.Module) -> tuple[list[str], list[str]]:
+    def _choose(self, net: nn.Module) -> tuple[list[str], list[str], set[str]]:
+        """Names of the weights, of the gains, and of those weights that are stacks of matrices."""
         matrices = sorted({target.parameter for target in find_targets(net, self.targets).included})
-        parameters = dict(net.named_parameters())
+        parameters, stacks = dict(net.named_parameters()), set(stacked_weights(net))
         for key in matrices:
-            rows, columns = parameters[key].flatten(1).shape
+            weight = parameters[key]
+            rows, columns = weight.shape[1:] if key in stacks else weight.flatten(1).shape
             size = min(rows, columns) if self.gram == "smaller" else rows
             if size > LARGEST_GRAM:
                 raise UserError(
@@ -84,4 +86,4 @@ class Parseval(Method):
             for path, module in net.named_modules()
             if self.norms and isinstance(module, NORMS)
         ]
-        return matrices, [key for key in gains if key in parameters]
+        return matrices, [key for key in gains if key in parameters], stacks

@@ -82,6 +82,8 @@ def train(cfg: DictConfig) -> None:
             observations = games.load_state_dict(saved["games"])
             for name, stream in random.items():
                 stream.bit_generator.state = saved["random"][name]
+        state.generator = generator(cfg.seed, "method", state.phase)
+        state.batches = lambda: replay_batches(cfg, replay, target, device)
 
         def parts() -> dict[str, Any]:
             return {
@@ -107,7 +109,6 @@ def train(cfg: DictConfig) -> None:
             # ---------------------------------------------------------------------------------- boundary
             if at["step"] == cfg.midpoint and not at["treated"]:
                 state.generator = generator(cfg.seed, "method", 1)
-                state.batches = lambda replay=replay: replay_batches(cfg, replay, target, device)
                 before = measure(net, probe.to(device))
                 report = method.at_boundary(state, Phase(1, "second half"))
                 if report.changed:
@@ -227,7 +228,7 @@ def restore(
 ) -> torch.optim.Optimizer:
     """Networks, optimizer and method as they were, any change of structure first. Returns the Adam of the run."""
     net = state.nets["net"]
-    if method.changes_structure and state.phase:
+    if state.phase or not method.changes_structure:
         method.rebuild(state)
     adam = make_optimizer(net, cfg)
     state.optimizers["net"] = method.optimizer(net, adam, Phase(state.phase))

@@ -46,6 +46,10 @@ def train(cfg: DictConfig) -> None:
     check_policy(cfg.optimizer_state)
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
+    if "sac" not in method.sweeps:
+        raise UserError(
+            f"method={method.name} does not run here ({', '.join(method.sweeps)} only): see the table in rl/sac/README.md"
+        )
     run = open_run(cfg, method, env=cfg.env.name)
     if run.finished:
         return
@@ -74,13 +78,16 @@ def train(cfg: DictConfig) -> None:
         at: dict[str, Any] = {"step": 0, "episode": 0, "phase": 0, "return": 0.0}
         finished: list[float] = []  # returns of the training episodes since the last evaluation
         last: dict[str, Tensor] = {}  # what the latest update measured
+        results: dict[str, float] = {}  # and the latest evaluation
         saved = run.resume()
+        state.phase = saved["at"]["phase"] if saved is not None else 0
+        adopt(method, learner, state)
         if saved is None:
             observation = task.reset(episode_seed(cfg, 0))
             normaliser.update(observation)
         else:
             at, finished, last = saved["at"], saved["finished"], saved["last"]
-            state.phase = at["phase"]
+            results = saved["results"]
             load(learner, state, method, saved)
             normaliser.load_state_dict(saved["normaliser"])
             replay.load_state_dict(saved["replay"])
@@ -92,6 +99,7 @@ def train(cfg: DictConfig) -> None:
                 "at": dict(at),
                 "finished": list(finished),
                 "last": last,
+                "results": results,
                 "nets": {name: net.state_dict() for name, net in learner.nets().items()},
                 "optimizers": {
                     name: optimizer.state_dict() for name, optimizer in learner.optimizers.items()
@@ -118,7 +126,6 @@ def train(cfg: DictConfig) -> None:
             return result
 
         # -------------------------------------------------------------------------------------- the loop
-        results: dict[str, float] = {}
         if saved is None:
             run.log(phase=0, step=0, **test(0))
         started = time.perf_counter(), at["step"]
@@ -143,6 +150,7 @@ def train(cfg: DictConfig) -> None:
                     renew(cfg, learner, normaliser, replay)
                 if method.changes_structure:
                     learner.renew_optimizers()
+                adopt(method, learner, state)
                 run.boundary(1, report)
                 run.timing(phase=1, boundary_seconds=report.seconds)
                 after = test(at["step"])
@@ -177,7 +185,8 @@ def train(cfg: DictConfig) -> None:
                 together = normalise(together, normaliser, device)
                 for batch in zip(*(values.split(cfg.batch_size) for values in together)):
                     shape = (2, cfg.batch_size, task.action_size)
-                    last = update(learner, Batch(*batch), torch.randn(shape, generator=noise).to(device))
+                    draws = torch.randn(shape, generator=noise).to(device)
+                    last = update(learner, Batch(*batch), draws, lambda: method.penalty(state))
                     method.after_step(state)
 
             # ---------------------------------------------------------------------------------- record it
@@ -245,11 +254,18 @@ def build(cfg: DictConfig, task: Task, device: torch.device) -> Learner:
     )
 
 
+def adopt(method: Method, learner: Learner, state: State) -> None:
+    """Optimizers of actor and critics as the method wants them in the phase that `state` is in."""
+    for name, net in state.nets.items():
+        learner.optimizers[name] = method.optimizer(net, learner.optimizers[name], Phase(state.phase))
+
+
 def load(learner: Learner, state: State, method: Method, saved: dict[str, Any]) -> None:
     """Networks, optimizers and the method's own state out of a checkpoint; structural changes are redone first."""
     if state.phase > 0 and method.changes_structure:
         method.rebuild(state)
         learner.renew_optimizers()
+        adopt(method, learner, state)
     for name, net in learner.nets().items():
         net.load_state_dict(saved["nets"][name])
     for name, optimizer in learner.optimizers.items():

@@ -5,7 +5,7 @@ temperature, target critics. All randomness enters through `noise`, so an update
 can be checked by hand, replayed and captured.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -82,9 +82,12 @@ def critic_target(learner: Learner, batch: Batch, noise: Tensor) -> Tensor:
         return batch.rewards + learner.discount * (1 - batch.terminated) * value
 
 
-def update(learner: Learner, batch: Batch, noise: Tensor) -> dict[str, Tensor]:
+def update(
+    learner: Learner, batch: Batch, noise: Tensor, penalty: Callable[[], Tensor | float] = lambda: 0.0
+) -> dict[str, Tensor]:
     """One update of actor, temperature, critics and target, in place. `noise` (2, batch, actions): actor, target.
 
+    `penalty` is added to both losses; each step sees the gradient of its own network's share.
     Returns detached 0-d tensors (losses, entropy, temperature, mean value); reading them is the only synchronisation.
     Gradients are computed for the network that is updated and for no other: the actor's pass through the critics
     leaves out their weight gradients.
@@ -93,7 +96,7 @@ def update(learner: Learner, batch: Batch, noise: Tensor) -> dict[str, Tensor]:
         action, log_density = sample_action(*learner.actor(batch.observations), noise[0])
         value = learner.critics(batch.observations, action).amin(dim=0)
     actor_loss = (learner.temperature().detach() * log_density - value).mean()
-    step(learner.optimizers["actor"], actor_loss)
+    step(learner.optimizers["actor"], actor_loss + penalty())
 
     entropy = -log_density.detach().mean()
     temperature_loss = learner.temperature() * (entropy - learner.target_entropy)
@@ -104,7 +107,7 @@ def update(learner: Learner, batch: Batch, noise: Tensor) -> dict[str, Tensor]:
         values = learner.critics(batch.observations, batch.actions)
     # Sum over the critics, mean over the batch, no factor one half: as in the reference implementation.
     critic_loss = (values - wanted).square().sum(dim=0).mean()
-    step(learner.optimizers["critics"], critic_loss)
+    step(learner.optimizers["critics"], critic_loss + penalty())
 
     with torch.no_grad():
         torch._foreach_lerp_(
