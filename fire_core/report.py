@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Row:
-    """What happened to one target. Matrices are (out, in); DfI and SFE are squared Frobenius norms, no unit."""
+    """What happened to one target. Matrices are (out, in); DfI and SFE are squared Frobenius norms, no unit.
+
+    residual: DfI of the factor as the solver itself measured it (`fire_core.polar`).
+    """
 
     name: str
     parameter: str

@@ -270,3 +270,16 @@ def test_the_report_is_the_same_under_autocast():
     expected = fire(plain, solver="exact").treated()
     with torch.autocast("cpu", torch.bfloat16):
         assert fire(inside, solver="exact").treated() == expected
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_model_may_be_spread_over_devices():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    expected = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    expected.load_state_dict(net.state_dict())
+    net[1].cuda()
+    fire(net, solver="exact")
+    fire(expected, solver="exact")
+    assert net[0].weight.device.type == "cpu" and net[1].weight.device.type == "cuda"
+    assert all(torch.allclose(a.cpu(), b, atol=1e-5) for a, b in zip(net.parameters(), expected.parameters()))
