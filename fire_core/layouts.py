@@ -181,10 +181,10 @@ def _head(model: nn.Module, modules: dict[str, nn.Module]) -> str | None:
     one counts only when it is outside every ModuleList: the end of a repeated block is not a head.
     """
     for question in ("get_output_embeddings", "get_classifier"):
-        layer = _ask(model, question)
-        if isinstance(layer, nn.Linear):
-            return next((path for path, module in modules.items() if module is layer), None)
-        if layer is not None and not any(isinstance(module, nn.Linear) for module in layer.modules()):
+        answers = _ask(model, question)
+        if len(answers) == 1 and isinstance(answers[0], nn.Linear):
+            return next((path for path, module in modules.items() if module is answers[0]), None)
+        if answers and not any(isinstance(part, nn.Linear) for layer in answers for part in layer.modules()):
             return None  # the model says that it has none: Identity in timm with num_classes=0
     tables = {id(m.weight) for m in modules.values() if isinstance(m, nn.Embedding)}
     layers = [
@@ -199,13 +199,15 @@ def _head(model: nn.Module, modules: dict[str, nn.Module]) -> str | None:
     return None if role_of(layers[-1], _parents(modules, layers[-1])) in ATTENTION else layers[-1]
 
 
-def _ask(model: nn.Module, question: str) -> nn.Module | None:
+def _ask(model: nn.Module, question: str) -> list[nn.Module]:
+    """The layers that the model names: one, several (distilled models of timm), or none where it says nothing."""
     answer = getattr(model, question, None)
     try:
-        layer = answer() if callable(answer) else None
+        layers = answer() if callable(answer) else None
     except (NotImplementedError, AttributeError, TypeError):
-        return None
-    return layer if isinstance(layer, nn.Module) else None
+        return []
+    several = layers if isinstance(layers, tuple | list) else [layers]
+    return [layer for layer in several if isinstance(layer, nn.Module)]
 
 
 def split(place: Place) -> list[Part]:

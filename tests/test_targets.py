@@ -349,6 +349,8 @@ def test_a_model_that_says_it_has_no_head_has_none() -> None:
 
     model = Headless(nn.Linear(4, 4), nn.Linear(4, 4), nn.Identity())
     assert names(model, "no_head") == ["0.weight", "1.weight"]
+    model.get_classifier = lambda: (model[2], model[2])
+    assert names(model, "no_head") == ["0.weight", "1.weight"]
     model[2] = nn.Linear(4, 2)
     assert names(model, "head") == ["2.weight"]
 
