@@ -44,6 +44,40 @@ BAD_INPUT = 2
 FAILURES = (
     "FIRE_SWEEP_FAILURES"  # names the file in which the jobs of a sweep, in whatever process, note failures
 )
+WHOLE_NUMBERS = (
+    *(
+        "accumulation",
+        "batch_size",
+        "epsilon_steps",
+        "eval_batch_size",
+        "eval_episodes",
+        "eval_every",
+        "eval_limit",
+    ),
+    *(
+        "log_every",
+        "metrics_samples",
+        "replay",
+        "replay_capacity",
+        "steps",
+        "target_every",
+        "threads",
+        "total_steps",
+    ),
+)  # keys of any script that must be at least 1
+GROUPS = ("actor", "boundary", "corpus", "critic", "data", "env", "method", "model", "network", "protocol")
+TAKE_A_VALUE = (
+    "-c",
+    "--cfg",
+    "-p",
+    "--package",
+    "-cn",
+    "--config-name",
+    "-cp",
+    "--config-path",
+    "-cd",
+    "--config-dir",
+)
 # Not part of a run's identity. Device and threads change rounding only; meta.json says where a run was made.
 NOT_NUMBERS = ("run", "at", "tuned", "minutes", "hydra", "domain", "experiment", "size", "device", "threads")
 
@@ -64,7 +98,9 @@ def launch(domain: str) -> Callable[[Callable[[DictConfig], None]], Callable[[],
                 arguments, key=lambda a: a not in ("-m", "--multirun")
             )  # wherever it was typed
             try:
-                check_overrides(domain, [a for a in arguments if not a.startswith("-")])
+                check_overrides(
+                    domain, overrides_in(arguments), sweep=sys.argv[1:2] in (["-m"], ["--multirun"])
+                )
             except UserError as error:
                 print(f"error: {error}", file=sys.stderr)
                 sys.exit(BAD_INPUT)
@@ -121,10 +157,27 @@ def resolve(cfg: DictConfig) -> DictConfig:
     except OmegaConfBaseException as error:
         raise UserError(f"config cannot be resolved: {str(error).splitlines()[0]}") from error
     assert isinstance(plain, dict)
+    check_values(plain)
     plain["minutes"] = plain.get("minutes", {}).get(cfg.size)
     resolved = OmegaConf.create({k: v for k, v in plain.items() if k not in ("at", "tuned")})
     OmegaConf.set_readonly(resolved, True)
     return resolved
+
+
+def check_values(plain: dict[str, Any]) -> None:
+    """One line for a number that no script can work with, and for a word where a group of settings belongs."""
+    for key in WHOLE_NUMBERS:
+        value = plain.get(key, 1)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UserError(f"{key}={value!r}: give a whole number, 1 or more")
+    rate = plain.get("learning_rate", 1.0)
+    if not isinstance(rate, int | float) or isinstance(rate, bool) or rate <= 0:
+        raise UserError(f"learning_rate={rate!r}: give a number above 0")
+    for key in GROUPS:
+        if not isinstance(plain.get(key, {}), dict):
+            raise UserError(
+                f"{key}={plain[key]!r}: {key} is a group of settings; give one, as in at.{plain['size']}.{key}.<name>="
+            )
 
 
 def open_run(cfg: DictConfig, method: Method, **meta: Any) -> Run:
@@ -168,14 +221,27 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def check_overrides(domain: str, overrides: list[str]) -> None:
-    """Refuse keys, groups and options that do not exist, `+key` and `~key` included; name the nearest that does."""
+def overrides_in(arguments: list[str]) -> list[str]:
+    """The arguments that are neither options of Hydra nor their values."""
+    values = {i + 1 for i, argument in enumerate(arguments) if argument in TAKE_A_VALUE}
+    return [a for i, a in enumerate(arguments) if not a.startswith("-") and i not in values]
+
+
+def check_overrides(domain: str, overrides: list[str], sweep: bool = True) -> None:
+    """Refuse keys, groups and options that do not exist, `+key` and `~key` included; name the nearest that does.
+
+    Also refused: a list of values without `sweep`, and keys that this command line would never read.
+    """
     try:
         parsed = [o for o in OverridesParser.create().parse_overrides(overrides) if not _is_hydra(o)]
     except HydraException as error:
         raise UserError(f"cannot read the command line: {str(error).splitlines()[0]}") from error
     groups = _groups()
+    sizes = [v for o in parsed if o.key_or_group == "size" for v in _values(o)] or ["small"]
     for override in parsed:
+        if override.is_choice_sweep() and not sweep:
+            raise UserError(f"{override.input_line}: several values need a sweep; add -m")
+        _check_is_read(override.key_or_group, sizes)
         if override.is_add() or override.is_delete() or override.is_force_add():
             key = override.input_line.lstrip("+~").split("=")[0]
             known = sorted(_keys(domain, parsed, groups) | set(groups))
@@ -192,10 +258,26 @@ def check_overrides(domain: str, overrides: list[str]) -> None:
         if owner != domain:
             raise UserError(f"experiment={experiment} belongs to {owner}, this script trains {domain}")
     known = _keys(domain, parsed, groups)
+    read = sorted(
+        k for k in known if k.split(".")[0] not in ("at", "tuned") or k.split(".")[1:2] == sizes[:1]
+    )
     for override in parsed:
         key = override.key_or_group
         if key not in groups and key not in known:
-            raise UserError(f"key {key!r} does not exist{_nearest(key, sorted(known))}")
+            raise UserError(f"key {key!r} does not exist{_nearest(key, read)}")
+
+
+def _check_is_read(key: str, sizes: list[str]) -> None:
+    """`at` holds the settings of every size and `tuned` those of every method: most of them belong to other runs."""
+    table, *rest = key.split(".")
+    if table == "at" and rest and rest[0] not in sizes:
+        raise UserError(
+            f"{key}: this run has size={','.join(sizes)}; give at.{'.'.join([sizes[0], *rest[1:]])}"
+        )
+    if table == "tuned":
+        raise UserError(
+            f"{key}: tuned values are what a method starts from; give method.{rest[-1] if rest else '...'}"
+        )
 
 
 def _run(task: Callable[[DictConfig], None], cfg: DictConfig) -> None:

@@ -6,6 +6,7 @@ import http.server
 import os
 import pickle
 import threading
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -315,6 +316,14 @@ def test_continual_adds_a_tenth_each_time():
     assert [len(p.indices) for p in phases] == list(range(20, 201, 20))
     for before, after in pairwise(phases):
         assert set(before.indices.tolist()) < set(after.indices.tolist())
+
+
+def test_class_incremental_shows_all_classes_among_its_first_images():
+    """Plasticity is measured on those, and a data set may hold its images class by class."""
+    images = replace(numbers(classes=4), train_labels=torch.arange(4).repeat_interleave(50))
+    last = make_phases("class_incremental", images, 1, stages=2, epochs=1)[-1]
+    assert set(last.labels[:40].tolist()) == {0, 1, 2, 3}
+    assert sorted(last.indices.tolist()) == list(range(200))
 
 
 def test_class_incremental_adds_classes_and_keeps_the_old():

@@ -105,6 +105,14 @@ def test_one_failed_run_does_not_hide_the_others(tmp_path):
         (["method.iterations=abc"], "like its default, 10"),
         (["device=cuda:99"], "device='cuda:99' cannot be used"),
         (["optimizer_state=wipe"], "keep, clear, clear_changed"),
+        (["batch_size=abc"], "batch_size='abc': give a whole number"),
+        (["eval_every=0"], "eval_every=0"),
+        (["learning_rate=fast"], "learning_rate='fast'"),
+        (["protocol=warm_start"], "protocol is a group of settings"),
+        (["protocol.share=0.2"], "did you mean 'at.smoke.protocol.share'"),
+        (["at.paper.protocol.share=0.2"], "give at.smoke.protocol.share"),
+        (["tuned.dash.alpha=1"], "give method.alpha"),
+        (["seed=1,2"], "add -m"),
     ],
 )
 def test_mistakes_are_one_clear_line(arguments, answer, tmp_path, monkeypatch, capsys):

@@ -128,6 +128,9 @@ def class_incremental(
     for index, new in enumerate(np.array_split(order, stages)):
         seen = np.sort(np.concatenate([seen, new]))
         chosen = torch.isin(labels, torch.from_numpy(seen)).nonzero().flatten()
+        # data sets may come class by class, and plasticity is measured on the first images
+        mixed = torch.randperm(len(chosen), generator=generator(seed, "class_incremental", index))
+        chosen = chosen[mixed]
         result.append(
             _phase(images, index, f"{len(seen)} classes", chosen, lengths[index], seen=torch.from_numpy(seen))
         )
