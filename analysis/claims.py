@@ -153,9 +153,3 @@ def word(gain: Estimate, size: str) -> str:
     if gain.high is not None and gain.high < 0:
         return "not reproduced" if size == "paper" else "the opposite holds"
     return "cannot be told apart"
-
-
-def all_verdicts(results: Results, sizes: tuple[str, ...] = ("paper", "small")) -> list[Verdict]:
-    """Every claim at every size, claims in their order."""
-    known = settings(results)
-    return [verdict for claim in CLAIMS for size in sizes for verdict in judge(claim, known, size)]

@@ -18,22 +18,31 @@ Draw = Callable[[list[Results], bool], style.Figure]
 
 
 def open_results(root: str | Path, size: str | None = None, prefixes: Sequence[str] = ("",)) -> Results:
-    """Runs below `root`; where `root` holds an export (runs.csv), that. A `root` that does not exist falls
-    back to the committed results and says so."""
+    """Runs below `root`; where `root` holds an export (runs.csv), that. Before the first run, when there is no folder
+    `runs` yet, the committed results stand in and it is said."""
     root = Path(root)
-    if not root.is_dir() and (RESULTS / "runs.csv").exists():
+    if not root.is_dir():
+        if root != Path("runs"):
+            raise UserError(
+                f"there is no folder {str(root)!r}: give the folder that holds the runs, or an export"
+            )
         print(f"no folder '{root}' here: showing the committed results in {RESULTS}", file=sys.stderr)
         root = RESULTS
     if (root / "runs.csv").exists():
         results = load_exported(root)
     else:
-        names = (
-            [p.name for p in root.iterdir() if p.name.startswith(tuple(prefixes))] if root.is_dir() else []
-        )
+        names = [p.name for p in root.iterdir() if p.name.startswith(tuple(prefixes))]
         results = load(root, names or ["-"], size)
     names = [name for name in results.runs["experiment"].unique() if name.startswith(tuple(prefixes))]
     results = results.select(experiment=names)
     return results.select(size=size) if size else results
+
+
+def with_finished_runs(results: Results, root: str | Path) -> Results:
+    """The same results; UserError if no run of them is finished, for what would be written would say nothing."""
+    if results.finished.empty:
+        raise UserError(f"no finished run in {str(root)!r}: run something first, as in make vision-sweep")
+    return results
 
 
 def arguments(name: str, text: str) -> argparse.ArgumentParser:

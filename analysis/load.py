@@ -40,7 +40,7 @@ BOUNDARY_COLUMNS = [
 ]  # fmt: skip
 COST_COLUMNS = [
     "experiment", "size", "data", "method", "label", "seed",
-    "train_seconds", "shared_seconds", "boundary_seconds", "memory_mb", "machine",
+    "train_seconds", "shared_seconds", "boundary_seconds", "machine",
 ]  # fmt: skip
 TEXT_COLUMNS = [c for c in RUN_COLUMNS if c not in ("seed", "dirty")]
 COORDINATES = ("phase", "step", "epoch")
@@ -187,7 +187,7 @@ def _total(rows: list[dict[str, Any]], key: str) -> float | None:
 
 def cost_frame(runs: pd.DataFrame) -> pd.DataFrame:
     """COST_COLUMNS: seconds of the run's own training, of the first phase that it shares with other runs of its seed
-    (None where it has none), and of all boundaries together; peak memory where it was measured."""
+    (None where it has none), and of all boundaries together, by the clock. `benchmarks.convergence` measures memory."""
     rows = []
     shared: dict[Path, float | None] = {}
     for run in runs.to_dict("records"):
@@ -198,13 +198,12 @@ def cost_frame(runs: pd.DataFrame) -> pd.DataFrame:
         if home is not None and home not in shared:
             shared[home] = _seconds(read_timing(home))
         lines = read_timing(path)
-        memory = [line[key] for line in lines for key in ("memory_mb", "peak_memory_mb") if _known(line, key)]
         reports = [report.get("seconds") or 0.0 for report in read_boundaries(path)]
         rows.append(
             {key: run[key] for key in COST_COLUMNS[:6]}
             | {"train_seconds": _seconds(lines), "shared_seconds": shared[home] if home else None}
             | {"boundary_seconds": float(sum(reports))}
-            | {"memory_mb": max(memory, default=None), "machine": run["machine"]}
+            | {"machine": run["machine"]}
         )
     return pd.DataFrame(rows, columns=COST_COLUMNS)
 

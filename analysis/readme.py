@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import curves, measures, paper, style
-from analysis.figure import experiment_of, names_of, open_results
+from analysis.figure import experiment_of, names_of, open_results, with_finished_runs
 from analysis.load import Results
 from analysis.stats import estimate
 from analysis.summary import interval_text, number
@@ -87,7 +87,7 @@ def main(given: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(given)
     try:
-        text = block(open_results(options.root))
+        text = block(with_finished_runs(open_results(options.root), options.root))
         if options.write:
             path = Path(options.write)
             path.write_text(fill(path.read_text(encoding="utf-8"), text), encoding="utf-8")

@@ -15,7 +15,7 @@ import pandas as pd
 
 from analysis import claims, curves, measures, paper, style
 from analysis.benchmark_tables import RESULTS, tables_of
-from analysis.figure import experiment_of, names_of, open_results, plain
+from analysis.figure import experiment_of, names_of, open_results, plain, with_finished_runs
 from analysis.load import Results, write_frame
 from analysis.stats import Estimate, estimate, paired_difference
 from analysis.summary import digits_of, interval_text, number
@@ -180,7 +180,7 @@ def _compact(value: float) -> str:
 
 def cost_table(results: Results) -> pd.DataFrame:
     """Seconds of training (a first phase that several methods share apart), of the boundaries, their share of the training
-    after it, peak memory: means over seeds."""
+    after it: means over seeds."""
     frame = results.costs
     rows = []
     for (experiment, size, data), setting in frame.groupby(["experiment", "size", "data"]):
@@ -201,7 +201,6 @@ def cost_table(results: Results) -> pd.DataFrame:
                     "shared first phase, s": _compact(shared),
                     "boundaries, s": _compact(boundary),
                     "share": "-" if pd.isna(share) else f"{100 * share:.2g} %",
-                    "memory, MB": _compact(pd.to_numeric(group["memory_mb"]).mean()),
                     "seeds": group["seed"].nunique(),
                     "machine": joined(group["machine"]),
                 }
@@ -425,7 +424,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", default=None, help="folder for every table as .md, .csv, .tex")
     options = parser.parse_args(given)
     try:
-        results = open_results(options.root)
+        results = with_finished_runs(open_results(options.root), options.root)
         if options.write:
             Path(options.write).write_text(reproduced(results), encoding="utf-8")
             print(options.write)

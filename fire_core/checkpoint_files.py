@@ -193,10 +193,10 @@ def _tensors(content: Any) -> dict[str, Tensor] | None:
 def _load_torch(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+    except Exception as error:  # torch's own advice, to load without the safety, is not passed on
         raise UserError(
-            f"{path} cannot be read safely ({reason}); save the weights alone, best as safetensors, and use that file"
+            f"{path} cannot be read safely: it is damaged, or holds more than plain weights and would run code; "
+            "save the weights alone, best as safetensors, and use that file"
         ) from error
 
 

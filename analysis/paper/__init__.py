@@ -62,12 +62,6 @@ def iterations() -> pd.DataFrame:
     return table[table["figure"] == "fig5a"]
 
 
-def after_reset() -> pd.DataFrame:
-    """Figure 5b: panel is the metric; method, y, lo, hi."""
-    table = curves("fig5")
-    return table[table["figure"] == "fig5b"]
-
-
 def boundary_costs() -> dict[str, tuple[float, float]]:
     """Table 1: method -> (seconds, MB) of one boundary, ResNet-18 on CIFAR-10."""
     table = curves("costs")

@@ -13,6 +13,7 @@ from fire_core.methods import Method, register
 from fire_core.methods.full_reset import restore
 from fire_core.phases import Phase, State
 from fire_core.report import Report
+from fire_core.settings import check_settings
 from fire_core.targets import find_targets, match_parameters
 
 
@@ -38,7 +39,13 @@ class Fire(Method):
     summary: ClassVar[str] = "nearest orthogonal matrix, published Newton-Schulz iterations"
     source: ClassVar[str] = "Han et al. 2026 (FIRE), Eq. 4-5, Algorithm 1"
 
+    def settings(self) -> dict[str, Any]:
+        """What `fire` is called with."""
+        names = ("solver", "iterations", "normalize", "scale", "strength", "degenerate")
+        return {name: getattr(self, name) for name in names}
+
     def check(self, state: State) -> None:
+        check_settings(**self.settings())
         for net in state.nets.values():
             check_rules(net, self.targets, self.reset)
 
@@ -47,17 +54,8 @@ class Fire(Method):
         reports = {}
         for name, net in state.nets.items():
             reset = restore(net, state.initial.get(name, {}), self.reset) if self.reset else Report()
-            report = fire(
-                net,
-                solver=self.solver,
-                iterations=self.iterations,
-                normalize=self.normalize,
-                targets=self.targets,
-                scale=self.scale,
-                strength=self.strength,
-                degenerate=self.degenerate,
-                initial=state.initial.get(name),
-            )
+            initial = state.initial.get(name)
+            report = fire(net, targets=self.targets, initial=initial, **self.settings())
             reports[name] = combine(report, reset)
         return Report.merge(reports, self.name)
 
