@@ -17,7 +17,7 @@ from analysis.figure import experiment_of, names_of, open_results, with_finished
 from analysis.load import Results
 from analysis.stats import estimate
 from analysis.summary import interval_text, number
-from analysis.tables import joined
+from analysis.tables import in_short, joined
 from analysis.tabulate import markdown
 from fire_core.errors import UserError
 
@@ -72,10 +72,12 @@ def fill(text: str, table: str) -> str:
 def block(results: Results) -> str:
     """The table with its caption."""
     machine = joined(results.finished["machine"])
+    words = "\n".join(in_short(results))
     return (
         f"{markdown(overview(results))}\n\n"
-        f"Mean and 95 % interval over seeds; minutes are the sum over all methods and seeds, one thread each, on {machine}. "
-        "The paper's values are on its own data at its own size."
+        "Mean and 95 % interval over seeds; minutes are the sum over all methods and seeds, by the clock, one thread each, "
+        f"two or more runs at a time, on {machine}. The paper's values are on its own data at its own size.\n\n"
+        f"FIRE against everything that was run, controls included:\n\n{words}"
     )
 
 
