@@ -24,6 +24,7 @@ PLAIN_ITERATIONS = 10  # of `fire` without an override, in the paper's vision se
 NOTE = (
     "Bars and points: mean; error bars and bands: 95 % interval over seeds (Student's t), none for one seed."
 )
+CURVATURE = "Hessian norm on the coming data"
 HESSIAN = ("after_hessian_norm", "after_hessian_lambda_max", "hessian_norm")
 
 
@@ -69,8 +70,9 @@ def after_reset_data(part: Results) -> pd.DataFrame:
     curvature = next((name for name in HESSIAN if name in set(part.metrics["metric"])), None)
     if curvature is not None:
         ends = measures.end_values(part.metrics, measures.Measure(curvature, curvature))
+        ends = ends[~ends["label"].astype(str).str.contains("-")]
         for label, group in ends.groupby("label", observed=True):
-            rows.append(("Hessian norm", label, *_interval(group["value"])))
+            rows.append((CURVATURE, label, *_interval(group["value"])))
     return pd.DataFrame(rows, columns=["metric", "label", "value", "low", "high", "seeds"])
 
 
@@ -112,7 +114,10 @@ def draw_bars(axis: style.Axes, table: pd.DataFrame, title: str, metric: str) ->
     axis.set_xlim(-0.6, max(len(labels), 4) - 0.4)
     axis.set_xticks(range(len(labels)), [style.look(x).name for x in labels], rotation=30, ha="right")
     axis.set_title(f"{metric}\n{title}")
-    axis.set_ylim(bottom=0)
+    if metric == CURVATURE:  # orders of magnitude apart
+        axis.set_yscale("log")
+    else:
+        axis.set_ylim(bottom=0)
 
 
 def draw(parts: list[Results], paper_curves: bool) -> style.Figure:
