@@ -47,7 +47,12 @@ def _orderings(figure: str, panel: str, pairs: str, source: str = "paper's text"
 
 
 FIGURE = "read off the figure"
-STAND_INS = ("literature, not the paper", "stand-in game, not the paper", "stand-in task, not the paper")
+PICTURES = "the paper's cell, on a few CIFAR-10 pictures with a narrow net"
+STAND_INS = (
+    *("literature, not the paper", "stand-in game, not the paper", "stand-in task, not the paper"),
+    PICTURES,
+)
+SAME_CELL = {"pictures_resnet18": ("fig2a", "cifar10_resnet18")}  # the paper's pair is shown beside ours
 CLAIMS = [
     *_orderings("fig2a", "cifar10_resnet18", "fire>none fire>shrink_perturb fire>dash"),
     *_orderings("fig2a", "cifar10_resnet18", "full_reset>fire", FIGURE),
@@ -85,6 +90,7 @@ CLAIMS = [
             "", probe, "full_reset>none fire>none fire>shrink_perturb", "literature, not the paper"
         )
     ],
+    *_orderings("", "pictures_resnet18", "fire>none fire>shrink_perturb fire>dash full_reset>fire", PICTURES),
     *_orderings("fig4a", "catch", "fire>none fire>full_reset fire>shrink_perturb", STAND_INS[1]),
     *_orderings(
         "fig4a", "breakout", "fire>none fire>full_reset fire>shrink_perturb", "stand-in game, not the paper"
@@ -97,7 +103,7 @@ CLAIMS = [
 
 def paper_values(claim: Claim) -> tuple[float | None, float | None]:
     """The paper's end values of the two methods, None where it has none."""
-    ends = paper.end_values(claim.figure, claim.panel)
+    ends = paper.end_values(*SAME_CELL.get(claim.experiment, (claim.figure, claim.panel)))
     return ends.get(claim.better), ends.get(claim.worse)
 
 
