@@ -14,17 +14,21 @@ from analysis import curves, measures, paper, style
 from analysis.figure import experiment_of, figure_command, finish, names_of, plain
 from analysis.load import Results
 
-FIGURES = ("fig2a", "fig2b", "fig2c")
+FIGURES = ("fig2a", "fig2b", "fig2c", "pictures")  # the last: the cell of panel a on a folder of pictures
 LEVELS = ("none", "full_reset")
 INSET_PHASES = 5  # long sequences get a magnified end, as the paper's panel b
 NOTE = "Band: range over seeds. Dashed levels in (a): end of training. Dotted vertical lines: boundaries."
+
+
+def is_warm_start(part: Results) -> bool:
+    return experiment_of(part).startswith(("fig2a", "pictures"))
 
 
 def panel_data(part: Results) -> pd.DataFrame:
     """Rows of test accuracy with `x`: epochs of the last phase for warm start, epochs over all phases
     otherwise."""
     rows = measures.curve(part.metrics, "test_accuracy")
-    if names_of(part)[0] == "fig2a":
+    if is_warm_start(part):
         rows = rows[rows["phase"] == rows["phase"].max()]
     return curves.with_progress(rows)[0]
 
@@ -34,9 +38,9 @@ def draw_panel(axis: style.Axes, part: Results, paper_curves: bool) -> pd.DataFr
     figure, panel = names_of(part)
     rows = panel_data(part)
     axis.set_title(curves.panel_title(part, experiment_of(part)))
-    axis.set_xlabel("epoch of stage 2" if figure == "fig2a" else "epoch over all stages")
+    axis.set_xlabel("epoch of stage 2" if is_warm_start(part) else "epoch over all stages")
     axis.set_ylabel("test accuracy")
-    levels = LEVELS if figure == "fig2a" else ()
+    levels = LEVELS if is_warm_start(part) else ()
     drawn = curves.draw_labels(axis, rows, [x for x in rows["label"].unique() if x not in levels])
     ends = measures.end_values(part.metrics, measures.TEST)
     for label in levels:
@@ -67,7 +71,7 @@ def draw_inset(axis: style.Axes, rows: pd.DataFrame, start: float) -> None:
 
 def draw(parts: list[Results], paper_curves: bool) -> style.Figure:
     """Panels in the order a, b, c."""
-    parts = [plain(part) for part in parts if names_of(part)[0] in FIGURES]
+    parts = [plain(part) for part in parts if experiment_of(part).startswith(FIGURES)]
     figure, axes = style.grid(len(parts), width=4.2, height=3.2)
     for axis, part in zip(axes, parts):
         draw_panel(axis, part, paper_curves)

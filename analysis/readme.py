@@ -32,7 +32,7 @@ def overview(results: Results) -> pd.DataFrame:
     for part in curves.settings(results):
         experiment = experiment_of(part)
         found = measures.measures_of(part, experiment)
-        if not found:
+        if not found or experiment.startswith("ablation"):  # those have a table of their own in REPRODUCED.md
             continue
         ends = measures.end_values(part.metrics, found[0])
         theirs = paper.end_values(*names_of(part))

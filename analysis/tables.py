@@ -347,8 +347,10 @@ def in_short(results: Results) -> list[str]:
         said = "; ".join(f"{SAID[text]} {', '.join(names)}" for text, names in words.items())
         first = part.finished.iloc[0]
         headline = measures.measures_of(part, experiment_of(part))[0].title
+        if not said:
+            continue
         place = f"{first['experiment']} (size {first['size']}, {first['data']}, {curves.seeds_text(plain(part).finished)})"
-        lines.append(f"- **{place}**, {headline}: {said or 'FIRE was not run'}.")
+        lines.append(f"- **{place}**, {headline}: {said}.")
     return lines
 
 

@@ -181,7 +181,7 @@ def test_learning_rate_by_hand():
         ("betas=[0.9]", r"betas=\[0.9\]: give two numbers"),
         ("clip_norm=0", "clip_norm=0: give a number above 0"),
         ("warmup_share=2", "warmup_share=2: give a number between 0 and 1"),
-        ("learning_rate=high", "learning_rate='high': give a number 0 or more"),
+        ("learning_rate=high", "learning_rate='high': give a number above 0"),
         ("phase_1.iterations=null", "phase_1.passes=null and phase_1.iterations=null: give one"),
         ("phase_1.iterations=0", "phase_1.iterations=0: give a whole number, 1 or more or null"),
         ("phase_1.stop_at=0", "phase_1.stop_at=0: give"),
