@@ -114,6 +114,8 @@ def command_of(meta: dict[str, Any], label: str) -> str:
         key, _, value = argument.partition("=")
         if argument.startswith("-") or key in GIVEN or key.startswith(("run.", "hydra")):
             continue
+        if key.endswith(".folder"):
+            value = "FOLDER"  # where data lies is a matter of one machine
         if "," in value and not value.startswith(("[", "{", "'")):
             short = key.removeprefix("method.")
             value = next((v for v in value.split(",") if f"{short}={v}" in label), value)

@@ -118,10 +118,11 @@ def test_command_is_the_runs_own_share_of_a_sweep():
     meta = {
         "experiment": "e", "size": "small", "method": "fire", "domain": "dqn",
         "command": "train.py -m experiment=e size=small method=none,fire seed=1,2 "
-        "method.iterations=5,20 optimizer_state=keep run.root=x hydra/launcher=ray",
+        "method.iterations=5,20 optimizer_state=keep data.folder=/somewhere run.root=x hydra/launcher=ray",
     }  # fmt: skip
     assert command_of(meta, "fire-iterations=20-optimizer_state=keep") == (
-        "python rl/dqn/train.py experiment=e size=small method=fire method.iterations=20 optimizer_state=keep"
+        "python rl/dqn/train.py experiment=e size=small method=fire method.iterations=20 optimizer_state=keep "
+        "data.folder=FOLDER"
     )
 
 
