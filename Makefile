@@ -94,6 +94,7 @@ figures: $(VENV)/.with-suite ## Figures 2-5 from the runs there are
 .PHONY: tables
 tables: $(VENV)/.with-suite ## convergence, DfI, cost and end-value tables; regenerates REPRODUCED.md
 	$(PY) -m benchmarks.convergence
+	$(PY) -m benchmarks.method_costs
 	$(PY) -m analysis.tables --write REPRODUCED.md
 	$(PY) -m analysis.readme --write README.md
 

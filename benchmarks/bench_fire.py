@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.memory import peak_memory
 from benchmarks.results_file import merge
 from benchmarks.weight_sets import KINDS, ROWS, Groups, groups_of, groups_of_checkpoint
 from fire_core.polar import STACK_BYTES, polar
@@ -162,19 +163,11 @@ def _print_memory(row: str) -> None:
     polar(torch.randn(4, 64, 64))  # libraries' own buffers
     worst = 0.0
     for stack in groups.values():
-        before = _resident("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-        result = polar(stack)
-        worst = max(worst, _resident("VmHWM") - before - stack.numel() * 4)
+        with peak_memory() as peak:
+            result = polar(stack)
+        worst = max(worst, peak.extra - stack.numel() * 4)
         del result
     print(worst, max(largest, STACK_BYTES["cpu"]))
-
-
-def _resident(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {field}: memory is measured on Linux only")
 
 
 def measure(row: str, kind: str, groups: Groups, options: argparse.Namespace) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from benchmarks.results_file import loop_row, merge_loops
 from conf.launch import compose_config
 from fire_core.fire import fire
 from language.model import Decoder, Shape
+from language.throughput import synchronise
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -87,7 +88,7 @@ def plain_loop(cfg, shape: Shape, iterations: int, device: torch.device, data: P
     started = 0.0
     for iteration in range(iterations):
         if iteration == iterations // 2:
-            _wait(device)
+            synchronise(device)
             started = time.perf_counter()
         for _ in range(cfg.accumulation):
             starts = torch.randint(len(corpus) - shape.block, (cfg.batch_size,)).tolist()
@@ -103,7 +104,7 @@ def plain_loop(cfg, shape: Shape, iterations: int, device: torch.device, data: P
         nn.utils.clip_grad_norm_(net.parameters(), cfg.clip_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    _wait(device)
+    synchronise(device)
     counted = iterations - iterations // 2
     return counted * cfg.accumulation * cfg.batch_size * shape.block / (time.perf_counter() - started)
 
@@ -138,17 +139,12 @@ def boundary_seconds(shape: Shape, iterations: int, device: torch.device) -> flo
     seconds = []
     for _ in range(2):
         net = Decoder(shape).to(device)
-        _wait(device)
+        synchronise(device)
         started = time.perf_counter()
         fire(net, iterations=iterations)
-        _wait(device)
+        synchronise(device)
         seconds.append(time.perf_counter() - started)
     return min(seconds)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def main() -> None:

@@ -1,20 +1,14 @@
-"""Tables behind the questions "how many iterations?" and "what does it cost?", as CSV for `analysis.tables`.
+"""Tables behind the question "how many iterations?", as CSV for `analysis.tables`.
 
     python -m benchmarks.convergence [--columns 192] [--quick]
 
 analysis/results/convergence.csv         matrix kind x normalisation x iterations -> DfI, relative error (and `exact`)
 analysis/results/convergence_models.csv  the same, worst over the target matrices of each model
-analysis/results/convergence_costs.csv   processor seconds (one thread) and peak memory of one boundary: fire,
-                                         fire_exact, shrink_perturb, full_reset on a fresh ResNet-18 (the paper's
-                                         Table 1). DASH needs data and gradients: `benchmarks.bench_vision` times it;
-                                         give its row with --dash. Reports are written, as in a run.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,13 +17,9 @@ from torch import Tensor
 from benchmarks.bench_fire import iterations_to
 from benchmarks.results_file import merge
 from benchmarks.weight_sets import ROWS, groups_of
-from fire_core import Phase, State, snapshot
-from fire_core.methods import create
 from fire_core.polar import polar
-from vision.models import build
 
 ITERATIONS = (5, 10, 15, 20, 30, 40)
-METHODS = ("fire", "fire_exact", "shrink_perturb", "full_reset")
 
 
 def matrix_kinds(columns: int) -> dict[str, Tensor]:
@@ -110,43 +100,6 @@ def of_models(names: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def boundary_costs(repeats: int) -> list[dict[str, Any]]:
-    """Rows of convergence_costs.csv: one boundary of each method on a ResNet-18 that training has moved a little."""
-    rows = []
-    for name in METHODS:
-        torch.manual_seed(1)
-        net = build("resnet18", classes=10, channels=3, image_size=32)
-        initial = snapshot({"net": net})
-        method = create(name)
-        times, peak = [], 0.0
-        for _ in range(repeats):
-            with torch.no_grad():
-                for parameter in net.parameters():
-                    parameter.add_(0.01 * torch.randn_like(parameter))
-            state = State(
-                nets={"net": net}, initial=initial, generator=torch.Generator().manual_seed(1), phase=1
-            )
-            before = _resident("VmRSS")
-            _reset_peak()
-            started = time.process_time()
-            method.at_boundary(state, Phase(1))
-            times.append(time.process_time() - started)
-            peak = max(peak, (_resident("VmHWM") - before) / 2**20)
-        rows.append({"model": "resnet18", "method": name, "seconds": min(times), "peak_mb": peak})
-    return rows
-
-
-def _reset_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def _resident(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {field}: memory is measured on Linux only")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -154,9 +107,8 @@ def main() -> None:
     parser.add_argument(
         "--columns", type=int, default=192, help="side of the square matrices of known spectrum"
     )
-    parser.add_argument("--quick", action="store_true", help="matrix kinds and ViT's q/k only, one repeat")
+    parser.add_argument("--quick", action="store_true", help="matrix kinds and ViT's q/k only")
     parser.add_argument("--models", nargs="*", choices=list(ROWS), metavar="MODEL")
-    parser.add_argument("--dash", nargs=2, type=float, metavar=("SECONDS", "PEAK_MB"), help="DASH's cost row")
     options = parser.parse_args()
     torch.set_num_threads(1)
     kinds = of_kinds(options.columns)
@@ -169,19 +121,9 @@ def main() -> None:
             )
     # VGG-16 and GPT-0.1B take minutes and tens of minutes: name them to have them
     models = options.models or (["vit_tiny_qk"] if options.quick else ["vit_tiny_qk", "vit_tiny", "resnet18"])
-    merge(
-        "convergence_models",
-        of_models(models),
-        ("model", "weights", "solver", "normalize", "iterations"),
-    )
-    costs = boundary_costs(1 if options.quick else 3)
-    if options.dash:
-        costs.append(
-            {"model": "resnet18", "method": "dash", "seconds": options.dash[0], "peak_mb": options.dash[1]}
-        )
-    for row in costs:
-        print(f"{row['method']:<16}{row['seconds']:>9.3f} s{row['peak_mb']:>9.0f} MB")
-    print(f"beside {merge('convergence_costs', costs, ('model', 'method'))}")
+    rows = of_models(models)
+    path = merge("convergence_models", rows, ("model", "weights", "solver", "normalize", "iterations"))
+    print(f"written to {path.parent}")
 
 
 if __name__ == "__main__":

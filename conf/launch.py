@@ -44,40 +44,16 @@ BAD_INPUT = 2
 FAILURES = (
     "FIRE_SWEEP_FAILURES"  # names the file in which the jobs of a sweep, in whatever process, note failures
 )
+# keys of any script that must be at least 1
 WHOLE_NUMBERS = (
-    *(
-        "accumulation",
-        "batch_size",
-        "epsilon_steps",
-        "eval_batch_size",
-        "eval_episodes",
-        "eval_every",
-        "eval_limit",
-    ),
-    *(
-        "log_every",
-        "metrics_samples",
-        "replay",
-        "replay_capacity",
-        "steps",
-        "target_every",
-        "threads",
-        "total_steps",
-    ),
-)  # keys of any script that must be at least 1
+    "accumulation", "batch_size", "epsilon_steps", "eval_batch_size", "eval_episodes", "eval_every", "eval_limit",
+    "log_every", "metrics_samples", "replay", "replay_capacity", "steps", "target_every", "threads", "total_steps",
+)  # fmt: skip
 GROUPS = ("actor", "boundary", "corpus", "critic", "data", "env", "method", "model", "network", "protocol")
+# options of Hydra whose next word is their value
 TAKE_A_VALUE = (
-    "-c",
-    "--cfg",
-    "-p",
-    "--package",
-    "-cn",
-    "--config-name",
-    "-cp",
-    "--config-path",
-    "-cd",
-    "--config-dir",
-)
+    "-c", "--cfg", "-p", "--package", "-cn", "--config-name", "-cp", "--config-path", "-cd", "--config-dir",
+)  # fmt: skip
 # Not part of a run's identity. Device and threads change rounding only; meta.json says where a run was made.
 NOT_NUMBERS = ("run", "at", "tuned", "minutes", "hydra", "domain", "experiment", "size", "device", "threads")
 

@@ -157,6 +157,38 @@ def test_parseval_by_hand():
     )
 
 
+class Stack(nn.Module):
+    """Independent (out, in) matrices in one parameter."""
+
+    stacked_matrices = True
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([[[1.0, 1.0], [0.0, 1.0]], [[2.0, 0.0], [0.0, 1.0]]]))
+
+
+def test_parseval_treats_each_matrix_of_a_stack_by_hand():
+    # W W^T - I = [[1, 1], [1, 0]] for the first, [[3, 0], [0, 0]] for the second: 3 + 9
+    state = State({"net": Stack()}, phase=1)
+    assert create("parseval", coefficient=1.0).penalty(state).item() == pytest.approx(12.0)
+
+
+def test_muon_treats_each_matrix_of_a_stack_alone():
+    torch.manual_seed(0)
+    stack = Stack()
+    alone = [nn.Parameter(matrix.detach().clone()) for matrix in stack.weight]
+    adam = torch.optim.Adam(stack.parameters(), lr=1e-2)
+    ours = create("muon", targets="all").optimizer(stack, adam, Phase(1))
+    theirs = torch.optim.Muon(alone, lr=0.1, momentum=0.95, weight_decay=0.0)
+    for _ in range(3):
+        stack.weight.grad = torch.randn(2, 2, 2)
+        for parameter, gradient in zip(alone, stack.weight.grad, strict=True):
+            parameter.grad = gradient.clone()
+        ours.step()
+        theirs.step()
+    torch.testing.assert_close(stack.weight.detach(), torch.stack(list(alone)).detach(), rtol=2e-2, atol=2e-3)
+
+
 def test_parseval_gradient_is_the_closed_form():
     net = nn.Conv2d(3, 4, 2, bias=False).double()
     create("parseval", coefficient=0.3).penalty(state_of(net)).backward()

@@ -1,0 +1,113 @@
+"""What each method costs on a ResNet-18 at full width: time and peak memory of one boundary and of one training step.
+
+    python -m benchmarks.method_costs [--methods fire dash ...] [--images 512]
+
+One thread, processor seconds; every method in a process of its own, so that memory which another freed does not hide its
+peak. The boundary is the paper's Table 1: report included, weights that training has moved a little. DASH's is a pass of
+gradients over `--images` coming images, so it grows with the data; the paper's had all of CIFAR-10. The step is one batch
+of 32 with its optimizer, memory from before the optimizer was made; `none` is what the net itself takes.
+Writes analysis/results/method_costs.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from benchmarks.memory import peak_memory
+from benchmarks.results_file import merge
+from fire_core import Phase, State, snapshot
+from fire_core.methods import Method, available, create
+from vision.models import build
+
+BATCH = 32
+
+
+def prepared(method: str, images: int) -> tuple[Method, State]:
+    """The method in its phase, and a ResNet-18 a little away from its first weights with random images to come."""
+    torch.manual_seed(1)
+    net = build("resnet18", classes=10, channels=3, image_size=32)
+    state = State({"net": net}, initial=snapshot({"net": net}), loss=cross_entropy, phase=1)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    pictures, labels = torch.randn(images, 3, 32, 32), torch.randint(10, (images,))
+    state.batches = lambda: zip(pictures.split(BATCH), labels.split(BATCH), strict=True)
+    state.generator = torch.Generator().manual_seed(1)
+    return create(method, first_phase=1), state
+
+
+def boundary(method: Method, state: State) -> dict[str, float]:
+    """Seconds and peak MB of the method's own work at a boundary."""
+    with peak_memory() as peak:
+        started = time.process_time()
+        method.at_boundary(state, Phase(1))
+        seconds = time.process_time() - started
+    return {"boundary_seconds": seconds, "boundary_mb": peak.extra / 2**20}
+
+
+def step(method: Method, state: State) -> dict[str, float]:
+    """Seconds of a training step after the first, and peak MB of both with the optimizer."""
+    net = state.nets["net"]
+    inputs, labels = next(iter(state.batches()))  # type: ignore[misc]
+    with peak_memory() as peak:
+        adam = torch.optim.Adam(net.parameters(), lr=1e-3, fused=True)
+        state.optimizers["net"] = method.optimizer(net, adam, Phase(1))
+        for _ in range(2):
+            started = time.process_time()
+            loss = cross_entropy(net(inputs), labels) + method.penalty(state)
+            state.optimizers["net"].zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+            state.optimizers["net"].step()
+            method.after_step(state)
+            seconds = time.process_time() - started
+    return {"step_seconds": seconds, "step_mb": peak.extra / 2**20}
+
+
+def alone(method: str, images: int) -> dict[str, Any]:
+    """Both measurements, each in a fresh process."""
+    found: dict[str, Any] = {"model": "resnet18", "method": method, "images": images, "batch": BATCH}
+    for part in ("boundary", "step"):
+        command = [sys.executable, "-m", "benchmarks.method_costs", "--measure", part]
+        command += ["--methods", method, "--images", str(images)]
+        found |= json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return found
+
+
+def main() -> None:
+    """Print a line a method and write the CSV."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    known = [name for name, cls in available().items() if "vision" in cls.sweeps]
+    parser.add_argument("--methods", nargs="+", default=known, choices=known, metavar="METHOD")
+    parser.add_argument("--images", type=int, default=512)
+    parser.add_argument("--measure", choices=("boundary", "step"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.measure:
+        measured = {"boundary": boundary, "step": step}[options.measure]
+        print(json.dumps(measured(*prepared(options.methods[0], options.images))))
+        return
+    for name in options.methods:
+        row = alone(name, options.images)
+        path = merge("method_costs", [row], ("model", "method", "images", "batch"))
+        print(
+            f"{name:<18} boundary {row['boundary_seconds']:7.2f} s {row['boundary_mb']:6.0f} MB   "
+            f"step {row['step_seconds']:6.2f} s {row['step_mb']:6.0f} MB",
+            flush=True,
+        )
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()
