@@ -164,8 +164,8 @@ def _check_values(working: Tensor, batch_shape: torch.Size) -> bool:
     """Raise for zero and non-finite matrices; say whether all largest entries are of moderate size."""
     if not len(working):
         return True
-    least, most = working.flatten(1).aminmax(dim=1)  # NaN and infinity both survive the extremes
-    largest = torch.maximum(most, -least)
+    entries = working.flatten(1)
+    largest = torch.maximum(entries.amax(dim=1), -entries.amin(dim=1))  # NaN and infinity survive
     bad = ~(largest.isfinite() & (largest > 0))
     immoderate = (largest < 2.0**-20) | (largest > 2.0**20)
     any_bad, any_immoderate = torch.stack([bad.any(), immoderate.any()]).tolist()

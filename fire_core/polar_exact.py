@@ -1,21 +1,22 @@
 """The solvers `exact` and `fast`: nearest matrix with orthonormal columns, on batches of tall matrices.
 
-On a CPU the iteration is rational (three steps and a quintic reach singular values down to about 1e-4 of the
-largest); on a GPU, where triangular solves are slow and products nearly free, it is polynomial. Matrices that
-are clearly taller than wide are first reduced to a triangle by a Cholesky factor of X^T X. `exact` then
-measures the residual and repairs only the matrices that fail, by ever surer means:
+On a CPU the iteration is rational (two steps bring singular values down to about 1e-3 of the largest next to 1);
+on a GPU, where triangular solves are slow and products nearly free, it is polynomial. Matrices that are clearly
+taller than wide are first reduced to a triangle by a Cholesky factor of X^T X. What `exact` adds to `fast`:
 
-1. the iteration goes on from where it stopped (after a Householder QR for tall matrices);
-2. the whole iteration in float64, which also decides whether a matrix has full rank;
-3. SVD in float64, with lost rank completed (`fire_core.polar_svd`).
+1. where more than a few singular values are unfinished, the iteration goes on;
+2. the last few are set to 1 in one stroke (`_deflate`), which also tells whether rank is lost;
+3. the residual is measured, and what fails goes to the SVD in float64, with lost rank completed
+   (`fire_core.polar_svd`).
 
-Steps 2 and 3 are reached only where sigma_min is below about 5e-7 sigma_max, or rank is lost. They cost ten times
-the published 10 iterations on a CPU, and are the price of an answer that does not hang on rounding noise.
+Step 3 is reached only where sigma_min is below about 1.4e-7 sigma_max. It costs six times the published 10 iterations
+on a CPU, and is the price of an answer that does not hang on rounding noise.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from fire_core.polar_kernels import (
     cholesky_in_blocks,
     frobenius_of_lower,
     lower_gram,
+    mirror,
     polynomial_steps,
     quintic_step,
     rational_steps,
@@ -31,20 +33,23 @@ from fire_core.polar_kernels import (
     solve_right,
 )
 from fire_core.polar_schedules import CUBIC, Step, finishing_quintic, quintic_schedule, rational_step
-from fire_core.polar_svd import polar_by_svd, rank_threshold
+from fire_core.polar_svd import polar_by_svd
 
 TALL = 1.5
 """From this ratio of sides on, the matrix is reduced to a triangle first."""
-SINGLE_MARGIN = 5e-7
-"""sigma_min / sigma_max above which float32 products can tell full rank from rounding noise."""
+SINGLE_MARGIN = 1.4e-7
+"""sigma_min / sigma_max above which a float32 matrix has full rank for sure; below it the SVD decides."""
 DOUBLE_MARGIN = 1e-9
-"""The same for float64 matrices; below it the SVD decides."""
+"""The same for float64 matrices."""
+DROWNED = 1e-4
+"""Singular value of an iterate below which its left vector is mostly rounding: the iteration has lifted it 650 times."""
+UNFINISHED = 2e-4
+"""||X^T X - I||_F^2 per column that is usual where every singular value is within 1 % of 1."""
 
 LIFT = rational_step(3e-3)  # lifts by 120, and brings everything from 0.003 on to at least 0.35
 SETTLE = rational_step(0.35, centred=True)
 FINISH = finishing_quintic(0.009)  # SETTLE leaves [0.35, 1] at 1 +- 0.009, this at 1 +- 5e-7
-SQUARE_RATIONAL = (LIFT, LIFT, SETTLE)  # singular values from 2.5e-5 of the bound on
-FURTHER_RATIONAL = (LIFT, SETTLE)  # from 3e-3 on: what the first pass left
+SQUARE_RATIONAL = (LIFT, SETTLE)  # singular values from 3e-3 of the bound on
 TRIANGLE_RATIONAL = (rational_step(0.04), rational_step(0.73, centred=True))  # from 0.04 on; a cubic finishes
 DOUBLE_RATIONAL = (LIFT, LIFT, LIFT, LIFT, SETTLE)  # from 2e-9 on
 
@@ -109,24 +114,98 @@ def _solved(factor: Tensor, iterations: int, square: Tensor | None = None) -> So
 
 
 def _square(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
-    """Nearly square matrices: a pass over all, and more for those that it leaves unfinished."""
-    if rational:
-        solved = _rational(matrices.clone(), SQUARE_RATIONAL, normalize=True)
-    else:
-        steps = (*quintic_schedule(1e-4, 1e-2), CUBIC)
-        solved = _solved(polynomial_steps(matrices / spectral_bound(matrices), steps), len(steps))
-    unsure = ~(solved.residual <= tolerance)
-    _repair(
-        solved,
-        unsure,
-        lambda index: _continue(matrices[index], solved.factor[index], tolerance, rational),
-    )
+    """Nearly square matrices: iterate, go on where much is unfinished, deflate the rest, finish and check."""
+    columns = matrices.shape[2]
+    room = min(columns, max(16, columns // 16))
+    work = matrices.clone()
+    spare = torch.empty_like(work)
+    square = work.new_empty(len(work), columns, columns)
+    count = torch.full((len(work),), 1, dtype=torch.int64, device=work.device)  # the step that finishes
+    count += _iterate(work, spare, square, rational, normalize=True)
+    unfinished = residual(work, square)
+    index = (unfinished > room / 2).nonzero().flatten()
+    if len(index):
+        rest = work[index]
+        count[index] += _iterate(rest, spare[: len(index)], square[: len(index)], rational, normalize=False)
+        work[index] = rest
+        unfinished = residual(work, square)
+    lost = torch.zeros(len(work), dtype=torch.bool, device=work.device)
+    if bool((unfinished > UNFINISHED * columns).any()):
+        lost = _deflate(work, matrices, square, room)
+    factor = quintic_step(work, FINISH, spare, square) if rational else polynomial_steps(work, (FINISH,))
+    solved = Solved(factor, residual(factor, square), count, torch.zeros_like(lost))
+    nearly = (solved.residual > tolerance) & (solved.residual < 0.01) & ~lost
+    _repair(solved, nearly, lambda index: _solved(polynomial_steps(solved.factor[index], (CUBIC,)), 1))
+    _repair(solved, lost | ~(solved.residual <= tolerance), lambda index: _by_svd(matrices[index]))
     return solved
+
+
+def _iterate(work: Tensor, spare: Tensor, square: Tensor, rational: bool, *, normalize: bool) -> int:
+    """Bring singular values from 3e-3 (polynomial: 1e-4) of the bound on within 1 % of 1, in place.
+
+    Returns the number of steps.
+    """
+    if rational:
+        rational_steps(work, SQUARE_RATIONAL, spare, square, normalize=normalize)
+        return len(SQUARE_RATIONAL)
+    steps = quintic_schedule(1e-4, 1e-2)
+    bound = spectral_bound(work) if normalize else 1.01
+    work.copy_(polynomial_steps(work / bound, steps))
+    return len(steps)
+
+
+def _deflate(work: Tensor, matrices: Tensor, away: Tensor, room: int) -> Tensor:
+    """Set the few singular values of `work` that are not near 1 to 1, in place.
+
+    `away`, X^T X - I below the diagonal, is small but for the unfinished directions, so that a few products with
+    it and the eigenvectors of a `room` x `room` matrix give an orthonormal basis V of just those. With
+    Q = orth(X V) the part X V V^T becomes Q P V^T, P the polar factor of Q^T W V for the original matrices W:
+    this product is computed in float64, and so right for singular values of W that the rounding of float32
+    steps would drown. Returns (b,), true where one of them is below SINGLE_MARGIN of the largest, or may be.
+    """
+    mirror(away)
+    basis = _probes(away.shape[2], room).to(away).expand(len(away), -1, -1)
+    for _ in range(2):
+        basis = torch.linalg.qr(torch.bmm(away, torch.bmm(away, basis))).Q
+    distance, rotation = torch.linalg.eigh(torch.bmm(basis.mT, torch.bmm(away, basis)))
+    basis = torch.bmm(basis, rotation)
+    chosen = (distance < -0.03).to(work.dtype).unsqueeze(1)  # the finished ones are above -0.018
+    part = torch.bmm(work, basis) * chosen
+    left, triangle = torch.linalg.qr(part)
+    drowned = torch.linalg.svdvals(triangle + torch.diag_embed(1 - chosen[:, 0]))[:, -1] < DROWNED
+    norm = torch.linalg.matrix_norm(matrices)
+    inner = [q.double().mT @ (w.double() @ v.double()) for q, w, v in zip(left, matrices, basis, strict=True)]
+    inner = torch.stack(inner) * chosen * chosen.mT + torch.diag_embed((1 - chosen[:, 0]) * norm.unsqueeze(1))
+    left_vectors, singular, right_vectors = torch.linalg.svd(inner)
+    new = torch.bmm(left, torch.bmm(left_vectors, right_vectors).to(work.dtype)) * chosen
+    work.baddbmm_(new - part, basis.mT)
+    lost = singular[:, -1] < SINGLE_MARGIN * norm
+    index = lost.nonzero().flatten()
+    if len(index):  # that norm is an upper bound, up to sqrt(n) too large
+        lost[index] = singular[index, -1] < SINGLE_MARGIN * _largest(matrices[index])
+    return lost | drowned
+
+
+@lru_cache
+def _probes(columns: int, count: int) -> Tensor:
+    """Fixed Gaussian directions (columns, count)."""
+    return torch.randn(columns, count, generator=torch.Generator().manual_seed(0))
+
+
+def _largest(matrices: Tensor) -> Tensor:
+    """Largest singular values (b,) by power iteration, up to a tenth too small."""
+    values = []
+    for matrix in matrices:
+        vector = matrix.sum(dim=0) + matrix[0]
+        for _ in range(12):
+            vector = matrix.mT @ (matrix @ (vector / torch.linalg.vector_norm(vector)))
+        values.append(torch.linalg.vector_norm(vector).sqrt())
+    return torch.stack(values)
 
 
 def _fast_pass(matrices: Tensor, rational: bool) -> Solved:
     if rational:
-        return _rational(matrices.clone(), FURTHER_RATIONAL, normalize=True)
+        return _rational(matrices.clone(), SQUARE_RATIONAL)
     steps = quintic_schedule(3e-3, 1e-2)
     return _solved(polynomial_steps(matrices / spectral_bound(matrices), steps), len(steps))
 
@@ -164,53 +243,28 @@ def _by_triangle(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
     return solved
 
 
-def _continue(matrices: Tensor, factor: Tensor, tolerance: float, rational: bool) -> Solved:
-    """Second pass over nearly square matrices from where the first one stopped, then float64 for what is left."""
-    if rational:
-        solved = _rational(factor, FURTHER_RATIONAL, normalize=False)
-    else:
-        steps = (*quintic_schedule(1e-3, 1e-2), CUBIC)
-        solved = _solved(polynomial_steps(factor / 1.01, steps), len(steps))
-    sure = (solved.residual <= tolerance) & _full_rank(solved.factor, matrices, SINGLE_MARGIN)
-    _repair(solved, ~sure, lambda index: _by_double(matrices[index], tolerance))
+def _by_double(matrices: Tensor, tolerance: float) -> Solved:
+    """Float64 matrices: one long iteration, then SVD for those that it cannot vouch for."""
+    solved = _rational(matrices.clone(), DOUBLE_RATIONAL)
+    solved.factor = polynomial_steps(solved.factor, (CUBIC,))
+    solved.residual = residual(solved.factor)
+    sure = (solved.residual <= tolerance) & _full_rank(solved.factor, matrices, DOUBLE_MARGIN)
+    _repair(solved, ~sure, lambda index: _by_svd(matrices[index]))
     return solved
 
 
-def _by_double(matrices: Tensor, tolerance: float) -> Solved:
-    """Float64 iteration, a few matrices at a time, then SVD for those that it cannot vouch for."""
-    parts = []
-    # float64 copies of a float32 stack take twice the room, so the stack is cut
-    for piece in matrices.split(max(1, len(matrices) // 8)):
-        double = piece.double()
-        solved = _rational(double.clone(), DOUBLE_RATIONAL, normalize=True)
-        solved.factor = polynomial_steps(solved.factor, (CUBIC,))
-        solved.residual = residual(solved.factor)
-        margin = max(rank_threshold(matrices.dtype), DOUBLE_MARGIN)
-        sure = (solved.residual <= tolerance) & _full_rank(solved.factor, double, margin)
-        _repair(
-            solved, ~sure, lambda index, double=double, dtype=matrices.dtype: _by_svd(double[index], dtype)
-        )
-        solved.factor = solved.factor.to(matrices.dtype)
-        parts.append(solved)
-    fields = [torch.cat([getattr(part, name) for part in parts]) for name in Solved.__annotations__]
-    result = Solved(*fields)
-    if matrices.dtype != torch.float64:
-        result.residual = residual(result.factor)
-    return result
-
-
-def _by_svd(matrices: Tensor, dtype: torch.dtype | None = None) -> Solved:
-    factor, completed = polar_by_svd(matrices, dtype)
+def _by_svd(matrices: Tensor) -> Solved:
+    factor, completed = polar_by_svd(matrices)
     solved = _solved(factor, 0)
     solved.completed = completed
     return solved
 
 
-def _rational(work: Tensor, steps: tuple[Step, ...], *, normalize: bool) -> Solved:
+def _rational(work: Tensor, steps: tuple[Step, ...]) -> Solved:
     """Rational steps and the finishing quintic on `work`, which is overwritten."""
     spare = torch.empty_like(work)
     square = work.new_empty(len(work), work.shape[2], work.shape[2])
-    rational_steps(work, steps, spare, square, normalize=normalize)
+    rational_steps(work, steps, spare, square, normalize=True)
     return _solved(quintic_step(work, FINISH, spare, square), len(steps) + 1, square)
 
 

@@ -63,7 +63,7 @@ def test_rational_steps_map_onto_the_stated_interval(lower: float) -> None:
 
 
 def test_the_schedules_of_the_solver_cover_what_their_comments_say() -> None:
-    for steps, lower in ((polar_exact.SQUARE_RATIONAL, 2.5e-5), (polar_exact.FURTHER_RATIONAL, 3e-3)):
+    for steps, lower in ((polar_exact.SQUARE_RATIONAL, 3e-3), (polar_exact.DOUBLE_RATIONAL, 2e-9)):
         values = np.geomspace(lower, 1, 200001)
         for step in steps:
             values = rational_value(values, step)
