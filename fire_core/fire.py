@@ -66,7 +66,7 @@ def fire(
         strength: W + strength * (fire(W) - W); 1 is FIRE.
         degenerate: zero matrices: "raise" names them before anything is changed, "skip" leaves them, with the reason
             in the report. Non-finite matrices always raise.
-        tolerance: DfI that "exact" guarantees per matrix, times max(1, n / 64) for n the smaller side.
+        tolerance: DfI that "exact" guarantees per matrix, times max(1, n / 768) for n the smaller side.
         precision: "fp32", or "tf32" (see `polar`), whatever the weights are stored in.
         initial: starting weights by parameter name, only to report the distance moved relative to a full reset.
     Returns: a Report with one row a target, skipped ones included.

@@ -60,7 +60,7 @@ def polar(
             X <- 1.5 X - 0.5 X X^T X. It equals the formula up to rounding and gives the same bits for a matrix
             alone or in a batch (on a CPU). *No* guarantee on the residual: 10 steps leave the small singular
             values of a square matrix well below 1. Lost rank stays lost.
-        "exact": the orthogonal polar factor U V^T. Guarantee: residual <= `tolerance` * max(1, min(m, n) / 64)
+        "exact": the orthogonal polar factor U V^T. Guarantee: residual <= `tolerance` * max(1, min(m, n) / 768)
             for every finite, non-zero input, whatever its condition (float32 itself reaches about 1e-9 at 768).
             The factor is that of the matrix up to rounding: relative error at most 1e-5 plus 1e-7 times the
             condition number in float32, as any float32 method. Singular values below the machine epsilon times the largest
@@ -90,7 +90,10 @@ def polar(
         moderate = _check_values(working, batch_shape)
         tall = working if rows >= columns else working.mT
         rational = matrices.device.type == "cpu"
-        tolerance *= max(1.0, min(rows, columns) / 64)
+        small = min(rows, columns)
+        tolerance *= max(1.0, small / 768)
+        if solver == "exact":  # a residual of 4e-10 a column is a relative error of 1e-5
+            tolerance = min(tolerance, 4e-10 * small)
 
         def solve(stack: Tensor) -> Solved:
             stack = stack if moderate else _moderate(stack)

@@ -41,6 +41,8 @@ SINGLE_MARGIN = 1.4e-7
 """sigma_min / sigma_max above which a float32 matrix has full rank for sure; below it the SVD decides."""
 DOUBLE_MARGIN = 1e-9
 """The same for float64 matrices."""
+MIXED = 3e-4
+"""Error ||A v - lambda v|| of a singular direction v beyond which it is not deflated: that would turn the result."""
 DROWNED = 1e-4
 """Singular value of an iterate below which its left vector is mostly rounding: the iteration has lifted it 650 times."""
 UNFINISHED = 2e-4
@@ -121,69 +123,73 @@ def _square(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
     spare = torch.empty_like(work)
     square = work.new_empty(len(work), columns, columns)
     count = torch.full((len(work),), 1, dtype=torch.int64, device=work.device)  # the step that finishes
-    count += _iterate(work, spare, square, rational, normalize=True)
+    count += _iterate(work, spare, square, rational)
     unfinished = residual(work, square)
-    index = (unfinished > room / 2).nonzero().flatten()
+    twice = unfinished > room / 2
+    index = twice.nonzero().flatten()
     if len(index):
         rest = work[index]
-        count[index] += _iterate(rest, spare[: len(index)], square[: len(index)], rational, normalize=False)
+        count[index] += _iterate(rest, spare[: len(index)], square[: len(index)], rational, again=True)
         work[index] = rest
         unfinished = residual(work, square)
-    lost = torch.zeros(len(work), dtype=torch.bool, device=work.device)
+    lost = torch.zeros_like(twice)
     if bool((unfinished > UNFINISHED * columns).any()):
-        lost = _deflate(work, matrices, square, room)
+        smallest = _deflate(work, square, room, matrices, torch.where(twice, 0.5, 0.01))
+        lost = smallest < SINGLE_MARGIN
     factor = quintic_step(work, FINISH, spare, square) if rational else polynomial_steps(work, (FINISH,))
     solved = Solved(factor, residual(factor, square), count, torch.zeros_like(lost))
-    nearly = (solved.residual > tolerance) & (solved.residual < 0.01) & ~lost
-    _repair(solved, nearly, lambda index: _solved(polynomial_steps(solved.factor[index], (CUBIC,)), 1))
+    for _ in range(4):
+        nearly = (solved.residual > tolerance) & (solved.residual < 1) & ~lost
+        _repair(solved, nearly, lambda index: _solved(polynomial_steps(solved.factor[index], (CUBIC,)), 1))
     _repair(solved, lost | ~(solved.residual <= tolerance), lambda index: _by_svd(matrices[index]))
     return solved
 
 
-def _iterate(work: Tensor, spare: Tensor, square: Tensor, rational: bool, *, normalize: bool) -> int:
+def _iterate(work: Tensor, spare: Tensor, square: Tensor, rational: bool, *, again: bool = False) -> int:
     """Bring singular values from 3e-3 (polynomial: 1e-4) of the bound on within 1 % of 1, in place.
 
-    Returns the number of steps.
+    `again` goes on from there; both together multiply by less than 1e6, so that the rounding errors of float32
+    (1e-7) are not lifted to 1, and lost rank stays visible. Returns the number of steps.
     """
     if rational:
-        rational_steps(work, SQUARE_RATIONAL, spare, square, normalize=normalize)
+        rational_steps(work, SQUARE_RATIONAL, spare, square, normalize=not again)
         return len(SQUARE_RATIONAL)
-    steps = quintic_schedule(1e-4, 1e-2)
-    bound = spectral_bound(work) if normalize else 1.01
-    work.copy_(polynomial_steps(work / bound, steps))
+    steps = quintic_schedule(1e-2 if again else 1e-4, 1e-2)
+    work.copy_(polynomial_steps(work / (1.01 if again else spectral_bound(work)), steps))
     return len(steps)
 
 
-def _deflate(work: Tensor, matrices: Tensor, away: Tensor, room: int) -> Tensor:
-    """Set the few singular values of `work` that are not near 1 to 1, in place.
+def _deflate(work: Tensor, away: Tensor, room: int, matrices: Tensor, suspect: Tensor) -> Tensor:
+    """Set the few singular values of `work` (b, m, n) that are not near 1 to 1, in place.
 
     `away`, X^T X - I below the diagonal, is small but for the unfinished directions, so that a few products with
-    it and the eigenvectors of a `room` x `room` matrix give an orthonormal basis V of just those. With
-    Q = orth(X V) the part X V V^T becomes Q P V^T, P the polar factor of Q^T W V for the original matrices W:
-    this product is computed in float64, and so right for singular values of W that the rounding of float32
-    steps would drown. Returns (b,), true where one of them is below SINGLE_MARGIN of the largest, or may be.
+    it and the eigenvectors of a `room` x `room` matrix give an orthonormal basis V of just those. With the QR
+    factors Q R of X V and P the polar factor of R, the part X V V^T becomes Q P V^T. Directions that V does not
+    hold cleanly are left to the polynomial steps that follow.
+
+    Returns (b,), sigma_min / sigma_max of `matrices`, of which `work` is the iterate, to four digits where the
+    smallest value of `work` is below `suspect` (b,), and infinity elsewhere. It comes from Q^T W V in float64,
+    since float32 steps drown it; where even Q is drowned, 0 is returned.
     """
     mirror(away)
     basis = _probes(away.shape[2], room).to(away).expand(len(away), -1, -1)
     for _ in range(2):
         basis = torch.linalg.qr(torch.bmm(away, torch.bmm(away, basis))).Q
-    distance, rotation = torch.linalg.eigh(torch.bmm(basis.mT, torch.bmm(away, basis)))
-    basis = torch.bmm(basis, rotation)
-    chosen = (distance < -0.03).to(work.dtype).unsqueeze(1)  # the finished ones are above -0.018
+    image = torch.bmm(away, basis)
+    distance, rotation = torch.linalg.eigh(torch.bmm(basis.mT, image))
+    basis, image = torch.bmm(basis, rotation), torch.bmm(image, rotation)
+    error = torch.linalg.vector_norm(image - basis * distance.unsqueeze(1), dim=1)
+    # the finished ones are above -0.018; ascending, so that the chosen ones come first and R is block diagonal
+    chosen = ((distance < -0.03) & (error < MIXED)).to(work.dtype).cumprod(dim=1).unsqueeze(1)
     part = torch.bmm(work, basis) * chosen
     left, triangle = torch.linalg.qr(part)
-    drowned = torch.linalg.svdvals(triangle + torch.diag_embed(1 - chosen[:, 0]))[:, -1] < DROWNED
-    norm = torch.linalg.matrix_norm(matrices)
-    inner = [q.double().mT @ (w.double() @ v.double()) for q, w, v in zip(left, matrices, basis, strict=True)]
-    inner = torch.stack(inner) * chosen * chosen.mT + torch.diag_embed((1 - chosen[:, 0]) * norm.unsqueeze(1))
-    left_vectors, singular, right_vectors = torch.linalg.svd(inner)
-    new = torch.bmm(left, torch.bmm(left_vectors, right_vectors).to(work.dtype)) * chosen
-    work.baddbmm_(new - part, basis.mT)
-    lost = singular[:, -1] < SINGLE_MARGIN * norm
-    index = lost.nonzero().flatten()
-    if len(index):  # that norm is an upper bound, up to sqrt(n) too large
-        lost[index] = singular[index, -1] < SINGLE_MARGIN * _largest(matrices[index])
-    return lost | drowned
+    left_vectors, singular, right_vectors = torch.linalg.svd(triangle + torch.diag_embed(1 - chosen[:, 0]))
+    work.baddbmm_(torch.bmm(left, torch.bmm(left_vectors, right_vectors)) * chosen - part, basis.mT)
+    smallest = torch.full_like(suspect, torch.inf)
+    for i in (singular[:, -1] < suspect).nonzero().flatten():
+        inner = left[i].double().mT @ (matrices[i].double() @ basis[i].double())
+        smallest[i] = torch.linalg.svdvals(inner)[-1] / _largest(matrices[i])
+    return smallest.masked_fill_(singular[:, -1] < DROWNED, 0.0)
 
 
 @lru_cache
@@ -192,15 +198,12 @@ def _probes(columns: int, count: int) -> Tensor:
     return torch.randn(columns, count, generator=torch.Generator().manual_seed(0))
 
 
-def _largest(matrices: Tensor) -> Tensor:
-    """Largest singular values (b,) by power iteration, up to a tenth too small."""
-    values = []
-    for matrix in matrices:
-        vector = matrix.sum(dim=0) + matrix[0]
-        for _ in range(12):
-            vector = matrix.mT @ (matrix @ (vector / torch.linalg.vector_norm(vector)))
-        values.append(torch.linalg.vector_norm(vector).sqrt())
-    return torch.stack(values)
+def _largest(matrix: Tensor) -> Tensor:
+    """Largest singular value of one matrix by power iteration, up to a tenth too small."""
+    vector = matrix.sum(dim=0) + matrix[0]
+    for _ in range(12):
+        vector = matrix.mT @ (matrix @ (vector / torch.linalg.vector_norm(vector)))
+    return torch.linalg.vector_norm(vector).sqrt()
 
 
 def _fast_pass(matrices: Tensor, rational: bool) -> Solved:
