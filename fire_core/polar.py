@@ -62,7 +62,7 @@ def polar(
             values of a square matrix well below 1. Lost rank stays lost.
         "exact": the orthogonal polar factor U V^T. Guarantee: residual <= `tolerance` * max(1, min(m, n) / 768)
             for every finite, non-zero input, whatever its condition (float32 itself reaches about 1e-9 at 768).
-            The factor is that of the matrix up to rounding: relative error at most 1e-5 plus 1e-7 times the
+            The factor is that of the matrix up to rounding: relative error at most 1e-5 plus 2e-7 times the
             condition number in float32, as any float32 method. Singular values below the machine epsilon times the largest
             count as lost; `completed` says where, and the factor is then the nearest one to the rectangular
             identity among all the equally near ones (see `fire_core.polar_svd`).

@@ -1,0 +1,114 @@
+"""The two iterations behind `exact`, and the last singular values that are set in one stroke."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fire_core.polar_exact import DROWNED, SINGLE_MARGIN, _deflate, solve_exact, solve_fast
+from fire_core.polar_kernels import lower_gram
+from tests.polar_cases import deviation, gaussian, oracle, relative_error, spread, with_spectrum
+
+PATHS = pytest.mark.parametrize("rational", [True, False], ids=["cpu", "gpu"])
+
+
+def bulk(columns: int, last: list[float]) -> Tensor:
+    """Singular values at random within 0.8 % of 1, but for the `last` ones."""
+    near = 1 + 0.008 * (2 * torch.rand(columns - len(last), generator=torch.Generator().manual_seed(3)) - 1)
+    return torch.cat([near.double(), torch.tensor(last, dtype=torch.float64)])
+
+
+def deflate(iterate: Tensor, original: Tensor, suspect: float = 0.01, room: int = 16) -> tuple[Tensor, Tensor]:
+    work = iterate.unsqueeze(0).clone()
+    away = lower_gram(work, torch.empty(1, work.shape[2], work.shape[2]))
+    away.diagonal(dim1=-2, dim2=-1).sub_(1.0)
+    smallest = _deflate(work, away, room, original.unsqueeze(0), torch.tensor([suspect]))
+    return work[0], smallest[0]
+
+
+@pytest.mark.parametrize("shape", [(40, 40), (96, 80), (192, 192)])
+def test_unfinished_singular_values_become_one_and_the_vectors_stay(shape: tuple[int, int]) -> None:
+    matrix = with_spectrum(*shape, bulk(shape[1], [0.7, 0.3, 0.05, 0.002]))
+    done, _ = deflate(matrix, matrix)
+    assert torch.linalg.svdvals(done.double())[-4:].min() > 0.99
+    assert torch.linalg.svdvals(done.double())[:-4].max() < 1.009
+    assert relative_error(oracle(done).float(), matrix) <= 2e-5
+
+
+def test_nothing_changes_where_nothing_is_unfinished() -> None:
+    matrix = with_spectrum(64, 64, bulk(64, []))
+    done, smallest = deflate(matrix, matrix)
+    torch.testing.assert_close(done, matrix, rtol=0, atol=2e-6)
+    assert smallest == torch.inf
+
+
+def test_a_crowd_of_directions_is_not_turned() -> None:
+    """Forty values from 0.7 to 0.95 do not fit into a room of 16: none may be set at the cost of its vectors."""
+    values = torch.cat([torch.ones(24), torch.linspace(0.95, 0.7, 40)])
+    matrix = with_spectrum(64, 64, values)
+    done, _ = deflate(matrix, matrix)
+    assert relative_error(oracle(done).float(), matrix) <= 2e-5
+
+
+@pytest.mark.parametrize("smallest", [2e-7, 1e-6, 3e-5])
+def test_the_condition_is_told_to_three_digits(smallest: float) -> None:
+    """The original has a singular value that float32 steps drown; the iterate has lifted it."""
+    original = with_spectrum(128, 128, torch.cat([spread(127, 3), torch.tensor([smallest], dtype=torch.float64)]))
+    left, singular, right = torch.linalg.svd(original.double())
+    lifted = torch.where(singular > 5e-4, torch.ones(()), 1e4 * singular)
+    _, told = deflate(((left * lifted) @ right).float(), original, suspect=1.0)
+    # the largest value comes from power iteration, the rounding of `original` moved the smallest
+    assert told == pytest.approx(float(singular[-1] / singular[0]), rel=0.02)
+
+
+def test_a_drowned_direction_counts_as_lost() -> None:
+    matrix = with_spectrum(64, 64, bulk(64, [DROWNED / 3]))
+    assert deflate(matrix, matrix)[1] < SINGLE_MARGIN
+
+
+@PATHS
+@pytest.mark.parametrize("shape", [(16, 16), (64, 64), (200, 180), (192, 192), (300, 100), (90, 3)])
+@pytest.mark.parametrize("decades", [0.0, 1.0, 3.0, 4.5])
+def test_exact_on_both_iterations(rational: bool, shape: tuple[int, int], decades: float) -> None:
+    matrices = torch.stack([with_spectrum(*shape, spread(shape[1], decades), seed) for seed in (1, 2)])
+    solved = solve_exact(matrices, 1e-8, rational)
+    assert deviation(solved.factor).max() <= 1e-8
+    assert relative_error(solved.factor, matrices).max() <= 1e-5 + 2e-7 * 10**decades
+    assert not solved.completed.any()
+    assert (solved.iterations > 0).all()
+
+
+@PATHS
+@pytest.mark.parametrize("rank", [1, 20, 63])
+def test_lost_rank_is_seen_on_both_iterations(rational: bool, rank: int) -> None:
+    lost = gaussian(64, rank, seed=1) @ gaussian(rank, 64, seed=2)
+    whole = gaussian(64, 64, seed=3)
+    solved = solve_exact(torch.stack([whole, lost]), 1e-8, rational)
+    assert solved.completed.tolist() == [False, True]
+    assert deviation(solved.factor).max() <= 1e-8
+
+
+@PATHS
+def test_rank_is_decided_as_float64_decides_it(rational: bool) -> None:
+    """Smallest singular values around the machine epsilon, from either side."""
+    for factor, whole in ((0.5, False), (0.8, False), (2.0, True), (20.0, True)):
+        smallest = factor * torch.finfo(torch.float32).eps
+        left, right = oracle(gaussian(64, 64, seed=1)), oracle(gaussian(64, 64, seed=2))
+        values = torch.cat([torch.ones(40), torch.full((23,), 1e-2), torch.tensor([smallest])]).double()
+        matrix = ((left * values) @ right).float()
+        singular = torch.linalg.svdvals(matrix.double())
+        kept = bool(singular[-1] > torch.finfo(torch.float32).eps * singular[0])
+        assert kept == whole, "rounding moved the example across the line: choose another"
+        assert bool(solve_exact(matrix.unsqueeze(0), 1e-8, rational).completed) != kept
+
+
+@PATHS
+def test_fast_is_nearer_than_ten_published_steps(rational: bool) -> None:
+    matrices = gaussian(3, 192, 192)
+    left, singular, right = torch.linalg.svd(matrices.double())
+    values = singular / torch.linalg.vector_norm(singular, dim=1, keepdim=True)
+    for _ in range(10):
+        values = 1.5 * values - 0.5 * values**3
+    published = torch.linalg.vector_norm(values - 1, dim=1) / 192**0.5
+    assert (relative_error(solve_fast(matrices, rational).factor, matrices) < 0.5 * published).all()
