@@ -4,9 +4,9 @@
 
 The plain loop has the same networks, losses and settings in the form in which single-file SAC scripts have them: two
 critics one after the other, `torch.distributions` for the policy, losses that send gradients through everything, an
-optimizer that goes parameter by parameter, one replay sample an update; float32. Ours is timed in float32 and with
-bfloat16 matrix products (`precision=bf16`). All take turns in one process, so a busy machine slows all; the ratio is the
-median over rounds, of processor seconds on a CPU and of the clock on a GPU.
+optimizer that goes parameter by parameter, one replay sample an update; float32. Ours is timed in float32, with
+bfloat16 matrix products (`precision=bf16`), and each of them compiled (`compile=true`). All take turns in one process,
+so a busy machine slows all; the ratio is the median over rounds, of processor seconds on a CPU and of the clock on a GPU.
 """
 
 from __future__ import annotations
@@ -139,14 +139,24 @@ def filled_replay() -> FlatReplay:
 
 
 def our_turn(
-    setting: Setting, replay: FlatReplay, device: torch.device, precision: str
+    setting: Setting, replay: FlatReplay, device: torch.device, precision: str, compiled: bool
 ) -> Callable[[], None]:
     """One turn of our updates, two from each replay sample as at paper size."""
     actor = Actor(OBSERVATIONS, ACTIONS, setting.actor, 1).to(device)
     critics = Critics(OBSERVATIONS, ACTIONS, setting.critic, setting.blocks).to(device)
     temperature = Temperature().to(device)
     learner = Learner(
-        actor, critics, deepcopy(critics), temperature, DISCOUNT, TAU, -9.5, RATE, 0.01, precision
+        actor,
+        critics,
+        deepcopy(critics),
+        temperature,
+        DISCOUNT,
+        TAU,
+        -9.5,
+        RATE,
+        0.01,
+        precision,
+        compiled,
     )
     draw, noise = np.random.default_rng(1), torch.Generator().manual_seed(1)
 
@@ -245,7 +255,11 @@ def main() -> None:
     print(f"{'':52}{'ours/s':>10} {'plain/s':>10} {'ratio':>7}")
     rows: list[dict[str, Any]] = []
     for setting in SETTINGS:
-        turns = {f", {p}": our_turn(setting, replay, device, p) for p in ("fp32", "bf16")}
+        turns = {
+            f", {p}{', compiled' if c else ''}": our_turn(setting, replay, device, p, c)
+            for p in ("fp32", "bf16")
+            for c in (False, True)
+        }
         turns["plain"] = plain_turn(setting, replay, device)
         rows += compare(setting.name, "updates/s", turns, setting.updates, options)
     rows += stepping(options)

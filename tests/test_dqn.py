@@ -9,7 +9,8 @@ from conf.launch import CONF, compose_config
 from fire_core.errors import UserError
 from fire_core.methods import create
 from fire_core.phases import Phase, State, snapshot
-from rl.dqn.learn import epsilon, td_loss, td_targets, update
+from rl.captured import captured
+from rl.dqn.learn import epsilon, losses, td_loss, td_targets, update
 from rl.dqn.measure import Window, measure
 from rl.dqn.network import DQN
 from rl.dqn.settings import check
@@ -52,6 +53,20 @@ def test_the_penalty_of_a_method_joins_the_gradient():
     net, target = linear([1.0, 2.0]), linear([3.0, 4.0])
     update(net, target, torch.optim.SGD(net.parameters(), lr=0.1), two_transitions(), 0.9, net.weight.sum())
     torch.testing.assert_close(net.weight[:, 0], torch.tensor([1.05 - 0.1, 1.9 - 0.1]))
+
+
+def test_the_pass_compiles_without_a_graph_break_and_gives_the_same_update():
+    """Traced by the compiler as on a GPU, run by eager kernels, and again after a change of the weights in place."""
+    results = []
+    for learning in (losses, captured(losses, torch.device("cpu"), backend="aot_eager")):
+        net, target = linear([1.0, 2.0]), linear([3.0, 4.0])
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        figures = [*update(net, target, optimizer, two_transitions(), 0.9, losses=learning)]
+        target.load_state_dict(net.state_dict())
+        figures += update(net, target, optimizer, two_transitions(), 0.9, losses=learning)
+        results.append([*figures, net.weight.detach()])
+    for eager, traced in zip(*results, strict=True):
+        torch.testing.assert_close(traced, eager)
 
 
 def test_truncation_bootstraps_and_termination_does_not():

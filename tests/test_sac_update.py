@@ -10,9 +10,10 @@ from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 from torch.nn.functional import layer_norm, linear, relu
 
+from rl.captured import captured
 from rl.replay import Batch
 from rl.sac.network import Actor, Critics, Temperature
-from rl.sac.update import Learner, critic_target, update
+from rl.sac.update import Learner, actor_losses, critic_losses, critic_target, update
 
 OBSERVATIONS, ACTIONS, SIZE = 4, 2, 6
 RATE, DECAY, DISCOUNT, TAU, TARGET_ENTROPY = 1e-3, 0.01, 0.9, 0.1, -1.0
@@ -158,3 +159,36 @@ def test_bf16_updates_stay_near_float32_ones():
         assert all(p.dtype == torch.float32 for p in net.parameters()), name
     gaps = [(a - b).abs().max() for a, b in zip(ours.critics.parameters(), theirs.critics.parameters())]
     assert max(gaps) <= 2.1 * RATE  # Adam's first step is at most one rate in either direction
+
+
+def test_the_passes_compile_without_a_graph_break_and_give_the_same_update():
+    """Traced by the compiler as on a GPU, run by eager kernels: five updates in a row."""
+    plain, traced = learner(), learner()
+    traced.losses = [
+        captured(f, torch.device("cpu"), backend="aot_eager") for f in (actor_losses, critic_losses)
+    ]
+    noise = torch.randn(5, 2, SIZE, ACTIONS, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    for draw in noise:
+        wanted, got = update(plain, batch(), draw), update(traced, batch(), draw)
+        assert wanted.keys() == got.keys()
+        for name in wanted:
+            torch.testing.assert_close(got[name], wanted[name])
+            assert not got[name].requires_grad
+    for name, net in plain.nets().items():
+        torch.testing.assert_close(dict(traced.nets()[name].state_dict()), dict(net.state_dict()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_compiled_updates_stay_near_eager_ones(precision: str):
+    """`compile=true` as users run it; needs a C++ compiler."""
+    first = learner()
+    nets = {name: net.float() for name, net in first.nets().items()}
+    settings = (DISCOUNT, TAU, TARGET_ENTROPY, RATE, DECAY, precision)
+    plain, compiled = (Learner(*deepcopy(list(nets.values())), *settings, compile=c) for c in (False, True))
+    data = Batch(*(values.float() for values in batch()))
+    for draw in torch.randn(5, 2, SIZE, ACTIONS, generator=torch.Generator().manual_seed(2)):
+        wanted, got = update(plain, data, draw), update(compiled, data, draw)
+    tolerance = 1e-4 if precision == "fp32" else 0.05
+    for name in wanted:
+        torch.testing.assert_close(got[name], wanted[name], rtol=tolerance, atol=tolerance)

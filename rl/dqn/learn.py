@@ -1,5 +1,7 @@
 """The learning rule of DQN: targets, loss, one update, the exploration schedule."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
@@ -35,6 +37,12 @@ def with_actions(batch: Batch, targets: Tensor) -> Tensor:
     return torch.stack([batch.actions.float(), targets], dim=1)
 
 
+def losses(net: nn.Module, target: nn.Module, batch: Batch, discount: float) -> tuple[Tensor, Tensor]:
+    """Loss of a batch and the mean of its targets."""
+    wanted = td_targets(target, batch, discount)
+    return td_loss(net(batch.observations), with_actions(batch, wanted)), wanted.mean()
+
+
 def update(
     net: nn.Module,
     target: nn.Module,
@@ -42,14 +50,17 @@ def update(
     batch: Batch,
     discount: float,
     penalty: Tensor | float = 0.0,
+    losses: Callable[..., tuple[Tensor, Tensor]] = losses,
 ) -> tuple[Tensor, Tensor]:
-    """One gradient step on `net` in place. Returns the detached loss and mean chosen target, not synchronised."""
-    wanted = td_targets(target, batch, discount)
-    loss = td_loss(net(batch.observations), with_actions(batch, wanted))
+    """One gradient step on `net` in place. Returns the detached loss and mean chosen target, not synchronised.
+
+    `losses` may be a compiled form of the function of that name.
+    """
+    loss, value = losses(net, target, batch, discount)
     optimizer.zero_grad(set_to_none=True)
     (loss + penalty).backward()
     optimizer.step()
-    return loss.detach(), wanted.mean()
+    return loss.detach().clone(), value.detach().clone()
 
 
 def epsilon(step: int, learning_starts: int, decay_steps: int, final: float) -> float:

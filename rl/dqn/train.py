@@ -29,8 +29,9 @@ from fire_core.optim_state import apply_policy, check_policy
 from fire_core.phases import Phase, State, snapshot
 from fire_core.runs import generator, numpy_generator, seeded
 from fire_core.runs.seeding import derive
+from rl.captured import captured
 from rl.dqn.env import SCORES, Games
-from rl.dqn.learn import epsilon, td_loss, td_targets, update, with_actions
+from rl.dqn.learn import epsilon, losses, td_loss, td_targets, update, with_actions
 from rl.dqn.measure import Window, brief, measure
 from rl.dqn.memory import FOLDER, leave_trunk, open_replay
 from rl.dqn.network import DQN
@@ -57,7 +58,7 @@ def train(cfg: DictConfig) -> None:
     state = State({"net": net}, followers=[(target, net)], initial=snapshot({"net": net}), loss=td_loss)
     method.check(state)
     adam = make_optimizer(net, cfg)
-    forward = torch.compile(net) if cfg.compile else net
+    learning = captured(losses, device) if cfg.compile else losses
     random = {name: numpy_generator(cfg.seed, name) for name in ("policy", "replay")}
     updates = round(cfg.updates_per_transition * games.count)
 
@@ -148,7 +149,7 @@ def train(cfg: DictConfig) -> None:
                     batch = replay.sample(cfg.batch_size, random["replay"], device)
                     penalty = method.penalty(state)
                     loss, value = update(
-                        forward, target, state.optimizers["net"], batch, cfg.discount, penalty
+                        net, target, state.optimizers["net"], batch, cfg.discount, penalty, learning
                     )
                     method.after_step(state)
                     window.add(loss, value)

@@ -251,6 +251,7 @@ def build(cfg: DictConfig, task: Task, device: torch.device) -> Learner:
         learning_rate=cfg.learning_rate,
         weight_decay=cfg.weight_decay,
         precision=cfg.precision,
+        compile=cfg.compile,
     )
 
 

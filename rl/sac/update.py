@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from rl.captured import captured
 from rl.replay import Batch
 from rl.sac.network import Actor, Critics, Temperature, sample_action
 
@@ -21,6 +22,7 @@ class Learner:
     """What an update changes, and its constants. `target` holds the slow copy of the critics and has no gradients.
 
     `precision` "bf16" runs the matrix products of the networks in bfloat16; weights, losses and optimizers stay float32.
+    `compile` runs both passes through torch.compile, as CUDA graphs on a GPU.
     """
 
     actor: Actor
@@ -33,10 +35,13 @@ class Learner:
     learning_rate: float
     weight_decay: float
     precision: str = "fp32"
+    compile: bool = False
     optimizers: dict[str, torch.optim.Optimizer] = field(init=False, default_factory=dict)
 
     def __post_init__(self):
         self.renew_optimizers()
+        device = self.temperature.log_alpha.device
+        self.losses = [captured(f, device) if self.compile else f for f in (actor_losses, critic_losses)]
 
     def renew_optimizers(self) -> None:
         """Fresh optimizers for whatever parameters exist now: AdamW on all (biases and norms too), Adam on alpha."""
@@ -82,6 +87,26 @@ def critic_target(learner: Learner, batch: Batch, noise: Tensor) -> Tensor:
         return batch.rewards + learner.discount * (1 - batch.terminated) * value
 
 
+def actor_losses(learner: Learner, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss of the actor against the critics, and the entropy of its actions in nats, both 0-d."""
+    with learner.autocast():
+        action, log_density = sample_action(*learner.actor(batch.observations), noise)
+        value = learner.critics(batch.observations, action).amin(dim=0)
+    loss = (learner.temperature().detach() * log_density - value).mean()
+    return loss, -log_density.detach().mean()
+
+
+def critic_losses(learner: Learner, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss of the critics against the soft Bellman target, and their mean value, both 0-d.
+
+    Sum over the critics, mean over the batch, no factor one half: as in the reference implementation.
+    """
+    wanted = critic_target(learner, batch, noise)
+    with learner.autocast():
+        values = learner.critics(batch.observations, batch.actions)
+    return (values - wanted).square().sum(dim=0).mean(), values.detach().mean()
+
+
 def update(
     learner: Learner, batch: Batch, noise: Tensor, penalty: Callable[[], Tensor | float] = lambda: 0.0
 ) -> dict[str, Tensor]:
@@ -92,34 +117,27 @@ def update(
     Gradients are computed for the network that is updated and for no other: the actor's pass through the critics
     leaves out their weight gradients.
     """
-    with frozen(learner.optimizers["critics"]), learner.autocast():
-        action, log_density = sample_action(*learner.actor(batch.observations), noise[0])
-        value = learner.critics(batch.observations, action).amin(dim=0)
-    actor_loss = (learner.temperature().detach() * log_density - value).mean()
+    of_actor, of_critics = learner.losses
+    with frozen(learner.optimizers["critics"]):
+        actor_loss, entropy = of_actor(learner, batch, noise[0])
     step(learner.optimizers["actor"], actor_loss + penalty())
+    figures = {"actor_loss": actor_loss.detach().clone(), "entropy": entropy.clone()}
 
-    entropy = -log_density.detach().mean()
-    temperature_loss = learner.temperature() * (entropy - learner.target_entropy)
+    temperature_loss = learner.temperature() * (figures["entropy"] - learner.target_entropy)
     step(learner.optimizers["temperature"], temperature_loss)
 
-    wanted = critic_target(learner, batch, noise[1])
-    with learner.autocast():
-        values = learner.critics(batch.observations, batch.actions)
-    # Sum over the critics, mean over the batch, no factor one half: as in the reference implementation.
-    critic_loss = (values - wanted).square().sum(dim=0).mean()
+    critic_loss, value = of_critics(learner, batch, noise[1])
     step(learner.optimizers["critics"], critic_loss + penalty())
 
     with torch.no_grad():
         torch._foreach_lerp_(
             list(learner.target.parameters()), list(learner.critics.parameters()), learner.tau
         )
-    return {
-        "actor_loss": actor_loss.detach(),
-        "critic_loss": critic_loss.detach(),
+    return figures | {
+        "critic_loss": critic_loss.detach().clone(),
         "temperature_loss": temperature_loss.detach(),
-        "entropy": entropy,
         "temperature": learner.temperature().detach(),
-        "value": values.detach().mean(),
+        "value": value.clone(),
     }
 
 
