@@ -1,11 +1,11 @@
 """DQN: our games and replay against the usual stack, interleaved.
 
-    python benchmarks/bench_dqn.py --rounds 5
+    python -m benchmarks.bench_dqn [--rounds 5] [--device cuda]
 
 Usual stack: gymnasium's AtariPreprocessing and FrameStackObservation in a (synchronous or asynchronous) vector
 environment, and a ring that stores every observation as a full stack. Both sides take the same random actions, clip rewards
 and store every step. Rounds alternate, so a slow minute of the machine hits both; the ratio of each round is listed and
-the median stated. Also: time of a batch from a nearly full memory-mapped ring, time of an update, bytes.
+the median stated. Also: updates per second in the usual form, ours and ours compiled; time of a batch; bytes.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -24,8 +24,9 @@ import numpy as np
 import torch
 
 from benchmarks.results_file import loop_row, merge_loops
+from rl.captured import captured
 from rl.dqn.env import Games
-from rl.dqn.learn import update
+from rl.dqn.learn import losses, update
 from rl.dqn.network import DQN
 from rl.replay import Batch, FrameReplay
 
@@ -102,9 +103,15 @@ def act_ours(games: Games, replay: FrameReplay, steps: int) -> None:
         replay.add(actions, np.sign(step.rewards), step.terminated, step.truncated, frames, step.final_frames)
 
 
-def seconds(function: Callable[[], object]) -> float:
+def seconds(function: Callable[[], object], device: torch.device | None = None) -> float:
+    """Seconds by the clock; a GPU is waited for on both sides."""
+    on_gpu = device is not None and device.type == "cuda"
+    if on_gpu:
+        torch.cuda.synchronize()
     started = time.perf_counter()
     function()
+    if on_gpu:
+        torch.cuda.synchronize()
     return time.perf_counter() - started
 
 
@@ -139,21 +146,55 @@ def bench_acting(game: str, asynchronous: bool, rounds: int, steps: int, folder:
     return replay
 
 
-def bench_learning(replay: FrameReplay, rounds: int) -> None:
-    """Print the time of a batch of 32 and of an update of the published network with it."""
+def bench_learning(replay: FrameReplay, rounds: int, device: torch.device) -> None:
+    """Updates of the published network, batch from the replay included: the usual form, ours, and ours compiled.
+
+    Usual: eager, an optimizer that goes parameter by parameter, loss read back. One warm-up turn each, then in turns.
+    """
+    loops = {
+        "usual": learning_loop(replay, device, losses, read=True, fused=False, foreach=False),
+        "eager": learning_loop(replay, device, losses, fused=True),
+        "compiled": learning_loop(replay, device, captured(losses, device), fused=True),
+    }
+    count = 20 if device.type == "cpu" else 500
+    rates: dict[str, list[float]] = {name: [] for name in loops}
+    for turn in range(rounds + 1):
+        for name, loop in loops.items():
+            taken = seconds(lambda loop=loop: [next(loop) for _ in range(count)], device)
+            if turn > 0:
+                rates[name].append(count / taken)
+    for name in ("eager", "compiled"):
+        setting = f"updates, batch 32, {name}"
+        row = loop_row("dqn", setting, "updates/s", device.type, rates[name], rates["usual"])
+        merge_loops([row])
+        print(
+            f"{setting}: ours {row['ours']:.1f}/s, usual {row['usual']:.1f}/s, median ratio {row['ratio']:.2f}"
+        )
     generator = np.random.default_rng(0)
-    net, target = DQN(4), DQN(4)
-    optimizer = torch.optim.Adam(net.parameters(), lr=6.25e-5, eps=1.5e-4, fused=True)
-    batch = replay.sample(32, generator)
-    sampling, updating = [], []
-    for _ in range(10 * rounds):
-        sampling.append(1000 * seconds(lambda: replay.sample(32, generator)))
-        updating.append(1000 * seconds(lambda: update(net, target, optimizer, batch, 0.99)))
-    share = statistics.median(sampling) / (statistics.median(sampling) + statistics.median(updating))
+    sampling = statistics.median(seconds(lambda: replay.sample(32, generator)) for _ in range(10 * rounds))
     print(
-        f"batch of 32 from the mapped replay: {statistics.median(sampling):.2f} ms; update {statistics.median(updating):.1f}"
-        f" ms (best {min(updating):.1f}); sampling is {share:.1%} of learning"
+        f"batch of 32 from the mapped replay: {1000 * sampling:.2f} ms, "
+        f"{sampling * statistics.median(rates['eager']):.1%} of learning"
     )
+
+
+def learning_loop(
+    replay: FrameReplay,
+    device: torch.device,
+    learning: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    read: bool = False,
+    **adam: bool,
+) -> Iterator[None]:
+    """One update a step, forever; `read` waits for the loss each time."""
+    generator = np.random.default_rng(0)
+    net, target = DQN(4).to(device), DQN(4).to(device)
+    optimizer = torch.optim.Adam(net.parameters(), lr=6.25e-5, eps=1.5e-4, **adam)
+    while True:
+        batch = replay.sample(32, generator, device)
+        loss, _ = update(net, target, optimizer, batch, 0.99, losses=learning)
+        if read:
+            loss.item()
+        yield
 
 
 def main() -> None:
@@ -163,13 +204,14 @@ def main() -> None:
     parser.add_argument("--game", default="breakout")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=1000, help="steps of the four games in a round")
+    parser.add_argument("--device", default="cpu", help="of the updates")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for asynchronous in (False, True):
         with tempfile.TemporaryDirectory() as folder:
             replay = bench_acting(options.game, asynchronous, options.rounds, options.steps, Path(folder))
             if not asynchronous:
-                bench_learning(replay, options.rounds)
+                bench_learning(replay, options.rounds, torch.device(options.device))
 
 
 if __name__ == "__main__":
