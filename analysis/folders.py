@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -92,7 +93,7 @@ def describe_run(path: Path) -> dict[str, Any]:
         "machine": _name(meta.get("hardware")),
         "domain": str(meta.get("domain") or ""),
         "protocol": _protocol(path) if (path / "config.yaml").exists() else "",
-        "command": command_of(meta, label),
+        "command": command_of(meta, label, read_config(path)),
         "started": str(meta.get("started") or ""),
         "path": str(path),
     }
@@ -107,8 +108,11 @@ def _protocol(path: Path) -> str:
     return _PROTOCOLS[key]
 
 
-def command_of(meta: dict[str, Any], label: str) -> str:
-    """The command of one run without its seed. A sweep's command is cut down to this run's share of it."""
+def command_of(meta: dict[str, Any], label: str, config: dict[str, Any]) -> str:
+    """The command of one run without its seed. A sweep's command is cut down to this run's share of it.
+
+    What an experiment's own sweep set is in the label alone, there without the "method." of the method's settings.
+    """
     parts = [f"{key}={meta.get(key)}" for key in ("experiment", "size", "method")]
     for argument in str(meta.get("command") or "").split()[1:]:
         key, _, value = argument.partition("=")
@@ -120,7 +124,26 @@ def command_of(meta: dict[str, Any], label: str) -> str:
             short = key.removeprefix("method.")
             value = next((v for v in value.split(",") if f"{short}={v}" in label), value)
         parts.append(f"{key}={value}")
+    typed = {part.partition("=")[0].removeprefix("method.") for part in parts}
+    for key, value in settings_of(label).items():
+        if key not in typed:
+            parts.append(f"{key}={value}" if key.partition(".")[0] in config else f"method.{key}={value}")
     return f"python {SCRIPTS.get(str(meta.get('domain')), 'vision/train.py')} {' '.join(parts)}"
+
+
+def settings_of(label: str) -> dict[str, str]:
+    """What a label says beside the method: `fire-iterations=20-lr=1e-3` -> {"iterations": "20", "lr": "1e-3"}.
+
+    The eight digits at the end of a folder that had to make way for another config are no setting.
+    """
+    settings: dict[str, str] = {}
+    for part in re.sub(r"-[0-9a-f]{8}$", "", label).split("-")[1:]:
+        key, equals, value = part.partition("=")
+        if equals:
+            settings[key] = value
+        elif settings:  # a minus sign inside a value
+            settings[[*settings][-1]] += f"-{part}"
+    return settings
 
 
 def read_json(path: Path) -> Any:

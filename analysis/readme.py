@@ -15,9 +15,10 @@ import pandas as pd
 from analysis import curves, measures, paper, style
 from analysis.figure import experiment_of, names_of, open_results, with_finished_runs
 from analysis.load import Results
+from analysis.result_tables import joined
 from analysis.stats import estimate
 from analysis.summary import interval_text, number
-from analysis.tables import in_short, joined
+from analysis.tables import in_short
 from analysis.tabulate import markdown
 from fire_core.errors import UserError
 

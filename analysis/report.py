@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import curves, fig2, fig3, fig4, fig5, measures, probes, style, tables
+from analysis import curves, fig2, fig3, fig4, fig5, measures, probes, result_tables, style
 from analysis.benchmark_tables import tables_of
 from analysis.figure import experiment_of, open_results
 from analysis.folders import read_boundaries
@@ -67,7 +67,7 @@ def _wrap(value: object) -> str:
 def claims_html(table: pd.DataFrame) -> str:
     """Claims with a verdict at some size; the others folded away."""
     verdicts = ("at size paper", "at size small")
-    waiting = tables.is_waiting(table)
+    waiting = result_tables.is_waiting(table)
     title = f"{int(waiting.sum())} claims not run at any size"
     folded = f"<details><summary>{title}</summary>{table_html(table[waiting])}</details>"
     return table_html(table[~waiting], verdicts) + folded
@@ -129,8 +129,8 @@ def where_table(results: Results) -> pd.DataFrame:
                 "runs": len(runs),
                 "methods": ", ".join(style.ordered(runs["label"])),
                 "seeds": " ".join(map(str, sorted(runs["seed"].unique()))),
-                "commit": tables.joined(runs["commit"]),
-                "machine": tables.joined(runs["machine"]),
+                "commit": result_tables.joined(runs["commit"]),
+                "machine": result_tables.joined(runs["machine"]),
             }
         )
     return pd.DataFrame(rows)
@@ -161,7 +161,7 @@ def _short(value: Any) -> Any:
 
 def page(results: Results) -> str:
     """The whole file as text."""
-    claim_table = tables.claim_table(results)
+    claim_table = result_tables.claim_table(results)
     words = pd.concat([claim_table["at size paper"].str.split(":").str[0], claim_table["at size small"]])
     counted = [(word, int((words == word).sum())) for word in (*GOOD, *BAD, "cannot be told apart")]
     counts = "".join(f"<div><b>{number}</b>{escape(word)}</div>" for word, number in counted)
@@ -177,9 +177,9 @@ def page(results: Results) -> str:
     ends = "".join(
         f"<details><summary>{escape(experiment_of(part))}, size {escape(part.finished['size'].iloc[0])}, "
         f"data {escape(part.finished['data'].iloc[0])}</summary>"
-        f'<p class="note">{escape(tables.provenance_lines(part)).replace("`", "")}</p>'
-        f"{table_html(tables.end_value_table(part))}<h3>FIRE against each other method</h3>"
-        f"{table_html(tables.contrast_table(part))}</details>"
+        f'<p class="note">{escape(result_tables.provenance_lines(part)).replace("`", "")}</p>'
+        f"{table_html(result_tables.end_value_table(part))}<h3>FIRE against each other method</h3>"
+        f"{table_html(result_tables.contrast_table(part))}</details>"
         for part in curves.settings(results)
         if measures.measures_of(part, experiment_of(part))
     )
@@ -188,13 +188,13 @@ def page(results: Results) -> str:
         ("where", "What was run where", table_html(where_table(results))),
         ("figures", "Figures", figures_html(results)),
         ("ends", "End values", ends or '<p class="note">Nothing run yet.</p>'),
-        ("boundary", "Right after the boundary", table_html(tables.boundary_table(results))),
+        ("boundary", "Right after the boundary", table_html(result_tables.boundary_table(results))),
         ("matrices-title", "Matrix by matrix", explorer),
-        ("learning", "Learning before the boundary", table_html(tables.learning_table(results))),
-        ("cost", "Cost", table_html(tables.cost_table(results))),
-        ("ablations", "Ablations", table_html(tables.ablation_table(results))),
+        ("learning", "Learning before the boundary", table_html(result_tables.learning_table(results))),
+        ("cost", "Cost", table_html(result_tables.cost_table(results))),
+        ("ablations", "Ablations", table_html(result_tables.ablation_table(results))),
         ("benchmarks", "Benchmarks", benchmarks_html()),
-        ("missing", "Not run at the paper's size", table_html(tables.not_run(results))),
+        ("missing", "Not run at the paper's size", table_html(result_tables.not_run(results))),
     ]  # fmt: skip
     nav = "".join(f'<a href="#{key}">{escape(title)}</a>' for key, title, _ in sections)
     head = (

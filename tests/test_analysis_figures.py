@@ -23,6 +23,7 @@ from analysis import (
     measures,
     paper,
     report,
+    result_tables,
     status,
     style,
     summary,
@@ -207,7 +208,7 @@ def test_learning_before_the_boundary_by_hand(tmp_path):
         ]
         for method in ("none", "fire"):
             write_run(tmp_path, "fig4a_x", method, seed, lines, data="x", protocol="")
-    evaluation, training = tables.learning_table(load(tmp_path)).to_dict("records")
+    evaluation, training = result_tables.learning_table(load(tmp_path)).to_dict("records")
     assert evaluation["before the boundary"].startswith("11.5") and evaluation["level"].startswith("1.0")
     assert evaluation["level is"] == "random actions" and evaluation["gain"].startswith("+10.5")
     assert training["gain"].startswith("+1.0") and training["seeds"] == 2
@@ -289,8 +290,8 @@ def test_summary_prints_and_fails_for_a_failed_run(root, tmp_path, capsys):
 def test_a_new_method_shows_everywhere(results):
     part = part_of(results, "random_label")
     assert "brand_new" in summary.summarise(part)["label"].tolist()
-    assert "brand new" in tables.end_value_table(part)["method"].tolist()
-    assert "brand new" in tables.contrast_table(part)["FIRE minus"].tolist()
+    assert "brand new" in result_tables.end_value_table(part)["method"].tolist()
+    assert "brand new" in result_tables.contrast_table(part)["FIRE minus"].tolist()
 
 
 def test_mixed_commits_and_sizes_are_said(tmp_path):

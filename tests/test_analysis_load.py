@@ -8,8 +8,9 @@ from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_
 
 from analysis import measures
 from analysis.curves import one_setting, settings
-from analysis.folders import command_of, read_boundaries
+from analysis.folders import command_of, read_boundaries, settings_of
 from analysis.load import load, write_frame
+from analysis.result_tables import together
 from fire_core.errors import UserError
 
 
@@ -120,9 +121,39 @@ def test_command_is_the_runs_own_share_of_a_sweep():
         "command": "train.py -m experiment=e size=small method=none,fire seed=1,2 "
         "method.iterations=5,20 optimizer_state=keep data.folder=/somewhere run.root=x hydra/launcher=ray",
     }  # fmt: skip
-    assert command_of(meta, "fire-iterations=20-optimizer_state=keep") == (
+    assert command_of(meta, "fire-iterations=20-optimizer_state=keep", {}) == (
         "python rl/dqn/train.py experiment=e size=small method=fire method.iterations=20 optimizer_state=keep "
         "data.folder=FOLDER"
+    )
+
+
+def test_command_names_what_the_experiments_own_sweep_set():
+    meta = {
+        "experiment": "e",
+        "size": "small",
+        "method": "fire",
+        "command": "train.py -m experiment=e seed=1",
+    }
+    config = {"optimizer_state": "keep", "method": {"strength": 0.001}}
+    assert command_of(meta, "fire-optimizer_state=keep-strength=1e-3", config) == (
+        "python vision/train.py experiment=e size=small method=fire optimizer_state=keep method.strength=1e-3"
+    )
+
+
+def test_settings_of_a_label():
+    assert settings_of("fire") == {} == settings_of("fire-0123abcd")
+    assert settings_of("fire-iterations=20-lr=1e-3-0123abcd") == {"iterations": "20", "lr": "1e-3"}
+
+
+def test_commands_of_several_runs_become_one_sweep():
+    run = "python vision/train.py experiment=e size=small"
+    assert together([f"{run} method=fire", f"{run} method=none"]) == (
+        "python vision/train.py -m experiment=e size=small method=fire,none"
+    )
+    swept = [f"{run} method=fire method.targets={rule}" for rule in ("qk", "all")]
+    assert together(swept).endswith("method=fire method.targets=qk,all")
+    assert together([f"{run} method=fire", f"{run} method=none optimizer_state=keep"]).endswith(
+        "method=fire,none"
     )
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis import curves, fig2
 from analysis.figure import experiment_of, open_results, plain
-from analysis.tables import boundary_table, contrast_table, end_value_table
+from analysis.result_tables import boundary_table, contrast_table, end_value_table
 
 pd.set_option("display.width", 160, "display.max_columns", 20, "display.max_colwidth", 60)
 ROOT = os.environ.get("FIRE_RUNS", "runs")
