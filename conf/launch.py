@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib.util
 import os
@@ -34,7 +33,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, did_you_mean
 from fire_core.methods import Method
 from fire_core.runs import Run
 
@@ -221,13 +220,15 @@ def check_overrides(domain: str, overrides: list[str], sweep: bool = True) -> No
         if override.is_add() or override.is_delete() or override.is_force_add():
             key = override.input_line.lstrip("+~").split("=")[0]
             known = sorted(_keys(domain, parsed, groups) | set(groups))
-            raise UserError(f"{override.input_line!r}: keys cannot be added or removed{_nearest(key, known)}")
+            raise UserError(
+                f"{override.input_line!r}: keys cannot be added or removed{did_you_mean(key, known)}"
+            )
         if override.key_or_group in groups:
             for option in _values(override):
                 if option not in groups[override.key_or_group]:
                     raise UserError(
                         f"{override.key_or_group}={option} does not exist"
-                        f"{_nearest(option, groups[override.key_or_group])}"
+                        f"{did_you_mean(option, groups[override.key_or_group])}"
                     )
     for experiment in [v for o in parsed if o.key_or_group == "experiment" for v in _values(o)]:
         owner = compose(domain, [f"experiment={experiment}"]).domain
@@ -240,7 +241,7 @@ def check_overrides(domain: str, overrides: list[str], sweep: bool = True) -> No
     for override in parsed:
         key = override.key_or_group
         if key not in groups and key not in known:
-            raise UserError(f"key {key!r} does not exist{_nearest(key, read)}")
+            raise UserError(f"key {key!r} does not exist{did_you_mean(key, read)}")
 
 
 def _check_is_read(key: str, sizes: list[str]) -> None:
@@ -351,8 +352,3 @@ def _values(override: Override) -> list[str]:
 
 def _is_hydra(override: Override) -> bool:
     return override.key_or_group.split("/")[0].split(".")[0] == "hydra"
-
-
-def _nearest(word: str, words: list[str]) -> str:
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.4)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(words[:20])}"

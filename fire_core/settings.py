@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, did_you_mean
 from fire_core.polar import check_solver
 
 SCALES = ("official", "none")
@@ -30,9 +29,7 @@ def check_settings(
     """Raise UserError for a name that `fire` does not know or a value that it cannot use. Same defaults."""
     for name in unknown:
         known = sorted({*(check_settings.__kwdefaults__ or {}), "targets"})
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; it takes {', '.join(known)}"
-        raise UserError(f"fire has no setting {name!r}{hint}")
+        raise UserError(f"fire has no setting {name!r}{did_you_mean(name, known)}")
     check_solver(solver, iterations, normalize, tolerance, precision)
     if scale not in SCALES:
         raise UserError(f"scale={scale!r}: choose 'official' (sqrt(out/in) / taps) or 'none'")

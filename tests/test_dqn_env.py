@@ -149,7 +149,7 @@ def test_catch_rewards_by_hand():
 
 
 def test_unknown_games_and_tiny_frames_are_named():
-    with pytest.raises(UserError, match=r"unknown game 'asterx' \(did you mean 'asterix'\?\)"):
+    with pytest.raises(UserError, match=r"unknown game 'asterx'; did you mean 'asterix'\?"):
         Games("asterx", 1, seed=0)
     with pytest.raises(UserError, match="at least 7 x 7"):
         Games("catch", 1, (5, 5), seed=0)

@@ -160,7 +160,7 @@ def test_forks_share_the_trunk_and_differ_from_each_other_only_after_it(tmp_path
 @pytest.mark.parametrize(
     "override, message",
     [
-        ("env.name=brakeout", "unknown game 'brakeout' (did you mean 'breakout'?)"),
+        ("env.name=brakeout", "unknown game 'brakeout'; did you mean 'breakout'?"),
         ("replay_capacity=40_000_000_000", "GB are free"),
         ("optimizer_state=forget", "optimizer_state='forget'"),
         ("method.targets=nothing", "'nothing' matches nothing"),

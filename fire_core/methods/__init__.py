@@ -7,7 +7,6 @@ class data what the domains need to know. The loop calls it at four places; it n
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from dataclasses import dataclass, fields
@@ -16,7 +15,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, did_you_mean
 from fire_core.phases import Phase, State
 from fire_core.report import Report
 
@@ -98,11 +97,11 @@ def create(name: str, **settings: Any) -> Method:
     """Method `name` with its settings; unknown names and settings are errors that name the nearest one."""
     methods = available()
     if name not in methods:
-        raise UserError(f"method {name!r} does not exist{_nearest(name, methods)}")
+        raise UserError(f"method {name!r} does not exist{did_you_mean(name, methods)}")
     known = {f.name: f.default for f in fields(methods[name])}
     for key, value in settings.items():
         if key not in known:
-            raise UserError(f"method {name!r} has no setting {key!r}{_nearest(key, known)}")
+            raise UserError(f"method {name!r} has no setting {key!r}{did_you_mean(key, known)}")
         if not _fits(value, known[key]):
             raise UserError(f"method {name!r}: {key}={value!r} should be like its default, {known[key]!r}")
     return methods[name](**settings)
@@ -128,8 +127,3 @@ def _fits(value: Any, default: Any) -> bool:
     if isinstance(default, int):
         return isinstance(value, int)
     return True
-
-
-def _nearest(word: str, words: Any) -> str:
-    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.5)
-    return (f"; did you mean {close[0]!r}?" if close else "") + f" Known: {', '.join(words)}"

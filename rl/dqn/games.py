@@ -4,12 +4,10 @@ A backend has `count`, `actions`, `frame_shape`, `reset(chosen)`, `step(actions)
 It knows nothing of stacks, sticky actions or clipping: `rl/dqn/env.py` adds those.
 """
 
-import difflib
-
 import numpy as np
 import torch
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, did_you_mean
 
 CATCH = "catch"
 RESEED_AFTER = 5000  # agent steps between fresh starts of an emulator: bounds the cost of a resume
@@ -28,9 +26,7 @@ class AtariBackend:
 
         self.names = ale_py.roms.get_all_rom_ids()
         if game not in self.names:
-            raise UserError(
-                f"unknown game '{game}'{_nearest(game, self.names)}: one of {CATCH}, {', '.join(self.names)}"
-            )
+            raise UserError(f"unknown game {game!r}{did_you_mean(game, [CATCH, *self.names])}")
         self.count, self.frame_shape, self.seed = count, tuple(frame_shape), seed
         self.games = ale_py.AtariVectorEnv(
             game,
@@ -143,11 +139,6 @@ RESET = -1
 
 def _start_seed(seed: int, index: int, start: int) -> int:
     return int(np.random.SeedSequence([seed, index, start]).generate_state(1)[0] % 2**31)
-
-
-def _nearest(game: str, names: list[str]) -> str:
-    close = difflib.get_close_matches(game.lower(), [*names, CATCH], n=1)
-    return f" (did you mean '{close[0]}'?)" if close else ""
 
 
 class CatchBackend:
