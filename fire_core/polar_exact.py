@@ -9,12 +9,14 @@ taller than wide are first reduced to a triangle by a Cholesky factor of X^T X. 
 3. the residual is measured, and what fails goes to the SVD in float64, with lost rank completed
    (`fire_core.polar_svd`).
 
-Step 3 is reached only where sigma_min is below about 1.4e-7 sigma_max. It costs six times the published 10 iterations
-on a CPU, and is the price of an answer that does not hang on rounding noise.
+Step 3 is reached where sigma_min is below about 1.4e-7 sigma_max, or where more than an eighth of the singular values
+are below about 2e-5 of it. It costs six times the published 10 iterations on a CPU (with completion more), and is the
+price of an answer that does not hang on rounding noise.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -44,7 +46,7 @@ DOUBLE_MARGIN = 1e-9
 MIXED = 3e-4
 """Error ||A v - lambda v|| of a singular direction v beyond which it is not deflated: that would turn the result."""
 DROWNED = 1e-4
-"""Singular value of an iterate below which its left vector is mostly rounding: the iteration has lifted it 650 times."""
+"""Singular value of an iterate below which its left vector is mostly rounding: it was lifted 650 times at least."""
 UNFINISHED = 2e-4
 """||X^T X - I||_F^2 per column that is usual where every singular value is within 1 % of 1."""
 
@@ -52,6 +54,8 @@ LIFT = rational_step(3e-3)  # lifts by 120, and brings everything from 0.003 on 
 SETTLE = rational_step(0.35, centred=True)
 FINISH = finishing_quintic(0.009)  # SETTLE leaves [0.35, 1] at 1 +- 0.009, this at 1 +- 5e-7
 SQUARE_RATIONAL = (LIFT, SETTLE)  # singular values from 3e-3 of the bound on
+SQUARE_POLYNOMIAL = quintic_schedule(1e-4, 1e-2)
+FURTHER_POLYNOMIAL = quintic_schedule(5e-2, 1e-2)
 TRIANGLE_RATIONAL = (rational_step(0.04), rational_step(0.73, centred=True))  # from 0.04 on; a cubic finishes
 DOUBLE_RATIONAL = (LIFT, LIFT, LIFT, LIFT, SETTLE)  # from 2e-9 on
 
@@ -104,7 +108,7 @@ def _is_tall(matrices: Tensor) -> bool:
     return matrices.shape[1] >= TALL * matrices.shape[2]
 
 
-def _repair(solved: Solved, wanted: Tensor, solver) -> None:
+def _repair(solved: Solved, wanted: Tensor, solver: Callable[[Tensor], Solved]) -> None:
     index = wanted.nonzero().flatten()
     if len(index):
         solved.put(index, solver(index))
@@ -128,21 +132,36 @@ def _square(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
     twice = unfinished > room / 2
     index = twice.nonzero().flatten()
     if len(index):
-        rest = work[index]
+        rest = _at(work, index)
         count[index] += _iterate(rest, spare[: len(index)], square[: len(index)], rational, again=True)
-        work[index] = rest
+        if rest is not work:
+            work[index] = rest
         unfinished = residual(work, square)
-    lost = torch.zeros_like(twice)
+    suspect = torch.where(twice, 0.5, 0.01)
+    smallest = torch.full_like(suspect, torch.inf)
+    crowded = (unfinished > room / 2).nonzero().flatten()
+    if len(crowded):  # an eighth of the directions fits into a room of a quarter, at a higher price
+        rest, away, about = (_at(each, crowded) for each in (work, square, matrices))
+        smallest[crowded] = _deflate(rest, away, max(room, columns // 4), about, suspect[crowded])
+        if rest is not work:
+            work[crowded] = rest
+        unfinished = residual(work, square)
     if bool((unfinished > UNFINISHED * columns).any()):
-        smallest = _deflate(work, square, room, matrices, torch.where(twice, 0.5, 0.01))
-        lost = smallest < SINGLE_MARGIN
+        smallest = torch.minimum(smallest, _deflate(work, square, room, matrices, suspect))
+    lost = smallest < SINGLE_MARGIN
     factor = quintic_step(work, FINISH, spare, square) if rational else polynomial_steps(work, (FINISH,))
     solved = Solved(factor, residual(factor, square), count, torch.zeros_like(lost))
+    del work, spare, square, factor  # room for the repairs
     for _ in range(4):
         nearly = (solved.residual > tolerance) & (solved.residual < 1) & ~lost
         _repair(solved, nearly, lambda index: _solved(polynomial_steps(solved.factor[index], (CUBIC,)), 1))
     _repair(solved, lost | ~(solved.residual <= tolerance), lambda index: _by_svd(matrices[index]))
     return solved
+
+
+def _at(batch: Tensor, index: Tensor) -> Tensor:
+    """`batch[index]`, without a copy where the index names every matrix."""
+    return batch if len(index) == len(batch) else batch[index]
 
 
 def _iterate(work: Tensor, spare: Tensor, square: Tensor, rational: bool, *, again: bool = False) -> int:
@@ -154,7 +173,7 @@ def _iterate(work: Tensor, spare: Tensor, square: Tensor, rational: bool, *, aga
     if rational:
         rational_steps(work, SQUARE_RATIONAL, spare, square, normalize=not again)
         return len(SQUARE_RATIONAL)
-    steps = quintic_schedule(1e-2 if again else 1e-4, 1e-2)
+    steps = FURTHER_POLYNOMIAL if again else SQUARE_POLYNOMIAL
     work.copy_(polynomial_steps(work / (1.01 if again else spectral_bound(work)), steps))
     return len(steps)
 
@@ -167,9 +186,9 @@ def _deflate(work: Tensor, away: Tensor, room: int, matrices: Tensor, suspect: T
     factors Q R of X V and P the polar factor of R, the part X V V^T becomes Q P V^T. Directions that V does not
     hold cleanly are left to the polynomial steps that follow.
 
-    Returns (b,), sigma_min / sigma_max of `matrices`, of which `work` is the iterate, to four digits where the
-    smallest value of `work` is below `suspect` (b,), and infinity elsewhere. It comes from Q^T W V in float64,
-    since float32 steps drown it; where even Q is drowned, 0 is returned.
+    Returns (b,), sigma_min / sigma_max of `matrices`, of which `work` is the iterate, where the smallest value of
+    `work` is below `suspect` (b,), and infinity elsewhere. It comes from Q^T W V in float64, since float32 steps
+    drown it, and is right to a twentieth; where even Q is drowned, 0 is returned.
     """
     mirror(away)
     basis = _probes(away.shape[2], room).to(away).expand(len(away), -1, -1)
@@ -187,23 +206,28 @@ def _deflate(work: Tensor, away: Tensor, room: int, matrices: Tensor, suspect: T
     work.baddbmm_(torch.bmm(left, torch.bmm(left_vectors, right_vectors)) * chosen - part, basis.mT)
     smallest = torch.full_like(suspect, torch.inf)
     for i in (singular[:, -1] < suspect).nonzero().flatten():
-        inner = left[i].double().mT @ (matrices[i].double() @ basis[i].double())
-        smallest[i] = torch.linalg.svdvals(inner)[-1] / _largest(matrices[i])
+        largest = _largest(matrices[i])
+        rows, right = zip(left[i].split(256), matrices[i].split(256), strict=True), basis[i].double()
+        inner = sum(q.double().mT @ (w.double() @ right) for q, w in rows)
+        inner = inner * chosen[i].mT * chosen[i] + torch.diag(1 - chosen[i, 0]) * largest
+        smallest[i] = torch.linalg.svdvals(inner)[-1] / largest
     return smallest.masked_fill_(singular[:, -1] < DROWNED, 0.0)
 
 
 @lru_cache
 def _probes(columns: int, count: int) -> Tensor:
     """Fixed Gaussian directions (columns, count)."""
-    return torch.randn(columns, count, generator=torch.Generator().manual_seed(0))
+    return torch.randn(
+        columns, count, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu"
+    )
 
 
 def _largest(matrix: Tensor) -> Tensor:
-    """Largest singular value of one matrix by power iteration, up to a tenth too small."""
-    vector = matrix.sum(dim=0) + matrix[0]
-    for _ in range(12):
-        vector = matrix.mT @ (matrix @ (vector / torch.linalg.vector_norm(vector)))
-    return torch.linalg.vector_norm(vector).sqrt()
+    """Largest singular value of one matrix by block power iteration, up to a twentieth too small."""
+    block = _probes(matrix.shape[1], min(8, matrix.shape[1])).to(matrix)
+    for _ in range(6):
+        block = matrix.mT @ (matrix @ torch.linalg.qr(block).Q)
+    return torch.linalg.matrix_norm(block, 2).sqrt()
 
 
 def _fast_pass(matrices: Tensor, rational: bool) -> Solved:
@@ -235,8 +259,11 @@ def _tall_pass(matrices: Tensor, rational: bool) -> Solved:
 
 
 def _by_triangle(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
-    """Ill-conditioned tall matrices: Householder QR, then the triangle as any square matrix."""
-    basis, triangle = torch.linalg.qr(matrices)
+    """Ill-conditioned tall matrices: Householder QR, then the triangle as any square matrix.
+
+    The QR is in float64: in float32 its rounding alone gives a matrix of lost rank a full one.
+    """
+    basis, triangle = (part.to(matrices.dtype) for part in torch.linalg.qr(matrices.double()))
     inner = _square(triangle, tolerance, rational)
     solved = _solved(torch.bmm(basis, inner.factor), 0)
     solved.iterations += inner.iterations

@@ -42,20 +42,31 @@ def complete(left: Tensor, right: Tensor) -> Tensor:
 
     left (m, r) and right (n, r), r < n <= m, have orthonormal columns; returns (m, n) in their type.
     """
-    rows, columns = len(left), len(right)
-    identity = torch.eye(rows, columns, dtype=left.dtype, device=left.device)
-    row = torch.arange(1, rows + 1, dtype=left.dtype, device=left.device).view(-1, 1)
-    column = torch.arange(1, columns + 1, dtype=left.dtype, device=left.device)
-    dense = torch.cos(row * column.sqrt() + column)
-    for reference in (identity, dense):
-        between = reference
+    columns = len(right)
+    null = torch.linalg.qr(right, mode="complete").Q[:, right.shape[1] :]
+    for reference in (_identity, _dense):
+        moved = reference(left, null)
         for _ in range(2):  # the second pass removes what rounding left of the first
-            between = between - left @ (left.mT @ between)
-            between = between - (between @ right) @ right.mT
-        new_left, singular, new_right = torch.linalg.svd(between, full_matrices=False)
-        missing = columns - right.shape[1]
+            moved = moved - left @ (left.mT @ moved)
+        new_left, singular, turn = torch.linalg.svd(moved, full_matrices=False)
         # the last reference has a component everywhere, if a tiny one: take what the SVD makes of it
-        keep = missing if reference is dense else int((singular[:missing] > 1e-8).sum())
+        keep = len(singular) if reference is _dense else int((singular > 1e-8).sum())
+        null = null @ turn.mT
         left = torch.cat([left, new_left[:, :keep]], dim=1)
-        right = torch.cat([right, new_right[:keep].mT], dim=1)
+        right = torch.cat([right, null[:, :keep]], dim=1)
+        null = null[:, keep:]
+        if right.shape[1] == columns:
+            break
     return left @ right.mT
+
+
+def _identity(left: Tensor, null: Tensor) -> Tensor:
+    """The rectangular identity (m, n) times `null` (n, k)."""
+    return torch.cat([null, null.new_zeros(len(left) - len(null), null.shape[1])])
+
+
+def _dense(left: Tensor, null: Tensor) -> Tensor:
+    """A fixed dense matrix (m, n) times `null` (n, k)."""
+    row = torch.arange(1, len(left) + 1, dtype=null.dtype, device=null.device).view(-1, 1)
+    column = torch.arange(1, len(null) + 1, dtype=null.dtype, device=null.device)
+    return torch.cos(row * column.sqrt() + column) @ null

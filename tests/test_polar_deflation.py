@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
-from fire_core.polar_exact import DROWNED, SINGLE_MARGIN, _deflate, solve_exact, solve_fast
+from fire_core import polar_exact
+from fire_core.polar import polar
+from fire_core.polar_exact import (
+    DROWNED,
+    FURTHER_POLYNOMIAL,
+    SINGLE_MARGIN,
+    SQUARE_POLYNOMIAL,
+    SQUARE_RATIONAL,
+    _deflate,
+    _largest,
+    _probes,
+    solve_exact,
+    solve_fast,
+)
 from fire_core.polar_kernels import lower_gram
 from tests.polar_cases import deviation, gaussian, oracle, relative_error, spread, with_spectrum
 
@@ -105,6 +120,75 @@ def test_rank_is_decided_as_float64_decides_it(rational: bool) -> None:
         kept = bool(singular[-1] > torch.finfo(torch.float32).eps * singular[0])
         assert kept == whole, "rounding moved the example across the line: choose another"
         assert bool(solve_exact(matrix.unsqueeze(0), 1e-8, rational).completed) != kept
+
+
+def test_both_passes_together_do_not_lift_rounding_to_one() -> None:
+    """The slope at zero is the product of the first coefficients: 1e-7 of rounding must stay well below 1."""
+    for first, again in (
+        (SQUARE_RATIONAL, SQUARE_RATIONAL),
+        (SQUARE_POLYNOMIAL, FURTHER_POLYNOMIAL),
+    ):
+        assert math.prod(step[0] for step in (*first, *again)) < 1e6
+
+
+@PATHS
+@pytest.mark.parametrize("shape", [(64, 64), (96, 64), (300, 100), (1500, 60)])
+@pytest.mark.parametrize("times_eps", [0.0, 0.3, 0.75, 1.5, 5.0])
+def test_rank_of_plateaus_is_decided_as_float64_decides_it(
+    rational: bool, shape: tuple[int, int], times_eps: float
+) -> None:
+    """One large value, all others at 2e-6 but the last: nearly all of it takes both passes."""
+    values = torch.full((shape[1],), 2e-6, dtype=torch.float64)
+    values[0], values[-1] = 1.0, times_eps * torch.finfo(torch.float32).eps
+    matrix = with_spectrum(*shape, values)
+    lost = torch.linalg.svdvals(matrix.double())
+    solved = solve_exact(matrix.unsqueeze(0), 1e-8, rational)
+    assert bool(solved.completed) == bool(lost[-1] <= torch.finfo(torch.float32).eps * lost[0])
+
+
+@pytest.mark.parametrize("shape", [(300, 100), (47, 75), (64, 64)])
+def test_a_column_that_stands_twice_is_lost_rank(shape: tuple[int, int]) -> None:
+    for seed in range(10):
+        matrix = gaussian(*shape, seed=seed)
+        matrix = matrix if shape[0] >= shape[1] else matrix.T
+        matrix[:, 3] = matrix[:, 40]
+        assert polar(matrix).completed and polar(matrix.T).completed
+
+
+def test_the_largest_value_is_found_where_the_rows_sum_to_nothing() -> None:
+    matrix = gaussian(64, 64)
+    matrix[-1] = -(matrix[:-1].sum(0) + matrix[0])
+    assert _largest(matrix) == pytest.approx(float(torch.linalg.matrix_norm(matrix, 2)), rel=0.05)
+
+
+def test_sparse_matrices_of_full_rank_need_no_svd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(polar_exact, "polar_by_svd", None)
+    for seed, smallest in enumerate((1e-4, 1e-5, 1e-6)):
+        values = 0.1 + 0.9 * torch.rand(100, generator=torch.Generator().manual_seed(seed))
+        values[-1] = smallest
+        order = torch.randperm(100, generator=torch.Generator().manual_seed(seed))
+        result = polar(torch.diag(values)[order])
+        torch.testing.assert_close(result.factor, torch.eye(100)[order], rtol=0, atol=1e-5 + 2e-7 / smallest)
+
+
+def test_spectra_that_fall_off_evenly_need_no_svd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Down to a condition of 1e6, beyond what `_deflate` holds in its small room."""
+    monkeypatch.setattr(polar_exact, "polar_by_svd", None)
+    matrix = with_spectrum(192, 192, spread(192, 6.0))
+    assert polar(matrix).residual <= 1e-8
+
+
+def test_the_default_device_of_the_caller_does_not_matter() -> None:
+    matrix = with_spectrum(64, 64, spread(64, 4.0))
+    _probes.cache_clear()
+    with torch.device("meta"):
+        factor = polar(matrix).factor
+    torch.testing.assert_close(factor, polar(matrix).factor, rtol=0, atol=0)
+
+
+def test_a_million_rows_are_measured_right() -> None:
+    result = polar(gaussian(10**6, 1))
+    assert result.residual <= 1e-10 and not result.completed
 
 
 @PATHS
