@@ -230,6 +230,17 @@ def _largest(matrix: Tensor) -> Tensor:
     return torch.linalg.matrix_norm(block, 2).sqrt()
 
 
+def _smallest_of_triangles(triangles: Tensor) -> Tensor:
+    """Smallest singular values (b,) of upper triangles by inverse iteration, roughly; NaN or 0 if it is 0."""
+    block = (
+        _probes(triangles.shape[2], min(8, triangles.shape[2])).to(triangles).expand(len(triangles), -1, -1)
+    )
+    for _ in range(3):
+        block = torch.linalg.solve_triangular(triangles.mT, torch.linalg.qr(block).Q, upper=False)
+        block = torch.linalg.solve_triangular(triangles, block, upper=True)
+    return torch.linalg.vector_norm(block, dim=1).amax(dim=1).rsqrt()
+
+
 def _fast_pass(matrices: Tensor, rational: bool) -> Solved:
     if rational:
         return _rational(matrices.clone(), SQUARE_RATIONAL)
@@ -261,9 +272,12 @@ def _tall_pass(matrices: Tensor, rational: bool) -> Solved:
 def _by_triangle(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
     """Ill-conditioned tall matrices: Householder QR, then the triangle as any square matrix.
 
-    The QR is in float64: in float32 its rounding alone gives a matrix of lost rank a full one.
+    Where rank may be lost the QR is in float64: in float32 its rounding alone makes it look full.
     """
-    basis, triangle = (part.to(matrices.dtype) for part in torch.linalg.qr(matrices.double()))
+    basis, triangle = torch.linalg.qr(matrices)
+    sure = _smallest_of_triangles(triangle) > 1e-5 * torch.linalg.matrix_norm(triangle)
+    for i in (~sure).nonzero().flatten():
+        basis[i], triangle[i] = torch.linalg.qr(matrices[i].double())
     inner = _square(triangle, tolerance, rational)
     solved = _solved(torch.bmm(basis, inner.factor), 0)
     solved.iterations += inner.iterations
