@@ -97,10 +97,11 @@ def apply_to_sharded_targets(model: nn.Module, table: TargetTable, treatment: An
 
 @dataclass
 class _Share:
-    """What one rank computed: new full parameters, Gram projections, report rows."""
+    """What one rank computed: new full parameters, Gram projections and its own rows of theirs, report rows."""
 
     full: dict[str, Tensor]
     gram: dict[str, GramProjection]
+    cut: dict[str, Tensor]
     rows: dict[str, Row]
     changed: set[str]
     error: str = ""
@@ -125,12 +126,11 @@ def share_out(
     group = _group_of(parameters.values()) if group is None else group
     owners = _owners(chosen, dist.get_world_size(group))
     rank = dist.get_rank(group)
-    share = _Share({}, {}, {}, set())
+    share = _Share({}, {}, {}, {}, set())
     with torch.no_grad():
         for name, members in chosen.items():
-            projection = _try_gram(parameters[name], members, gram_settings)
-            if projection is not None:
-                share.gram[name] = projection
+            if gram_settings is not None and (found := _try_gram(parameters[name], members, gram_settings)):
+                share.gram[name], share.cut[name] = found
                 continue
             full = _full(parameters[name])
             if owners[name] == rank:
@@ -139,7 +139,7 @@ def share_out(
         rows, changed, method = _exchange(share, group)
         for name in chosen:
             if name in share.gram:
-                _write_gram(parameters[name], share.gram[name])
+                _local(parameters[name]).copy_(share.cut[name])
             elif name in changed:
                 _write_full(parameters[name], share.full.get(name), owners[name], group)
     report = Report(
@@ -242,7 +242,7 @@ def _full(parameter: Tensor) -> Tensor:
 
 def _write_full(parameter: Tensor, new: Tensor | None, owner: int, group: dist.ProcessGroup | None) -> None:
     """The owner's value on every rank; each keeps its own part of it."""
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    local = _local(parameter)
     value = torch.empty(parameter.shape, dtype=parameter.dtype, device=local.device) if new is None else new
     source = owner if group is None else dist.get_global_rank(group, owner)
     dist.broadcast(value, source, group=group)
@@ -252,10 +252,14 @@ def _write_full(parameter: Tensor, new: Tensor | None, owner: int, group: dist.P
 
 
 def _try_gram(
-    parameter: Tensor, members: list[Target], settings: Mapping[str, Any] | None
-) -> GramProjection | None:
-    """The projection of a whole, tall matrix cut along its rows, from the sum of the ranks' Gram matrices."""
-    if settings is None or not isinstance(parameter, DTensor) or len(members) != 1 or members[0].index:
+    parameter: Tensor, members: list[Target], settings: Mapping[str, Any]
+) -> tuple[GramProjection, Tensor] | None:
+    """The projection of a whole, tall matrix cut along its rows, and this rank's rows of the result.
+
+    From the sum of the ranks' Gram matrices; None where that does not serve, or where the result misses the
+    tolerance of "exact", which the Gram matrix of the result tells.
+    """
+    if not isinstance(parameter, DTensor) or len(members) != 1 or members[0].index:
         return None
     target = members[0]
     cuts = [(i, p) for i, p in enumerate(parameter.placements) if not isinstance(p, Replicate)]
@@ -264,17 +268,31 @@ def _try_gram(
     if target.transposed or parameter.dim() != 2 or target.shape[0] < 2 * target.shape[1]:
         return None
     ranks = parameter.device_mesh.get_group(cuts[0][0])
-    local = parameter.to_local().double()
-    gram = local.mT @ local
-    dist.all_reduce(gram, group=ranks)
+    local = parameter.to_local()
+    gram = _summed_gram(local, ranks)
     values, vectors = torch.linalg.eigh(torch.where(torch.isfinite(gram).all(), gram, -torch.ones_like(gram)))
     for shared in (values, vectors):
         dist.broadcast(shared, dist.get_global_rank(ranks, 0), group=ranks)
-    return gram_projection(values, vectors, target, settings)
+    projection = gram_projection(values, vectors, target, settings)
+    if projection is None:
+        return None
+    rows = local.double() @ projection.factor
+    working = torch.float64 if local.dtype == torch.float64 else torch.float32
+    projection.measure(_summed_gram(rows.to(working), ranks))
+    limit = settings.get("tolerance", 1e-8) * max(1.0, target.shape[1] / 768)
+    if settings.get("solver") == "exact" and projection.scale is not None and projection.row.residual > limit:
+        return None
+    return projection, rows.to(local.dtype)
 
 
-def _write_gram(parameter: Tensor, projection: GramProjection) -> None:
-    assert isinstance(parameter, DTensor)
-    local = parameter.to_local()
-    working = local.dtype if local.dtype == torch.float64 else torch.float32
-    local.copy_(local.to(working) @ projection.factor.to(working))
+def _summed_gram(local: Tensor, ranks: dist.ProcessGroup) -> Tensor:
+    """W^T W (n, n) in float64 of a matrix whose rows are spread over `ranks`, the same bits on all of them."""
+    rows = local.double()
+    gram = rows.mT @ rows
+    dist.all_reduce(gram, group=ranks)
+    dist.broadcast(gram, dist.get_global_rank(ranks, 0), group=ranks)
+    return gram
+
+
+def _local(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

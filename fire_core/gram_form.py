@@ -21,10 +21,23 @@ MOST_CONDITION = 1e5
 
 @dataclass
 class GramProjection:
-    """factor: (n, n) float64 with W_new = W @ factor; row: the report's line, computed from the Gram matrix."""
+    """factor: (n, n) float64 with W_new = W @ factor; row: the report's line, computed from the Gram matrix.
+
+    factor has entries up to 1 / sigma_min, so W @ factor wants float64 too. `scale` is what an isometry in W_new is
+    multiplied with, None where W_new is no multiple of the solver's factor (strength below 1).
+    """
 
     factor: Tensor
     row: Row
+    scale: float | None = None
+
+    def measure(self, gram: Tensor) -> None:
+        """Put into the row what W_new^T W_new = `gram` (n, n) says of the weights as they are stored."""
+        identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+        self.row.dfi_after = float((gram - identity).square().sum())
+        self.row.norm_after = float(gram.trace().sqrt())
+        if self.scale is not None:
+            self.row.dfi_factor = self.row.residual = float((gram / self.scale**2 - identity).square().sum())
 
 
 def gram_projection(
@@ -65,7 +78,7 @@ def gram_projection(
         completed=False,
         residual=_deviation(projected),
     )
-    return GramProjection(factor, row)
+    return GramProjection(factor, row, scale if strength == 1.0 else None)
 
 
 def _deviation(singular: Tensor) -> float:

@@ -18,6 +18,7 @@ from fire_core.distributed import checksum, project
 from fire_core.errors import UserError
 from fire_core.fire import Treated, apply_to_targets
 from fire_core.gram_form import gram_projection
+from tests.polar_cases import deviation, relative_error, spread, with_spectrum
 
 SOLVERS = (
     {"solver": "newton_schulz", "iterations": 5},
@@ -323,6 +324,22 @@ def test_gram_form_equals_the_direct_form(settings: dict) -> None:
     assert torch.allclose(weight @ projection.factor, model[0].weight, atol=1e-7)
     for key in ("dfi_before", "dfi_after", "dfi_factor", "sfe", "norm_before", "norm_after"):
         assert getattr(projection.row, key) == pytest.approx(getattr(report.treated()[0], key), abs=1e-6), key
+
+
+@pytest.mark.parametrize("decades", [1.0, 4.0, 4.5, 4.9])
+def test_gram_form_is_exact_on_ill_conditioned_weights_and_says_what_it_measured(decades: float) -> None:
+    weight = with_spectrum(400, 64, spread(64, decades))
+    target = find_targets(nn.Sequential(nn.Linear(64, 400))).included[0]
+    values, vectors = torch.linalg.eigh(weight.double().T @ weight.double())
+    projection = gram_projection(values, vectors, target, {"solver": "exact", "scale": "none"})
+    stored = (weight.double() @ projection.factor).float()
+    assert deviation(stored) <= 1e-8
+    assert relative_error(stored, weight) <= 1e-5 + 2e-7 * 10**decades
+    spoilt = (stored * 1.001).double()
+    projection.measure(spoilt.T @ spoilt)
+    row = projection.row
+    assert row.residual == row.dfi_after == row.dfi_factor == pytest.approx(float(deviation(spoilt)))
+    assert row.norm_after == pytest.approx(float(spoilt.norm()))
 
 
 def test_gram_form_declines_what_it_would_spoil() -> None:
