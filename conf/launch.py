@@ -159,6 +159,10 @@ def open_run(cfg: DictConfig, method: Method, **meta: Any) -> Run:
     """The run of this config, in runs/<experiment>/<size>/<method><-overrides>/seed_<n>/."""
     config = OmegaConf.to_container(cfg)
     assert isinstance(config, dict)
+    if method.watches_training and config.get("compile"):
+        raise UserError(
+            f"compile=true with method={method.name}: it watches activations, which compiled nets hide; use compile=false"
+        )
     numbers = {k: v for k, v in config.items() if k not in NOT_NUMBERS}
     shared = {k: v for k, v in numbers.items() if k not in ("method", "optimizer_state", "boundary")}
     run = Run.open(

@@ -28,7 +28,7 @@ class Environments(Protocol):
 
 @dataclass
 class Evaluation:
-    """Returns and lengths of the episodes that count, in the order in which they ended.
+    """Returns and lengths of the episodes that count.
 
     `unfinished`: episodes cut off by the step limit. `play_episodes` counts them with their return so far (for rewards
     that are never negative a lower bound), `play_steps` leaves them out as the official code does.
@@ -60,15 +60,31 @@ class Evaluation:
 
 
 def play_episodes(environments: Environments, policy: Policy, episodes: int, max_steps: int) -> Evaluation:
-    """Play a number of episodes fixed beforehand: every environment counts its first `episodes / count` ones.
+    """Play exactly `episodes` episodes, in rounds of one for each environment.
 
-    Which episodes count never depends on how long they last, so short ones are not favoured. `policy` maps observations
-    (n, ...) to actions (n, ...). `max_steps`: limit of steps of each environment; what still runs then counts as it is.
+    Which episodes count never depends on how long they last, so short ones are not favoured: an environment that is
+    through waits for the others. `policy` maps observations (n, ...) to actions (n, ...). An episode that still runs
+    after `max_steps` steps is cut there and counts as it is.
     """
     if episodes <= 0 or episodes % environments.count:
         raise UserError(f"evaluation episodes {episodes}: give a positive multiple of {environments.count}")
-    quota = np.full(environments.count, episodes // environments.count)
-    return _play(environments, policy, quota, max_steps, keep_unfinished=True)
+    result = Evaluation()
+    for _ in range(episodes // environments.count):
+        observations, running = environments.reset(), np.ones(environments.count, bool)
+        scores, lengths = np.zeros(environments.count), np.zeros(environments.count, np.int64)
+        for _ in range(max_steps):
+            step = environments.step(policy(observations))
+            observations = step.observations
+            result.steps += environments.count
+            scores += np.where(running, step.rewards, 0.0)
+            lengths += running
+            running = running & ~(step.terminated | step.truncated)
+            if not running.any():
+                break
+        result.returns += scores.tolist()
+        result.lengths += lengths.tolist()
+        result.unfinished += int(running.sum())
+    return result
 
 
 def play_steps(environments: Environments, policy: Policy, steps: int) -> Evaluation:
@@ -76,40 +92,20 @@ def play_steps(environments: Environments, policy: Policy, steps: int) -> Evalua
 
     Biased towards short episodes: the ones still running are dropped. Kept for comparison with published numbers.
     """
-    quota = np.full(environments.count, np.iinfo(np.int64).max)
-    return _play(environments, policy, quota, steps // environments.count, keep_unfinished=False)
-
-
-def _play(
-    environments: Environments, policy: Policy, quota: np.ndarray, limit: int, keep_unfinished: bool
-) -> Evaluation:
-    result = Evaluation()
-    observations = environments.reset()
+    result, observations = Evaluation(), environments.reset()
     scores, lengths = np.zeros(environments.count), np.zeros(environments.count, np.int64)
-    left = quota.copy()
-    for _ in range(limit):
+    for _ in range(steps // environments.count):
         step = environments.step(policy(observations))
         observations = step.observations
         scores += step.rewards
         lengths += 1
         result.steps += environments.count
         for index in np.flatnonzero(step.terminated | step.truncated):
-            _count(result, left, index, scores, lengths)
-        if not left.any():
-            return result
-    running = np.flatnonzero(left > 0)
-    result.unfinished = int((lengths[running] > 0).sum())
-    for index in running if keep_unfinished else ():
-        _count(result, left, index, scores, lengths)
+            result.returns.append(float(scores[index]))
+            result.lengths.append(int(lengths[index]))
+            scores[index], lengths[index] = 0.0, 0
+    result.unfinished = int((lengths > 0).sum())
     return result
-
-
-def _count(result: Evaluation, left: np.ndarray, index: int, scores: np.ndarray, lengths: np.ndarray) -> None:
-    if left[index] > 0 and lengths[index] > 0:
-        result.returns.append(float(scores[index]))
-        result.lengths.append(int(lengths[index]))
-        left[index] -= 1
-    scores[index], lengths[index] = 0.0, 0
 
 
 def normalized(score: float, low: float, high: float) -> float:

@@ -14,9 +14,11 @@ class Alternating:
 
     def __init__(self, lengths, count=2):
         self.lengths, self.count = lengths, count
+        self.number, self.time = np.zeros(count, int), np.zeros(count, int)
 
     def reset(self):
-        self.number, self.time = np.zeros(self.count, int), np.zeros(self.count, int)
+        self.number[self.time > 0] += 1  # the running episodes are dropped
+        self.time[:] = 0
         return self._observe()
 
     def _observe(self):
@@ -50,9 +52,24 @@ def test_a_fixed_number_of_episodes_is_played_to_its_end():
 
 def test_episodes_at_the_step_limit_count_with_their_return_so_far_and_are_named():
     result = play_episodes(Alternating([2, 30]), still, 4, max_steps=12)
-    assert sorted(result.returns) == [2, 2, 10, 10]
+    assert sorted(result.returns) == [2, 2, 12, 12]
     assert result.unfinished == 2
     assert result.summary()["eval_unfinished"] == 2
+
+
+class OneStuck(Alternating):
+    """The first environment never ends and earns nothing, the others end after 10 steps with a return of 1."""
+
+    def step(self, actions):
+        step = super().step(actions)
+        step.rewards = np.where(step.terminated | step.truncated, 1.0, 0.0)
+        step.rewards[0], step.terminated[0], step.truncated[0] = 0.0, False, False
+        return step
+
+
+def test_a_stuck_environment_takes_no_episodes_from_the_mean():
+    result = play_episodes(OneStuck([10], count=4), still, 12, max_steps=50)
+    assert (len(result.returns), result.mean, result.unfinished) == (12, 0.75, 3)
 
 
 def test_the_official_protocol_drops_what_does_not_end():
@@ -61,11 +78,6 @@ def test_the_official_protocol_drops_what_does_not_end():
     assert result.unfinished == 2
     nothing = play_steps(Alternating([50]), still, 2 * 40)
     assert nothing.summary() == {"eval_return": 0.0, "eval_episodes": 0, "eval_unfinished": 2}
-
-
-def test_an_episode_that_begins_at_the_limit_is_neither_counted_nor_unfinished():
-    result = play_episodes(Alternating([3]), still, 4, max_steps=3)
-    assert (result.returns, result.unfinished) == ([3, 3], 0)
 
 
 def test_summary_and_normalised_score_by_hand():

@@ -36,6 +36,8 @@ def dormancy(
     if not batches:
         raise UserError("dormancy needs at least one batch of inputs")
     layers = find_unit_layers(net, batches[0])[0] if layers is None else layers
+    if not layers:
+        raise UserError(f"no hidden units found in {type(net).__name__}: {KNOWN_UNITS}")
     totals: dict[str, Tensor] = {}
     recording = Recorder(net, layers, _magnitude, always=True)
     with in_mode(net, training=False), torch.no_grad(), recording as recorder:
