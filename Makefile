@@ -10,7 +10,6 @@ PY := $(VENV)/bin/python
 # What a sweep runs; set them on the command line: make vision-sweep SEEDS=1,2 METHODS=none,fire SIZE=smoke
 SIZE ?= small
 SEEDS ?= 1,2,3
-METHODS ?= none,shrink_perturb,full_reset,fire
 # runs at a time: two on a CPU, one on a machine with a GPU
 JOBS ?= $(if $(shell command -v nvidia-smi),1,2)
 RUNS ?= runs
@@ -64,21 +63,25 @@ doctor: $(VENV)/.with-suite ## what is installed, what is missing for which doma
 # ---------------------------------------------------------------------------------------------- experiments
 .PHONY: vision-sweep
 vision-sweep: EXPERIMENT ?= fig2a_cifar10_resnet18,random_label,label_noise
+vision-sweep: METHODS ?= none,shrink_perturb,full_reset,fire
 vision-sweep: $(VENV)/.with-suite $(ray) ## warm start and two plasticity probes on real images; table and figure
 	@$(call sweep,vision/train.py,vision)
 
 .PHONY: language-sweep
 language-sweep: EXPERIMENT ?= fig3_best
+language-sweep: METHODS ?= none,shrink_perturb,full_reset,fire
 language-sweep: $(VENV)/.with-suite $(VENV)/.with-language $(ray) ## continual pretraining of a small GPT; table and figure
 	@$(call sweep,language/train.py,language)
 
 .PHONY: dqn-sweep
 dqn-sweep: EXPERIMENT ?= fig4a_breakout
+dqn-sweep: METHODS ?= none,shrink_perturb,full_reset,plasticity_injection,fire
 dqn-sweep: $(VENV)/.with-suite $(VENV)/.with-dqn $(ray) ## DQN on Atari with a midpoint reset; table and figure
 	@$(call sweep,rl/dqn/train.py,dqn)
 
 .PHONY: sac-sweep
 sac-sweep: EXPERIMENT ?= fig4b_hopper
+sac-sweep: METHODS ?= none,shrink_perturb,full_reset,plasticity_injection,fire
 sac-sweep: $(VENV)/.with-suite $(VENV)/.with-sac $(ray) ## SAC with a midpoint reset; table and figure
 	@$(call sweep,rl/sac/train.py,sac)
 

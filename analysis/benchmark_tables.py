@@ -103,7 +103,10 @@ def solver_table(frame: pd.DataFrame) -> pd.DataFrame:
             "fast": frame["ratio_fast"].map(_ratio),
             "newton_schulz": frame["ratio_newton_schulz"].map(_ratio),
             "largest DfI: exact": frame["dfi_exact"].map(_short),
-            "published": frame["dfi_newton_schulz"].map(_short),
+            "largest DfI: published": frame["dfi_newton_schulz"].map(_short),
+            "largest error: exact": frame["error_exact"].map(_short),
+            "largest error: fast": frame["error_fast"].map(_short),
+            "largest error: published": frame["error_newton_schulz"].map(_short),
             "extra memory / unit": frame["extra_memory"].map(_short),
         }
     )

@@ -44,7 +44,8 @@ def overview(results: Results) -> pd.DataFrame:
             "experiment": experiment,
             "size, data": f"{joined(runs['size'])}, {joined(runs['data'])}",
             "measure": found[0].title,
-            "command": f"`make {TARGETS[runs['domain'].iloc[0]]} EXPERIMENT={experiment} SIZE={joined(runs['size'])}`",
+            "command": f"`make {TARGETS[runs['domain'].iloc[0]]} EXPERIMENT={experiment} SIZE={joined(runs['size'])} "
+            f"METHODS={','.join(style.ordered(runs['method']))}`",
             "runs": f"{len(runs)}, {seconds / 60:.0f} min" if seconds else str(len(runs)),
         }
         for label in SHOWN:

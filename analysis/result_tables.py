@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
+import yaml
 
 from analysis import claims, curves, measures, paper, style
 from analysis.figure import experiment_of, names_of
 from analysis.load import Results
 from analysis.stats import Estimate, estimate, paired_difference
 from analysis.summary import digits_of, interval_text, number
+
+EXPERIMENTS = Path(__file__).resolve().parents[1] / "conf" / "experiment"
+SETTING = (
+    "protocol", "data", "model", "batch_size", "learning_rate", "shape", "context", "phases", "total_steps", "midpoint",
+    "steps", "actor", "critic", "network", "corpora", "train_tokens",
+)  # fmt: skip
+"""The lines of an experiment that say what was trained on what, and for how long."""
 
 
 def joined(values: pd.Series) -> str:
@@ -40,7 +50,7 @@ def end_value_table(part: Results) -> pd.DataFrame:
     """One row a method and measure of one setting: the paper's end value (its data and size), ours with
     interval, the difference between them, ours and theirs relative to `none`."""
     experiment = experiment_of(part)
-    theirs = paper.end_values(*names_of(part))
+    theirs = paper.end_values(*claims.SAME_CELL.get(experiment_of(part), names_of(part)))
     rows = []
     for place, measure in enumerate(measures.measures_of(part, experiment)):
         ends = measures.end_values(part.metrics, measure)
@@ -284,10 +294,23 @@ def provenance_lines(part: Results) -> str:
     dirty = " (some from a changed checkout)" if runs["dirty"].astype(str).eq("True").any() else ""
     commands = runs.drop_duplicates("label").set_index("label")["command"]
     again = together([str(commands[label]) for label in style.ordered(runs["label"])])
-    return (
+    about = setting_text(experiment_of(part), str(runs["size"].iloc[0]))
+    return about + (
         f"Size {joined(runs['size'])}; data {joined(runs['data'])}; seeds {seeds}; machine {joined(runs['machine'])}; "
         f"commit {joined(runs['commit'])}{dirty}.\n\n`{again} seed={seeds}`"
     )
+
+
+def setting_text(experiment: str, size: str) -> str:
+    """What an experiment's file says of data, model and length at a size, on a line of its own; "" without a file."""
+    path = EXPERIMENTS / f"{experiment}.yaml"
+    if not path.exists():
+        return ""
+    content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    here = (content.get("at") or {}).get(size) or {}
+    told = {key: here[key] for key in SETTING if key in here}
+    flow = yaml.safe_dump(told, default_flow_style=True, sort_keys=False, width=10_000).strip()
+    return f"`{flow}`\n\n" if told else ""
 
 
 def together(commands: list[str]) -> str:

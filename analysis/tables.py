@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import curves, measures
+from analysis import curves, measures, style
 from analysis.benchmark_tables import RESULTS, tables_of
 from analysis.figure import experiment_of, open_results, plain, with_finished_runs
 from analysis.load import Results, write_frame
@@ -63,6 +63,43 @@ includes 0.
 """
 
 
+CONTROL_NOTE = """Rescale keeps the old directions and takes FIRE's norm; random orthogonal is an isometry with nothing of
+the old weights; FIRE exact is the isometry that FIRE's iterations stop short of. FIRE minus each, paired by seed; for
+losses less is better.
+"""
+
+
+def controls(results: Results) -> str:
+    """FIRE against its controls in every setting that ran them, and what that says of where the gain comes from."""
+    rows, gains, norm_alone, chance_alone = [], 0, 0, 0
+    for part in curves.settings(results):
+        if not measures.measures_of(part, experiment_of(part)):
+            continue
+        table = contrast_table(plain(part)).set_index("FIRE minus")
+        names = {key: style.look(key).name for key in ("none", "rescale", "random_orthogonal", "fire_exact")}
+        if names["rescale"] not in table.index and names["random_orthogonal"] not in table.index:
+            continue
+        cells = {key: table.loc[name] if name in table.index else None for key, name in names.items()}
+        row = {"setting": experiment_of(part)}
+        for key, cell in cells.items():
+            row[f"minus {names[key]}"] = "-" if cell is None else cell["difference [95 %]"]
+        rows.append(row)
+        if cells["none"] is not None and cells["none"]["in words"] == "FIRE is better":
+            gains += 1
+            norm_alone += cells["rescale"] is not None and cells["rescale"]["in words"] != "FIRE is better"
+            chance_alone += (
+                cells["random_orthogonal"] is not None
+                and cells["random_orthogonal"]["in words"] != "FIRE is better"
+            )
+    if not rows:
+        return "No controls run yet."
+    return (
+        f"FIRE is better than none in {gains} of {len(rows)} settings with controls. In {norm_alone} of those {gains} it "
+        f"is not better than rescale, so that the norm alone may account for the gain; in {chance_alone} it is not better "
+        f"than a random isometry.\n\n{markdown(pd.DataFrame(rows))}"
+    )
+
+
 def in_short(results: Results) -> list[str]:
     """One line a setting: what FIRE's paired differences to the other methods allow to say."""
     lines = []
@@ -87,7 +124,9 @@ def reproduced(results: Results, benchmarks: Path = RESULTS) -> str:
     blocks = [HEAD]
     for size, group in finished.groupby("size"):
         blocks.append(f"Runs at size {size}: {len(group)} in {group['experiment'].nunique()} experiments.\n")
-    blocks += ["## In short\n", *in_short(results), "\n## Claims\n", CLAIM_NOTE]
+    blocks += ["## In short\n", *in_short(results)]
+    blocks += ["\n## Isometry, norm or randomness: the controls\n", CONTROL_NOTE, controls(results)]
+    blocks += ["\n## Claims\n", CLAIM_NOTE]
     table = claim_table(results)
     waiting = is_waiting(table)
     blocks += [markdown(table[~waiting]), "\nClaims of the paper that no run here speaks to:\n"]
@@ -105,6 +144,10 @@ def reproduced(results: Results, benchmarks: Path = RESULTS) -> str:
         contrasts = contrast_table(part)
         if len(contrasts):
             blocks.append(f"FIRE against each other method, first measure above\n\n{markdown(contrasts)}\n")
+    figures = sorted((benchmarks / "figures").glob("*.png"))
+    if figures:
+        blocks.append("\n## Figures\n")
+        blocks += [f"![{path.stem}](analysis/results/figures/{path.name})\n" for path in figures]
     for title, table in (
         ("Right after the boundary: how orthogonal, how far moved", boundary_table(results)),
         ("Learning before the boundary", learning_table(results)),

@@ -205,12 +205,15 @@ def _deflate(work: Tensor, away: Tensor, room: int, matrices: Tensor, suspect: T
     left_vectors, singular, right_vectors = torch.linalg.svd(triangle + torch.diag_embed(1 - chosen[:, 0]))
     work.baddbmm_(torch.bmm(left, torch.bmm(left_vectors, right_vectors)) * chosen - part, basis.mT)
     smallest = torch.full_like(suspect, torch.inf)
-    for i in (singular[:, -1] < suspect).nonzero().flatten():
-        largest = _largest(matrices[i])
-        rows, right = zip(left[i].split(256), matrices[i].split(256), strict=True), basis[i].double()
-        inner = sum(q.double().mT @ (w.double() @ right) for q, w in rows)
-        inner = inner * chosen[i].mT * chosen[i] + torch.diag(1 - chosen[i, 0]) * largest
-        smallest[i] = torch.linalg.svdvals(inner)[-1] / largest
+    found = (singular[:, -1] < suspect).nonzero().flatten()
+    for some in found.split(max(1, 2**18 // matrices[0].numel())) if len(found) else ():
+        largest = _largest(matrices[some])
+        right, inner = basis[some].double(), 0.0
+        for q, w in zip(left[some].split(256, dim=1), matrices[some].split(256, dim=1), strict=True):
+            inner = inner + q.double().mT @ (w.double() @ right)
+        outside = torch.diag_embed((1 - chosen[some, 0]) * largest.unsqueeze(1))
+        inner = inner * chosen[some].mT * chosen[some] + outside
+        smallest[some] = torch.linalg.svdvals(inner)[:, -1].to(largest.dtype) / largest
     return smallest.masked_fill_(singular[:, -1] < DROWNED, 0.0)
 
 
@@ -222,11 +225,11 @@ def _probes(columns: int, count: int) -> Tensor:
     )
 
 
-def _largest(matrix: Tensor) -> Tensor:
-    """Largest singular value of one matrix by block power iteration, up to a twentieth too small."""
-    block = _probes(matrix.shape[1], min(8, matrix.shape[1])).to(matrix)
+def _largest(matrices: Tensor) -> Tensor:
+    """Largest singular values (b,) by block power iteration, up to a twentieth too small."""
+    block = _probes(matrices.shape[2], min(8, matrices.shape[2])).to(matrices)
     for _ in range(6):
-        block = matrix.mT @ (matrix @ torch.linalg.qr(block).Q)
+        block = torch.matmul(matrices.mT, torch.matmul(matrices, torch.linalg.qr(block).Q))
     return torch.linalg.matrix_norm(block, 2).sqrt()
 
 

@@ -36,7 +36,9 @@ class Method:
     source: ClassVar[str] = ""
     changes_optimizer: ClassVar[bool] = False
     changes_structure: ClassVar[bool] = False
-    watches_training: ClassVar[bool] = False  # reads activations of the training passes, which compiled nets hide
+    watches_training: ClassVar[bool] = (
+        False  # reads activations of the training passes, which compiled nets hide
+    )
     sweeps: ClassVar[tuple[str, ...]] = ("vision", "language", "dqn", "sac")
 
     def check(self, state: State) -> None:

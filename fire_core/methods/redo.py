@@ -35,9 +35,11 @@ def dormancy(
     batches = list(batches)
     if not batches:
         raise UserError("dormancy needs at least one batch of inputs")
-    layers = find_unit_layers(net, batches[0])[0] if layers is None else layers
-    if not layers:
-        raise UserError(f"no hidden units found in {type(net).__name__}: {KNOWN_UNITS}")
+    if layers is None:
+        layers, reasons = find_unit_layers(net, batches[0])
+        if not layers:
+            why = "; ".join(f"{name} {reason}" for name, reason in list(reasons.items())[:4])
+            raise UserError(f"{type(net).__name__} has no hidden units that can be told apart: {why}")
     totals: dict[str, Tensor] = {}
     recording = Recorder(net, layers, _magnitude, always=True)
     with in_mode(net, training=False), torch.no_grad(), recording as recorder:

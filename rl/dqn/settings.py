@@ -10,6 +10,8 @@ COMPAT = ("official", "corrected")
 def check(cfg: DictConfig) -> None:
     """Raise a one-line error for the first setting that does not fit, with its value and what would."""
     n = cfg.env.environments
+    if not isinstance(n, int) or n < 1:
+        raise UserError(f"env.environments={n!r}: give a whole number, 1 or more")
     if cfg.compat not in COMPAT:
         raise UserError(f"compat={cfg.compat!r}: choose one of {', '.join(COMPAT)}")
     if not 0 < cfg.midpoint < cfg.total_steps:

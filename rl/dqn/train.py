@@ -185,7 +185,8 @@ def train(cfg: DictConfig) -> None:
             print(f"video of the last policy: {path}")
         shutil.rmtree(run.folder / FOLDER, ignore_errors=True)
         run.finish({"steps": at["step"], "updates": at["updates"], **figures})
-    print(f"{method.name}: {brief(figures, window)}\nin {run.folder}; table and figure: make dqn-sweep")
+    print(f"{method.name}: {brief(figures, window)}\nin {run.folder}")
+    print(f"table and figure: make dqn-sweep EXPERIMENT={run.meta['experiment']} SIZE={cfg.size}")
 
 
 def make_games(cfg: DictConfig, purpose: str, position: int = 0) -> Games:

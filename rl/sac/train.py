@@ -220,6 +220,10 @@ def train(cfg: DictConfig) -> None:
 
 def check(cfg: DictConfig) -> None:
     """Stop before any work where settings contradict one another."""
+    for key in ("env.action_repeat", "updates_per_step"):
+        value = OmegaConf.select(cfg, key)
+        if not isinstance(value, int) or value < 1:
+            raise UserError(f"{key}={value!r}: give a whole number, 1 or more")
     if not cfg.learning_starts < cfg.midpoint < cfg.steps:
         raise UserError(
             f"midpoint={cfg.midpoint} must lie after learning_starts={cfg.learning_starts} and before steps={cfg.steps}"
