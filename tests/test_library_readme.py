@@ -78,6 +78,19 @@ def test_recipe_runs(title: str, capsys: pytest.CaptureFixture) -> None:
     run(title)
 
 
+def test_units_recipe_measures_every_hidden_layer() -> None:
+    names = run("Dormant units, measured and recycled")
+    assert names["layers"] and all(
+        len(names["scores"][layer.name]) == layer.units for layer in names["layers"]
+    )
+
+
+def test_stale_moments_recipe_gives_the_loss_it_names() -> None:
+    losses = run("What stale moments do")["losses"]
+    assert losses["clear"] == 0.0
+    assert f"to a loss of {losses['keep']:.1f};" in README
+
+
 def test_continual_recipe() -> None:
     names = run("Continual fine-tuning, old data kept")
     assert names["trained"] == [8, 16, 24]
