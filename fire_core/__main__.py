@@ -77,7 +77,8 @@ def targets_command(options: argparse.Namespace) -> None:
     """What is in, what is out, and why, for a checkpoint or for models that can be built."""
     for source in options.source:
         if Path(source).exists():
-            table, _ = plan(open_checkpoint(source, options.key), options.targets, options.model)
+            table, origin = plan(open_checkpoint(source, options.key), options.targets, options.model)
+            print(origin, file=sys.stderr)
         else:
             table = find_targets(build(source), options.targets)
         print(markdown(source.rpartition(":")[2], table) if options.markdown else table)

@@ -84,7 +84,10 @@ def plan(
         share = f"{len({t.parameter for t in known})} of {len(outline)} tensors"
         source = f"targets from {source} for {share}, else from names and shapes"
         rows = TargetTable([*known, *(target for target in rows if target.parameter not in named)])
-    return choose(rows, targets, str(checkpoint.path)), source
+    try:
+        return choose(rows, targets, str(checkpoint.path)), source
+    except UserError as error:
+        raise UserError(f"{error} ({source})") from None
 
 
 def apply(
@@ -179,7 +182,8 @@ def _architecture(checkpoint: Checkpoint, model: str) -> tuple[nn.Module | None,
         with torch.device("meta"):
             return getattr(transformers, name)(config), name
     except Exception as error:
-        return None, f"{by_name} (its config.json could not be built: {type(error).__name__})"
+        why = str(error).strip().splitlines() or [""]
+        return None, f"{by_name} (its config.json could not be built: {type(error).__name__}: {why[0][:120]})"
 
 
 def _renamed(table: TargetTable, model: nn.Module, outline: dict[str, torch.Tensor]) -> TargetTable:
