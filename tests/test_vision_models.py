@@ -151,3 +151,17 @@ def test_other_packages_mistakes_say_what_to_do():
         build("torchvision:resnet18", classes=5, channels=1, image_size=32)
     with pytest.raises(UserError, match="torchvision has no"):
         build("torchvision:no_such_net", classes=5, channels=3, image_size=32)
+
+
+def test_the_vit_leaves_out_what_nothing_reads_and_stays_the_same_function():
+    torch.manual_seed(0)
+    net = build("vit_tiny", classes=5, channels=3, image_size=16, width=24, depth=2, heads=2).double()
+    inputs = torch.randn(3, 3, 16, 16, dtype=torch.float64)
+    results = []
+    for net.all_tokens in (True, False):
+        net.zero_grad()
+        outputs = net(inputs)
+        outputs.square().sum().backward()
+        results.append([outputs.detach(), *(p.grad.clone() for p in net.parameters())])
+    for full, short in zip(*results, strict=True):
+        torch.testing.assert_close(short, full)

@@ -18,10 +18,12 @@ class Attention(nn.Module):
         self.to_v = nn.Linear(width, width, bias=False)
         self.to_out = nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, queries: Tensor | None = None) -> Tensor:
+        """`queries` (n, any number, width): the tokens that ask, all of `x` by default."""
+        asking = x if queries is None else queries
         query, key, value = (
-            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for layer in (self.to_q, self.to_k, self.to_v)
+            layer(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer, tokens in ((self.to_q, asking), (self.to_k, x), (self.to_v, x))
         )
         mixed = functional.scaled_dot_product_attention(query, key, value)
         return self.to_out(mixed.transpose(1, 2).flatten(2))
@@ -50,8 +52,10 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(width)
         self.mlp = MLP(width, 4 * width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x))
+    def forward(self, x: Tensor, count: int | None = None) -> Tensor:
+        """The first `count` tokens after this block, (n, count, width); all by default."""
+        normed = self.norm1(x)
+        x = x[:, :count] + self.attention(normed, normed[:, :count])
         return x + self.mlp(self.norm2(x))
 
 
@@ -60,8 +64,11 @@ class ViT(nn.Module):
 
     The defaults are the paper's ViT-Tiny: patch 4 (64 patches of a 32x32 image and one class token), width 192,
     depth 12, 3 heads of 64, MLP 768, learned positions. The patch embedding is one Linear over the flattened
-    patch; positions and class token start from a standard normal.
+    patch; positions and class token start from a standard normal. Nothing reads the other tokens of the last block,
+    so they are not computed (nor seen by methods that watch units), unless `all_tokens` is set: the same function.
     """
+
+    all_tokens = False
 
     def __init__(
         self,
@@ -93,8 +100,9 @@ class ViT(nn.Module):
         patches = functional.unfold(x, self.patch, stride=self.patch).transpose(1, 2)
         tokens = self.patch_embedding(patches)
         tokens = torch.cat((self.class_token.expand(len(x), -1, -1), tokens), dim=1) + self.positions
-        for block in self.blocks:
-            tokens = block(tokens)
+        for number, block in enumerate(self.blocks, 1):
+            read = 1 if number == len(self.blocks) and not self.all_tokens else None
+            tokens = block(tokens, read)
         return self.norm(tokens[:, 0])
 
     def forward(self, x: Tensor) -> Tensor:
