@@ -46,7 +46,8 @@ FAILURES = (
 # keys of any script that must be at least 1
 WHOLE_NUMBERS = (
     "accumulation", "batch_size", "epsilon_steps", "eval_batch_size", "eval_episodes", "eval_every", "eval_limit",
-    "log_every", "metrics_samples", "replay", "replay_capacity", "steps", "target_every", "threads", "total_steps",
+    "log_every", "metrics_samples", "random_episodes", "replay", "replay_capacity", "steps", "target_every",
+    "threads", "total_steps",
 )  # fmt: skip
 GROUPS = ("actor", "boundary", "corpus", "critic", "data", "env", "method", "model", "network", "protocol")
 # options of Hydra whose next word is their value

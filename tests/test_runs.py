@@ -216,14 +216,24 @@ def test_checkpoints_execute_nothing(tmp_path):
     assert not (tmp_path / "executed").exists()
 
 
-def test_failed_save_keeps_the_old_checkpoint(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (OSError(28, "No space left on device"), "No space left"),
+        (
+            RuntimeError("[enforce fail at inline_container.cc:603] . unexpected pos 64 vs 0"),
+            "of disk are free",
+        ),
+    ],
+)
+def test_failed_save_keeps_the_old_checkpoint(tmp_path, monkeypatch, failure, words):
     checkpoints.save(tmp_path, 1, {"a": 1})
 
     def full(*_):
-        raise OSError(28, "No space left on device")
+        raise failure
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(UserError, match="No space left"):
+    with pytest.raises(UserError, match=f"cannot write checkpoint .*{words}"):
         checkpoints.save(tmp_path, 2, {"a": 2})
     assert [p.name for p in tmp_path.iterdir()] == ["step_000000000001.pt"]
 

@@ -165,6 +165,31 @@ def test_official_leaves_the_run_without_intervention_alone_and_fair_renews_it_t
     assert official[3]["temperature"] != fair[3]["temperature"]
 
 
+def test_the_level_of_random_actions_is_logged_once(grid):
+    for method in METHODS:
+        first, *others = metrics(grid, method, "fig4b_hopper")
+        assert 5 < first["random_return"] < 60 and first["random_return_std"] > 0
+        assert not any("random_return" in line for line in others)
+
+
+def test_every_observation_is_counted_and_official_treated_runs_begin_a_new_episode(tmp_path):
+    """Ended one step after the midpoint: steps and episodes so far say how many observations there were."""
+    found = {}
+    for method, compat in (("fire", "fair"), ("fire", "official"), ("none", "official")):
+        root = tmp_path / method / compat
+        what = [f"method={method}", f"compat={compat}", f"run.root={root}", "experiment=fig4b_hopper"]
+        codes, output = drive(([*what, "run.checkpoint_steps=1"], 61))
+        assert codes == [9], output[-2000:]
+        [path] = root.glob("fig4b_hopper/smoke/*/seed_1/checkpoint/step_*61.pt")
+        saved = torch.load(path, weights_only=True)
+        at, count = saved["at"], saved["normaliser"]["count"]
+        assert at["step"] == 61
+        assert count == pytest.approx(1e-4 + 61 + at["episode"] + 1)
+        found[method, compat] = at["episode"]
+    assert found["fire", "official"] == found["fire", "fair"] + 1
+    assert found["none", "official"] == found["fire", "fair"]
+
+
 def test_full_reset_brings_back_the_weights_of_the_start(grid):
     lines = metrics(grid, "full_reset", "fig4b_hopper")
     start = Actor(11, 3, 16, 1, generator(1, "init", "actor"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,19 @@ def save(folder: Path, step: int, parts: dict[str, Any], *, name: str | None = N
             _publish(handle, temporary, path)
     except (OSError, RuntimeError) as error:
         raise UserError(
-            f"cannot write checkpoint {path}: {error}; earlier checkpoints are intact, free space or permissions there "
-            "and run the same command again"
+            f"cannot write checkpoint {path}: {_reason(error, folder)}; earlier checkpoints are intact, free space or "
+            "permissions there and run the same command again"
         ) from error
     for old in _numbered(folder)[:-keep]:
         old.unlink()
     return path
+
+
+def _reason(error: Exception, folder: Path) -> str:
+    """The system's words; PyTorch's writer hides a full disk in an internal message, so there the free space."""
+    if isinstance(error, OSError) or not folder.is_dir():
+        return str(error)
+    return f"the file could not be written in full, {shutil.disk_usage(folder).free / 1e6:,.0f} MB of disk are free"
 
 
 def check_keep(keep: int) -> None:

@@ -226,3 +226,8 @@ class EvaluationTasks:
             self.observations[index], rewards[index], terminated[index], truncated[index] = outcome
         self.ended |= terminated | truncated
         return Moment(self.observations.copy(), rewards, terminated, truncated)
+
+    def close(self) -> None:
+        """Close all of them."""
+        for task in self.tasks:
+            task.close()

@@ -111,6 +111,12 @@ def train(cfg: DictConfig) -> None:
                 "observation": torch.from_numpy(observation.copy()),
             }
 
+        def begin_episode() -> np.ndarray:
+            at["episode"], at["return"] = at["episode"] + 1, 0.0
+            first = task.reset(episode_seed(cfg, at["episode"]))
+            normaliser.update(first)
+            return first
+
         def policy(observations: np.ndarray) -> np.ndarray:
             with torch.no_grad():
                 mean, _ = learner.actor(torch.from_numpy(normaliser.normalise(observations)).to(device))
@@ -127,7 +133,7 @@ def train(cfg: DictConfig) -> None:
 
         # -------------------------------------------------------------------------------------- the loop
         if saved is None:
-            run.log(phase=0, step=0, **test(0))
+            run.log(phase=0, step=0, **random_play(cfg), **test(0))
         started = time.perf_counter(), at["step"]
         bar = tqdm(
             total=cfg.steps,
@@ -151,6 +157,9 @@ def train(cfg: DictConfig) -> None:
                 if method.changes_structure:
                     learner.renew_optimizers()
                 adopt(method, learner, state)
+                # There a treated run is a new process, which begins with a new episode; `none` is the old one going on.
+                if cfg.compat == "official" and method.name != "none":
+                    observation = begin_episode()
                 run.boundary(1, report)
                 run.timing(phase=1, boundary_seconds=report.seconds)
                 after = test(at["step"])
@@ -174,9 +183,7 @@ def train(cfg: DictConfig) -> None:
             at["return"] += reward
             if terminated or truncated:
                 finished.append(at["return"])
-                at["episode"], at["return"] = at["episode"] + 1, 0.0
-                observation = task.reset(episode_seed(cfg, at["episode"]))
-                normaliser.update(observation)
+                observation = begin_episode()
 
             # ---------------------------------------------------------------------------------- updates
             if at["step"] > cfg.learning_starts:
@@ -316,6 +323,16 @@ def on_scale(env: str, value: float) -> dict[str, float]:
     """`eval_normalized` where the task has published random and success scores."""
     task = TASKS.get(env.removesuffix("-v0").removesuffix("-primitive"))
     return {"eval_normalized": normalized(value, task.random_return, task.success_return)} if task else {}
+
+
+def random_play(cfg: DictConfig) -> dict[str, float]:
+    """Return of uniformly random actions under this very protocol, the level that learning has to beat."""
+    tasks = EvaluationTasks(cfg.random_episodes, **cfg.env)
+    tasks.seeds = [derive(cfg.seed, "random", i) % 2**31 for i in range(tasks.count)]
+    draws, shape = numpy_generator(cfg.seed, "random"), (tasks.count, tasks.tasks[0].action_size)
+    result = play_episodes(tasks, lambda o: draws.uniform(-1, 1, shape), tasks.count, cfg.eval_limit)
+    tasks.close()
+    return {"random_return": result.mean, "random_return_std": float(np.std(result.returns))}
 
 
 def episode_seed(cfg: DictConfig, episode: int) -> int:
