@@ -130,18 +130,29 @@ def vision_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def loops_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Rates of the language, DQN and SAC loops beside a plain one of the usual kind."""
+    nothing = pd.Series(float("nan"), frame.index)
     return pd.DataFrame(
         {
             "domain": frame["domain"],
             "setting": frame["setting"],
             "device": frame["device"],
             "unit": frame["unit"],
-            "ours": frame["ours"].map(lambda value: f"{value:,.0f}"),
-            "usual": frame["usual"].map(lambda value: f"{value:,.0f}"),
+            "ours": frame["ours"].map(_rate),
+            "usual": frame["usual"].map(_rate),
             "ratio": frame["ratio"].map(_ratio),
+            "replay memory": frame.get("replay_bytes_ratio", nothing).map(_ratio),
+            "sampling": frame.get("sampling_share", nothing).map(_share),
             "rounds": frame["rounds"],
         }
     )
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _share(value: float) -> str:
+    return "-" if pd.isna(value) else f"{value:.1%}"
 
 
 def _ratio(value: float) -> str:
@@ -192,7 +203,8 @@ BENCHMARKS = (
     Benchmark(
         "bench_loops",
         "Speed of the other loops",
-        "Rates of our loop and of a plain one of the usual kind, interleaved; the ratio is the median over the rounds.",
+        "Rates of our loop and of a plain one of the usual kind, interleaved; the ratio is the median over the rounds. "
+        "Replay memory: bytes of ours over bytes of one that stores whole stacks. Sampling: share of an update's time.",
         loops_table,
     ),
 )

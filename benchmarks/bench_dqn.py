@@ -136,7 +136,7 @@ def bench_acting(game: str, asynchronous: bool, rounds: int, steps: int, folder:
         ours,
         theirs,
     )
-    merge_loops([row | {"bytes_ours_over_usual": round(replay.bytes / ring.bytes, 3)}])
+    merge_loops([row | {"replay_bytes_ratio": round(replay.bytes / ring.bytes, 3)}])
     listed = ", ".join(f"{a / b:.2f}" for a, b in zip(ours, theirs))
     print(
         f"acting, {game}, {COUNT} games, {kind} vector env: ours {statistics.median(ours):.0f} steps/s, usual "
@@ -163,19 +163,18 @@ def bench_learning(replay: FrameReplay, rounds: int, device: torch.device) -> No
             taken = seconds(lambda loop=loop: [next(loop) for _ in range(count)], device)
             if turn > 0:
                 rates[name].append(count / taken)
+    generator = np.random.default_rng(0)
+    sampling = statistics.median(seconds(lambda: replay.sample(32, generator)) for _ in range(10 * rounds))
+    print(f"batch of 32 from the mapped replay: {1000 * sampling:.2f} ms")
     for name in ("eager", "compiled"):
         setting = f"updates, batch 32, {name}"
         row = loop_row("dqn", setting, "updates/s", device.type, rates[name], rates["usual"])
-        merge_loops([row])
+        share = sampling * statistics.median(rates[name])
+        merge_loops([row | {"sampling_share": round(share, 4)}])
         print(
-            f"{setting}: ours {row['ours']:.1f}/s, usual {row['usual']:.1f}/s, median ratio {row['ratio']:.2f}"
+            f"{setting}: ours {row['ours']:.1f}/s, usual {row['usual']:.1f}/s, median ratio {row['ratio']:.2f}, "
+            f"sampling {share:.1%} of the time"
         )
-    generator = np.random.default_rng(0)
-    sampling = statistics.median(seconds(lambda: replay.sample(32, generator)) for _ in range(10 * rounds))
-    print(
-        f"batch of 32 from the mapped replay: {1000 * sampling:.2f} ms, "
-        f"{sampling * statistics.median(rates['eager']):.1%} of learning"
-    )
 
 
 def learning_loop(

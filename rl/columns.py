@@ -29,13 +29,14 @@ class Columns:
     ):
         self.folder = None if folder is None else Path(folder)
         self.arrays: dict[str, np.ndarray] = {}
-        needed = rows * sum(np.dtype(kind).itemsize * int(np.prod(s)) for kind, s in specification.values())
+        needed = size_of(specification, rows)
         if self.folder is None:
             _require(needed, _free_memory(), "memory", "lower the replay capacity or keep the replay on disk")
         elif not existing:
             self.folder.mkdir(parents=True, exist_ok=True)
-            free = shutil.disk_usage(self.folder).free
-            _require(needed, free, f"disk at {self.folder}", "lower the replay capacity or move run.root")
+            for name in specification:  # of a run that was killed before its first checkpoint
+                self._path(name).unlink(missing_ok=True)
+            require_disk(needed, self.folder)
         for name, (kind, shape) in specification.items():
             self.arrays[name] = self._open(name, np.dtype(kind), (rows, *shape), existing, read_only)
 
@@ -44,13 +45,17 @@ class Columns:
     ) -> np.ndarray:
         if self.folder is None:
             return np.zeros(shape, kind)
-        path = self.folder / f"{name}.npy"
+        path = self._path(name)
         if existing:
             return _map_existing(path, kind, shape, "r" if read_only else "r+")
         array = np.lib.format.open_memmap(path, mode="w+", dtype=kind, shape=shape)
         with open(path, "r+b") as file:
             os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
         return array
+
+    def _path(self, name: str) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{name}.npy"
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.arrays[name]
@@ -65,6 +70,17 @@ class Columns:
     def bytes(self) -> int:
         """Size of all arrays in bytes."""
         return sum(array.nbytes for array in self.arrays.values())
+
+
+def size_of(specification: Specification, rows: int) -> int:
+    """Bytes of `rows` rows."""
+    return rows * sum(np.dtype(kind).itemsize * int(np.prod(s)) for kind, s in specification.values())
+
+
+def require_disk(needed: int, folder: Path) -> None:
+    """Raise where the disk of the existing `folder` has less than `needed` bytes free."""
+    free = shutil.disk_usage(folder).free
+    _require(needed, free, f"disk at {folder}", "lower the replay capacity or move run.root")
 
 
 def _map_existing(path: Path, kind: np.dtype, shape: tuple[int, ...], mode: str) -> np.ndarray:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fire_core.errors import UserError
-from rl.columns import Columns
+from rl.columns import Columns, Specification, size_of
 
 
 class Batch(NamedTuple):
@@ -102,20 +102,30 @@ class FrameReplay(_Ring):
         self.fork_time = 0 if parent is None else parent.count
         self.frame_rows = self.rows if new_rows is None else min(self.rows, new_rows + 1)
         options = {"existing": existing, "read_only": read_only}
-        frames = {"frames": ("uint8", (environments, *self.frame_shape))}
-        facts = {
-            "actions": ("int16", (environments,)),
-            "rewards": ("float32", (environments,)),
-            "terminated": ("bool", (environments,)),
-            "ended": ("bool", (environments,)),
-            "age": ("uint8", (environments,)),
-        }
+        frames, facts = self._specifications()
         self.frames = Columns(frames, self.frame_rows, folder, **options)["frames"]
         self.facts = Columns(facts, self.rows, folder, **options)
         # what the last step of an episode led to, by (time, environment)
         self.final_frames: dict[tuple[int, int], np.ndarray] = {}
         if parent is not None and not existing:
             self._take_over(parent)
+
+    def _specifications(self) -> tuple[Specification, Specification]:
+        """Columns of frames and of facts."""
+        n = (self.environments,)
+        facts: Specification = {
+            "actions": ("int16", n),
+            "rewards": ("float32", n),
+            "terminated": ("bool", n),
+            "ended": ("bool", n),
+            "age": ("uint8", n),
+        }
+        return {"frames": ("uint8", (*n, *self.frame_shape))}, facts
+
+    def fork_bytes(self, new_rows: int) -> int:
+        """Bytes that `fork(new_rows=new_rows)` will take."""
+        frames, facts = self._specifications()
+        return size_of(frames, min(self.rows, new_rows + 1)) + size_of(facts, self.rows)
 
     def fork(self, folder: str | Path | None, *, new_rows: int, existing: bool = False) -> "FrameReplay":
         """A replay that continues this one: old frames are read from here, new ones go to `folder`.

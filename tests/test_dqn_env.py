@@ -135,6 +135,17 @@ def test_an_episode_is_truncated_after_27000_agent_steps_not_terminated():
     assert ends == [99] and not any(step.terminated[0] for step in steps)
 
 
+@pytest.mark.slow
+def test_the_limit_of_a_game_is_27000_agent_steps():
+    """Breakout waits for ever where nobody serves."""
+    games = Games("breakout", 1, (42, 42), seed=0, sticky=0.0)
+    games.reset()
+    idle = np.zeros(1, np.int64)
+    ends = [n for n in range(1, 27_002) if (step := games.step(idle)).truncated[0] or step.terminated[0]]
+    assert ends == [27_000]
+    assert games.lengths[0] == 1
+
+
 def test_catch_rewards_by_hand():
     backend = CatchBackend(1, (7, 7), seed=0)
     backend.reset()

@@ -2,12 +2,21 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+
+from conf.launch import compose_config
+from fire_core.errors import UserError
+from rl import columns
+from rl.dqn.memory import open_replay
+from rl.replay import FrameReplay
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = str(ROOT / "rl/dqn/train.py")
@@ -163,6 +172,7 @@ def test_forks_share_the_trunk_and_differ_from_each_other_only_after_it(tmp_path
         ("env.name=brakeout", "unknown game 'brakeout'; did you mean 'breakout'?"),
         ("replay_capacity=40_000_000_000", "GB are free"),
         ("optimizer_state=forget", "optimizer_state='forget'"),
+        ("random_episodes=3", "random_episodes=3 must be a multiple of env.environments=4"),
         ("method.targets=nothing", "'nothing' matches nothing"),
     ],
 )
@@ -174,3 +184,46 @@ def test_mistakes_are_one_line_before_training_starts(tmp_path, override, messag
     line = [x for x in done.stderr.splitlines() if x.startswith("error:")]
     assert len(line) == 1 and message in line[0] and "Traceback" not in done.stderr
     assert not any(path.stat().st_size for path in tmp_path.glob("**/metrics.jsonl"))
+
+
+def test_rewards_are_clipped_for_learning_and_counted_raw(tmp_path):
+    """Points of Asterix are 50 and more: the replay holds signs, returns the points."""
+    game = ["env.name=asterix", "env.frame_size=42", "random_episodes=4", "eval_max_steps=100"]
+    drive((arguments(tmp_path, "method=none", *game), 0, 0), expect=[0])
+    [rewards] = (tmp_path / "trunks").glob("*/replay/rewards.npy")
+    assert set(np.unique(np.load(rewards))) == {0.0, 1.0}
+    [metrics] = (tmp_path / "fig4a_breakout").glob("smoke/*/seed_1/metrics.jsonl")
+    first = json.loads(metrics.read_text().splitlines()[0])
+    assert first["random_return"] >= 50 and first["eval_return"] % 12.5 == 0
+
+
+def test_a_disk_too_small_for_both_halves_is_named_before_the_first(tmp_path, monkeypatch):
+    run = SimpleNamespace(trunk=tmp_path / "trunk", place=tmp_path, folder=tmp_path / "run")
+    cfg = compose_config("dqn", ["size=smoke"])
+    size = 0
+
+    def disk_usage(folder):
+        return SimpleNamespace(free=size - sum(path.stat().st_size for path in tmp_path.glob("replay/*")))
+
+    monkeypatch.setattr(columns.shutil, "disk_usage", disk_usage)
+    monkeypatch.setattr(columns, "_free_memory", lambda: 10**9)
+    ring = FrameReplay(cfg.replay_capacity, 4, (21, 21), reserve=64).bytes  # of the first half
+    size = round(1.5 * ring)
+    with pytest.raises(UserError, match=r"the replay needs .* GB of disk"):
+        open_replay(run, cfg, None)
+    assert not (tmp_path / "replay").exists()
+    size = 3 * ring
+    assert open_replay(run, cfg, None).bytes > 0
+    size = round(1.2 * ring)
+    run.trunk = None  # nothing is forked: files of a run that never saved make room for the new ones
+    assert open_replay(run, cfg, None).bytes > 0
+
+
+def test_a_trunk_without_its_replay_names_what_to_delete(tmp_path):
+    drive((arguments(tmp_path, "method=none"), 0, 0), expect=[0])
+    [replay] = (tmp_path / "trunks").glob("*/replay")
+    shutil.rmtree(replay)
+    output = drive((arguments(tmp_path, "method=fire"), 0, 0), expect=[2])
+    assert f"is gone: delete {replay.parent} and " in output and "trains both halves" in output
+    shutil.rmtree(replay.parent)
+    drive((arguments(tmp_path, "method=fire"), 0, 0), expect=[0])

@@ -54,6 +54,11 @@ def test_a_run_leaves_its_whole_record(tmp_path):
     assert not {"FAILED", "RUNNING"} & names
     meta = json.loads((run.folder / "meta.json").read_text())
     assert meta["experiment"] == "e" and meta["seed"] == 1 and meta["versions"]["torch"] == torch.__version__
+    assert set(meta["versions"]) - {"torchvision", "gymnasium", "ale-py", "mujoco"} == {
+        "python",
+        "torch",
+        "numpy",
+    }
     assert [json.loads(line)["step"] for line in text.splitlines()] == list(range(1, 9))
     assert open_run(tmp_path).finished
 

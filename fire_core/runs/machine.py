@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,22 @@ def describe() -> dict[str, Any]:
     return {
         "commit": _git("rev-parse", "HEAD"),
         "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-        },
+        "versions": versions(),
         "hardware": hardware(),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of what numbers depend on, where it is installed: another release of a simulator may play otherwise."""
+    found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+    for package in ("torchvision", "gymnasium", "ale-py", "mujoco"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            pass
+    return found
 
 
 def hardware() -> str:

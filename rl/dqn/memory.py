@@ -1,10 +1,13 @@
 """Where the replay of a run lies: in the trunk while that is trained, afterwards half there and half in the own folder."""
 
+import shutil
 from typing import Any
 
 from omegaconf import DictConfig
 
+from fire_core.errors import UserError
 from fire_core.runs import Run
+from rl.columns import require_disk
 from rl.replay import FrameReplay
 
 FOLDER = "replay"
@@ -13,7 +16,10 @@ FOLDER = "replay"
 def open_replay(run: Run, cfg: DictConfig, saved: dict[str, Any] | None) -> FrameReplay:
     """The replay that belongs to what `run.resume()` returned: new, gone on with, or forked from the trunk's end."""
     if saved is None:
-        return _replay(cfg, run.place, existing=False)
+        replay = _replay(cfg, run.place, existing=False)
+        if run.trunk is not None:
+            _require_second_half(run, cfg, replay)
+        return replay
     forked = saved["replay"]["fork_time"] > 0
     if run.trunk is not None and run.place == run.folder:
         return _fork(run, cfg, saved["replay"], existing=forked)
@@ -31,16 +37,33 @@ def leave_trunk(run: Run, cfg: DictConfig, replay: FrameReplay) -> FrameReplay:
 
 def _fork(run: Run, cfg: DictConfig, state: dict[str, Any], existing: bool) -> FrameReplay:
     assert run.trunk is not None
+    if not (run.trunk / FOLDER).is_dir():
+        raise UserError(
+            f"the replay of the first half, {run.trunk / FOLDER}, is gone: delete {run.trunk} and {run.folder}, "
+            "and the same command trains both halves"
+        )
     base = _replay(cfg, run.trunk, existing=True, read_only=True)
     if existing:
         base.count = state["fork_time"]
     else:
         base.load_state_dict(state)
-    new_rows = (cfg.total_steps - cfg.midpoint) // cfg.env.environments
-    fork = base.fork(run.folder / FOLDER, new_rows=new_rows, existing=existing)
+    fork = base.fork(run.folder / FOLDER, new_rows=_new_rows(cfg), existing=existing)
     if existing:
         fork.load_state_dict(state)
     return fork
+
+
+def _require_second_half(run: Run, cfg: DictConfig, replay: FrameReplay) -> None:
+    """A disk that is too small for both halves is better named now than at the midpoint."""
+    try:
+        require_disk(replay.fork_bytes(_new_rows(cfg)), run.place)
+    except UserError:
+        shutil.rmtree(run.place / FOLDER)
+        raise
+
+
+def _new_rows(cfg: DictConfig) -> int:
+    return (cfg.total_steps - cfg.midpoint) // cfg.env.environments
 
 
 def _replay(cfg: DictConfig, place: Any, existing: bool, read_only: bool = False) -> FrameReplay:

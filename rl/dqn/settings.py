@@ -19,6 +19,12 @@ def check(cfg: DictConfig) -> None:
     for key in ("total_steps", "midpoint", "target_every", "log_every", "eval_every", "learning_starts"):
         if cfg[key] % n:
             raise UserError(f"{key}={cfg[key]} must be a multiple of env.environments={n}: all step together")
+    counted = ("random_episodes",) if cfg.compat == "official" else ("random_episodes", "eval_episodes")
+    for key in counted:
+        if cfg[key] % n:
+            raise UserError(
+                f"{key}={cfg[key]} must be a multiple of env.environments={n}: each plays as many"
+            )
     updates = cfg.updates_per_transition * n
     if updates < 1 or abs(updates - round(updates)) > 1e-9:
         raise UserError(
