@@ -37,6 +37,9 @@ def draw_panel(axis: style.Axes, part: Results, metric: str, paper_curves: bool)
     axis.set_ylabel(metric.replace("_", " ").replace("eval", "evaluation"))
     axis.ticklabel_format(axis="x", style="sci", scilimits=(0, 4))
     drawn = curves.draw_labels(axis, rows)
+    random = measures.curve(part.metrics, "random_return").drop_duplicates("seed")["value"]
+    if len(random) and metric.endswith("return"):
+        curves.draw_level(axis, float(random.mean()), "random_actions")
     curves.mark_boundaries(axis, curves.boundaries(rows))
     if paper_curves:
         theirs = paper.panel_of(*names_of(part))

@@ -53,6 +53,7 @@ METHODS = {
     "fire_all": Look("FIRE all layers", "#F0803C", "s", "--"),
     "fire_no_head": Look("FIRE without head", "#E6A57E", "^", "--"),
     "fire_attention": Look("FIRE attention only", "#8C510A", "v", "--"),
+    "random_actions": Look("random actions", "#9A9A9A", "_", "--"),  # a level, no method
 }
 FALLBACK_COLOURS = [
     "#6699CC", "#994455", "#997700", "#004488", "#EE99AA",

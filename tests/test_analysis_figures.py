@@ -114,6 +114,18 @@ def test_figure_4_keeps_the_shared_half_once(results):
     assert rows[rows["label"] == "fire"]["x"].min() == 500
 
 
+def test_figure_4_shows_the_level_of_random_actions(tmp_path):
+    for seed in (1, 2):
+        lines = returns(1.0, seed)
+        lines[0]["random_return"] = 3.0 * seed
+        write_run(tmp_path, "fig4a_asterix", "none", seed, lines, data="asterix", protocol="")
+    _, axis = style.grid(1, width=4, height=3)
+    part = part_of(load(tmp_path), "fig4a_asterix")
+    fig4.draw_panel(axis[0], part, "eval_return", False)
+    [level] = [line for line in axis[0].lines if line.get_label() == "random actions"]
+    assert list(level.get_ydata()) == [4.5, 4.5]
+
+
 def test_figure_5_iterations_and_moved_distance(results):
     part = part_of(results, "fig2a_cifar10_resnet18")
     assert fig5.iterations_data(part)["iterations"].tolist() == [10, 20]

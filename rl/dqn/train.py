@@ -295,8 +295,11 @@ def random_play(cfg: DictConfig) -> dict[str, float]:
     """Score of uniformly random actions under this very protocol, the level that learning has to beat."""
     games = make_games(cfg, "random")
     stream = numpy_generator(cfg.seed, "random")
-    episodes = cfg.random_episodes
-    result = play_episodes(games, lambda o: stream.integers(games.actions, size=len(o)), episodes, 27_000)
+
+    def policy(observations: np.ndarray) -> np.ndarray:
+        return stream.integers(games.actions, size=len(observations))
+
+    result = play_episodes(games, policy, cfg.random_episodes, cfg.eval_max_steps)
     games.close()
     return {"random_return": result.mean, "random_return_std": float(np.std(result.returns))}
 
