@@ -1,7 +1,7 @@
 """Figure 4: average return of DQN on Atari (a) and SAC on continuous control (b), with one reset at the
 midpoint.
 
-    python -m analysis.fig4 --root runs [--size small] [--paper-curves] [--metric train_return]
+    python -m analysis.fig4 --root runs [--size small] [--paper-curves] [--metric eval_return]
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def draw_panel(axis: style.Axes, part: Results, metric: str, paper_curves: bool)
     rows = panel_data(part, metric)
     axis.set_title(curves.panel_title(part, experiment_of(part)))
     axis.set_xlabel("environment step")
-    axis.set_ylabel(metric.replace("_", " ").replace("eval", "evaluation"))
+    axis.set_ylabel(metric.replace("_", " ").replace("eval", "evaluation").replace("train ", "training "))
     axis.ticklabel_format(axis="x", style="sci", scilimits=(0, 4))
     drawn = curves.draw_labels(axis, rows)
     random = measures.curve(part.metrics, "random_return").drop_duplicates("seed")["value"]
@@ -47,17 +47,19 @@ def draw_panel(axis: style.Axes, part: Results, metric: str, paper_curves: bool)
     return drawn
 
 
-def draw(parts: list[Results], paper_curves: bool, metric: str = "eval_return") -> style.Figure:
-    """Row a, then row b."""
-    parts = [plain(part) for part in that_logged(parts, metric)]
+def draw(parts: list[Results], paper_curves: bool, metric: str | None = None) -> style.Figure:
+    """Row a, then row b; `metric` None: training returns in a, evaluation returns in b, as the paper seems to."""
+    parts = [plain(part) for part in (that_logged(parts, metric) if metric else parts)]
     figure, axes = style.grid(len(parts), width=4.2, height=3.2)
     for axis, part in zip(axes, parts):
-        draw_panel(axis, part, metric, paper_curves)
+        draw_panel(
+            axis, part, metric or measures.measures_of(part, experiment_of(part))[0].metric, paper_curves
+        )
     return finish(figure, axes, parts, NOTE)
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    return figure_command("fig4", __doc__, FIGURES, draw, given, metric="eval_return")
+    return figure_command("fig4", __doc__, FIGURES, draw, given, metric=True)
 
 
 if __name__ == "__main__":

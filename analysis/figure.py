@@ -63,15 +63,15 @@ def figure_command(
     prefixes: Sequence[str],
     draw: Callable[..., style.Figure],
     given: Sequence[str] | None,
-    metric: str | None = None,
+    metric: bool = False,
 ) -> int:
     """Draw `name` once per size that has finished runs; prints the paths. Nothing to draw is not an error.
 
-    With `metric`, its default, there is an option for it, and `draw` takes it by that name.
+    With `metric` there is an option of that name, and `draw` takes it so; None is each experiment's headline.
     """
     parser = arguments(name, text)
     if metric:
-        parser.add_argument("--metric", default=metric, help=f"what to draw; default {metric}")
+        parser.add_argument("--metric", help="what to draw; default: the headline of each experiment")
     options = parser.parse_args(given)
     chosen = {"metric": options.metric} if metric else {}
     try:

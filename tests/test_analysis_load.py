@@ -92,7 +92,7 @@ def test_first_value_after_the_boundary_and_tail_by_hand(root):
     ]
     write_run(root, "fig4a_asterix", "none", 1, lines, protocol="")
     part = load(root, ["fig4a_asterix"]).metrics
-    wanted = [m for m in measures.RETURNS if m.metric == "eval_return"]
+    wanted = [measures.EVALUATED, *measures.AROUND]
     ends = {m.key: measures.end_values(part, m)["value"].item() for m in wanted}
     assert ends == {"eval_return": 100.0, "eval_return_after": 60.0, "eval_return_before": 50.0}
     tail = measures.Measure("eval_return", "", "tail")
