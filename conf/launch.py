@@ -114,6 +114,17 @@ class Job:
         _run(getattr(module, self.function).__wrapped__, cfg)
 
 
+def needs(extra: str, *packages: str) -> None:
+    """End with one line where packages of an extra are missing; scripts call it before what imports them."""
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        print(
+            f"error: {Path(sys.argv[0]).name} needs {', '.join(missing)}: pip install -e '.[{extra}]'",
+            file=sys.stderr,
+        )
+        sys.exit(BAD_INPUT)
+
+
 def compose_config(domain: str, overrides: list[str]) -> DictConfig:
     """The resolved config of a command line, for tests, notebooks and analysis."""
     check_overrides(domain, overrides)

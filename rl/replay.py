@@ -1,9 +1,9 @@
 """Uniform replay for off-policy agents: FrameReplay for stacked images, FlatReplay for vectors.
 
-Both are rings over `environments` copies that step together: one row of the ring is one step of all of them. Both
-live in memory or in memory-mapped files (`folder=`), and then a checkpoint is a flush and a few counters: the data is
-on disk already. Mapped rings carry `reserve` spare rows so that what was written after a checkpoint never overwrites
-what that checkpoint still needs; `must_save` says when the reserve is used up.
+Both are rings over `environments` copies that step together: one row of the ring is one step of all of them. Vectors
+are small and live in memory. Frames live in memory or in memory-mapped files (`folder=`), and then a checkpoint is a flush
+and a few counters: the data is on disk already. Mapped rings carry `reserve` spare rows so that what was written after a
+checkpoint never overwrites what that checkpoint still needs; `must_save` says when the reserve is used up.
 """
 
 from pathlib import Path
@@ -28,32 +28,21 @@ class Batch(NamedTuple):
 
 
 class _Ring:
-    """What both replays share: which rows are valid, uniform choice, how far a checkpoint reaches."""
+    """What both replays share: which rows are valid, and uniform choice among them."""
 
-    def __init__(
-        self, capacity: int, environments: int, extra_rows: int, reserve: int | None, folder: Path | None
-    ):
+    def __init__(self, capacity: int, environments: int, spare_rows: int = 0):
         if capacity <= 0 or environments <= 0 or capacity % environments:
             raise UserError(
                 f"replay capacity {capacity}: give a positive multiple of {environments} environments"
             )
         self.capacity, self.environments = capacity, environments
         self.depth = capacity // environments
-        if reserve is None:
-            reserve = 0 if folder is None else max(64, self.depth // 16)
-        self.reserve = reserve
-        self.rows = self.depth + extra_rows + reserve
+        self.rows = self.depth + spare_rows
         self.count = 0  # rows of transitions ever added
-        self.saved_count = 0  # the same at the last checkpoint
 
     def __len__(self) -> int:
         """Transitions that can be drawn, at most `capacity`."""
         return min(self.count, self.depth) * self.environments
-
-    @property
-    def must_save(self) -> bool:
-        """True when one more row could overwrite what the last checkpoint needs: save before `add`."""
-        return 0 < self.reserve <= self.count - self.saved_count and self.count > self.depth
 
     def _draw(self, size: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """(times, environments) of `size` transitions, uniform with replacement over the last `capacity`."""
@@ -97,7 +86,10 @@ class FrameReplay(_Ring):
         new_rows: int | None = None,
     ):
         folder = None if folder is None else Path(folder)
-        super().__init__(capacity, environments, stack + 1, reserve, folder)
+        if reserve is None:
+            reserve = 0 if folder is None else max(64, capacity // environments // 16)
+        super().__init__(capacity, environments, stack + 1 + reserve)
+        self.reserve, self.saved_count = reserve, 0  # rows of transitions at the last checkpoint
         self.frame_shape, self.stack, self.parent = tuple(frame_shape), stack, parent
         self.fork_time = 0 if parent is None else parent.count
         self.frame_rows = self.rows if new_rows is None else min(self.rows, new_rows + 1)
@@ -109,6 +101,11 @@ class FrameReplay(_Ring):
         self.final_frames: dict[tuple[int, int], np.ndarray] = {}
         if parent is not None and not existing:
             self._take_over(parent)
+
+    @property
+    def must_save(self) -> bool:
+        """True when one more row could overwrite what the last checkpoint needs: save before `add`."""
+        return 0 < self.reserve <= self.count - self.saved_count and self.count > self.depth
 
     def _specifications(self) -> tuple[Specification, Specification]:
         """Columns of frames and of facts."""
@@ -295,29 +292,16 @@ class FrameReplay(_Ring):
 
 
 class FlatReplay(_Ring):
-    """Replay of vector observations and continuous actions, in memory or mapped.
+    """Replay of vector observations and continuous actions, in memory; a checkpoint holds its data.
 
     Args:
         capacity: transitions over all environments together.
         observation_size, action_size: lengths of the vectors (float32).
         environments: environments that step together.
-        folder, reserve, existing: as in `FrameReplay`.
     """
 
-    def __init__(
-        self,
-        capacity: int,
-        observation_size: int,
-        action_size: int,
-        *,
-        environments: int = 1,
-        folder: str | Path | None = None,
-        reserve: int | None = None,
-        existing: bool = False,
-    ):
-        folder = None if folder is None else Path(folder)
-        super().__init__(capacity, environments, 0, reserve, folder)
-        self.sizes = observation_size, action_size
+    def __init__(self, capacity: int, observation_size: int, action_size: int, *, environments: int = 1):
+        super().__init__(capacity, environments)
         specification = {
             "observations": ("float32", (environments, observation_size)),
             "actions": ("float32", (environments, action_size)),
@@ -325,7 +309,7 @@ class FlatReplay(_Ring):
             "next_observations": ("float32", (environments, observation_size)),
             "terminated": ("bool", (environments,)),
         }
-        self.columns = Columns(specification, self.rows, folder, existing=existing)
+        self.columns = Columns(specification, self.rows)
 
     def add(
         self,
@@ -360,37 +344,19 @@ class FlatReplay(_Ring):
             tensors["terminated"],
         )
 
-    def fork(self, folder: str | Path | None) -> "FlatReplay":
-        """A copy that goes on in `folder` (None: in memory). This replay may go on or be deleted."""
-        copy = FlatReplay(
-            self.capacity,
-            *self.sizes,
-            environments=self.environments,
-            folder=folder,
-            reserve=self.reserve,
-        )
-        for name, array in self.columns.arrays.items():
-            copy.columns[name][:] = array
-        copy.count = copy.saved_count = self.count
-        return copy
-
     @property
     def bytes(self) -> int:
         """Bytes of all arrays."""
         return self.columns.bytes
 
     def state_dict(self) -> dict:
-        """What a checkpoint must hold: a counter when mapped, all the data written so far when in memory."""
-        self.columns.flush()
-        self.saved_count = self.count
-        state: dict = {"count": self.count}
-        if self.columns.folder is None:
-            rows = min(self.count, self.rows)
-            state["columns"] = {k: torch.from_numpy(v[:rows].copy()) for k, v in self.columns.arrays.items()}
-        return state
+        """The data written so far, and the counter."""
+        rows = min(self.count, self.rows)
+        columns = {name: torch.from_numpy(array[:rows].copy()) for name, array in self.columns.arrays.items()}
+        return {"count": self.count, "columns": columns}
 
     def load_state_dict(self, state: dict) -> None:
-        """Return to the moment of `state_dict`. A state with data may also be loaded into a mapped replay (a fork)."""
-        self.count = self.saved_count = int(state["count"])
-        for name, array in state.get("columns", {}).items():
+        """Return to the moment of `state_dict`."""
+        self.count = int(state["count"])
+        for name, array in state["columns"].items():
             self.columns[name][: len(array)] = array.numpy()

@@ -1,6 +1,7 @@
 """The H1 tasks against published numbers: model, rewards, terminations, parity with the benchmark's own model."""
 
 import importlib.util
+import pickle
 import subprocess
 import sys
 import warnings
@@ -239,6 +240,28 @@ def test_vectorised_equals_single_and_keeps_the_last_observation(threads):
     vector.close()
 
 
+def test_the_vector_environment_refuses_what_does_not_fit_and_takes_numpy_seeds():
+    vector = gymnasium.make_vec("h1-walk-primitive-v0", num_envs=3)
+    first, _ = vector.reset(seed=np.int64(3))
+    second, _ = vector.reset(seed=[3, 4, 5])
+    assert np.array_equal(first, second)
+    with pytest.raises(UserError, match="1 actions for 3 environments"):
+        vector.step(np.zeros((1, 19)))
+    with pytest.raises(UserError, match=r"shape \(1,\): give \(19,\)"):
+        vector.step(np.zeros((3, 1)))
+    with pytest.raises(UserError, match="2 seeds for 3 environments"):
+        vector.reset(seed=[1, 2])
+    with pytest.raises(UserError, match=r"gymnasium\.make"):
+        gymnasium.make_vec("h1-walk-primitive-v0", num_envs=2, render_mode="rgb_array")
+
+
+def test_an_environment_can_be_sent_to_another_process():
+    env = gymnasium.make("h1-walk-primitive-v0", render_mode="rgb_array")
+    env.reset(seed=0)
+    again = pickle.loads(pickle.dumps(env))
+    assert np.array_equal(again.step(np.zeros(19))[0], env.step(np.zeros(19))[0])
+
+
 @needs_meshes
 def test_parity_with_the_benchmarks_model_under_random_actions():
     """Steps until the fall and mean return of six episodes, as measured on the benchmark's own model with this foot.
@@ -307,9 +330,21 @@ def test_without_opengl_rendering_names_the_remedy(monkeypatch):
     def broken(name: str):
         raise ImportError(f"no {name}")
 
-    monkeypatch.setattr(rendering.importlib, "import_module", broken)
-    with pytest.raises(UserError, match=r"apt-get install libegl1.*egl: no mujoco\.egl"):
-        rendering.open_context(64, 48)
+    env = gymnasium.make("h1-walk-primitive-v0", render_mode="rgb_array")
+    env.reset(seed=0)
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    with monkeypatch.context() as patched:
+        patched.setattr(rendering.importlib, "import_module", broken)
+        with pytest.raises(UserError, match=r"apt-get install libegl1.*egl: no mujoco\.egl"):
+            env.render()
+
+    def late(*_):
+        raise mujoco.FatalError("an OpenGL platform library has not been loaded")
+
+    monkeypatch.setattr(rendering.mujoco, "MjrContext", late)
+    with pytest.raises(UserError, match="apt-get install libegl1"):
+        env.render()
+    env.close()
 
 
 def test_a_picture_shows_the_robot():

@@ -1,6 +1,10 @@
 """Tasks behind the SAC script: scaling, action repeat, saved simulator state, mistakes."""
 
 import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +19,8 @@ from fire_core.runs import checkpoint
 from rl.evaluate import play_episodes
 from rl.sac import env
 from rl.sac.env import EvaluationTasks, Task
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 class Counter(gymnasium.Env):
@@ -128,6 +134,44 @@ def test_mistakes_name_the_remedy(monkeypatch):
     monkeypatch.setattr(env, "import_module", missing)
     with pytest.raises(UserError, match=r"needs humanoid_bench: .*env=h1_walk"):
         Task("h1-walk-v0", backend="humanoid_bench")
+
+
+def test_unknown_h1_tasks_are_listed_and_a_release_that_is_gone_keeps_its_reason():
+    with pytest.raises(UserError, match=r"h1-hop-v0.*h1-walk-v0, h1-walk-primitive-v0"):
+        Task("h1-hop-v0")
+    with pytest.raises(UserError, match="'Hopper-v2' cannot be made: "):
+        Task("Hopper-v2")
+
+
+def test_the_benchmarks_own_package_is_used_and_gives_our_ids_back(tmp_path, monkeypatch):
+    (tmp_path / "humanoid_bench.py").write_text(
+        "import gymnasium\n"
+        "class Theirs(gymnasium.Env):\n"
+        "    observation_space = gymnasium.spaces.Box(-1, 1, (3,))\n"
+        "    action_space = gymnasium.spaces.Box(-1, 1, (2,))\n"
+        "gymnasium.register('h1-walk-v0', entry_point=Theirs)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    env.benchmarks_specs.cache_clear()
+    Task("h1-walk-primitive-v0")  # ours are registered first
+    for _ in range(2):
+        assert Task("h1-walk-v0", backend="humanoid_bench").observation_size == 3
+    assert "rl.sac.humanoid" in gymnasium.spec("h1-walk-v0").entry_point
+    with pytest.raises(UserError, match="no environment 'h1-fly-v0'"):
+        Task("h1-fly-v0", backend="humanoid_bench")
+    env.benchmarks_specs.cache_clear()
+
+
+def test_a_wrong_mujoco_gl_does_not_stop_training_with_a_traceback():
+    code = "from rl.sac.env import Task; Task('Hopper-v5')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"MUJOCO_GL": "vulkan"},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert "UserError: MuJoCo does not load with MUJOCO_GL='vulkan': unset it" in done.stderr
 
 
 def test_an_unknown_dm_control_task_is_named_with_its_neighbours():

@@ -38,9 +38,16 @@ def test_initialisation_orthogonal_ends_truncated_he_inside_zero_bias():
         torch.testing.assert_close(matrix.mT @ matrix, torch.eye(14), atol=1e-5, rtol=0)
     for row in critics.head[-1].weight:
         torch.testing.assert_close(row.norm(), torch.tensor(1.0))
-    weight = truncated_he_normal_(torch.empty(600, 400), generator())
-    assert weight.std().item() == pytest.approx(math.sqrt(2 / 400), rel=0.01)
-    assert weight.abs().max() <= 2 * math.sqrt(2 / 400) / 0.879625 + 1e-6
+    actor = Actor(11, 3, width=128, blocks=2, generator=generator())
+    for matrix in (actor.embed.weight.mT, actor.head[-1].mean.weight, actor.head[-1].log_std.weight):
+        torch.testing.assert_close(matrix @ matrix.mT, torch.eye(len(matrix)), atol=1e-5, rtol=0)
+    inside = [truncated_he_normal_(torch.empty(600, 400), generator())]
+    inside += [layer.weight for block in actor.head[:2] for layer in (block.expand, block.contract)]
+    inside += [critics.head[0].expand.weight[1], critics.head[0].contract.weight[1]]
+    for weight in inside:
+        deviation = math.sqrt(2 / weight.shape[1])
+        assert weight.std().item() == pytest.approx(deviation, rel=0.02)
+        assert 1.9 * deviation < weight.abs().max() <= 2 * deviation / 0.879625 + 1e-6
     assert all((p == 0).all() for name, p in critics.named_parameters() if name.endswith("bias"))
     assert not torch.equal(critics.embed.weight[0], critics.embed.weight[1])
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +13,11 @@ pytest.importorskip("mujoco")
 
 from conf.launch import compose_config
 from fire_core.runs import generator
+from rl.replay import Batch
+from rl.sac.env import Task
 from rl.sac.network import Actor
+from rl.sac.normaliser import RunningNormaliser
+from rl.sac.train import build, explore, mean_policy, normalise
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = str(ROOT / "rl/sac/train.py")
@@ -53,10 +58,10 @@ print("codes", json.dumps(codes))
 """
 
 
-def drive(*runs: tuple[list[str], int]) -> tuple[list[int], str]:
-    """Exit codes of the runs, and all they printed."""
+def drive(*runs: tuple[list[str], int], before: str = "") -> tuple[list[int], str]:
+    """Exit codes of the runs, and all they printed. `before`: Python to run ahead of them."""
     fixed = ["size=smoke", "run.progress=false", "device=cpu"]
-    code = DRIVER.format(root=str(ROOT), script=SCRIPT)
+    code = DRIVER.format(root=str(ROOT), script=SCRIPT).replace("codes = []", f"{before}\ncodes = []")
     lines = json.dumps([([*fixed, *arguments], kill) for arguments, kill in runs])
     done = subprocess.run(
         [sys.executable, "-c", code, lines], capture_output=True, text=True, cwd=ROOT, timeout=250
@@ -172,22 +177,84 @@ def test_the_level_of_random_actions_is_logged_once(grid):
         assert not any("random_return" in line for line in others)
 
 
-def test_every_observation_is_counted_and_official_treated_runs_begin_a_new_episode(tmp_path):
-    """Ended one step after the midpoint: steps and episodes so far say how many observations there were."""
-    found = {}
-    for method, compat in (("fire", "fair"), ("fire", "official"), ("none", "official")):
-        root = tmp_path / method / compat
-        what = [f"method={method}", f"compat={compat}", f"run.root={root}", "experiment=fig4b_hopper"]
-        codes, output = drive(([*what, "run.checkpoint_steps=1"], 61))
-        assert codes == [9], output[-2000:]
-        [path] = root.glob("fig4b_hopper/smoke/*/seed_1/checkpoint/step_*61.pt")
-        saved = torch.load(path, weights_only=True)
-        at, count = saved["at"], saved["normaliser"]["count"]
-        assert at["step"] == 61
-        assert count == pytest.approx(1e-4 + 61 + at["episode"] + 1)
-        found[method, compat] = at["episode"]
-    assert found["fire", "official"] == found["fire", "fair"] + 1
-    assert found["none", "official"] == found["fire", "fair"]
+def after_one_update(root: Path, *what: str, before: str = "") -> dict:
+    """The checkpoint of a Hopper run one step, and one update, after the midpoint at step 60."""
+    line = ["experiment=fig4b_hopper", "run.checkpoint_steps=1", f"run.root={root}", *what]
+    codes, output = drive((line, 61), before=before)
+    assert codes == [9], output[-2000:]
+    [path] = root.glob("fig4b_hopper/smoke/*/seed_1/checkpoint/step_*61.pt")
+    return torch.load(path, weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def fair(tmp_path_factory) -> dict:
+    return after_one_update(tmp_path_factory.mktemp("fair"), "method=fire")
+
+
+def test_every_observation_is_counted_and_official_treated_runs_begin_a_new_episode(tmp_path, fair):
+    found = {("fire", "fair"): fair}
+    for method in ("fire", "none"):
+        line = (f"method={method}", "compat=official")
+        found[method, "official"] = after_one_update(tmp_path / method, *line)
+    for saved in found.values():
+        assert saved["at"]["step"] == 61
+        assert saved["normaliser"]["count"] == pytest.approx(1e-4 + 61 + saved["at"]["episode"] + 1)
+    episodes = {key: saved["at"]["episode"] for key, saved in found.items()}
+    assert episodes["fire", "official"] == episodes["fire", "fair"] + 1
+    assert episodes["none", "official"] == episodes["fire", "fair"]
+
+
+def steps_of(saved: dict, name: str) -> set[float]:
+    """How often each parameter's moments in an optimizer have been updated."""
+    return {float(memory["step"]) for memory in saved["optimizers"][name]["state"].values()}
+
+
+def test_at_the_boundary_the_target_is_a_copy_and_optimizers_are_as_the_policy_says(tmp_path, fair):
+    """One update moves a weight by a learning rate of 1e-3 at most, FIRE moves most by far more."""
+    for name, critic in fair["nets"]["critics"].items():
+        assert (fair["nets"]["target"][name] - critic).abs().max() < 2e-3, name
+    assert steps_of(fair, "critics") == steps_of(fair, "actor") == steps_of(fair, "temperature") == {1}
+    kept = after_one_update(tmp_path, "method=fire", "optimizer_state=keep", "boundary.normaliser=renew")
+    assert steps_of(kept, "critics") == steps_of(kept, "actor") == {31}  # updates begin after step 30
+    # renewed from the 60 stored observations; then the one of step 61, and a new episode's if it ended there
+    assert kept["normaliser"]["count"] - 1e-4 == pytest.approx(60 + 1, abs=1)
+    assert fair["normaliser"]["count"] > 62
+
+
+def test_a_truncated_step_is_stored_as_one_that_goes_on(tmp_path):
+    """Episodes of at most seven steps, in which a Hopper under random actions hardly ever falls."""
+    limit = (
+        "import gymnasium, rl.sac.env as env\n"
+        "make = env.open_environment\n"
+        "env.open_environment = lambda *names: gymnasium.wrappers.TimeLimit(make(*names), 7)"
+    )
+    saved = after_one_update(tmp_path, "method=none", before=limit)
+    assert saved["at"]["episode"] >= 8
+    assert saved["replay"]["columns"]["terminated"].sum() < 3
+
+
+def test_the_policy_reads_normalised_observations_and_explores_around_its_mean():
+    cfg = compose_config("sac", ["experiment=fig4b_hopper", "size=smoke"])
+    task = Task(**cfg.env)
+    learner, cpu = build(cfg, task, torch.device("cpu")), torch.device("cpu")
+    assert learner.target_entropy == -1.5
+    normaliser = RunningNormaliser(11)
+    normaliser.update(np.random.default_rng(0).normal(3.0, 5.0, (100, 11)))
+    observations = np.random.default_rng(1).normal(3.0, 5.0, (4, 11))
+    inputs = torch.from_numpy(normaliser.normalise(observations))
+    mean, log_std = learner.actor(inputs)
+    greedy = mean_policy(learner, normaliser, cpu)(observations)
+    np.testing.assert_allclose(greedy, torch.tanh(mean).detach(), rtol=1e-6)
+    noise = torch.randn(1, 3, generator=torch.Generator().manual_seed(5))
+    action = explore(learner, normaliser, observations[0], torch.Generator().manual_seed(5), cpu)
+    expected = torch.tanh(mean[:1] + log_std[:1].exp() * noise)[0].detach()
+    np.testing.assert_allclose(action, expected, rtol=1e-5)
+    assert np.abs(action - greedy[0]).max() > 1e-3
+    raw = torch.from_numpy(observations).float()
+    batch = normalise(Batch(raw, torch.zeros(4, 3), torch.zeros(4), raw + 1, torch.zeros(4)), normaliser, cpu)
+    torch.testing.assert_close(batch.observations, inputs)
+    following = torch.from_numpy(normaliser.normalise(observations + 1))
+    torch.testing.assert_close(batch.next_observations, following)
 
 
 def test_full_reset_brings_back_the_weights_of_the_start(grid):
@@ -206,14 +273,27 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path):
         (["experiment=fig4b_hopper", "midpoint=500", root], 0),
         (["experiment=fig4b_hopper", "optimizer_state=forget", root], 0),
         (["experiment=fig4b_hopper", "method.targets=nothing", root], 0),
+        (["experiment=fig4b_walk", "learning_rate=1e6", f"{root}/nan"], 0),
     )
-    assert codes == [2] * 5
+    assert codes == [2] * 6
+    assert "try a learning_rate below 1000000.0" in output
     assert "did you mean 'learning_rate'" in output
     assert "Hoper-v5" in output
     assert "midpoint=500" in output
     assert "optimizer_state='forget'" in output
     assert "'nothing' matches nothing" in output
-    assert not list(tmp_path.rglob("metrics.jsonl"))
+    assert {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("metrics.jsonl")} == {"nan"}
+
+
+def test_a_missing_package_is_one_line_with_the_command():
+    code = (
+        "import sys, runpy, importlib.util as util; find = util.find_spec\n"
+        "util.find_spec = lambda name, *more: None if name == 'gymnasium' else find(name, *more)\n"
+        f"sys.argv = [{SCRIPT!r}]; runpy.run_path({SCRIPT!r}, run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2
+    assert done.stderr == "error: train.py needs gymnasium: pip install -e '.[sac]'\n"
 
 
 @pytest.mark.parametrize("task", ["walk", "balance_simple", "run"])

@@ -40,7 +40,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, site = folder / "source", folder / "site"
     source.mkdir()
     site.mkdir()
-    for name in ("pyproject.toml", "LICENSE", "fire_core"):
+    for name in ("pyproject.toml", "LICENSE", "fire_core", "rl"):
         (source / name).symlink_to(ROOT / name)
     command = [
         sys.executable,
@@ -66,10 +66,31 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "unpacked"
 
 
-def test_the_wheel_holds_the_library_and_nothing_else(unpacked: Path) -> None:
-    assert sorted(path.name for path in unpacked.iterdir() if "dist-info" not in path.name) == ["fire_core"]
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in (".py", ".csv")}
+
+
+def test_the_wheel_holds_the_library_the_robot_and_nothing_else(unpacked: Path) -> None:
+    found = sorted(path.name for path in unpacked.iterdir() if "dist-info" not in path.name)
+    assert found == ["fire_core", "h1_humanoid"]
     assert (unpacked / "fire_core" / "py.typed").exists()
-    assert (unpacked / "fire_core" / "integrations" / "lightning.py").exists()
+    assert files(unpacked / "fire_core") == files(ROOT / "fire_core")
+    assert files(unpacked / "h1_humanoid") == files(ROOT / "rl/sac/humanoid")
+    assert (unpacked / "h1_humanoid" / "LICENSE.unitree").exists()
+
+
+def test_the_h1_tasks_of_the_wheel_run_anywhere(unpacked: Path, tmp_path: Path) -> None:
+    pytest.importorskip("mujoco")
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import gymnasium, h1_humanoid, numpy\n"
+        "assert h1_humanoid.__file__.startswith(sys.argv[1]) and 'rl' not in sys.modules\n"
+        "env = gymnasium.make('h1-balance_simple-primitive-v0'); env.reset(seed=0)\n"
+        "print(env.step(numpy.zeros(19))[0].shape)\n"
+        "envs = gymnasium.make_vec('h1-walk-primitive-v0', num_envs=2); print(envs.reset(seed=0)[0].shape)\n"
+    )
+    command = [sys.executable, "-I", "-c", code, str(unpacked)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.split("\n")[:2] == ["(64,)", "(2, 51)"], done.stderr
 
 
 def test_the_wheel_imports_alone_and_fast(unpacked: Path) -> None:

@@ -4,8 +4,11 @@
 "dm_control" ("humanoid-walk") or "humanoid_bench" (the benchmark's own package, where that is installed).
 """
 
+import os
+import sys
 import warnings
 from collections.abc import Callable
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -118,17 +121,36 @@ def open_environment(name: str, backend: str) -> gymnasium.Env:
         return openers[backend](name)
     except UserError:
         raise
-    except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
-        missing = next((package for package in INSTALL if package in str(error)), "mujoco")
-        raise UserError(f"env {name!r} needs {missing}: {INSTALL[missing]}") from error
-    except gymnasium.error.Error as error:
+    except (ImportError, gymnasium.error.Error) as error:
+        missing = next((package for package in INSTALL if package in str(error) and absent(package)), None)
+        if missing:
+            raise UserError(f"env {name!r} needs {missing}: {INSTALL[missing]}") from error
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"env {name!r} cannot be made: {reason}") from error
+    except Exception as error:
+        if "mujoco" in sys.modules or "MUJOCO_GL" not in os.environ:
+            raise
+        value = os.environ["MUJOCO_GL"]
+        raise UserError(
+            f"MuJoCo does not load with MUJOCO_GL={value!r}: unset it, training draws no pictures"
+        ) from error
+
+
+def absent(package: str) -> bool:
+    """Whether a package cannot be imported."""
+    try:
+        import_module(package)
+    except ImportError:
+        return True
+    return False
 
 
 def open_gymnasium(name: str) -> gymnasium.Env:
     """A registered id; the H1 tasks are registered first."""
     import_module("rl.sac.humanoid")
+    known = [identifier for identifier in gymnasium.registry if identifier.startswith("h1-")]
+    if name.startswith("h1-") and name not in known:
+        raise UserError(f"env {name!r} does not exist: choose one of {', '.join(known)}")
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", DeprecationWarning
@@ -138,8 +160,21 @@ def open_gymnasium(name: str) -> gymnasium.Env:
 
 def open_humanoid_bench(name: str) -> gymnasium.Env:
     """The benchmark's own environment of that id."""
+    specs = benchmarks_specs()
+    if name not in specs:
+        known = ", ".join(identifier for identifier in specs if identifier.startswith("h1-"))
+        raise UserError(f"humanoid_bench has no environment {name!r}: choose one of {known}")
+    return gymnasium.make(specs[name])
+
+
+@lru_cache
+def benchmarks_specs() -> dict[str, Any]:
+    """What the benchmark's own package registers; ids that it takes from us are given back."""
+    ours = {name: spec for name, spec in gymnasium.registry.items() if name.startswith("h1-")}
     import_module("humanoid_bench")
-    return gymnasium.make(name)
+    theirs = dict(gymnasium.registry)
+    gymnasium.registry.update(ours)
+    return theirs
 
 
 def open_dm_control(name: str) -> gymnasium.Env:

@@ -23,7 +23,10 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from tqdm import tqdm
 
-from conf.launch import launch, open_run, pick_device
+from conf.launch import launch, needs, open_run, pick_device
+
+needs("sac", "gymnasium", "mujoco")
+
 from fire_core.errors import UserError
 from fire_core.methods import Method, create
 from fire_core.optim_state import apply_policy, check_policy
@@ -31,7 +34,7 @@ from fire_core.phases import Phase, State, snapshot
 from fire_core.probe import plasticity
 from fire_core.runs import generator, numpy_generator
 from fire_core.runs.seeding import derive
-from rl.evaluate import normalized, play_episodes
+from rl.evaluate import Policy, normalized, play_episodes
 from rl.replay import Batch, FlatReplay
 from rl.sac.env import EvaluationTasks, Task
 from rl.sac.humanoid.tasks import TASKS
@@ -48,9 +51,11 @@ def train(cfg: DictConfig) -> None:
     method = create(**cfg.method)
     if "sac" not in method.sweeps:
         raise UserError(
-            f"method={method.name} does not run here ({', '.join(method.sweeps)} only): see the table in rl/sac/README.md"
+            f"method={method.name} does not run here ({', '.join(method.sweeps)} only): it wants one network with batches "
+            "of its own, see rl/sac/README.md"
         )
-    run = open_run(cfg, method, env=cfg.env.name)
+    theirs = cfg.env.backend != "gymnasium"  # the same id may be another package's
+    run = open_run(cfg, method, env=f"{cfg.env.backend}:{cfg.env.name}" if theirs else cfg.env.name)
     if run.finished:
         return
 
@@ -111,16 +116,13 @@ def train(cfg: DictConfig) -> None:
                 "observation": torch.from_numpy(observation.copy()),
             }
 
+        policy = mean_policy(learner, normaliser, device)
+
         def begin_episode() -> np.ndarray:
             at["episode"], at["return"] = at["episode"] + 1, 0.0
             first = task.reset(episode_seed(cfg, at["episode"]))
             normaliser.update(first)
             return first
-
-        def policy(observations: np.ndarray) -> np.ndarray:
-            with torch.no_grad():
-                mean, _ = learner.actor(torch.from_numpy(normaliser.normalise(observations)).to(device))
-            return torch.tanh(mean).cpu().numpy()
 
         def test(step: int) -> dict[str, float]:
             tests.seeds = [derive(cfg.seed, "evaluation", step, i) % 2**31 for i in range(tests.count)]
@@ -175,6 +177,7 @@ def train(cfg: DictConfig) -> None:
                 action = warm_up.uniform(-1, 1, task.action_size).astype(np.float32)
             else:
                 action = explore(learner, normaliser, observation, noise, device)
+            check_finite(action, cfg, at["step"])
             following, reward, terminated, truncated = task.step(action)
             normaliser.update(following)
             replay.add(observation, action, reward, following, terminated)
@@ -297,6 +300,17 @@ def renew(cfg: DictConfig, learner: Learner, normaliser: RunningNormaliser, repl
         normaliser.update(stored.observations.numpy())
 
 
+def mean_policy(learner: Learner, normaliser: RunningNormaliser, device: torch.device) -> Policy:
+    """The policy of evaluation, without noise: observations (n, size) -> actions (n, actions) in (-1, 1)."""
+
+    def policy(observations: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            mean, _ = learner.actor(torch.from_numpy(normaliser.normalise(observations)).to(device))
+        return torch.tanh(mean).cpu().numpy()
+
+    return policy
+
+
 def explore(
     learner: Learner,
     normaliser: RunningNormaliser,
@@ -338,6 +352,14 @@ def random_play(cfg: DictConfig) -> dict[str, float]:
 def episode_seed(cfg: DictConfig, episode: int) -> int:
     """Seed of a training episode's reset."""
     return derive(cfg.seed, "episode", episode) % 2**31
+
+
+def check_finite(action: np.ndarray, cfg: DictConfig, step: int) -> None:
+    """Stop a diverged run before the simulator sees it."""
+    if not np.isfinite(action).all():
+        raise UserError(
+            f"the policy's action is {action.tolist()} at agent step {step}: try a learning_rate below {cfg.learning_rate}"
+        )
 
 
 def numbers(last: dict[str, Tensor], cfg: DictConfig, step: int) -> dict[str, float]:

@@ -1,21 +1,21 @@
-"""HumanoidBench's H1 tasks without hands, for `pip install mujoco gymnasium` alone.
+"""HumanoidBench's H1 tasks without hands. `pip install 'fire-core[sac]'` has them as the package `h1_humanoid`.
 
-    import gymnasium
-    import rl.sac.humanoid
+    import gymnasium, h1_humanoid                    # in a clone of the suite: rl.sac.humanoid
     env = gymnasium.make("h1-walk-v0")               # link meshes from robosuite-models, as in the benchmark
     env = gymnasium.make("h1-walk-primitive-v0")     # capsules: no further package, other contacts after falls
     envs = gymnasium.make_vec("h1-walk-v0", num_envs=8, threads=4)
 
-Ids that another package (humanoid_bench) registered before are left to it.
+All environments of one process share the compiled model of their task: to change masses or friction, give the one at hand
+a model of its own first. Ids that another package (humanoid_bench) registered before are left to it.
 """
 
 import gymnasium
 
-from rl.sac.humanoid.tasks import STEPS_PER_EPISODE, TASKS
+from .tasks import STEPS_PER_EPISODE, TASKS
 
 ENTRY_POINTS = {
-    "entry_point": "rl.sac.humanoid.environment:HumanoidEnv",
-    "vector_entry_point": "rl.sac.humanoid.environment:HumanoidVectorEnv",
+    "entry_point": f"{__name__}.environment:HumanoidEnv",
+    "vector_entry_point": f"{__name__}.environment:HumanoidVectorEnv",
 }
 
 

@@ -6,6 +6,7 @@ servo ranges. As in HumanoidBench there is no extra forward pass after the physi
 contacts that reward and termination read are those at the start of the last physics step, 2 ms old.
 """
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -18,9 +19,10 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
 from fire_core.errors import UserError
-from rl.sac.humanoid.model import PHYSICS_STEP, mjcf
-from rl.sac.humanoid.rendering import Camera
-from rl.sac.humanoid.tasks import STEPS_PER_EPISODE, find_task, reward_terms
+
+from .model import PHYSICS_STEP, mjcf
+from .rendering import Camera
+from .tasks import STEPS_PER_EPISODE, find_task, reward_terms
 
 PHYSICS_STEPS = 10
 START_NOISE = 0.01
@@ -58,9 +60,14 @@ class Simulation:
 
     def advance(self, action: np.ndarray) -> None:
         """Ten physics steps under one action (19,). Releases the interpreter lock."""
+        action = np.asarray(action, dtype=np.float64)
+        if action.shape != self.low.shape:
+            raise UserError(
+                f"action has shape {action.shape}: give {self.low.shape}, one number for each servo"
+            )
         if not np.isfinite(action).all():
-            raise UserError(f"action holds a number that is not finite: {np.asarray(action).tolist()}")
-        self.data.ctrl[:] = self.low + (np.asarray(action, dtype=np.float64) + 1) * self.half_range
+            raise UserError(f"action holds a number that is not finite: {action.tolist()}")
+        self.data.ctrl[:] = self.low + (action + 1) * self.half_range
         mujoco.mj_step(self.model, self.data, nstep=PHYSICS_STEPS)
 
     def observation(self) -> np.ndarray:
@@ -159,7 +166,11 @@ class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
     ):
         if num_envs < 1 or threads < 1:
             raise UserError(f"num_envs={num_envs}, threads={threads}: both must be at least 1")
-        self.num_envs, self.max_episode_steps, self.render_mode = num_envs, max_episode_steps, render_mode
+        if render_mode is not None:
+            raise UserError(
+                f"render_mode={render_mode!r}: pictures come from a single environment, gymnasium.make"
+            )
+        self.num_envs, self.max_episode_steps, self.render_mode = num_envs, max_episode_steps, None
         self.simulations = [Simulation(task, geometry) for _ in range(num_envs)]
         self.single_observation_space = observation_space(self.simulations[0])
         self.single_action_space = action_space(self.simulations[0])
@@ -170,18 +181,23 @@ class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
         self.ages = np.zeros(num_envs, dtype=np.int64)
 
     def reset(
-        self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict]:
         """Start all; an integer seed gives environment i the seed + i."""
-        if isinstance(seed, int):
-            seed = [seed + index for index in range(self.num_envs)]
-        for index, one in enumerate(seed or ()):
-            self.generators[index] = gymnasium.utils.seeding.np_random(one)[0]
+        if seed is not None:
+            seeds = [int(seed) + i for i in range(self.num_envs)] if np.ndim(seed) == 0 else list(seed)
+            if len(seeds) != self.num_envs:
+                raise UserError(
+                    f"{len(seeds)} seeds for {self.num_envs} environments: give one number, or one for each"
+                )
+            self.generators = [gymnasium.utils.seeding.np_random(one)[0] for one in seeds]
         self.ages[:] = 0
         pairs = zip(self.simulations, self.generators)
         return np.stack([simulation.reset(generator) for simulation, generator in pairs]), {}
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict]:
+        if len(actions) != self.num_envs:
+            raise UserError(f"{len(actions)} actions for {self.num_envs} environments: give one row for each")
         run = map if self.pool is None else self.pool.map
         list(run(Simulation.advance, self.simulations, actions))
         self.ages += 1

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import weakref
 from typing import Any
 
 import mujoco
@@ -16,8 +17,9 @@ HELP = (
 )
 
 
-def open_context(width: int, height: int) -> Any:
-    """An OpenGL context: the backend named by MUJOCO_GL, else the first of egl, osmesa, glfw that works.
+def open_context(model: mujoco.MjModel, width: int, height: int) -> tuple[Any, mujoco.MjrContext]:
+    """(OpenGL context, MuJoCo's context in it): the backend named by MUJOCO_GL, else the first of egl, osmesa, glfw
+    that works.
 
     Raises UserError with the remedy and each backend's reason where none does.
     """
@@ -25,11 +27,13 @@ def open_context(width: int, height: int) -> Any:
     reasons = []
     for backend in (wanted,) if wanted in BACKENDS else BACKENDS:
         try:
-            return importlib.import_module(f"mujoco.{backend}").GLContext(width, height)
-        except (
-            Exception
-        ) as error:  # each backend fails in its own way: ImportError, AttributeError, RuntimeError
+            opengl = importlib.import_module(f"mujoco.{backend}").GLContext(width, height)
+            opengl.make_current()
+            context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_100)
+        except Exception as error:  # each backend fails in its own way and at its own moment
             reasons.append(f"{backend}: {error}")
+        else:
+            return opengl, context
     raise UserError(f"{HELP} ({' '.join('; '.join(reasons).split())})")
 
 
@@ -37,18 +41,18 @@ class Camera:
     """Renders to (height, width, 3) uint8 arrays through a named camera of the model; opened on first use."""
 
     def __init__(self, model: mujoco.MjModel, width: int, height: int, camera: str = "follow"):
-        self.model, self.width, self.height = model, width, height
-        self.view = mujoco.MjvCamera()
-        self.view.type = mujoco.mjtCamera.mjCAMERA_FIXED
-        self.view.fixedcamid = model.camera(camera).id
+        self.model, self.width, self.height, self.camera = model, width, height, camera
         self.opengl: Any = None
 
     def _open(self) -> None:
-        self.opengl = open_context(self.width, self.height)
-        self.opengl.make_current()
-        self.context = mujoco.MjrContext(self.model, mujoco.mjtFontScale.mjFONTSCALE_100)
+        opengl, self.context = open_context(self.model, self.width, self.height)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self.context)
         self.scene = mujoco.MjvScene(self.model, maxgeom=1000)
+        self.view = mujoco.MjvCamera()
+        self.view.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        self.view.fixedcamid = self.model.camera(self.camera).id
+        self.opengl = opengl
+        self.free = weakref.finalize(self, free, opengl, self.context)  # at the latest when Python ends
 
     def image(self, data: mujoco.MjData) -> np.ndarray:
         """A picture of `data`, top row first."""
@@ -66,6 +70,11 @@ class Camera:
     def close(self) -> None:
         """Free the OpenGL context."""
         if self.opengl is not None:
-            self.context.free()
-            self.opengl.free()
+            self.free()
             self.opengl = None
+
+
+def free(opengl: Any, context: mujoco.MjrContext) -> None:
+    """Give both contexts back, the inner one first."""
+    context.free()
+    opengl.free()
