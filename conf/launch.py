@@ -167,6 +167,24 @@ def check_values(plain: dict[str, Any]) -> None:
             )
 
 
+def check_numbers(cfg: DictConfig, whole: dict[str, int], between: dict[str, tuple[float, float]]) -> None:
+    """One line for the first setting that is not a whole number of at least so much, or not a number in its range.
+
+    Also for an `env` of another domain, which lacks some of the keys.
+    """
+    for key in (*whole, *between):
+        value = OmegaConf.select(cfg, key)
+        if value is None:
+            raise UserError(
+                f"env={cfg.env.get('name')!r} has no {key}: that env belongs to another script than {cfg.domain}'s"
+            )
+        real = isinstance(value, int | float) and not isinstance(value, bool)
+        if key in whole and not (real and value == int(value) and value >= whole[key]):
+            raise UserError(f"{key}={value!r}: give a whole number, {whole[key]} or more")
+        if key in between and not (real and between[key][0] <= value <= between[key][1]):
+            raise UserError("{}={!r}: give a number from {:g} to {:g}".format(key, value, *between[key]))
+
+
 def open_run(cfg: DictConfig, method: Method, **meta: Any) -> Run:
     """The run of this config, in runs/<experiment>/<size>/<method><-overrides>/seed_<n>/."""
     config = OmegaConf.to_container(cfg)

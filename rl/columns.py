@@ -31,7 +31,7 @@ class Columns:
         self.arrays: dict[str, np.ndarray] = {}
         needed = size_of(specification, rows)
         if self.folder is None:
-            _require(needed, _free_memory(), "memory", "lower the replay capacity or keep the replay on disk")
+            _require(needed, free_memory(), "memory", "lower the replay capacity or keep the replay on disk")
         elif not existing:
             self.folder.mkdir(parents=True, exist_ok=True)
             for name in specification:  # of a run that was killed before its first checkpoint
@@ -86,14 +86,20 @@ def require_disk(needed: int, folder: Path) -> None:
 def _map_existing(path: Path, kind: np.dtype, shape: tuple[int, ...], mode: str) -> np.ndarray:
     if not path.exists():
         raise UserError(f"replay file {path} is missing: delete the folder of the run to start again")
-    array = np.load(path, mmap_mode=mode, allow_pickle=False)
+    try:
+        array = np.load(path, mmap_mode=mode, allow_pickle=False)
+    except ValueError as error:
+        raise UserError(
+            f"replay file {path} is damaged ({error}): delete the folder of the run to start again"
+        ) from error
     if array.dtype != kind or array.shape != shape:
         found, wanted = f"{array.dtype} {array.shape}", f"{kind} {shape}"
         raise UserError(f"replay file {path} holds {found}, the configuration asks for {wanted}")
     return array
 
 
-def _free_memory() -> int:
+def free_memory() -> int:
+    """Bytes that arrays can take without pushing anything out, page cache counted as free."""
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _reclaimable()
 
 

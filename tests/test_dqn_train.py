@@ -16,6 +16,7 @@ from conf.launch import compose_config
 from fire_core.errors import UserError
 from rl import columns
 from rl.dqn.memory import open_replay
+from rl.dqn.train import make_net
 from rl.replay import FrameReplay
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -172,13 +173,24 @@ def test_forks_share_the_trunk_and_differ_from_each_other_only_after_it(tmp_path
         ("env.name=brakeout", "unknown game 'brakeout'; did you mean 'breakout'?"),
         ("replay_capacity=40_000_000_000", "GB are free"),
         ("optimizer_state=forget", "optimizer_state='forget'"),
+        ("env=hopper", "env='Hopper-v5' has no env.frame_size"),
+        ("discount=2", "discount=2: give a number from 0 to 1"),
+        ("midpoint=abc", "midpoint='abc': give a whole number"),
+        ("network.convolutions=[[8,6]]", "give [channels, kernel, stride]"),
         ("random_episodes=3", "random_episodes=3 must be a multiple of env.environments=4"),
         ("method.targets=nothing", "'nothing' matches nothing"),
+        (
+            "method=plasticity_injection method.head=foo",
+            "no module 'foo'; set method.head to one of encoder, head",
+        ),
     ],
 )
 def test_mistakes_are_one_line_before_training_starts(tmp_path, override, message):
     done = subprocess.run(
-        [sys.executable, SCRIPT, *arguments(tmp_path, override)], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, SCRIPT, *arguments(tmp_path, *override.split())],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
     )
     assert done.returncode == 2, done.stderr
     line = [x for x in done.stderr.splitlines() if x.startswith("error:")]
@@ -206,7 +218,7 @@ def test_a_disk_too_small_for_both_halves_is_named_before_the_first(tmp_path, mo
         return SimpleNamespace(free=size - sum(path.stat().st_size for path in tmp_path.glob("replay/*")))
 
     monkeypatch.setattr(columns.shutil, "disk_usage", disk_usage)
-    monkeypatch.setattr(columns, "_free_memory", lambda: 10**9)
+    monkeypatch.setattr(columns, "free_memory", lambda: 10**9)
     ring = FrameReplay(cfg.replay_capacity, 4, (21, 21), reserve=64).bytes  # of the first half
     size = round(1.5 * ring)
     with pytest.raises(UserError, match=r"the replay needs .* GB of disk"):
@@ -227,3 +239,95 @@ def test_a_trunk_without_its_replay_names_what_to_delete(tmp_path):
     assert f"is gone: delete {replay.parent} and " in output and "trains both halves" in output
     shutil.rmtree(replay.parent)
     drive((arguments(tmp_path, "method=fire"), 0, 0), expect=[0])
+
+
+def checkpoints(root):
+    """{step: checkpoint} of all that lie below `root`."""
+    paths = root.rglob("step_*.pt")
+    return {int(path.stem.split("_")[1]): torch.load(path, weights_only=True) for path in paths}
+
+
+def adam_steps(saved):
+    """How often the moments of each parameter were updated, by name."""
+    names = [name for name in saved["net"] if not name.startswith("head.old")]
+    return {names[key]: int(memory["step"]) for key, memory in saved["optimizer"]["state"].items()}
+
+
+def equal(one, other):
+    return all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_the_loop_acts_greedily_updates_and_copies_the_target_when_it_should(tmp_path):
+    """A checkpoint at every step of the first half, no exploration after step 120, two updates a step after step 80."""
+    what = [
+        "run.checkpoint_steps=4",
+        "run.keep=1000",
+        "epsilon_final=0.0",
+        "updates_per_transition=0.5",
+        "method=none",
+    ]
+    drive((arguments(tmp_path, *what), 95, KILL), expect=[-KILL])
+    found = checkpoints(tmp_path)
+    assert sorted(found) == list(range(4, 377, 4))
+    [actions] = tmp_path.glob("trunks/*/replay/actions.npy")
+    actions = np.load(actions)
+    cfg = compose_config("dqn", ["size=smoke"])
+    net, greedy, copies = make_net(cfg, 3), {}, []
+    for step, saved in sorted(found.items()):
+        net.load_state_dict(saved["net"])
+        with torch.no_grad():
+            best = net(saved["games"]["observations"]).argmax(dim=1).numpy()
+        greedy[step] = bool((actions[step // 4] == best).all())
+        assert saved["at"]["updates"] == max(0, step - 80) // 4 * 2
+        assert set(adam_steps(saved).values()) <= {saved["at"]["updates"]}
+        if step > 80 and equal(saved["target"], saved["net"]):
+            copies.append(step)
+        elif step > 80:
+            assert equal(saved["target"], found[step - 4]["target"])
+    assert copies == [120, 160, 200, 240, 280, 320, 360]
+    assert all(greedy[step] for step in greedy if step >= 280)  # epsilon_steps=200 after learning_starts=80
+    assert not all(greedy[step] for step in greedy if step < 80)
+
+
+@pytest.mark.parametrize(
+    ("settings", "stale", "age"),
+    [
+        (["optimizer_state=keep"], None, 5),
+        (["optimizer_state=clear_changed"], ".bias", 5),
+        (["optimizer_state=clear"], "", 5),
+        (["optimizer_state=keep", "compat=official"], None, 1),
+    ],
+)
+def test_the_boundary_follows_the_target_rule_the_optimizer_policy_and_compat(tmp_path, settings, stale, age):
+    """One step and one update after it. Adam has 81 updates, or one where its moments were forgotten; Catch's episodes
+    last six steps, so the ones that run at step 400 are four steps old unless they were restarted."""
+    what = ["method=fire", "run.checkpoint_steps=4", *settings]
+    drive((arguments(tmp_path, *what), 102, KILL), expect=[-KILL])
+    saved = checkpoints(tmp_path / "fig4a_breakout")[404]
+    for name, value in saved["net"].items():
+        assert (saved["target"][name] - value).abs().max() < 3e-3, name  # FIRE moves most weights by far more
+    kept = {name for name, steps in adam_steps(saved).items() if steps == 81}
+    if stale is None:
+        assert kept == set(saved["net"])
+    else:
+        assert kept == {name for name in saved["net"] if stale and name.endswith(stale) and "encoder" in name}
+        assert set(adam_steps(saved).values()) <= {1, 81}
+    assert set(saved["games"]["lengths"]) == {age}
+
+
+def test_a_full_ring_is_saved_before_it_overwrites_what_a_checkpoint_needs(tmp_path):
+    what = ["method=none", "replay_capacity=80", "run.checkpoint_steps=0", "run.checkpoint_seconds=1e9"]
+    drive((arguments(tmp_path, *what), 90, KILL), expect=[-KILL])
+    assert list(checkpoints(tmp_path)) == [256]  # 64 spare rows of four
+
+
+def test_killed_while_the_replay_is_thrown_away_the_run_is_done(tmp_path):
+    line = arguments(tmp_path, "method=fire")
+    drive((line, 0, 0), expect=[0])
+    [done] = tmp_path.glob("fig4a_breakout/smoke/fire/seed_1/DONE")
+    left = done.parent / "replay" / "frames.npy"
+    left.parent.mkdir()
+    left.write_bytes(b"left over")
+    output = drive(([*line, "run.video=true"], 0, 0), expect=[0])
+    assert "finished already" in output and not left.parent.exists()
+    assert (done.parent / "policy.gif").stat().st_size > 0

@@ -285,6 +285,13 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path):
     assert {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("metrics.jsonl")} == {"nan"}
 
 
+def test_a_task_whose_state_cannot_be_saved_runs_without_trunk_and_checkpoints(tmp_path):
+    line = ["experiment=fig4b_hopper", "env.name=Pendulum-v1", "method=fire", f"run.root={tmp_path}"]
+    codes, output = drive((line, 0), ([*line, "run.trunk=false", "run.checkpoint_seconds=1e9"], 0))
+    assert codes == [2, 0], output[-2000:]
+    assert "run.checkpoint_seconds beyond the length of the run and set run.trunk=false" in output
+
+
 def test_a_missing_package_is_one_line_with_the_command():
     code = (
         "import sys, runpy, importlib.util as util; find = util.find_spec\n"

@@ -55,6 +55,12 @@ class PlasticityInjection(Method):
     changes_structure: ClassVar[bool] = True
     sweeps: ClassVar[tuple[str, ...]] = ("dqn", "sac")  # needs an encoder and a head
 
+    def check(self, state: State) -> None:
+        """Also that every net has the head."""
+        super().check(state)
+        for name, net in state.nets.items():
+            self._head(net, name)
+
     def at_boundary(self, state: State, phase: Phase) -> Report:
         reports = {}
         for name, net in state.nets.items():

@@ -145,7 +145,7 @@ class CatchBackend:
     """n games of Catch on a 7 x 7 board drawn at the frame size: move the paddle under the falling ball.
 
     Actions: left, stay, right. The ball falls one row a step from a random column; the episode ends after 6 steps with
-    reward +1 (caught) or -1. Expected return of a random policy about -0.6, of a perfect one 1.
+    reward +1 (caught) or -1. Expected return of a random policy -5/7, of a perfect one 1.
     """
 
     size = 7

@@ -1,4 +1,4 @@
-"""What is recorded about a DQN run: plasticity on a fixed batch, and running figures between two log lines."""
+"""What is recorded about a DQN run: plasticity on fixed transitions, and running figures between two log lines."""
 
 from typing import Any
 
@@ -8,20 +8,31 @@ from torch import Tensor, nn
 
 from fire_core.errors import UserError
 from fire_core.metrics import deviation_from_isometry
+from fire_core.modes import in_mode
 from fire_core.probe import plasticity
 from fire_core.targets import find_targets
+from rl.dqn.learn import td_loss, td_targets, with_actions
+from rl.replay import Batch
 
 
 @torch.no_grad()
-def measure(net: nn.Module, probe: Tensor) -> dict[str, float]:
-    """Dormant share, feature rank, weight norm and DfI of `net` on the stacks `probe` (n, stack, h, w).
+def measure(net: nn.Module, target: nn.Module, probe: Batch | None, discount: float) -> dict[str, float]:
+    """Dormant share, feature rank, weight norm, gradient norm and DfI of `net` on the fixed transitions `probe`.
 
-    `dfi_<parameter>` is the mean over the matrices of one weight (the taps of a convolution), of the stored weight.
-    Nothing before the probe batch exists.
+    `probe_gradient_norm` is that of the TD loss on all of them. `dfi_<parameter>` is the mean over the matrices of one
+    weight (the taps of a convolution), of the stored weight. Nothing before the probe exists. Gradients stored in the
+    parameters are left alone. Raises UserError where a weight is not finite.
     """
-    if not len(probe):
+    if probe is None:
         return {}
-    figures = plasticity(net, probe)
+    if not all(bool(parameter.isfinite().all()) for parameter in net.parameters()):
+        raise UserError("the network holds weights that are not finite: try a lower learning_rate")
+    figures = plasticity(net, probe.observations)
+    with in_mode(net, training=False), torch.enable_grad():
+        wanted = with_actions(probe, td_targets(target, probe, discount))
+        loss = td_loss(net(probe.observations), wanted)
+        gradients = torch.autograd.grad(loss, [p for p in net.parameters() if p.requires_grad])
+    figures["probe_gradient_norm"] = float(torch.stack([g.square().sum() for g in gradients]).sum().sqrt())
     by_parameter: dict[str, list[Tensor]] = {}
     for matrix in find_targets(net).included:
         by_parameter.setdefault(matrix.parameter, []).append(deviation_from_isometry(matrix.matrix(net)))

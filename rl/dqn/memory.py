@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 
 from fire_core.errors import UserError
 from fire_core.runs import Run
-from rl.columns import require_disk
+from rl.columns import free_memory, require_disk
 from rl.replay import FrameReplay
 
 FOLDER = "replay"
@@ -17,6 +17,11 @@ def open_replay(run: Run, cfg: DictConfig, saved: dict[str, Any] | None) -> Fram
     """The replay that belongs to what `run.resume()` returned: new, gone on with, or forked from the trunk's end."""
     if saved is None:
         replay = _replay(cfg, run.place, existing=False)
+        if replay.bytes > free_memory():
+            sizes = f"{replay.bytes / 1e9:.1f} GB, free memory {free_memory() / 1e9:.1f} GB"
+            print(
+                f"note: the replay does not fit into memory ({sizes}): batches come from the disk, which is slow"
+            )
         if run.trunk is not None:
             _require_second_half(run, cfg, replay)
         return replay

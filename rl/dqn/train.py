@@ -27,7 +27,7 @@ from conf.launch import launch, open_run, pick_device
 from fire_core.methods import Method, create
 from fire_core.optim_state import apply_policy, check_policy
 from fire_core.phases import Phase, State, snapshot
-from fire_core.runs import generator, numpy_generator, seeded
+from fire_core.runs import Run, checkpoint, generator, numpy_generator, seeded
 from fire_core.runs.seeding import derive
 from rl.captured import captured
 from rl.dqn.env import SCORES, Games
@@ -37,6 +37,7 @@ from rl.dqn.memory import FOLDER, leave_trunk, open_replay
 from rl.dqn.network import DQN
 from rl.dqn.settings import check
 from rl.evaluate import Policy, normalized, play_episodes, play_steps, record_video
+from rl.replay import Batch
 
 
 @launch("dqn")
@@ -46,8 +47,6 @@ def train(cfg: DictConfig) -> None:
     check(cfg)
     check_policy(cfg.optimizer_state)
     run = open_run(cfg, method, game=cfg.env.name, compat=cfg.compat)
-    if run.finished:
-        return
 
     # ------------------------------------------------------------------------------------------ games and networks
     device = pick_device(cfg.device)
@@ -57,6 +56,11 @@ def train(cfg: DictConfig) -> None:
     target.load_state_dict(net.state_dict())
     state = State({"net": net}, followers=[(target, net)], initial=snapshot({"net": net}), loss=td_loss)
     method.check(state)
+    if run.finished:
+        shutil.rmtree(run.folder / FOLDER, ignore_errors=True)  # of a run that was killed in its last moment
+        if cfg.run.video:
+            film(run, cfg, method, state, device)
+        return
     adam = make_optimizer(net, cfg)
     learning = captured(losses, device) if cfg.compile else losses
     random = {name: numpy_generator(cfg.seed, name) for name in ("policy", "replay")}
@@ -65,7 +69,7 @@ def train(cfg: DictConfig) -> None:
     with run, seeded(cfg.seed, "train"):
         # -------------------------------------------------------------------------------------- where to begin
         at = {"step": 0, "updates": 0, "treated": 0}  # treated: 1 once the boundary is behind us
-        probe = torch.zeros(0, dtype=torch.uint8)
+        probe: Batch | None = None  # fixed transitions on which plasticity is measured
         window, figures = Window(), {}
         saved = run.resume()
         replay = open_replay(run, cfg, saved)
@@ -75,7 +79,8 @@ def train(cfg: DictConfig) -> None:
             replay.start(observations[:, -1])
             run.log(phase=0, step=0, **random_play(cfg), **evaluate(cfg, net, device, 0))
         else:
-            at, probe = saved["at"], saved["probe"]
+            at = saved["at"]
+            probe = Batch(**{k: v.to(device) for k, v in saved["probe"].items()}) if saved["probe"] else None
             state.phase = at["treated"]
             adam = restore(saved, method, state, target, cfg)
             window.load_state_dict(saved["window"])
@@ -98,7 +103,7 @@ def train(cfg: DictConfig) -> None:
                 "torch": torch.get_rng_state(),
                 "window": window.state_dict(),
                 "figures": figures,
-                "probe": probe,
+                "probe": {} if probe is None else probe._asdict(),
                 "at": dict(at),
             }
 
@@ -110,7 +115,7 @@ def train(cfg: DictConfig) -> None:
             # ---------------------------------------------------------------------------------- boundary
             if at["step"] == cfg.midpoint and not at["treated"]:
                 state.generator = generator(cfg.seed, "method", 1)
-                before = measure(net, probe.to(device))
+                before = measure(net, target, probe, cfg.discount)
                 report = method.at_boundary(state, Phase(1, "second half"))
                 if report.changed:
                     state.copy_followers()
@@ -123,7 +128,7 @@ def train(cfg: DictConfig) -> None:
                     observations = games.reset()
                     replay.start(observations[:, -1])
                 run.boundary(1, report)
-                after = measure(net, probe.to(device)) | evaluate(cfg, net, device, at["step"])
+                after = measure(net, target, probe, cfg.discount) | evaluate(cfg, net, device, at["step"])
                 run.log(phase=1, step=at["step"], **{f"before_{k}": v for k, v in before.items()}, **after)
                 tqdm.write(f"boundary: {method.name}, evaluation right after {after['eval_return']:.2f}")
 
@@ -142,9 +147,8 @@ def train(cfg: DictConfig) -> None:
 
             # ---------------------------------------------------------------------------------- learn
             if at["step"] > cfg.learning_starts:
-                if not len(probe):
-                    stream = numpy_generator(cfg.seed, "probe")
-                    probe = replay.sample(cfg.metrics_samples, stream).observations.clone()
+                if probe is None:
+                    probe = replay.sample(cfg.metrics_samples, numpy_generator(cfg.seed, "probe"), device)
                 for _ in range(updates):
                     batch = replay.sample(cfg.batch_size, random["replay"], device)
                     penalty = method.penalty(state)
@@ -166,7 +170,7 @@ def train(cfg: DictConfig) -> None:
                 clock = time.perf_counter()
                 method.after_epoch(state)
             if at["step"] % cfg.eval_every == 0 or at["step"] in (cfg.midpoint, cfg.total_steps):
-                figures = evaluate(cfg, net, device, at["step"]) | measure(net, probe.to(device))
+                figures = evaluate(cfg, net, device, at["step"]) | measure(net, target, probe, cfg.discount)
                 run.log(phase=at["treated"], step=at["step"], updates=at["updates"], **figures)
                 tqdm.write(f"step {at['step']:,}: {brief(figures, window)}")
             if at["step"] == cfg.midpoint:
@@ -178,13 +182,12 @@ def train(cfg: DictConfig) -> None:
         # -------------------------------------------------------------------------------------- end
         bar.close()
         run.save(at["step"], {"net": net.state_dict()}, name="final")
-        if cfg.run.video:
-            path = record_video(
-                make_games(cfg, "video"), greedy(cfg, net, device, -1), run.folder / "policy.gif"
-            )
-            print(f"video of the last policy: {path}")
-        shutil.rmtree(run.folder / FOLDER, ignore_errors=True)
         run.finish({"steps": at["step"], "updates": at["updates"], **figures})
+    shutil.rmtree(
+        run.folder / FOLDER, ignore_errors=True
+    )  # only now: until here the run could be gone on with
+    if cfg.run.video:
+        video(run, cfg, net, device)
     print(f"{method.name}: {brief(figures, window)}\nin {run.folder}")
     print(f"table and figure: make dqn-sweep EXPERIMENT={run.meta['experiment']} SIZE={cfg.size}")
 
@@ -302,6 +305,22 @@ def random_play(cfg: DictConfig) -> dict[str, float]:
     result = play_episodes(games, policy, cfg.random_episodes, cfg.eval_max_steps)
     games.close()
     return {"random_return": result.mean, "random_return_std": float(np.std(result.returns))}
+
+
+def film(run: Run, cfg: DictConfig, method: Method, state: State, device: torch.device) -> None:
+    """The video of a run that was finished before."""
+    net = state.nets["net"]
+    if method.changes_structure:
+        state.phase = 1
+        method.rebuild(state)
+    net.load_state_dict(checkpoint.load(run.folder / "checkpoint" / "final.pt", device)["net"])
+    video(run, cfg, net, device)
+
+
+def video(run: Run, cfg: DictConfig, net: DQN, device: torch.device) -> None:
+    """One episode of the policy of evaluation, as policy.gif in the run's folder."""
+    path = record_video(make_games(cfg, "video"), greedy(cfg, net, device, -1), run.folder / "policy.gif")
+    print(f"video of the last policy: {path}")
 
 
 def replay_batches(cfg: DictConfig, replay: Any, target: nn.Module, device: torch.device) -> Any:

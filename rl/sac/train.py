@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from tqdm import tqdm
 
-from conf.launch import launch, needs, open_run, pick_device
+from conf.launch import check_numbers, launch, needs, open_run, pick_device
 
 needs("sac", "gymnasium", "mujoco")
 
@@ -41,6 +41,15 @@ from rl.sac.humanoid.tasks import TASKS
 from rl.sac.network import Actor, Critics, Temperature, sample_action
 from rl.sac.normaliser import RunningNormaliser
 from rl.sac.update import Learner, update
+
+WHOLE = {"env.action_repeat": 1, "updates_per_step": 1, "midpoint": 1, "learning_starts": 0}  # the least
+BETWEEN = {
+    "discount": (0, 1),
+    "tau": (0, 1),
+    "weight_decay": (0, 1e6),
+    "temperature": (1e-12, 1e6),
+    "target_entropy": (0, 1e6),
+}
 
 
 @launch("sac")
@@ -147,7 +156,8 @@ def train(cfg: DictConfig) -> None:
         while at["step"] < cfg.steps:
             # ---------------------------------------------------------------------------------- boundary
             if at["step"] == cfg.midpoint and at["phase"] == 0:
-                run.leave_trunk(at["step"], parts())
+                if run.trunk is not None:
+                    run.leave_trunk(at["step"], parts())
                 at["phase"] = state.phase = 1
                 state.generator = generator(cfg.seed, "method", 1)
                 report = method.at_boundary(state, Phase(1, "after the midpoint"))
@@ -230,10 +240,7 @@ def train(cfg: DictConfig) -> None:
 
 def check(cfg: DictConfig) -> None:
     """Stop before any work where settings contradict one another."""
-    for key in ("env.action_repeat", "updates_per_step"):
-        value = OmegaConf.select(cfg, key)
-        if not isinstance(value, int) or value < 1:
-            raise UserError(f"{key}={value!r}: give a whole number, 1 or more")
+    check_numbers(cfg, WHOLE, BETWEEN)
     if not cfg.learning_starts < cfg.midpoint < cfg.steps:
         raise UserError(
             f"midpoint={cfg.midpoint} must lie after learning_starts={cfg.learning_starts} and before steps={cfg.steps}"
