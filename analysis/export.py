@@ -31,7 +31,14 @@ from fire_core.errors import UserError
 
 RESULTS = Path(__file__).resolve().parent / "results"
 POINTS = 60  # a curve keeps its first and last value of each phase and about this many between
-ALSO = ("dormant_share", "feature_rank", "hessian_norm", "after_hessian_norm", "random_return")
+ALSO = (
+    "dormant_share",
+    "feature_rank",
+    "hessian_norm",
+    "after_hessian_norm",
+    "random_return",
+    "eval_unfinished",
+)
 
 
 def thin(rows: pd.DataFrame) -> pd.DataFrame:

@@ -48,12 +48,13 @@ LOSSES = [
     Measure("val_loss_a", "A, right after the boundary", "after", False),
     Measure("val_loss_b", "B, right after the boundary", "after", False),
 ]
-EVALUATED = Measure("eval_return", "evaluation return, end")
-PLAYED = Measure("train_return", "training return, last tenth", "tail")
+EVALUATED = Measure("eval_return", "evaluation return (raw score), end")
+PLAYED = Measure("train_return", "training return (raw score), last tenth", "tail")
 AROUND = [
     Measure("eval_return", "evaluation return, right after the boundary", "after"),
     Measure("eval_return", "evaluation return, right before the boundary", "before"),
 ]
+CUT = Measure("eval_unfinished", "evaluation episodes that the step limit cut off, end", "final", False)
 BY_PROTOCOL = {
     "warm_start": [TEST, TEST_AFTER],
     "continual": [TEST, TEST_AFTER],
@@ -68,7 +69,7 @@ BY_FIGURE = {
     "fig2c": BY_PROTOCOL["class_incremental"],
     "fig3": LOSSES,
     # The paper's panels of Atari are denser than its evaluations, so very likely training returns.
-    "fig4a": [PLAYED, EVALUATED, *AROUND],
+    "fig4a": [PLAYED, EVALUATED, *AROUND, CUT],
     "fig4b": [EVALUATED, PLAYED, *AROUND],
 }
 OTHERWISE = [TEST, LOSSES[0], EVALUATED, PLAYED, Measure("train_accuracy", "training accuracy, end")]

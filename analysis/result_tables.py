@@ -16,7 +16,7 @@ from analysis.summary import digits_of, interval_text, number
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "conf" / "experiment"
 SETTING = (
     "protocol", "data", "model", "batch_size", "learning_rate", "shape", "context", "phases", "total_steps", "midpoint",
-    "steps", "actor", "critic", "network", "corpora", "train_tokens",
+    "steps", "actor", "critic", "network", "corpora", "train_tokens", "eval_epsilon", "eval_episodes", "eval_max_steps",
 )  # fmt: skip
 """The lines of an experiment that say what was trained on what, and for how long."""
 
