@@ -65,7 +65,7 @@ includes 0.
 
 LEARNING_NOTE = """
 Raw returns in the half that all methods share, mean over the last tenth of its steps, against random actions under the same
-protocol. Means over seeds with 95 % t intervals; the gain is paired by seed. Where its interval excludes 0, learning is shown.
+protocol. Means over seeds with 95 % t intervals; the gain is paired by seed. Its interval excludes 0 where learning shows.
 """
 CONTROL_NOTE = """Rescale keeps the old directions and takes FIRE's norm; random orthogonal is an isometry with nothing of
 the old weights; FIRE exact is the isometry that FIRE's iterations stop short of. FIRE minus each, paired by seed; for
