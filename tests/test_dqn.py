@@ -192,11 +192,34 @@ def test_plasticity_injection_renews_adam_as_published_or_carries_the_encoder_ov
     }
 
 
-def test_measures_name_every_layer_and_windows_stop_at_a_bad_loss():
-    net, _ = trained()
-    figures = measure(net, torch.randint(0, 256, (20, 4, 14, 14), dtype=torch.uint8))
+def random_transitions(count):
+    images = torch.randint(0, 256, (2, count, 4, 14, 14), dtype=torch.uint8)
+    actions, ended = torch.randint(0, 3, (count,)), (torch.rand(count) < 0.2).float()
+    return Batch(images[0], actions, torch.randn(count), images[1], ended)
+
+
+def test_measures_name_every_layer_and_the_probe_gradient_is_that_of_the_td_loss():
+    torch.manual_seed(0)
+    (net, _), (target, _) = trained(), trained()
+    probe = random_transitions(20)
+    figures = measure(net, target, probe, 0.9)
     assert {"dormant_share", "feature_rank", "weight_norm", "dfi", "dfi_encoder.0.weight"} <= figures.keys()
     assert 1 <= figures["feature_rank"] <= 16
+    assert all(p.grad is None for p in net.parameters())
+
+    loss, _ = losses(net, target, probe, 0.9)
+    loss.backward()
+    by_hand = torch.cat([p.grad.flatten() for p in net.parameters()]).norm()
+    assert figures["probe_gradient_norm"] == pytest.approx(float(by_hand), rel=1e-5)
+    assert measure(net, target, None, 0.9) == {}
+    with torch.no_grad():
+        net.head[2].bias[0] = float("nan")
+    with pytest.raises(UserError, match="not finite"):
+        measure(net, target, probe, 0.9)
+
+
+def test_windows_average_since_the_last_line_and_stop_at_a_bad_loss():
+    net, _ = trained()
     net(torch.zeros(1, 4, 14, 14)).sum().backward()
     window = Window()
     window.episodes = [(2.0, 10), (4.0, 20)]
