@@ -6,7 +6,8 @@ The plain loop has the same networks, losses and settings in the form in which s
 critics one after the other, `torch.distributions` for the policy, losses that send gradients through everything, an
 optimizer that goes parameter by parameter, one replay sample an update; float32. Ours is timed in float32, with
 bfloat16 matrix products (`precision=bf16`), and each of them compiled (`compile=true`). All take turns in one process,
-so a busy machine slows all; the ratio is the median over rounds, of processor seconds on a CPU and of the clock on a GPU.
+so a busy machine slows all; the ratio is the median over rounds, of processor seconds on a CPU and of the clock on a GPU
+and where several threads step the robots.
 """
 
 from __future__ import annotations
@@ -184,30 +185,34 @@ def plain_turn(setting: Setting, replay: FlatReplay, device: torch.device) -> Ca
     return turn
 
 
-def seconds(turn: Callable[[], None], device: torch.device) -> float:
-    """Seconds of one turn: of the processor where that does the work, by the clock on a GPU."""
+def seconds(turn: Callable[[], None], device: torch.device, timer: Callable[[], float]) -> float:
+    """Seconds of one turn, the GPU's work included."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        started = time.perf_counter()
-        turn()
-        torch.cuda.synchronize(device)
-        return time.perf_counter() - started
-    started = time.process_time()
+    started = timer()
     turn()
-    return time.process_time() - started
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return timer() - started
 
 
 def compare(
-    setting: str, unit: str, turns: dict[str, Callable[[], None]], count: int, options: argparse.Namespace
+    setting: str,
+    unit: str,
+    turns: dict[str, Callable[[], None]],
+    count: int,
+    options: argparse.Namespace,
+    threads: int = 1,
 ) -> list[dict[str, Any]]:
     """Take turns, "plain" and ours, in alternating order; a row of the table for each of ours. `count` units a turn."""
     device = torch.device(options.device)
+    timer = time.perf_counter if device.type == "cuda" or threads > 1 else time.process_time
     for turn in turns.values():
         turn()
     rates: dict[str, list[float]] = {name: [] for name in turns}
     for index in range(options.rounds):
         for name in sorted(turns, reverse=index % 2 == 1):
-            rates[name].append(count / seconds(turns[name], device))
+            rates[name].append(count / seconds(turns[name], device, timer))
     rows = [
         loop_row("sac", f"{setting}{name}", unit, options.device, rates[name], rates["plain"])
         for name in turns
@@ -218,7 +223,7 @@ def compare(
     return rows
 
 
-def stepping(options: argparse.Namespace) -> list[dict[str, Any]]:
+def stepping(options: argparse.Namespace, threads: int) -> list[dict[str, Any]]:
     """H1 walk (capsules), 8 robots under random actions: our vector env against gymnasium's SyncVectorEnv."""
     import gymnasium
 
@@ -234,11 +239,12 @@ def stepping(options: argparse.Namespace) -> list[dict[str, Any]]:
 
         return steps
 
+    task = "h1-walk-primitive-v0"
     turns = {
-        "": turn(gymnasium.make_vec("h1-walk-primitive-v0", num_envs=8)),
-        "plain": turn(gymnasium.make_vec("h1-walk-primitive-v0", num_envs=8, vectorization_mode="sync")),
+        f", {threads} thread{'s' * (threads > 1)}": turn(gymnasium.make_vec(task, num_envs=8, threads=threads)),
+        "plain": turn(gymnasium.make_vec(task, num_envs=8, vectorization_mode="sync")),
     }
-    return compare("h1 walk, 8 robots", "environment steps/s", turns, 8 * 25, options)
+    return compare("h1 walk, 8 robots", "environment steps/s", turns, 8 * 25, options, threads)
 
 
 def main() -> None:
@@ -262,7 +268,8 @@ def main() -> None:
         }
         turns["plain"] = plain_turn(setting, replay, device)
         rows += compare(setting.name, "updates/s", turns, setting.updates, options)
-    rows += stepping(options)
+    for threads in (1, 2):
+        rows += stepping(options, threads)
     print(f"written to {merge_loops(rows)}")
 
 
