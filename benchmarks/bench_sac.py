@@ -241,7 +241,9 @@ def stepping(options: argparse.Namespace, threads: int) -> list[dict[str, Any]]:
 
     task = "h1-walk-primitive-v0"
     turns = {
-        f", {threads} thread{'s' * (threads > 1)}": turn(gymnasium.make_vec(task, num_envs=8, threads=threads)),
+        f", {threads} thread{'s' * (threads > 1)}": turn(
+            gymnasium.make_vec(task, num_envs=8, threads=threads)
+        ),
         "plain": turn(gymnasium.make_vec(task, num_envs=8, vectorization_mode="sync")),
     }
     return compare("h1 walk, 8 robots", "environment steps/s", turns, 8 * 25, options, threads)

@@ -24,9 +24,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # run from anywhere; the wheel holds fire_core only
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run from anywhere
 
 from fire_core.errors import UserError
 from language.text_tokenizer import END_OF_TEXT, train_small_tokenizer

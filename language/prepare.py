@@ -27,9 +27,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # run from anywhere; the wheel holds fire_core only
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run from anywhere
 
 import numpy as np
 from tqdm import tqdm

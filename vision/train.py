@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[1])
-)  # run from anywhere; the wheel holds fire_core only
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run from anywhere
 
 import torch
 from omegaconf import DictConfig, OmegaConf

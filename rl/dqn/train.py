@@ -13,9 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[2])
-)  # run from anywhere; the wheel holds fire_core only
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from anywhere
 
 import numpy as np
 import torch

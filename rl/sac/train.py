@@ -13,9 +13,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(
-    0, str(Path(__file__).resolve().parents[2])
-)  # run from anywhere; the wheel holds fire_core only
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from anywhere
 
 import numpy as np
 import torch
@@ -205,8 +203,8 @@ def train(cfg: DictConfig) -> None:
                 together = normalise(together, normaliser, device)
                 for batch in zip(*(values.split(cfg.batch_size) for values in together)):
                     shape = (2, cfg.batch_size, task.action_size)
-                    draws = torch.randn(shape, generator=noise).to(device)
-                    last = update(learner, Batch(*batch), draws, lambda: method.penalty(state))
+                    normal = torch.randn(shape, generator=noise).to(device)
+                    last = update(learner, Batch(*batch), normal, lambda: method.penalty(state))
                     method.after_step(state)
 
             # ---------------------------------------------------------------------------------- record it
