@@ -84,7 +84,8 @@ def final(root: Path, label: str, experiment: str) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("experiment", "method"), [("fig4b_balance_simple", "fire"), ("fig4b_hopper", "plasticity_injection")]
+    ("experiment", "method"),
+    [("fig4b_balance_simple_primitive", "fire"), ("fig4b_hopper", "plasticity_injection")],
 )
 def test_killed_in_either_half_a_run_ends_in_the_same_bits(tmp_path, experiment, method):
     whole, killed, alone = tmp_path / "whole", tmp_path / "killed", tmp_path / "alone"
@@ -273,7 +274,7 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path):
         (["experiment=fig4b_hopper", "midpoint=500", root], 0),
         (["experiment=fig4b_hopper", "optimizer_state=forget", root], 0),
         (["experiment=fig4b_hopper", "method.targets=nothing", root], 0),
-        (["experiment=fig4b_walk", "learning_rate=1e6", f"{root}/nan"], 0),
+        (["experiment=fig4b_walk_primitive", "learning_rate=1e6", f"{root}/nan"], 0),
     )
     assert codes == [2] * 6
     assert "try a learning_rate below 1000000.0" in output
@@ -315,3 +316,14 @@ def test_paper_settings_number_by_number(task):
     assert (cfg.critic.width, cfg.critic.blocks, cfg.critic.count) == (512, 2, 2)
     assert (cfg.eval_every, cfg.eval_episodes, cfg.compat) == (10_000, 10, "official")
     assert (cfg.method.name, cfg.method.iterations, cfg.method.targets) == ("fire", 10, "all")
+
+
+@pytest.mark.parametrize("size", ["paper", "small", "smoke"])
+@pytest.mark.parametrize("task", ["walk", "balance_simple", "run"])
+def test_the_two_bodies_are_two_experiments_that_differ_in_nothing_else(task, size):
+    """So a run folder, which bears the experiment's name, never holds returns of both."""
+    meshes = compose_config("sac", [f"experiment=fig4b_{task}", f"size={size}"])
+    capsules = compose_config("sac", [f"experiment=fig4b_{task}_primitive", f"size={size}"])
+    assert (meshes.env.name, capsules.env.name) == (f"h1-{task}-v0", f"h1-{task}-primitive-v0")
+    parts = [{k: v for k, v in cfg.items() if k != "env"} for cfg in (meshes, capsules)]
+    assert parts[0] == parts[1] and meshes.env.action_repeat == capsules.env.action_repeat == 2

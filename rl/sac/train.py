@@ -1,6 +1,7 @@
 """Soft actor-critic with SimBa networks and one intervention in the middle of the run (figure 4b).
 
-    python rl/sac/train.py experiment=fig4b_walk method=fire size=small seed=1
+    python rl/sac/train.py method=fire
+    python rl/sac/train.py experiment=fig4b_walk size=paper method=shrink_perturb seed=2
 
 `step` counts environment steps: agent steps times action_repeat. Phase 0 ends at the midpoint; its end (networks,
 optimizers, replay, normaliser, simulator) is what all methods of one seed go on from. Every random number is a pure
