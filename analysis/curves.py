@@ -163,11 +163,12 @@ def provenance(runs: pd.DataFrame) -> str:
     """What the runs share and where they differ: sizes, data, commits, machines. Says so when they are
     mixed."""
     finished = runs[runs["status"] == "done"]
+    within = finished.groupby(["experiment", "size", "data"])["commit"].nunique()
     lines = []
     for column, one, many in (
         ("size", "size", "sizes MIXED"),
         ("data", "data", "data sets"),
-        ("commit", "commit", "commits MIXED"),
+        ("commit", "commit", "commits MIXED" if (within > 1).any() else "commits, one an experiment"),
         ("machine", "machine", "machines MIXED"),
     ):
         values = sorted(finished[column].unique())

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_run
 
@@ -324,6 +325,10 @@ def test_mixed_commits_and_sizes_are_said(tmp_path):
     assert "commits MIXED" in curves.provenance(results.runs) and "sizes MIXED" in curves.provenance(
         results.runs
     )
+    one = results.runs[results.runs["commit"] == "aaaaaaaaaa"]
+    other = one.assign(experiment="label_noise", commit="cccccccccc")
+    both = curves.provenance(pd.concat([one, other]))
+    assert "commits, one an experiment: aaaaaaaaaa, cccccccccc" in both
     assert [set(part.runs["size"]) for part in curves.settings(results)] == [{"paper"}, {"small"}]
     text = tables.reproduced(results, NO_BENCHMARKS)
     assert "commit MIXED: aaaaaaaaaa, bbbbbbbbbb" in text
