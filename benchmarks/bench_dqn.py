@@ -5,7 +5,8 @@
 Usual stack: gymnasium's AtariPreprocessing and FrameStackObservation in a (synchronous or asynchronous) vector
 environment, and a ring that stores every observation as a full stack. Both sides take the same random actions, clip rewards
 and store every step. Rounds alternate, so a slow minute of the machine hits both; the ratio of each round is listed and
-the median stated. Also: updates per second in the usual form, ours and ours compiled; time of a batch; bytes.
+the median stated. Also: updates per second in the usual form, ours and ours compiled, each from its own replay; time of
+a batch; bytes; time and size of a checkpoint of a mapped replay.
 """
 
 import argparse
@@ -115,8 +116,10 @@ def seconds(function: Callable[[], object], device: torch.device | None = None) 
     return time.perf_counter() - started
 
 
-def bench_acting(game: str, asynchronous: bool, rounds: int, steps: int, folder: Path) -> FrameReplay:
-    """Print steps per second of both sides round by round; returns our filled replay."""
+def bench_acting(
+    game: str, asynchronous: bool, rounds: int, steps: int, folder: Path
+) -> tuple[FrameReplay, StackRing]:
+    """Print steps per second of both sides round by round; returns the filled replays, ours first."""
     threads = min(COUNT, os.cpu_count() or 1) if asynchronous else 1  # as many cores for both sides
     usual = usual_environments(game, asynchronous)
     games = Games(game, COUNT, (SIZE, SIZE), seed=0, threads=threads)
@@ -143,16 +146,34 @@ def bench_acting(game: str, asynchronous: bool, rounds: int, steps: int, folder:
         f"{statistics.median(theirs):.0f} steps/s, median ratio {row['ratio']:.2f} ({listed})"
     )
     print(f"replay bytes for {steps * COUNT} transitions: ours / usual = {replay.bytes / ring.bytes:.3f}")
-    return replay
+    return replay, ring
 
 
-def bench_learning(replay: FrameReplay, rounds: int, device: torch.device) -> None:
+def bench_checkpoint(folder: Path, transitions: int = 200_000) -> None:
+    """Seconds and bytes of a checkpoint of a full mapped replay, and of the next one 4,000 transitions later."""
+    replay = FrameReplay(transitions, COUNT, (SIZE, SIZE), folder=folder)
+    generator = np.random.default_rng(0)
+    frames = generator.integers(0, 256, (COUNT, SIZE, SIZE), np.uint8)
+    nothing = np.zeros(COUNT, bool)
+    replay.start(frames)
+    for count in (transitions, 4000):
+        for _ in range(count // COUNT):
+            replay.add(nothing, nothing, nothing, nothing, frames)
+        taken = seconds(lambda: torch.save(replay.state_dict(), folder / "checkpoint.pt"))
+        size = (folder / "checkpoint.pt").stat().st_size
+        print(
+            f"checkpoint of a {replay.bytes / 1e9:.2f} GB replay after {count:,} new transitions: {taken:.2f} s, "
+            f"{size / 1000:.0f} kB beside the mapped files"
+        )
+
+
+def bench_learning(replay: FrameReplay, ring: StackRing, rounds: int, device: torch.device) -> None:
     """Updates of the published network, batch from the replay included: the usual form, ours, and ours compiled.
 
     Usual: eager, an optimizer that goes parameter by parameter, loss read back. One warm-up turn each, then in turns.
     """
     loops = {
-        "usual": learning_loop(replay, device, losses, read=True, fused=False, foreach=False),
+        "usual": learning_loop(ring, device, losses, read=True, fused=False, foreach=False),
         "eager": learning_loop(replay, device, losses, fused=True),
         "compiled": learning_loop(replay, device, captured(losses, device), fused=True),
     }
@@ -164,8 +185,13 @@ def bench_learning(replay: FrameReplay, rounds: int, device: torch.device) -> No
             if turn > 0:
                 rates[name].append(count / taken)
     generator = np.random.default_rng(0)
-    sampling = statistics.median(seconds(lambda: replay.sample(32, generator)) for _ in range(10 * rounds))
-    print(f"batch of 32 from the mapped replay: {1000 * sampling:.2f} ms")
+    sampling, stacks = (
+        statistics.median(seconds(lambda r=r: r.sample(32, generator)) for _ in range(10 * rounds))
+        for r in (replay, ring)
+    )
+    print(
+        f"batch of 32: {1000 * sampling:.2f} ms from our mapped replay, {1000 * stacks:.2f} ms from full stacks"
+    )
     for name in ("eager", "compiled"):
         setting = f"updates, batch 32, {name}"
         row = loop_row("dqn", setting, "updates/s", device.type, rates[name], rates["usual"])
@@ -178,7 +204,7 @@ def bench_learning(replay: FrameReplay, rounds: int, device: torch.device) -> No
 
 
 def learning_loop(
-    replay: FrameReplay,
+    replay: FrameReplay | StackRing,
     device: torch.device,
     learning: Callable[..., tuple[torch.Tensor, torch.Tensor]],
     read: bool = False,
@@ -189,7 +215,7 @@ def learning_loop(
     net, target = DQN(4).to(device), DQN(4).to(device)
     optimizer = torch.optim.Adam(net.parameters(), lr=6.25e-5, eps=1.5e-4, **adam)
     while True:
-        batch = replay.sample(32, generator, device)
+        batch = Batch(*(values.to(device) for values in replay.sample(32, generator)))
         loss, _ = update(net, target, optimizer, batch, 0.99, losses=learning)
         if read:
             loss.item()
@@ -208,9 +234,11 @@ def main() -> None:
     torch.set_num_threads(1)
     for asynchronous in (False, True):
         with tempfile.TemporaryDirectory() as folder:
-            replay = bench_acting(options.game, asynchronous, options.rounds, options.steps, Path(folder))
+            replays = bench_acting(options.game, asynchronous, options.rounds, options.steps, Path(folder))
             if not asynchronous:
-                bench_learning(replay, options.rounds, torch.device(options.device))
+                bench_learning(*replays, options.rounds, torch.device(options.device))
+    with tempfile.TemporaryDirectory() as folder:
+        bench_checkpoint(Path(folder))
 
 
 if __name__ == "__main__":

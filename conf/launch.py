@@ -158,7 +158,7 @@ def check_values(plain: dict[str, Any]) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise UserError(f"{key}={value!r}: give a whole number, 1 or more")
     rate = plain.get("learning_rate", 1.0)
-    if not isinstance(rate, int | float) or isinstance(rate, bool) or rate <= 0:
+    if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < float("inf"):
         raise UserError(f"learning_rate={rate!r}: give a number above 0")
     for key in GROUPS:
         if not isinstance(plain.get(key, {}), dict):
@@ -174,7 +174,7 @@ def check_numbers(cfg: DictConfig, whole: dict[str, int], between: dict[str, tup
     """
     for key in (*whole, *between):
         value = OmegaConf.select(cfg, key)
-        if value is None:
+        if value is None and key.startswith("env."):
             raise UserError(
                 f"env={cfg.env.get('name')!r} has no {key}: that env belongs to another script than {cfg.domain}'s"
             )

@@ -22,24 +22,31 @@ def plasticity(
 ) -> dict[str, float]:
     """Run `inputs` through `net` in evaluation mode and measure; hooks and mode are restored afterwards.
 
+    Only what can learn is looked at: layers with frozen weights, and activations that follow one, are left out (the old
+    heads of plasticity injection, a frozen backbone). A net whose parameters are all frozen is measured as a whole.
+
     Returns:
-        dormant_share: units of all activation modules with dormancy score <= threshold (ReDo), 0..1.
+        dormant_share: units of the activation modules with dormancy score <= threshold (ReDo), 0..1.
         feature_rank: srank_delta of the input of the last Linear (Kumar et al. 2021).
-        weight_norm: Frobenius norm of all parameters.
+        weight_norm: Frobenius norm of the parameters.
         dfi: mean deviation from isometry of the target matrices as stored.
         A figure that the net does not define (no activation module, no Linear) is left out.
     """
     scores: list[Tensor] = []
     features: list[Tensor] = []
-    linears = [m for m in net.modules() if isinstance(m, nn.Linear)]
+    all_frozen = not _learns(net)
+    linears = [m for m in net.modules() if isinstance(m, nn.Linear) and (all_frozen or _learns(m))]
     latest: list[nn.Module] = []  # the layer with a weight matrix or kernel that ran last
+
+    def score(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        layer = latest[-1] if latest else None
+        if layer is None or all_frozen or _learns(layer):
+            scores.append(dormancy_scores(_units(output, layer)))
+
     with ExitStack() as hooks:
         for module in net.modules():
             if isinstance(module, ACTIVATIONS):
-                handle = module.register_forward_hook(
-                    lambda m, i, o: scores.append(dormancy_scores(_units(o, latest[-1] if latest else None)))
-                )
-                hooks.callback(handle.remove)
+                hooks.callback(module.register_forward_hook(score).remove)
             elif isinstance(weight := getattr(module, "weight", None), Tensor) and weight.ndim > 1:
                 handle = module.register_forward_hook(lambda m, i, o: latest.append(m))
                 hooks.callback(handle.remove)
@@ -51,7 +58,8 @@ def plasticity(
     figures: dict[str, Tensor] = {}
     parameters = dict(net.named_parameters())
     if parameters:
-        squares = [p.float().square().sum() for p in parameters.values()]
+        counted = [p for p in parameters.values() if all_frozen or p.requires_grad]
+        squares = [p.float().square().sum() for p in counted]
         figures["weight_norm"] = torch.stack(squares).sum().sqrt()
     if scores:
         figures["dormant_share"] = (torch.cat(scores) <= threshold).float().mean()
@@ -61,6 +69,11 @@ def plasticity(
     if deviations:
         figures["dfi"] = torch.stack(deviations).mean()
     return {name: float(value) for name, value in figures.items()}
+
+
+def _learns(module: nn.Module) -> bool:
+    """Whether any of its parameters is trained."""
+    return any(p.requires_grad for p in module.parameters())
 
 
 def _units(activations: Tensor, layer: nn.Module | None) -> Tensor:

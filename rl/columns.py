@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from fire_core.errors import UserError
 
@@ -14,8 +15,9 @@ Specification = dict[str, tuple[str, tuple[int, ...]]]
 class Columns:
     """`rows` rows of several arrays, in memory (`folder=None`) or memory-mapped.
 
-    A new folder is allocated on disk in full before it is mapped, so a full disk is an error here and not a crash
-    later. `read_only` maps the files of an existing folder without the right to write: processes share the pages.
+    A new folder is allocated on disk in full before it is used, so a full disk is an error here and not a crash
+    later (macOS only gets the check of free space). `read_only` maps the files of an existing folder without the right
+    to write: processes share the pages.
     """
 
     def __init__(
@@ -48,9 +50,16 @@ class Columns:
         path = self._path(name)
         if existing:
             return _map_existing(path, kind, shape, "r" if read_only else "r+")
-        array = np.lib.format.open_memmap(path, mode="w+", dtype=kind, shape=shape)
-        with open(path, "r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+        try:
+            array = np.lib.format.open_memmap(path, mode="w+", dtype=kind, shape=shape)
+            _allocate(path)
+        except OSError as error:  # a quota, or another process that took the space
+            path.unlink(missing_ok=True)
+            gigabytes = f"{np.prod(shape) * kind.itemsize / 1e9:.2f} GB"
+            raise UserError(
+                f"replay file {path} of {gigabytes} cannot be written ({error.strerror}): "
+                "lower the replay capacity or move run.root"
+            ) from error
         return array
 
     def _path(self, name: str) -> Path:
@@ -83,15 +92,21 @@ def require_disk(needed: int, folder: Path) -> None:
     _require(needed, free, f"disk at {folder}", "lower the replay capacity or move run.root")
 
 
+def _allocate(path: Path) -> None:
+    """Give every byte of an existing file its place on the disk, where the system can; macOS cannot."""
+    if hasattr(os, "posix_fallocate"):
+        with open(path, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+
+
 def _map_existing(path: Path, kind: np.dtype, shape: tuple[int, ...], mode: str) -> np.ndarray:
+    remedy = f"delete {path.parents[1]} and run the same command again"
     if not path.exists():
-        raise UserError(f"replay file {path} is missing: delete the folder of the run to start again")
+        raise UserError(f"replay file {path} is missing: {remedy}")
     try:
         array = np.load(path, mmap_mode=mode, allow_pickle=False)
-    except ValueError as error:
-        raise UserError(
-            f"replay file {path} is damaged ({error}): delete the folder of the run to start again"
-        ) from error
+    except (ValueError, EOFError, OSError) as error:
+        raise UserError(f"replay file {path} is damaged ({error}): {remedy}") from error
     if array.dtype != kind or array.shape != shape:
         found, wanted = f"{array.dtype} {array.shape}", f"{kind} {shape}"
         raise UserError(f"replay file {path} holds {found}, the configuration asks for {wanted}")
@@ -100,17 +115,7 @@ def _map_existing(path: Path, kind: np.dtype, shape: tuple[int, ...], mode: str)
 
 def free_memory() -> int:
     """Bytes that arrays can take without pushing anything out, page cache counted as free."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _reclaimable()
-
-
-def _reclaimable() -> int:
-    """Bytes of page cache that Linux gives back on demand; 0 where that is not told."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return 0
-    cached = [int(line.split()[1]) for line in lines if line.startswith("Cached:")]
-    return 1024 * sum(cached)
+    return psutil.virtual_memory().available
 
 
 def _require(needed: int, free: int, what: str, advice: str) -> None:

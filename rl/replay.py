@@ -2,8 +2,8 @@
 
 Both are rings over `environments` copies that step together: one row of the ring is one step of all of them. Vectors
 are small and live in memory. Frames live in memory or in memory-mapped files (`folder=`), and then a checkpoint is a flush
-and a few counters: the data is on disk already. Mapped rings carry `reserve` spare rows so that what was written after a
-checkpoint never overwrites what that checkpoint still needs; `must_save` says when the reserve is used up.
+and a few counters: the data is on disk already. Mapped rings carry `reserve` spare rows so that what was written after the
+last `checkpoints` checkpoints never overwrites what they still need; `must_save` says when the next one is due for that.
 """
 
 from pathlib import Path
@@ -66,6 +66,7 @@ class FrameReplay(_Ring):
         frame_shape: (height, width).
         stack: frames in an observation.
         folder: where the ring is mapped; None keeps it in memory.
+        checkpoints: how many of the latest ones can be gone back to, where the ring is mapped.
         reserve: spare rows, see the module. None: 1/16 of the ring when mapped, else 0.
         existing: go on with the files in `folder` (then call `load_state_dict`).
         parent: a replay that this one continues; its frames are read in place and never written. See `fork`.
@@ -79,6 +80,7 @@ class FrameReplay(_Ring):
         *,
         stack: int = 4,
         folder: str | Path | None = None,
+        checkpoints: int = 2,
         reserve: int | None = None,
         existing: bool = False,
         read_only: bool = False,
@@ -87,9 +89,14 @@ class FrameReplay(_Ring):
     ):
         folder = None if folder is None else Path(folder)
         if reserve is None:
-            reserve = 0 if folder is None else max(64, capacity // environments // 16)
+            reserve = 0 if folder is None else max(32 * checkpoints, capacity // environments // 16)
         super().__init__(capacity, environments, stack + 1 + reserve)
-        self.reserve, self.saved_count = reserve, 0  # rows of transitions at the last checkpoint
+        if 0 < reserve < checkpoints:
+            raise UserError(
+                f"reserve={reserve} rows for {checkpoints} checkpoints: give at least one for each"
+            )
+        self.reserve, self.checkpoints = reserve, checkpoints
+        self.saved_count = 0  # rows of transitions at the last checkpoint
         self.frame_shape, self.stack, self.parent = tuple(frame_shape), stack, parent
         self.fork_time = 0 if parent is None else parent.count
         self.frame_rows = self.rows if new_rows is None else min(self.rows, new_rows + 1)
@@ -104,8 +111,9 @@ class FrameReplay(_Ring):
 
     @property
     def must_save(self) -> bool:
-        """True when one more row could overwrite what the last checkpoint needs: save before `add`."""
-        return 0 < self.reserve <= self.count - self.saved_count and self.count > self.depth
+        """True when the last checkpoint has used its share of the reserve: save before `add`."""
+        share = self.reserve // self.checkpoints
+        return 0 < share <= self.count - self.saved_count and self.count > self.depth
 
     def _specifications(self) -> tuple[Specification, Specification]:
         """Columns of frames and of facts."""
@@ -136,6 +144,7 @@ class FrameReplay(_Ring):
             self.frame_shape,
             stack=self.stack,
             folder=folder,
+            checkpoints=self.checkpoints,
             reserve=self.reserve,
             parent=self,
             new_rows=new_rows,

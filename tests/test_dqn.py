@@ -242,6 +242,9 @@ def test_windows_average_since_the_last_line_and_stop_at_a_bad_loss():
         ("updates_per_transition=0.3", "whole number"),
         ("learning_starts=40_000", "must be after learning_starts"),
         ("target_every=1500", "must be a multiple of target_every"),
+        ("network.convolutions=5", r"network.convolutions=5: give \[channels, kernel, stride\]"),
+        ("env.name=null", "env.name=None: give the name of a game"),
+        ("eval_epsilon=null", "eval_epsilon=None: give a number from 0 to 1"),
     ],
 )
 def test_settings_that_do_not_fit_are_one_line(override, message):

@@ -145,6 +145,29 @@ def test_dormant_units_are_counted_along_their_own_dimension(layers, shape):
     assert plasticity(net, torch.ones(shape))["dormant_share"] == pytest.approx(0.25)
 
 
+def test_plasticity_looks_at_what_is_trained():
+    """A frozen layer with half its units dead, then a trained one with a quarter, whose output spans one direction."""
+    net = nn.Sequential(
+        nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2), nn.Linear(2, 2)
+    )
+    with torch.no_grad():
+        for layer, dead in ((net[0], 2), (net[2], 1)):
+            layer.weight.fill_(0.5)
+            layer.weight[:dead] = -1.0
+            layer.bias.zero_()
+    inputs = torch.rand(64, 3)
+    assert plasticity(net, inputs)["dormant_share"] == pytest.approx(3 / 8)
+    for frozen in (net[0], net[5]):
+        frozen.requires_grad_(False)
+    figures = plasticity(net, inputs)
+    assert figures["dormant_share"] == pytest.approx(1 / 4)
+    assert figures["feature_rank"] == 1  # of what net[4] reads, not net[5]
+    trained = [p for p in net.parameters() if p.requires_grad]
+    assert figures["weight_norm"] == pytest.approx(float(torch.cat([p.flatten() for p in trained]).norm()))
+    net.requires_grad_(False)
+    assert plasticity(net, inputs)["dormant_share"] == pytest.approx(3 / 8)
+
+
 def test_plasticity_leaves_out_what_a_net_does_not_define_and_modes_alone():
     net = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU())
     net[0].eval()

@@ -1,5 +1,6 @@
 """Replays: no stored transition crosses an episode, stacks are the wrapper's, resume and forks are exact."""
 
+import errno
 import io
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from fire_core.errors import UserError
+from rl import columns
 from rl.replay import FlatReplay, FrameReplay
 
 STACK = 4
@@ -157,6 +159,30 @@ def test_going_back_to_a_checkpoint_is_exact_although_the_ring_went_on(tmp_path,
     assert again.transitions(np.array([40]), np.array([0])).next_observations[0, -1, 0, 0] == 9
 
 
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_each_checkpoint_that_is_kept_can_be_gone_back_to(tmp_path, kept):
+    """Saved as rarely as the ring allows, the oldest of the kept checkpoints still finds all it needs on the disk."""
+    options = {"folder": tmp_path / "replay", "reserve": 7, "checkpoints": kept}
+    environment, records, checkpoints = Counting(), [], []
+    replay = FrameReplay(20, 2, (1, 2), **options)
+    replay.start(environment.frames())
+    for _ in range(60):
+        fill(replay, environment, 1, records)
+        if replay.must_save:
+            stream = io.BytesIO()
+            torch.save(replay.state_dict(), stream)
+            checkpoints = [*checkpoints, (stream, list(records))][-kept:]
+    while not replay.must_save:  # as far beyond the last one as it gets
+        fill(replay, environment, 1, [])
+    for stream, known in reversed(checkpoints):
+        stream.seek(0)
+        again = FrameReplay(20, 2, (1, 2), existing=True, **options)
+        again.load_state_dict(torch.load(stream, weights_only=True))
+        check_all(again, known)
+    with pytest.raises(UserError, match="reserve=2 rows for 3 checkpoints"):
+        FrameReplay(20, 2, (1, 2), folder=tmp_path / "other", reserve=2, checkpoints=3)
+
+
 @pytest.mark.parametrize("new_rows", [3, 200])
 def test_forks_share_the_old_frames_and_never_write_them(tmp_path, new_rows):
     environment, records = Counting(), []
@@ -206,6 +232,33 @@ def test_bad_sizes_and_full_disks_are_one_clear_line(tmp_path):
     FrameReplay(40, 2, (1, 2), folder=tmp_path / "here")
     with pytest.raises(UserError, match="asks for"):
         FrameReplay(40, 2, (1, 3), folder=tmp_path / "here", existing=True)
+    (tmp_path / "here" / "frames.npy").write_bytes(b"")
+    with pytest.raises(
+        UserError, match=r"frames.npy is damaged .*: delete .* and run the same command again"
+    ):
+        FrameReplay(40, 2, (1, 2), folder=tmp_path / "here", existing=True)
+
+
+def test_a_failed_allocation_is_one_clear_line_and_leaves_nothing(tmp_path, monkeypatch):
+    """Free space that the system reports is not always there: quotas, other processes."""
+
+    def fails(*_):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(columns.os, "posix_fallocate", fails)
+    with pytest.raises(UserError, match=r"frames.npy of .* GB cannot be written \(Disk quota exceeded\)"):
+        FrameReplay(40, 2, (1, 2), folder=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_system_that_cannot_allocate_gets_the_ring_all_the_same(tmp_path, monkeypatch):
+    """macOS."""
+    monkeypatch.delattr(columns.os, "posix_fallocate")
+    environment, records = Counting(), []
+    replay = FrameReplay(40, 2, (1, 2), folder=tmp_path)
+    replay.start(environment.frames())
+    fill(replay, environment, 33, records)
+    check_all(replay, records)
 
 
 def test_flat_replay_returns_what_was_added_and_resumes():

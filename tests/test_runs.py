@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
+import threading
 
 import pytest
 import torch
@@ -208,6 +210,33 @@ def test_corrupt_checkpoint_says_what_to_do(tmp_path):
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(UserError, match=r"step_000000000001\.pt cannot be read.*delete it"):
         checkpoints.load(path)
+
+
+def test_a_damaged_end_of_a_trunk_names_the_trunk(tmp_path):
+    trunk = {"rate": 0.1}
+    play(open_run(tmp_path, trunk=trunk))
+    [end] = (tmp_path / "trunks").glob("*/checkpoint/end.pt")
+    for damage in (lambda: end.write_bytes(end.read_bytes()[:200]), end.unlink):
+        damage()
+        with pytest.raises(
+            UserError, match=f"end.pt .*: delete {end.parents[1]} and the same command trains"
+        ):
+            play(open_run(tmp_path, label="none", trunk=trunk))
+    shutil.rmtree(end.parents[1])
+    play(open_run(tmp_path, label="none", trunk=trunk))
+
+
+def test_a_run_that_waits_for_a_trunk_obeys_a_signal(tmp_path, capsys):
+    run = open_run(tmp_path, trunk={"rate": 0.1})
+    other = FolderLock(run.trunk)
+    assert other.acquire(wait=False)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(SystemExit) as stopped:
+        play(run)
+    assert stopped.value.code == 75 and "while waiting; nothing is lost" in capsys.readouterr().out
+    assert not (run.folder / "RUNNING").exists()
+    other.release()
+    play(open_run(tmp_path, trunk={"rate": 0.1}))
 
 
 def test_checkpoints_execute_nothing(tmp_path):

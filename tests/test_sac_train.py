@@ -293,15 +293,17 @@ def test_a_task_whose_state_cannot_be_saved_runs_without_trunk_and_checkpoints(t
     assert "run.checkpoint_seconds beyond the length of the run and set run.trunk=false" in output
 
 
-def test_a_missing_package_is_one_line_with_the_command():
+@pytest.mark.parametrize("domain", ["sac", "dqn"])
+def test_a_missing_package_is_one_line_with_the_command(domain):
+    script = str(ROOT / "rl" / domain / "train.py")
     code = (
         "import sys, runpy, importlib.util as util; find = util.find_spec\n"
         "util.find_spec = lambda name, *more: None if name == 'gymnasium' else find(name, *more)\n"
-        f"sys.argv = [{SCRIPT!r}]; runpy.run_path({SCRIPT!r}, run_name='__main__')"
+        f"sys.argv = [{script!r}]; runpy.run_path({script!r}, run_name='__main__')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2
-    assert done.stderr == "error: train.py needs gymnasium: pip install -e '.[sac]'\n"
+    assert done.stderr == f"error: train.py needs gymnasium: pip install -e '.[{domain}]'\n"
 
 
 @pytest.mark.parametrize("task", ["walk", "balance_simple", "run"])

@@ -13,6 +13,7 @@ import torch
 from fire_core.errors import UserError
 
 PREFIX = "step_"
+REMEDY = "delete it to go on from the one before, or delete its run folder to start over"
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -65,18 +66,18 @@ def latest(folder: Path) -> Path | None:
     return numbered[-1] if numbered else None
 
 
-def load(path: Path, device: str | torch.device = "cpu") -> dict[str, Any]:
-    """Read a checkpoint; weights-only loading, so a file from elsewhere can hold data but no code."""
+def load(path: Path, device: str | torch.device = "cpu", remedy: str = REMEDY) -> dict[str, Any]:
+    """Read a checkpoint; weights-only loading, so a file from elsewhere can hold data but no code.
+
+    `remedy` ends the message where the file is missing or damaged.
+    """
     try:
         return torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError:
-        raise UserError(f"checkpoint {path} does not exist") from None
+        raise UserError(f"checkpoint {path} does not exist: {remedy}") from None
     except Exception as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise UserError(
-            f"checkpoint {path} cannot be read ({reason}); delete it to go on from the one before, "
-            "or delete its run folder to start over"
-        ) from error
+        raise UserError(f"checkpoint {path} cannot be read ({reason}): {remedy}") from error
 
 
 def _numbered(folder: Path) -> list[Path]:

@@ -33,6 +33,7 @@ from fire_core.runs.trunk import FolderLock, fingerprint
 STOPPED = (
     75  # exit code of a run that saved and stopped on SIGTERM, SIGINT or SIGUSR1: run the same command again
 )
+WAIT_SECONDS = 0.5  # between looks at the lock of a trunk that another run trains
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -222,9 +223,15 @@ class Run:
 
     def _enter_trunk(self, trunk: Path, fork: str | None) -> dict[str, Any] | None:
         self._trunk_lock = FolderLock(trunk)
-        if not (trunk / "DONE").exists() and not self._trunk_lock.acquire(wait=False):
-            print(f"waiting for another run that trains the shared phase 0 in {trunk}", flush=True)
-            self._trunk_lock.acquire(wait=True)
+        said = False
+        while not (trunk / "DONE").exists() and not self._trunk_lock.acquire(wait=False):
+            if not said:
+                print(f"waiting for another run that trains the shared phase 0 in {trunk}", flush=True)
+                said = True
+            if self.stop_signal is not None:
+                print(f"stopped by {self.stop_signal} while waiting; nothing is lost", flush=True)
+                sys.exit(STOPPED)
+            time.sleep(WAIT_SECONDS)
         if (trunk / "DONE").exists():
             self._release_trunk()
             print(f"phase 0 from {trunk}", flush=True)
@@ -236,7 +243,9 @@ class Run:
 
     def _fork(self, trunk: Path, name: str) -> dict[str, Any]:
         path = trunk / "checkpoint" / f"{name}.pt"
-        parts = checkpoints.load(path)
+        parts = checkpoints.load(
+            path, remedy=f"delete {trunk} and the same command trains the shared phase 0 again"
+        )
         _check_owner(path, parts, trunk.name)
         self._copy_metrics(trunk, parts["_metrics_bytes"])
         return parts

@@ -17,19 +17,19 @@ def open_replay(run: Run, cfg: DictConfig, saved: dict[str, Any] | None) -> Fram
     """The replay that belongs to what `run.resume()` returned: new, gone on with, or forked from the trunk's end."""
     if saved is None:
         replay = _replay(cfg, run.place, existing=False)
-        if replay.bytes > free_memory():
-            sizes = f"{replay.bytes / 1e9:.1f} GB, free memory {free_memory() / 1e9:.1f} GB"
-            print(
-                f"note: the replay does not fit into memory ({sizes}): batches come from the disk, which is slow"
-            )
         if run.trunk is not None:
             _require_second_half(run, cfg, replay)
-        return replay
-    forked = saved["replay"]["fork_time"] > 0
-    if run.trunk is not None and run.place == run.folder:
-        return _fork(run, cfg, saved["replay"], existing=forked)
-    replay = _replay(cfg, run.place, existing=True)
-    replay.load_state_dict(saved["replay"])
+    elif run.trunk is not None and run.place == run.folder:
+        replay = _fork(run, cfg, saved["replay"], existing=saved["replay"]["fork_time"] > 0)
+    else:
+        replay = _replay(cfg, run.place, existing=True)
+        replay.load_state_dict(saved["replay"])
+    needed = replay.bytes + (replay.parent.bytes if replay.parent else 0)
+    if needed > free_memory():
+        sizes = f"{needed / 1e9:.1f} GB, free memory {free_memory() / 1e9:.1f} GB"
+        print(
+            f"note: the replay does not fit into memory ({sizes}): batches come from the disk, which is slow"
+        )
     return replay
 
 
@@ -77,6 +77,7 @@ def _replay(cfg: DictConfig, place: Any, existing: bool, read_only: bool = False
         cfg.env.environments,
         (cfg.env.frame_size, cfg.env.frame_size),
         folder=place / FOLDER,
+        checkpoints=cfg.run.keep,
         existing=existing,
         read_only=read_only,
     )

@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 
 from conf.launch import check_numbers
 from fire_core.errors import UserError
@@ -21,8 +21,13 @@ BETWEEN = {
 def check(cfg: DictConfig) -> None:
     """Raise a one-line error for the first setting that does not fit, with its value and what would."""
     check_numbers(cfg, WHOLE, BETWEEN)
+    if not isinstance(cfg.env.name, str):
+        raise UserError(f"env.name={cfg.env.name!r}: give the name of a game, as in env.name=asterix")
     layers = cfg.network.convolutions
-    if not all(len(layer) == 3 and all(isinstance(n, int) and n > 0 for n in layer) for layer in layers):
+    triples = isinstance(layers, ListConfig) and all(
+        isinstance(x, ListConfig) and len(x) == 3 for x in layers
+    )
+    if not triples or not all(isinstance(n, int) and n > 0 for layer in layers for n in layer):
         raise UserError(
             f"network.convolutions={layers}: give [channels, kernel, stride] for each, whole numbers above 0"
         )

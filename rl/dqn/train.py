@@ -21,7 +21,10 @@ from omegaconf import DictConfig
 from torch import nn
 from tqdm import tqdm
 
-from conf.launch import launch, open_run, pick_device
+from conf.launch import launch, needs, open_run, pick_device
+
+needs("dqn", "gymnasium", "ale_py", "psutil")
+
 from fire_core.methods import Method, create
 from fire_core.optim_state import apply_policy, check_policy
 from fire_core.phases import Phase, State, snapshot
@@ -36,6 +39,8 @@ from rl.dqn.network import DQN
 from rl.dqn.settings import check
 from rl.evaluate import Policy, normalized, play_episodes, play_steps, record_video
 from rl.replay import Batch
+
+SAY_SECONDS = 60  # between lines in a log, where there is no progress bar
 
 
 @launch("dqn")
@@ -75,7 +80,9 @@ def train(cfg: DictConfig) -> None:
             state.optimizers["net"] = method.optimizer(net, adam, Phase(0))
             observations = games.reset()
             replay.start(observations[:, -1])
-            run.log(phase=0, step=0, **random_play(cfg), **evaluate(cfg, net, device, 0))
+            first = random_play(cfg) | evaluate(cfg, net, device, 0)
+            run.log(phase=0, step=0, **first)
+            tqdm.write(f"random actions {first['random_return']:.2f}, untrained {brief(first, window)}")
         else:
             at = saved["at"]
             probe = Batch(**{k: v.to(device) for k, v in saved["probe"].items()}) if saved["probe"] else None
@@ -108,7 +115,7 @@ def train(cfg: DictConfig) -> None:
         bar = tqdm(
             total=cfg.total_steps, initial=at["step"], unit="step", disable=None if cfg.run.progress else True
         )
-        clock = time.perf_counter()
+        clock = said = time.perf_counter()
         while at["step"] < cfg.total_steps:
             # ---------------------------------------------------------------------------------- boundary
             if at["step"] == cfg.midpoint and not at["treated"]:
@@ -161,11 +168,13 @@ def train(cfg: DictConfig) -> None:
 
             # ---------------------------------------------------------------------------------- record
             if at["step"] % cfg.log_every == 0:
-                run.log(
-                    phase=at["treated"], step=at["step"], epsilon=exploring, **window.close(at["step"], net)
-                )
+                line = window.close(at["step"], net)
+                run.log(phase=at["treated"], step=at["step"], epsilon=exploring, **line)
                 run.timing(step=at["step"], updates=at["updates"], seconds=time.perf_counter() - clock)
                 clock = time.perf_counter()
+                if bar.disable and clock - said >= SAY_SECONDS and "train_return" in line:
+                    said = clock
+                    print(f"step {at['step']:,}: training episodes {line['train_return']:.2f}", flush=True)
                 method.after_epoch(state)
             if at["step"] % cfg.eval_every == 0 or at["step"] in (cfg.midpoint, cfg.total_steps):
                 figures = evaluate(cfg, net, device, at["step"]) | measure(net, target, probe, cfg.discount)

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from conf.launch import check_numbers, launch, needs, open_run, pick_device
 
-needs("sac", "gymnasium", "mujoco")
+needs("sac", "gymnasium", "mujoco", "psutil")
 
 from fire_core.errors import UserError
 from fire_core.methods import Method, create
@@ -219,6 +219,11 @@ def train(cfg: DictConfig) -> None:
                 started = time.perf_counter(), at["step"]
                 run.timing(phase=at["phase"], step=at["step"], seconds=seconds, agent_steps=steps)
                 bar.set_postfix_str(f"return {results['eval_return']:.1f}")
+                if bar.disable:
+                    print(
+                        f"step {at['step'] * task.action_repeat:,}: return {results['eval_return']:.1f}",
+                        flush=True,
+                    )
             bar.update()
             if run.due(at["step"]):
                 run.save(at["step"], parts())
