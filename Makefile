@@ -29,6 +29,8 @@ define sweep
 	$(PY) -m analysis.summary --experiment $(experiments) --size $(SIZE) --root $(RUNS) || status=$$?; \
 	exit $$status
 endef
+# the H1 tasks of the paper have link meshes, their _primitive stand-ins have none
+meshes = $(if $(filter-out %_primitive %_hopper,$(filter fig4b%,$(experiments))),$(VENV)/.with-humanoid)
 comma := ,
 space := $(subst ,, )
 # fig2b stands for every experiment of that figure
@@ -82,7 +84,7 @@ dqn-sweep: $(VENV)/.with-suite $(VENV)/.with-dqn $(ray) ## DQN on Atari with a m
 .PHONY: sac-sweep
 sac-sweep: EXPERIMENT ?= fig4b_hopper
 sac-sweep: METHODS ?= none,shrink_perturb,full_reset,plasticity_injection,fire
-sac-sweep: $(VENV)/.with-suite $(VENV)/.with-sac $(ray) ## SAC with a midpoint reset; table and figure
+sac-sweep: $(VENV)/.with-suite $(VENV)/.with-sac $(meshes) $(ray) ## SAC with a midpoint reset; table and figure
 	@$(call sweep,rl/sac/train.py,sac)
 
 .PHONY: status

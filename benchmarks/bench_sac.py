@@ -42,12 +42,13 @@ class Setting:
     blocks: int
     batch: int
     updates: int  # in one turn
+    together: int  # updates from one replay sample
 
 
 SETTINGS = (
-    Setting("paper (128/1, 512/2, batch 256)", 128, 512, 2, 256, 4),
-    Setting("small h1 (64/1, 128/1, batch 128)", 64, 128, 1, 128, 60),
-    Setting("small hopper (64/1, 64/1, batch 64)", 64, 64, 1, 64, 150),
+    Setting("paper (128/1, 512/2, batch 256)", 128, 512, 2, 256, 4, 2),
+    Setting("small h1 (64/1, 128/1, batch 128)", 64, 128, 1, 128, 60, 1),
+    Setting("small hopper (64/1, 64/1, batch 64)", 64, 64, 1, 64, 150, 1),
 )
 
 
@@ -142,7 +143,7 @@ def filled_replay() -> FlatReplay:
 def our_turn(
     setting: Setting, replay: FlatReplay, device: torch.device, precision: str, compiled: bool
 ) -> Callable[[], None]:
-    """One turn of our updates, two from each replay sample as at paper size."""
+    """One turn of our updates, as many from each replay sample as the setting's experiments take."""
     actor = Actor(OBSERVATIONS, ACTIONS, setting.actor, 1).to(device)
     critics = Critics(OBSERVATIONS, ACTIONS, setting.critic, setting.blocks).to(device)
     temperature = Temperature().to(device)
@@ -162,8 +163,8 @@ def our_turn(
     draw, noise = np.random.default_rng(1), torch.Generator().manual_seed(1)
 
     def turn() -> None:
-        for _ in range(setting.updates // 2):
-            together = replay.sample(2 * setting.batch, draw, device)
+        for _ in range(setting.updates // setting.together):
+            together = replay.sample(setting.together * setting.batch, draw, device)
             for batch in zip(*(values.split(setting.batch) for values in together)):
                 update(
                     learner,

@@ -50,6 +50,11 @@ WHOLE_NUMBERS = (
     "threads", "total_steps",
 )  # fmt: skip
 GROUPS = ("actor", "boundary", "corpus", "critic", "data", "env", "method", "model", "network", "protocol")
+# keys of any script that are true or false
+YES_NO = (
+    "channels_last", "compile", "tf32", "run.trunk", "run.progress", "run.video", "run.curvature", "model.bias",
+    "model.tied",
+)  # fmt: skip
 # options of Hydra whose next word is their value
 TAKE_A_VALUE = (
     "-c", "--cfg", "-p", "--package", "-cn", "--config-name", "-cp", "--config-path", "-cd", "--config-dir",
@@ -160,6 +165,10 @@ def check_values(plain: dict[str, Any]) -> None:
     rate = plain.get("learning_rate", 1.0)
     if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < float("inf"):
         raise UserError(f"learning_rate={rate!r}: give a number above 0")
+    for key in YES_NO:
+        value = OmegaConf.select(OmegaConf.create(plain), key)
+        if value not in (None, True, False):
+            raise UserError(f"{key}={value!r}: give true or false")
     for key in GROUPS:
         if not isinstance(plain.get(key, {}), dict):
             raise UserError(
@@ -179,7 +188,7 @@ def check_numbers(cfg: DictConfig, whole: dict[str, int], between: dict[str, tup
                 f"env={cfg.env.get('name')!r} has no {key}: that env belongs to another script than {cfg.domain}'s"
             )
         real = isinstance(value, int | float) and not isinstance(value, bool)
-        if key in whole and not (real and value == int(value) and value >= whole[key]):
+        if key in whole and not (real and isinstance(value, int) and value >= whole[key]):
             raise UserError(f"{key}={value!r}: give a whole number, {whole[key]} or more")
         if key in between and not (real and between[key][0] <= value <= between[key][1]):
             raise UserError("{}={!r}: give a number from {:g} to {:g}".format(key, value, *between[key]))

@@ -33,7 +33,7 @@ class Columns:
         self.arrays: dict[str, np.ndarray] = {}
         needed = size_of(specification, rows)
         if self.folder is None:
-            _require(needed, free_memory(), "memory", "lower the replay capacity or keep the replay on disk")
+            _require(needed, free_memory(), "memory", "lower the replay capacity")
         elif not existing:
             self.folder.mkdir(parents=True, exist_ok=True)
             for name in specification:  # of a run that was killed before its first checkpoint

@@ -1,7 +1,9 @@
 """The H1 tasks against published numbers: model, rewards, terminations, parity with the benchmark's own model."""
 
 import importlib.util
+import os
 import pickle
+import re
 import subprocess
 import sys
 import warnings
@@ -357,6 +359,51 @@ def test_a_picture_shows_the_robot():
     assert picture.shape == (72, 96, 3) and picture.dtype == np.uint8
     assert picture.std() > 10
     env.close()
+
+
+@pytest.mark.parametrize("size", [(1920, 1080), (0, 480), (640, -5)])
+def test_a_picture_that_does_not_fit_the_buffer_is_refused(size):
+    with pytest.raises(
+        UserError, match=rf"width={size[0]}, height={size[1]}: pictures have 1 to 1280 by 1 to 960"
+    ):
+        gymnasium.make("h1-walk-primitive-v0", render_mode="rgb_array", width=size[0], height=size[1])
+
+
+def test_cameras_do_not_touch_one_another_and_end_with_python():
+    """In a process of its own, which ends without `close` and without a word."""
+    code = (
+        "import gymnasium, rl.sac.humanoid\n"
+        "one, other = (gymnasium.make('h1-walk-primitive-v0', render_mode='rgb_array') for _ in range(2))\n"
+        "one.reset(seed=0); other.reset(seed=0)\n"
+        "before = (one.render(), other.render())[1]\n"
+        "one.close()\n"
+        "assert (other.render() == before).all()\n"
+    )
+    root = Path(rl.sac.humanoid.__file__).resolve().parents[3]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, timeout=120)
+    if "off-screen OpenGL" in done.stderr:
+        pytest.skip("no OpenGL here")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("raise AttributeError('no glGetError')", "MuJoCo does not load with MUJOCO_GL='osmesa' .*unset it"),
+        ("raise ImportError('no mujoco')", "the H1 tasks need MuJoCo .*pip install"),
+    ],
+)
+def test_a_simulator_that_does_not_load_is_one_line(tmp_path, fault, message):
+    (tmp_path / "mujoco.py").write_text(fault)
+    root = Path(rl.sac.humanoid.__file__).resolve().parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", "import gymnasium, rl.sac.humanoid; gymnasium.make('h1-walk-primitive-v0')"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MUJOCO_GL": "osmesa", "PYTHONPATH": f"{tmp_path}:{root}"},
+        timeout=120,
+    )
+    assert re.search(f"UserError: {message}", done.stderr.splitlines()[-1])
 
 
 def test_training_needs_no_opengl_and_ids_of_others_are_left_alone():

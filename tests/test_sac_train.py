@@ -1,6 +1,7 @@
 """The SAC script as a user runs it: resume after a kill, forks of one midpoint, what is renewed, mistakes."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +13,13 @@ import torch
 pytest.importorskip("mujoco")
 
 from conf.launch import compose_config
+from fire_core.errors import UserError
 from fire_core.runs import generator
 from rl.replay import Batch
 from rl.sac.env import Task
 from rl.sac.network import Actor
 from rl.sac.normaliser import RunningNormaliser
-from rl.sac.train import build, explore, mean_policy, normalise
+from rl.sac.train import build, check, explore, mean_policy, normalise
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = str(ROOT / "rl/sac/train.py")
@@ -284,6 +286,24 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path):
     assert "optimizer_state='forget'" in output
     assert "'nothing' matches nothing" in output
     assert {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("metrics.jsonl")} == {"nan"}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("at.smoke.actor.width=0", "actor.width=0: give a whole number, 1 or more"),
+        ("at.smoke.critic.width=2.5", "critic.width=2.5: give a whole number"),
+        ("at.smoke.actor.blocks=-1", "actor.blocks=-1: give a whole number, 0 or more"),
+        ("at.smoke.critic.count=0", "critic.count=0: give a whole number, 1 or more"),
+        ("updates_per_step=2.0", "updates_per_step=2.0: give a whole number"),
+        ("compile=flase", "compile='flase': give true or false"),
+        ("run.trunk=maybe", "run.trunk='maybe': give true or false"),
+        ("precision=fp16", "precision='fp16': choose one of fp32, bf16"),
+    ],
+)
+def test_settings_that_no_run_can_have_are_one_line(override, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        check(compose_config("sac", ["experiment=fig4b_hopper", "size=smoke", override]))
 
 
 def test_a_task_whose_state_cannot_be_saved_runs_without_trunk_and_checkpoints(tmp_path):

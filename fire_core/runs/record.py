@@ -13,6 +13,7 @@ with run:                              # DONE when the body calls finish(), FAIL
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -133,7 +134,8 @@ class Run:
         self._close()
         if kind is not None and issubclass(kind, Exception):
             text = f"{error}\n\n" + "".join(traceback.format_exception(kind, error, trace))
-            checkpoints.write_atomic(self.folder / "FAILED", text)
+            with contextlib.suppress(OSError):  # a full disk must not hide the error itself
+                checkpoints.write_atomic(self.folder / "FAILED", text)
         if kind is None and self._complete:
             checkpoints.write_atomic(self.folder / "DONE", "")
             for path in (self.folder / "checkpoint").glob("step_*.pt"):

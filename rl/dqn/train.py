@@ -196,7 +196,10 @@ def train(cfg: DictConfig) -> None:
     if cfg.run.video:
         video(run, cfg, net, device)
     print(f"{method.name}: {brief(figures, window)}\nin {run.folder}")
-    print(f"table and figure: make dqn-sweep EXPERIMENT={run.meta['experiment']} SIZE={cfg.size}")
+    print(
+        f"table and figure: python -m analysis.summary --experiment {run.meta['experiment']} --size {cfg.size} "
+        f"--root {cfg.run.root}"
+    )
 
 
 def make_games(cfg: DictConfig, purpose: str, position: int = 0) -> Games:

@@ -21,7 +21,10 @@ from fire_core.errors import UserError
 
 INSTALL = {
     "mujoco": "pip install 'mujoco>=3.1.6,<5'",
-    "humanoid_bench": "install HumanoidBench from its repository, or use env=h1_walk, which needs no package of its own",
+    "humanoid_bench": (
+        "pip install git+https://github.com/carlosferrazza/humanoid-bench, or use this suite's own tasks: "
+        "env=h1_walk_primitive as it is, env=h1_walk after pip install robosuite-models"
+    ),
     "dm_control": "pip install dm-control",
     "imageio": "pip install 'gymnasium[mujoco]'",
     "packaging": "pip install 'gymnasium[mujoco]'",
@@ -118,6 +121,7 @@ def open_environment(name: str, backend: str) -> gymnasium.Env:
     if backend not in openers:
         raise UserError(f"env.backend={backend!r}: choose one of {', '.join(openers)}")
     try:
+        say_warnings_once()
         return openers[backend](name)
     except UserError:
         raise
@@ -134,6 +138,16 @@ def open_environment(name: str, backend: str) -> gymnasium.Env:
         raise UserError(
             f"MuJoCo does not load with MUJOCO_GL={value!r}: unset it, training draws no pictures"
         ) from error
+
+
+@lru_cache
+def say_warnings_once() -> None:
+    """MuJoCo's own way is a block of text for each of many environments, and a log file in the current folder."""
+    import mujoco
+
+    mujoco.set_mju_user_warning(
+        lru_cache(maxsize=1000)(lambda text: print(f"MuJoCo: {text}", file=sys.stderr))
+    )
 
 
 def absent(package: str) -> bool:

@@ -41,7 +41,10 @@ from rl.sac.network import Actor, Critics, Temperature, sample_action
 from rl.sac.normaliser import RunningNormaliser
 from rl.sac.update import Learner, update
 
-WHOLE = {"env.action_repeat": 1, "updates_per_step": 1, "midpoint": 1, "learning_starts": 0}  # the least
+WHOLE = {  # the least that makes sense
+    "env.action_repeat": 1, "updates_per_step": 1, "midpoint": 1, "learning_starts": 0, "actor.width": 1, "actor.blocks": 0,
+    "critic.width": 1, "critic.blocks": 0, "critic.count": 1,
+}  # fmt: skip
 BETWEEN = {
     "discount": (0, 1),
     "tau": (0, 1),
@@ -59,8 +62,8 @@ def train(cfg: DictConfig) -> None:
     method = create(**cfg.method)
     if "sac" not in method.sweeps:
         raise UserError(
-            f"method={method.name} does not run here ({', '.join(method.sweeps)} only): it wants one network with batches "
-            "of its own, see rl/sac/README.md"
+            f"method={method.name} does not run here ({', '.join(method.sweeps)} only): see 'What happens at the "
+            "midpoint' in rl/sac/README.md"
         )
     theirs = cfg.env.backend != "gymnasium"  # the same id may be another package's
     run = open_run(cfg, method, env=f"{cfg.env.backend}:{cfg.env.name}" if theirs else cfg.env.name)
@@ -239,7 +242,10 @@ def train(cfg: DictConfig) -> None:
     print(
         f"{method.name}: return {results['eval_return']:.1f} over {cfg.eval_episodes} episodes\nin {run.folder}"
     )
-    print(f"table and figure: make sac-sweep EXPERIMENT={run.meta['experiment']} SIZE={cfg.size}")
+    print(
+        f"table and figure: python -m analysis.summary --experiment {run.meta['experiment']} --size {cfg.size} "
+        f"--root {cfg.run.root}"
+    )
 
 
 def check(cfg: DictConfig) -> None:

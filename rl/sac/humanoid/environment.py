@@ -12,7 +12,6 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import gymnasium
-import mujoco
 import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
@@ -22,6 +21,7 @@ from fire_core.errors import UserError
 
 from .model import PHYSICS_STEP, mjcf
 from .rendering import Camera
+from .simulator import mujoco
 from .tasks import STEPS_PER_EPISODE, find_task, reward_terms
 
 PHYSICS_STEPS = 10
@@ -126,6 +126,11 @@ class HumanoidEnv(gymnasium.Env):
         self.model, self.data = self.simulation.model, self.simulation.data
         self.observation_space = observation_space(self.simulation)
         self.action_space = action_space(self.simulation)
+        most = self.model.vis.global_
+        if not (1 <= width <= most.offwidth and 1 <= height <= most.offheight):
+            raise UserError(
+                f"width={width}, height={height}: pictures have 1 to {most.offwidth} by 1 to {most.offheight}"
+            )
         self.camera = Camera(self.model, width, height)
 
     def reset(

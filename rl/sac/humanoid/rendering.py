@@ -1,14 +1,16 @@
 """Pictures of a simulation, off screen. Nothing of OpenGL is imported before the first picture."""
 
+import atexit
 import importlib
 import os
 import weakref
 from typing import Any
 
-import mujoco
 import numpy as np
 
 from fire_core.errors import UserError
+
+from .simulator import mujoco
 
 BACKENDS = ("egl", "osmesa", "glfw")
 HELP = (
@@ -52,7 +54,10 @@ class Camera:
         self.view.type = mujoco.mjtCamera.mjCAMERA_FIXED
         self.view.fixedcamid = self.model.camera(self.camera).id
         self.opengl = opengl
-        self.free = weakref.finalize(self, free, opengl, self.context)  # at the latest when Python ends
+        self.free = weakref.finalize(self, free, opengl, self.context)
+        # At the latest when Python ends; weakref's own hook would come after MuJoCo has shut OpenGL down.
+        self.free.atexit = False
+        atexit.register(self.free)
 
     def image(self, data: mujoco.MjData) -> np.ndarray:
         """A picture of `data`, top row first."""
@@ -71,10 +76,12 @@ class Camera:
         """Free the OpenGL context."""
         if self.opengl is not None:
             self.free()
+            atexit.unregister(self.free)
             self.opengl = None
 
 
 def free(opengl: Any, context: mujoco.MjrContext) -> None:
-    """Give both contexts back, the inner one first."""
+    """Give both contexts back, the inner one first; its objects are deleted in whatever context is current."""
+    opengl.make_current()
     context.free()
     opengl.free()
