@@ -19,7 +19,8 @@ from rl.replay import Batch
 from rl.sac.env import Task
 from rl.sac.network import Actor
 from rl.sac.normaliser import RunningNormaliser
-from rl.sac.train import build, check, explore, mean_policy, normalise
+from rl.sac.settings import check
+from rl.sac.train import build, explore, mean_policy, normalise
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = str(ROOT / "rl/sac/train.py")

@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from anywher
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import Tensor
 from tqdm import tqdm
 
-from conf.launch import check_numbers, launch, needs, open_run, pick_device
+from conf.launch import launch, needs, open_run, pick_device
 
 needs("sac", "gymnasium", "mujoco", "psutil")
 
@@ -39,19 +39,8 @@ from rl.sac.env import EvaluationTasks, Task
 from rl.sac.humanoid.tasks import TASKS
 from rl.sac.network import Actor, Critics, Temperature, sample_action
 from rl.sac.normaliser import RunningNormaliser
+from rl.sac.settings import check
 from rl.sac.update import Learner, update
-
-WHOLE = {  # the least that makes sense
-    "env.action_repeat": 1, "updates_per_step": 1, "midpoint": 1, "learning_starts": 0, "actor.width": 1, "actor.blocks": 0,
-    "critic.width": 1, "critic.blocks": 0, "critic.count": 1,
-}  # fmt: skip
-BETWEEN = {
-    "discount": (0, 1),
-    "tau": (0, 1),
-    "weight_decay": (0, 1e6),
-    "temperature": (1e-12, 1e6),
-    "target_entropy": (0, 1e6),
-}
 
 
 @launch("sac")
@@ -246,23 +235,6 @@ def train(cfg: DictConfig) -> None:
         f"table and figure: python -m analysis.summary --experiment {run.meta['experiment']} --size {cfg.size} "
         f"--root {cfg.run.root}"
     )
-
-
-def check(cfg: DictConfig) -> None:
-    """Stop before any work where settings contradict one another."""
-    check_numbers(cfg, WHOLE, BETWEEN)
-    if not cfg.learning_starts < cfg.midpoint < cfg.steps:
-        raise UserError(
-            f"midpoint={cfg.midpoint} must lie after learning_starts={cfg.learning_starts} and before steps={cfg.steps}"
-        )
-    choices = {
-        "compat": ("fair", "official"),
-        "precision": ("fp32", "bf16"),
-        "boundary.temperature": ("renew", "keep"),
-    }
-    for key, known in (choices | {"boundary.normaliser": ("renew", "keep")}).items():
-        if (value := OmegaConf.select(cfg, key)) not in known:
-            raise UserError(f"{key}={value!r}: choose one of {', '.join(known)}")
 
 
 def build(cfg: DictConfig, task: Task, device: torch.device) -> Learner:
