@@ -235,7 +235,7 @@ def stepping(options: argparse.Namespace, threads: int) -> list[dict[str, Any]]:
         draw = np.random.default_rng(0)
 
         def steps() -> None:
-            for _ in range(25):
+            for _ in range(100):
                 envs.step(draw.uniform(-1, 1, (8, ACTIONS)).astype(np.float32))
 
         return steps
@@ -247,7 +247,7 @@ def stepping(options: argparse.Namespace, threads: int) -> list[dict[str, Any]]:
         ),
         "plain": turn(gymnasium.make_vec(task, num_envs=8, vectorization_mode="sync")),
     }
-    return compare("h1 walk, 8 robots", "environment steps/s", turns, 8 * 25, options, threads)
+    return compare("h1 walk, 8 robots", "environment steps/s", turns, 8 * 100, options, threads)
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ servo ranges. As in HumanoidBench there is no extra forward pass after the physi
 contacts that reward and termination read are those at the start of the last physics step, 2 ms old.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -151,6 +151,12 @@ class HumanoidEnv(gymnasium.Env):
         self.camera.close()
 
 
+def advance_each(pairs: Iterable[tuple[Simulation, np.ndarray]]) -> None:
+    """One step of physics for each simulation, under its action."""
+    for simulation, action in pairs:
+        simulation.advance(action)
+
+
 class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
     """`num_envs` H1 tasks that step together; each starts anew in the very step that ends its episode.
 
@@ -181,7 +187,8 @@ class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
         self.single_action_space = action_space(self.simulations[0])
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self.pool = ThreadPoolExecutor(threads) if threads > 1 else None
+        self.threads = min(threads, num_envs)
+        self.pool = ThreadPoolExecutor(self.threads - 1) if self.threads > 1 else None
         self.generators = [np.random.default_rng() for _ in range(num_envs)]
         self.ages = np.zeros(num_envs, dtype=np.int64)
 
@@ -203,8 +210,7 @@ class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict]:
         if len(actions) != self.num_envs:
             raise UserError(f"{len(actions)} actions for {self.num_envs} environments: give one row for each")
-        run = map if self.pool is None else self.pool.map
-        list(run(Simulation.advance, self.simulations, actions))
+        self._advance(actions)
         self.ages += 1
         observations = np.stack([simulation.observation() for simulation in self.simulations])
         rewards = np.array([simulation.reward_terms()["reward"] for simulation in self.simulations])
@@ -218,6 +224,15 @@ class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
             observations[index] = self.simulations[index].reset(self.generators[index])
             self.ages[index] = 0
         return observations, rewards, terminated, truncated, info
+
+    def _advance(self, actions: np.ndarray) -> None:
+        """The physics of all, in as many shares as there are threads; this one takes the first."""
+        pairs = list(zip(self.simulations, actions))
+        first, *others = (pairs[start :: self.threads] for start in range(self.threads))
+        running = [self.pool.submit(advance_each, share) for share in others] if self.pool else []
+        advance_each(first)
+        for share in running:
+            share.result()
 
     def close_extras(self, **kwargs: Any) -> None:
         if self.pool is not None:
