@@ -37,7 +37,7 @@ FIGURES = (
 GOOD, BAD = ("reproduced", "holds"), ("not reproduced", "the opposite holds")
 CLAIM_NOTE = (
     '<p class="note">Two methods at the end of training; the gain is positive when it falls as claimed. Only size paper can '
-    "reproduce a number of the paper; size small runs on other data.</p>"
+    "reproduce a number of the paper; size small runs shorter, mostly on other data.</p>"
 )
 KEPT = ("name", "action", "dfi_before", "dfi_after", "dfi_factor", "sfe", "sfe_relative", "residual")
 

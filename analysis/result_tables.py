@@ -77,7 +77,7 @@ def end_value_table(part: Results) -> pd.DataFrame:
                     "minus none": gain_text(gap, digits),
                     "paper": number(known, digits) or "-",
                     "ours minus paper": number(gap_to_paper, digits, True)
-                    or ("other data" if known else "-"),
+                    or ("other size" if known else "-"),
                     "paper, minus none": "-" if no_base else number(known - theirs["none"], digits, True),
                 }
             )
