@@ -165,8 +165,9 @@ def check_values(plain: dict[str, Any]) -> None:
     rate = plain.get("learning_rate", 1.0)
     if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < float("inf"):
         raise UserError(f"learning_rate={rate!r}: give a number above 0")
+    nested = OmegaConf.create(plain)
     for key in YES_NO:
-        value = OmegaConf.select(OmegaConf.create(plain), key)
+        value = OmegaConf.select(nested, key)
         if value not in (None, True, False):
             raise UserError(f"{key}={value!r}: give true or false")
     for key in GROUPS:
