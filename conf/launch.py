@@ -188,10 +188,10 @@ def check_numbers(cfg: DictConfig, whole: dict[str, int], between: dict[str, tup
             raise UserError(
                 f"env={cfg.env.get('name')!r} has no {key}: that env belongs to another script than {cfg.domain}'s"
             )
-        real = isinstance(value, int | float) and not isinstance(value, bool)
-        if key in whole and not (real and isinstance(value, int) and value >= whole[key]):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if key in whole and not (number and isinstance(value, int) and value >= whole[key]):
             raise UserError(f"{key}={value!r}: give a whole number, {whole[key]} or more")
-        if key in between and not (real and between[key][0] <= value <= between[key][1]):
+        if key in between and not (number and between[key][0] <= value <= between[key][1]):
             raise UserError("{}={!r}: give a number from {:g} to {:g}".format(key, value, *between[key]))
 
 

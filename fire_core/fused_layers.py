@@ -187,6 +187,9 @@ def delta_net_qkvz(m: Any) -> Rows:
 
 
 def mamba(inner: str, rank: str, state: str) -> Callable[[Any], Rows]:
+    """The projections of a Mamba block; the arguments name the owner's attributes that hold the sizes. With `inner`, its
+    input projection; without, the one to dt, B and C."""
+
     def read(m: Any) -> Rows:
         sizes = (("dt", getattr(m, rank)), ("B", getattr(m, state)), ("C", getattr(m, state)))
         return Rows(sizes, why="part of a fused state-space projection")
@@ -198,6 +201,8 @@ def mamba(inner: str, rank: str, state: str) -> Callable[[Any], Rows]:
 
 
 def mamba2(inner: str, state: str, groups: str, heads: str) -> Callable[[Any], Rows]:
+    """The input projection of a Mamba-2 block; the arguments name the owner's attributes that hold the sizes."""
+
     def read(m: Any) -> Rows:
         width, group = getattr(m, inner), getattr(m, groups) * getattr(m, state)
         sizes = (("gate", width), ("x", width), ("B", group), ("C", group), ("dt", getattr(m, heads)))

@@ -42,6 +42,7 @@ class Spectrum:
 
     @classmethod
     def of(cls, target: Target, matrix: torch.Tensor) -> tuple[Spectrum, torch.Tensor]:
+        """The row of one matrix, and its singular values, largest first; NaN where the matrix is not finite."""
         working = matrix.detach().float()
         finite = bool(torch.isfinite(working).all())
         values = torch.linalg.svdvals(working if finite else torch.zeros_like(working))

@@ -134,6 +134,9 @@ def record_video(
         observations = step.observations
         if step.terminated[0] or step.truncated[0]:
             break
-    path.parent.mkdir(parents=True, exist_ok=True)
-    imageio.imwrite(path, np.stack(frames), duration=1000 / 15, loop=0)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        imageio.imwrite(path, np.stack(frames), duration=1000 / 15, loop=0)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
     return path

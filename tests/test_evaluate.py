@@ -97,3 +97,9 @@ def test_video_holds_one_episode(tmp_path):
     imageio = pytest.importorskip("imageio.v3")
     path = record_video(Alternating([5]), still, tmp_path / "a" / "policy.gif", scale=2)
     assert imageio.imread(path, index=None).shape == (5, 6, 4, 3)
+
+
+def test_a_video_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write .*policy\.gif"):
+        record_video(Alternating([5]), still, tmp_path / "file" / "policy.gif", scale=2)

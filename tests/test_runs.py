@@ -210,6 +210,9 @@ def test_corrupt_checkpoint_says_what_to_do(tmp_path):
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(UserError, match=r"step_000000000001\.pt cannot be read.*delete it"):
         checkpoints.load(path)
+    path.unlink()
+    with pytest.raises(UserError, match=r"step_000000000001\.pt does not exist: delete its run folder"):
+        checkpoints.load(path)
 
 
 def test_a_damaged_end_of_a_trunk_names_the_trunk(tmp_path):

@@ -174,6 +174,22 @@ def test_a_wrong_mujoco_gl_does_not_stop_training_with_a_traceback():
     assert "UserError: MuJoCo does not load with MUJOCO_GL='vulkan': unset it" in done.stderr
 
 
+def test_mujocos_warnings_are_said_once_and_leave_no_file(tmp_path):
+    """HalfCheetah's model has an attribute that MuJoCo 3.17 warns of, once for each environment."""
+    code = "from rl.sac.env import Task; Task('HalfCheetah-v5'); Task('HalfCheetah-v5')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=True,
+    )
+    said = done.stdout + done.stderr
+    assert said.count("settotalmass") == said.count("MuJoCo: ") <= 1
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_unknown_dm_control_task_is_named_with_its_neighbours():
     skip_without_dm_control()
     with pytest.raises(UserError, match=r"humanoid-hop.*humanoid-walk"):

@@ -46,6 +46,7 @@ class _Control(Method):
         return Report.merge(reports, self.name)
 
     def treat(self, stack: Tensor, group: list[Target], state: State) -> Treated:
+        """What takes the place of a stack of matrices; each control is this one function."""
         raise NotImplementedError
 
 

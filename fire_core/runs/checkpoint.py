@@ -13,7 +13,7 @@ import torch
 from fire_core.errors import UserError
 
 PREFIX = "step_"
-REMEDY = "delete it to go on from the one before, or delete its run folder to start over"
+START_OVER = "delete its run folder to start over"
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -66,17 +66,18 @@ def latest(folder: Path) -> Path | None:
     return numbered[-1] if numbered else None
 
 
-def load(path: Path, device: str | torch.device = "cpu", remedy: str = REMEDY) -> dict[str, Any]:
+def load(path: Path, device: str | torch.device = "cpu", remedy: str = "") -> dict[str, Any]:
     """Read a checkpoint; weights-only loading, so a file from elsewhere can hold data but no code.
 
-    `remedy` ends the message where the file is missing or damaged.
+    `remedy` ends the message where the file is missing or damaged, if not what suits a run's own.
     """
     try:
         return torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError:
-        raise UserError(f"checkpoint {path} does not exist: {remedy}") from None
+        raise UserError(f"checkpoint {path} does not exist: {remedy or START_OVER}") from None
     except Exception as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        remedy = remedy or f"delete it to go on from the one before, or {START_OVER}"
         raise UserError(f"checkpoint {path} cannot be read ({reason}): {remedy}") from error
 
 

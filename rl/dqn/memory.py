@@ -16,9 +16,7 @@ FOLDER = "replay"
 def open_replay(run: Run, cfg: DictConfig, saved: dict[str, Any] | None) -> FrameReplay:
     """The replay that belongs to what `run.resume()` returned: new, gone on with, or forked from the trunk's end."""
     if saved is None:
-        replay = _replay(cfg, run.place, existing=False)
-        if run.trunk is not None:
-            _require_second_half(run, cfg, replay)
+        replay = _new_replay(run, cfg)
     elif run.trunk is not None and run.place == run.folder:
         replay = _fork(run, cfg, saved["replay"], existing=saved["replay"]["fork_time"] > 0)
     else:
@@ -58,13 +56,16 @@ def _fork(run: Run, cfg: DictConfig, state: dict[str, Any], existing: bool) -> F
     return fork
 
 
-def _require_second_half(run: Run, cfg: DictConfig, replay: FrameReplay) -> None:
-    """A disk that is too small for both halves is better named now than at the midpoint."""
+def _new_replay(run: Run, cfg: DictConfig) -> FrameReplay:
+    """The replay of the first half. A disk too small for both halves is better named now than at the midpoint."""
     try:
-        require_disk(replay.fork_bytes(_new_rows(cfg)), run.place)
+        replay = _replay(cfg, run.place, existing=False)
+        if run.trunk is not None:
+            require_disk(replay.fork_bytes(_new_rows(cfg)), run.place)
     except UserError:
-        shutil.rmtree(run.place / FOLDER)
+        shutil.rmtree(run.place / FOLDER, ignore_errors=True)  # whatever part of it was written
         raise
+    return replay
 
 
 def _new_rows(cfg: DictConfig) -> int:

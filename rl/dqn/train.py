@@ -190,9 +190,8 @@ def train(cfg: DictConfig) -> None:
         bar.close()
         run.save(at["step"], {"net": net.state_dict()}, name="final")
         run.finish({"steps": at["step"], "updates": at["updates"], **figures})
-    shutil.rmtree(
-        run.folder / FOLDER, ignore_errors=True
-    )  # only now: until here the run could be gone on with
+    # Only now: until here the run could be gone on with.
+    shutil.rmtree(run.folder / FOLDER, ignore_errors=True)
     if cfg.run.video:
         video(run, cfg, net, device)
     print(f"{method.name}: {brief(figures, window)}\nin {run.folder}")

@@ -4,7 +4,6 @@
 "dm_control" ("humanoid-walk") or "humanoid_bench" (the benchmark's own package, where that is installed).
 """
 
-import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from gymnasium.spaces import Box, flatdim, flatten
 from fire_core.errors import UserError
 
 INSTALL = {
-    "mujoco": "pip install 'mujoco>=3.1.6,<5'",
     "humanoid_bench": (
         "pip install git+https://github.com/carlosferrazza/humanoid-bench, or use this suite's own tasks: "
         "env=h1_walk_primitive as it is, env=h1_walk after pip install robosuite-models"
@@ -131,19 +129,12 @@ def open_environment(name: str, backend: str) -> gymnasium.Env:
             raise UserError(f"env {name!r} needs {missing}: {INSTALL[missing]}") from error
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"env {name!r} cannot be made: {reason}") from error
-    except Exception as error:
-        if "mujoco" in sys.modules or "MUJOCO_GL" not in os.environ:
-            raise
-        value = os.environ["MUJOCO_GL"]
-        raise UserError(
-            f"MuJoCo does not load with MUJOCO_GL={value!r}: unset it, training draws no pictures"
-        ) from error
 
 
 @lru_cache
 def say_warnings_once() -> None:
     """MuJoCo's own way is a block of text for each of many environments, and a log file in the current folder."""
-    import mujoco
+    from rl.sac.humanoid.simulator import mujoco
 
     mujoco.set_mju_user_warning(
         lru_cache(maxsize=1000)(lambda text: print(f"MuJoCo: {text}", file=sys.stderr))

@@ -1,4 +1,4 @@
-"""MuJoCo itself, imported here only: where it does not load, one line says what to do."""
+"""MuJoCo itself, imported here first: where it does not load, one line says what to do."""
 
 import os
 
@@ -7,11 +7,11 @@ from fire_core.errors import UserError
 try:
     import mujoco
 except ImportError as error:
-    raise UserError(f"the H1 tasks need MuJoCo ({error}): pip install 'mujoco>=3.1.6,<5'") from error
+    raise UserError(f"MuJoCo is missing ({error}): pip install 'mujoco>=3.1.6,<5'") from error
 except Exception as error:  # MuJoCo opens the OpenGL library that MUJOCO_GL names as soon as it is imported
     raise UserError(
-        f"MuJoCo does not load with MUJOCO_GL={os.environ.get('MUJOCO_GL', '')!r} ({error}): unset it, only pictures "
-        "need it, or install that library (osmesa: apt-get install libosmesa6, egl: apt-get install libegl1)"
+        f"MuJoCo does not load with MUJOCO_GL={os.environ.get('MUJOCO_GL', '')!r}: unset it, only pictures need it, or "
+        f"install that library (osmesa: apt-get install libosmesa6, egl: apt-get install libegl1) ({error})"
     ) from error
 
 __all__ = ["mujoco"]
