@@ -1,24 +1,31 @@
-"""Losses of an update as one compiled graph each way, for devices that wait for the next launch more than they compute."""
+"""A pass through networks as one compiled graph, its gradients included where it computes them itself.
+
+For devices that wait for the next launch more than they compute; on a CPU, what backward needs is kept in fewer places.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo
 
 
 def captured(
-    losses: Callable[..., tuple[torch.Tensor, ...]], device: torch.device, backend: str = "inductor"
+    function: Callable[..., Any], device: torch.device, backend: str = "inductor"
 ) -> Callable[..., Any]:
-    """`losses` (a function of networks and tensors that returns tensors) through torch.compile, without a graph break.
+    """`function` of networks and tensors, which may call `torch.autograd.grad`, through torch.compile as one graph.
 
-    On a GPU mode="reduce-overhead" records forward and backward pass as CUDA graphs and replays them; their outputs live in
-    fixed memory until the next call, so the returned tensors are valid for one update. On a CPU it only fuses.
-    Not run on a GPU by us.
+    What has been differentiated inside is returned detached. On a GPU mode="reduce-overhead" records CUDA graphs and
+    replays them; their outputs live in fixed memory until the next call, so they are valid for one update. On a CPU it
+    only fuses. Not run on a GPU by us.
     """
+    # Releases of torch that trace gradients without being asked may drop the switch.
+    if hasattr(torch._dynamo.config, "trace_autograd_ops"):
+        torch._dynamo.config.trace_autograd_ops = True
     mode = "reduce-overhead" if device.type == "cuda" else "default"
-    compiled = torch.compile(losses, fullgraph=True, dynamic=False, mode=mode, backend=backend)
+    compiled = torch.compile(function, fullgraph=True, dynamic=False, mode=mode, backend=backend)
 
-    def run(*args: Any) -> tuple[torch.Tensor, ...]:
+    def run(*args: Any) -> Any:
         if device.type == "cuda":
             torch.compiler.cudagraph_mark_step_begin()
         return compiled(*args)

@@ -13,7 +13,7 @@ from torch.nn.functional import layer_norm, linear, relu
 from rl.captured import captured
 from rl.replay import Batch
 from rl.sac.network import Actor, Critics, Temperature
-from rl.sac.update import Learner, actor_losses, critic_losses, critic_target, update
+from rl.sac.update import Learner, actor_pass, critic_pass, critic_target, update
 
 OBSERVATIONS, ACTIONS, SIZE = 4, 2, 6
 RATE, DECAY, DISCOUNT, TAU, TARGET_ENTROPY = 1e-3, 0.01, 0.9, 0.1, -1.0
@@ -141,6 +141,22 @@ def test_equal_inputs_give_equal_bits():
         assert torch.equal(a, b)
 
 
+def test_the_gradient_of_a_penalty_joins_that_of_each_network():
+    """Gradient descent with rate 1: under a penalty c/2 ||p||^2 every parameter ends c p lower than without it."""
+    changes = []
+    for coefficient in (0.0, 0.25):
+        ours = learner()
+        ours.discount = 0.0  # the critics' target is the reward, whatever the actor has become
+        for name in ("actor", "critics"):
+            ours.optimizers[name] = torch.optim.SGD(ours.trained[name], lr=1.0)
+        start = [p.detach().clone() for name in ("actor", "critics") for p in ours.trained[name]]
+        both = ours.trained["actor"] + ours.trained["critics"]
+        update(ours, batch(), noise(), lambda: 0.5 * coefficient * sum(p.square().sum() for p in both))
+        changes.append([p.detach() for p in both])
+    for without, under, before in zip(*changes, start, strict=True):
+        torch.testing.assert_close(under, without - 0.25 * before)
+
+
 def test_bf16_updates_stay_near_float32_ones():
     def updated(precision: str) -> tuple[dict[str, Tensor], Learner]:
         half = learner()
@@ -164,9 +180,7 @@ def test_bf16_updates_stay_near_float32_ones():
 def test_the_passes_compile_without_a_graph_break_and_give_the_same_update():
     """Traced by the compiler as on a GPU, run by eager kernels: five updates in a row."""
     plain, traced = learner(), learner()
-    traced.losses = [
-        captured(f, torch.device("cpu"), backend="aot_eager") for f in (actor_losses, critic_losses)
-    ]
+    traced.passes = [captured(f, torch.device("cpu"), backend="aot_eager") for f in (actor_pass, critic_pass)]
     noise = torch.randn(5, 2, SIZE, ACTIONS, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     for draw in noise:
         wanted, got = update(plain, batch(), draw), update(traced, batch(), draw)

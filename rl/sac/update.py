@@ -16,13 +16,16 @@ from rl.captured import captured
 from rl.replay import Batch
 from rl.sac.network import Actor, Critics, Temperature, sample_action
 
+# Figures by name, and gradients by the name of the optimizer that follows them.
+Pass = tuple[dict[str, Tensor], dict[str, tuple[Tensor, ...]]]
+
 
 @dataclass
 class Learner:
     """What an update changes, and its constants. `target` holds the slow copy of the critics and has no gradients.
 
     `precision` "bf16" runs the matrix products of the networks in bfloat16; weights, losses and optimizers stay float32.
-    `compile` runs both passes through torch.compile, as CUDA graphs on a GPU.
+    `compile` runs both passes, gradients included, through torch.compile, as CUDA graphs on a GPU.
     """
 
     actor: Actor
@@ -37,22 +40,24 @@ class Learner:
     precision: str = "fp32"
     compile: bool = False
     optimizers: dict[str, torch.optim.Optimizer] = field(init=False, default_factory=dict)
+    trained: dict[str, list[nn.Parameter]] = field(init=False)  # the parameters of each optimizer
 
     def __post_init__(self):
         self.renew_optimizers()
         device = self.temperature.log_alpha.device
-        self.losses = [captured(f, device) if self.compile else f for f in (actor_losses, critic_losses)]
+        self.passes = [captured(f, device) if self.compile else f for f in (actor_pass, critic_pass)]
 
     def renew_optimizers(self) -> None:
         """Fresh optimizers for whatever parameters exist now: AdamW on all (biases and norms too), Adam on alpha."""
-        adamw = {"lr": self.learning_rate, "weight_decay": self.weight_decay, "fused": True}
         self.target.requires_grad_(False)
+        nets = {"actor": self.actor, "critics": self.critics, "temperature": self.temperature}
+        # Plasticity injection freezes some parameters.
+        self.trained = {name: [p for p in net.parameters() if p.requires_grad] for name, net in nets.items()}
+        adamw = {"lr": self.learning_rate, "weight_decay": self.weight_decay, "fused": True}
         self.optimizers.clear()
-        self.optimizers["actor"] = torch.optim.AdamW(trainable(self.actor), **adamw)
-        self.optimizers["critics"] = torch.optim.AdamW(trainable(self.critics), **adamw)
-        self.optimizers["temperature"] = torch.optim.Adam(
-            self.temperature.parameters(), lr=self.learning_rate
-        )
+        for name in ("actor", "critics"):
+            self.optimizers[name] = torch.optim.AdamW(self.trained[name], **adamw)
+        self.optimizers["temperature"] = torch.optim.Adam(self.trained["temperature"], lr=self.learning_rate)
 
     def autocast(self) -> torch.autocast:
         """Context of every pass through the networks in an update."""
@@ -69,11 +74,6 @@ class Learner:
         }
 
 
-def trainable(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters an optimizer may change (plasticity injection freezes some)."""
-    return [parameter for parameter in module.parameters() if parameter.requires_grad]
-
-
 def critic_target(learner: Learner, batch: Batch, noise: Tensor) -> Tensor:
     """Soft Bellman target (batch,): r + discount (1 - terminated) (min_i Q'_i(s', a') - alpha log pi(a'|s')).
 
@@ -87,24 +87,34 @@ def critic_target(learner: Learner, batch: Batch, noise: Tensor) -> Tensor:
         return batch.rewards + learner.discount * (1 - batch.terminated) * value
 
 
-def actor_losses(learner: Learner, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Loss of the actor against the critics, and the entropy of its actions in nats, both 0-d."""
+def actor_pass(learner: Learner, batch: Batch, noise: Tensor) -> Pass:
+    """Losses of the actor and of the temperature against the critics as they are.
+
+    Figures are detached and 0-d: both losses, the entropy of the actions in nats.
+    """
     with learner.autocast():
         action, log_density = sample_action(*learner.actor(batch.observations), noise)
         value = learner.critics(batch.observations, action).amin(dim=0)
     loss = (learner.temperature().detach() * log_density - value).mean()
-    return loss, -log_density.detach().mean()
+    entropy = -log_density.detach().mean()
+    temperature_loss = learner.temperature() * (entropy - learner.target_entropy)
+    figures = {"actor_loss": loss, "entropy": entropy, "temperature_loss": temperature_loss}
+    gradients = {
+        "actor": torch.autograd.grad(loss, learner.trained["actor"]),
+        "temperature": torch.autograd.grad(temperature_loss, learner.trained["temperature"]),
+    }
+    return {name: figure.detach() for name, figure in figures.items()}, gradients
 
 
-def critic_losses(learner: Learner, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Loss of the critics against the soft Bellman target, and their mean value, both 0-d.
-
-    Sum over the critics, mean over the batch, no factor one half: as in the reference implementation.
-    """
+def critic_pass(learner: Learner, batch: Batch, noise: Tensor) -> Pass:
+    """Loss of the critics against the soft Bellman target: sum over the critics, mean over the batch, no factor one
+    half, as in the reference implementation. Figures are detached and 0-d: the loss, the critics' mean value."""
     wanted = critic_target(learner, batch, noise)
     with learner.autocast():
         values = learner.critics(batch.observations, batch.actions)
-    return (values - wanted).square().sum(dim=0).mean(), values.detach().mean()
+    loss = (values - wanted).square().sum(dim=0).mean()
+    figures = {"critic_loss": loss.detach(), "value": values.detach().mean()}
+    return figures, {"critics": torch.autograd.grad(loss, learner.trained["critics"])}
 
 
 def update(
@@ -117,50 +127,45 @@ def update(
     Gradients are computed for the network that is updated and for no other: the actor's pass through the critics
     leaves out their weight gradients.
     """
-    of_actor, of_critics = learner.losses
-    with frozen(learner.optimizers["critics"]):
-        actor_loss, entropy = of_actor(learner, batch, noise[0])
-    step(learner.optimizers["actor"], actor_loss + penalty())
-    figures = {"actor_loss": actor_loss.detach().clone(), "entropy": entropy.clone()}
+    of_actor, of_critics = learner.passes
+    with frozen(learner.trained["critics"]):
+        measured, gradients = of_actor(learner, batch, noise[0])
+    figures = {name: figure.clone() for name, figure in measured.items()}
+    step(learner, "actor", gradients, penalty())
+    step(learner, "temperature", gradients)
 
-    temperature_loss = learner.temperature() * (figures["entropy"] - learner.target_entropy)
-    step(learner.optimizers["temperature"], temperature_loss)
-
-    critic_loss, value = of_critics(learner, batch, noise[1])
-    step(learner.optimizers["critics"], critic_loss + penalty())
+    measured, gradients = of_critics(learner, batch, noise[1])
+    figures |= {name: figure.clone() for name, figure in measured.items()}
+    step(learner, "critics", gradients, penalty())
 
     with torch.no_grad():
         torch._foreach_lerp_(
             list(learner.target.parameters()), list(learner.critics.parameters()), learner.tau
         )
-    return figures | {
-        "critic_loss": critic_loss.detach().clone(),
-        "temperature_loss": temperature_loss.detach(),
-        "temperature": learner.temperature().detach(),
-        "value": value.clone(),
-    }
+    return figures | {"temperature": learner.temperature().detach()}
 
 
 @contextmanager
-def frozen(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Inside, the parameters of `optimizer` are constants: gradients pass through their layers and none is computed
-    for them."""
-    for parameter in parameters_of(optimizer):
+def frozen(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Inside, `parameters` are constants: gradients pass through their layers and none is computed for them."""
+    for parameter in parameters:
         parameter.requires_grad_(False)
     try:
         yield
     finally:
-        for parameter in parameters_of(optimizer):
+        for parameter in parameters:
             parameter.requires_grad_(True)
 
 
-def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """All parameters of all groups."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    """One optimizer step with the gradients of `loss` with respect to this optimizer's parameters only."""
-    loss.backward(inputs=parameters_of(optimizer))
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+def step(
+    learner: Learner, name: str, gradients: dict[str, tuple[Tensor, ...]], penalty: Tensor | float = 0.0
+) -> None:
+    """One step of the optimizer `name` along its gradients and those of `penalty`, which are let go of afterwards."""
+    parameters = learner.trained[name]
+    for parameter, gradient in zip(parameters, gradients[name], strict=True):
+        parameter.grad = gradient
+    if isinstance(penalty, Tensor) and penalty.requires_grad:
+        penalty.backward(inputs=parameters)
+    learner.optimizers[name].step()
+    for parameter in parameters:
+        parameter.grad = None

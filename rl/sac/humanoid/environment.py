@@ -58,27 +58,30 @@ class Simulation:
         mujoco.mj_forward(self.model, self.data)
         return self.observation()
 
-    def advance(self, action: np.ndarray) -> None:
-        """Ten physics steps under one action (19,). Releases the interpreter lock."""
-        action = np.asarray(action, dtype=np.float64)
-        if action.shape != self.low.shape:
+    def controls(self, actions: np.ndarray, space: Box) -> np.ndarray:
+        """Servo positions, rad, of actions in [-1, 1], both of the space's shape (..., 19)."""
+        actions = np.asarray(actions, dtype=np.float64)
+        if actions.shape != space.shape:
             raise UserError(
-                f"action has shape {action.shape}: give {self.low.shape}, one number for each servo"
+                f"actions have shape {actions.shape}: give {space.shape}, one number for each servo"
             )
-        if not np.isfinite(action).all():
-            raise UserError(f"action holds a number that is not finite: {action.tolist()}")
-        self.data.ctrl[:] = self.low + (action + 1) * self.half_range
+        if not np.isfinite(actions).all():
+            raise UserError(f"actions hold a number that is not finite: {actions.tolist()}")
+        return self.low + (actions + 1) * self.half_range
+
+    def advance(self, controls: np.ndarray) -> None:
+        """Ten physics steps under one set of servo positions (19,). Releases the interpreter lock."""
+        self.data.ctrl[:] = controls
         mujoco.mj_step(self.model, self.data, nstep=PHYSICS_STEPS)
 
     def observation(self) -> np.ndarray:
         """Positions, then velocities, float64."""
         return np.concatenate([self.data.qpos, self.data.qvel])
 
-    def reward_terms(self) -> dict[str, float]:
-        """See `tasks.reward_terms`, at the present state."""
+    def readings(self) -> tuple[np.ndarray, ...]:
+        """What the reward is made of, at the present state: the arguments of `tasks.reward_terms` after the task."""
         data = self.data
-        return reward_terms(
-            self.task,
+        return (
             data.site_xpos[self.head, 2],
             data.xmat[self.torso, 8],
             data.actuator_force,
@@ -140,8 +143,9 @@ class HumanoidEnv(gymnasium.Env):
         return self.simulation.reset(self.np_random), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
-        self.simulation.advance(action)
-        terms = self.simulation.reward_terms()
+        self.simulation.advance(self.simulation.controls(action, self.action_space))
+        measured = reward_terms(self.simulation.task, *self.simulation.readings())
+        terms = {name: float(value) for name, value in measured.items()}
         return self.simulation.observation(), terms["reward"], self.simulation.terminated(), False, terms
 
     def render(self) -> np.ndarray | None:
@@ -152,9 +156,9 @@ class HumanoidEnv(gymnasium.Env):
 
 
 def advance_each(pairs: Iterable[tuple[Simulation, np.ndarray]]) -> None:
-    """One step of physics for each simulation, under its action."""
-    for simulation, action in pairs:
-        simulation.advance(action)
+    """One step of physics for each simulation, under its controls."""
+    for simulation, controls in pairs:
+        simulation.advance(controls)
 
 
 class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
@@ -208,12 +212,11 @@ class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
         return np.stack([simulation.reset(generator) for simulation, generator in pairs]), {}
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict]:
-        if len(actions) != self.num_envs:
-            raise UserError(f"{len(actions)} actions for {self.num_envs} environments: give one row for each")
-        self._advance(actions)
+        self._advance(self.simulations[0].controls(actions, self.action_space))
         self.ages += 1
         observations = np.stack([simulation.observation() for simulation in self.simulations])
-        rewards = np.array([simulation.reward_terms()["reward"] for simulation in self.simulations])
+        readings = zip(*(simulation.readings() for simulation in self.simulations))
+        rewards = reward_terms(self.simulations[0].task, *map(np.array, readings))["reward"]
         terminated = np.array([simulation.terminated() for simulation in self.simulations])
         truncated = self.ages >= self.max_episode_steps
         ended = terminated | truncated
@@ -225,9 +228,9 @@ class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
             self.ages[index] = 0
         return observations, rewards, terminated, truncated, info
 
-    def _advance(self, actions: np.ndarray) -> None:
+    def _advance(self, controls: np.ndarray) -> None:
         """The physics of all, in as many shares as there are threads; this one takes the first."""
-        pairs = list(zip(self.simulations, actions))
+        pairs = list(zip(self.simulations, controls))
         first, *others = (pairs[start :: self.threads] for start in range(self.threads))
         running = [self.pool.submit(advance_each, share) for share in others] if self.pool else []
         advance_each(first)

@@ -59,26 +59,29 @@ def find_task(name: str) -> Task:
 
 
 def reward_terms(
-    task: Task, head_height: float, torso_upright: float, forces: np.ndarray, velocity: np.ndarray
-) -> dict[str, float]:
-    """The factors of one step's reward; `reward` is their product.
+    task: Task, head_height: np.ndarray, torso_upright: np.ndarray, forces: np.ndarray, velocity: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The factors of one step's reward; `reward` is their product. One robot, or any number along leading axes.
 
     Args:
-        head_height: height of the head site, m.
-        torso_upright: vertical component of the torso's vertical axis, -1 to 1.
-        forces: (19,) joint torques of the servos, N m.
-        velocity: (3,) velocity of the whole robot's centre of mass, world frame, m/s.
-    Returns: standing, upright, small_control, and move or still, each in [0, 1]; reward.
+        head_height: (...) height of the head site, m.
+        torso_upright: (...) vertical component of the torso's vertical axis, -1 to 1.
+        forces: (..., 19) joint torques of the servos, N m.
+        velocity: (..., 3) velocity of the whole robot's centre of mass, world frame, m/s.
+    Returns: standing, upright, small_control, and move or still, each (...) in [0, 1]; reward.
     """
-    low = max(0.0, task.stand_height - head_height)
-    terms = {
-        "standing": float(0.1 ** (low / STAND_MARGIN) ** 2),
-        "upright": float(np.clip(1 - (0.9 - torso_upright) / 1.9, 0.0, 1.0)),
-        "small_control": float((4 + np.maximum(0.0, 1 - np.square(forces / 10)).mean()) / 5),
-    }
+    low = np.maximum(0.0, task.stand_height - head_height)
+    standing = np.power(0.1, np.square(low / STAND_MARGIN))
+    upright = np.clip(1 - (0.9 - torso_upright) / 1.9, 0.0, 1.0)
+    small_control = (4 + np.maximum(0.0, 1 - np.square(forces / 10)).mean(axis=-1)) / 5
     if task.speed is None:
-        terms["still"] = float(np.mean(0.1 ** np.square(velocity[:2] / 2)))
+        name, moving = "still", np.power(0.1, np.square(velocity[..., :2] / 2)).mean(axis=-1)
     else:
-        terms["move"] = float((5 * np.clip(velocity[0] / task.speed, 0.0, 1.0) + 1) / 6)
-    terms["reward"] = float(np.prod(list(terms.values())))
-    return terms
+        name, moving = "move", (5 * np.clip(velocity[..., 0] / task.speed, 0.0, 1.0) + 1) / 6
+    return {
+        "standing": standing,
+        "upright": upright,
+        "small_control": small_control,
+        name: moving,
+        "reward": standing * upright * small_control * moving,
+    }
