@@ -140,6 +140,10 @@ def loops_table(frame: pd.DataFrame) -> pd.DataFrame:
             "ours": frame["ours"].map(_rate),
             "usual": frame["usual"].map(_rate),
             "ratio": frame["ratio"].map(_ratio),
+            "lowest, highest": [
+                "-" if pd.isna(low) else f"{low:.2f}x, {high:.2f}x"
+                for low, high in zip(frame.get("lowest", nothing), frame.get("highest", nothing))
+            ],
             "replay memory": frame.get("replay_bytes_ratio", nothing).map(_ratio),
             "sampling": frame.get("sampling_share", nothing).map(_share),
             "rounds": frame["rounds"],
@@ -203,7 +207,8 @@ BENCHMARKS = (
     Benchmark(
         "bench_loops",
         "Speed of the other loops",
-        "Rates of our loop and of a plain one of the usual kind, interleaved; the ratio is the median over the rounds. "
+        "Rates of our loop and of a plain one of the usual kind, interleaved; the ratio is the median over the rounds, "
+        "beside it those of single rounds. "
         "Replay memory: bytes of ours over bytes of one that stores whole stacks. Sampling: share of an update's time.",
         loops_table,
     ),

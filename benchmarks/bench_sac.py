@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 from benchmarks.results_file import loop_row, merge_loops
+from conf.launch import missing_compiler
 from rl.replay import Batch, FlatReplay
 from rl.sac.network import Actor, Critics, Temperature
 from rl.sac.update import Learner, update
@@ -262,17 +263,22 @@ def main() -> None:
         f"{options.device}, {options.threads} thread(s), torch {torch.__version__}, {options.rounds} rounds"
     )
     print(f"{'':52}{'ours/s':>10} {'plain/s':>10} {'ratio':>7}")
+    threads = f", {options.threads} threads" if options.threads > 1 else ""
+    compiled = [False, True]
+    if device.type == "cpu" and (compiler := missing_compiler()):
+        print(f"compiled updates are left out: there is no {compiler!r} here")
+        compiled = [False]
     rows: list[dict[str, Any]] = []
     for setting in SETTINGS:
         turns = {
-            f", {p}{', compiled' if c else ''}": our_turn(setting, replay, device, p, c)
+            f"{threads}, {p}{', compiled' if c else ''}": our_turn(setting, replay, device, p, c)
             for p in ("fp32", "bf16")
-            for c in (False, True)
+            for c in compiled
         }
         turns["plain"] = plain_turn(setting, replay, device)
-        rows += compare(setting.name, "updates/s", turns, setting.updates, options)
-    for threads in (1, 2):
-        rows += stepping(options, threads)
+        rows += compare(setting.name, "updates/s", turns, setting.updates, options, options.threads)
+    for count in (1, 2):
+        rows += stepping(options, count)
     print(f"written to {merge_loops(rows)}")
 
 

@@ -46,7 +46,8 @@ def merge(name: str, rows: Sequence[dict[str, Any]], key: Sequence[str]) -> Path
 def loop_row(
     domain: str, setting: str, unit: str, device: str, ours: Sequence[float], usual: Sequence[float]
 ) -> dict[str, Any]:
-    """A line about a training loop: medians of both rates, and the median of the ratios round by round."""
+    """A line about a training loop: medians of both rates; median, lowest and highest of the ratios round by round."""
+    ratios = [a / b for a, b in zip(ours, usual, strict=True)]
     return {
         "domain": domain,
         "setting": setting,
@@ -55,7 +56,9 @@ def loop_row(
         "rounds": len(ours),
         "ours": round(statistics.median(ours), 2),
         "usual": round(statistics.median(usual), 2),
-        "ratio": round(statistics.median(a / b for a, b in zip(ours, usual, strict=True)), 3),
+        "ratio": round(statistics.median(ratios), 3),
+        "lowest": round(min(ratios), 3),
+        "highest": round(max(ratios), 3),
     }
 
 

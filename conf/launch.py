@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import shutil
 import sys
 import tempfile
 import traceback
@@ -61,6 +62,10 @@ TAKE_A_VALUE = (
 )  # fmt: skip
 # Not part of a run's identity. Device and threads change rounding only; meta.json says where a run was made.
 NOT_NUMBERS = ("run", "at", "tuned", "minutes", "hydra", "domain", "experiment", "size", "device", "threads")
+
+
+# What acts at a boundary and never before one: runs that differ there share phase 0.
+AT_BOUNDARY = ("method", "optimizer_state", "boundary")
 
 
 def launch(domain: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
@@ -147,7 +152,9 @@ def resolve(cfg: DictConfig) -> DictConfig:
     try:
         plain = OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
-        raise UserError(f"config cannot be resolved: {str(error).splitlines()[0]}") from error
+        raise UserError(
+            f"config cannot be resolved: {str(error).splitlines()[0]}; are env, data and method those of this script?"
+        ) from error
     assert isinstance(plain, dict)
     check_values(plain)
     plain["minutes"] = plain.get("minutes", {}).get(cfg.size)
@@ -170,11 +177,15 @@ def check_values(plain: dict[str, Any]) -> None:
         value = OmegaConf.select(nested, key)
         if value not in (None, True, False):
             raise UserError(f"{key}={value!r}: give true or false")
+    sizes = plain.get("at", {}).get(plain.get("size"), {})
     for key in GROUPS:
         if not isinstance(plain.get(key, {}), dict):
+            path = f"at.{plain['size']}.{key}" if isinstance(sizes.get(key), dict) else key
             raise UserError(
-                f"{key}={plain[key]!r}: {key} is a group of settings; give one, as in at.{plain['size']}.{key}.<name>="
+                f"{key}={plain[key]!r}: {key} is a group of settings; give one, as in {path}.<name>="
             )
+    if not isinstance(name := plain.get("env", {}).get("name", ""), str):
+        raise UserError(f"env.name={name!r}: give the name of a task")
 
 
 def check_numbers(cfg: DictConfig, whole: dict[str, int], between: dict[str, tuple[float, float]]) -> None:
@@ -195,16 +206,25 @@ def check_numbers(cfg: DictConfig, whole: dict[str, int], between: dict[str, tup
             raise UserError("{}={!r}: give a number from {:g} to {:g}".format(key, value, *between[key]))
 
 
-def open_run(cfg: DictConfig, method: Method, **meta: Any) -> Run:
-    """The run of this config, in runs/<experiment>/<size>/<method><-overrides>/seed_<n>/."""
+def open_run(cfg: DictConfig, method: Method, at_boundary: tuple[str, ...] = (), **meta: Any) -> Run:
+    """The run of this config, in runs/<experiment>/<size>/<method><-overrides>/seed_<n>/.
+
+    `at_boundary` names further keys of this script that act at a boundary only, so that runs share phase 0 in which
+    they differ. `meta` goes into meta.json.
+    """
     config = OmegaConf.to_container(cfg)
     assert isinstance(config, dict)
     if method.watches_training and config.get("compile"):
         raise UserError(
             f"compile=true with method={method.name}: it watches activations, which compiled nets hide; use compile=false"
         )
+    if config.get("compile") and pick_device(cfg.device).type == "cpu" and (compiler := missing_compiler()):
+        raise UserError(
+            f"compile=true needs a C++ compiler, and there is no {compiler!r} here: install it, set CXX to the one that "
+            "is there, or use compile=false"
+        )
     numbers = {k: v for k, v in config.items() if k not in NOT_NUMBERS}
-    shared = {k: v for k, v in numbers.items() if k not in ("method", "optimizer_state", "boundary")}
+    shared = {k: v for k, v in numbers.items() if k not in (*AT_BOUNDARY, *at_boundary)}
     run = Run.open(
         config={"experiment": experiment_name(), "size": cfg.size, **numbers},
         root=cfg.run.root,
@@ -220,6 +240,13 @@ def open_run(cfg: DictConfig, method: Method, **meta: Any) -> Run:
         tracker=cfg.run.tracker,
     )
     return run
+
+
+def missing_compiler() -> str:
+    """Name of the C++ compiler that torch.compile calls on a CPU, "" where it is installed."""
+    usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    name = os.environ.get("CXX", usual)
+    return "" if shutil.which(name) else name
 
 
 def experiment_name() -> str:

@@ -86,8 +86,8 @@ def places(model: nn.Module) -> list[Place]:
         for attribute, parameter in module._parameters.items():
             if parameter is not None:
                 owners.setdefault(_identity(parameter), []).append((path, attribute))
-    head = _head(model, modules)
-    return [_place(modules, owned, head) for owned in owners.values()]
+    heads = _heads(model, modules)
+    return [_place(modules, owned, heads) for owned in owners.values()]
 
 
 def _identity(parameter: nn.Parameter) -> object:
@@ -97,7 +97,7 @@ def _identity(parameter: nn.Parameter) -> object:
     return (parameter.data_ptr(), parameter.shape, parameter.stride(), parameter.device)
 
 
-def _place(modules: dict[str, nn.Module], owned: list[tuple[str, str]], head: str | None) -> Place:
+def _place(modules: dict[str, nn.Module], owned: list[tuple[str, str]], heads: set[str]) -> Place:
     path, attribute = min(owned, key=lambda owner: isinstance(modules[owner[0]], nn.Embedding))
     first_path, first_attribute = owned[0]
     every_name = [f"{p}.{a}" if p else a for p, a in owned]
@@ -114,7 +114,7 @@ def _place(modules: dict[str, nn.Module], owned: list[tuple[str, str]], head: st
         parameter_name=f"{first_path}.{first_attribute}" if first_path else first_attribute,
         aliases=tuple(dict.fromkeys([*every_name, *map(unwrapped, every_name)])),
         tied=tied,
-        head=path == head,
+        head=path in heads,
     )
 
 
@@ -174,29 +174,29 @@ def _owner(path: str, name: str) -> str:
     return ".".join(filter(None, (path, name.rpartition(".")[0])))
 
 
-def _head(model: nn.Module, modules: dict[str, nn.Module]) -> str | None:
-    """Path of the output layer.
+def _heads(model: nn.Module, modules: dict[str, nn.Module]) -> set[str]:
+    """Paths of the output layers.
 
-    That is what the model itself names, else the Linear tied to an embedding, else the last Linear; the last
-    one counts only when it is outside every ModuleList: the end of a repeated block is not a head.
+    Those are the Linear layers that the model itself names, else the Linear tied to an embedding, else the last Linear;
+    the last one counts only when it is outside every ModuleList: the end of a repeated block is not a head.
     """
     for question in ("get_output_embeddings", "get_classifier"):
         answers = _ask(model, question)
-        if len(answers) == 1 and isinstance(answers[0], nn.Linear):
-            return next((path for path, module in modules.items() if module is answers[0]), None)
+        if answers and all(isinstance(layer, nn.Linear) for layer in answers):
+            return {path for path, module in modules.items() if any(module is layer for layer in answers)}
         if answers and not any(isinstance(part, nn.Linear) for layer in answers for part in layer.modules()):
-            return None  # the model says that it has none: Identity in timm with num_classes=0
+            return set()  # the model says that it has none: Identity in timm with num_classes=0
     tables = {id(m.weight) for m in modules.values() if isinstance(m, nn.Embedding)}
     layers = [
         p for p, m in modules.items() if isinstance(m, nn.Linear) or getattr(m, "stacked_matrices", False)
     ]
     tied = [p for p in layers if id(getattr(modules[p], "weight", None)) in tables]
     if tied:
-        return tied[-1]
+        return {tied[-1]}
     repeated = tuple(path + "." for path, m in modules.items() if isinstance(m, nn.ModuleList) and path)
     if not layers or layers[-1].startswith(repeated):
-        return None
-    return None if role_of(layers[-1], _parents(modules, layers[-1])) in ATTENTION else layers[-1]
+        return set()
+    return set() if role_of(layers[-1], _parents(modules, layers[-1])) in ATTENTION else {layers[-1]}
 
 
 def _ask(model: nn.Module, question: str) -> list[nn.Module]:

@@ -373,6 +373,7 @@ def test_benchmarks_replace_their_own_lines_and_become_tables(tmp_path, monkeypa
     assert benchmark.file == "bench_loops" and "Machine " in origin
     assert dict(zip(table["domain"], table["ratio"])) == {"sac": "0.50x", "dqn": "4.00x"}
     assert slow["ratio"] == 2.0 and slow["ours"] == 200.0
+    assert dict(zip(table["domain"], table["lowest, highest"]))["dqn"] == "1.00x, 3.00x"
     assert [path.name for path in tmp_path.iterdir()] == ["bench_loops.csv"]
 
 

@@ -167,6 +167,22 @@ class Stack(nn.Module):
         self.weight = nn.Parameter(torch.tensor([[[1.0, 1.0], [0.0, 1.0]], [[2.0, 0.0], [0.0, 1.0]]]))
 
 
+class StackedNorm(nn.Module):
+    """A norm layer that torch does not know, one row of gains for each member of a stack."""
+
+    is_norm = True
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([[2.0, 1.0], [0.0, 1.0]]))
+
+
+def test_parseval_takes_the_gains_of_a_norm_layer_that_says_so():
+    # W W^T - I = 0; gains (4 - 1)^2 and (0 - 1)^2
+    state = State({"net": nn.Sequential(linear([[1.0, 0.0], [0.0, 1.0]]), StackedNorm())}, phase=1)
+    assert create("parseval", coefficient=1.0).penalty(state).item() == pytest.approx(10.0)
+
+
 def test_parseval_treats_each_matrix_of_a_stack_by_hand():
     # W W^T - I = [[1, 1], [1, 0]] for the first, [[3, 0], [0, 0]] for the second: 3 + 9
     state = State({"net": Stack()}, phase=1)

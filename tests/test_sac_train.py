@@ -150,7 +150,8 @@ def test_all_methods_go_on_from_one_midpoint(grid):
     halves = [[line for line in metrics(grid, m, "fig4b_hopper") if line["phase"] == 0] for m in METHODS]
     assert [line["step"] for line in halves[0]] == [0, 60]
     assert all(half == halves[0] for half in halves)
-    assert len(list((grid / "trunks").glob("*/DONE"))) == 2  # one of them for compat=official
+    # compat=official differs at the boundary only
+    assert len(list((grid / "trunks").glob("*/DONE"))) == 1
 
 
 def test_what_each_method_did_is_in_its_report(grid):
@@ -220,9 +221,43 @@ def test_at_the_boundary_the_target_is_a_copy_and_optimizers_are_as_the_policy_s
     assert steps_of(fair, "critics") == steps_of(fair, "actor") == steps_of(fair, "temperature") == {1}
     kept = after_one_update(tmp_path, "method=fire", "optimizer_state=keep", "boundary.normaliser=renew")
     assert steps_of(kept, "critics") == steps_of(kept, "actor") == {31}  # updates begin after step 30
+    changed = after_one_update(tmp_path / "changed", "method=fire", "optimizer_state=clear_changed")
+    assert steps_of(changed, "critics") == {1, 31} and steps_of(changed, "temperature") == {1}
     # renewed from the 60 stored observations; then the one of step 61, and a new episode's if it ended there
     assert kept["normaliser"]["count"] - 1e-4 == pytest.approx(60 + 1, abs=1)
     assert fair["normaliser"]["count"] > 62
+
+
+def test_the_temperature_begins_anew_at_the_boundary_or_is_kept(tmp_path, fair):
+    """One step of Adam moves its logarithm by one learning rate, thirty in one direction by thirty."""
+
+    def gone(saved: dict) -> float:
+        return abs(saved["nets"]["temperature"]["log_alpha"].item() - np.log(0.01))
+
+    rate = compose_config("sac", ["experiment=fig4b_hopper", "size=smoke"]).learning_rate
+    assert gone(fair) <= 1.01 * rate
+    assert gone(after_one_update(tmp_path, "method=fire", "boundary.temperature=keep")) > 10 * rate
+
+
+def test_steps_and_returns_are_those_of_the_environment(tmp_path):
+    """Two environment steps an agent step on H1; the return of training is that of the episodes in the replay."""
+    experiment = "fig4b_balance_simple_primitive"
+    what = [f"experiment={experiment}", "method=none", "run.checkpoint_steps=60", f"run.root={tmp_path}"]
+    codes, output = drive((what, 60))
+    assert codes == [9], output[-2000:]
+    [path] = tmp_path.glob("trunks/*/checkpoint/step_*60.pt")
+    stored = torch.load(path, weights_only=True)["replay"]["columns"]
+    rewards, terminated = (stored[name][:60].numpy().ravel() for name in ("rewards", "terminated"))
+    ends = np.flatnonzero(terminated) + 1
+    returns = [part.sum() for part in np.split(rewards, ends)[:-1]]
+    assert len(returns) >= 2
+    codes, output = drive((what, 0))
+    assert codes == [0], output[-2000:]
+    lines = metrics(tmp_path, "none", experiment)
+    assert [line["step"] for line in lines] == [0, 120, 120, 240]
+    assert lines[1]["train_return"] == pytest.approx(np.mean(returns), rel=1e-5)
+    score = (lines[1]["eval_return"] - 9.391) / (800 - 9.391)
+    assert lines[1]["eval_normalized"] == pytest.approx(score)
 
 
 def test_a_truncated_step_is_stored_as_one_that_goes_on(tmp_path):
@@ -300,11 +335,22 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path):
         ("compile=flase", "compile='flase': give true or false"),
         ("run.trunk=maybe", "run.trunk='maybe': give true or false"),
         ("precision=fp16", "precision='fp16': choose one of fp32, bf16"),
+        ("env.name=5", "env.name=5: give the name of a task"),
+        ("boundary=keep", "give one, as in boundary.<name>="),
+        ("actor=5", "give one, as in at.smoke.actor.<name>="),
+        ("env=game", "are env, data and method those of this script?"),
     ],
 )
 def test_settings_that_no_run_can_have_are_one_line(override, message):
     with pytest.raises(UserError, match=re.escape(message)):
         check(compose_config("sac", ["experiment=fig4b_hopper", "size=smoke", override]))
+
+
+def test_compiled_updates_without_a_compiler_are_one_line(tmp_path):
+    line = ["experiment=fig4b_hopper", "compile=true", f"run.root={tmp_path}"]
+    codes, output = drive((line, 0), before="os.environ['CXX'] = '/nowhere/c++'")
+    assert codes == [2] and not list(tmp_path.rglob("metrics.jsonl"))
+    assert "compile=true needs a C++ compiler, and there is no '/nowhere/c++' here" in output
 
 
 def test_a_task_whose_state_cannot_be_saved_runs_without_trunk_and_checkpoints(tmp_path):
@@ -348,5 +394,7 @@ def test_the_two_bodies_are_two_experiments_that_differ_in_nothing_else(task, si
     meshes = compose_config("sac", [f"experiment=fig4b_{task}", f"size={size}"])
     capsules = compose_config("sac", [f"experiment=fig4b_{task}_primitive", f"size={size}"])
     assert (meshes.env.name, capsules.env.name) == (f"h1-{task}-v0", f"h1-{task}-primitive-v0")
+    other = compose_config("sac", [f"experiment=fig4b_{task}_primitive", f"size={size}", "env=hopper"])
+    assert (other.env.name, other.env.action_repeat) == ("Hopper-v5", 1)
     parts = [{k: v for k, v in cfg.items() if k != "env"} for cfg in (meshes, capsules)]
     assert parts[0] == parts[1] and meshes.env.action_repeat == capsules.env.action_repeat == 2

@@ -10,6 +10,8 @@ from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 from torch.nn.functional import layer_norm, linear, relu
 
+from fire_core.methods import create
+from fire_core.phases import Phase, State, snapshot
 from rl.captured import captured
 from rl.replay import Batch
 from rl.sac.network import Actor, Critics, Temperature
@@ -149,9 +151,13 @@ def test_the_gradient_of_a_penalty_joins_that_of_each_network():
         ours.discount = 0.0  # the critics' target is the reward, whatever the actor has become
         for name in ("actor", "critics"):
             ours.optimizers[name] = torch.optim.SGD(ours.trained[name], lr=1.0)
-        start = [p.detach().clone() for name in ("actor", "critics") for p in ours.trained[name]]
         both = ours.trained["actor"] + ours.trained["critics"]
-        update(ours, batch(), noise(), lambda: 0.5 * coefficient * sum(p.square().sum() for p in both))
+        start = [p.detach().clone() for p in both]
+
+        def penalty(c: float = 0.5 * coefficient, parameters: list[Tensor] = both) -> Tensor:
+            return c * sum(p.square().sum() for p in parameters)
+
+        update(ours, batch(), noise(), penalty)
         changes.append([p.detach() for p in both])
     for without, under, before in zip(*changes, start, strict=True):
         torch.testing.assert_close(under, without - 0.25 * before)
@@ -177,6 +183,22 @@ def test_bf16_updates_stay_near_float32_ones():
     assert max(gaps) <= 2.1 * RATE  # Adam's first step is at most one rate in either direction
 
 
+def test_bf16_values_far_from_zero_are_not_rounded_to_half_units():
+    """Values of 80 and standard deviation 1, as late in a run: bfloat16 has steps of 0.5 there."""
+    draw = torch.Generator().manual_seed(0)
+    critics = Critics(OBSERVATIONS, ACTIONS, 64, 2, 2, draw)
+    observations = torch.randn(512, OBSERVATIONS, generator=draw)
+    actions = torch.rand(512, ACTIONS, generator=draw)
+    with torch.no_grad():
+        critics.head[-1].bias.fill_(80.0)
+        exact = critics(observations, actions)
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = critics(observations, actions)
+    assert exact.std() > 0.5 and not torch.equal(rounded, exact)
+    assert (rounded - exact).abs().mean() < 0.02
+    assert len(rounded.unique()) > 900
+
+
 def test_the_passes_compile_without_a_graph_break_and_give_the_same_update():
     """Traced by the compiler as on a GPU, run by eager kernels: five updates in a row."""
     plain, traced = learner(), learner()
@@ -190,6 +212,36 @@ def test_the_passes_compile_without_a_graph_break_and_give_the_same_update():
             assert not got[name].requires_grad
     for name, net in plain.nets().items():
         torch.testing.assert_close(dict(traced.nets()[name].state_dict()), dict(net.state_dict()))
+
+
+def across_the_boundary(name: str, traced: bool) -> Learner:
+    """Two updates before a method's boundary and two after it."""
+    ours, method = learner(), create(name)
+    if traced:
+        ours.passes = [
+            captured(f, torch.device("cpu"), backend="aot_eager") for f in (actor_pass, critic_pass)
+        ]
+    nets = {"actor": ours.actor, "critics": ours.critics}
+    state = State(nets, ours.optimizers, [(ours.target, ours.critics)], snapshot(nets))
+    for phase in (0, 1):
+        if phase == 1:
+            state.phase, state.generator = 1, torch.Generator().manual_seed(3)
+            method.at_boundary(state, Phase(1))
+            if method.changes_structure:
+                ours.renew_optimizers()
+            for net_name, net in nets.items():
+                ours.optimizers[net_name] = method.optimizer(net, ours.optimizers[net_name], Phase(1))
+        for _ in range(2):
+            update(ours, batch(), noise(), lambda: method.penalty(state))
+    return ours
+
+
+@pytest.mark.parametrize("name", ["plasticity_injection", "muon", "l2_init", "parseval", "fire"])
+def test_traced_passes_follow_a_method_across_the_boundary(name: str):
+    """Where parameters, optimizers or the penalty become others."""
+    plain, traced = (across_the_boundary(name, traced).nets() for traced in (False, True))
+    for net in plain:
+        torch.testing.assert_close(dict(traced[net].state_dict()), dict(plain[net].state_dict()))
 
 
 @pytest.mark.slow
@@ -206,3 +258,7 @@ def test_compiled_updates_stay_near_eager_ones(precision: str):
     tolerance = 1e-4 if precision == "fp32" else 0.05
     for name in wanted:
         torch.testing.assert_close(got[name], wanted[name], rtol=tolerance, atol=tolerance)
+    for name, net in plain.nets().items():
+        # five steps of Adam move a weight by five rates at most
+        found, expected = dict(compiled.nets()[name].state_dict()), dict(net.state_dict())
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 if precision == "fp32" else 10 * RATE)

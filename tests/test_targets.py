@@ -353,6 +353,8 @@ def test_a_model_that_says_it_has_no_head_has_none() -> None:
     assert names(model, "no_head") == ["0.weight", "1.weight"]
     model[2] = nn.Linear(4, 2)
     assert names(model, "head") == ["2.weight"]
+    model.get_classifier = lambda: (model[1], model[2])
+    assert names(model, "head") == ["1.weight", "2.weight"] and names(model, "no_head") == ["0.weight"]
 
 
 def test_advice_is_given_only_where_it_works() -> None:

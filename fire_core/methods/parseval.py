@@ -22,7 +22,8 @@ LARGEST_GRAM = 16384
 class Parseval(Method):
     """Adds coefficient * sum ||W W^T - scale I||_F^2 to the loss, W each weight reshaped to (out, everything else).
 
-    norms: also ||w^2 - scale||^2 for the gains of norm layers, as the FIRE code does. gram: "rows" is W W^T as
+    norms: also ||w^2 - scale||^2 for the gains of norm layers, as the FIRE code does; a norm layer of your own says
+    `is_norm = True`. gram: "rows" is W W^T as
     published, which a weight with more rows than columns cannot bring to 0; "smaller" takes the smaller of the two
     Gram matrices. targets: which layers (rule of `find_targets`).
     Cost: one product W W^T per weight and step, 2 out^2 in operations forward and twice that backward.
@@ -84,6 +85,6 @@ class Parseval(Method):
         gains = [
             f"{path}.weight"
             for path, module in net.named_modules()
-            if self.norms and isinstance(module, NORMS)
+            if self.norms and (isinstance(module, NORMS) or getattr(module, "is_norm", False))
         ]
         return matrices, [key for key in gains if key in parameters], stacks

@@ -56,24 +56,32 @@ class StackedAffine(torch.autograd.Function):
 
 
 class StackedLinear(nn.Module):
-    """`stack` independent affine maps: input (stack, batch, in) -> (stack, batch, out)."""
+    """`stack` independent affine maps: input (stack, batch, in) -> (stack, batch, out).
+
+    Under autocast in the lower precision, as nn.Linear, unless `full_precision`.
+    """
 
     stacked_matrices = True
 
-    def __init__(self, stack: int, inputs: int, outputs: int):
+    def __init__(self, stack: int, inputs: int, outputs: int, full_precision: bool = False):
         super().__init__()
+        self.full_precision = full_precision
         self.weight = nn.Parameter(torch.zeros(stack, outputs, inputs))
         self.bias = nn.Parameter(torch.zeros(stack, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        inputs = x, self.weight, self.bias
-        if torch.is_autocast_enabled(x.device.type):  # a custom function does as nn.Linear would
-            inputs = tuple(each.to(torch.get_autocast_dtype(x.device.type)) for each in inputs)
-        return StackedAffine.apply(*inputs)
+        device, inputs = x.device.type, (x, self.weight, self.bias)
+        if not torch.is_autocast_enabled(device):
+            return StackedAffine.apply(*inputs)
+        precision = self.weight.dtype if self.full_precision else torch.get_autocast_dtype(device)
+        with torch.autocast(device, enabled=False):
+            return StackedAffine.apply(*(each.to(precision) for each in inputs))
 
 
 class StackedLayerNorm(nn.Module):
     """LayerNorm over the last axis with one gain and bias a stack member: (stack, batch, width) -> same."""
+
+    is_norm = True
 
     def __init__(self, stack: int, width: int):
         super().__init__()
@@ -86,10 +94,15 @@ class StackedLayerNorm(nn.Module):
 
 
 def linear(
-    inputs: int, outputs: int, stack: int | None, kind: str, generator: torch.Generator | None
+    inputs: int,
+    outputs: int,
+    stack: int | None,
+    kind: str,
+    generator: torch.Generator | None,
+    **options: bool,
 ) -> nn.Module:
     """A Linear (stack None) or StackedLinear with zero bias; `kind` is "orthogonal" or "he"."""
-    layer = nn.Linear(inputs, outputs) if stack is None else StackedLinear(stack, inputs, outputs)
+    layer = nn.Linear(inputs, outputs) if stack is None else StackedLinear(stack, inputs, outputs, **options)
     matrices = [layer.weight] if stack is None else list(layer.weight)
     with torch.no_grad():
         layer.bias.zero_()
@@ -121,7 +134,10 @@ class ResidualBlock(nn.Module):
 
 
 class GaussianHead(nn.Module):
-    """Two affine maps side by side: features (batch, width) -> (batch, 2 * actions), mean then raw log-deviation."""
+    """Two affine maps side by side: features (batch, width) -> (batch, 2 * actions), mean then raw log-deviation.
+
+    In the weights' own precision, autocast or not: the entropy is made of small differences.
+    """
 
     def __init__(self, width: int, actions: int, generator: torch.Generator | None):
         super().__init__()
@@ -129,7 +145,9 @@ class GaussianHead(nn.Module):
         self.log_std = linear(width, actions, None, "orthogonal", generator)
 
     def forward(self, features: Tensor) -> Tensor:
-        return torch.cat([self.mean(features), self.log_std(features)], dim=-1)
+        with torch.autocast(features.device.type, enabled=False):
+            features = features.to(self.mean.weight.dtype)
+            return torch.cat([self.mean(features), self.log_std(features)], dim=-1)
 
 
 class Actor(nn.Module):
@@ -156,13 +174,22 @@ class Actor(nn.Module):
         )
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        mean, raw = self.head(self.embed(observations)).to(observations.dtype).chunk(2, dim=-1)
+        mean, raw = self.head(self.embed(observations)).chunk(2, dim=-1)
         log_std = LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (1 + torch.tanh(raw))
         return mean, log_std
 
+    def get_classifier(self) -> tuple[nn.Module, ...]:
+        """The output layers, under the name by which the target search asks a model for them."""
+        heads = [module for module in self.modules() if isinstance(module, GaussianHead)]
+        return tuple(layer for head in heads for layer in (head.mean, head.log_std))
+
 
 class Critics(nn.Module):
-    """`critics` independent action values: (batch, observations), (batch, actions) -> (critics, batch)."""
+    """`critics` independent action values: (batch, observations), (batch, actions) -> (critics, batch).
+
+    The output layer keeps the weights' own precision under autocast: in bfloat16 a value of 80 would be known to half a
+    unit, more than the differences that the critics learn from.
+    """
 
     def __init__(
         self,
@@ -179,12 +206,12 @@ class Critics(nn.Module):
         self.head = nn.Sequential(
             *[ResidualBlock(width, critics, generator) for _ in range(blocks)],
             layer_norm(width, critics),
-            linear(width, 1, critics, "orthogonal", generator),
+            linear(width, 1, critics, "orthogonal", generator, full_precision=True),
         )
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
         x = torch.cat([observations, actions], dim=-1).expand(self.critics, -1, -1)
-        return self.head(self.embed(x)).squeeze(-1).to(actions.dtype)
+        return self.head(self.embed(x)).squeeze(-1)
 
 
 class Temperature(nn.Module):

@@ -10,8 +10,9 @@ EPSILON = 1e-8
 class RunningNormaliser:
     """Mean and (population) variance per coordinate of every observation seen.
 
-    Starts from mean 0, variance 1 and a count of 1e-4, so the first observations dominate at once; after n
-    observations the statistics differ from the two-pass ones by a relative 1e-4 / n. No clipping: an unbounded
+    Starts from mean 0, variance 1 and a count of 1e-4, so the first observations dominate at once: after n of them with
+    mean m and variance v, the mean here is m up to a relative 1e-4 / n, the variance v up to a relative
+    1e-4 / n (1 + m^2) / v. No clipping: an unbounded
     coordinate (the position of a walking robot) keeps growing slowly. Source: SimBa, section 4, and its code.
     """
 

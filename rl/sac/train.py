@@ -55,7 +55,8 @@ def train(cfg: DictConfig) -> None:
             "midpoint' in rl/sac/README.md"
         )
     theirs = cfg.env.backend != "gymnasium"  # the same id may be another package's
-    run = open_run(cfg, method, env=f"{cfg.env.backend}:{cfg.env.name}" if theirs else cfg.env.name)
+    env = f"{cfg.env.backend}:{cfg.env.name}" if theirs else cfg.env.name
+    run = open_run(cfg, method, at_boundary=("compat",), env=env)
     if run.finished:
         return
 
@@ -155,8 +156,8 @@ def train(cfg: DictConfig) -> None:
                 # The official code leaves the run without intervention alone, in every respect.
                 if cfg.compat == "fair" or method.name != "none":
                     state.copy_followers()
-                    apply_policy(state.optimizers, cfg.optimizer_state, report.parameters(state))
-                    renew(cfg, learner, normaliser, replay)
+                    changed = [*report.parameters(state), *renew(cfg, learner, normaliser, replay)]
+                    apply_policy(state.optimizers, cfg.optimizer_state, changed)
                 if method.changes_structure:
                     learner.renew_optimizers()
                 adopt(method, learner, state)
@@ -277,9 +278,16 @@ def load(learner: Learner, state: State, method: Method, saved: dict[str, Any]) 
     method.load_state_dict(saved["method"])
 
 
-def renew(cfg: DictConfig, learner: Learner, normaliser: RunningNormaliser, replay: FlatReplay) -> None:
-    """What is begun anew at the boundary beside weights and optimizer state: temperature, observation statistics."""
+def renew(
+    cfg: DictConfig, learner: Learner, normaliser: RunningNormaliser, replay: FlatReplay
+) -> list[torch.nn.Parameter]:
+    """Begin anew at the boundary what is neither weights nor optimizer state: temperature, observation statistics.
+
+    Returns the parameters that have changed.
+    """
+    changed = []
     if cfg.boundary.temperature == "renew":
+        changed.append(learner.temperature.log_alpha)
         with torch.no_grad():
             learner.temperature.log_alpha.fill_(float(np.log(cfg.temperature)))
     if cfg.boundary.normaliser == "renew":
@@ -287,6 +295,7 @@ def renew(cfg: DictConfig, learner: Learner, normaliser: RunningNormaliser, repl
         # The policy acts at once, so the statistics start from a sample of what is in the replay.
         stored = replay.sample(min(len(replay), 10_000), numpy_generator(cfg.seed, "renew"))
         normaliser.update(stored.observations.numpy())
+    return changed
 
 
 def mean_policy(learner: Learner, normaliser: RunningNormaliser, device: torch.device) -> Policy:

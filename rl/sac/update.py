@@ -24,7 +24,8 @@ Pass = tuple[dict[str, Tensor], dict[str, tuple[Tensor, ...]]]
 class Learner:
     """What an update changes, and its constants. `target` holds the slow copy of the critics and has no gradients.
 
-    `precision` "bf16" runs the matrix products of the networks in bfloat16; weights, losses and optimizers stay float32.
+    `precision` "bf16" runs the networks up to their output layers under bfloat16 autocast; weights, output layers, losses
+    and optimizers stay float32.
     `compile` runs both passes, gradients included, through torch.compile, as CUDA graphs on a GPU.
     """
 
@@ -122,7 +123,7 @@ def update(
 ) -> dict[str, Tensor]:
     """One update of actor, temperature, critics and target, in place. `noise` (2, batch, actions): actor, target.
 
-    `penalty` is added to both losses; each step sees the gradient of its own network's share.
+    `penalty` is added to both losses, evaluated anew for each; a step sees the gradient of its own network's share.
     Returns detached 0-d tensors (losses, entropy, temperature, mean value); reading them is the only synchronisation.
     Gradients are computed for the network that is updated and for no other: the actor's pass through the critics
     leaves out their weight gradients.
