@@ -1,6 +1,7 @@
 """SimBa networks, squashed Gaussian and normaliser against closed forms."""
 
 import math
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from fire_core.fire import fire
+from fire_core.methods.plasticity_injection import InjectedHead
 from fire_core.targets import find_targets
 from rl.sac.network import (
     LOG_STD_MAX,
@@ -147,3 +149,13 @@ def test_normaliser_state_is_restored_exactly():
     copy.update(np.array([9.0, 9.0]))
     assert np.array_equal(copy.normalise(np.ones(2)), normaliser.normalise(np.ones(2)))
     assert copy.count == normaliser.count
+
+
+def test_both_output_layers_of_the_policy_are_its_head_after_injection_too():
+    """So Muon trains neither, and `targets=no_head` leaves both out."""
+    actor = Actor(4, 2, 8)
+    heads = {target.parameter for target in find_targets(actor, "head").included}
+    assert heads == {"head.2.mean.weight", "head.2.log_std.weight"}
+    actor.head = InjectedHead(actor.head, deepcopy(actor.head))
+    heads = {target.parameter for target in find_targets(actor, "head").included}
+    assert heads == {"head.new.2.mean.weight", "head.new.2.log_std.weight"}
