@@ -184,8 +184,6 @@ def check_values(plain: dict[str, Any]) -> None:
             raise UserError(
                 f"{key}={plain[key]!r}: {key} is a group of settings; give one, as in {path}.<name>="
             )
-    if not isinstance(name := plain.get("env", {}).get("name", ""), str):
-        raise UserError(f"env.name={name!r}: give the name of a task")
 
 
 def check_numbers(cfg: DictConfig, whole: dict[str, int], between: dict[str, tuple[float, float]]) -> None:

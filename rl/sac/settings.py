@@ -21,6 +21,8 @@ CHOICES = {
 def check(cfg: DictConfig) -> None:
     """Stop before any work where settings contradict one another."""
     check_numbers(cfg, WHOLE, BETWEEN)
+    if not isinstance(cfg.env.name, str):
+        raise UserError(f"env.name={cfg.env.name!r}: give the name of a task")
     if not cfg.learning_starts < cfg.midpoint < cfg.steps:
         raise UserError(
             f"midpoint={cfg.midpoint} must lie after learning_starts={cfg.learning_starts} and before steps={cfg.steps}"
