@@ -7,7 +7,7 @@ critics one after the other, `torch.distributions` for the policy, losses that s
 optimizer that goes parameter by parameter, one replay sample an update; float32. Ours is timed in float32, with
 bfloat16 matrix products (`precision=bf16`), and each of them compiled (`compile=true`). All take turns in one process,
 so a busy machine slows all; the ratio is the median over rounds, of processor seconds on a CPU and of the clock on a GPU
-and where several threads step the robots.
+and where there are several threads.
 """
 
 from __future__ import annotations

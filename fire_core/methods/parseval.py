@@ -23,9 +23,8 @@ class Parseval(Method):
     """Adds coefficient * sum ||W W^T - scale I||_F^2 to the loss, W each weight reshaped to (out, everything else).
 
     norms: also ||w^2 - scale||^2 for the gains of norm layers, as the FIRE code does; a norm layer of your own says
-    `is_norm = True`. gram: "rows" is W W^T as
-    published, which a weight with more rows than columns cannot bring to 0; "smaller" takes the smaller of the two
-    Gram matrices. targets: which layers (rule of `find_targets`).
+    `is_norm = True`. gram: "rows" is W W^T as published, which a weight with more rows than columns cannot bring to
+    0; "smaller" takes the smaller of the two Gram matrices. targets: which layers (rule of `find_targets`).
     Cost: one product W W^T per weight and step, 2 out^2 in operations forward and twice that backward.
     """
 

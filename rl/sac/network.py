@@ -62,10 +62,10 @@ class StackedLinear(nn.Module):
     """
 
     stacked_matrices = True
+    full_precision = False
 
-    def __init__(self, stack: int, inputs: int, outputs: int, full_precision: bool = False):
+    def __init__(self, stack: int, inputs: int, outputs: int):
         super().__init__()
-        self.full_precision = full_precision
         self.weight = nn.Parameter(torch.zeros(stack, outputs, inputs))
         self.bias = nn.Parameter(torch.zeros(stack, outputs))
 
@@ -94,15 +94,10 @@ class StackedLayerNorm(nn.Module):
 
 
 def linear(
-    inputs: int,
-    outputs: int,
-    stack: int | None,
-    kind: str,
-    generator: torch.Generator | None,
-    **options: bool,
+    inputs: int, outputs: int, stack: int | None, kind: str, generator: torch.Generator | None
 ) -> nn.Module:
     """A Linear (stack None) or StackedLinear with zero bias; `kind` is "orthogonal" or "he"."""
-    layer = nn.Linear(inputs, outputs) if stack is None else StackedLinear(stack, inputs, outputs, **options)
+    layer = nn.Linear(inputs, outputs) if stack is None else StackedLinear(stack, inputs, outputs)
     matrices = [layer.weight] if stack is None else list(layer.weight)
     with torch.no_grad():
         layer.bias.zero_()
@@ -206,8 +201,9 @@ class Critics(nn.Module):
         self.head = nn.Sequential(
             *[ResidualBlock(width, critics, generator) for _ in range(blocks)],
             layer_norm(width, critics),
-            linear(width, 1, critics, "orthogonal", generator, full_precision=True),
+            linear(width, 1, critics, "orthogonal", generator),
         )
+        self.head[-1].full_precision = True
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
         x = torch.cat([observations, actions], dim=-1).expand(self.critics, -1, -1)
