@@ -160,7 +160,7 @@ def test_rewards_read_the_start_of_the_last_physics_step():
     action = np.random.default_rng(1).uniform(-1, 1, 19)
     for simulation in (ours, other):
         simulation.reset(np.random.default_rng(0))
-    ours.advance(ours.low + (action + 1) * ours.half_range)
+    ours.step(ours.low + (action + 1) * ours.half_range)
     other.data.ctrl[:] = other.low + (action + 1) * other.half_range
     mujoco.mj_step(other.model, other.data, nstep=9)
     mujoco.mj_forward(other.model, other.data)
@@ -235,6 +235,29 @@ def test_vectorised_equals_single_and_keeps_the_last_observation(threads):
     assert np.array_equal(info["final_obs"], np.stack([outcome[0] for outcome in alone]))
     assert (observations[:, 26:] == 0).all()
     vector.close()
+
+
+def test_an_error_in_one_share_is_raised_after_the_others_have_ended(monkeypatch):
+    vector = gymnasium.make_vec("h1-walk-primitive-v0", num_envs=6, threads=3)
+    vector.reset(seed=0)
+    right, bad, begun, ended = Simulation.step, vector.simulations[1:3], [], []
+
+    def step(simulation, controls):
+        begun.append(simulation)
+        if simulation in bad:
+            raise ArithmeticError("seven")
+        outcome = right(simulation, controls)
+        ended.append(simulation)
+        return outcome
+
+    monkeypatch.setattr(Simulation, "step", step)
+    with pytest.raises(ArithmeticError, match="seven"):
+        vector.step(np.zeros((6, 19)))
+    assert len(begun) == len(set(begun)) and set(ended) == set(begun) - set(bad)
+    monkeypatch.setattr(Simulation, "step", right)
+    fresh = gymnasium.make_vec("h1-walk-primitive-v0", num_envs=6)
+    assert np.array_equal(vector.reset(seed=1)[0], fresh.reset(seed=1)[0])
+    assert np.array_equal(vector.step(np.zeros((6, 19)))[0], fresh.step(np.zeros((6, 19)))[0])
 
 
 def test_the_vector_environment_refuses_what_does_not_fit_and_takes_numpy_seeds():

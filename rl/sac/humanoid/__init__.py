@@ -11,6 +11,7 @@ a model of its own first. Ids that another package (humanoid_bench) registered b
 
 import gymnasium
 
+from .model import GEOMETRIES
 from .tasks import STEPS_PER_EPISODE, TASKS
 
 ENTRY_POINTS = {
@@ -22,7 +23,7 @@ ENTRY_POINTS = {
 def register() -> None:
     """Register every task in both geometries with gymnasium."""
     for task in TASKS:
-        for geometry in ("mesh", "primitive"):
+        for geometry in GEOMETRIES:
             identifier = f"{task}-v0" if geometry == "mesh" else f"{task}-primitive-v0"
             if identifier not in gymnasium.registry:
                 gymnasium.register(

@@ -6,8 +6,9 @@ servo ranges. As in HumanoidBench there is no extra forward pass after the physi
 contacts that reward and termination read are those at the start of the last physics step, 2 ms old.
 """
 
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -69,10 +70,14 @@ class Simulation:
             raise UserError(f"actions hold a number that is not finite: {actions.tolist()}")
         return self.low + (actions + 1) * self.half_range
 
-    def advance(self, controls: np.ndarray) -> None:
-        """Ten physics steps under one set of servo positions (19,). Releases the interpreter lock."""
+    def step(self, controls: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, ...], bool]:
+        """Ten physics steps, without the interpreter lock, under one set of servo positions (19,).
+
+        Returns: observation, readings (views that hold until the next step or reset), terminated.
+        """
         self.data.ctrl[:] = controls
         mujoco.mj_step(self.model, self.data, nstep=PHYSICS_STEPS)
+        return self.observation(), self.readings(), self.terminated()
 
     def observation(self) -> np.ndarray:
         """Positions, then velocities, float64."""
@@ -143,10 +148,11 @@ class HumanoidEnv(gymnasium.Env):
         return self.simulation.reset(self.np_random), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
-        self.simulation.advance(self.simulation.controls(action, self.action_space))
-        measured = reward_terms(self.simulation.task, *self.simulation.readings())
+        controls = self.simulation.controls(action, self.action_space)
+        observation, readings, terminated = self.simulation.step(controls)
+        measured = reward_terms(self.simulation.task, *readings)
         terms = {name: float(value) for name, value in measured.items()}
-        return self.simulation.observation(), terms["reward"], self.simulation.terminated(), False, terms
+        return observation, terms["reward"], terminated, False, terms
 
     def render(self) -> np.ndarray | None:
         return None if self.render_mode is None else self.camera.image(self.data)
@@ -155,17 +161,12 @@ class HumanoidEnv(gymnasium.Env):
         self.camera.close()
 
 
-def advance_each(pairs: Iterable[tuple[Simulation, np.ndarray]]) -> None:
-    """One step of physics for each simulation, under its controls."""
-    for simulation, controls in pairs:
-        simulation.advance(controls)
-
-
 class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
     """`num_envs` H1 tasks that step together; each starts anew in the very step that ends its episode.
 
     `threads` > 1 runs the physics of several environments at once (MuJoCo releases the interpreter lock); the numbers
-    are the same for any count. The last observation of an ended episode is in info["final_obs"].
+    are the same for any count. The last observation of an ended episode is in info["final_obs"]. After an interrupted step
+    some robots have moved and some have not: reset.
     """
 
     metadata: ClassVar[dict[str, Any]] = {**HumanoidEnv.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
@@ -212,12 +213,11 @@ class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
         return np.stack([simulation.reset(generator) for simulation, generator in pairs]), {}
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict]:
-        self._advance(self.simulations[0].controls(actions, self.action_space))
+        outcomes = self._step_each(self.simulations[0].controls(actions, self.action_space))
+        observed, readings, fallen = zip(*outcomes)
+        observations, terminated = np.array(observed), np.array(fallen)
+        rewards = reward_terms(self.simulations[0].task, *map(np.array, zip(*readings)))["reward"]
         self.ages += 1
-        observations = np.stack([simulation.observation() for simulation in self.simulations])
-        readings = zip(*(simulation.readings() for simulation in self.simulations))
-        rewards = reward_terms(self.simulations[0].task, *map(np.array, readings))["reward"]
-        terminated = np.array([simulation.terminated() for simulation in self.simulations])
         truncated = self.ages >= self.max_episode_steps
         ended = terminated | truncated
         info: dict[str, Any] = {}
@@ -228,14 +228,26 @@ class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
             self.ages[index] = 0
         return observations, rewards, terminated, truncated, info
 
-    def _advance(self, controls: np.ndarray) -> None:
-        """The physics of all, in as many shares as there are threads; this one takes the first."""
-        pairs = list(zip(self.simulations, controls))
-        first, *others = (pairs[start :: self.threads] for start in range(self.threads))
-        running = [self.pool.submit(advance_each, share) for share in others] if self.pool else []
-        advance_each(first)
-        for share in running:
+    def _step_each(self, controls: np.ndarray) -> list[Any]:
+        """`Simulation.step` of every robot. This thread and those of the pool take the next robot as they become free,
+        so that a core which has other work to do does not hold up the rest.
+        """
+        outcomes: list[Any] = [None] * self.num_envs
+        waiting = deque([*range(self.num_envs), *[None] * self.threads])  # None sends one thread home
+
+        def work() -> None:
+            for index in iter(waiting.popleft, None):
+                outcomes[index] = self.simulations[index].step(controls[index])
+
+        running = [self.pool.submit(work) for _ in range(self.threads - 1)] if self.pool else []
+        try:
+            work()
+        finally:
+            started = [share for share in running if not share.cancel()]  # for the others nothing is left
+            wait(started)
+        for share in started:
             share.result()
+        return outcomes
 
     def close_extras(self, **kwargs: Any) -> None:
         if self.pool is not None:
