@@ -88,7 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    known = [name for name, cls in available().items() if "vision" in cls.sweeps]
+    known = [name for name, cls in available().items() if "vision" in cls.domains]
     parser.add_argument("--methods", nargs="+", default=known, choices=known, metavar="METHOD")
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--measure", choices=("boundary", "step"), help=argparse.SUPPRESS)

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from conf.launch import CONF, compose_config
+from conf.launch import compose_config
+from conf.overrides import CONF
 from fire_core.errors import UserError
 from fire_core.methods import create
 from fire_core.phases import Phase, State, snapshot

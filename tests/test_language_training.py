@@ -222,10 +222,11 @@ def test_bad_input_is_one_line(tmp_path, data):
         (smoke(tmp_path, data, "method.targets=nothing"), 0),
         (smoke(tmp_path / "clean", tmp_path / "clean", "eval_windows=0"), 0),
         (smoke(tmp_path / "wild", data, "learning_rate=1e30"), 0),
+        (smoke(tmp_path, data, "method=plasticity_injection"), 0),
     )
-    assert codes == [2] * 7
+    assert codes == [2] * 8
     errors = [line for line in output.splitlines() if line.startswith("error:")]
-    assert len(errors) == 7 and "Traceback" not in output
+    assert len(errors) == 8 and "Traceback" not in output
     assert "vocabulary=1000" in errors[0]
     assert "wikitext103-gpt2" in errors[1] and "language/prepare.py" in errors[1]
     assert "precision='fp8'" in errors[2]
@@ -233,3 +234,4 @@ def test_bad_input_is_one_line(tmp_path, data):
     assert "'nothing' matches nothing" in errors[4]
     assert "eval_windows=0" in errors[5] and not (tmp_path / "clean").exists()
     assert "loss" in errors[6] and "try a learning_rate below 1e+30" in errors[6]
+    assert "method=plasticity_injection does not run in language" in errors[7]

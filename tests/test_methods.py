@@ -186,6 +186,14 @@ def test_does_nothing_before_its_first_phase(name):
     assert torch.equal(run.train(3).weights(), plain)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_boundary_before_the_first_phase_changes_nothing(name):
+    run = Training(name, first_phase=1).train(2)
+    run.method.first_phase = 2
+    before = run.weights()
+    assert not run.boundary(1).changed and torch.equal(run.weights(), before)
+
+
 @pytest.mark.parametrize("name", available())
 def test_yaml_has_the_settings_of_the_class_and_its_defaults(name):
     path = CONF / f"{name}.yaml"

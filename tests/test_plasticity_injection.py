@@ -58,10 +58,10 @@ def test_predictions_do_not_change_and_only_the_new_head_and_the_encoder_learn()
     assert not torch.equal(net.head.new[0].weight, start[0].weight)
 
 
-@pytest.mark.parametrize("boundaries", [1, 2])
-def test_a_rebuilt_net_takes_the_checkpoint_of_an_injected_one(boundaries):
+@pytest.mark.parametrize(("boundaries", "first_phase"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_a_rebuilt_net_takes_the_checkpoint_of_an_injected_one(boundaries, first_phase):
     state, net, target = trained_state()
-    method = create("plasticity_injection")
+    method = create("plasticity_injection", first_phase=first_phase)
     for k in range(1, boundaries + 1):
         method.at_boundary(state, Phase(k))
         state.copy_followers()

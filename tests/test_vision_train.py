@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from conf.launch import CONF, SIZES, compose, compose_config, resolve
+from conf.launch import SIZES, compose_config, resolve
+from conf.overrides import CONF, compose
 from fire_core import UserError
 from fire_core.methods import available, create
 from vision.train import train
@@ -95,6 +96,7 @@ def test_one_failed_run_does_not_hide_the_others(tmp_path):
         (["+method.stpes=5"], "cannot be added"),
         (["~method.solver"], "cannot be added or removed"),
         (["method=fier"], "did you mean 'fire'"),
+        (["method=plasticity_injection"], "does not run in vision (dqn, sac only)"),
         (["size=tiny"], "smoke, small, paper"),
         (["experiment=fig2"], "does not exist"),
         (["data=cifr10"], "did you mean 'cifar10'"),

@@ -24,7 +24,7 @@ from fire_core.report import Report
 class Method:
     """Base of all methods: does nothing anywhere.
 
-    sweeps: domains whose `METHODS=all` holds the method.
+    domains: training scripts that it runs in; the others refuse it. `METHODS=all` of a domain holds it.
     first_phase: first phase in which the method does anything. Pure boundary methods have 1; a method that acts during
     training has 0 or whatever its experiment says. Methods with first_phase >= 1 share the trunk of phase 0.
     """
@@ -39,7 +39,7 @@ class Method:
     watches_training: ClassVar[bool] = (
         False  # reads activations of the training passes, which compiled nets hide
     )
-    sweeps: ClassVar[tuple[str, ...]] = ("vision", "language", "dqn", "sac")
+    domains: ClassVar[tuple[str, ...]] = ("vision", "language", "dqn", "sac")
 
     def check(self, state: State) -> None:
         """Before training starts: raise UserError for settings that do not fit these nets (a rule that matches nothing)."""

@@ -6,10 +6,10 @@ from fire_core.methods import available
 
 
 def main(arguments: list[str]) -> None:
-    """Print the registry; with `--names DOMAIN`, those of its sweeps, joined by commas."""
+    """Print the registry; with `--names DOMAIN`, those that run there, joined by commas."""
     methods = available()
     if arguments[:1] == ["--names"] and len(arguments) == 2:
-        print(",".join(name for name, cls in methods.items() if arguments[1] in cls.sweeps))
+        print(",".join(name for name, cls in methods.items() if arguments[1] in cls.domains))
         return
     width = max(map(len, methods))
     for name, cls in methods.items():

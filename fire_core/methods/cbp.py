@@ -36,7 +36,7 @@ class ContinualBackprop(UnitMethod):
     name: ClassVar[str] = "cbp"
     summary: ClassVar[str] = "continual backprop: replace the least useful units slowly"
     source: ClassVar[str] = "Dohare et al. 2024 (Nature 632), Algorithm 1"
-    sweeps: ClassVar[tuple[str, ...]] = ("vision", "language", "dqn")  # wants one net with its batches
+    domains: ClassVar[tuple[str, ...]] = ("vision", "language", "dqn")  # wants one net with its batches
     watches_training: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

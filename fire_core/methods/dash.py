@@ -43,7 +43,7 @@ class Dash(Method):
     name: ClassVar[str] = "dash"
     summary: ClassVar[str] = "direction-aware shrinking by the gradient of the new data"
     source: ClassVar[str] = "Shin et al. 2024 (DASH, arXiv 2410.23495), Algorithm 1"
-    sweeps: ClassVar[tuple[str, ...]] = ("vision", "language", "dqn")  # wants one net with its batches
+    domains: ClassVar[tuple[str, ...]] = ("vision", "language", "dqn")  # wants one net with its batches
 
     def __post_init__(self) -> None:
         if not 0.0 < self.alpha <= 1.0 or not 0.0 <= self.floor <= 1.0 or not 0.0 <= self.rate <= 1.0:

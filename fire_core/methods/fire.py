@@ -50,6 +50,8 @@ class Fire(Method):
             check_rules(net, self.targets, self.reset)
 
     def at_boundary(self, state: State, phase: Phase) -> Report:
+        if phase.index < self.first_phase:
+            return Report(method=self.name)
         self.check(state)
         reports = {}
         for name, net in state.nets.items():

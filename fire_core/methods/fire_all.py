@@ -20,4 +20,4 @@ class FireAll(Fire):
     name: ClassVar[str] = "fire_all"
     summary: ClassVar[str] = "published FIRE on every layer, nothing reset"
     source: ClassVar[str] = "ablation of Han et al. 2026, DQN setting"
-    sweeps: ClassVar[tuple[str, ...]] = ("dqn",)  # elsewhere it is `fire`
+    domains: ClassVar[tuple[str, ...]] = ("dqn",)  # elsewhere it is `fire`

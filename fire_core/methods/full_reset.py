@@ -30,6 +30,8 @@ class FullReset(Method):
     source: ClassVar[str] = "baseline"
 
     def at_boundary(self, state: State, phase: Phase) -> Report:
+        if phase.index < self.first_phase:
+            return Report(method=self.name)
         reports = {}
         for name, net in state.nets.items():
             start = initial_of(state, name)

@@ -53,7 +53,7 @@ class PlasticityInjection(Method):
     summary: ClassVar[str] = "frozen old head plus a trainable new one that starts at zero contribution"
     source: ClassVar[str] = "Nikishin et al. 2023 (Deep RL with Plasticity Injection), section 3"
     changes_structure: ClassVar[bool] = True
-    sweeps: ClassVar[tuple[str, ...]] = ("dqn", "sac")  # needs an encoder and a head
+    domains: ClassVar[tuple[str, ...]] = ("dqn", "sac")  # needs an encoder and a head
 
     def check(self, state: State) -> None:
         """Also that every net has the head."""
@@ -62,6 +62,8 @@ class PlasticityInjection(Method):
             self._head(net, name)
 
     def at_boundary(self, state: State, phase: Phase) -> Report:
+        if phase.index < self.first_phase:
+            return Report(method=self.name)
         reports = {}
         for name, net in state.nets.items():
             initial = initial_of(state, name)

@@ -75,7 +75,7 @@ class ReDo(UnitMethod):
     name: ClassVar[str] = "redo"
     summary: ClassVar[str] = "recycle dormant units every epoch"
     source: ClassVar[str] = "Sokar et al. 2023 (ReDo), Definition 3.1, Algorithm 1"
-    sweeps: ClassVar[tuple[str, ...]] = ("vision", "language", "dqn")  # wants one net with its batches
+    domains: ClassVar[tuple[str, ...]] = ("vision", "language", "dqn")  # wants one net with its batches
 
     def at_boundary(self, state: State, phase: Phase) -> Report:
         return Report(method=self.name)

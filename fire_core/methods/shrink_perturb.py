@@ -40,6 +40,8 @@ class ShrinkPerturb(Method):
             raise UserError(f"shrink={self.shrink} is outside [0, 1]: 0 keeps the weights, 1 is a full reset")
 
     def at_boundary(self, state: State, phase: Phase) -> Report:
+        if phase.index < self.first_phase:
+            return Report(method=self.name)
         reports = {}
         for name, net in state.nets.items():
             start = initial_of(state, name)

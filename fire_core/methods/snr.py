@@ -37,7 +37,7 @@ class SelfNormalizedResets(UnitMethod):
     name: ClassVar[str] = "snr"
     summary: ClassVar[str] = "self-normalised resets of units that fell silent"
     source: ClassVar[str] = "Farias & Jozefiak 2024 (arXiv 2410.20098), Algorithm 1"
-    sweeps: ClassVar[tuple[str, ...]] = ("vision", "language", "dqn")  # wants one net with its batches
+    domains: ClassVar[tuple[str, ...]] = ("vision", "language", "dqn")  # wants one net with its batches
     watches_training: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ import importlib.util
 
 from omegaconf import DictConfig, ListConfig
 
-from conf.launch import check_numbers
+from conf.values import check_numbers
 from fire_core.errors import UserError
 
 COMPAT = ("official", "corrected")

@@ -2,7 +2,7 @@
 
 from omegaconf import DictConfig, OmegaConf
 
-from conf.launch import check_numbers
+from conf.values import check_numbers
 from fire_core.errors import UserError
 
 WHOLE = {  # the least that makes sense
