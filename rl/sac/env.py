@@ -45,12 +45,14 @@ class Task:
             or not np.isfinite(space.high).all()
         ):
             raise UserError(f"env {name!r} has actions {space}; SAC needs a bounded box of real numbers")
+        self.seed = 0
         self.low, self.half_range = space.low, 0.5 * (space.high - space.low)
         self.action_size = flatdim(space)
         self.observation_size = flatdim(self.environment.observation_space)
 
     def reset(self, seed: int) -> np.ndarray:
         """Start an episode that depends on `seed` alone; observation (observation_size,)."""
+        self.seed = seed
         return self._flat(self.environment.reset(seed=seed)[0])
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
@@ -83,6 +85,7 @@ class Task:
         mujoco.mj_getState(model, data, integration, kind)
         arrays = {name: torch.from_numpy(array.copy()) for name, array in derived(data).items()}
         return {
+            "seed": self.seed,
             "integration": torch.from_numpy(integration),
             "derived": arrays,
             "counters": [getattr(holder, name) for holder, name in counters(self.environment)],
@@ -92,7 +95,9 @@ class Task:
         """Go on from `state_dict`, bit for bit."""
         import mujoco
 
-        self.reset(seed=0)
+        self.reset(
+            state["seed"]
+        )  # some tasks draw a part of the model, as a goal, at the start of an episode
         model, data = physics(self.environment)
         mujoco.mj_setState(model, data, state["integration"].numpy(), mujoco.mjtState.mjSTATE_INTEGRATION)
         # DeepMind control ends its steps with contacts and constraints of the new state; others compute them anew.
@@ -195,7 +200,8 @@ def physics(environment: gymnasium.Env) -> tuple[Any, Any]:
     if not hasattr(inner, "model") or not hasattr(inner, "data"):
         raise UserError(
             f"{type(inner).__name__} is no MuJoCo task, so its state cannot be saved: "
-            "raise run.checkpoint_seconds beyond the length of the run and set run.trunk=false"
+            "raise run.checkpoint_seconds beyond the length of the run and set run.trunk=false; such a run cannot be "
+            "stopped and gone on with"
         )
     return inner.model, inner.data
 
