@@ -11,7 +11,7 @@ import torch
 
 from fire_core import UserError
 from fire_core.report import Report
-from fire_core.runs import Run, generator, numpy_generator, seeded
+from fire_core.runs import Run, generator, numpy_generator, record, seeded
 from fire_core.runs import checkpoint as checkpoints
 from fire_core.runs.trunk import FolderLock, fingerprint
 
@@ -122,6 +122,25 @@ def test_named_forks_of_a_trunk(tmp_path):
 
     assert train("a", "at_2") == (2, 3)
     assert train("b", "at_3") == (3, 4)
+
+
+def test_leaving_a_trunk_goes_on_in_the_same_mirror(tmp_path, monkeypatch):
+    opened, steps, closed = [], [], []
+
+    class Mirror:
+        def __init__(self, name, folder, config):
+            opened.append(folder)
+
+        def log(self, values):
+            steps.append(values["step"])
+
+        def close(self):
+            closed.append(True)
+
+    monkeypatch.setattr(record, "open_tracker", Mirror)
+    run = open_run(tmp_path, trunk={"rate": 0.1}, tracker="wandb")
+    play(run)
+    assert opened == [run.folder] and steps == list(range(1, 9)) and len(closed) == 1
 
 
 def test_changed_config_is_a_new_folder(tmp_path, capsys):
@@ -276,6 +295,7 @@ def test_failed_save_keeps_the_old_checkpoint(tmp_path, monkeypatch, failure, wo
 
 
 def test_keeps_the_last_and_the_named(tmp_path):
+    (tmp_path / ".step_000000000009.pt.x1").write_bytes(b"of a process that was killed while it wrote")
     checkpoints.save(tmp_path, 1, {"a": 1}, name="best")
     for step in range(5):
         checkpoints.save(tmp_path, step, {"a": step}, keep=2)

@@ -32,6 +32,8 @@ def save(folder: Path, step: int, parts: dict[str, Any], *, name: str | None = N
     path = folder / (f"{name}.pt" if name else f"{PREFIX}{step:012d}.pt")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(f".{PREFIX}*.pt.*"):  # of a process that was killed while it wrote
+            left.unlink(missing_ok=True)
         with _aside(path) as (handle, temporary):
             torch.save(parts, handle)
             _publish(handle, temporary, path)

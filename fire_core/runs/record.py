@@ -203,14 +203,14 @@ class Run:
         """
         if self.trunk is not None and self.place == self.trunk:
             self.save(step, parts, name="end")
-            self._close()
+            self._close_metrics()
             checkpoints.write_atomic(self.trunk / "DONE", "")
             for old in (self.trunk / "checkpoint").glob("step_*.pt"):
                 old.unlink()
             self._release_trunk()
             if fork:
                 return self._fork(self.trunk, fork)
-            self._adopt(self.trunk, "end")
+            self._copy_metrics(self.trunk, (self.trunk / "metrics.jsonl").stat().st_size)
             return None
         return self._load(self.folder / "checkpoint" / f"{fork}.pt") if fork else None
 
@@ -252,9 +252,6 @@ class Run:
         self._copy_metrics(trunk, parts["_metrics_bytes"])
         return parts
 
-    def _adopt(self, trunk: Path, name: str) -> None:
-        self._copy_metrics(trunk, (trunk / "metrics.jsonl").stat().st_size)
-
     def _copy_metrics(self, trunk: Path, size: int) -> None:
         self.place = self.folder
         _check_size(trunk / "metrics.jsonl", size)
@@ -284,9 +281,9 @@ class Run:
         return self.place.name if in_trunk else self.meta.get("identity")
 
     def _open_metrics(self) -> None:
-        self._close()
+        self._close_metrics()
         self._metrics = (self.place / "metrics.jsonl").open("ab")
-        if self.tracker_name != "none":
+        if self.tracker_name != "none" and self._tracker is None:
             self._tracker = open_tracker(self.tracker_name, self.folder, self.config)
 
     def _file(self) -> Any:
@@ -294,10 +291,13 @@ class Run:
             raise RuntimeError("call Run.resume() before logging or saving")
         return self._metrics
 
-    def _close(self) -> None:
+    def _close_metrics(self) -> None:
         if self._metrics is not None:
             self._metrics.close()
             self._metrics = None
+
+    def _close(self) -> None:
+        self._close_metrics()
         if self._tracker is not None:
             self._tracker.close()
             self._tracker = None

@@ -1,4 +1,7 @@
-"""One-way mirrors of metrics.jsonl to a tracker. Off by default; the file stays the record."""
+"""One-way mirrors of metrics.jsonl to a tracker. Off by default; the file stays the record.
+
+A mirror begins where its process does: one that goes on, or forks from a trunk, is a new run there.
+"""
 
 from __future__ import annotations
 
