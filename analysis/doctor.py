@@ -55,10 +55,15 @@ PACKAGES = {  # domain -> [(module, distribution, extra that installs it, needed
         ("datasets", "datasets", "language-data", False),
         ("tiktoken", "tiktoken", "language-data", False),
     ],
-    "dqn": [("gymnasium", "gymnasium", "dqn", True), ("ale_py", "ale-py", "dqn", True)],
+    "dqn": [
+        ("gymnasium", "gymnasium", "dqn", True),
+        ("ale_py", "ale-py", "dqn", True),
+        ("psutil", "psutil", "dqn", True),
+    ],
     "sac": [
         ("gymnasium", "gymnasium", "sac", True),
         ("mujoco", "mujoco", "sac", True),
+        ("psutil", "psutil", "sac", True),
         ("robosuite_models", "robosuite-models", "humanoid", False),
         ("dm_control", "dm-control", "control", False),
     ],

@@ -186,8 +186,9 @@ def _total(rows: list[dict[str, Any]], key: str) -> float | None:
 
 
 def cost_frame(runs: pd.DataFrame) -> pd.DataFrame:
-    """COST_COLUMNS: seconds of the run's own training, of the first phase that it shares with other runs of its seed
-    (None where it has none), and of all boundaries together, by the clock. `benchmarks.convergence` measures memory."""
+    """COST_COLUMNS, seconds by the clock: of the run's own training (of DQN and SAC evaluations included), of the first
+    phase that it shares with other runs of its seed (None where it has none), and of all boundaries together.
+    `benchmarks.convergence` measures memory."""
     rows = []
     shared: dict[Path, float | None] = {}
     for run in runs.to_dict("records"):

@@ -67,6 +67,9 @@ LEARNING_NOTE = """
 Raw returns in the half that all methods share, mean over the last tenth of its steps, against random actions under the same
 protocol. Means over seeds with 95 % t intervals; the gain is paired by seed. Its interval excludes 0 where learning shows.
 """
+COST_NOTE = """
+Seconds by the clock, means over seeds. Training leaves out evaluations, but for DQN and SAC, whose figure holds them.
+"""
 CONTROL_NOTE = """Rescale keeps the old directions and takes FIRE's norm; random orthogonal is an isometry with nothing of
 the old weights; FIRE exact is the isometry that FIRE's iterations stop short of. FIRE minus each, paired by seed; for
 losses less is better.
@@ -155,7 +158,7 @@ def reproduced(results: Results, benchmarks: Path = RESULTS) -> str:
     for title, note, table in (
         ("Right after the boundary: how orthogonal, how far moved", "", boundary_table(results)),
         ("Learning before the boundary", LEARNING_NOTE, learning_table(results)),
-        ("Cost", "", cost_table(results)),
+        ("Cost", COST_NOTE, cost_table(results)),
         ("Ablations: one setting changed", "", ablation_table(results)),
         ("Not run at the paper's size", "", not_run(results)),
     ):

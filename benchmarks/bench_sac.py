@@ -203,20 +203,20 @@ def compare(
     unit: str,
     turns: dict[str, Callable[[], None]],
     count: int,
-    options: argparse.Namespace,
+    rounds: int,
+    device: torch.device,
     threads: int = 1,
 ) -> list[dict[str, Any]]:
     """Take turns, "plain" and ours, in alternating order; a row of the table for each of ours. `count` units a turn."""
-    device = torch.device(options.device)
     timer = time.perf_counter if device.type == "cuda" or threads > 1 else time.process_time
     for turn in turns.values():
         turn()
     rates: dict[str, list[float]] = {name: [] for name in turns}
-    for index in range(options.rounds):
+    for index in range(rounds):
         for name in sorted(turns, reverse=index % 2 == 1):
             rates[name].append(count / seconds(turns[name], device, timer))
     rows = [
-        loop_row("sac", f"{setting}{name}", unit, options.device, rates[name], rates["plain"])
+        loop_row("sac", f"{setting}{name}", unit, str(device), rates[name], rates["plain"])
         for name in turns
         if name != "plain"
     ]
@@ -225,7 +225,7 @@ def compare(
     return rows
 
 
-def stepping(options: argparse.Namespace, threads: int) -> list[dict[str, Any]]:
+def stepping(rounds: int, threads: int) -> list[dict[str, Any]]:
     """H1 walk (capsules), 8 robots under random actions: our vector env against gymnasium's SyncVectorEnv."""
     import gymnasium
 
@@ -248,7 +248,8 @@ def stepping(options: argparse.Namespace, threads: int) -> list[dict[str, Any]]:
         ),
         "plain": turn(gymnasium.make_vec(task, num_envs=8, vectorization_mode="sync")),
     }
-    return compare("h1 walk, 8 robots", "environment steps/s", turns, 8 * 100, options, threads)
+    cpu = torch.device("cpu")
+    return compare("h1 walk, 8 robots", "environment steps/s", turns, 8 * 100, rounds, cpu, threads)
 
 
 def main() -> None:
@@ -276,9 +277,11 @@ def main() -> None:
             for c in compiled
         }
         turns["plain"] = plain_turn(setting, replay, device)
-        rows += compare(setting.name, "updates/s", turns, setting.updates, options, options.threads)
+        rows += compare(
+            setting.name, "updates/s", turns, setting.updates, options.rounds, device, options.threads
+        )
     for count in (1, 2):
-        rows += stepping(options, count)
+        rows += stepping(options.rounds, count)
     print(f"written to {merge_loops(rows)}")
 
 

@@ -33,7 +33,7 @@ class Columns:
         self.arrays: dict[str, np.ndarray] = {}
         needed = size_of(specification, rows)
         if self.folder is None:
-            _require(needed, free_memory(), "memory", "lower the replay capacity")
+            _require(needed, free_memory(), "memory", "lower replay_capacity (DQN) or replay (SAC)")
         elif not existing:
             self.folder.mkdir(parents=True, exist_ok=True)
             for name in specification:  # of a run that was killed before its first checkpoint
@@ -58,7 +58,7 @@ class Columns:
             gigabytes = f"{np.prod(shape) * kind.itemsize / 1e9:.2f} GB"
             raise UserError(
                 f"replay file {path} of {gigabytes} cannot be written ({error.strerror}): "
-                "lower the replay capacity or move run.root"
+                "lower replay_capacity, or move run.root"
             ) from error
         return array
 
@@ -89,7 +89,7 @@ def size_of(specification: Specification, rows: int) -> int:
 def require_disk(needed: int, folder: Path) -> None:
     """Raise where the disk of the existing `folder` has less than `needed` bytes free."""
     free = shutil.disk_usage(folder).free
-    _require(needed, free, f"disk at {folder}", "lower the replay capacity or move run.root")
+    _require(needed, free, f"disk at {folder}", "lower replay_capacity, or move run.root")
 
 
 def _allocate(path: Path) -> None:
@@ -109,7 +109,7 @@ def _map_existing(path: Path, kind: np.dtype, shape: tuple[int, ...], mode: str)
         raise UserError(f"replay file {path} is damaged ({error}): {remedy}") from error
     if array.dtype != kind or array.shape != shape:
         found, wanted = f"{array.dtype} {array.shape}", f"{kind} {shape}"
-        raise UserError(f"replay file {path} holds {found}, the configuration asks for {wanted}")
+        raise UserError(f"replay file {path} holds {found}, the configuration asks for {wanted}: {remedy}")
     return array
 
 

@@ -1,7 +1,8 @@
 """Evaluation of a policy in fresh environments, without the bias of dropping long episodes; scores on a known scale.
 
 The environments need `count`, `reset() -> observations` and `step(actions) -> step` with the fields `observations`,
-`rewards`, `terminated`, `truncated` (arrays over the environments) and restart ended episodes inside `step`.
+`rewards`, `terminated`, `truncated` (arrays over the environments); for `play_steps` they must start the next episode
+inside the `step` that ends one.
 """
 
 from collections.abc import Callable
@@ -37,7 +38,6 @@ class Evaluation:
     returns: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     unfinished: int = 0
-    steps: int = 0
 
     @property
     def mean(self) -> float:
@@ -75,7 +75,6 @@ def play_episodes(environments: Environments, policy: Policy, episodes: int, max
         for _ in range(max_steps):
             step = environments.step(policy(observations))
             observations = step.observations
-            result.steps += environments.count
             scores += np.where(running, step.rewards, 0.0)
             lengths += running
             running = running & ~(step.terminated | step.truncated)
@@ -99,7 +98,6 @@ def play_steps(environments: Environments, policy: Policy, steps: int) -> Evalua
         observations = step.observations
         scores += step.rewards
         lengths += 1
-        result.steps += environments.count
         for index in np.flatnonzero(step.terminated | step.truncated):
             result.returns.append(float(scores[index]))
             result.lengths.append(int(lengths[index]))
@@ -125,7 +123,7 @@ def record_video(
     try:
         import imageio.v3 as imageio
     except ImportError:
-        raise UserError("video=true needs imageio: pip install imageio, or set run.video=false") from None
+        raise UserError("a video needs imageio: pip install imageio") from None
     observations, frames = environments.reset(), []
     for _ in range(steps):
         grey = observations[0, -1].repeat(scale, axis=0).repeat(scale, axis=1)

@@ -353,11 +353,6 @@ class FlatReplay(_Ring):
             tensors["terminated"],
         )
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of all arrays."""
-        return self.columns.bytes
-
     def state_dict(self) -> dict:
         """The data written so far, and the counter."""
         rows = min(self.count, self.rows)

@@ -1,5 +1,6 @@
 """The data behind figures and tables, verdicts, report, status, export; no pictures are compared."""
 
+import ast
 import json
 import re
 import runpy
@@ -35,6 +36,7 @@ from analysis.stats import Estimate
 from benchmarks import results_file
 from fire_core.methods import available
 
+ROOT = Path(__file__).resolve().parents[1]
 NO_BENCHMARKS = Path("no such folder")
 LEVELS = {"none": 0.7, "fire": 0.8, "full_reset": 0.82, "shrink_perturb": 0.75, "brand_new": 0.72}
 
@@ -403,6 +405,14 @@ def test_status_knows_the_missing(tmp_path, capsys):
         "missing: random_label small fire seed 2" in text and "failed: random_label small none seed 2" in text
     )
     assert "loss is nan" in text and "never run: " in text
+
+
+@pytest.mark.parametrize("domain", ["dqn", "sac"])
+def test_doctor_looks_for_what_the_script_needs(domain):
+    script = (ROOT / "rl" / domain / "train.py").read_text()
+    needed = ast.literal_eval(re.search(r"^needs(\(.*\))$", script, re.MULTILINE)[1])
+    assert needed[0] == domain
+    assert set(needed[1:]) <= {module for module, _, _, needed in doctor.PACKAGES[domain] if needed}
 
 
 def test_doctor_names_the_command_that_mends(monkeypatch, capsys):

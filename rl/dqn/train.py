@@ -136,6 +136,7 @@ def train(cfg: DictConfig) -> None:
                 after = measure(net, target, probe, cfg.discount) | evaluate(cfg, net, device, at["step"])
                 run.log(phase=1, step=at["step"], **{f"before_{k}": v for k, v in before.items()}, **after)
                 tqdm.write(f"boundary: {method.name}, evaluation right after {after['eval_return']:.2f}")
+                clock = time.perf_counter()
 
             # ---------------------------------------------------------------------------------- act
             exploring = epsilon(at["step"], cfg.learning_starts, cfg.epsilon_steps, cfg.epsilon_final)
