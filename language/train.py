@@ -219,6 +219,8 @@ def train_in(world: World, cfg: DictConfig) -> None:
                 if saved is not None:
                     restore(saved)
                 at.update(phase=1, iteration=0)
+                if saved is not None:
+                    run.save(at["step"], parts())
 
         # -------------------------------------------------------------------------------------- end
         run.save(at["step"], {"net": net.state_dict()}, name="final")

@@ -89,9 +89,10 @@ def test_killed_runs_go_on_to_the_same_numbers_and_a_trunk_changes_none(tmp_path
         (smoke(killed, data, *changes), best + 3),
         (smoke(killed, data, *changes), end),
         (smoke(killed, data, *changes), 0),
+        (smoke(alone, data, *changes, "run.trunk=false"), end),
         (smoke(alone, data, *changes, "run.trunk=false"), 0),
     )
-    assert codes == [0, 9, 9, 9, 0, 0], output
+    assert codes == [0, 9, 9, 9, 0, 9, 0], output
     label = "fire-model.dropout=0.1"
     for other in (killed, alone):
         for name in ("metrics.jsonl", "summary.json", "checkpoint/final.pt"):
@@ -122,6 +123,22 @@ def test_phase_2_starts_from_the_named_fork_and_phase_1_is_trained_once(tmp_path
         assert rows[-1]["iteration"] == 8 and rows[-1]["step"] == start["step"] + 8
         mix = 0.5 * rows[-1]["val_loss_a"] + 0.5 * rows[-1]["val_loss_b"]
         assert rows[-1]["val_loss_mix"] == pytest.approx(mix, abs=1e-12)
+
+
+def test_without_a_trunk_a_run_that_forked_early_is_gone_on_with(tmp_path, data):
+    changes = ["phase_1.save_at=[3]", "boundary.fork=3", "method=none", "run.trunk=false", "run.checkpoint_steps=1"]
+    codes, output = drive(
+        (smoke(tmp_path / "whole", data, *changes), 0),
+        (smoke(tmp_path / "killed", data, *changes), 7),  # in phase 1, whose steps are 1 to 12
+        (smoke(tmp_path / "killed", data, *changes), 5),  # from there on a step of phase 2, 3 to 11
+        (smoke(tmp_path / "killed", data, *changes), 0),
+    )
+    assert codes == [0, 9, 9, 0], output
+    label = "none-boundary.fork=3-phase_1.save_at=_3_"
+    assert "going on from" in output and "step_000000000005.pt" in output
+    assert metrics(tmp_path / "killed", label) == metrics(tmp_path / "whole", label)
+    for root in (tmp_path / "whole", tmp_path / "killed"):
+        assert metrics(root, label)[-1]["step"] == 11
 
 
 def test_two_processes_give_the_losses_of_one_with_twice_the_accumulation(tmp_path, data):

@@ -199,7 +199,8 @@ class Run:
         """End of phase 0: publish it for the other methods and go on in the own folder.
 
         Returns the trunk's checkpoint `fork` where one is named, to be loaded by the caller; else None. Without a trunk
-        it saves nothing, but a named fork is read from the own folder in the same way.
+        it saves nothing, but a named fork is read from the own folder in the same way; the caller should save at once, for
+        the numbered checkpoints after the fork are gone.
         """
         if self.trunk is not None and self.place == self.trunk:
             self.save(step, parts, name="end")
@@ -212,7 +213,11 @@ class Run:
                 return self._fork(self.trunk, fork)
             self._copy_metrics(self.trunk, (self.trunk / "metrics.jsonl").stat().st_size)
             return None
-        return self._load(self.folder / "checkpoint" / f"{fork}.pt") if fork else None
+        if fork is None:
+            return None
+        for old in (self.folder / "checkpoint").glob("step_*.pt"):  # they count lines that are cut off now
+            old.unlink()
+        return self._load(self.folder / "checkpoint" / f"{fork}.pt")
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write summary.json; the run counts as done when the `with` body ends."""
