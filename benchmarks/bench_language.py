@@ -130,7 +130,7 @@ def our_script(options: argparse.Namespace, root: Path, data: Path) -> float:
     ]
     command = [sys.executable, str(ROOT / "language/train.py"), *changes]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
-    timing = next(root.rglob("timing.jsonl")).read_text().splitlines()
+    timing = next((root / "trunks").rglob("timing.jsonl")).read_text().splitlines()
     return [json.loads(line)["tokens_per_second"] for line in timing if "tokens_per_second" in line][1]
 
 

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fire_core.metrics import deviation_from_isometry, dormancy_scores, feature_rank, hessian_norm
 from fire_core.modes import in_mode
@@ -105,11 +106,12 @@ def curvature(
     """
     buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
     parameters = dict(net.named_parameters())
-    return float(
-        hessian_norm(
-            lambda: loss(functional_call(net, parameters | buffers, (inputs,)), targets),
-            parameters.values(),
-            iterations=iterations,
-            generator=generator,
+    with sdpa_kernel(SDPBackend.MATH):  # the fused forms of attention have no second derivative
+        return float(
+            hessian_norm(
+                lambda: loss(functional_call(net, parameters | buffers, (inputs,)), targets),
+                parameters.values(),
+                iterations=iterations,
+                generator=generator,
+            )
         )
-    )

@@ -55,6 +55,11 @@ def train_in(world: World, cfg: DictConfig) -> None:
         return
 
     # ------------------------------------------------------------------------------------------ data and model
+    if method.watches_training and world.size > 1:
+        raise UserError(
+            f"method={method.name} with {world.size} processes: it judges units by what one process sees of a batch, so "
+            "the copies of the net would part; use one process"
+        )
     micro_batches = world.share_of(cfg.accumulation)
     if cfg.precision not in PRECISIONS:
         raise UserError(f"precision={cfg.precision!r}: choose one of {', '.join(PRECISIONS)}")
@@ -296,9 +301,8 @@ def mean_loss(loss_sum: Tensor, count: int, step: int, cfg: DictConfig) -> float
 def finite(value: float, what: str, cfg: DictConfig) -> float:
     """The same value; a loss that is no number stops the run."""
     if not math.isfinite(value):
-        raise UserError(
-            f"{what} is {value}: try a learning_rate below {cfg.learning_rate}, or precision=fp32"
-        )
+        also = "" if cfg.precision == "fp32" else ", or precision=fp32"
+        raise UserError(f"{what} is {value}: try a learning_rate below {cfg.learning_rate}{also}")
     return value
 
 

@@ -126,7 +126,13 @@ def test_phase_2_starts_from_the_named_fork_and_phase_1_is_trained_once(tmp_path
 
 
 def test_without_a_trunk_a_run_that_forked_early_is_gone_on_with(tmp_path, data):
-    changes = ["phase_1.save_at=[3]", "boundary.fork=3", "method=none", "run.trunk=false", "run.checkpoint_steps=1"]
+    changes = [
+        "phase_1.save_at=[3]",
+        "boundary.fork=3",
+        "method=none",
+        "run.trunk=false",
+        "run.checkpoint_steps=1",
+    ]
     codes, output = drive(
         (smoke(tmp_path / "whole", data, *changes), 0),
         (smoke(tmp_path / "killed", data, *changes), 7),  # in phase 1, whose steps are 1 to 12

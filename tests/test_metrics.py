@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from fire_core import metrics
 from fire_core.errors import UserError
 from fire_core.probe import curvature, plasticity
+from vision.models import build
 
 
 def test_dfi_of_scaled_isometries_takes_the_smaller_gram():
@@ -117,6 +118,12 @@ def test_curvature_of_a_net_equals_the_full_hessian_and_leaves_the_net_alone():
     assert found == pytest.approx(torch.linalg.eigvalsh(full).abs().max().item(), rel=1e-6)
     assert all(torch.equal(x, before[name]) for name, x in net.state_dict().items())
     assert all(p.grad is None for p in net.parameters())
+
+
+def test_curvature_goes_through_attention():
+    net = build("vit_tiny", classes=5, channels=3, image_size=16, width=24, depth=1, heads=2)
+    inputs, labels = torch.randn(4, 3, 16, 16), torch.randint(5, (4,))
+    assert curvature(net, inputs, labels, cross_entropy, generator=torch.Generator().manual_seed(0)) > 0
 
 
 class ChannelsLast(nn.Module):

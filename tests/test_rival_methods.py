@@ -118,6 +118,15 @@ def test_dash_and_dormancy_leave_frozen_batch_norms_frozen():
     assert [module.training for module in net] == [True, False, True, True] and net.training
 
 
+def test_dash_leaves_parameters_alone_that_the_loss_does_not_depend_on():
+    net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    net.unused = nn.Linear(2, 2)
+    net.forward = lambda x: net[1](net[0](x))
+    state, before = state_of(net, targets=torch.ones(2, 1)), net.unused.weight.clone()
+    assert create("dash").at_boundary(state, Phase(1)).changed
+    assert torch.equal(net.unused.weight, before)
+
+
 def test_dash_per_step_stays_within_its_bounds():
     net = linear([[3.0, 4.0], [3.0, 4.0]])
     state = state_of(net)

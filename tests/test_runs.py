@@ -295,7 +295,8 @@ def test_failed_save_keeps_the_old_checkpoint(tmp_path, monkeypatch, failure, wo
 
 
 def test_keeps_the_last_and_the_named(tmp_path):
-    (tmp_path / ".step_000000000009.pt.x1").write_bytes(b"of a process that was killed while it wrote")
+    for name in ("step_000000000009", "best"):
+        (tmp_path / f".{name}.pt.x1.torn").write_bytes(b"of a process that was killed while it wrote")
     checkpoints.save(tmp_path, 1, {"a": 1}, name="best")
     for step in range(5):
         checkpoints.save(tmp_path, step, {"a": step}, keep=2)

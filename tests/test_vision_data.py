@@ -269,6 +269,25 @@ def test_download_resumes_checks_and_happens_once(server, tmp_path):
     assert handler.sent == 40_000 and not (tmp_path / "file.part").exists()
 
 
+def test_two_runs_that_want_the_same_data_download_it_once(server, tmp_path, monkeypatch):
+    url, content, handler = server
+    source = [(f"{url}-ubyte.gz", hashlib.md5(content).hexdigest())]
+    monkeypatch.setitem(vision_data.SOURCES, "fashion_mnist_full", source)
+    folders: list = []
+
+    def want():
+        folders.append(vision_data.download("fashion_mnist_full", tmp_path))
+
+    runs = [threading.Thread(target=want) for _ in range(4)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
+    assert folders == [tmp_path / "fashion_mnist_full"] * 4
+    assert handler.sent == len(content)
+    assert (folders[0] / "file-ubyte.gz").read_bytes() == content
+
+
 def test_wrong_download_never_gets_its_name(server, tmp_path):
     url, _, _ = server
     with pytest.raises(UserError, match="has MD5"):

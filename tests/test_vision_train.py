@@ -107,6 +107,12 @@ def test_one_failed_run_does_not_hide_the_others(tmp_path):
         (["method.iterations=abc"], "like its default, 10"),
         (["device=cuda:99"], "device='cuda:99' cannot be used"),
         (["optimizer_state=wipe"], "keep, clear, clear_changed"),
+        (["precision=fp16"], "precision='fp16': choose one of fp32, bf16"),
+        (
+            ["method=fire_exact", "method.iterations=20"],
+            "iterations=20, normalize='frobenius': solver='exact' takes neither",
+        ),
+        (["method=dash", "method.rate=0.5"], "rate=0.5 is for the per-step form"),
         (["batch_size=abc"], "batch_size='abc': give a whole number"),
         (["eval_every=0"], "eval_every=0"),
         (["learning_rate=fast"], "learning_rate='fast'"),

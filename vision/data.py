@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fire_core.errors import UserError
+from fire_core.runs.trunk import FolderLock
 from vision.download import fetch
 from vision.protocols import PROTOCOLS, PhaseData, batch_indices, make_phases, prepare
 from vision.readers import (
@@ -145,13 +146,19 @@ def load(
 def download(name: str, root: str | Path = "data") -> Path:
     """Fetch (where needed) and unpack a published data set below `root`; returns its folder."""
     target = Path(root) / name
+    lock = FolderLock(target)
     for url, md5 in SOURCES[name]:
-        archive = target / url.rsplit("/", 1)[-1]
-        unpacked = target / "unpacked"
-        if archive.name.endswith("ubyte.gz"):
+        archive, unpacked = target / url.rsplit("/", 1)[-1], target / "unpacked"
+        packed = not archive.name.endswith("ubyte.gz")
+        if (unpacked if packed else archive).exists():
+            continue
+        lock.acquire(wait=True)  # runs of a sweep may ask for the same data at the same time
+        try:
             fetch(url, archive, md5)
-        elif not unpacked.is_dir():
-            unpack(fetch(url, archive, md5), unpacked)
+            if packed:
+                unpack(archive, unpacked)
+        finally:
+            lock.release()
     return target
 
 

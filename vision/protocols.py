@@ -143,7 +143,7 @@ def random_label(
     """Memorise: `count` fresh images with fresh random labels in each task; train accuracy is what counts.
 
     Lyle et al. 2023, Kumar et al. 2023. Images come from one shuffle of the training set after another, so that none
-    comes twice before all have come once.
+    comes twice before all have come once, where `count` divides their number; else the rest of a shuffle is left out.
     """
     lengths = _epochs(epochs, _positive("tasks", tasks))
     result = []

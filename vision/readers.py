@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import os
 import pickle
+import shutil
 import tarfile
 import zipfile
 from pathlib import Path
@@ -195,7 +196,8 @@ def unpack(archive: Path, folder: Path) -> Path:
     """Extract a .zip or .tar.gz into `folder`, complete or not at all."""
     if folder.is_dir():
         return folder
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as file:
             file.extractall(partial)

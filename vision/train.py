@@ -30,12 +30,16 @@ from fire_core.runs import generator, seeded
 from vision.data import Images, PhaseData, batch_indices, load, make_phases, prepare
 from vision.models import build
 
+PRECISIONS = ("fp32", "bf16")
+
 
 @launch("vision")
 def train(cfg: DictConfig) -> None:
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
     check_policy(cfg.optimizer_state)
+    if cfg.precision not in PRECISIONS:
+        raise UserError(f"precision={cfg.precision!r}: choose one of {', '.join(PRECISIONS)}")
     run = open_run(cfg, method, data=cfg.data.name, model=cfg.model.name)
     if run.finished:
         return
@@ -209,7 +213,7 @@ def mean_loss(loss_sum: Tensor, count: int, phase: PhaseData, step: int, cfg: Di
     if not value < float("inf"):
         raise UserError(
             f"training loss is {value} in phase {phase.index} at step {step}: "
-            f"try a learning_rate below {cfg.learning_rate}, or precision=fp32"
+            f"try a learning_rate below {cfg.learning_rate}{'' if cfg.precision == 'fp32' else ', or precision=fp32'}"
         )
     return value
 

@@ -50,6 +50,10 @@ class Dash(Method):
             raise UserError(
                 f"alpha={self.alpha}, floor={self.floor}, rate={self.rate} must lie in [0, 1], alpha not 0"
             )
+        if self.rate != 1.0 and not self.every_steps:
+            raise UserError(
+                f"rate={self.rate} is for the per-step form: give every_steps too, or leave it out"
+            )
         self.steps = 0
         self.descent: dict[str, dict[str, Tensor]] = {}
 
@@ -115,7 +119,7 @@ class Dash(Method):
                 "method 'dash' needs gradients of the coming data: set state.batches and state.loss"
             )
         parameters = {key: p for key, p in net.named_parameters() if p.requires_grad}
-        descent = {key: torch.zeros_like(p) for key, p in parameters.items()}
+        descent: dict[str, Tensor] = {}  # of parameters that the loss depends on
         buffers = {key: value.clone() for key, value in net.named_buffers()}
         mode = in_mode(net, training=not self.evaluation_mode)
         with mode, torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -127,7 +131,7 @@ class Dash(Method):
                 )
                 for key, gradient in zip(parameters, gradients, strict=True):
                     if gradient is not None:
-                        descent[key].lerp_(-gradient, self.alpha)
+                        descent.setdefault(key, torch.zeros_like(gradient)).lerp_(-gradient, self.alpha)
         with torch.no_grad():
             for key, value in net.named_buffers():
                 value.copy_(buffers[key])

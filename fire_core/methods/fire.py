@@ -46,6 +46,11 @@ class Fire(Method):
 
     def check(self, state: State) -> None:
         check_settings(**self.settings())
+        if self.solver != "newton_schulz" and (self.iterations, self.normalize) != (10, "frobenius"):
+            raise UserError(
+                f"iterations={self.iterations}, normalize={self.normalize!r}: solver={self.solver!r} takes neither; leave "
+                "them at 10 and 'frobenius'"
+            )
         for net in state.nets.values():
             check_rules(net, self.targets, self.reset)
 

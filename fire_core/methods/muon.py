@@ -95,6 +95,7 @@ class Muon(Method):
     """From phase `first_phase` on: Muon for the targets' weights, Adam for everything else (gains, biases, head).
 
     Rates are relative to the default optimizer's: matrices learn at `rate_factor` times it (paper: 0.01 = 10 x 1e-3).
+    Adam's epsilon is the default's; nothing decays, whatever the default does.
     2-D weights go to `torch.optim.Muon`, convolutions to `ConvMuon`. Which are hidden is a target rule; embeddings,
     positions and class tokens stay with Adam (the FIRE code gives Muon every weight of two or more dimensions before
     the head). Cost: one buffer per matrix instead of two, and about 5 * 3 matrix products per weight and step.
@@ -151,5 +152,9 @@ class Muon(Method):
         for part in parts:
             part.param_groups[0]["rate_factor"] = self.rate_factor
         if rest:
-            parts.append(torch.optim.Adam(rest, lr=rate, betas=(self.adam_betas[0], self.adam_betas[1])))
+            betas, epsilon = (
+                (self.adam_betas[0], self.adam_betas[1]),
+                default.param_groups[0].get("eps", 1e-8),
+            )
+            parts.append(torch.optim.Adam(rest, lr=rate, betas=betas, eps=epsilon))
         return Together(parts)

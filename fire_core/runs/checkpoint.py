@@ -32,8 +32,7 @@ def save(folder: Path, step: int, parts: dict[str, Any], *, name: str | None = N
     path = folder / (f"{name}.pt" if name else f"{PREFIX}{step:012d}.pt")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(f".{PREFIX}*.pt.*"):  # of a process that was killed while it wrote
-            left.unlink(missing_ok=True)
+        remove_torn(folder)
         with _aside(path) as (handle, temporary):
             torch.save(parts, handle)
             _publish(handle, temporary, path)
@@ -45,6 +44,12 @@ def save(folder: Path, step: int, parts: dict[str, Any], *, name: str | None = N
     for old in _numbered(folder)[:-keep]:
         old.unlink()
     return path
+
+
+def remove_torn(folder: Path) -> None:
+    """Delete what a process that was killed while it wrote has left in `folder`; nobody else may be writing there."""
+    for torn in folder.glob(".*.torn"):
+        torn.unlink(missing_ok=True)
 
 
 def _reason(error: Exception, folder: Path) -> str:
@@ -94,7 +99,7 @@ class _aside:
         self.path = path
 
     def __enter__(self) -> tuple[Any, Path]:
-        number, name = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
+        number, name = tempfile.mkstemp(".torn", f".{self.path.name}.", self.path.parent)
         self.temporary = Path(name)
         self.handle = os.fdopen(number, "wb")
         return self.handle, self.temporary

@@ -115,6 +115,7 @@ class Run:
         if not self._lock.acquire(wait=False):
             raise UserError(f"{self.folder} is being written by another process; wait for it or stop it")
         try:
+            checkpoints.remove_torn(self.folder)
             for mark in ("FAILED", "RUNNING"):
                 (self.folder / mark).unlink(missing_ok=True)
             checkpoints.write_atomic(self.folder / "RUNNING", f"{os.getpid()}\n")

@@ -31,7 +31,7 @@ class FolderLock:
             self.handle = self.path.open("a")
         except OSError as error:
             raise UserError(
-                f"cannot write in {self.path.parent}: {error.strerror}; choose another run.root"
+                f"cannot write in {self.path.parent}: {error.strerror}; choose another folder (run.root, run.data_root)"
             ) from error
         try:
             fcntl.flock(self.handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
