@@ -21,12 +21,14 @@ launcher = $(if $(filter 1,$(JOBS)),,threads=1 hydra/launcher=ray +hydra.launche
 gpus = $(if $(shell command -v nvidia-smi),+hydra.launcher.ray.remote.num_gpus=$(shell awk 'BEGIN {print 1 / $(JOBS)}'))
 export RAY_DEDUP_LOGS := 0
 ray = $(if $(filter 1,$(JOBS)),,$(VENV)/.with-ray)
+# what must be there in the end, where the labels of the runs are the names of the methods and the seeds are written out
+expected = $(if $(OVERRIDES)$(findstring range,$(SEEDS)),,--methods $(call methods,$(1)) --seeds $(SEEDS))
 # $(call sweep,script,domain): run all of it, then table and figure even where a run failed; the exit code tells.
 define sweep
 	status=0; \
 	$(PY) $(1) -m experiment=$(subst $(space),$(comma),$(strip $(experiments))) size=$(SIZE) method=$(call methods,$(2)) seed=$(SEEDS) run.root=$(RUNS) \
 		$(launcher) $(OVERRIDES) || status=$$?; \
-	$(PY) -m analysis.summary --experiment $(experiments) --size $(SIZE) --root $(RUNS) || status=$$?; \
+	$(PY) -m analysis.summary --experiment $(experiments) --size $(SIZE) --root $(RUNS) $(call expected,$(2)) || status=$$?; \
 	exit $$status
 endef
 # the H1 tasks of the paper have link meshes, their _primitive stand-ins have none
@@ -97,11 +99,13 @@ figures: $(VENV)/.with-suite ## Figures 2-5 from the runs there are
 	for figure in fig2 probes fig3 fig4 fig5; do $(PY) -m analysis.$$figure --root $(RUNS) || exit 1; done
 
 .PHONY: tables
-tables: $(VENV)/.with-suite ## convergence, DfI, cost and end-value tables; regenerates REPRODUCED.md
+tables: $(VENV)/.with-suite ## convergence, DfI, cost and end-value tables; regenerates REPRODUCED.md and its figures
 	$(PY) -m benchmarks.convergence
 	$(PY) -m benchmarks.method_costs
 	$(PY) -m analysis.tables --write REPRODUCED.md
 	$(PY) -m analysis.readme --write README.md
+	for figure in fig2 probes fig3 fig4 fig5; do \
+		$(PY) -m analysis.$$figure --root analysis/results --out analysis/results/figures --formats png || exit 1; done
 
 .PHONY: report
 report: $(VENV)/.with-suite ## one HTML file: what was run, figures, tables, verdicts

@@ -45,11 +45,16 @@ PACKAGES = {  # domain -> [(module, distribution, extra that installs it, needed
         ("pandas", "pandas", "suite", True),
         ("matplotlib", "matplotlib", "suite", True),
         ("scipy", "scipy", "suite", True),
+        ("PIL", "pillow", "suite", True),
         ("pyarrow", "pyarrow", "", False),
         ("jupytext", "jupytext", "notebooks", False),
         ("nbclient", "nbclient", "notebooks", False),
     ],
-    "vision": [("torchvision", "torchvision", "vision", False), ("PIL", "pillow", "vision", False)],
+    "vision": [
+        ("PIL", "pillow", "suite", True),
+        ("torchvision", "torchvision", "vision", False),
+        ("timm", "timm", "", False),
+    ],
     "language": [
         ("tokenizers", "tokenizers", "language", True),
         ("datasets", "datasets", "language-data", False),
@@ -59,6 +64,7 @@ PACKAGES = {  # domain -> [(module, distribution, extra that installs it, needed
         ("gymnasium", "gymnasium", "dqn", True),
         ("ale_py", "ale-py", "dqn", True),
         ("psutil", "psutil", "dqn", True),
+        ("imageio", "imageio", "dqn", False),
     ],
     "sac": [
         ("gymnasium", "gymnasium", "sac", True),
@@ -75,9 +81,14 @@ PACKAGES = {  # domain -> [(module, distribution, extra that installs it, needed
 }
 DATA = [
     ("vision", "Fashion-MNIST, shipped", "vision/assets", ""),
-    ("vision", "downloaded image sets", "data", "size=paper downloads them, or run.data_root=FOLDER"),
+    ("vision", "downloaded CIFAR-10", "data/cifar10", "size=paper downloads them, or run.data_root=FOLDER"),
     ("language", "two text corpora, shipped", "language/assets", "git checkout -- language/assets"),
-    ("language", "WikiText-103 and OpenWebText tokens", "data/language", "python -m language.prepare --help"),
+    (
+        "language",
+        "tokens of WikiText-103",
+        "data/language/wikitext103-gpt2",
+        "python -m language.prepare --help",
+    ),
 ]
 
 

@@ -37,15 +37,18 @@ def overview(results: Results) -> pd.DataFrame:
             continue
         ends = measures.end_values(part.metrics, found[0])
         theirs = paper.end_values(*names_of(part))
-        runs = part.finished
-        shared = part.costs.groupby("seed")["shared_seconds"].max()  # once a seed
-        seconds = part.costs["train_seconds"].sum() + shared.sum()
+        runs = part.finished[~part.finished["label"].str.contains("-")]  # what the command makes
+        costs = part.costs[~part.costs["label"].str.contains("-")]
+        shared = costs.groupby("seed")["shared_seconds"].max()  # once a seed
+        seconds = costs["train_seconds"].sum() + shared.sum()
+        seeds = ",".join(map(str, sorted(runs["seed"].astype(int).unique())))
+        folder = " OVERRIDES=data.folder=FOLDER" if "image_folder" in set(runs["data"]) else ""
         row = {
             "experiment": experiment,
             "size, data": f"{joined(runs['size'])}, {joined(runs['data'])}",
             "measure": found[0].title,
             "command": f"`make {TARGETS[runs['domain'].iloc[0]]} EXPERIMENT={experiment} SIZE={joined(runs['size'])} "
-            f"METHODS={','.join(style.ordered(runs['method']))}`",
+            f"METHODS={','.join(style.ordered(runs['method']))} SEEDS={seeds}{folder}`",
             "runs": f"{len(runs)}, {seconds / 60:.0f} min" if seconds else str(len(runs)),
         }
         for label in SHOWN:

@@ -212,12 +212,12 @@ def words(metric: str) -> str:
 def absent(
     results: Results, experiments: Sequence[str], methods: Sequence[str], seeds: Sequence[int]
 ) -> list[str]:
-    """Runs that were asked for but are not done, by name. Without `methods` or `seeds`: whatever any run of
-    the experiment has is expected of all."""
+    """Runs that were asked for but are not done, by name. Without `methods` or `seeds`: every plain label and every
+    seed that the experiment has is expected in all combinations."""
     lines = []
     for experiment in experiments:
         runs = results.runs[results.runs["experiment"] == experiment]
-        labels = list(methods) or style.ordered(runs["label"].unique())
+        labels = list(methods) or style.ordered(label for label in runs["label"].unique() if "-" not in label)
         for label in labels:
             for seed in seeds or sorted(runs["seed"].unique()):
                 row = runs[(runs["label"] == label) & (runs["seed"] == seed)]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.bench_fire import iterations_to
-from benchmarks.results_file import merge
+from benchmarks.results_file import RESULTS, merge
 from benchmarks.weight_sets import ROWS, groups_of
 from fire_core.polar import polar
 
@@ -100,6 +100,13 @@ def of_models(names: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
+def merge_by_solver(name: str, rows: list[dict[str, Any]], key: tuple[str, ...]) -> None:
+    """Into `name`.csv. The number of iterations tells lines of Newton-Schulz apart; of the others it is a result."""
+    for solver in dict.fromkeys(row["solver"] for row in rows):
+        chosen = ("iterations",) if solver == "newton_schulz" else ()
+        merge(name, [row for row in rows if row["solver"] == solver], (*key, "solver", "normalize", *chosen))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -112,7 +119,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     kinds = of_kinds(options.columns)
-    merge("convergence", kinds, ("kind", "solver", "normalize", "iterations"))
+    merge_by_solver("convergence", kinds, ("kind", "columns"))
     for row in kinds:
         if row["solver"] != "newton_schulz" or row["iterations"] in (5, 10, 20, 40):
             print(
@@ -122,8 +129,8 @@ def main() -> None:
     # VGG-16 and GPT-0.1B take minutes and tens of minutes: name them to have them
     models = options.models or (["vit_tiny_qk"] if options.quick else ["vit_tiny_qk", "vit_tiny", "resnet18"])
     rows = of_models(models)
-    path = merge("convergence_models", rows, ("model", "weights", "solver", "normalize", "iterations"))
-    print(f"written to {path.parent}")
+    merge_by_solver("convergence_models", rows, ("model", "weights"))
+    print(f"written to {RESULTS}")
 
 
 if __name__ == "__main__":

@@ -214,7 +214,10 @@ def _run(task: Callable[[DictConfig], None], cfg: DictConfig) -> None:
         print(f"error: {error}" if known else traceback.format_exc(), file=sys.stderr, flush=True)
         if not sweep:
             sys.exit(BAD_INPUT if known else 1)
-        with open(os.environ[FAILURES], "a") as handle:
+        notes = os.environ.get(FAILURES)
+        if notes is None or not Path(notes).parent.is_dir():
+            raise  # a job on another machine: its launcher tells
+        with open(notes, "a") as handle:
             handle.write(f"  {line}: {str(error).splitlines()[0] if str(error) else type(error).__name__}\n")
 
 

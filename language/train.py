@@ -22,7 +22,10 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from conf.launch import launch, open_run
+from conf.launch import launch, needs, open_run
+
+needs("language", "tokenizers")
+
 from fire_core.errors import UserError
 from fire_core.methods import create
 from fire_core.optim_state import apply_policy, check_policy
