@@ -159,6 +159,11 @@ def seeds_text(runs: pd.DataFrame) -> str:
     return f"{low} seed{'s' * (low > 1)}" if low == high else f"{low}-{high} seeds"
 
 
+def trunk_commits(runs: pd.DataFrame) -> list[str]:
+    """Commits that made shared first phases and none of these runs."""
+    return sorted(set(runs["trunk_commit"].dropna()) - set(runs["commit"]) - {""})
+
+
 def provenance(runs: pd.DataFrame) -> str:
     """What the runs share and where they differ: sizes, data, commits, machines. Says so when they are
     mixed."""
@@ -176,6 +181,8 @@ def provenance(runs: pd.DataFrame) -> str:
             ", ".join(values) if len(values) <= 4 else f"{', '.join(values[:3])} and {len(values) - 3} more"
         )
         lines.append(f"{one if len(values) == 1 else many}: {shown}")
+    if others := trunk_commits(finished):
+        lines.append(f"first phases, shared, of commit{'s' * (len(others) > 1)} {', '.join(others)}")
     if finished["dirty"].any():
         lines.append(f"{int(finished['dirty'].sum())} of {len(finished)} runs from a changed checkout")
     return "; ".join(lines)

@@ -74,9 +74,14 @@ def _alive(path: Path) -> bool:
 
 
 def describe_run(path: Path) -> dict[str, Any]:
-    """One row of `runs`, from meta.json where it exists and from the folder's own name where it does not."""
+    """One row of `runs`, from meta.json where it exists and from the folder's own name where it does not.
+
+    `dirty`: this run or the first phase that it shares was made, in part at least, from a changed checkout.
+    """
     label, size, experiment = path.parent.name, path.parent.parent.name, path.parent.parent.parent.name
     meta = read_json(path / "meta.json") or {}
+    trunk = read_json(path.parents[3] / "trunks" / meta["trunk"] / "meta.json") if "trunk" in meta else None
+    trunk = trunk or {}
     figure, panel = figure_and_panel(experiment)
     return {
         "experiment": experiment,
@@ -88,8 +93,9 @@ def describe_run(path: Path) -> dict[str, Any]:
         "label": label,
         "seed": _seed(path),
         "status": status_of(path),
-        "commit": str(meta.get("commit") or "unknown")[:10],
-        "dirty": bool(meta.get("dirty", False)),
+        "commit": _commits(meta) or "unknown",
+        "trunk_commit": _commits(trunk),
+        "dirty": any(bool(part.get("dirty")) for part in (*starts(meta), *starts(trunk))),
         "machine": _name(meta.get("hardware")),
         "domain": str(meta.get("domain") or ""),
         "protocol": _protocol(path) if (path / "config.yaml").exists() else "",
@@ -97,6 +103,16 @@ def describe_run(path: Path) -> dict[str, Any]:
         "started": str(meta.get("started") or ""),
         "path": str(path),
     }
+
+
+def starts(meta: dict[str, Any]) -> list[dict[str, Any]]:
+    """What each start of a run was made with, the first one first; a run that was stopped has several."""
+    return [*meta.get("earlier", []), meta] if meta else []
+
+
+def _commits(meta: dict[str, Any]) -> str:
+    """The commits of all starts, as a rule one."""
+    return " ".join(dict.fromkeys(str(start.get("commit") or "unknown")[:10] for start in starts(meta)))
 
 
 def _protocol(path: Path) -> str:

@@ -28,7 +28,7 @@ from fire_core.errors import UserError
 
 RUN_COLUMNS = [
     "experiment", "figure", "panel", "size", "data", "method", "label", "seed", "status",
-    "commit", "dirty", "machine", "domain", "protocol", "command", "started", "path",
+    "commit", "trunk_commit", "dirty", "machine", "domain", "protocol", "command", "started", "path",
 ]  # fmt: skip
 METRIC_COLUMNS = [
     "experiment", "figure", "panel", "size", "data", "method", "label", "seed",

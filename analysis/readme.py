@@ -18,7 +18,7 @@ from analysis.load import Results
 from analysis.result_tables import joined
 from analysis.stats import estimate
 from analysis.summary import interval_text, number
-from analysis.tables import in_short
+from analysis.tables import UNTUNED_NOTE, in_short
 from analysis.tabulate import markdown
 from fire_core.errors import UserError
 
@@ -82,7 +82,7 @@ def block(results: Results) -> str:
         f"{markdown(overview(results))}\n\n"
         "Mean and 95 % interval over seeds; minutes are the sum over all methods and seeds, by the clock, one thread each, "
         f"two or more runs at a time, on {machine}. The paper's values are on its own data at its own size.\n\n"
-        f"FIRE against everything that was run, controls included:\n\n{words}"
+        f"FIRE against everything that was run, controls included:\n\n{words}\n\n{UNTUNED_NOTE}"
     )
 
 

@@ -291,7 +291,9 @@ def provenance_lines(part: Results) -> str:
     """Where a setting's numbers come from and how to make them again."""
     runs = part.finished
     seeds = ",".join(map(str, sorted(runs["seed"].astype(int).unique())))
-    dirty = " (some from a changed checkout)" if runs["dirty"].astype(str).eq("True").any() else ""
+    others = ", ".join(curves.trunk_commits(runs))
+    dirty = f"; shared first phases of commit {others}" if others else ""
+    dirty += " (some from a changed checkout)" if runs["dirty"].astype(str).eq("True").any() else ""
     commands = runs.drop_duplicates("label").set_index("label")["command"]
     again = together([str(commands[label]) for label in style.ordered(runs["label"])])
     about = setting_text(experiment_of(part), str(runs["size"].iloc[0]))

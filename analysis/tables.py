@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+import yaml
 
 from analysis import curves, measures, style
 from analysis.benchmark_tables import RESULTS, tables_of
@@ -32,6 +33,7 @@ from analysis.result_tables import (
 from analysis.tabulate import latex, markdown
 from fire_core.errors import UserError
 
+CONF = Path(__file__).resolve().parents[1] / "conf"
 HEAD = """# Reproduced
 
 For each claim of the paper: its number, ours, at which size and on which data, how sure, and how to run it again.
@@ -63,6 +65,7 @@ includes 0.
 """
 
 
+UNTUNED_NOTE = "\\* at its default settings: nothing of it was tuned for this experiment."
 LEARNING_NOTE = """
 Raw returns in the half that all methods share, mean over the last tenth of its steps, against random actions under the same
 protocol. Means over seeds with 95 % t intervals; the gain is paired by seed. Its interval excludes 0 where learning shows.
@@ -107,6 +110,19 @@ def controls(results: Results) -> str:
     )
 
 
+def untuned_rivals(part: Results) -> list[str]:
+    """Methods with settings that experiments tune (`tuned` in conf/experiment), of which this experiment tunes none."""
+    tuned = (yaml.safe_load(_text(f"experiment/{experiment_of(part)}.yaml")) or {}).get("tuned") or {}
+    rivals = sorted(set(part.finished["method"]) - set(tuned))
+    return [rival for rival in rivals if f"tuned.{rival}." in _text(f"method/{rival}.yaml")]
+
+
+def _text(name: str) -> str:
+    """A file of conf/, "" where somebody else's runs name one that is not here."""
+    path = CONF / name
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
 def in_short(results: Results) -> list[str]:
     """One line a setting: what FIRE's paired differences to the other methods allow to say."""
     lines = []
@@ -114,6 +130,8 @@ def in_short(results: Results) -> list[str]:
         if not measures.measures_of(part, experiment_of(part)):
             continue
         table = contrast_table(plain(part))
+        untuned = {style.look(label).name for label in untuned_rivals(part)}
+        table["FIRE minus"] = [f"{name}{'*' * (name in untuned)}" for name in table["FIRE minus"]]
         words = {text: list(rows["FIRE minus"]) for text, rows in table.groupby("in words", sort=False)}
         said = "; ".join(f"{SAID[text]} {', '.join(names)}" for text, names in words.items())
         first = part.finished.iloc[0]
@@ -131,7 +149,7 @@ def reproduced(results: Results, benchmarks: Path = RESULTS) -> str:
     blocks = [HEAD]
     for size, group in finished.groupby("size"):
         blocks.append(f"Runs at size {size}: {len(group)} in {group['experiment'].nunique()} experiments.\n")
-    blocks += ["## In short\n", *in_short(results)]
+    blocks += ["## In short\n", *in_short(results), f"\n{UNTUNED_NOTE}"]
     blocks += ["\n## Isometry, norm or randomness: the controls\n", CONTROL_NOTE, controls(results)]
     blocks += ["\n## Claims\n", CLAIM_NOTE]
     table = claim_table(results)

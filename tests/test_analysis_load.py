@@ -6,7 +6,7 @@ import time
 import pytest
 from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_run
 
-from analysis import measures
+from analysis import curves, measures
 from analysis.curves import one_setting, settings
 from analysis.folders import command_of, read_boundaries, settings_of
 from analysis.load import load, write_frame
@@ -62,6 +62,21 @@ def test_trunks_and_reports_are_not_experiments(root):
     write_run(root, "trunks", "none", 1, warm_start_lines(0.1, 1))
     write_run(root, ".sweep", "none", 1, warm_start_lines(0.1, 1))
     assert load(root).runs["experiment"].unique().tolist() == ["fig2a_cifar10_resnet18"]
+
+
+def test_the_commit_of_a_shared_first_phase_and_of_every_start_is_told(tmp_path):
+    folder = write_run(tmp_path, "label_noise", "fire", 1, warm_start_lines(0.5, 1), commit="b" * 40)
+    trunk = tmp_path / "trunks" / "abc"
+    trunk.mkdir(parents=True)
+    (trunk / "meta.json").write_text(json.dumps({"commit": "a" * 40, "dirty": True}))
+    meta = json.loads((folder / "meta.json").read_text()) | {"trunk": "abc"}
+    (folder / "meta.json").write_text(json.dumps(meta | {"earlier": [{"commit": "c" * 40, "dirty": False}]}))
+    row = load(tmp_path).runs.iloc[0]
+    assert (row["commit"], row["trunk_commit"], row["dirty"]) == ("cccccccccc bbbbbbbbbb", "aaaaaaaaaa", True)
+    text = curves.provenance(load(tmp_path).runs)
+    assert (
+        "first phases, shared, of commit aaaaaaaaaa" in text and "1 of 1 runs from a changed checkout" in text
+    )
 
 
 def test_measures_by_hand(root):

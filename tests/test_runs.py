@@ -73,6 +73,16 @@ def test_interrupted_equals_uninterrupted(tmp_path, stop_after):
     assert play(open_run(tmp_path / "cut", checkpoint_steps=2)) == whole
 
 
+def test_what_an_earlier_start_was_made_with_is_kept(tmp_path):
+    for stop in (3, 5):
+        with pytest.raises(KeyboardInterrupt):
+            play(open_run(tmp_path, checkpoint_steps=2), stop_after=stop)
+    play(open_run(tmp_path, checkpoint_steps=2))
+    meta = json.loads((tmp_path / "e/smoke/fire/seed_1/meta.json").read_text())
+    assert [set(start) for start in meta["earlier"]] == [{"commit", "dirty", "started"}] * 2
+    assert meta["earlier"][0]["started"] <= meta["started"]
+
+
 @pytest.mark.parametrize("stop_after", [3, 4, 5, 7])
 def test_trunk_equals_scratch_also_after_a_kill(tmp_path, stop_after):
     whole = play(open_run(tmp_path / "whole"))

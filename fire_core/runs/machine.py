@@ -16,10 +16,13 @@ import torch
 
 
 def describe() -> dict[str, Any]:
-    """Commit, versions, hardware, command and start time, as plain values for meta.json."""
+    """Commit, versions, hardware, command and start time, as plain values for meta.json.
+
+    `dirty`: a Python or YAML file differs from the commit, or is not in it.
+    """
     return {
         "commit": _git("rev-parse", "HEAD"),
-        "dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "dirty": bool(_git("status", "--porcelain", "--untracked-files=all", "--", "*.py", "*.yaml")),
         "versions": versions(),
         "hardware": hardware(),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),

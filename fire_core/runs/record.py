@@ -120,7 +120,7 @@ class Run:
                 (self.folder / mark).unlink(missing_ok=True)
             checkpoints.write_atomic(self.folder / "RUNNING", f"{os.getpid()}\n")
             checkpoints.write_atomic(self.folder / "config.yaml", _as_yaml(self.config))
-            checkpoints.write_atomic(self.folder / "meta.json", json.dumps(self.meta | describe(), indent=1))
+            self._write_meta(self.folder)
         except OSError as error:
             raise UserError(
                 f"cannot write in {self.folder}: {error.strerror}; choose another run.root"
@@ -229,6 +229,20 @@ class Run:
 
     # -- the rest is not for callers
 
+    def _write_meta(self, folder: Path) -> None:
+        """meta.json of a start; where this one goes on from another, what that was made with stays under `earlier`."""
+        path, now = folder / "meta.json", describe()
+        try:
+            before = json.loads(path.read_text())
+            earlier = [
+                *before.get("earlier", []),
+                {key: before[key] for key in ("commit", "dirty", "started")},
+            ]
+        except (OSError, ValueError, KeyError, TypeError):
+            earlier = []
+        text = json.dumps(self.meta | now | ({"earlier": earlier} if earlier else {}), indent=1)
+        checkpoints.write_atomic(path, text)
+
     def _enter_trunk(self, trunk: Path, fork: str | None) -> dict[str, Any] | None:
         self._trunk_lock = FolderLock(trunk)
         said = False
@@ -245,7 +259,7 @@ class Run:
             print(f"phase 0 from {trunk}", flush=True)
             return self._fork(trunk, fork or "end")
         checkpoints.write_atomic(trunk / "config.yaml", _as_yaml(self.config))
-        checkpoints.write_atomic(trunk / "meta.json", json.dumps(self.meta | describe(), indent=1))
+        self._write_meta(trunk)
         self.place = trunk
         return self._load(checkpoints.latest(trunk / "checkpoint"))
 
