@@ -50,30 +50,31 @@ def iterations_data(part: Results) -> pd.DataFrame:
 
 
 def after_reset_data(part: Results) -> pd.DataFrame:
-    """metric, label, value, low, high, seeds right after the last boundary: sum of DfI over the changed
-    matrices (as stored, and of the unscaled factor), SFE divided by that of the full reset of the same seed,
-    Hessian norm."""
+    """metric, label, value, low, high, seeds, matrices right after the last boundary: sum of DfI over the matrices that
+    were changed (as stored, and of the unscaled factor), SFE divided by that of the full reset of the same seed,
+    Hessian norm (of the whole net, so without `matrices`). Where methods treat different matrices, so differ the sums."""
     last = part.boundaries.groupby(["label", "seed"])["phase"].transform("max")
     reports = part.boundaries[(part.boundaries["phase"] == last) & (part.boundaries["matrices"] > 0)]
     reports = reports[~reports["label"].str.contains("-")]
     columns = {"DfI of the stored weights": "dfi_after", "DfI of the factors": "dfi_factor"}
     columns["SFE / SFE of full reset"] = "sfe_share"
     rows = []
-    before = part.boundaries[part.boundaries["matrices"] > 0].drop_duplicates(["seed", "phase"])
-    if (
-        len(before) and before["phase"].max() == 1 and "none" not in set(reports["label"])
-    ):  # one boundary: all methods met the same weights
-        rows.append(("DfI of the stored weights", "none", *_interval(before["dfi_before"])))
+    most = reports.sort_values("matrices", kind="stable").drop_duplicates(["seed", "phase"], keep="last")
+    # one boundary: all methods met the same weights
+    if len(most) and most["phase"].max() == 1 and "none" not in set(reports["label"]):
+        rows.append(
+            ("DfI of the stored weights", "none", *_interval(most["dfi_before"]), most["matrices"].max())
+        )
     for title, column in columns.items():
         for label, group in reports.dropna(subset=[column]).groupby("label"):
-            rows.append((title, label, *_interval(group[column])))
+            rows.append((title, label, *_interval(group[column]), group["matrices"].max()))
     curvature = next((name for name in HESSIAN if name in set(part.metrics["metric"])), None)
     if curvature is not None:
         ends = measures.end_values(part.metrics, measures.Measure(curvature, curvature))
         ends = ends[~ends["label"].astype(str).str.contains("-")]
         for label, group in ends.groupby("label", observed=True):
-            rows.append((CURVATURE, label, *_interval(group["value"])))
-    return pd.DataFrame(rows, columns=["metric", "label", "value", "low", "high", "seeds"])
+            rows.append((CURVATURE, label, *_interval(group["value"]), None))
+    return pd.DataFrame(rows, columns=["metric", "label", "value", "low", "high", "seeds", "matrices"])
 
 
 def _interval(values: pd.Series) -> tuple[float, float | None, float | None, int]:
@@ -112,7 +113,10 @@ def draw_bars(axis: style.Axes, table: pd.DataFrame, title: str, metric: str) ->
         if row.low is not None and not pd.isna(row.low):
             axis.plot([place, place], [row.low, row.high], color="#222222", linewidth=1.2)
     axis.set_xlim(-0.6, max(len(labels), 4) - 0.4)
-    axis.set_xticks(range(len(labels)), [style.look(x).name for x in labels], rotation=30, ha="right")
+    names = [style.look(x).name for x in labels]
+    if part["matrices"].nunique() > 1:
+        names = [f"{name} ({count:.0f} matrices)" for name, count in zip(names, part["matrices"])]
+    axis.set_xticks(range(len(labels)), names, rotation=30, ha="right")
     axis.set_title(f"{metric}\n{title}")
     if metric == CURVATURE:  # orders of magnitude apart
         axis.set_yscale("log")

@@ -138,6 +138,18 @@ def test_figure_5_iterations_and_moved_distance(results):
     assert bars["fire"] == pytest.approx(0.5) and bars["full_reset"] == 1.0
 
 
+def test_figure_5_says_of_how_many_matrices_a_sum_is_where_that_differs():
+    columns = ["metric", "label", "value", "low", "high", "seeds", "matrices"]
+    rows = [("DfI", label, 1.0, None, None, 1, count) for label, count in (("fire", 8), ("full_reset", 26))]
+    for table, wanted in (
+        (pd.DataFrame(rows, columns=columns), {"FIRE (8 matrices)", "full reset (26 matrices)"}),
+        (pd.DataFrame(rows, columns=columns).assign(matrices=26), {"FIRE", "full reset"}),
+    ):
+        _, axes = style.grid(1, width=4, height=3)
+        fig5.draw_bars(axes[0], table, "title", "DfI")
+        assert {text.get_text() for text in axes[0].get_xticklabels()} == wanted
+
+
 def test_seeds_measured_at_different_steps_are_binned():
     generator = np.random.default_rng(0)
     parts = [

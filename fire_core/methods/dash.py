@@ -28,8 +28,8 @@ class Dash(Method):
     channel). evaluation_mode: take the gradients with running statistics (the FIRE code copies the net as its last test
     left it). every_steps > 0 is the per-step form: no pass at the boundary; G follows the training gradients, and after
     every so many steps w is multiplied by 1 - rate * (1 - max(floor, cos)), which lies in [1 - rate (1 - floor), 1].
-    Where the gradient is zero the cosine is too: a boundary multiplies the weights of a dead unit by `floor`, and a net whose
-    units have all died is shrunk away.
+    Where the gradient is zero the cosine is too: a boundary multiplies the weights of a dead unit by `floor`, and a net
+    whose units have all died is shrunk away.
     Cost: one epoch of gradients per boundary (or two passes over the weights per step), and one copy of the weights.
     """
 
@@ -115,7 +115,7 @@ class Dash(Method):
         return (1.0 - strength * (1.0 - cosine)).to(vectors.dtype)
 
     def _descent(self, state: State, name: str, net: nn.Module) -> dict[str, Tensor]:
-        """Moving average of the negative gradient over one pass; buffers, mode and random state are put back."""
+        """Moving average of the negative gradient over one pass; buffers, mode and the CPU's random state are put back."""
         if state.batches is None or state.loss is None:
             raise UserError(
                 "method 'dash' needs gradients of the coming data: set state.batches and state.loss"
