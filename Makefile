@@ -62,7 +62,7 @@ install: $(VENV)/.with-suite ## create .venv and install what vision and analysi
 
 .PHONY: doctor
 doctor: $(VENV)/.with-suite ## what is installed, what is missing for which domain, what mends it
-	$(PY) -m analysis.doctor
+	@$(PY) -m analysis.doctor || true
 
 # ---------------------------------------------------------------------------------------------- experiments
 .PHONY: vision-sweep

@@ -56,9 +56,15 @@ def _seed(path: Path) -> int:
 
 
 def status_of(path: Path) -> str:
-    """`done`, `failed`, `running` or `unfinished` (killed: the same command goes on from its checkpoint)."""
+    """`done`, `damaged` (done, but its metrics are not those that it ended with), `failed`, `running` or `unfinished`
+    (killed: the same command goes on from its checkpoint)."""
     if (path / "DONE").exists():
-        return "done"
+        metrics, size = path / "metrics.jsonl", (path / "DONE").read_text(encoding="utf-8").split(" ")[0]
+        whole = metrics.exists() and size in (
+            "",
+            str(metrics.stat().st_size),
+        )  # earlier versions kept no size
+        return "done" if whole else "damaged"
     if (path / "FAILED").exists():
         return "failed"
     return "running" if (path / "RUNNING").exists() and _alive(path) else "unfinished"
@@ -191,16 +197,22 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """(records, number of torn lines) of a JSON-lines file."""
     lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
     try:
-        return json.loads(b"[" + b",".join(lines) + b"]"), 0
+        found = json.loads(b"[" + b",".join(lines) + b"]", parse_constant=_no_number)
     except ValueError:
-        records: list[dict[str, Any]] = []
-        torn = 0
-        for line in lines:
-            try:
-                records.append(json.loads(line))
-            except ValueError:
-                torn += 1
-        return records, torn
+        found = [_parsed(line) for line in lines]
+    records = [record for record in found if isinstance(record, dict)]
+    return records, len(found) - len(records)
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line, parse_constant=_no_number)
+    except ValueError:
+        return None
+
+
+def _no_number(name: str) -> None:
+    """NaN and infinities, which Python's own writer puts into JSON, are no numbers."""
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
@@ -209,7 +221,13 @@ def read_config(path: str | Path) -> dict[str, Any]:
     if not file.exists():
         return {}
     with file.open(encoding="utf-8") as stream:
-        return yaml.load(stream, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
+        try:
+            return yaml.load(stream, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
+        except yaml.YAMLError as error:
+            reason = str(error).replace("\n", " ")
+            raise UserError(
+                f"{file} cannot be read ({reason}): delete the run's folder to make it again"
+            ) from error
 
 
 def read_boundaries(path: str | Path) -> list[dict[str, Any]]:

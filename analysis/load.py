@@ -125,6 +125,9 @@ class _Columns:
         nan = float("nan")
         for record in records:
             phase, step, epoch = record.get("phase", 0), record.get("step", nan), record.get("epoch", nan)
+            if not all(isinstance(value, int | float) for value in (phase, step, epoch)):
+                torn += 1
+                continue
             for key, value in record.items():
                 if key in COORDINATES or isinstance(value, bool) or not isinstance(value, int | float):
                     continue

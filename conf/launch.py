@@ -118,8 +118,12 @@ def resolve(cfg: DictConfig) -> DictConfig:
     """All interpolations filled in, the tables they came from dropped; read-only from here on."""
     if cfg.size not in SIZES:
         raise UserError(f"size={cfg.size!r}: choose one of {', '.join(SIZES)}")
-    if not isinstance(cfg.seed, int) or cfg.seed < 0:
-        raise UserError(f"seed={cfg.seed!r}: give a whole number, 0 or more")
+    if type(cfg.seed) is not int or not 0 <= cfg.seed < 2**63:
+        raise UserError(f"seed={cfg.seed!r}: give a whole number, 0 or more and below 2**63")
+    if not isinstance(cfg.at, DictConfig):
+        raise UserError(
+            f"at={cfg.at!r}: at holds the settings of every size; give one, as in at.{cfg.size}.<name>="
+        )
     if cfg.size not in cfg.at:
         raise UserError(f"experiment has no size {cfg.size!r}; it has {', '.join(map(str, cfg.at))}")
     try:
@@ -176,6 +180,15 @@ def open_run(cfg: DictConfig, method: Method, at_boundary: tuple[str, ...] = (),
     return run
 
 
+def check_first_phase(method: Method, phases: int) -> None:
+    """Refuse a method that would begin after the last phase, and so never."""
+    if method.first_phase >= phases and method.name != "none":
+        raise UserError(
+            f"method.first_phase={method.first_phase}: the phases of this run are 0 to {phases - 1}, so {method.name} would "
+            "never act"
+        )
+
+
 def missing_compiler() -> str:
     """Name of the C++ compiler that torch.compile calls on a CPU, "" where it is installed."""
     usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
@@ -203,7 +216,7 @@ def pick_device(name: str) -> torch.device:
 
 def _run(task: Callable[[DictConfig], None], cfg: DictConfig) -> None:
     sweep = HydraConfig.get().mode is not None and HydraConfig.get().mode.name == "MULTIRUN"
-    line = " ".join(HydraConfig.get().overrides.task)
+    line = " ".join(OmegaConf.to_container(HydraConfig.get().overrides.task))  # as typed, ${...} and all
     try:
         cfg = resolve(cfg)
         torch.set_num_threads(cfg.threads)

@@ -14,6 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from fire_core.errors import UserError, did_you_mean
+from fire_core.methods import available
 
 CONF = Path(__file__).resolve().parent
 # options of Hydra whose next word is their value
@@ -50,6 +51,10 @@ def check_overrides(domain: str, overrides: list[str], sweep: bool = True) -> No
         if override.is_choice_sweep() and not sweep:
             raise UserError(f"{override.input_line}: several values need a sweep; add -m")
         _check_is_read(override.key_or_group, sizes)
+        if override.key_or_group == "domain":
+            raise UserError(
+                f"{override.input_line}: this script trains {domain}; each domain has a script of its own"
+            )
         if override.is_add() or override.is_delete() or override.is_force_add():
             key = override.input_line.lstrip("+~").split("=")[0]
             known = sorted(_keys(domain, parsed, groups) | set(groups))
@@ -59,6 +64,8 @@ def check_overrides(domain: str, overrides: list[str], sweep: bool = True) -> No
         if override.key_or_group in groups:
             for option in _values(override):
                 if option not in groups[override.key_or_group]:
+                    if override.key_or_group == "method" and option in available():
+                        raise UserError(f"method={option} has no settings: write conf/method/{option}.yaml")
                     raise UserError(
                         f"{override.key_or_group}={option} does not exist"
                         f"{did_you_mean(option, groups[override.key_or_group])}"

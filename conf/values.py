@@ -14,7 +14,9 @@ WHOLE_NUMBERS = (
     "log_every", "metrics_samples", "random_episodes", "replay", "replay_capacity", "steps", "target_every",
     "threads", "total_steps",
 )  # fmt: skip
-GROUPS = ("actor", "boundary", "corpus", "critic", "data", "env", "method", "model", "network", "protocol")
+GROUPS = (
+    "run", "minutes", "actor", "boundary", "corpus", "critic", "data", "env", "method", "model", "network", "protocol",
+)  # fmt: skip
 # keys of any script that are true or false
 YES_NO = (
     "channels_last", "compile", "tf32", "run.trunk", "run.progress", "run.video", "run.curvature", "model.bias",
@@ -24,6 +26,13 @@ YES_NO = (
 
 def check_values(plain: dict[str, Any]) -> None:
     """One line for a number that no script can work with, and for a word where a group of settings belongs."""
+    sizes = plain.get("at", {}).get(plain.get("size"), {})
+    for key in GROUPS:
+        if not isinstance(plain.get(key, {}), dict):
+            path = f"at.{plain['size']}.{key}" if key in sizes else key
+            raise UserError(
+                f"{key}={plain[key]!r}: {key} is a group of settings; give one, as in {path}.<name>="
+            )
     for key in WHOLE_NUMBERS:
         value = plain.get(key, 1)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -32,17 +41,17 @@ def check_values(plain: dict[str, Any]) -> None:
     if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < float("inf"):
         raise UserError(f"learning_rate={rate!r}: give a number above 0")
     nested = OmegaConf.create(plain)
+    root = plain["run"]["root"]
+    if not isinstance(root, str) or not root:
+        raise UserError(f"run.root={root!r}: give the folder that all runs go to")
+    for key in ("run.checkpoint_seconds", "run.checkpoint_steps"):
+        value = OmegaConf.select(nested, key)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+            raise UserError(f"{key}={value!r}: give a number, 0 or more")
     for key in YES_NO:
         value = OmegaConf.select(nested, key)
         if value not in (None, True, False):
             raise UserError(f"{key}={value!r}: give true or false")
-    sizes = plain.get("at", {}).get(plain.get("size"), {})
-    for key in GROUPS:
-        if not isinstance(plain.get(key, {}), dict):
-            path = f"at.{plain['size']}.{key}" if isinstance(sizes.get(key), dict) else key
-            raise UserError(
-                f"{key}={plain[key]!r}: {key} is a group of settings; give one, as in {path}.<name>="
-            )
 
 
 def check_numbers(cfg: DictConfig, whole: dict[str, int], between: dict[str, tuple[float, float]]) -> None:

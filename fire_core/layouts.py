@@ -84,6 +84,11 @@ def places(model: nn.Module) -> list[Place]:
     owners: dict[object, list[tuple[str, str]]] = {}
     for path, module in modules.items():
         for attribute, parameter in module._parameters.items():
+            if isinstance(parameter, UninitializedParameter):
+                name = f"{path}.{attribute}".lstrip(".")
+                raise UserError(
+                    f"parameter {name!r} is lazy and not initialised: run one batch through the model first"
+                )
             if parameter is not None:
                 owners.setdefault(_identity(parameter), []).append((path, attribute))
     heads = _heads(model, modules)
@@ -92,7 +97,8 @@ def places(model: nn.Module) -> list[Place]:
 
 def _identity(parameter: nn.Parameter) -> object:
     """Equal for one Parameter seen twice, and for two Parameters that share the whole of one storage."""
-    if type(parameter) is not nn.Parameter or parameter.is_meta or parameter.numel() == 0:
+    without_memory = parameter.is_meta or parameter.numel() == 0 or parameter.layout is not torch.strided
+    if type(parameter) is not nn.Parameter or without_memory:
         return id(parameter)
     return (parameter.data_ptr(), parameter.shape, parameter.stride(), parameter.device)
 
@@ -186,11 +192,13 @@ def _heads(model: nn.Module, modules: dict[str, nn.Module]) -> set[str]:
             return {path for path, module in modules.items() if any(module is layer for layer in answers)}
         if answers and not any(isinstance(part, nn.Linear) for layer in answers for part in layer.modules()):
             return set()  # the model says that it has none: Identity in timm with num_classes=0
-    tables = {id(m.weight) for m in modules.values() if isinstance(m, nn.Embedding)}
+    # not m.weight: where that is computed, as by spectral_norm, asking for it moves the state of the computation
+    weights = {path: m._parameters.get("weight") for path, m in modules.items()}
+    tables = {id(weights[p]) for p, m in modules.items() if isinstance(m, nn.Embedding)} - {id(None)}
     layers = [
         p for p, m in modules.items() if isinstance(m, nn.Linear) or getattr(m, "stacked_matrices", False)
     ]
-    tied = [p for p in layers if id(getattr(modules[p], "weight", None)) in tables]
+    tied = [p for p in layers if id(weights[p]) in tables]
     if tied:
         return {tied[-1]}
     repeated = tuple(path + "." for path, m in modules.items() if isinstance(m, nn.ModuleList) and path)
@@ -212,11 +220,6 @@ def _ask(model: nn.Module, question: str) -> list[nn.Module]:
 
 def split(place: Place) -> list[Part]:
     """All parts of one parameter; at least one, included or not."""
-    parameter = place.parameter
-    if isinstance(parameter, UninitializedParameter):
-        raise UserError(
-            f"parameter {place.name!r} is lazy and not initialised: run one batch through the model first"
-        )
     role = "head" if place.head else role_of(place.name, place.parents)
     return [replace(part, role=part.role or role) for part in _split(place)]
 
@@ -265,6 +268,10 @@ def _skipped(place: Place) -> Part | None:
     module, parameter, attribute = place.module, place.parameter, place.attribute
     if not parameter.dtype.is_floating_point or parameter.dtype.itemsize < 2:
         return Part("other", f"stored as {parameter.dtype}: only real floating-point weights can be treated")
+    if parameter.layout is not torch.strided:
+        return Part("other", f"{parameter.layout}: only dense weights can be treated")
+    if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape)):
+        return Part("other", "expanded: several entries share one place in memory and cannot be set apart")
     if any(word.startswith("lora_") for word in place.name.split(".")):
         return Part(
             "lora", "low-rank adapter: the product B A is the update, neither factor is a layer's matrix"

@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from conf.launch import launch, needs, open_run
+from conf.launch import check_first_phase, launch, needs, open_run
 
 needs("language", "tokenizers")
 
@@ -51,6 +51,7 @@ def train(cfg: DictConfig) -> None:
 def train_in(world: World, cfg: DictConfig) -> None:
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
+    check_first_phase(method, phases=2)
     check_policy(cfg.optimizer_state)
     shape = check_settings(cfg)
     run = open_run(cfg, method, data=cfg.corpus.name, model=cfg.model.name) if world.leads else Silent()

@@ -79,6 +79,28 @@ def test_the_commit_of_a_shared_first_phase_and_of_every_start_is_told(tmp_path)
     )
 
 
+def test_a_finished_run_whose_metrics_are_cut_or_gone_is_damaged(root):
+    folder = root / "fig2a_cifar10_resnet18" / "small" / "fire" / "seed_1"
+    metrics = folder / "metrics.jsonl"
+    (folder / "DONE").write_text(f"{metrics.stat().st_size} bytes of metrics.jsonl\n")
+    assert not load(root).problems
+    metrics.write_bytes(metrics.read_bytes().rsplit(b"\n", 2)[0] + b"\n")
+    results = load(root)
+    assert len(results.problems) == 1 and "seed_1: damaged" in results.problems[0]
+    assert sorted(results.finished.query("label == 'fire'")["seed"]) == [2, 3]
+    metrics.unlink()
+    assert "seed_1: damaged" in load(root).problems[0]
+
+
+def test_lines_that_hold_no_record_are_counted_and_left_out(root):
+    metrics = root / "fig2a_cifar10_resnet18" / "small" / "fire" / "seed_1" / "metrics.jsonl"
+    whole = len(load(root).metrics)
+    with metrics.open("a") as file:
+        file.write('[1, 2]\n{"step": "x", "test_accuracy": 9.0}\n{"step": 999, "test_accuracy": NaN}\n{"a\n')
+    results = load(root)
+    assert len(results.metrics) == whole and "3 unreadable line(s)" in results.problems[0]
+
+
 def test_measures_by_hand(root):
     levels = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]
     write_run(root, "random_label", "none", 1, task_lines(levels, 0), protocol="random_label")

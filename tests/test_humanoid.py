@@ -281,6 +281,16 @@ def test_an_environment_can_be_sent_to_another_process():
     assert np.array_equal(again.step(np.zeros(19))[0], env.step(np.zeros(19))[0])
 
 
+def test_a_vector_environment_can_be_copied_and_used_after_it_was_closed():
+    vector = gymnasium.make_vec("h1-walk-primitive-v0", num_envs=3, threads=2)
+    vector.reset(seed=0)
+    vector.step(np.zeros((3, 19)))
+    again = pickle.loads(pickle.dumps(vector))
+    assert np.array_equal(again.step(np.ones((3, 19)))[0], vector.step(np.ones((3, 19)))[0])
+    again.close_extras()
+    assert np.array_equal(again.step(np.ones((3, 19)))[0], vector.step(np.ones((3, 19)))[0])
+
+
 @needs_meshes
 def test_parity_with_the_benchmarks_model_under_random_actions():
     """Steps until the fall and mean return of six episodes, as measured on the benchmark's own model with this foot.

@@ -73,6 +73,17 @@ def test_interrupted_equals_uninterrupted(tmp_path, stop_after):
     assert play(open_run(tmp_path / "cut", checkpoint_steps=2)) == whole
 
 
+def test_a_finished_run_says_when_the_code_has_changed_since(tmp_path, capsys, monkeypatch):
+    play(open_run(tmp_path))
+    monkeypatch.setattr(record, "describe", lambda: {"commit": "f" * 40, "dirty": False})
+    assert open_run(tmp_path).finished
+    assert "not with that of now" in capsys.readouterr().out
+    meta = tmp_path / "e/smoke/fire/seed_1/meta.json"
+    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"commit": "f" * 40}))
+    assert open_run(tmp_path).finished
+    assert "not with that of now" not in capsys.readouterr().out
+
+
 def test_what_an_earlier_start_was_made_with_is_kept(tmp_path):
     for stop in (3, 5):
         with pytest.raises(KeyboardInterrupt):

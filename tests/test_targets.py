@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
+from fire_core import fire
 from fire_core.errors import UserError
 from fire_core.skeleton import skeleton
 from fire_core.targets import TargetTable, find_targets, match_parameters
@@ -264,6 +266,23 @@ def test_frozen_parameters_are_out_unless_everything_is_frozen() -> None:
     assert not table["0.weight"].included and "frozen" in table["0.weight"].reason
     model.requires_grad_(False)
     assert names(model) == ["0.weight", "1.weight"]
+
+
+def test_weights_without_a_place_of_their_own_in_memory_stay_out() -> None:
+    net = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4), nn.Linear(6, 4))
+    net[1].weight = nn.Parameter(torch.randn(1, 6).expand(4, 6), requires_grad=False)
+    net[2].weight = nn.Parameter(torch.randn(4, 6).to_sparse(), requires_grad=False)
+    reasons = {t.name: t.reason for t in find_targets(net) if t.name.endswith("weight")}
+    assert [t.name for t in find_targets(net).included] == ["0.weight"]
+    assert "share one place" in reasons["1.weight"] and "sparse" in reasons["2.weight"]
+
+
+def test_looking_at_a_computed_weight_does_not_move_its_state() -> None:
+    net = nn.Sequential(nn.Linear(6, 6), parametrizations.spectral_norm(nn.Linear(6, 6)))
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    find_targets(net)
+    fire(net)
+    assert before and all(torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())
 
 
 def test_other_dtypes_adapters_and_lazy_layers() -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
-from conf.launch import launch, open_run, pick_device
+from conf.launch import check_first_phase, launch, open_run, pick_device
 from fire_core.errors import UserError
 from fire_core.methods import create
 from fire_core.optim_state import apply_policy, check_policy
@@ -51,6 +51,7 @@ def train(cfg: DictConfig) -> None:
     schedule = [
         (p, epoch) for p in make_phases(**protocol, images=images, seed=cfg.seed) for epoch in range(p.epochs)
     ]
+    check_first_phase(method, phases=schedule[-1][0].index + 1)
     with seeded(cfg.seed, "init"):
         net = build(
             **cfg.model, classes=images.classes, channels=images.channels, image_size=images.image_size

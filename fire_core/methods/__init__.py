@@ -92,7 +92,13 @@ def available() -> dict[str, type[Method]]:
     """All methods by name: imports every file of this package once."""
     for module in pkgutil.iter_modules(__path__):
         if not module.name.startswith("_"):
-            importlib.import_module(f"{__name__}.{module.name}")
+            try:
+                importlib.import_module(f"{__name__}.{module.name}")
+            except Exception as error:
+                raise UserError(
+                    f"fire_core/methods/{module.name}.py cannot be imported ({type(error).__name__}: {error}): mend or "
+                    "move it"
+                ) from error
     return dict(sorted(_registry.items()))
 
 

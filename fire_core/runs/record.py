@@ -108,7 +108,14 @@ class Run:
         """Whether this very run was completed before; says so."""
         if not (self.folder / "DONE").exists():
             return False
-        print(f"finished already: {self.folder} (delete it to run again)", flush=True)
+        try:
+            made_with = json.loads((self.folder / "meta.json").read_text()).get("commit")
+        except (OSError, ValueError):
+            made_with = None
+        here = describe()
+        changed = here["dirty"] or made_with != here["commit"]
+        note = f", with the code of commit {str(made_with)[:10]}, not with that of now" if changed else ""
+        print(f"finished already{note}: {self.folder} (delete it to run again)", flush=True)
         return True
 
     def __enter__(self) -> Run:
@@ -138,7 +145,8 @@ class Run:
             with contextlib.suppress(OSError):  # a full disk must not hide the error itself
                 checkpoints.write_atomic(self.folder / "FAILED", text)
         if kind is None and self._complete:
-            checkpoints.write_atomic(self.folder / "DONE", "")
+            size = (self.folder / "metrics.jsonl").stat().st_size
+            checkpoints.write_atomic(self.folder / "DONE", f"{size} bytes of metrics.jsonl\n")
             for path in (self.folder / "checkpoint").glob("step_*.pt"):
                 path.unlink()
         (self.folder / "RUNNING").unlink(missing_ok=True)

@@ -7,6 +7,7 @@
 fire_core/methods/; the protocol of the games, in rl/dqn/env.py.
 """
 
+import shlex
 import shutil
 import sys
 import time
@@ -21,7 +22,7 @@ from omegaconf import DictConfig
 from torch import nn
 from tqdm import tqdm
 
-from conf.launch import launch, needs, open_run, pick_device
+from conf.launch import check_first_phase, launch, needs, open_run, pick_device
 
 needs("dqn", "gymnasium", "ale_py", "psutil")
 
@@ -47,6 +48,7 @@ SAY_SECONDS = 60  # between lines in a log, where there is no progress bar
 def train(cfg: DictConfig) -> None:
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
+    check_first_phase(method, phases=2)
     check(cfg)
     check_policy(cfg.optimizer_state)
     run = open_run(cfg, method, game=cfg.env.name, compat=cfg.compat)
@@ -198,7 +200,7 @@ def train(cfg: DictConfig) -> None:
     print(f"{method.name}: {brief(figures, window)}\nin {run.folder}")
     print(
         f"table and figure: python -m analysis.summary --experiment {run.meta['experiment']} --size {cfg.size} "
-        f"--root {cfg.run.root}"
+        f"--root {shlex.quote(cfg.run.root)}"
     )
 
 

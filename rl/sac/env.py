@@ -91,6 +91,10 @@ class Task:
             "counters": [getattr(holder, name) for holder, name in counters(self.environment)],
         }
 
+    def require_state(self) -> None:
+        """Raise the UserError that `state_dict` would raise later."""
+        physics(self.environment)
+
     def load_state_dict(self, state: dict) -> None:
         """Go on from `state_dict`, bit for bit."""
         import mujoco
@@ -200,8 +204,7 @@ def physics(environment: gymnasium.Env) -> tuple[Any, Any]:
     if not hasattr(inner, "model") or not hasattr(inner, "data"):
         raise UserError(
             f"{type(inner).__name__} is no MuJoCo task, so its state cannot be saved: "
-            "raise run.checkpoint_seconds beyond the length of the run and set run.trunk=false; such a run cannot be "
-            "stopped and gone on with"
+            "set run.trunk=false run.checkpoint_seconds=1e9; such a run cannot be stopped and gone on with"
         )
     return inner.model, inner.data
 

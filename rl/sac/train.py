@@ -8,6 +8,7 @@ optimizers, replay, normaliser, simulator) is what all methods of one seed go on
 function of the seed, its purpose and the agent step.
 """
 
+import shlex
 import sys
 import time
 from copy import deepcopy
@@ -22,7 +23,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 from tqdm import tqdm
 
-from conf.launch import launch, needs, open_run, pick_device
+from conf.launch import check_first_phase, launch, needs, open_run, pick_device
 
 needs("sac", "gymnasium", "mujoco", "psutil")
 
@@ -42,6 +43,8 @@ from rl.sac.normaliser import RunningNormaliser
 from rl.sac.settings import check
 from rl.sac.update import Learner, update
 
+NEVER = 1e8  # run.checkpoint_seconds from here on: no run lasts three years
+
 
 @launch("sac")
 def train(cfg: DictConfig) -> None:
@@ -49,6 +52,7 @@ def train(cfg: DictConfig) -> None:
     check_policy(cfg.optimizer_state)
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
+    check_first_phase(method, phases=2)
     theirs = cfg.env.backend != "gymnasium"  # the same id may be another package's
     env = f"{cfg.env.backend}:{cfg.env.name}" if theirs else cfg.env.name
     run = open_run(cfg, method, at_boundary=("compat",), env=env)
@@ -58,6 +62,8 @@ def train(cfg: DictConfig) -> None:
     # ------------------------------------------------------------------------------------------ task and learner
     device = pick_device(cfg.device)
     task = Task(**cfg.env)
+    if run.trunk is not None or cfg.run.checkpoint_seconds < NEVER:
+        task.require_state()
     tests = EvaluationTasks(cfg.eval_episodes, **cfg.env)
     learner = build(cfg, task, device)
     normaliser = RunningNormaliser(task.observation_size)
@@ -230,7 +236,7 @@ def train(cfg: DictConfig) -> None:
     )
     print(
         f"table and figure: python -m analysis.summary --experiment {run.meta['experiment']} --size {cfg.size} "
-        f"--root {cfg.run.root}"
+        f"--root {shlex.quote(cfg.run.root)}"
     )
 
 

@@ -165,8 +165,8 @@ class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
     """`num_envs` H1 tasks that step together; each starts anew in the very step that ends its episode.
 
     `threads` > 1 runs the physics of several environments at once (MuJoCo releases the interpreter lock); the numbers
-    are the same for any count. The last observation of an ended episode is in info["final_obs"]. After an interrupted step
-    some robots have moved and some have not: reset.
+    are the same for any count. `info` holds the last observations of the episodes that ended ("final_obs") and no more.
+    After an interrupted step some robots have moved and some have not: reset.
     """
 
     metadata: ClassVar[dict[str, Any]] = {**HumanoidEnv.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
@@ -180,8 +180,10 @@ class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
         max_episode_steps: int = STEPS_PER_EPISODE,
         render_mode: str | None = None,
     ):
-        if num_envs < 1 or threads < 1:
-            raise UserError(f"num_envs={num_envs}, threads={threads}: both must be at least 1")
+        if not all(isinstance(count, int) and count >= 1 for count in (num_envs, threads)):
+            raise UserError(
+                f"num_envs={num_envs!r}, threads={threads!r}: both must be whole numbers, at least 1"
+            )
         if render_mode is not None:
             raise UserError(
                 f"render_mode={render_mode!r}: pictures come from a single environment, gymnasium.make"
@@ -193,7 +195,7 @@ class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.threads = min(threads, num_envs)
-        self.pool = ThreadPoolExecutor(self.threads - 1) if self.threads > 1 else None
+        self.pool: ThreadPoolExecutor | None = None  # begins with the first step
         self.generators = [np.random.default_rng() for _ in range(num_envs)]
         self.ages = np.zeros(num_envs, dtype=np.int64)
 
@@ -239,6 +241,8 @@ class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
             for index in iter(waiting.popleft, None):
                 outcomes[index] = self.simulations[index].step(controls[index])
 
+        if self.pool is None and self.threads > 1:
+            self.pool = ThreadPoolExecutor(self.threads - 1)
         running = [self.pool.submit(work) for _ in range(self.threads - 1)] if self.pool else []
         try:
             work()
@@ -252,3 +256,8 @@ class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
     def close_extras(self, **kwargs: Any) -> None:
         if self.pool is not None:
             self.pool.shutdown()
+            self.pool = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and other processes: everything but the threads."""
+        return vars(self) | {"pool": None}
