@@ -1,4 +1,4 @@
-"""Which runs are done, running, failed, unfinished or missing.
+"""Which runs are done, damaged, running, failed, unfinished or missing.
 
 python -m analysis.status --root runs [--methods none,fire] [--seeds 1,2,3] [--detail]
 """
@@ -20,7 +20,7 @@ from analysis.tabulate import markdown
 from fire_core.errors import UserError
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "conf" / "experiment"
-STATES = ("done", "running", "failed", "unfinished", "missing")
+STATES = ("done", "damaged", "running", "failed", "unfinished", "missing")
 
 
 def states(runs: pd.DataFrame, methods: Sequence[str] = (), seeds: Sequence[int] = ()) -> pd.DataFrame:
@@ -74,7 +74,7 @@ def main(given: Sequence[str] | None = None) -> int:
     table = states(runs, comma_list(options.methods), seeds)
     print(markdown(overview(table)) if len(table) else f"no runs in '{options.root}' yet")
     for row in table.to_dict("records"):
-        if options.detail or row["status"] in ("failed", "unfinished", "missing"):
+        if options.detail or row["status"] in ("damaged", "failed", "unfinished", "missing"):
             print(f"{row['status']}: {row['experiment']} {row['size']} {row['label']} seed {row['seed']}")
     for path, row in zip(folders, runs.to_dict("records")):
         if row["status"] == "failed":
