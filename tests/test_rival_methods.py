@@ -118,6 +118,14 @@ def test_dash_and_dormancy_leave_frozen_batch_norms_frozen():
     assert [module.training for module in net] == [True, False, True, True] and net.training
 
 
+def test_muon_gives_the_rest_the_epsilon_of_the_default_optimizer():
+    net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    made = create("muon").optimizer(net, torch.optim.Adam(net.parameters(), eps=1.5e-4), Phase(1))
+    assert [part.param_groups[0]["eps"] for part in made.parts if isinstance(part, torch.optim.Adam)] == [
+        1.5e-4
+    ]
+
+
 def test_dash_leaves_parameters_alone_that_the_loss_does_not_depend_on():
     net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     net.unused = nn.Linear(2, 2)
