@@ -152,9 +152,7 @@ class Muon(Method):
         for part in parts:
             part.param_groups[0]["rate_factor"] = self.rate_factor
         if rest:
-            betas, epsilon = (
-                (self.adam_betas[0], self.adam_betas[1]),
-                default.param_groups[0].get("eps", 1e-8),
-            )
+            betas = self.adam_betas[0], self.adam_betas[1]
+            epsilon = default.param_groups[0].get("eps", 1e-8)
             parts.append(torch.optim.Adam(rest, lr=rate, betas=betas, eps=epsilon))
         return Together(parts)

@@ -99,9 +99,8 @@ class Task:
         """Go on from `state_dict`, bit for bit."""
         import mujoco
 
-        self.reset(
-            state["seed"]
-        )  # some tasks draw a part of the model, as a goal, at the start of an episode
+        # Some tasks draw a part of the model, as a goal, at the start of an episode.
+        self.reset(state["seed"])
         model, data = physics(self.environment)
         mujoco.mj_setState(model, data, state["integration"].numpy(), mujoco.mjtState.mjSTATE_INTEGRATION)
         # DeepMind control ends its steps with contacts and constraints of the new state; others compute them anew.
