@@ -1,14 +1,23 @@
 """FIRE and its rivals: move weights to the nearest orthogonal matrix between training phases, and measure it."""
 
+from importlib.metadata import PackageNotFoundError, version
+
 from fire_core.errors import UserError
-from fire_core.fire import fire
 from fire_core.optim_state import apply_policy
 from fire_core.phases import Phase, State, snapshot
-from fire_core.polar import Polar, polar
+from fire_core.projection import fire, project_
 from fire_core.report import Report, Row
+from fire_core.settings import FireSettings
+from fire_core.solvers.polar import Polar, polar
 from fire_core.targets import Target, TargetTable, find_targets
 
+try:
+    __version__ = version("fire-core")
+except PackageNotFoundError:  # a checkout that is not installed
+    __version__ = "0+unknown"
+
 __all__ = [
+    "FireSettings",
     "Phase",
     "Polar",
     "Report",
@@ -17,9 +26,11 @@ __all__ = [
     "Target",
     "TargetTable",
     "UserError",
+    "__version__",
     "apply_policy",
     "find_targets",
     "fire",
     "polar",
+    "project_",
     "snapshot",
 ]

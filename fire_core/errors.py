@@ -1,6 +1,7 @@
 """The one error type for mistakes that the caller can mend, and the hint that goes with a misspelt name."""
 
 import difflib
+import os
 from collections.abc import Iterable
 
 
@@ -13,3 +14,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     names = list(known)
     close = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names[:30])}"
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """A path for a message: bytes that are not UTF-8 are escaped."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, in one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:160] if lines else type(error).__name__

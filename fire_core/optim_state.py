@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from fire_core.errors import UserError
+from fire_core.report import Report
 
 POLICIES = ("keep", "clear", "clear_changed")
 
@@ -19,7 +21,9 @@ POLICIES = ("keep", "clear", "clear_changed")
 def apply_policy(
     optimizers: Mapping[str, Optimizer] | Iterable[Optimizer] | Optimizer,
     policy: str,
-    changed: Iterable[nn.Parameter] | None = None,
+    changed: Report | Iterable[Tensor] | None = None,
+    *,
+    masters: Iterable[tuple[Tensor, Tensor]] = (),
 ) -> int:
     """Drop optimizer state in place: moments, step counters, factored statistics, all of a parameter's entry.
 
@@ -28,16 +32,26 @@ def apply_policy(
 
     Args:
         policy: "keep"; "clear" (all); "clear_changed" (only of the parameters given).
-        changed: parameters whose values were replaced, e.g. `report.parameters(state)`; "clear_changed" needs them.
+        changed: the report of the treatment, or the parameters themselves; "clear_changed" needs one of them.
+        masters: (parameter of the model, the copy that the optimizer steps) pairs, where the optimizer keeps float32
+            copies of half-precision weights. The changed weights are written into their copies first; without that the
+            next step restores the old ones.
     Returns: number of parameters whose state was dropped.
-    Raises: UserError for an unknown policy, and for names where parameters are needed.
+    Raises: UserError for an unknown policy, for names where parameters are needed, and for changed parameters that no
+        optimizer steps.
     """
     check_policy(policy)
     if isinstance(optimizers, Optimizer):
         optimizers = [optimizers]
-    elif isinstance(optimizers, Mapping):
-        optimizers = list(optimizers.values())
-    chosen = {id(p) for p in _parameters(changed, policy)}
+    optimizers = list(optimizers.values() if isinstance(optimizers, Mapping) else optimizers)
+    chosen = {id(p): p for p in _parameters(changed, policy)}
+    for parameter, master in masters:
+        if id(parameter) in chosen:
+            with torch.no_grad():
+                master.copy_(parameter)
+            del chosen[id(parameter)]
+            chosen[id(master)] = master
+    _check_stepped(optimizers, chosen)
     dropped = 0
     for optimizer in optimizers:
         for parameter in list(optimizer.state):
@@ -47,15 +61,29 @@ def apply_policy(
     return dropped
 
 
-def _parameters(changed: Iterable[nn.Parameter] | None, policy: str) -> list[nn.Parameter]:
-    hint = "give the parameters themselves: [model.get_parameter(name) for name in report.changed]"
+def _parameters(changed: Report | Iterable[Tensor] | None, policy: str) -> list[Tensor]:
+    hint = "give the report of the treatment, or the parameters themselves"
     if changed is None and policy == "clear_changed":
         raise UserError(f"optimizer_state='clear_changed' without changed parameters: {hint}")
-    found = [] if changed is None else list(changed)
+    found = changed.parameters if isinstance(changed, Report) else list(changed or ())
     for entry in found:
         if not isinstance(entry, Tensor):
             raise UserError(f"changed holds {entry!r}, which is no parameter: {hint}")
     return found
+
+
+def _check_stepped(optimizers: list[Optimizer], chosen: Mapping[int, Tensor]) -> None:
+    """Raise UserError where the optimizers step other tensors than those that changed: copies, which bring back the old."""
+    stepped = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    left = [p for key, p in chosen.items() if key not in stepped]
+    in_half = [p for p in left if p.requires_grad and p.dtype in (torch.bfloat16, torch.float16)]
+    if stepped and (in_half or (left and len(left) == len(chosen))):
+        example = (in_half or left)[0]
+        raise UserError(
+            f"{len(in_half or left)} changed parameters, the first {tuple(example.shape)} in {example.dtype}, are stepped "
+            "by none of these optimizers: if they keep float32 copies, the next step brings the old weights back; give "
+            "the pairs as masters=zip(model.parameters(), copies), else the optimizer of this model"
+        )
 
 
 def check_policy(policy: str) -> None:

@@ -29,6 +29,7 @@ class State:
         initial: net name -> CPU copy of the starting parameters and buffers (`snapshot`).
         batches: fresh iterator of (inputs, targets) of the coming phase, for methods that need gradients.
         loss: (net output, targets) -> scalar, for the same methods.
+        test_inputs: count -> inputs of the last `count` test samples, for methods that follow the official code.
         generator: CPU generator of this method's own randomness.
         phase: index of the current phase.
     """
@@ -39,6 +40,7 @@ class State:
     initial: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     batches: Callable[[], Iterable[tuple[Tensor, Tensor]]] | None = None
     loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    test_inputs: Callable[[int], Tensor] | None = None
     generator: torch.Generator | None = None
     phase: int = 0
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from torch import nn
-
-if TYPE_CHECKING:
-    from fire_core.phases import State
+from torch import Tensor
 
 
 @dataclass
 class Row:
     """What happened to one target. Matrices are (out, in); DfI and SFE are squared Frobenius norms, no unit.
 
-    residual: DfI of the factor as the solver itself measured it (`fire_core.polar`).
+    dfi_after is of the weight as stored, dfi_factor of the orthogonal factor before scaling. residual: DfI of the factor
+    as the solver itself measured it (`fire_core.solvers.polar`).
     """
 
     name: str
@@ -36,14 +34,42 @@ class Row:
     residual: float | None = None
 
 
-@dataclass
 class Report:
-    """One row a target, changed or skipped. `dfi_after` is of the weight as stored, `dfi_factor` before scaling."""
+    """One row per target, changed or skipped.
 
-    rows: list[Row] = field(default_factory=list)
-    changed: set[str] = field(default_factory=set)
-    seconds: float = 0.0
-    method: str = ""
+    The figures are computed when `rows` is first read, from matrices that the report keeps until then.
+
+    Attributes:
+        changed: names of the parameters whose values changed, as the treated model names them (without the prefix of a
+            DistributedDataParallel around it).
+        parameters: those parameters themselves, for `apply_policy(optimizer, "clear_changed", report)`. They are the
+            model's own objects, whatever wraps or shards it.
+        seconds: time of the treatment. dry_run: nothing was written.
+    """
+
+    def __init__(
+        self,
+        rows: Iterable[Row] = (),
+        changed: Iterable[str] = (),
+        *,
+        parameters: Iterable[Tensor] = (),
+        seconds: float = 0.0,
+        method: str = "",
+        dry_run: bool = False,
+        measurements: Iterable[Callable[[], None]] = (),
+    ) -> None:
+        self._rows = list(rows)
+        self._measurements = list(measurements)
+        self.changed = set(changed)
+        self.parameters = list(parameters)
+        self.seconds, self.method, self.dry_run = seconds, method, dry_run
+
+    @property
+    def rows(self) -> list[Row]:
+        measurements, self._measurements = self._measurements, []
+        for measure in measurements:
+            measure()
+        return self._rows
 
     def treated(self) -> list[Row]:
         """Rows of the targets that were changed."""
@@ -60,15 +86,6 @@ class Report:
                 result[f"{key}_max"] = max(values)
         return result
 
-    def parameters(self, state: State) -> list[nn.Parameter]:
-        """The changed parameters themselves, for `apply_policy(..., "clear_changed", ...)`."""
-        return [
-            parameter
-            for net_name, net in state.nets.items()
-            for name, parameter in net.named_parameters()
-            if f"{net_name}.{name}" in self.changed
-        ]
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         return {
@@ -83,21 +100,25 @@ class Report:
         head = (
             f"{'target':<44} {'shape':>12} {'DfI before':>11} {'after':>9} {'factor':>9} {'SFE':>9}  action"
         )
-        lines = [head, "-" * len(head), *map(_line, self.rows)]
-        s = self.summary()
-        lines.append(f"{self.method or 'report'}: {s['targets']:.0f} targets changed in {self.seconds:.3f} s")
-        return "\n".join(lines)
+        done = "would change (dry run)" if self.dry_run else "changed"
+        count = len(self.treated())
+        last = f"{self.method or 'report'}: {count} targets {done} in {self.seconds:.3f} s"
+        return "\n".join([head, "-" * len(head), *map(_line, self.rows), last])
 
     @staticmethod
     def merge(reports: Mapping[str, Report], method: str) -> Report:
         """One report of several nets; names become `net.target`, `net.parameter`."""
-        merged = Report(method=method, seconds=sum(r.seconds for r in reports.values()))
-        for net, report in reports.items():
-            merged.changed |= {f"{net}.{name}" for name in report.changed}
-            for row in report.rows:
-                values = asdict(row) | {"name": f"{net}.{row.name}", "parameter": f"{net}.{row.parameter}"}
-                merged.rows.append(Row(**values))
-        return merged
+        return Report(
+            [
+                replace(row, name=f"{net}.{row.name}", parameter=f"{net}.{row.parameter}")
+                for net, report in reports.items()
+                for row in report.rows
+            ],
+            {f"{net}.{name}" for net, report in reports.items() for name in report.changed},
+            parameters=[parameter for report in reports.values() for parameter in report.parameters],
+            seconds=sum(report.seconds for report in reports.values()),
+            method=method,
+        )
 
 
 def _line(row: Row) -> str:

@@ -1,47 +1,83 @@
-"""The settings of `fire`, checked by name and value before anything is computed, for every way to call it."""
+"""The settings of `fire`: their names, types, defaults and allowed values, for every way to call it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from numbers import Real
-from typing import Any
+from typing import Any, Literal, get_args
 
 from fire_core.errors import UserError, did_you_mean
-from fire_core.polar import check_solver
+from fire_core.solvers.polar import check_solver
 
-SCALES = ("official", "none")
-DEGENERATE = ("raise", "skip")
+Solver = Literal["newton_schulz", "exact", "fast", "quintic"]
+Normalize = Literal["frobenius", "spectral"]
+Scale = Literal["official", "none", "initial"]
+Degenerate = Literal["raise", "skip"]
+Precision = Literal["fp32", "tf32"]
 
-
-def check_settings(
-    *,
-    solver: str = "newton_schulz",
-    iterations: int = 10,
-    normalize: str = "frobenius",
-    scale: str = "official",
-    strength: float = 1.0,
-    degenerate: str = "raise",
-    tolerance: float = 1e-8,
-    precision: str = "fp32",
-    initial: Mapping[str, Any] | None = None,
-    **unknown: Any,
-) -> None:
-    """Raise UserError for a name that `fire` does not know or a value that it cannot use. Same defaults."""
-    for name in unknown:
-        known = sorted({*(check_settings.__kwdefaults__ or {}), "targets"})
-        raise UserError(f"fire has no setting {name!r}{did_you_mean(name, known)}")
-    check_solver(solver, iterations, normalize, tolerance, precision)
-    if scale not in SCALES:
-        raise UserError(f"scale={scale!r}: choose 'official' (sqrt(out/in) / taps) or 'none'")
-    if not isinstance(strength, Real) or not 0.0 <= strength <= 1.0:
-        raise UserError(f"strength={strength!r} is outside [0, 1]: 0 keeps the weights, 1 is FIRE")
-    check_degenerate(degenerate)
-    if initial is not None and not isinstance(initial, Mapping):
-        raise UserError(
-            f"initial is a {type(initial).__name__}: give the starting weights by parameter name, as state_dict() does"
-        )
+STAGE_LIMIT = 4 * 2**30
 
 
-def check_degenerate(degenerate: str) -> None:
-    if degenerate not in DEGENERATE:
-        raise UserError(f"degenerate={degenerate!r}: choose 'raise' or 'skip'")
+@dataclass(frozen=True)
+class FireSettings:
+    """Everything that `fire` can be told, except which matrices. Checked when it is made; raises UserError.
+
+    solver: "newton_schulz" is the published algorithm, `iterations` cubic steps: *not* a projection to a tolerance (read
+        `dfi_factor` in the report). "exact" is the orthogonal polar factor to `tolerance`. "fast": closer than the
+        published 10 iterations, in less time. "quintic": Muon's iteration (see `polar`).
+    iterations, normalize: of newton_schulz and quintic; normalize is the start, "frobenius" (published) or
+        "spectral".
+    scale: "official": sqrt(out/in), divided by the number of taps for convolutions. "none": 1. "initial": each matrix
+        gets the Frobenius norm that it had at initialisation.
+    strength: W + strength * (fire(W) - W); 1 is FIRE.
+    degenerate: all-zero matrices, and those below `min_norm`: "raise" names them before anything is changed, "skip"
+        leaves them as they are, with the reason in the report. NaN and infinite weights always raise.
+    min_norm: Frobenius norm below which a matrix counts as degenerate.
+    tolerance: DfI that "exact" guarantees per matrix, times max(1, n / 768) for n the smaller side.
+    precision: "fp32", or "tf32" (see `polar`), whatever the weights are stored in.
+    stage_limit: bytes. Up to this size all results are kept until the last one is there and checked, and the report
+        measures when it is first read; above it each stack of matrices is written and measured at once.
+    """
+
+    solver: Solver = "newton_schulz"
+    iterations: int = 10
+    normalize: Normalize = "frobenius"
+    scale: Scale = "official"
+    strength: float = 1.0
+    degenerate: Degenerate = "raise"
+    min_norm: float = 0.0
+    tolerance: float = 1e-8
+    precision: Precision = "fp32"
+    stage_limit: float = STAGE_LIMIT
+
+    def __post_init__(self) -> None:
+        check_solver(self.solver, self.iterations, self.normalize, self.tolerance, self.precision)
+        check_word("scale", self.scale, Scale)
+        check_word("degenerate", self.degenerate, Degenerate)
+        if not isinstance(self.strength, Real) or not 0.0 <= self.strength <= 1.0:
+            raise UserError(f"strength={self.strength!r} is outside [0, 1]: 0 keeps the weights, 1 is FIRE")
+        for name in ("min_norm", "stage_limit"):
+            value = getattr(self, name)
+            if not isinstance(value, Real) or not value >= 0.0:
+                raise UserError(f"{name}={value!r} must be a number, 0 or above")
+        for name in ("iterations", "normalize"):
+            value = getattr(self, name)
+            if self.solver in ("exact", "fast") and value != getattr(FireSettings, name):
+                raise UserError(
+                    f"{name}={value!r} has no effect with solver={self.solver!r}: leave it out, or choose newton_schulz"
+                )
+
+    @classmethod
+    def of(cls, **settings: Any) -> FireSettings:
+        """The settings given by name; a name that does not exist is an error that names the nearest one."""
+        known = [field.name for field in fields(cls)]
+        for name in settings:
+            if name not in known:
+                raise UserError(f"fire has no setting {name!r}{did_you_mean(name, [*known, 'targets'])}")
+        return cls(**settings)
+
+
+def check_word(name: str, value: object, allowed: Any) -> None:
+    """Raise UserError for a value that is not in the Literal `allowed`."""
+    if value not in get_args(allowed):
+        raise UserError(f"{name}={value!r} is unknown: choose one of {', '.join(get_args(allowed))}")

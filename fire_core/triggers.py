@@ -16,15 +16,40 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, did_you_mean
 
 Observed = Mapping[str, float]
+MOST_MISSED = 100
 
 
 class Trigger(ABC):
     """Call it with a step that never goes back (any unit: updates, environment steps) and the metrics at hand."""
 
     MEMORY: tuple[str, ...] = ()
+    missed = 0  # calls with metrics, but never the one that this trigger waits for
+
+    def observe(self, observed: Observed | None, name: str) -> float | None:
+        """The metric as a float, None where this call does not carry it.
+
+        Raises UserError for NaN, which is no plateau, and for a metric that MOST_MISSED calls with others never carried.
+        """
+        if not observed:
+            return None
+        if name not in observed:
+            self.missed += self.missed >= 0
+            if self.missed >= MOST_MISSED:
+                raise UserError(
+                    f"{type(self).__name__} waits for metric {name!r}, which none of {self.missed} calls with metrics "
+                    f"carried{did_you_mean(name, map(str, observed))}"
+                )
+            return None
+        self.missed = -1  # seen once: it exists
+        value = float(observed[name])
+        if math.isnan(value):
+            raise UserError(
+                f"metric {name!r} is NaN: a trigger cannot decide on it; stop the run or leave the metric out"
+            )
+        return value
 
     @abstractmethod
     def __call__(self, step: int, observed: Observed | None = None) -> bool:
@@ -53,7 +78,7 @@ class AtBoundary(Trigger):
         self.last: float | None = None
 
     def __call__(self, step: int, observed: Observed | None = None) -> bool:
-        value = _metric(observed, self.key)
+        value = self.observe(observed, self.key)
         if value is None:
             return False
         changed = self.last is not None and value != self.last
@@ -94,7 +119,7 @@ class Plateau(Trigger):
         self.waited = 0
 
     def __call__(self, step: int, observed: Observed | None = None) -> bool:
-        value = _metric(observed, self.metric)
+        value = self.observe(observed, self.metric)
         if value is None:
             return False
         gain = math.inf if self.best is None else (self.best - value) * (1 if self.mode == "min" else -1)
@@ -123,7 +148,7 @@ class Above(Trigger):
         self.armed = True
 
     def __call__(self, step: int, observed: Observed | None = None) -> bool:
-        value = _metric(observed, self.metric)
+        value = self.observe(observed, self.metric)
         if value is None:
             return False
         fires = self.armed and value > self.limit
@@ -132,7 +157,7 @@ class Above(Trigger):
 
 
 class DormantShare(Above):
-    """Fires when the observed "dormant_share" (0 to 1, as `fire_core.probe.plasticity` gives it) rises above `limit`."""
+    """Fires when the observed "dormant_share" (0 to 1, as `fire_core.measure.probe` gives it) rises above `limit`."""
 
     def __init__(self, limit: float, *, rearm: float | None = None) -> None:
         if not 0.0 <= limit < 1.0:
@@ -141,7 +166,7 @@ class DormantShare(Above):
 
 
 class Deviation(Above):
-    """Fires when the observed "dfi" (mean deviation from isometry, of `fire_core.probe.plasticity`) rises above `limit`."""
+    """Fires when the observed "dfi" (mean deviation from isometry, of `fire_core.measure.probe`) rises above `limit`."""
 
     def __init__(self, limit: float, *, rearm: float | None = None) -> None:
         super().__init__("dfi", limit, rearm=rearm)
@@ -229,18 +254,6 @@ class Cooldown(_Composite):
 
     def _members(self) -> tuple[Trigger, ...]:
         return (self.trigger,)
-
-
-def _metric(observed: Observed | None, name: str) -> float | None:
-    """The metric as a float, None where this call does not carry it; NaN is an error, not a plateau."""
-    if observed is None or name not in observed:
-        return None
-    value = float(observed[name])
-    if math.isnan(value):
-        raise UserError(
-            f"metric {name!r} is NaN: a trigger cannot decide on it; stop the run or leave the metric out"
-        )
-    return value
 
 
 def _positive(name: str, value: int) -> int:

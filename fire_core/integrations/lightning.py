@@ -63,7 +63,7 @@ class FireCallback(pl.Callback):
 
     def _look(self, trainer: pl.Trainer, module: pl.LightningModule, observed: dict[str, float]) -> None:
         step = trainer.global_step
-        if not trainer.strategy.broadcast(self.treatment.trigger(step, observed)):
+        if not self.treatment.is_due(step, observed, trainer.strategy.root_device):
             return
         report = self.treatment.apply(module, trainer.optimizers, step)
         for logger in trainer.loggers:

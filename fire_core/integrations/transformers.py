@@ -3,16 +3,13 @@
     trainer = Trainer(model, args, ..., callbacks=[FireCallback(EveryNSteps(10_000), targets="no_embedding")])
 
 The trigger sees every optimizer step without metrics, and every evaluation with its metrics ("eval_loss"). With several
-processes rank 0 decides for all. What the trigger remembers is written into each checkpoint folder and read on resume.
+processes rank 0 decides for all. What the trigger remembers is part of the trainer's own state (trainer_state.json).
 """
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -22,19 +19,21 @@ from fire_core.integrations.treatment import Treatment, numbers
 from fire_core.report import Report
 from fire_core.triggers import Trigger
 
-FILE = "fire_trigger.json"
-
 
 class FireCallback(TrainerCallback):
     """`fire(model)` whenever the trigger fires. settings: as for `fire_core.fire`.
 
-    optimizer_state: "clear_changed" (default), "clear" or "keep". `reports` keeps (global step, Report) of each firing;
-    summaries also go to the trainer's log history under "fire/". Raises UserError at the start of training for targets
-    that do not exist, and on resume from a checkpoint that this callback was not part of.
+    optimizer_state: "clear_changed" (default), "clear" or "keep". name: tells two of these callbacks apart. `reports`
+    keeps (global step, Report) of each firing; summaries also go to the trainer's log history under "fire/". Raises
+    UserError at the start of training for targets that do not exist, and on resume from a checkpoint that this callback
+    was not part of.
     """
 
-    def __init__(self, trigger: Trigger, *, optimizer_state: str = "clear_changed", **settings: Any) -> None:
+    def __init__(
+        self, trigger: Trigger, *, optimizer_state: str = "clear_changed", name: str = "fire", **settings: Any
+    ) -> None:
         self.treatment = Treatment(trigger, optimizer_state, settings)
+        self._key = f"FireCallback {name!r}"
         self._training = False
 
     @property
@@ -46,13 +45,18 @@ class FireCallback(TrainerCallback):
     ) -> None:
         self._training = True
         self.treatment.check(kwargs["model"])
+        saved = _stored(state).pop(self._key, None)
         if state.global_step > 0:
-            path = _folder(args, state) / FILE
-            if not path.exists():
+            if saved is None:
                 raise UserError(
-                    f"{path} is missing: resume from a checkpoint of a run with this callback, in its folder"
+                    f"the checkpoint holds no state of {self._key}: resume from a run with this callback, and give "
+                    "each of several callbacks its own name"
                 )
-            self.treatment.trigger.load_state_dict(json.loads(path.read_text()))
+            self.treatment.trigger.load_state_dict(saved)
+        elif saved is not None:
+            raise UserError(f"two callbacks are called {self._key}: give each its own name")
+        else:
+            self._remember(state)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -62,31 +66,32 @@ class FireCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._look(state, {}, kwargs["model"], kwargs["optimizer"])
+        self._look(args, state, {}, kwargs["model"], kwargs["optimizer"])
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if self._training:  # trainer.evaluate() looks at a model, it does not change it
-            self._look(state, numbers(kwargs["metrics"]), kwargs["model"], kwargs["optimizer"])
-
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if state.is_world_process_zero:
-            (_folder(args, state) / FILE).write_text(json.dumps(self.treatment.trigger.state_dict()))
+            self._look(args, state, numbers(kwargs["metrics"]), kwargs["model"], kwargs["optimizer"])
 
     def _look(
-        self, state: TrainerState, observed: dict[str, float], model: nn.Module, optimizer: Optimizer
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        observed: dict[str, float],
+        model: nn.Module,
+        optimizer: Optimizer,
     ) -> None:
-        decision = [self.treatment.trigger(state.global_step, observed)]
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.broadcast_object_list(decision, 0)
-        if decision[0]:
+        if self.treatment.is_due(state.global_step, observed, args.device):
             report = self.treatment.apply(model, [optimizer], state.global_step)
             summary = {f"fire/{name}": value for name, value in report.summary().items()}
             state.log_history.append({**summary, "step": state.global_step})
+        self._remember(state)
+
+    def _remember(self, state: TrainerState) -> None:
+        """Into the state that the trainer saves. Its own restoring builds callbacks anew and mixes up two of a class."""
+        _stored(state)[self._key] = self.treatment.trigger.state_dict()
 
 
-def _folder(args: TrainingArguments, state: TrainerState) -> Path:
-    return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+def _stored(state: TrainerState) -> dict[str, Any]:
+    return cast(dict[str, Any], state.stateful_callbacks)  # declared as the list that its constructor takes

@@ -10,10 +10,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fire_core.errors import UserError
-from fire_core.fire import fire
 from fire_core.optim_state import POLICIES, apply_policy
+from fire_core.projection import fire
 from fire_core.report import Report
-from fire_core.settings import check_settings
+from fire_core.settings import FireSettings
 from fire_core.targets import find_targets
 from fire_core.triggers import Trigger
 
@@ -26,7 +26,7 @@ class Treatment:
     """
 
     def __init__(self, trigger: Trigger, optimizer_state: str, settings: Mapping[str, Any]) -> None:
-        check_settings(**{name: value for name, value in settings.items() if name != "targets"})
+        FireSettings.of(**{name: value for name, value in settings.items() if name != "targets"})
         if optimizer_state not in POLICIES:
             raise UserError(f"optimizer_state={optimizer_state!r}: choose one of {', '.join(POLICIES)}")
         self.trigger, self.optimizer_state, self.settings = trigger, optimizer_state, dict(settings)
@@ -39,15 +39,21 @@ class Treatment:
         """FIRE on the model (shared out where there are several processes), then the policy; remembers the report."""
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         if distributed and torch.distributed.get_world_size() > 1:
-            from fire_core.distributed import project
-
-            report = project(model, **self.settings)
+            report = fire(model, group=torch.distributed.group.WORLD, **self.settings)
         else:
             report = fire(model, **self.settings)
-        parameters = dict(model.named_parameters())
-        apply_policy(list(optimizers), self.optimizer_state, [parameters[name] for name in report.changed])
+        apply_policy(list(optimizers), self.optimizer_state, report)
         self.reports.append((step, report))
         return report
+
+    def is_due(self, step: int, observed: Mapping[str, float], device: torch.device) -> bool:
+        """What the trigger says; with several processes, what it says on rank 0, sent as one number on `device`."""
+        due = self.trigger(step, observed)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            decision = torch.tensor(due, dtype=torch.uint8, device=device)
+            torch.distributed.broadcast(decision, 0)
+            due = bool(decision)
+        return due
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

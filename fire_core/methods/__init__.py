@@ -1,15 +1,20 @@
 """What is done between phases: one method a file, discovered by import.
 
 A method is a dataclass whose fields are its settings (`conf/method/<name>.yaml` holds the same ones) and which says as
-class data what the domains need to know. The loop calls it at four places; it never calls the loop.
-`python -m fire_core.methods` lists what there is.
+class data what the training scripts need to know. The loop calls it at five places; it never calls the loop. What a
+boundary method does is also a plain function beside its class. `fire-core methods` lists what there is.
+
+Some methods have variants. `published`, the default, follows the method's own paper; another one, `official` say, is a
+class of the same name and settings in `fire_core/methods/<variant>/<name>.py`.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -19,12 +24,13 @@ from fire_core.errors import UserError, did_you_mean
 from fire_core.phases import Phase, State
 from fire_core.report import Report
 
+PUBLISHED = "published"
+
 
 @dataclass
 class Method:
     """Base of all methods: does nothing anywhere.
 
-    domains: training scripts that it runs in; the others refuse it. `METHODS=all` of a domain holds it.
     first_phase: first phase in which the method does anything. Pure boundary methods have 1; a method that acts during
     training has 0 or whatever its experiment says. Methods with first_phase >= 1 share the trunk of phase 0.
     """
@@ -32,21 +38,31 @@ class Method:
     first_phase: int = 1
 
     name: ClassVar[str] = ""
+    variant: ClassVar[str] = PUBLISHED
     summary: ClassVar[str] = ""
     source: ClassVar[str] = ""
     changes_optimizer: ClassVar[bool] = False
     changes_structure: ClassVar[bool] = False
+    forgets: ClassVar[bool] = False  # leaves nothing of what was trained before a boundary
     watches_training: ClassVar[bool] = (
         False  # reads activations of the training passes, which compiled nets hide
     )
-    domains: ClassVar[tuple[str, ...]] = ("vision", "language", "dqn", "sac")
 
     def check(self, state: State) -> None:
         """Before training starts: raise UserError for settings that do not fit these nets (a rule that matches nothing)."""
 
     def at_boundary(self, state: State, phase: Phase) -> Report:
-        """Once before phase k > 0."""
-        return Report(method=self.name)
+        """Once before phase k > 0: `treat` on every net, from phase `first_phase` on."""
+        if phase.index < self.first_phase:
+            return Report(method=self.name)
+        self.check(state)
+        return Report.merge(
+            {name: self.treat(name, net, state) for name, net in state.nets.items()}, self.name
+        )
+
+    def treat(self, name: str, net: nn.Module, state: State) -> Report:
+        """What a boundary does to net `name`."""
+        return Report()
 
     def penalty(self, state: State) -> Tensor | float:
         """Added to the loss at every step."""
@@ -56,7 +72,10 @@ class Method:
         """After every optimizer step."""
 
     def after_epoch(self, state: State) -> None:
-        """After every epoch."""
+        """After every epoch, before its test: the epoch's results show what it changes."""
+
+    def after_test(self, state: State) -> None:
+        """After the results of every epoch are taken: they do not show what it changes."""
 
     def optimizer(self, net: nn.Module, default: Optimizer, phase: Phase) -> Optimizer:
         """The optimizer to train this phase with; only methods with `changes_optimizer` replace the default."""
@@ -73,47 +92,91 @@ class Method:
         """Inverse of `state_dict`."""
 
 
-_registry: dict[str, type[Method]] = {}
+_registry: dict[tuple[str, str], type[Method]] = {}
+_broken: dict[str, Exception] = {}  # files of this package that cannot be imported here
 
 
 def register(cls: type[Method]) -> type[Method]:
-    """Class decorator: make a method known by its `name`. A second class of the same name is an error."""
+    """Class decorator: make a method known by its `name` and `variant`. A second class of the same name is an error."""
     missing = [key for key in ("name", "summary", "source") if not getattr(cls, key)]
     if missing:
         raise TypeError(f"method {cls.__qualname__}: class attribute {', '.join(missing)} is empty")
-    known = _registry.get(cls.name)
+    known = _registry.get((cls.name, cls.variant))
     if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise TypeError(f"method {cls.name!r} is defined in both {known.__module__} and {cls.__module__}")
-    _registry[cls.name] = cls
+    _registry[cls.name, cls.variant] = cls
     return cls
 
 
 def available() -> dict[str, type[Method]]:
-    """All methods by name: imports every file of this package once."""
+    """All methods by name: imports every file of this package once, and leaves out those that cannot be imported."""
     for module in pkgutil.iter_modules(__path__):
-        if not module.name.startswith("_"):
+        if not module.ispkg and not module.name.startswith("_"):
             try:
                 importlib.import_module(f"{__name__}.{module.name}")
             except Exception as error:
-                raise UserError(
-                    f"fire_core/methods/{module.name}.py cannot be imported ({type(error).__name__}: {error}): mend or "
-                    "move it"
-                ) from error
-    return dict(sorted(_registry.items()))
+                _broken[module.name] = error
+            else:
+                _broken.pop(module.name, None)
+    return {name: cls for (name, variant), cls in sorted(_registry.items()) if variant == PUBLISHED}
 
 
-def create(name: str, **settings: Any) -> Method:
-    """Method `name` with its settings; unknown names and settings are errors that name the nearest one."""
+def broken() -> dict[str, str]:
+    """Files of this package that cannot be imported, without ending, and why."""
+    available()
+    return {name: f"{type(error).__name__}: {error}" for name, error in _broken.items()}
+
+
+def list_methods(filter: str | Iterable[str] = "*", with_description: bool = False) -> list[Any]:
+    """Names of the methods that match a wildcard pattern, or any of several; with their descriptions as pairs."""
+    patterns = [filter] if isinstance(filter, str) else list(filter)
+    found = [
+        (name, cls.summary)
+        for name, cls in available().items()
+        if any(fnmatchcase(name, pattern) for pattern in patterns)
+    ]
+    return found if with_description else [name for name, _ in found]
+
+
+def variants(name: str) -> list[str]:
+    """The variants of method `name`, `published` first."""
+    folders = [module.name for module in pkgutil.iter_modules(__path__) if module.ispkg]
+    return [PUBLISHED, *(folder for folder in folders if _has(folder, name))]
+
+
+def create(name: str, *, variant: str = PUBLISHED, **settings: Any) -> Method:
+    """Method `name` with its settings; unknown names and settings are errors that name the nearest one.
+
+    variant: "published" follows the method's own paper, "official" the code of the FIRE paper, where the two differ.
+    """
     methods = available()
+    if name in _broken:
+        raise UserError(
+            f"method {name!r} cannot be imported ({broken()[name]}): fix fire_core/methods/{name}.py or move it away"
+        ) from _broken[name]
     if name not in methods:
-        raise UserError(f"method {name!r} does not exist{did_you_mean(name, methods)}")
-    known = {f.name: f.default for f in fields(methods[name])}
+        missing = "".join(f"; {file}.py cannot be imported ({why})" for file, why in broken().items())
+        raise UserError(f"method {name!r} does not exist{did_you_mean(name, methods)}{missing}")
+    if variant not in variants(name):
+        raise UserError(
+            f"method {name!r} has no variant {variant!r}: choose one of {', '.join(variants(name))}"
+        )
+    if variant != PUBLISHED:
+        importlib.import_module(f"{__name__}.{variant}.{name}")
+    cls = _registry[name, variant]
+    known = {f.name: f.default for f in fields(cls)}
     for key, value in settings.items():
         if key not in known:
             raise UserError(f"method {name!r} has no setting {key!r}{did_you_mean(key, known)}")
         if not _fits(value, known[key]):
             raise UserError(f"method {name!r}: {key}={value!r} should be like its default, {known[key]!r}")
-    return methods[name](**settings)
+    return cls(**settings)
+
+
+def _has(folder: str, name: str) -> bool:
+    """Whether a variant's folder has a file for method `name`."""
+    package = importlib.import_module(f"{__name__}.{folder}")
+    return any(module.name == name for module in pkgutil.iter_modules(package.__path__))
 
 
 def stacked_weights(net: nn.Module) -> dict[str, nn.Parameter]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,8 +13,8 @@ from fire_core.errors import UserError
 from fire_core.methods import Method
 from fire_core.phases import Phase, State
 from fire_core.report import Report
-from fire_core.runs.seeding import derive
-from fire_core.units import Recorder, UnitLayer, coming_inputs, find_unit_layers, recycle
+from fire_core.seeding import derive
+from fire_core.units import Recorder, UnitLayer, find_unit_layers, recycle
 
 MOST_UNHEARD = 3  # steps in a row without a recorded forward pass
 
@@ -34,7 +35,7 @@ class UnitMethod(Method):
             raise UserError(f"fresh={self.fresh!r}: choose 'default' or 'initial'")
         self.layers: dict[str, list[UnitLayer]] = {}
         self.memory: dict[str, dict[str, dict[str, Tensor]]] = {}
-        self.recorders: dict[str, Recorder] = {}
+        self.recorders: dict[str, Any] = {}
         self.counts = {"steps": 0, "recycled": 0, "draws": 0}
         self._state: State | None = None
         self._unheard = 0
@@ -86,18 +87,22 @@ class UnitMethod(Method):
                     self.recycle(state, name, layer, rows)
 
     def recycle(self, state: State, name: str, layer: UnitLayer, rows: Tensor) -> None:
-        """Replace units of net `name`, with a random stream that depends on the phase and on how often it was drawn from."""
-        seed = state.generator.initial_seed() if state.generator is not None else 0
-        stream = torch.Generator().manual_seed(derive(seed, self.name, self.counts["draws"]))
-        self.counts["draws"] += 1
+        """Replace units of net `name`."""
         self.counts["recycled"] += recycle(
             state.nets[name],
             layer,
             rows,
-            generator=stream,
+            generator=self.stream(state),
             initial=state.initial[name] if self.fresh == "initial" else None,
             optimizers=state.optimizers.values() if self.reset_moments else (),
         )
+
+    def stream(self, state: State) -> torch.Generator:
+        """A new random stream, which depends on the phase and on how many were asked for before."""
+        seed = state.generator.initial_seed() if state.generator is not None else 0
+        stream = torch.Generator().manual_seed(derive(seed, self.name, self.counts["draws"]))
+        self.counts["draws"] += 1
+        return stream
 
     def find_layers(self, state: State, name: str) -> list[UnitLayer]:
         """Unit layers of net `name`, found with the first of the coming batches."""
@@ -111,15 +116,24 @@ class UnitMethod(Method):
             self.layers[name] = found
         return self.layers[name]
 
+    def watch(self, net: nn.Module, layers: list[UnitLayer]) -> Any:
+        """Hooks that keep `measure` of every layer's activations in `values`."""
+        return Recorder(net, layers, self.measure)
+
     def _start(self, state: State) -> None:
         for name, net in state.nets.items():
             if name in self.recorders:
-                continue
+                if self.recorders[name].net is net:
+                    continue
+                self.recorders.pop(
+                    name
+                ).remove()  # another model of the same name: nothing of the old one holds
+                self.layers.pop(name), self.memory.pop(name)
             layers = self.find_layers(state, name)
             device = next(net.parameters()).device
             if name not in self.memory:
                 self.memory[name] = {layer.name: self.start_memory(layer, device) for layer in layers}
-            self.recorders[name] = Recorder(net, layers, self.measure)
+            self.recorders[name] = self.watch(net, layers)
 
     def close(self) -> None:
         """Remove all hooks; a later step puts them back."""
@@ -146,6 +160,22 @@ class UnitMethod(Method):
         self.close()
         if self._state is not None and self.memory:
             self._start(self._state)
+
+
+def coming_inputs(batches: Callable[[], Iterable[Any]] | None, net: str, method: str) -> Any:
+    """Inputs for `net` from the first of the coming batches."""
+    if batches is None:
+        raise UserError(
+            f"method {method!r} looks at the data: set state.batches to a callable that yields batches"
+        )
+    for inputs, *_ in batches():
+        return inputs_of(net, inputs)
+    raise UserError(f"method {method!r} looks at the data, but state.batches() yielded no batch")
+
+
+def inputs_of(net: str, inputs: Any) -> Any:
+    """A batch's inputs for one net: where a mapping has its name the entry of that name, else all of it."""
+    return inputs[net] if isinstance(inputs, Mapping) and net in inputs else inputs
 
 
 def _frozen(value: Any) -> Any:

@@ -23,8 +23,7 @@ class ContinualBackprop(UnitMethod):
     gives its least useful mature unit new incoming weights, outgoing weights 0 and age 0.
 
     compensate: the readers' biases take over what the unit contributed on average, so the output does not jump; left
-    out where a reader has no bias. reset_moments: also clear Adam's moments of the entries (the authors do, the
-    FIRE code does not: false).
+    out where a reader has no bias. reset_moments: also clear Adam's moments of the entries, as the authors do.
     Cost: three numbers a unit and one pass over the outgoing weights at every step (measured: benchmarks).
     """
 
@@ -36,7 +35,6 @@ class ContinualBackprop(UnitMethod):
     name: ClassVar[str] = "cbp"
     summary: ClassVar[str] = "continual backprop: replace the least useful units slowly"
     source: ClassVar[str] = "Dohare et al. 2024 (Nature 632), Algorithm 1"
-    domains: ClassVar[tuple[str, ...]] = ("vision", "language", "dqn")  # wants one net with its batches
     watches_training: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -1,95 +1,145 @@
-"""Controls that tell what FIRE's gain is made of: the norm alone, or the flat spectrum alone."""
+"""Controls that tell what FIRE's gain is made of: its norm, its directions, or its flat spectrum."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fire_core.fire import Treated, apply_to_targets, scales
-from fire_core.methods import Method, register
-from fire_core.methods.fire import check_rules, combine
-from fire_core.methods.full_reset import restore
-from fire_core.phases import Phase, State
-from fire_core.polar import polar
+from fire_core.engine import Treated, official_scales
+from fire_core.methods import register
+from fire_core.methods.fire import Projection
+from fire_core.phases import State
+from fire_core.placement import apply_to_model, table_of
 from fire_core.report import Report
-from fire_core.targets import Target, find_targets
+from fire_core.seeding import derive
+from fire_core.settings import FireSettings
+from fire_core.solvers.polar import polar
+from fire_core.targets import Target
+
+ITERATIONS, NORMALIZE = FireSettings.iterations, FireSettings.normalize
 
 
-@dataclass
-class _Control(Method):
-    targets: str | list[str] = "all"
-    reset: str | list[str] | None = None
-    degenerate: str = "skip"
+def rescale(
+    model: nn.Module,
+    *,
+    iterations: int = ITERATIONS,
+    normalize: str = NORMALIZE,
+    targets: Any = "all",
+    **options: Any,
+) -> Report:
+    """Every target of `model` gets the Frobenius norm that `fire` would give it, and keeps the rest, in place.
 
-    def check(self, state: State) -> None:
-        for net in state.nets.values():
-            check_rules(net, self.targets, self.reset)
+    options: `degenerate` and `initial`, as in `fire`.
+    """
 
-    def at_boundary(self, state: State, phase: Phase) -> Report:
-        if phase.index < self.first_phase:
-            return Report(method=self.name)
-        self.check(state)
-        reports = {}
-        for name, net in state.nets.items():
-            initial = state.initial.get(name, {})
-            reset = restore(net, initial, self.reset) if self.reset else Report()
-            report = apply_to_targets(
-                net,
-                find_targets(net, self.targets),
-                lambda stack, group: self.treat(stack, group, state),
-                action=self.name,
-                degenerate=self.degenerate,
-                initial=initial,
-            )
-            reports[name] = combine(report, reset)
-        return Report.merge(reports, self.name)
+    def treat(stack: Tensor, group: list[Target]) -> Treated:
+        goal = polar(stack, "newton_schulz", iterations=iterations, normalize=normalize).factor
+        norm = torch.linalg.matrix_norm(goal * official_scales(group, stack), keepdim=True)
+        return Treated(stack * (norm / torch.linalg.matrix_norm(stack, keepdim=True)))
 
-    def treat(self, stack: Tensor, group: list[Target], state: State) -> Treated:
-        """What takes the place of a stack of matrices; each control is this one function."""
-        raise NotImplementedError
+    return apply_to_model(model, table_of(model, targets), treat, action="rescale", **options)
+
+
+def keep_norm(
+    model: nn.Module,
+    *,
+    solver: str = "exact",
+    iterations: int = ITERATIONS,
+    normalize: str = NORMALIZE,
+    targets: Any = "all",
+    **options: Any,
+) -> Report:
+    """Every target W of `model` becomes its polar factor, scaled to the Frobenius norm of W, in place.
+
+    solver, iterations, normalize and the options `degenerate` and `initial`: as in `fire`.
+    """
+
+    def treat(stack: Tensor, group: list[Target]) -> Treated:
+        result = polar(stack, solver, iterations=iterations, normalize=normalize)
+        norm = torch.linalg.matrix_norm(stack, keepdim=True)
+        scaled = result.factor * (norm / torch.linalg.matrix_norm(result.factor, keepdim=True))
+        return Treated(scaled, result.factor, result.iterations, result.completed, result.residual)
+
+    return apply_to_model(model, table_of(model, targets), treat, action="keep_norm", **options)
+
+
+def random_orthogonal(
+    model: nn.Module, *, generator: torch.Generator | None = None, targets: Any = "all", **options: Any
+) -> Report:
+    """Every target of `model` becomes a random orthogonal matrix with the scale of `fire`, in place.
+
+    Drawn on the CPU (Haar measure: QR of a Gaussian with positive diagonal), from a stream of the target's own name: equal
+    wherever the target is treated, and one number is taken from `generator`. options: as in `rescale`.
+    """
+    seed = int(torch.randint(2**62, (), generator=generator))
+
+    def draw(target: Target) -> Tensor:
+        stream = torch.Generator().manual_seed(derive(seed, "random_orthogonal", target.name))
+        return torch.randn(max(target.shape), min(target.shape), generator=stream, dtype=torch.float64)
+
+    def treat(stack: Tensor, group: list[Target]) -> Treated:
+        q, r = torch.linalg.qr(torch.stack([draw(target) for target in group]))
+        q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+        factor = (q if stack.shape[-2] >= stack.shape[-1] else q.mT).to(stack)
+        return Treated(factor * official_scales(group, stack), factor)
+
+    return apply_to_model(model, table_of(model, targets), treat, action="random_orthogonal", **options)
 
 
 @register
 @dataclass
-class Rescale(_Control):
-    """Every target keeps its directions and its spectrum's shape, but gets the Frobenius norm that `fire` would give it.
+class Rescale(Projection):
+    """`rescale`: FIRE's norm, old directions and spectrum. If this does as well as FIRE, the gain was the norm.
 
-    If this does as well as FIRE, the gain was the norm. Cost: as FIRE.
+    Cost: as FIRE.
     """
 
-    iterations: int = 10
-    normalize: str = "frobenius"
+    iterations: int = ITERATIONS
+    normalize: str = NORMALIZE
 
     name: ClassVar[str] = "rescale"
     summary: ClassVar[str] = "control: the norm that FIRE would give, old directions kept"
     source: ClassVar[str] = "control of this suite"
 
-    def treat(self, stack: Tensor, group: list[Target], state: State) -> Treated:
-        goal = polar(stack, "newton_schulz", iterations=self.iterations, normalize=self.normalize).factor
-        norm = torch.linalg.matrix_norm(goal * scales(group, stack), keepdim=True)
-        return Treated(stack * (norm / torch.linalg.matrix_norm(stack, keepdim=True)))
+    def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
+        return rescale(net, **where, **self.settings())
 
 
 @register
 @dataclass
-class RandomOrthogonal(_Control):
-    """Every target becomes a random orthogonal matrix with the scale of `fire_exact`: its spectrum, no memory of W.
+class KeepNorm(Projection):
+    """`keep_norm`: FIRE's directions, old norm. If this does as well as FIRE, the gain was not the norm.
 
-    If this does as well as FIRE, the old directions were worth nothing. Drawn from `state.generator` (Haar measure: QR
-    of a Gaussian with positive diagonal). Cost: one QR per target.
+    The directions are those of `fire_exact`; solver=newton_schulz takes those of `fire`. Cost: as FIRE.
+    """
+
+    solver: str = "exact"
+    iterations: int = ITERATIONS
+    normalize: str = NORMALIZE
+
+    name: ClassVar[str] = "keep_norm"
+    summary: ClassVar[str] = "control: FIRE's directions, the norm of every weight kept"
+    source: ClassVar[str] = "control of this suite"
+
+    def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
+        return keep_norm(net, **where, **self.settings())
+
+
+@register
+@dataclass
+class RandomOrthogonal(Projection):
+    """`random_orthogonal`: FIRE's spectrum, no memory of W. If this does as well as FIRE, the old directions were worth
+    nothing.
+
+    Drawn from `state.generator`. Cost: one QR per target.
     """
 
     name: ClassVar[str] = "random_orthogonal"
     summary: ClassVar[str] = "control: random orthogonal matrix with FIRE's spectrum, nothing kept"
     source: ClassVar[str] = "control of this suite; Saxe et al. 2014 (orthogonal initialisation)"
 
-    def treat(self, stack: Tensor, group: list[Target], state: State) -> Treated:
-        count, rows, columns = stack.shape
-        tall = (count, max(rows, columns), min(rows, columns))
-        q, r = torch.linalg.qr(torch.randn(tall, generator=state.generator, dtype=torch.float64))
-        q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
-        factor = (q if rows >= columns else q.mT).to(stack)
-        return Treated(factor * scales(group, stack), factor)
+    def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
+        return random_orthogonal(net, generator=state.generator, **where, **self.settings())

@@ -2,81 +2,80 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from torch import nn
 
 from fire_core.errors import UserError
-from fire_core.fire import fire
 from fire_core.methods import Method, register
 from fire_core.methods.full_reset import restore
-from fire_core.phases import Phase, State
+from fire_core.phases import State
+from fire_core.projection import fire
 from fire_core.report import Report
-from fire_core.settings import check_settings
+from fire_core.settings import FireSettings
 from fire_core.targets import find_targets, match_parameters
+
+
+@dataclass
+class Projection(Method):
+    """Base of FIRE and its controls: `project` what `targets` names.
+
+    `reset` names layers that go back to their initial values instead (DQN: the linear ones). degenerate: see `FireSettings`.
+    """
+
+    targets: str | list[str] = "all"
+    reset: str | list[str] | None = None
+    degenerate: str = "skip"
+
+    def check(self, state: State) -> None:
+        for net in state.nets.values():
+            table = find_targets(net, self.targets)
+            if self.reset:
+                _check_disjoint(set(table.parameters), set(match_parameters(net, self.reset)))
+
+    def treat(self, name: str, net: nn.Module, state: State) -> Report:
+        initial = state.initial.get(name)
+        reset = restore(net, initial or {}, self.reset) if self.reset else Report()
+        return combine(self.project(net, state, {"targets": self.targets, "initial": initial}), reset)
+
+    def settings(self) -> dict[str, Any]:
+        """The settings of `fire` that this method has."""
+        return {f.name: getattr(self, f.name) for f in fields(FireSettings) if hasattr(self, f.name)}
+
+    def __post_init__(self) -> None:
+        FireSettings.of(**self.settings())
+
+    def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
+        """Treats one net. where: targets and initial weights, as arguments of `fire`."""
+        raise NotImplementedError
 
 
 @register
 @dataclass
-class Fire(Method):
+class Fire(Projection):
     """The published algorithm: N cubic Newton-Schulz steps on every target, times the official scale.
 
-    Settings as in `fire_core.fire.fire`. `reset` names layers that go back to their initial values instead of being
-    projected (DQN: the linear ones). Cost: a few matrix products per weight, once per phase; no extra state.
+    Settings as in `FireSettings`. Cost: a few matrix products per weight, once per phase; no extra state.
     """
 
-    solver: str = "newton_schulz"
-    iterations: int = 10
-    normalize: str = "frobenius"
-    targets: str | list[str] = "all"
-    reset: str | list[str] | None = None
-    scale: str = "official"
-    strength: float = 1.0
-    degenerate: str = "skip"
+    solver: str = FireSettings.solver
+    iterations: int = FireSettings.iterations
+    normalize: str = FireSettings.normalize
+    scale: str = FireSettings.scale
+    strength: float = FireSettings.strength
 
     name: ClassVar[str] = "fire"
     summary: ClassVar[str] = "nearest orthogonal matrix, published Newton-Schulz iterations"
     source: ClassVar[str] = "Han et al. 2026 (FIRE), Eq. 4-5, Algorithm 1"
 
-    def settings(self) -> dict[str, Any]:
-        """What `fire` is called with."""
-        names = ("solver", "iterations", "normalize", "scale", "strength", "degenerate")
-        return {name: getattr(self, name) for name in names}
-
-    def check(self, state: State) -> None:
-        check_settings(**self.settings())
-        if self.solver != "newton_schulz" and (self.iterations, self.normalize) != (10, "frobenius"):
-            raise UserError(
-                f"iterations={self.iterations}, normalize={self.normalize!r}: solver={self.solver!r} takes neither; leave "
-                "them at 10 and 'frobenius'"
-            )
-        for net in state.nets.values():
-            check_rules(net, self.targets, self.reset)
-
-    def at_boundary(self, state: State, phase: Phase) -> Report:
-        if phase.index < self.first_phase:
-            return Report(method=self.name)
-        self.check(state)
-        reports = {}
-        for name, net in state.nets.items():
-            reset = restore(net, state.initial.get(name, {}), self.reset) if self.reset else Report()
-            initial = state.initial.get(name)
-            report = fire(net, targets=self.targets, initial=initial, **self.settings())
-            reports[name] = combine(report, reset)
-        return Report.merge(reports, self.name)
-
-
-def check_rules(net: nn.Module, targets: Any, reset: Any) -> None:
-    """Raise UserError where a rule names nothing in `net`, or both name the same parameter."""
-    table = find_targets(net, targets)
-    if reset:
-        _check_disjoint(set(table.parameters), set(match_parameters(net, reset)))
+    def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
+        return fire(net, **where, **self.settings())
 
 
 def _check_disjoint(treated: set[str], reset: set[str]) -> None:
-    both = treated & reset
-    if both:
+    """Raise UserError where two rules name the same parameter."""
+    if both := treated & reset:
         raise UserError(
             f"parameters both treated and reset: {', '.join(sorted(both))}; make the rules disjoint"
         )
@@ -87,7 +86,13 @@ def combine(report: Report, reset: Report) -> Report:
     _check_disjoint(report.changed, reset.changed)
     by_name = {row.name: row for row in reset.rows if row.parameter in reset.changed}
     rows = [by_name.pop(row.name, row) for row in report.rows]
-    return Report(rows, report.changed | reset.changed, report.seconds + reset.seconds, report.method)
+    return Report(
+        rows,
+        report.changed | reset.changed,
+        parameters=[*report.parameters, *reset.parameters],
+        seconds=report.seconds + reset.seconds,
+        method=report.method,
+    )
 
 
 @register
@@ -112,3 +117,16 @@ class Interpolate(Fire):
     name: ClassVar[str] = "interpolate"
     summary: ClassVar[str] = "part of the way from the old weights to FIRE's"
     source: ClassVar[str] = "ablation; cf. the strength argument of an early version of the official code"
+
+
+@register
+@dataclass
+class FireAll(Fire):
+    """`fire` under a name of its own, so that "project everything, reset nothing" runs beside the experiment's rule.
+
+    In DQN the official method resets the linear layers to their initial values and projects the convolutions only.
+    """
+
+    name: ClassVar[str] = "fire_all"
+    summary: ClassVar[str] = "published FIRE on every layer, nothing reset"
+    source: ClassVar[str] = "ablation of Han et al. 2026, DQN setting"

@@ -10,11 +10,37 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.errors import UserError
-from fire_core.fire import observe
 from fire_core.methods import Method, register
-from fire_core.phases import Phase, State
+from fire_core.phases import State
+from fire_core.placement import observe
 from fire_core.report import Report
 from fire_core.targets import match_parameters
+
+
+def full_reset(model: nn.Module, initial: Mapping[str, Tensor]) -> Report:
+    """All parameters and buffers of `model` return to `initial`, a copy of its state dict, in place."""
+    with observe(model, action="reset", method="full_reset", initial=initial) as report:
+        model.load_state_dict(initial)
+    return report
+
+
+def restore(model: nn.Module, initial: Mapping[str, Tensor], rule: Any) -> Report:
+    """Parameters of the layers named by `rule` (weights and biases) back to their initial values, in place."""
+    names = match_parameters(model, rule)
+    parameters = dict(model.named_parameters())
+    with observe(model, action="reset", method="reset", initial=initial) as report, torch.no_grad():
+        for name in names:
+            parameters[name].copy_(initial[name])
+    return report
+
+
+def initial_of(state: State, net: str) -> Mapping[str, Tensor]:
+    """Starting weights of `net`; an error where the script kept none."""
+    if net not in state.initial:
+        raise UserError(
+            f"no initial weights of net {net!r} in State.initial; set state.initial = snapshot(nets)"
+        )
+    return state.initial[net]
 
 
 @register
@@ -28,33 +54,7 @@ class FullReset(Method):
     name: ClassVar[str] = "full_reset"
     summary: ClassVar[str] = "back to the initial weights and buffers"
     source: ClassVar[str] = "baseline"
+    forgets: ClassVar[bool] = True
 
-    def at_boundary(self, state: State, phase: Phase) -> Report:
-        if phase.index < self.first_phase:
-            return Report(method=self.name)
-        reports = {}
-        for name, net in state.nets.items():
-            start = initial_of(state, name)
-            with observe(net, action="reset", method=self.name, initial=start) as report:
-                net.load_state_dict(start)
-            reports[name] = report
-        return Report.merge(reports, self.name)
-
-
-def initial_of(state: State, net: str) -> Mapping[str, Tensor]:
-    """Starting weights of `net`; an error where the script kept none."""
-    if net not in state.initial:
-        raise UserError(
-            f"no initial weights of net {net!r} in State.initial; set state.initial = snapshot(nets)"
-        )
-    return state.initial[net]
-
-
-def restore(net: nn.Module, initial: Mapping[str, Tensor], rule: Any) -> Report:
-    """Parameters of the layers named by `rule` (weights and biases) back to their initial values, in place."""
-    names = match_parameters(net, rule)
-    parameters = dict(net.named_parameters())
-    with observe(net, action="reset", method="reset", initial=initial) as report, torch.no_grad():
-        for name in names:
-            parameters[name].copy_(initial[name])
-    return report
+    def treat(self, name: str, net: nn.Module, state: State) -> Report:
+        return full_reset(net, initial_of(state, name))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fire_core.errors import UserError
 from fire_core.methods import Method, register
@@ -31,18 +33,24 @@ class L2Init(Method):
     def __post_init__(self) -> None:
         if self.coefficient < 0.0:
             raise UserError(f"coefficient={self.coefficient} must not be negative")
-        self._start: dict[str, list[Tensor]] = {}
+        # of each net: the snapshot that the copies on its device were made from, and these copies
+        self._starts: WeakKeyDictionary[nn.Module, tuple[Mapping[str, Tensor], list[Tensor]]] = (
+            WeakKeyDictionary()
+        )
 
     def penalty(self, state: State) -> Tensor | float:
         if state.phase < self.first_phase or self.coefficient == 0.0:
             return 0.0
         total: Tensor | float = 0.0
         for name, net in state.nets.items():
-            parameters = dict(net.named_parameters())
-            if name not in self._start:
-                start = initial_of(state, name)
-                self._start[name] = [start[key].to(p, copy=True) for key, p in parameters.items()]
-            distances = torch._foreach_sub(list(parameters.values()), self._start[name])
+            distances = torch._foreach_sub(list(net.parameters()), self._start(net, initial_of(state, name)))
             norms = torch._foreach_norm(distances)
             total = total + torch.stack(norms).square().sum()
         return 0.5 * self.coefficient * total
+
+    def _start(self, net: nn.Module, initial: Mapping[str, Tensor]) -> list[Tensor]:
+        known = self._starts.get(net)
+        if known is None or known[0] is not initial:
+            known = initial, [initial[key].to(p, copy=True) for key, p in net.named_parameters()]
+            self._starts[net] = known
+        return known[1]

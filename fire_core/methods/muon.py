@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,8 @@ class ConvMuon(Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "stacked": stacked})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = _evaluate(closure)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:
@@ -58,10 +60,14 @@ class ConvMuon(Optimizer):
                 momentum = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
                 update = parameter.grad.lerp(momentum, group["momentum"])
                 update = update if group["stacked"] else update.flatten(1)
-                rows, columns = update.shape[-2:]
-                scale = max(1.0, rows / columns) ** 0.5
                 change = orthogonalize(update).view_as(parameter)
-                parameter.add_(change, alpha=-group["lr"] * scale)
+                parameter.add_(change, alpha=-group["lr"] * self.factor(parameter, update))
+        return loss
+
+    def factor(self, parameter: Tensor, matrices: Tensor) -> float:
+        """What an orthogonalised update is multiplied by, given the parameter and the matrices it was taken as."""
+        rows, columns = matrices.shape[-2:]
+        return max(1.0, rows / columns) ** 0.5
 
 
 class Together(Optimizer):
@@ -80,13 +86,23 @@ class Together(Optimizer):
             part.state = self.state
             start += count
 
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        loss = _evaluate(closure)
         for part in self.parts:
             part.step()
+        return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._share()
+
+
+def _evaluate(closure: Callable[[], float] | None) -> float | None:
+    """The loss of a closure, which computes gradients."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 @register
@@ -97,8 +113,8 @@ class Muon(Method):
     Rates are relative to the default optimizer's: matrices learn at `rate_factor` times it (paper: 0.01 = 10 x 1e-3).
     Adam's epsilon is the default's; nothing decays, whatever the default does.
     2-D weights go to `torch.optim.Muon`, convolutions to `ConvMuon`. Which are hidden is a target rule; embeddings,
-    positions and class tokens stay with Adam (the FIRE code gives Muon every weight of two or more dimensions before
-    the head). Cost: one buffer per matrix instead of two, and about 5 * 3 matrix products per weight and step.
+    positions and class tokens stay with Adam. Cost: one buffer per matrix instead of two, and about 5 * 3 matrix products
+    per weight and step.
     """
 
     rate_factor: float = 10.0
@@ -117,7 +133,7 @@ class Muon(Method):
                 f"rate_factor={self.rate_factor}, momentum={self.momentum}, adam_betas={self.adam_betas}: use e.g. "
                 "10, 0.95, [0.9, 0.95]"
             )
-        self._made: dict[int, Optimizer] = {}
+        self._made: WeakKeyDictionary[nn.Module, Optimizer] = WeakKeyDictionary()
 
     def check(self, state: State) -> None:
         for net in state.nets.values():
@@ -126,19 +142,23 @@ class Muon(Method):
     def optimizer(self, net: nn.Module, default: Optimizer, phase: Phase) -> Optimizer:
         if phase.index < self.first_phase:
             return default
-        if id(net) not in self._made:
-            self._made[id(net)] = self._build(net, default)
-        return self._made[id(net)]
+        if net not in self._made:
+            self._made[net] = self.build(net, default)
+        return self._made[net]
 
-    def _build(self, net: nn.Module, default: Optimizer) -> Optimizer:
+    def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
+        """The optimizer of `net`, with the rates of `default`."""
         hidden = {target.parameter for target in find_targets(net, self.targets).included}
         weights = [p for name, p in net.named_parameters() if name in hidden]
         rest = [p for name, p in net.named_parameters() if name not in hidden]
         rate = default.param_groups[0]["lr"]
-        matrices = [p for p in weights if p.ndim == 2]
         stacks = {id(weight) for weight in stacked_weights(net).values()}
         stacked = [p for p in weights if id(p) in stacks]
-        convolutions = [p for p in weights if p.ndim > 2 and id(p) not in stacks]
+        most = (
+            2 if hasattr(torch.optim, "Muon") else 0
+        )  # dimensions that torch's own takes; torch below 2.9 has none
+        matrices = [p for p in weights if p.ndim <= most]
+        convolutions = [p for p in weights if p.ndim > most and id(p) not in stacks]
         parts: list[Optimizer] = []
         if matrices:
             muon = torch.optim.Muon(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from fire_core.errors import UserError
 from fire_core.methods import Method, register, stacked_weights
 from fire_core.phases import State
 from fire_core.targets import find_targets
-from fire_core.units import NORMS
+from fire_core.targets.walk import NORMS
 
 LARGEST_GRAM = 16384
 
@@ -41,7 +42,7 @@ class Parseval(Method):
     def __post_init__(self) -> None:
         if self.gram not in ("rows", "smaller"):
             raise UserError(f"gram={self.gram!r}: choose 'rows' (published) or 'smaller'")
-        self._names: dict[str, tuple[list[str], list[str], set[str]]] = {}
+        self._names: WeakKeyDictionary[nn.Module, tuple[list[str], list[str], set[str]]] = WeakKeyDictionary()
 
     def check(self, state: State) -> None:
         for net in state.nets.values():
@@ -51,11 +52,11 @@ class Parseval(Method):
         if state.phase < self.first_phase or self.coefficient == 0.0:
             return 0.0
         total: Any = 0.0
-        for name, net in state.nets.items():
-            if name not in self._names:
-                self._names[name] = self._choose(net)
+        for net in state.nets.values():
+            if net not in self._names:
+                self._names[net] = self._choose(net)
             parameters = dict(net.named_parameters())
-            matrices, gains, stacks = self._names[name]
+            matrices, gains, stacks = self._names[net]
             total = total + sum(self.of_weight(parameters[key], key in stacks) for key in matrices)
             total = total + sum((parameters[key].square() - self.scale).square().sum() for key in gains)
         return self.coefficient * total

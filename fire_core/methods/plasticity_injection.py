@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from fire_core.errors import UserError
 from fire_core.methods import Method, register
 from fire_core.methods.full_reset import initial_of
-from fire_core.phases import Phase, State
+from fire_core.phases import State
 from fire_core.report import Report, Row
 
 
@@ -35,14 +36,27 @@ class InjectedHead(nn.Module):
         return old + (new - start)
 
 
+def inject(model: nn.Module, initial: Mapping[str, Tensor], head: str = "head") -> Report:
+    """The module `head` of `model` becomes an `InjectedHead` whose new part starts from `initial`, a state dict.
+
+    The number of parameters of the head triples, and a third of them is trained: build a new optimizer.
+    """
+    prefix = f"{head}."
+    start = {key.removeprefix(prefix): value for key, value in initial.items() if key.startswith(prefix)}
+    new = deepcopy(_trainable_part(_head(model, head)))
+    new.load_state_dict(start)
+    _replace(model, head, new)
+    return _report(model, head)
+
+
 @register
 @dataclass
 class PlasticityInjection(Method):
-    """The head of every net becomes an `InjectedHead`; the part before it stays shared and trainable.
+    """`inject` into every net; the part before the head stays shared and trainable.
 
     The new head starts from the run's own initial draw, as in FIRE's baseline; Nikishin et al. draw afresh. Followers
-    (target networks) get the same structure. The number of parameters of the head triples, a third of them is trained;
-    the script must build a new optimizer (`changes_structure`). A second boundary injects once more on top.
+    (target networks) get the same structure. The script must build a new optimizer (`changes_structure`). A second
+    boundary injects once more on top.
 
     head: attribute of the nets that holds the head, dots allowed.
     """
@@ -53,63 +67,55 @@ class PlasticityInjection(Method):
     summary: ClassVar[str] = "frozen old head plus a trainable new one that starts at zero contribution"
     source: ClassVar[str] = "Nikishin et al. 2023 (Deep RL with Plasticity Injection), section 3"
     changes_structure: ClassVar[bool] = True
-    domains: ClassVar[tuple[str, ...]] = ("dqn", "sac")  # needs an encoder and a head
 
     def check(self, state: State) -> None:
-        """Also that every net has the head."""
-        super().check(state)
         for name, net in state.nets.items():
-            self._head(net, name)
+            _head(net, self.head, name)
 
-    def at_boundary(self, state: State, phase: Phase) -> Report:
-        if phase.index < self.first_phase:
-            return Report(method=self.name)
-        reports = {}
-        for name, net in state.nets.items():
-            initial = initial_of(state, name)
-            prefix = f"{self.head}."
-            start = {k.removeprefix(prefix): v for k, v in initial.items() if k.startswith(prefix)}
-            new = deepcopy(_trainable_part(self._head(net, name)))
-            new.load_state_dict(start)
-            self._inject(net, name, new)
-            for follower in (f for f, source in state.followers if source is net):
-                self._inject(follower, name, deepcopy(new))
-            reports[name] = self._report(net, name)
-        return Report.merge(reports, self.name)
+    def treat(self, name: str, net: nn.Module, state: State) -> Report:
+        report = inject(net, initial_of(state, name), self.head)
+        new = _trainable_part(_head(net, self.head))
+        for follower in (f for f, source in state.followers if source is net):
+            _replace(follower, self.head, deepcopy(new))
+        return report
 
     def rebuild(self, state: State) -> None:
         """Repeat the injections of the boundaries passed, values aside: they come with the checkpoint."""
         for _ in range(max(1, self.first_phase), state.phase + 1):
-            for name, net in state.nets.items():
+            for net in state.nets.values():
                 for module in (net, *(f for f, source in state.followers if source is net)):
-                    self._inject(module, name, deepcopy(_trainable_part(self._head(module, name))))
+                    _replace(module, self.head, deepcopy(_trainable_part(_head(module, self.head))))
 
-    def _inject(self, net: nn.Module, name: str, new: nn.Module) -> None:
-        old = self._head(net, name)
-        path, _, attribute = self.head.rpartition(".")
-        setattr(net.get_submodule(path), attribute, InjectedHead(old, new.requires_grad_(True)))
 
-    def _head(self, net: nn.Module, name: str) -> nn.Module:
-        try:
-            return net.get_submodule(self.head)
-        except AttributeError:
-            known = ", ".join(child for child, _ in net.named_children())
-            raise UserError(
-                f"plasticity_injection: net {name!r} has no module {self.head!r}; set method.head to one of {known}"
-            ) from None
+def _replace(model: nn.Module, head: str, new: nn.Module) -> None:
+    old = _head(model, head)
+    path, _, attribute = head.rpartition(".")
+    setattr(model.get_submodule(path), attribute, InjectedHead(old, new.requires_grad_(True)))
 
-    def _report(self, net: nn.Module, name: str) -> Report:
-        """One row for each parameter of the new head; the old head's are kept and frozen."""
-        report = Report(method=self.name)
-        head = self._head(net, name)
-        for key, parameter in head.named_parameters():
-            part = key.split(".")[0]
-            full = f"{self.head}.{key}"
-            action, reason = ("injected", "") if part == "new" else ("frozen", f"{part} part of the head")
-            report.rows.append(Row(full, full, tuple(parameter.shape), action, reason))
-            if part == "new":
-                report.changed.add(full)
-        return report
+
+def _head(model: nn.Module, head: str, name: str = "") -> nn.Module:
+    try:
+        return model.get_submodule(head)
+    except AttributeError:
+        known = ", ".join(child for child, _ in model.named_children())
+        raise UserError(
+            f"plasticity_injection: {f'net {name!r}' if name else type(model).__name__} has no module {head!r}; set "
+            f"method.head to one of {known}"
+        ) from None
+
+
+def _report(model: nn.Module, head: str) -> Report:
+    """One row for each parameter of the new head; the old head's are kept and frozen."""
+    report = Report(method="plasticity_injection")
+    for key, parameter in _head(model, head).named_parameters():
+        part = key.split(".")[0]
+        full = f"{head}.{key}"
+        action, reason = ("injected", "") if part == "new" else ("frozen", f"{part} part of the head")
+        report.rows.append(Row(full, full, tuple(parameter.shape), action, reason))
+        if part == "new":
+            report.changed.add(full)
+            report.parameters.append(parameter)
+    return report
 
 
 def _frozen(module: nn.Module) -> nn.Module:

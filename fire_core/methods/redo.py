@@ -8,11 +8,14 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fire_core.errors import UserError
+from fire_core.measure.dormancy import relative_to_layer
+from fire_core.measure.inputs import call
+from fire_core.measure.modes import in_mode
 from fire_core.methods import register
-from fire_core.methods._units import UnitMethod
-from fire_core.modes import in_mode
+from fire_core.methods._units import UnitMethod, inputs_of
 from fire_core.phases import Phase, State
 from fire_core.report import Report
 from fire_core.units import Recorder, UnitLayer, find_unit_layers, recycle
@@ -29,7 +32,7 @@ def dormancy(
     gated MLP. Runs in evaluation mode without gradients; no hook stays behind.
 
     Args:
-        batches: of inputs (tensors, or tuples of arguments). layers: from `find_unit_layers`; None finds them.
+        batches: of inputs (see `measure.inputs`). layers: from `find_unit_layers`; None finds them.
     Returns: layer name -> (units,) float32, mean 1; all 0 where the whole layer is silent.
     """
     batches = list(batches)
@@ -44,11 +47,11 @@ def dormancy(
     recording = Recorder(net, layers, _magnitude, always=True)
     with in_mode(net, training=False), torch.no_grad(), recording as recorder:
         for inputs in batches:
-            net(*inputs) if isinstance(inputs, tuple) else net(inputs)
+            call(net, inputs)
             for name, value in recorder.values.items():
                 totals[name] = totals[name] + value if name in totals else value
     scores = {name: total[:-1] / total[-1] for name, total in totals.items()}
-    return {name: score / score.mean().clamp_min(torch.finfo().tiny) for name, score in scores.items()}
+    return {name: relative_to_layer(score) for name, score in scores.items()}
 
 
 def _magnitude(activations: Tensor) -> Tensor:
@@ -64,7 +67,7 @@ class ReDo(UnitMethod):
     and outgoing weights 0.
 
     samples: how many of the phase's images are looked at. reset_moments: clear Adam's moments of those entries.
-    Scores come from the activations that the next layer reads (the FIRE code looks at the outputs of the layers).
+    Scores come from the activations that the next layer reads.
     Cost: one forward pass over `samples` per check; no memory in between.
     """
 
@@ -75,7 +78,6 @@ class ReDo(UnitMethod):
     name: ClassVar[str] = "redo"
     summary: ClassVar[str] = "recycle dormant units every epoch"
     source: ClassVar[str] = "Sokar et al. 2023 (ReDo), Definition 3.1, Algorithm 1"
-    domains: ClassVar[tuple[str, ...]] = ("vision", "language", "dqn")  # wants one net with its batches
 
     def at_boundary(self, state: State, phase: Phase) -> Report:
         return Report(method=self.name)
@@ -105,8 +107,8 @@ class ReDo(UnitMethod):
             raise UserError("redo needs data: set State.batches to a callable that gives (inputs, targets)")
         taken, parts = 0, []
         for inputs, *_ in state.batches():
-            parts.append(inputs[name] if isinstance(inputs, dict) else inputs)
-            taken += len(parts[-1][0] if isinstance(parts[-1], tuple) else parts[-1])
+            parts.append(inputs_of(name, inputs))
+            taken += len(next(leaf for leaf in tree_leaves(parts[-1]) if isinstance(leaf, Tensor)))
             if taken >= self.samples:
                 break
         return parts

@@ -24,8 +24,7 @@ class SelfNormalizedResets(UnitMethod):
     firing in consecutive steps, do not count; without any, 1), or doubles where that is not below tau. At age
     tau the unit is reset: fresh incoming weights, outgoing weights 0.
 
-    Ages are in steps; the FIRE code counts samples and looks at outputs before the norm. `longest` 78 steps is its
-    20,000 samples at batch 256. The first threshold is longest / 2 until the first update (theirs updates at step 0).
+    Ages are in steps. The first threshold is longest / 2 until the first update.
     Cost: units x (longest + 2) integers, and one transfer from the device per layer and step.
     """
 
@@ -37,7 +36,6 @@ class SelfNormalizedResets(UnitMethod):
     name: ClassVar[str] = "snr"
     summary: ClassVar[str] = "self-normalised resets of units that fell silent"
     source: ClassVar[str] = "Farias & Jozefiak 2024 (arXiv 2410.20098), Algorithm 1"
-    domains: ClassVar[tuple[str, ...]] = ("vision", "language", "dqn")  # wants one net with its batches
     watches_training: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

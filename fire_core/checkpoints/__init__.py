@@ -1,0 +1,1 @@
+"""FIRE on files of weights, without building the model."""

@@ -1,0 +1,270 @@
+"""Weights on disk: one safetensors or torch file, or a Hugging Face folder of shards; read safely, one shard at a time.
+
+Torch files are opened with weights-only loading: a file that would run code is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fire_core.checkpoints.atomic import written_aside
+from fire_core.checkpoints.torch_archive import load_torch
+from fire_core.errors import UserError
+
+INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+SOURCES = ("model.safetensors", INDICES[0], "pytorch_model.bin", INDICES[1])  # in the order of transformers
+WEIGHTS = tuple([".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".npz"])
+STATE_KEYS = ("model", "state_dict", "model_state_dict", "module", "network", "net", "nets")
+
+
+@dataclass
+class Shard:
+    """One file of weights. `load` gives (tensors by name, whatever else the file holds)."""
+
+    path: Path
+    key: str | None = None
+    metadata: dict[str, str] | None = field(default=None, repr=False)
+
+    @property
+    def safe(self) -> bool:
+        return self.path.suffix == ".safetensors"
+
+    def outline(self) -> dict[str, Tensor]:
+        """Tensors without their values: on the meta device for safetensors, mapped from the file for torch."""
+        if not self.safe:
+            return self.load()[0]
+        outline = {}
+        with _opened(self.path) as file:
+            for name in _names(file, self.path):
+                piece = file.get_slice(name)
+                dtype = _DTYPES.get(piece.get_dtype(), torch.uint8)
+                outline[name] = torch.empty(piece.get_shape(), dtype=dtype, device="meta")
+        return outline
+
+    def load(self) -> tuple[dict[str, Tensor], Any]:
+        if self.safe:
+            with _opened(self.path) as file:
+                self.metadata = file.metadata()
+                return {name: file.get_tensor(name) for name in _names(file, self.path)}, None
+        content = load_torch(self.path)
+        return state_dict_of(content, self.key, self.path), content
+
+    def save(self, path: Path, tensors: Mapping[str, Tensor], content: Any) -> None:
+        """Writes the tensors, changed in place since `load`, with all else that the file held."""
+        if self.safe:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, self.metadata)
+        else:
+            with path.open("wb") as file:  # given a path, torch would write that name into the file
+                torch.save(content, file)
+
+
+@dataclass
+class Checkpoint:
+    """A file, or a folder with shards and other files (configuration, tokenizer)."""
+
+    path: Path
+    shards: list[Shard]
+    index: Path | None = None
+
+    @property
+    def is_folder(self) -> bool:
+        return self.path.is_dir()
+
+    def outline(self) -> dict[str, Tensor]:
+        """Every tensor by name, without its values."""
+        return {name: tensor for shard in self.shards for name, tensor in shard.outline().items()}
+
+    def other_files(self) -> tuple[list[Path], list[Path]]:
+        """Files of a folder, at any depth, that are no shard: those that belong into a copy, and those that do not.
+
+        What may hold the old weights stays behind (other weight files, optimizer state, indices of either), and so do
+        hidden folders, pipes, and links that lead out of the folder; links within the Hugging Face cache count as inside.
+        """
+        shards = {shard.path for shard in self.shards}
+        kept, left = [], []
+        for place, folders, names in os.walk(self.path):
+            hidden = [f for f in folders if f.startswith(".") or os.path.islink(os.path.join(place, f))]
+            left += [Path(place, name) for name in hidden]
+            folders[:] = sorted(set(folders) - set(hidden))
+            for file in (Path(place, name) for name in sorted(names)):
+                other_index = file.name in INDICES and file != self.index
+                if file in shards:
+                    continue
+                if file.suffix in WEIGHTS or other_index or not self._inside(file):
+                    left.append(file)
+                else:
+                    kept.append(file)
+        return kept, left
+
+    def _inside(self, file: Path) -> bool:
+        """Whether this is an ordinary file whose content lies in the folder, or among the blobs of its cache."""
+        home = self.path.resolve()
+        cache = home.parents[1] / "blobs" if home.parent.name == "snapshots" else home
+        real = file.resolve()
+        return real.is_file() and (real.is_relative_to(home) or real.is_relative_to(cache))
+
+
+def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
+    """Finds the shards. `key`: dotted path to the weights inside a torch file. Raises UserError naming what it saw."""
+    path = Path(path)
+    if not path.exists():
+        raise UserError(f"checkpoint {str(path)!r} does not exist")
+    if path.is_file():
+        return Checkpoint(path, [Shard(path, key)])
+    if not path.is_dir():
+        raise UserError(f"{str(path)!r} is neither a file nor a folder: name a checkpoint")
+    for name in SOURCES:
+        if not (path / name).is_file():
+            continue
+        if name not in INDICES:
+            return Checkpoint(path, [Shard(path / name, key)])
+        files = _indexed(path / name)
+        missing = [file for file in files if Path(file).name != file or not (path / file).is_file()]
+        if missing:
+            raise UserError(
+                f"{path / name} names {missing[:5]}, which are not files of the folder: fetch them first"
+            )
+        return Checkpoint(path, [Shard(path / file, key) for file in files], path / name)
+    raise UserError(f"folder {str(path)!r} holds none of {', '.join(SOURCES)}: name a file in it")
+
+
+def _indexed(index: Path) -> list[str]:
+    """Names of the shards in a Hugging Face index file."""
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = "no weight_map" if isinstance(error, KeyError) else error
+        raise UserError(f"{index} is not an index of shards ({reason}): fetch it again") from error
+    wrong = [name for name in names if not isinstance(name, str)]
+    if wrong or not names:
+        raise UserError(
+            f"{index} is not an index of shards (its weight_map names {wrong[:1] or 'nothing'}): fetch it again"
+        )
+    return sorted(names)
+
+
+def state_dict_of(content: Any, key: str | None, path: Path) -> dict[str, Tensor]:
+    """The weights inside what a torch file holds: itself, the entry `key`, or the first usual entry that is one."""
+    if key is not None:
+        for word in key.split("."):
+            if not isinstance(content, Mapping) or word not in content:
+                raise UserError(f"{path} has no {word!r} of key {key!r}; it holds {_seen(content)}")
+            content = content[word]
+        found = _tensors(content)
+    else:
+        inner = [content[name] for name in STATE_KEYS if isinstance(content, Mapping) and name in content]
+        found = next((tensors for tensors in map(_tensors, [content, *inner]) if tensors), None)
+    if not found:
+        raise UserError(
+            f"{path} holds no weights by name (it holds {_seen(content)}): give the entry with --key"
+        )
+    for name, tensor in found.items():
+        _check_name(name, path)
+        if tensor.is_meta or tensor.layout != torch.strided:
+            kind = "on the meta device, without values" if tensor.is_meta else "sparse"
+            raise UserError(f"{path}: tensor {name!r} is {kind}; save it as an ordinary dense tensor first")
+    return found
+
+
+@contextmanager
+def new_checkpoint(target: Path, like: Checkpoint) -> Iterator[Path]:
+    """A temporary place beside `target` that takes its name only when the body has ended without an error."""
+    if os.path.lexists(target):
+        raise UserError(f"{str(target)!r} exists and is not overwritten: name another output, or remove it")
+    if not like.is_folder and target.suffix != like.path.suffix:
+        raise UserError(
+            f"{str(target)!r} should end in {like.path.suffix!r} like {like.path.name!r}: it is of that kind"
+        )
+    if like.is_folder and target.absolute().is_relative_to(like.path.absolute()):
+        raise UserError(f"{str(target)!r} lies inside {str(like.path)!r}: name an output beside it")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"no folder for {str(target)!r} can be made ({error}): name another output"
+        ) from error
+    try:
+        with written_aside(target) as aside:
+            if like.is_folder:
+                aside.mkdir()
+            yield aside
+            if os.path.lexists(target):
+                raise UserError(f"{str(target)!r} appeared while writing and is not overwritten")
+    except (OSError, RuntimeError, SafetensorError) as error:
+        free = shutil.disk_usage(target.parent).free / 1e6
+        raise UserError(
+            f"{str(target)!r} cannot be written ({str(error).splitlines()[0]}; {free:,.0f} MB of disk are free): "
+            "nothing was left behind; free space or name another output"
+        ) from error
+
+
+def copy_others(source: Checkpoint, folder: Path) -> None:
+    """Copies the files of a folder that belong into the output beside the weights."""
+    for file in source.other_files()[0]:
+        copy = folder / file.relative_to(source.path)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, copy)
+
+
+def _names(file: Any, path: Path) -> list[str]:
+    names = list(file.keys())
+    for name in names:
+        _check_name(name, path)
+    return names
+
+
+def _check_name(name: str, path: Path) -> None:
+    """Names are printed: one that could steer a terminal, or pass for two lines, is not of a checkpoint to trust."""
+    if not name.isprintable():
+        raise UserError(
+            f"{path} has a tensor named {name!r}, which cannot be printed: rename it, if you trust the file"
+        )
+
+
+def _seen(content: Any) -> str:
+    return str(list(content)[:8]) if isinstance(content, Mapping) else f"a {type(content).__name__}"
+
+
+def _tensors(content: Any) -> dict[str, Tensor] | None:
+    if not isinstance(content, Mapping):
+        return None
+    return {
+        name: value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)
+    }
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            yield file
+    except UserError:
+        raise
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read as safetensors: {error}") from error
+
+
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}

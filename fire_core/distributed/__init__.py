@@ -1,0 +1,1 @@
+"""FIRE on models whose parameters are spread over several processes."""

@@ -1,0 +1,146 @@
+"""Dormant units, defined once: how little a unit says, beside its layer, in what the next layer reads.
+
+    score(unit) = mean |activation| of the unit / mean of that over the layer       (ReDo, Sokar et al. 2023, Eq. 1)
+
+A layer's activations are what a matrix product or convolution reads after a nonlinearity: after ReLU, squared ReLU or
+GELU, module or function, after a pool, and after the product of a gated block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from fire_core.measure.inputs import call
+
+THRESHOLD = 0.025
+NONLINEAR = (
+    *(
+        "relu",
+        "gelu",
+        "silu",
+        "tanh",
+        "leaky_relu",
+        "elu",
+        "hardtanh",
+        "mish",
+        "softplus",
+        "hardswish",
+        "threshold",
+    ),
+    *("clamp_min", "prelu", "_prelu_kernel"),
+)
+PRODUCTS = (
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "convolution",
+    "mv",
+    "addmv",
+    "dot",
+    "embedding",
+    "_embedding_bag",
+)
+MIXERS = ("_scaled_dot_product", "lstm", "gru", "rnn", "mkldnn_rnn", "_thnn")
+
+
+def dormancy_scores(activations: Tensor) -> Tensor:
+    """Scores of the units of one layer from its activations.
+
+    Args:
+        activations: (samples, units) or (samples, channels, height, width); a channel counts as one unit.
+    Returns: (units,); all zero when the whole layer is silent.
+    """
+    a = (activations if activations.dtype == torch.float64 else activations.float()).abs()
+    return relative_to_layer(a.mean(dim=[d for d in range(a.ndim) if d != 1]))
+
+
+def relative_to_layer(magnitudes: Tensor) -> Tensor:
+    """Scores from the mean |activation| of each unit (units,)."""
+    return magnitudes / magnitudes.mean().clamp_min(torch.finfo(magnitudes.dtype).tiny)
+
+
+def dormant_share(activations: Tensor, threshold: float = THRESHOLD) -> Tensor:
+    """Share of units with dormancy score <= threshold, between 0 and 1 (ReDo, Definition 3.1)."""
+    return (dormancy_scores(activations) <= threshold).float().mean()
+
+
+class _Source(NamedTuple):
+    """The matrix product that values come from, how many units it has, and whether a nonlinearity came after it."""
+
+    number: int
+    units: int
+    counted: bool
+    active: bool = False
+
+
+class WatchUnits(TorchDispatchMode):
+    """Inside: scores of every layer whose activations a product reads, in `scores` (one entry a layer).
+
+    counted(): asked at each product; False leaves its units out (those of a frozen layer).
+    """
+
+    def __init__(self, counted: Callable[[], bool] = lambda: True) -> None:
+        super().__init__()
+        self.counted = counted
+        self._scores: dict[int, Tensor] = {}
+        self._sources: Any = WeakTensorKeyDictionary()
+        self._products = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__.rstrip("_")
+        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if name in PRODUCTS or name.startswith(MIXERS):
+            for tensor in read:
+                self.note(tensor)
+            if isinstance(result, Tensor) and name in PRODUCTS and result.ndim > 1:
+                self._products += 1
+                units = result.shape[1 if name == "convolution" else -1]
+                self._sources[result] = _Source(self._products, units, self.counted())
+            return result
+        known = [source for tensor in read if (source := self._sources.get(tensor)) is not None]
+        if known:
+            source = max(known, key=lambda source: (source.active, source.number))
+            source = source._replace(active=source.active or name in NONLINEAR)
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, Tensor):
+                    self._sources[leaf] = source
+        return result
+
+    def note(self, activations: Tensor) -> None:
+        """Take the scores of a layer from what is read of it, once."""
+        source = self._sources.get(activations)
+        if source is not None and source.active and source.counted and source.number not in self._scores:
+            self._scores[source.number] = dormancy_scores(by_unit(activations, source.units))
+
+    @property
+    def scores(self) -> list[Tensor]:
+        return list(self._scores.values())
+
+
+def by_unit(activations: Tensor, units: int) -> Tensor:
+    """Activations with the units in dimension 1: (samples, units, ...), or (samples, units) of what ends in units."""
+    if activations.ndim > 2 and activations.shape[1] == units:
+        return activations
+    if activations.shape[-1] == units or activations.shape[-1] % units:
+        return activations.flatten(0, -2)
+    return activations.reshape(-1, units, activations.shape[-1] // units)
+
+
+def dormancy_of(net: nn.Module, inputs: Any, counted: Callable[[], bool] = lambda: True) -> list[Tensor]:
+    """Scores (units,) of each hidden layer in one pass of `inputs`; of the output, where no layer reads any units."""
+    with torch.no_grad(), WatchUnits(counted) as watch:
+        output = call(net, inputs)
+        if not watch.scores:
+            for leaf in tree_leaves(output):
+                if isinstance(leaf, Tensor):
+                    watch.note(leaf)
+    return watch.scores

@@ -1,0 +1,101 @@
+"""Plasticity of a whole net, measured on a fixed batch: dormant units, feature rank, weight norm, isometry, curvature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fire_core.measure.dormancy import THRESHOLD, dormancy_of
+from fire_core.measure.inputs import arguments_of, first_input
+from fire_core.measure.metrics import deviation_from_isometry, feature_rank, hessian_norm
+from fire_core.measure.modes import in_mode
+from fire_core.targets import list_targets
+
+
+@torch.no_grad()
+def plasticity(
+    net: nn.Module, inputs: Any, *, threshold: float = THRESHOLD, delta: float = 0.01
+) -> dict[str, float]:
+    """Run `inputs` (see `measure.inputs`) through `net` in evaluation mode and measure; hooks and mode are restored.
+
+    Only what can learn is looked at: layers with frozen weights, and activations that follow one, are left out (the old
+    heads of plasticity injection, a frozen backbone). A net whose parameters are all frozen is measured as a whole.
+
+    Returns:
+        dormant_share: hidden units with dormancy score <= threshold (`fire_core.measure.dormancy`), 0..1.
+        feature_rank: srank_delta of the input of the last Linear (Kumar et al. 2021).
+        weight_norm: Frobenius norm of the parameters.
+        dfi: mean deviation from isometry of the target matrices as stored.
+        A figure that the net does not define (no nonlinearity, no Linear) is left out.
+    """
+    features: list[Tensor] = []
+    all_frozen = not _learns(net)
+    linears = [m for m in net.modules() if isinstance(m, nn.Linear) and (all_frozen or _learns(m))]
+    latest: list[nn.Module] = []  # the layer with a weight matrix or kernel that ran last
+
+    with ExitStack() as hooks:
+        for module in net.modules():
+            if isinstance(weight := getattr(module, "weight", None), Tensor) and weight.ndim > 1:
+                handle = module.register_forward_pre_hook(lambda m, i: latest.append(m))
+                hooks.callback(handle.remove)
+        if linears:
+            handle = linears[-1].register_forward_pre_hook(
+                lambda m, i, keywords: features.append(first_input(i, keywords)), with_kwargs=True
+            )
+            hooks.callback(handle.remove)
+        hooks.enter_context(in_mode(net, training=False))
+        scores = dormancy_of(net, inputs, lambda: all_frozen or not latest or _learns(latest[-1]))
+    figures: dict[str, Tensor] = {}
+    parameters = dict(net.named_parameters())
+    if parameters:
+        counted = [p for p in parameters.values() if all_frozen or p.requires_grad]
+        squares = [p.float().square().sum() for p in counted]
+        figures["weight_norm"] = torch.stack(squares).sum().sqrt()
+    if scores:
+        figures["dormant_share"] = (torch.cat(scores) <= threshold).float().mean()
+    if features:
+        figures["feature_rank"] = feature_rank(features[0].flatten(0, -2), delta)
+    deviations = [deviation_from_isometry(t.matrix(parameters)) for t in list_targets(net).included]
+    if deviations:
+        figures["dfi"] = torch.stack(deviations).mean()
+    return {name: float(value) for name, value in figures.items()}
+
+
+def _learns(module: nn.Module) -> bool:
+    """Whether any of its parameters is trained."""
+    return any(p.requires_grad for p in module.parameters())
+
+
+def curvature(
+    net: nn.Module,
+    inputs: Any,
+    targets: Tensor,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    *,
+    generator: torch.Generator,
+    iterations: int = 30,
+) -> float:
+    """Largest absolute eigenvalue of the Hessian of `loss(net(inputs), targets)` by all weights (FIRE, Fig. 5b).
+
+    In the mode the net is in: in training mode batch norm uses the batch, as the coming steps will. Weights, buffers
+    and gradients are left as they are. See `hessian_norm` for the error; costs about 2 * `iterations` backward passes
+    and the memory of one backward pass that is kept.
+    """
+    buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    parameters = dict(net.named_parameters())
+    arguments, keywords = arguments_of(inputs)
+    with sdpa_kernel(SDPBackend.MATH):  # the fused forms of attention have no second derivative
+        return float(
+            hessian_norm(
+                lambda: loss(functional_call(net, parameters | buffers, arguments, keywords), targets),
+                parameters.values(),
+                iterations=iterations,
+                generator=generator,
+            )
+        )

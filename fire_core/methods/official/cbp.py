@@ -1,0 +1,163 @@
+"""Continual backprop as the authors' FIRE code runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fire_core.methods import register
+from fire_core.methods.cbp import ContinualBackprop
+from fire_core.methods.official import refuse_changed
+from fire_core.methods.official.outputs import (
+    QUERY,
+    OutputRecorder,
+    WatchesOutputs,
+    chain,
+    is_attention,
+    last_rows,
+)
+from fire_core.phases import State
+from fire_core.units import UnitLayer
+
+
+@register
+@dataclass
+class OfficialCBP(WatchesOutputs, ContinualBackprop):
+    """A unit's magnitude M grows by (1 - decay) * mean |output| at every step, and never decays.
+
+    Its utility is M times the mean of its outgoing |w|, or M alone where the layer has no reader. Once any unit of a
+    layer is mature, the layer collects `replacement_rate` times all its units. Where a convolution feeds a Linear, the
+    units are the columns of the Linear: a chosen column becomes 0, its channel gets new incoming weights, and the age
+    that starts again is that of the unit with the channel's number. New incoming weights are normal with deviation
+    sqrt(2 / fan_in). Biases of the reader and the optimizer's state stay.
+    """
+
+    variant: ClassVar[str] = "official"
+
+    def __post_init__(self) -> None:
+        refuse_changed(self, "compensate", "fresh", "reset_moments")
+        super().__post_init__()
+
+    def find_layers(self, state: State, name: str) -> list[UnitLayer]:
+        return self.layers.setdefault(name, linked_layers(state.nets[name]))
+
+    def watch(self, net: nn.Module, layers: list[UnitLayer]) -> OutputRecorder:
+        modules, pools = dict(net.named_modules()), followers(net, nn.MaxPool2d)
+
+        def reduce(layer: UnitLayer, output: Tensor) -> Tensor:
+            pool = pools.get(layer.name)
+            return mean_magnitude(output if pool is None else modules[pool](output), columns_of(layer))
+
+        return OutputRecorder(net, layers, reduce)
+
+    def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
+        units = columns_of(layer)
+        return {
+            "kept": torch.zeros(0, units, device=device),
+            "age": torch.zeros(units, dtype=torch.int64),
+            "due": torch.zeros((), dtype=torch.float64),
+            "magnitude": torch.zeros(units, device=device),
+        }
+
+    def choose(self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], measured: Tensor) -> Tensor:
+        memory["kept"] = last_rows(memory["kept"], measured)
+        magnitude = memory["magnitude"].to(measured.device)
+        memory["magnitude"] = magnitude + (1 - self.decay) * memory["kept"].mean(dim=0)
+        memory["age"] += 1
+        mature = memory["age"] > self.maturity
+        if not mature.any():
+            return torch.empty(0, dtype=torch.int64)
+        memory["due"] += self.replacement_rate * len(mature)
+        count = int(memory["due"])
+        memory["due"] -= count
+        if count == 0:
+            return torch.empty(0, dtype=torch.int64)
+        utility = memory["magnitude"].cpu()
+        for name, _ in layer.outgoing:
+            utility = utility * mean_outgoing(net.get_submodule(name)).cpu()
+        count = min(count, int(mature.sum()))
+        return utility.masked_fill(~mature, torch.inf).topk(count, largest=False).indices
+
+    @torch.no_grad()
+    def recycle(self, state: State, name: str, layer: UnitLayer, rows: Tensor) -> None:
+        net, memory = state.nets[name], self.memory[name][layer.name]
+        columns = columns_of(layer) // layer.units
+        channels = rows if columns == 1 else (rows // columns).unique()
+        module: Any = net.get_submodule(layer.name)
+        deviation = 2**0.5 * module.weight[0].numel() ** -0.5
+        fresh = torch.empty(len(channels), *module.weight.shape[1:])
+        module.weight[channels] = fresh.normal_(std=deviation, generator=self.stream(state)).to(module.weight)
+        if module.bias is not None:
+            module.bias[channels] = 0.0
+        for path in layer.norms:
+            norm: Any = net.get_submodule(path)
+            for tensor, value in (
+                (norm.weight, 1.0),
+                (norm.bias, 0.0),
+                (norm.running_mean, 0.0),
+                (norm.running_var, 1.0),
+            ):
+                tensor[channels] = value
+        for reader, _ in layer.outgoing:
+            weight: Any = net.get_submodule(reader).weight
+            weight[:, rows] = 0.0
+        if not layer.outgoing:
+            memory["magnitude"][rows] = 0.0
+        memory["age"][channels] = 0
+        self.counts["recycled"] += len(rows)
+
+    def before_recycling(
+        self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], rows: Tensor
+    ) -> None:
+        """Nothing is taken over by the readers."""
+
+
+def linked_layers(net: nn.Module) -> list[UnitLayer]:
+    """The chain without its last layer, with batch norms and columns; what makes or feeds attention has no reader."""
+    modules: dict[str, Any] = dict(net.named_modules())
+    norms = followers(net, nn.BatchNorm2d)
+    found = []
+    for layer in chain(net)[:-1]:
+        ((reader, _),) = layer.outgoing
+        columns = modules[reader].weight.shape[1] // layer.units
+        outgoing: tuple[tuple[str, int], ...] = ((reader, columns),)
+        if is_attention(layer.name) or reader.split(".")[-1] == QUERY:
+            outgoing = ()
+        found.append(replace(layer, norms=tuple(filter(None, [norms.get(layer.name)])), outgoing=outgoing))
+    return found
+
+
+def followers(net: nn.Module, kind: type[nn.Module]) -> dict[str, str]:
+    """Name of the module of `kind` between each watched layer and the next one, in module order."""
+    found: dict[str, str] = {}
+    layer = ""
+    for name, module in net.named_modules():
+        if "shortcut" in name:
+            continue
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            layer = name
+        elif isinstance(module, kind) and layer:
+            found.setdefault(layer, name)
+    return found
+
+
+def columns_of(layer: UnitLayer) -> int:
+    """How many units the official code counts: the columns of the reader, or the outputs of a layer without one."""
+    return layer.units * (layer.outgoing[0][1] if layer.outgoing else 1)
+
+
+def mean_magnitude(output: Tensor, units: int) -> Tensor:
+    """Mean |output| of each unit in each sample, (samples, units)."""
+    magnitudes = output.float().abs()
+    if output.ndim == 3:
+        return magnitudes.mean(dim=1)
+    return magnitudes.flatten(1).unflatten(1, (units, -1)).mean(dim=2)
+
+
+@torch.no_grad()
+def mean_outgoing(reader: Any) -> Tensor:
+    """Mean |w| of each column of the reader, (columns,) float32."""
+    return reader.weight.float().abs().transpose(0, 1).flatten(1).mean(dim=1)

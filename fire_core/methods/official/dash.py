@@ -1,0 +1,42 @@
+"""DASH as the authors' FIRE code runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from fire_core.methods import register
+from fire_core.methods.dash import Dash, biases_beside, coming, descent, shrink, shrink_factor
+from fire_core.methods.official import refuse_changed
+from fire_core.phases import State
+from fire_core.placement import observe
+from fire_core.report import Report
+from fire_core.targets import find_targets
+
+
+@register
+@dataclass
+class OfficialDash(Dash):
+    """A bias is one vector with one cosine, and gradients are taken in the mode that the net is in at the boundary."""
+
+    variant: ClassVar[str] = "official"
+
+    def __post_init__(self) -> None:
+        refuse_changed(self, "kernels", "biases", "evaluation_mode", "every_steps", "rate")
+        super().__post_init__()
+
+    def treat(self, name: str, net: nn.Module, state: State) -> Report:
+        batches, loss = coming(name, state)
+        table = find_targets(net, self.targets)
+        parameters = dict(net.named_parameters())
+        initial = state.initial.get(name)
+        with observe(net, action="shrunk", method=self.name, initial=initial) as report, torch.no_grad():
+            direction = descent(net, batches, loss, alpha=self.alpha, training=net.training)
+            shrink(net, direction, table, floor=self.floor, biases=False)
+            for key in biases_beside(table):
+                if key in direction:
+                    parameters[key].mul_(shrink_factor(parameters[key], direction[key], self.floor))
+        return report

@@ -1,0 +1,70 @@
+"""Muon as the authors' FIRE code runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fire_core.errors import UserError
+from fire_core.methods import register
+from fire_core.methods.muon import ConvMuon, Muon, Together
+from fire_core.methods.official import refuse_changed
+from fire_core.phases import State
+
+HEAD = ("hidden", "head")  # children of a net that are its head there, hidden Linear layers included
+EPSILON = 1e-10
+
+
+class OwnShapeMuon(ConvMuon):
+    """The factor is sqrt(max(1, rows / columns)) of the last two dimensions of the parameter itself.
+
+    That is 1 for every square kernel, whatever its channels. Three dimensions are a stack of matrices.
+    """
+
+    def factor(self, parameter: Tensor, matrices: Tensor) -> float:
+        return super().factor(parameter, parameter)
+
+
+@register
+@dataclass
+class OfficialMuon(Muon):
+    """Muon for everything of two or more dimensions before the head, positions and class token too; Adam for the rest."""
+
+    variant: ClassVar[str] = "official"
+
+    def __post_init__(self) -> None:
+        refuse_changed(self, "targets")
+        super().__post_init__()
+
+    def check(self, state: State) -> None:
+        for name, net in state.nets.items():
+            if not any(muon_matrix(key, p) for key, p in net.named_parameters()):
+                raise UserError(
+                    f"muon: net {name!r} has no weight of two dimensions before its head: use variant=published"
+                )
+
+    def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
+        named = dict(net.named_parameters())
+        matrices = [p for key, p in named.items() if muon_matrix(key, p)]
+        rest = [p for key, p in named.items() if not muon_matrix(key, p)]
+        rate = default.param_groups[0]["lr"]
+        groups = [
+            {"params": [p for p in matrices if (p.ndim == 3) == stacked], "stacked": stacked}
+            for stacked in (False, True)
+        ]
+        muon = OwnShapeMuon(
+            [group for group in groups if group["params"]], lr=rate * self.rate_factor, momentum=self.momentum
+        )
+        for group in muon.param_groups:
+            group["rate_factor"] = self.rate_factor
+        betas = self.adam_betas[0], self.adam_betas[1]
+        return Together([muon, torch.optim.Adam(rest, lr=rate, betas=betas, eps=EPSILON)])
+
+
+def muon_matrix(name: str, parameter: Tensor) -> bool:
+    """Whether the official code trains this parameter with Muon."""
+    return parameter.ndim > 1 and name.split(".")[0] not in HEAD

@@ -1,0 +1,174 @@
+"""The official code's view of hidden units: every layer feeds the next one, and a unit is an output of the layer itself.
+
+It looks at Linear and Conv2d outputs before norm and activation, and keeps the last 512 samples of all forward passes,
+training and test. Here every pass is reduced to a row a sample at once, and the last 512 rows are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fire_core.errors import UserError
+from fire_core.measure.modes import in_mode
+from fire_core.phases import State
+from fire_core.units import UnitLayer
+
+KEPT = 512
+QUERY, KEY, VALUE = "to_q", "to_k", "to_v"
+
+
+def watched_layers(net: nn.Module) -> list[str]:
+    """Every Linear and Conv2d that is not on a shortcut, in module order."""
+    return [
+        name
+        for name, module in net.named_modules()
+        if isinstance(module, nn.Linear | nn.Conv2d) and "shortcut" not in name
+    ]
+
+
+def is_attention(name: str) -> bool:
+    """Whether a layer makes queries, keys or values."""
+    return name.split(".")[-1] in (QUERY, KEY, VALUE)
+
+
+def chain(net: nn.Module) -> list[UnitLayer]:
+    """The watched layers, each read by the next one in the list, the last one by none."""
+    names = watched_layers(net)
+    modules: dict[str, Any] = dict(net.named_modules())
+    readers: list[tuple[tuple[str, int], ...]] = [((name, 1),) for name in names[1:]]
+    return [
+        UnitLayer(name, len(modules[name].weight), (name,), (), reader)
+        for name, reader in zip(names, [*readers, ()], strict=True)
+    ]
+
+
+def by_channel(output: Tensor) -> Tensor:
+    """A layer's output as (samples, units, positions)."""
+    if output.ndim == 4:
+        return output.flatten(2)
+    return output.unsqueeze(-1) if output.ndim == 2 else output.mT
+
+
+def last_rows(kept: Tensor, new: Tensor) -> Tensor:
+    """The last 512 samples of those kept so far and new ones, (samples, units)."""
+    return torch.cat([kept.to(new.device), new])[-KEPT:]
+
+
+class OutputRecorder:
+    """Hooks that reduce the output of each layer in every training pass, and within `watching_all` in any pass.
+
+    `values[layer]` holds `reduce(layer, output)` of the latest pass.
+    """
+
+    def __init__(
+        self, net: Any, layers: Iterable[UnitLayer], reduce: Callable[[UnitLayer, Tensor], Tensor]
+    ) -> None:
+        self.net, self.reduce = net, reduce
+        self.values: dict[str, Tensor] = {}
+        self._always = False
+        # a net that leaves out tokens that no layer reads says so with this attribute; here they are read
+        self._all_tokens = getattr(net, "all_tokens", None)
+        if self._all_tokens is not None:
+            net.all_tokens = True
+        modules = dict(net.named_modules())
+        self._handles = [modules[layer.name].register_forward_hook(self._hook(layer)) for layer in layers]
+
+    def _hook(self, layer: UnitLayer) -> Callable[..., None]:
+        def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+            if self._always or (module.training and torch.is_grad_enabled()):
+                with torch.no_grad():
+                    self.values[layer.name] = self.reduce(layer, output.detach())
+
+        return hook
+
+    @contextmanager
+    def watching_all(self) -> Iterator[None]:
+        """Within, passes in evaluation mode are recorded too."""
+        self._always = True
+        try:
+            yield
+        finally:
+            self._always = False
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self._all_tokens is not None:
+            self.net.all_tokens = self._all_tokens
+
+
+class WatchesOutputs:
+    """Puts the official view under a method of units: mix it in before the published class.
+
+    `memory["kept"]` of each layer holds the last 512 rows of `reduce`. The hooks are there before the first step.
+    """
+
+    def reduce(self, layer: UnitLayer, output: Tensor) -> Tensor:
+        """What to keep of a layer's output: (samples, units)."""
+        raise NotImplementedError
+
+    def watch(self, net: nn.Module, layers: list[UnitLayer]) -> OutputRecorder:
+        return OutputRecorder(net, layers, self.reduce)
+
+    def check(self: Any, state: State) -> None:
+        if self.first_phase == 0:
+            self._start(state)
+
+    def after_test(self: Any, state: State) -> None:
+        if state.phase < self.first_phase:
+            return
+        for name, net in state.nets.items():
+            for layer, rows in watch_test(state, net, self.recorders[name], self.name).items():
+                memory = self.memory[name][layer]
+                memory["kept"] = last_rows(memory["kept"], rows)
+
+
+def watch_test(state: State, net: nn.Module, recorder: OutputRecorder, method: str) -> dict[str, Tensor]:
+    """What the hooks see of the last 512 test samples, in evaluation mode."""
+    if state.test_inputs is None:
+        raise UserError(
+            f"{method}: variant=official looks at test images: set state.test_inputs, or use variant=published"
+        )
+    with recorder.watching_all(), in_mode(net, training=False), torch.no_grad():
+        net(state.test_inputs(KEPT))
+    values, recorder.values = recorder.values, {}
+    return values
+
+
+@torch.no_grad()
+def reset_rows(
+    net: nn.Module,
+    layer: UnitLayer,
+    rows: Tensor,
+    *,
+    generator: torch.Generator,
+    optimizers: Iterable[Optimizer] = (),
+) -> int:
+    """Give units PyTorch's default draw in weight and bias, in place; returns how many.
+
+    Outgoing weights, norms and Adam's moments stay, but step counts become 0 for the whole of every parameter touched,
+    the reader's weight included. The draw is that of a whole layer, of which the rows are taken.
+    """
+    module: Any = net.get_submodule(layer.name)
+    fresh = nn.init.kaiming_uniform_(torch.empty(module.weight.shape), a=5**0.5, generator=generator)
+    module.weight[rows] = fresh[rows].to(module.weight)
+    touched = [module.weight, *(net.get_submodule(name).weight for name, _ in layer.outgoing)]
+    if module.bias is not None:
+        bound = module.weight[0].numel() ** -0.5
+        fresh = torch.empty(module.bias.shape).uniform_(-bound, bound, generator=generator)
+        module.bias[rows] = fresh[rows].to(module.bias)
+        touched.append(module.bias)
+    for optimizer in optimizers:
+        for parameter in touched:
+            step = optimizer.state.get(parameter, {}).get("step")
+            if step is not None:
+                step.zero_()
+    return len(rows)

@@ -1,0 +1,96 @@
+"""Self-normalised resets as the authors' FIRE code runs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fire_core.methods import register
+from fire_core.methods.official import refuse_changed
+from fire_core.methods.official.outputs import WatchesOutputs, by_channel, chain, last_rows, reset_rows
+from fire_core.methods.snr import SelfNormalizedResets
+from fire_core.phases import State
+from fire_core.units import UnitLayer
+
+LONGEST = 20_000  # samples: the longest silence that is counted, and the highest threshold
+FIRST = 10_000
+
+
+@register
+@dataclass
+class OfficialSNR(WatchesOutputs, SelfNormalizedResets):
+    """Ages count samples: a unit is silent for as many more as are kept, when none of the kept ones makes it fire.
+
+    A unit is an output of the layer itself, before its norm. The threshold is renewed at step 0 already, where it falls
+    to the number of samples kept, so a unit that is silent in the first batch is reset at once. The last layer is never
+    reset, and outgoing weights and Adam's moments stay (`reset_rows`).
+    """
+
+    variant: ClassVar[str] = "official"
+
+    def __post_init__(self) -> None:
+        refuse_changed(self, "longest", "fresh", "reset_moments")
+        super().__post_init__()
+
+    def find_layers(self, state: State, name: str) -> list[UnitLayer]:
+        return self.layers.setdefault(name, chain(state.nets[name]))
+
+    def reduce(self, layer: UnitLayer, output: Tensor) -> Tensor:
+        return (by_channel(output) > 0).any(dim=2)
+
+    def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
+        def counter(*shape: int) -> Tensor:
+            return torch.zeros(*shape, layer.units, dtype=torch.int32, device=device)
+
+        return {
+            "kept": torch.zeros(0, layer.units, dtype=torch.bool, device=device),
+            "age": counter(),
+            "tau": counter() + FIRST,
+            # ages at which silences ended since the last update, one row a step, 0 for none
+            "silences": counter(self.update_every + 1),
+            "steps": torch.zeros((), dtype=torch.int64),
+        }
+
+    def choose(self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], measured: Tensor) -> Tensor:
+        memory["kept"] = last_rows(memory["kept"], measured)
+        for key in ("age", "tau", "silences"):
+            memory[key] = memory[key].to(measured.device)
+        due = self.step(memory, memory["kept"].any(dim=0), len(memory["kept"]))
+        return due.nonzero().flatten().cpu() if layer.outgoing else torch.empty(0, dtype=torch.int64)
+
+    def step(self, memory: dict[str, Tensor], fires: Tensor, kept: int) -> Tensor:
+        """One step of the rule: which units are due, (units,) bool."""
+        age, silences = memory["age"], memory["silences"]
+        row = int(memory["steps"]) % self.update_every
+        memory["steps"] += 1
+        silences[row or self.update_every] += (age * fires).clamp(max=LONGEST)
+        age.add_(kept).masked_fill_(fires, 0)
+        if row == 0:
+            memory["tau"] = self.threshold(silences, memory["tau"], kept)
+            silences.zero_()
+        due = age >= memory["tau"]
+        silences[row] += (age * due).clamp(max=LONGEST)
+        age.masked_fill_(due, 0)
+        return due
+
+    def threshold(self, silences: Tensor, tau: Tensor, kept: int) -> Tensor:
+        """(units,) new thresholds in samples: the percentile of each unit's silences, or more where it is not below tau."""
+        ages, _ = silences.sort(dim=0)
+        count = (silences > 0).sum(dim=0)
+        share = torch.arange(1, len(ages) + 1, device=tau.device)[:, None] - (len(ages) - count)
+        reached = (share > 0) & (share / count.clamp_min(1) >= self.percentile)
+        level = ages.gather(0, reached.int().argmax(dim=0, keepdim=True))[0].masked_fill(count == 0, 1)
+        grown = (self.expansion * tau).to(tau.dtype)
+        return torch.where(level < tau, level, grown).clamp(kept, LONGEST).to(tau.dtype)
+
+    def recycle(self, state: State, name: str, layer: UnitLayer, rows: Tensor) -> None:
+        self.counts["recycled"] += reset_rows(
+            state.nets[name],
+            layer,
+            rows,
+            generator=self.stream(state),
+            optimizers=state.optimizers.values(),
+        )

@@ -1,0 +1,91 @@
+"""One door from a model to the engine: alone, on DDP replicas, or on the shards of FSDP2."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from fire_core.engine import Treatment, apply, measure_change
+from fire_core.errors import UserError
+from fire_core.report import Report
+from fire_core.targets import TargetTable, check_module, find_targets
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+def apply_to_model(
+    model: nn.Module,
+    table: TargetTable,
+    treatment: Treatment,
+    *,
+    gram: Any = None,
+    group: ProcessGroup | None = None,
+    **options: Any,
+) -> Report:
+    """`fire_core.engine.apply` on the parameters of `model`, in place, wherever they are; options are those of `apply`.
+
+    A model with DTensor parameters (FSDP2, tensor parallel) or with DistributedDataParallel in it is treated by all its
+    ranks together, and so is one with a process `group` given: every rank calls this, the ranks divide the work, and
+    all of them end with the same weights or the same error. gram: see `fire_core.distributed.shards.share_out`.
+    """
+    parameters = dict(unwrap(model).named_parameters())
+    replicas = [m for m in model.modules() if isinstance(m, nn.parallel.DistributedDataParallel)]
+    if not (is_sharded(parameters) or replicas or group is not None):
+        return apply(parameters, table, treatment, **options)
+    from fire_core.distributed.shards import share_out
+
+    group = group if group is not None or not replicas else replicas[0].process_group
+    return share_out(parameters, table, treatment, gram=gram, group=group, **options)
+
+
+@contextmanager
+def observe(
+    model: nn.Module,
+    *,
+    action: str,
+    method: str,
+    initial: Mapping[str, Tensor] | None = None,
+    targets: Any = "all",
+) -> Iterator[Report]:
+    """Report of a change that the body makes by any other means: compares the targets before and after."""
+    report = Report(method=method)
+    parameters = dict(model.named_parameters())
+    if is_sharded(parameters):
+        raise UserError(
+            f"{method or action} changes whole parameters and cannot see them in a sharded model; fire, fire_exact, "
+            "interpolate, rescale, keep_norm and random_orthogonal can: use one of these, or change the weights before "
+            "fully_shard"
+        )
+    try:
+        table = find_targets(model, targets)
+    except UserError:
+        table = TargetTable()
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    started = time.perf_counter()
+    yield report
+    seconds = time.perf_counter() - started
+    found = measure_change(
+        before, parameters, table, action=action, method=method, seconds=seconds, initial=initial
+    )
+    report.__dict__.update(found.__dict__)
+
+
+def table_of(model: nn.Module, targets: Any) -> TargetTable:
+    """`targets` as a table: itself, or what the rule finds in the model."""
+    check_module(model)
+    return targets if isinstance(targets, TargetTable) else find_targets(unwrap(model), targets)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside DistributedDataParallel."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+
+
+def is_sharded(parameters: Mapping[str, Tensor]) -> bool:
+    """Whether one of them is a DTensor (FSDP2, tensor parallel), told by name: torch.distributed may be absent."""
+    return any(type(parameter).__name__ == "DTensor" for parameter in parameters.values())

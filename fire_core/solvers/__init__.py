@@ -1,0 +1,1 @@
+"""Solvers: the orthogonal polar factor of stacks of matrices, published and exact. Pure functions on tensors."""

@@ -1,0 +1,351 @@
+"""Fused, transposed and stacked layers of published architectures, as one table of data.
+
+Each entry of `LAYERS` names a class (fnmatch, base classes count), one attribute of it (a layer or a
+parameter), and reads the parts and their sizes off that object. Nothing is guessed: where the sizes cannot be
+read, or do not add up to the weight's rows, the weight stays out with that reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from fire_core.errors import UserError
+from fire_core.targets.roles import role_of
+from fire_core.targets.table import Layout, Place, Sizes
+
+
+@dataclass(frozen=True)
+class Layer:
+    """owner: class that holds `name`, a layer or a parameter. read(owner): its Layout, or None where it does
+    not apply."""
+
+    owner: str
+    name: str
+    read: Callable[[Any], Layout | None]
+
+
+def integer(owner: Any, *names: str) -> int | None:
+    """The first of these attributes that `owner`, or its `config`, has as an integer."""
+    for holder in (owner, getattr(owner, "config", None)):
+        for name in names:
+            value = getattr(holder, name, None)
+            if isinstance(value, int) and not isinstance(value, bool):
+                return value
+    return None
+
+
+def qkv(q: int, k: int, v: int, repeats: int = 1) -> Layout:
+    how = "" if repeats == 1 else ", rows interleaved head by head"
+    return Layout((("q", q), ("k", k), ("v", v)), repeats, why=f"part of a fused q/k/v{how}")
+
+
+def qkv_in_order(name: str) -> Callable[[Any], Layout | None]:
+    """q, then k, then v: sizes from the numbers of heads and the width of one head, all held by the owner."""
+
+    def read(owner: Any) -> Layout | None:
+        heads = integer(owner, "num_heads", "num_attention_heads", "n_head", "n_heads", "heads", "nhead")
+        kv_heads = integer(
+            owner, "num_kv_heads", "num_key_value_heads", "n_kv_head", "n_kv_heads", "kv_heads"
+        )
+        width = integer(owner, "head_dim", "head_size", "attention_head_size", "dim_head", "d_head")
+        if heads is None or any(
+            "key_dim" in attribute or "val_dim" in attribute for attribute in vars(owner)
+        ):
+            return None
+        if width is None:
+            model = integer(owner, "embed_dim", "n_embd", "hidden_size", "d_model", "inner_dim", "dim")
+            width = (model or inputs_of(getattr(owner, name))) // heads
+        return qkv(heads * width, (kv_heads or heads) * width, (kv_heads or heads) * width)
+
+    return read
+
+
+def kv_in_order(name: str) -> Callable[[Any], Layout | None]:
+    def read(owner: Any) -> Layout | None:
+        whole = qkv_in_order(name)(owner)
+        return None if whole is None else replace(whole, sizes=whole.sizes[1:], why="part of a fused k/v")
+
+    return read
+
+
+def inputs_of(layer: Any) -> int:
+    """Input width of a Linear, or of a Conv1D, which stores (in, out)."""
+    return int(layer.weight.shape[0 if hasattr(layer, "nf") else 1])
+
+
+def gate_and_up(mate: str, *parts: str) -> Callable[[Any], Layout | None]:
+    """Two halves, each as wide as the input of the layer `mate` that follows."""
+
+    def read(owner: Any) -> Layout | None:
+        width = integer(getattr(owner, mate, None), "in_features")
+        return (
+            None
+            if width is None
+            else Layout(tuple((part, width) for part in parts), why="half of a gated layer")
+        )
+
+    return read
+
+
+def experts(name: str) -> Callable[[Any], Layout | None]:
+    """Stacks of transformers' expert modules, which say how they are stored (`is_transposed`,
+    `is_concatenated`)."""
+
+    def read(owner: Any) -> Layout | None:
+        transposed = getattr(owner, "is_transposed", None)
+        if transposed is None:
+            return None
+        rows = Layout(transposed=transposed, kind="expert", why="one expert")
+        if name != "gate_up_proj":
+            return rows
+        width = getattr(owner, name).shape[2 if transposed else 1] // 2
+        rows = replace(rows, why="gate or up half of one expert")
+        if owner.is_concatenated:
+            return replace(rows, sizes=(("gate", width), ("up", width)))
+        return replace(rows, sizes=(("gate", 1), ("up", 1)), repeats=width)
+
+    return read
+
+
+def falcon(m: Any) -> Layout:
+    if m.new_decoder_architecture:
+        return qkv(m.num_heads // m.num_kv_heads * m.head_dim, m.head_dim, m.head_dim, m.num_kv_heads)
+    if m.multi_query:
+        return qkv(m.num_heads * m.head_dim, m.head_dim, m.head_dim)
+    return qkv(m.head_dim, m.head_dim, m.head_dim, m.num_heads)
+
+
+def gpt2(m: Any) -> Layout:
+    if getattr(m, "is_cross_attention", False):
+        return Layout((("k", m.split_size), ("v", m.split_size)), why="part of a fused k/v")
+    return qkv(m.split_size, m.split_size, m.split_size)
+
+
+def gpt_bigcode(m: Any) -> Layout:
+    if m.is_cross_attention:
+        return Layout((("k", m.head_dim), ("v", m.head_dim)), m.num_heads, why="part of a fused k/v")
+    if m.multi_query:
+        return qkv(m.embed_dim, m.kv_dim, m.kv_dim)
+    return qkv(m.head_dim, m.head_dim, m.head_dim, m.num_heads)
+
+
+def gated_q(m: Any) -> Layout:
+    sizes = (("q", m.head_dim), ("gate", m.head_dim))
+    return Layout(
+        sizes, m.q_proj.out_features // (2 * m.head_dim), why="q or output gate, interleaved head by head"
+    )
+
+
+def delta_net_qkvz(m: Any) -> Layout:
+    value = m.num_v_heads // m.num_k_heads * m.head_v_dim
+    sizes = (("q", m.head_k_dim), ("k", m.head_k_dim), ("v", value), ("gate", value))
+    return Layout(sizes, m.num_k_heads, why="part of a fused q/k/v/gate, interleaved head by head")
+
+
+def mamba(inner: str, rank: str, state: str) -> Callable[[Any], Layout]:
+    """The projections of a Mamba block; the arguments name the owner's attributes that hold the sizes. With `inner`, its
+    input projection; without, the one to dt, B and C."""
+
+    def read(m: Any) -> Layout:
+        sizes = (("dt", getattr(m, rank)), ("B", getattr(m, state)), ("C", getattr(m, state)))
+        return Layout(sizes, why="part of a fused state-space projection")
+
+    def read_in(m: Any) -> Layout:
+        return Layout(
+            (("x", getattr(m, inner)), ("gate", getattr(m, inner))), why="x or gate of a state space"
+        )
+
+    return read_in if inner else read
+
+
+def mamba2(inner: str, state: str, groups: str, heads: str) -> Callable[[Any], Layout]:
+    """The input projection of a Mamba-2 block; the arguments name the owner's attributes that hold the sizes."""
+
+    def read(m: Any) -> Layout:
+        width, group = getattr(m, inner), getattr(m, groups) * getattr(m, state)
+        sizes = (("gate", width), ("x", width), ("B", group), ("C", group), ("dt", getattr(m, heads)))
+        return Layout(
+            sizes, why="part of a fused state-space projection", left_out={"dt": STATE_SPACE["dt_proj"]}
+        )
+
+    return read
+
+
+STATE_SPACE = {
+    "A_log": "decay rates of a state space, not a feature map",
+    "D": "skip gains of a state space, not a feature map",
+    "dt_bias": "time steps of a state space, not a feature map",
+    "dt_proj": "sets the time steps of a state space: initialised to a range, not a feature map",
+}
+
+ADDED = (
+    "pos_embed",
+    "cls_token",
+    "dist_token",
+    "reg_token",
+    "position_embedding",
+    "mask_token",
+    "class_embedding",
+)
+
+LAYERS: tuple[Layer, ...] = (
+    # torch
+    Layer("MultiheadAttention", "in_proj_weight", lambda m: qkv(m.embed_dim, m.embed_dim, m.embed_dim)),
+    Layer("MultiheadAttention", "q_proj_weight", lambda m: Layout(why="q of MultiheadAttention")),
+    Layer("MultiheadAttention", "k_proj_weight", lambda m: Layout(why="k of MultiheadAttention")),
+    Layer("MultiheadAttention", "v_proj_weight", lambda m: Layout(why="v of MultiheadAttention")),
+    # transformers: fused attention
+    Layer("*GPT2Attention", "c_attn", gpt2),
+    Layer("ImageGPTAttention", "c_attn", gpt2),
+    Layer("GPTBigCodeAttention", "c_attn", gpt_bigcode),
+    Layer(
+        "GPTNeoX*Attention",
+        "query_key_value",
+        lambda m: qkv(m.head_size, m.head_size, m.head_size, integer(m, "num_attention_heads") or 0),
+    ),
+    Layer(
+        "BloomAttention", "query_key_value", lambda m: qkv(m.head_dim, m.head_dim, m.head_dim, m.num_heads)
+    ),
+    Layer(
+        "PersimmonAttention",
+        "query_key_value",
+        lambda m: qkv(m.head_dim, m.head_dim, m.head_dim, m.num_heads),
+    ),
+    Layer("Falcon*Attention", "query_key_value", falcon),
+    Layer(
+        "CodeGenAttention",
+        "qkv_proj",
+        lambda m: Layout(
+            (("q", m.embed_dim // 4), ("v", m.embed_dim // 4), ("k", m.embed_dim // 4)),
+            4,
+            why="part of a fused q/v/k",
+        ),
+    ),
+    Layer("Qwen3NextAttention", "q_proj", gated_q),
+    Layer("Qwen3NextGatedDeltaNet", "in_proj_qkvz", delta_net_qkvz),
+    Layer("*GatedDeltaNet", "in_proj_qkv", lambda m: qkv(m.key_dim, m.key_dim, m.value_dim)),
+    Layer(
+        "Deepseek*Attention",
+        "kv_b_proj",
+        lambda m: Layout(
+            (("k", m.qk_nope_head_dim), ("v", m.v_head_dim)),
+            m.num_heads,
+            why="part of a fused k/v, head by head",
+        ),
+    ),
+    Layer(
+        "Deepseek*Attention",
+        "kv_a_proj_with_mqa",
+        lambda m: Layout((("latent", m.kv_lora_rank), ("k", m.qk_rope_head_dim)), why="latent or rotary k"),
+    ),
+    # timm
+    Layer(
+        "*ParallelScalingBlock",
+        "in_proj",
+        lambda m: Layout(tuple(zip(("mlp", "q", "k", "v"), m.in_split)), why="part of a fused MLP and q/k/v"),
+    ),
+    # gated feed-forward layers
+    Layer("GluMlp", "fc1", gate_and_up("fc2", "first", "second")),
+    Layer("ModernBertMLP", "Wi", gate_and_up("Wo", "up", "gate")),
+    Layer("*", "gate_up_proj", gate_and_up("down_proj", "gate", "up")),
+    # experts
+    Layer(
+        "Llama4TextExperts",
+        "gate_up_proj",
+        lambda m: Layout(
+            (("gate", m.expert_dim), ("up", m.expert_dim)), 1, True, "expert", "gate or up half of one expert"
+        ),
+    ),
+    Layer("Llama4TextExperts", "down_proj", lambda m: Layout((), 1, True, "expert", "one expert")),
+    *(Layer("*Experts", name, experts(name)) for name in ("gate_up_proj", "up_proj", "down_proj")),
+    Layer("*Router", "weight", lambda m: Layout(kind="router", why="router of experts")),
+    # state spaces
+    Layer("*MambaMixer", "in_proj", mamba("intermediate_size", "", "")),
+    Layer("*MambaMixer", "x_proj", mamba("", "time_step_rank", "ssm_state_size")),
+    Layer("Mamba", "in_proj", mamba("d_inner", "", "")),
+    Layer("Mamba", "x_proj", mamba("", "dt_rank", "d_state")),
+    Layer("*Mamba2Mixer", "in_proj", mamba2("intermediate_size", "ssm_state_size", "n_groups", "num_heads")),
+    # any other class: these names mean q, k, v (or k, v) one after the other
+    *(
+        Layer("*", name, qkv_in_order(name))
+        for name in ("qkv", "to_qkv", "c_attn", "Wqkv", "qkv_proj", "in_proj_qkv", "att_proj")
+    ),
+    *(Layer("*", name, kv_in_order(name)) for name in ("kv", "to_kv", "Wkv")),
+)
+
+LOOKS_FUSED = {layer.name for layer in LAYERS if layer.owner == "*"} | {
+    "query_key_value",
+    "kv_proj",
+    "in_proj_qkvz",
+}
+
+
+def known_layout(place: Place) -> Layout | None:
+    """The layout of one parameter of at least two dimensions, or None for an ordinary one.
+
+    What the module declares comes first, then the table, by the parameter's own module and by the module
+    above it.
+    """
+    module: Any = place.module
+    attribute, rows = place.attribute, None
+    outputs = place.parameter.shape[-2]
+    transposed = hasattr(module, "nf") and any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
+    if transposed:
+        outputs, rows = (
+            place.parameter.shape[-1],
+            Layout(transposed=True, why="weight of Conv1D, stored (in, out)"),
+        )
+    if attribute == "weight" and hasattr(module, "fused_rows"):
+        sizes = _declared(place)
+        return Layout(
+            sizes, transposed=transposed, why="part of a fused layer, as the module declares", declared=True
+        )
+    leaf = place.path.rpartition(".")[2]
+    layered = attribute == "weight" and (transposed or isinstance(module, nn.Linear))
+    found = _read(module, attribute) or (
+        _read(place.parents[-1], leaf) if layered and place.parents else None
+    )
+    if found is not None:
+        found = replace(found, transposed=found.transposed or transposed)
+    elif layered and leaf in LOOKS_FUSED:
+        return Layout(why_out="looks fused, but its parts are not known: set fused_rows on the layer")
+    elif layered and outputs == 3 * inputs_of(module) and role_of(place.name, place.parents) == "attention":
+        return Layout(
+            why_out="looks fused (three times its inputs, in attention): set fused_rows on the layer"
+        )
+    if found is not None and found.sizes and place.parameter.dim() == 2 and found.total != outputs:
+        sizes_text = " + ".join(f"{name} {size}" for name, size in found.sizes)
+        why_out = (
+            f"looks fused, but {sizes_text}, {found.repeats} times, is not its {outputs} rows: set fused_rows"
+        )
+        return Layout(why_out=why_out)
+    return found or rows
+
+
+def _declared(place: Place) -> Sizes:
+    """What the user's `fused_rows` says: a name and a number of rows for each part."""
+    declared: Any = place.module.fused_rows
+    if not isinstance(declared, Mapping) or not all(isinstance(size, int) for size in declared.values()):
+        raise UserError(
+            f"fused_rows of {place.name!r} is {declared!r}: give a dict of part and number of rows, "
+            'as in {"q": 768, "k": 128, "v": 128}'
+        )
+    return tuple((str(name), size) for name, size in declared.items())
+
+
+def _read(owner: nn.Module, name: str) -> Layout | None:
+    classes = [cls.__name__ for cls in type(owner).__mro__]
+    for layer in LAYERS:
+        if layer.name == name and any(fnmatchcase(cls, layer.owner) for cls in classes):
+            try:
+                rows = layer.read(owner)
+            except AttributeError:
+                continue
+            if rows is not None:
+                return rows
+    return None

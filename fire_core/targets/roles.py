@@ -1,0 +1,42 @@
+"""What a matrix does in its network (q, k, v, o, mlp, ...), from the names that architectures use."""
+
+from __future__ import annotations
+
+import re
+
+from torch import nn
+
+WORDS = {
+    "q": "q to_q q_proj query query_proj queries wq w_q q_lin linear_q q_linear q_attn q_proj_weight",
+    "o": "o o_proj out_proj to_out proj c_proj wo w_o out_lin dense out",
+    "mlp": "mlp ffn ff feed_forward feedforward experts expert moe block_sparse_moe intermediate",
+    "mlp layers": "fc1 fc2 c_fc gate_proj up_proj down_proj gate_up_proj linear1 linear2 w1 w2 w3",
+}
+Q, O, MLP, MLP_LAYERS = (frozenset(words.split()) for words in WORDS.values())
+K = {name.replace("queries", "keys").replace("query", "key").replace("q", "k") for name in Q}
+V = {name.replace("queries", "values").replace("query", "value").replace("q", "v") for name in Q}
+ATTENTION = ("q", "k", "v", "o", "attention")
+
+
+def role_of(name: str, parents: tuple[nn.Module, ...]) -> str:
+    """Role of the parameter `name`, whose modules from the outermost to the innermost are `parents`; "" if
+    unknown.
+
+    Attention is recognised by a path component or a class name with "attn" or "attention" in it, the model's
+    own class aside, or by a q and a k side by side in one module: a lone "value" or "q" is a head of reinforcement
+    learning. A feed-forward block is recognised by the usual component and layer names.
+    """
+    path = re.sub(r"\[.*", "", name).split(".")
+    leaf = path[-1] if path[-1] != "weight" else (path[-2] if len(path) > 1 else "")
+    around = [part.lower() for part in path] + [type(parent).__name__.lower() for parent in parents[1:]]
+    attention = any("attn" in word or "attention" in word for word in around)
+    beside = {name.lower() for parent in parents[-2:] for name in (*parent._modules, *parent._parameters)}
+    attention = attention or bool(beside & Q and beside & K)
+    if attention:
+        for role, words in (("q", Q), ("k", K), ("v", V)):
+            if leaf.lower() in words:
+                return role
+        return "o" if leaf.lower() in O or "to_out" in path else "attention"
+    if leaf.lower() in MLP_LAYERS or any(part.lower() in MLP for part in path):
+        return "mlp"
+    return ""

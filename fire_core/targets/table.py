@@ -1,0 +1,212 @@
+"""The data of target finding: where a parameter sits, how it is laid out, its parts, and the table of targets.
+
+A *target* is one matrix inside a parameter: the weight of a Linear layer, one spatial tap of a convolution, the q of a
+fused q/k/v, one expert, one critic of an ensemble. `walk` finds the places, `architectures` knows layouts, `split` cuts
+places into targets, and `rules` chooses among them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+Sizes = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One block of a parameter. shape: (out, in), or () where there is no matrix; taps: spatial positions of
+    a conv."""
+
+    kind: str
+    reason: str
+    included: bool = False
+    label: str = ""
+    index: tuple = ()
+    transposed: bool = False
+    shape: tuple = ()
+    taps: int = 1
+    role: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter sits: the module that holds it, that module's parents (outermost first), and its
+    names."""
+
+    path: str
+    attribute: str
+    module: nn.Module
+    parents: tuple[nn.Module, ...]
+    parameter: nn.Parameter
+    parameter_name: str
+    aliases: tuple[str, ...]
+    tied: bool
+    head: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}.{self.attribute}" if self.path else self.attribute
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Parts of a weight's output rows, in order; no parts: the matrix is whole.
+
+    repeats: the pattern of parts comes that many times (q/k/v head by head). transposed: stored as (in, out).
+    left_out: parts that are no targets, with the reason. why_out: the whole weight is out. declared: by the
+    user.
+    """
+
+    sizes: Sizes = ()
+    repeats: int = 1
+    transposed: bool = False
+    kind: str = "linear"
+    why: str = ""
+    why_out: str = ""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    declared: bool = False
+
+    @property
+    def total(self) -> int:
+        return self.repeats * sum(size for _, size in self.sizes)
+
+    def picks(self) -> Iterator[tuple[str, slice | list[int], int]]:
+        """(name, rows, how many) of each part: a slice, or a list of row numbers where the part is
+        scattered."""
+        period, start = sum(size for _, size in self.sizes), 0
+        for name, size in self.sizes:
+            if self.repeats == 1:
+                yield name, slice(start, start + size), size
+            elif size == 1:
+                yield name, slice(start, None, period), self.repeats
+            else:
+                rows = [turn * period + start + i for turn in range(self.repeats) for i in range(size)]
+                yield name, rows, len(rows)
+            start += size
+
+
+@dataclass(frozen=True)
+class Target:
+    """One matrix of a model (or one parameter that holds none), and whether it is to be treated.
+
+    name: the parameter and the part of it, e.g. "layer1.0.conv1.weight[0,2]", "h.0.attn.c_attn.weight[q]".
+    parameter: the name in `model.named_parameters()`; a tied weight has one name there and one target here.
+    kind: "linear", "conv", "embedding", "expert", "ensemble", "recurrent", "bias", "norm", "state_space",
+    "lora", ...
+    index: applied to the parameter, gives the stored block. `transposed`: that block is (in, out).
+    shape: (out, in) of the matrix, () for a parameter without matrices.
+    scale: sqrt(out / in), for convolutions divided by the number of taps (the published scale of a projected
+    matrix).
+    reason: why it is out, or why it is in.
+    role: what the matrix does where that is known ("q", "k", "v", "o", "mlp", "head", ...), else "".
+    module: the module that holds the parameter. aliases: further names that patterns may use.
+    tied: the parameter is also an embedding table.
+    """
+
+    name: str
+    parameter: str
+    kind: str
+    index: tuple
+    transposed: bool
+    shape: tuple
+    scale: float
+    included: bool
+    reason: str
+    role: str = ""
+    module: str = ""
+    aliases: tuple[str, ...] = ()
+    tied: bool = False
+
+    def matrix(self, source: nn.Module | Mapping[str, Tensor]) -> Tensor:
+        """The (out, in) matrix of this target, out of a model or a dict from parameter names to tensors.
+
+        A view of the parameter: writing into it (under `torch.no_grad()`) changes the parameter. The one
+        exception is a block whose rows are scattered (`is_view` is False: q/k/v interleaved head by head),
+        where it is a copy; `write` works for both.
+        """
+        block = _parameter(self, source)[self.index]
+        return block.mT if self.transposed else block
+
+    @property
+    def is_view(self) -> bool:
+        return not any(isinstance(entry, list) for entry in self.index)
+
+    def write(self, source: nn.Module | Mapping[str, Tensor], value: Tensor) -> None:
+        """Copies `value` (out, in), of any dtype, into the parameter, in place."""
+        with torch.no_grad():
+            parameter = _parameter(self, source)
+            parameter[self.index] = (value.mT if self.transposed else value).to(parameter.dtype)
+
+
+class TargetTable(list):
+    """A list of every `Target` of a model, in module order. `str()` prints it, equal neighbours in one
+    line."""
+
+    @property
+    def included(self) -> list[Target]:
+        return [target for target in self if target.included]
+
+    @property
+    def parameters(self) -> list[str]:
+        """Names of the parameters with at least one included target."""
+        return list(dict.fromkeys(target.parameter for target in self.included))
+
+    def lines(self, *, by_layer: bool = True) -> list[dict[str, object]]:
+        """One row for neighbours that differ in nothing but their part, with the number of matrices.
+
+        by_layer=False also merges the same parameter of repeated layers ("h.*.attn.c_attn.weight").
+        """
+        rows: dict[tuple, dict[str, object]] = {}
+        for target in self:
+            parameter = target.name.split("[")[0]
+            if not by_layer:
+                parameter = re.sub(r"(?<![^.])\d+(?![^.])", "*", parameter)
+            row: dict[str, object] = {
+                "in": target.included,
+                "parameter": parameter,
+                "shape": "x".join(map(str, target.shape)),
+                "kind": target.kind,
+                "role": target.role if by_layer else "",
+                "why": target.reason,
+            }
+            merged = rows.setdefault(tuple(row.values()), {**row, "matrices": 0, "parts": {}})
+            merged["matrices"] += 1 if target.shape else 0  # type: ignore[operator]
+            part = target.name.partition("[")[2].rstrip("]")
+            merged["parts"][part] = None  # type: ignore[index]
+        for row in rows.values():
+            parts = list(row.pop("parts"))  # type: ignore[call-overload]
+            row["part"] = ", ".join(parts) if len(parts) <= 3 else f"{parts[0]} .. {parts[-1]}"  # type: ignore
+        return list(rows.values())
+
+    def __str__(self) -> str:
+        columns = ("in", "parameter", "part", "matrices", "shape", "kind", "role", "why")
+        rows = [{**row, "in": "in" if row["in"] else "out"} for row in self.lines()]
+        cells = [list(columns), *([str(row[column]) for column in columns] for row in rows)]
+        cells[0][0] = ""
+        widths = [max(map(len, column)) for column in zip(*cells)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
+        count = sum(target.shape[0] * target.shape[1] for target in self.included)
+        return "\n".join([*lines, f"{len(self.included)} matrices with {count:,} weights are in."])
+
+
+def names(table: Iterable[Target]) -> list[str]:
+    """Parameter names of a table, once each, those with matrices first."""
+    ordered = sorted(table, key=lambda target: not target.included)
+    return list(dict.fromkeys(target.parameter for target in ordered))
+
+
+def shorten(words: Sequence[str], limit: int = 8) -> str:
+    """The first few words and how many follow."""
+    more = f", ... ({len(words) - limit} more)" if len(words) > limit else ""
+    return ", ".join(words[:limit]) + more
+
+
+def _parameter(target: Target, source: nn.Module | Mapping[str, Tensor]) -> Tensor:
+    if isinstance(source, nn.Module):
+        return source.get_parameter(target.parameter)
+    return source[target.parameter]

@@ -1,0 +1,180 @@
+"""Where every parameter of a model sits: the module that holds it, its names, and which layers are heads."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.modules import batchnorm, conv, instancenorm
+from torch.nn.parameter import UninitializedParameter
+
+from fire_core.errors import UserError
+from fire_core.targets.roles import ATTENTION, role_of
+from fire_core.targets.table import Place
+
+WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+NORMS = (
+    batchnorm._BatchNorm,
+    instancenorm._InstanceNorm,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.LocalResponseNorm,
+)
+MATRIX_LAYERS = (nn.Linear, conv._ConvNd)
+
+
+def places(model: nn.Module) -> list[Place]:
+    """Every parameter of `model` once, seen from the module that says most about it (a Linear before an
+    Embedding)."""
+    modules = dict(model.named_modules())
+    refuse_flat_shards(modules)
+    refuse_partitioned(model)
+    owners: dict[object, list[tuple[str, str]]] = {}
+    for path, module in modules.items():
+        for attribute, parameter in module._parameters.items():
+            if isinstance(parameter, UninitializedParameter):
+                name = f"{path}.{attribute}".lstrip(".")
+                raise UserError(
+                    f"parameter {name!r} is lazy and not initialised: run one batch through the model first"
+                )
+            if parameter is not None:
+                owners.setdefault(_identity(parameter), []).append((path, attribute))
+    heads = _heads(model, modules)
+    return [_place(modules, owned, heads) for owned in owners.values()]
+
+
+def _identity(parameter: nn.Parameter) -> object:
+    """Equal for one Parameter seen twice, and for two Parameters that share the whole of one storage."""
+    without_memory = parameter.is_meta or parameter.numel() == 0 or parameter.layout is not torch.strided
+    if type(parameter) is not nn.Parameter or without_memory:
+        return id(parameter)
+    return (parameter.data_ptr(), parameter.shape, parameter.stride(), parameter.device)
+
+
+def _place(modules: dict[str, nn.Module], owned: list[tuple[str, str]], heads: set[str]) -> Place:
+    path, attribute = min(owned, key=lambda owner: isinstance(modules[owner[0]], nn.Embedding))
+    first_path, first_attribute = owned[0]
+    every_name = [f"{p}.{a}" if p else a for p, a in owned]
+    module = modules[path]
+    tied = any(isinstance(modules[p], nn.Embedding) for p, _ in owned) and not isinstance(
+        module, nn.Embedding
+    )
+    return Place(
+        path=path,
+        attribute=attribute,
+        module=module,
+        parents=_parents(modules, path),
+        parameter=module._parameters[attribute],  # type: ignore[arg-type]
+        parameter_name=f"{first_path}.{first_attribute}" if first_path else first_attribute,
+        aliases=tuple(dict.fromkeys([*every_name, *map(unwrapped, every_name)])),
+        tied=tied,
+        head=path in heads,
+    )
+
+
+def _parents(modules: dict[str, nn.Module], path: str) -> tuple[nn.Module, ...]:
+    """The modules around `path`, the model first."""
+    words = path.split(".") if path else []
+    return tuple(modules[".".join(words[:length])] for length in range(len(words)))
+
+
+def unwrapped(name: str) -> str:
+    """A parameter name without what DDP, torch.compile and FSDP put into it."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "") if wrapper != "module." else name.removeprefix(wrapper)
+    return name
+
+
+def refuse_flat_shards(modules: dict[str, nn.Module]) -> None:
+    """FSDP1 keeps several parameters in one flat, cut-up vector: no matrix can be seen in it."""
+    flat = [
+        path
+        for path, module in modules.items()
+        if type(module).__name__ == "FullyShardedDataParallel"
+        and any(
+            name.endswith("_flat_param")
+            or (p.dim() < 2 and isinstance(modules.get(_owner(path, name)), MATRIX_LAYERS))
+            for name, p in module.named_parameters()
+            if name.endswith(("_flat_param", "weight"))
+        )
+    ]
+    if flat:
+        raise UserError(
+            f"module {flat[0]!r} is wrapped by FullyShardedDataParallel, which flattens and cuts its "
+            "parameters: no matrix can be seen; call this inside "
+            "FullyShardedDataParallel.summon_full_params(model, writeback=True), or shard with "
+            "torch.distributed.fsdp.fully_shard (FSDP2)"
+        )
+
+
+def refuse_partitioned(model: nn.Module) -> None:
+    """DeepSpeed ZeRO stage 3 leaves empty parameters behind and keeps their shapes elsewhere."""
+    for name, parameter in model.named_parameters():
+        shape = getattr(parameter, "ds_shape", None)
+        if shape is not None and tuple(shape) != tuple(parameter.shape):
+            raise UserError(
+                f"parameter {name!r} is partitioned by DeepSpeed ZeRO stage 3 and not here: call this inside "
+                "deepspeed.zero.GatheredParameters(list(model.parameters()), modifier_rank=0)"
+            )
+
+
+def class_name(module: nn.Module) -> str:
+    """The class a user wrote: FSDP2 puts a class of its own, named FSDP..., in front."""
+    name = type(module).__name__
+    return name.removeprefix("FSDP") if name.startswith("FSDP") and len(type(module).__mro__) > 2 else name
+
+
+def _owner(path: str, name: str) -> str:
+    return ".".join(filter(None, (path, name.rpartition(".")[0])))
+
+
+def _heads(model: nn.Module, modules: dict[str, nn.Module]) -> set[str]:
+    """Paths of the output layers.
+
+    Those are the Linear layers that the model itself names, else the Linear tied to an embedding, else the last Linear;
+    the last one counts only when it is outside every ModuleList: the end of a repeated block is not a head.
+    """
+    for question in ("get_output_embeddings", "get_classifier"):
+        answers = _ask(model, question)
+        if answers and all(isinstance(layer, nn.Linear) for layer in answers):
+            return {path for path, module in modules.items() if any(module is layer for layer in answers)}
+        if answers and not any(isinstance(part, nn.Linear) for layer in answers for part in layer.modules()):
+            return set()  # the model says that it has none: Identity in timm with num_classes=0
+    # not m.weight: where that is computed, as by spectral_norm, asking for it moves the state of the computation
+    weights = {path: m._parameters.get("weight") for path, m in modules.items()}
+    tables = {id(weights[p]) for p, m in modules.items() if isinstance(m, nn.Embedding)} - {id(None)}
+    layers = [
+        p for p, m in modules.items() if isinstance(m, nn.Linear) or getattr(m, "stacked_matrices", False)
+    ]
+    tied = [p for p in layers if id(weights[p]) in tables]
+    if tied:
+        return {tied[-1]}
+    repeated = tuple(path + "." for path, m in modules.items() if isinstance(m, nn.ModuleList) and path)
+    if not layers or layers[-1].startswith(repeated):
+        return set()
+    return set() if role_of(layers[-1], _parents(modules, layers[-1])) in ATTENTION else {layers[-1]}
+
+
+def _ask(model: nn.Module, question: str) -> list[nn.Module]:
+    """The layers that the model names: one, several (distilled models of timm), or none where it says nothing."""
+    answer = getattr(model, question, None)
+    try:
+        layers = answer() if callable(answer) else None
+    except (NotImplementedError, AttributeError, TypeError):
+        return []
+    several = layers if isinstance(layers, tuple | list) else [layers]
+    return [layer for layer in several if isinstance(layer, nn.Module)]
+
+
+def check_module(model: object) -> None:
+    """Raise UserError for what is no torch module."""
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"model is a {type(model).__name__}, not a torch module: give the module itself; for one matrix use "
+            "fire_core.project_, for a file of weights `fire-core apply`"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UserError(
+            f"model is a {type(model).__name__} of TorchScript, whose layers cannot be told apart: treat the module "
+            "before torch.jit.script, or load its state_dict into one"
+        )

@@ -1,0 +1,7 @@
+"""Hidden units of any net: find them (`graph`), watch them (`recorder`), replace them (`recycling`)."""
+
+from fire_core.units.graph import UnitLayer, find_unit_layers
+from fire_core.units.recorder import Recorder
+from fire_core.units.recycling import recycle
+
+__all__ = ["Recorder", "UnitLayer", "find_unit_layers", "recycle"]

@@ -1,0 +1,210 @@
+"""Which hidden units a net has, and the layers around them: whose rows make a unit, whose columns read it.
+
+Methods that replace single units (ReDo, continual backprop, SNR) need to know which layer feeds which. Names and order
+of modules do not say; one forward pass does: the autograd graph is walked back from the input of every Linear and
+convolution to the layers whose outputs arrive there. So any Python in `forward` is fine, and nothing is declared.
+
+A layer counts when its units are its own: everything on the way to each reader is elementwise, a norm, a pool or a
+reshape. Two layers that are multiplied (gated MLPs, SwiGLU) share their units. Left out, with a reason: layers that
+are added to others (the residual stream has no owner), that go through attention, transposes or concatenation, that
+run twice, and the output layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fire_core.measure.inputs import call, first_input
+from fire_core.measure.modes import in_mode
+from fire_core.targets.walk import NORMS
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+SUMS = ("Add", "Sub")
+# Autograd operations that keep every unit in its place.
+IN_PLACE = {
+    *SUMS, "Mul", "Div", "Pow", "Relu", "Gelu", "Silu", "Tanh", "Sigmoid", "LeakyRelu", "Elu", "Hardtanh", "Mish",
+    "Softplus", "Threshold", "Hardswish", "NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "NativeLayerNorm",
+    "NativeGroupNorm", "FusedRmsNorm", "NativeDropout", "MaxPool1D", "MaxPool2DWithIndices", "MaxPool3DWithIndices",
+    "AvgPool1D", "AvgPool2D", "AvgPool3D", "AdaptiveAvgPool1D", "AdaptiveAvgPool2D", "MkldnnAdaptiveAvgPool2D",
+    "Mean", "Sum", "Neg", "Abs", "Clamp", "ClampMin", "Rsqrt", "Sqrt", "View", "UnsafeView", "ReshapeAlias", "Clone",
+    "Alias", "ToCopy", "Squeeze", "Unsqueeze", "Expand", "Select", "Slice",
+}  # fmt: skip
+OUTSIDE = "the input"  # stands for what comes from no layer: the input itself, embeddings
+
+
+@dataclass(frozen=True)
+class UnitLayer:
+    """One hidden layer. incoming: modules whose output channels are the units (two where gated). norms: norm modules
+    between them and the readers. outgoing: (reading module, columns per unit); more than one column per unit where a
+    convolution was flattened."""
+
+    name: str
+    units: int
+    incoming: tuple[str, ...]
+    norms: tuple[str, ...]
+    outgoing: tuple[tuple[str, int], ...]
+
+
+class _Sources(NamedTuple):
+    layers: frozenset[str] = frozenset()
+    norms: frozenset[str] = frozenset()
+    trouble: str = ""
+
+
+def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict[str, str]]:
+    """Hidden layers of `net` in forward order, and why each other Linear or convolution is left out.
+
+    One forward pass of `inputs` (see `call`) in evaluation mode; hooks, mode and requires_grad are put back. Weights,
+    gradients and random states are not touched.
+    """
+    made: dict[Any, str] = {}
+    normed: dict[Any, str] = {}
+    read: dict[str, Any] = {}
+    calls: dict[str, int] = {}
+    wide: set[str] = set()
+    handles = []
+
+    def after(name: str, table: dict[Any, str]) -> Callable[..., None]:
+        def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+            table[output.grad_fn] = name
+            if isinstance(module, nn.Linear) and output.ndim > 2:
+                wide.add(name)  # rows of tokens: flattened, its units would not lie side by side
+
+        return hook
+
+    def before(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            calls[name] = calls.get(name, 0) + 1
+            read[name] = first_input(arguments, keywords).grad_fn
+
+        return hook
+
+    frozen = [p for p in net.parameters() if not p.requires_grad]
+    try:
+        for name, module in net.named_modules():
+            if isinstance(module, (nn.Linear, *CONVOLUTIONS)):
+                handles += [
+                    module.register_forward_pre_hook(before(name), with_kwargs=True),
+                    module.register_forward_hook(after(name, made)),
+                ]
+            elif isinstance(module, NORMS):
+                handles.append(module.register_forward_hook(after(name, normed)))
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        leaves = tree_map(_leaf, inputs)
+        with in_mode(net, training=False), torch.enable_grad():
+            output = call(net, leaves)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+    memory: dict[Any, _Sources] = {}
+    sources = {name: _trace(node, made, normed, memory) for name, node in read.items()}
+    reasons = {name: f"runs {count} times" for name, count in calls.items() if count > 1}
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, Tensor):
+            found = _trace(leaf.grad_fn, made, normed, memory)
+            reasons |= dict.fromkeys(found.layers - {OUTSIDE}, "feeds the output")
+    return _collect(net, sources, reasons, wide)
+
+
+def _trace(
+    root: Any, made: Mapping[Any, str], normed: Mapping[Any, str], memory: dict[Any, _Sources]
+) -> _Sources:
+    """Layers whose outputs reach `root`, the norms passed, and what mixes the units on the way, if anything does.
+
+    Walks back through the graph with a stack of its own, so that its depth does not matter; `memory` keeps every node.
+    """
+    waiting = [root]
+    while waiting:
+        node = waiting[-1]
+        if node is None or node in memory:
+            waiting.pop()
+        elif node in made:
+            memory[node] = _Sources(frozenset([made[node]]))
+        else:
+            children = [child for child, _ in node.next_functions if child is not None]
+            if unknown := [child for child in children if child not in memory]:
+                waiting += unknown
+            else:
+                memory[node] = _pass(node, [memory[child] for child in children], normed)
+    return _Sources() if root is None else memory[root]
+
+
+def _pass(node: Any, parts: list[_Sources], normed: Mapping[Any, str]) -> _Sources:
+    """What reaches the output of one operation, given what reaches its inputs."""
+    parts = [part for part in parts if part.layers]
+    layers = frozenset().union(*(part.layers for part in parts))
+    norms = frozenset().union(*(part.norms for part in parts))
+    trouble = next((part.trouble for part in parts if part.trouble), "")
+    operation = node.name().rstrip("0123456789").removesuffix("Backward")
+    if not layers and (operation not in IN_PLACE or getattr(node, "variable", None) is not None):
+        parameter = isinstance(getattr(node, "variable", None), nn.Parameter)
+        layers = frozenset() if parameter else frozenset([OUTSIDE])
+    elif operation not in IN_PLACE and layers != {OUTSIDE}:
+        trouble = trouble or f"goes through {operation}"
+    if operation in SUMS and len({part.layers for part in parts}) > 1:
+        trouble = trouble or "is added to another layer"
+    if node in normed:
+        norms |= {normed[node]}
+    return _Sources(layers, norms, trouble)
+
+
+def _leaf(value: Any) -> Any:
+    floating = isinstance(value, Tensor) and value.is_floating_point()
+    return value.detach().requires_grad_(True) if floating else value
+
+
+def _collect(
+    net: nn.Module, sources: Mapping[str, _Sources], reasons: dict[str, str], wide: set[str]
+) -> tuple[list[UnitLayer], dict[str, str]]:
+    modules = dict(net.named_modules())
+    layers: dict[frozenset[str], UnitLayer] = {}
+    for reader, found in sources.items():
+        if found.layers <= {OUTSIDE}:
+            continue
+        if OUTSIDE in found.layers:
+            found = _Sources(
+                found.layers - {OUTSIDE}, found.norms, found.trouble or "is mixed with the input"
+            )
+        counts = {_units(modules[name]) for name in found.layers}
+        columns = 0
+        if len(counts) == 1:
+            columns = _columns(modules[reader], counts.pop(), flattened=not wide & found.layers)
+        trouble = found.trouble or ("" if columns else f"does not fit the inputs of {reader}")
+        if trouble:
+            reasons |= {name: trouble for name in found.layers if name not in reasons}
+            continue
+        order = tuple(name for name in sources if name in found.layers)
+        known = layers.get(found.layers) or UnitLayer(order[0], _units(modules[order[0]]), order, (), ())
+        norms = tuple(sorted({*known.norms, *found.norms}))
+        layers[found.layers] = replace(known, norms=norms, outgoing=(*known.outgoing, (reader, columns)))
+    for name in sources:
+        groups = [group for group in layers if name in group]
+        if len(groups) > 1:
+            reasons.setdefault(name, "is read alone and gated")
+        elif not groups:
+            reasons.setdefault(name, "is read by no layer")
+    good = [layer for group, layer in layers.items() if not any(name in reasons for name in group)]
+    place = {name: index for index, name in enumerate(sources)}
+    return sorted(good, key=lambda layer: place[layer.name]), reasons
+
+
+def _units(module: Any) -> int:
+    return int(module.weight.shape[0])
+
+
+def _columns(reader: Any, units: int, *, flattened: bool) -> int:
+    """Input columns of `reader` per unit, 0 where they do not line up."""
+    if isinstance(reader, CONVOLUTIONS):
+        return int(reader.groups == 1 and reader.in_channels == units)
+    columns, rest = divmod(reader.in_features, units)
+    return columns if rest == 0 and (columns == 1 or flattened) else 0

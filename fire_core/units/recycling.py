@@ -1,0 +1,73 @@
+"""Gives single hidden units a new start: fresh incoming weights, outgoing weights of zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fire_core.units.graph import UnitLayer
+
+
+@torch.no_grad()
+def recycle(
+    net: nn.Module,
+    layer: UnitLayer,
+    chosen: Tensor,
+    *,
+    generator: torch.Generator,
+    initial: Mapping[str, Tensor] | None = None,
+    optimizers: Iterable[Optimizer] = (),
+) -> int:
+    """Give the chosen units fresh incoming weights and outgoing weights of zero, in place; returns how many.
+
+    Incoming weights are drawn from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), PyTorch's default for Linear and convolution,
+    with bias 0; with `initial` (a state dict of the start) each unit gets its own first weights and bias back. Norms
+    of the layer start anew in these channels. The moments that `optimizers` keep for the entries touched become 0; their
+    step counts, shared by a whole parameter, stay.
+
+    Args:
+        chosen: bool (units,) or int64 indices of units. generator: CPU generator of the new weights.
+    """
+    rows = (chosen.nonzero().flatten() if chosen.dtype == torch.bool else chosen).cpu()
+    if len(rows) == 0:
+        return 0
+    modules = dict(net.named_modules())
+    for name in layer.incoming:
+        module = modules[name]
+        for kind, parameter in module.named_parameters(recurse=False):
+            fresh = torch.zeros_like(parameter[rows], device="cpu")
+            if initial is not None:
+                fresh = initial[f"{name}.{kind}" if name else kind][rows]
+            elif parameter.ndim > 1:
+                bound = parameter[0].numel() ** -0.5
+                fresh = torch.rand(fresh.shape, generator=generator).mul_(2 * bound).sub_(bound)
+            parameter[rows] = fresh.to(parameter)
+            _clear_moments(optimizers, parameter, (rows,))
+    for name in layer.norms:
+        _restart_norm(modules[name], rows, layer.units, optimizers)
+    for name, columns in layer.outgoing:
+        weight = modules[name].weight
+        places = (rows[:, None] * columns + torch.arange(columns)).flatten()
+        weight[:, places] = 0.0
+        _clear_moments(optimizers, weight, (slice(None), places))
+    return len(rows)
+
+
+def _restart_norm(norm: nn.Module, rows: Tensor, units: int, optimizers: Iterable[Optimizer]) -> None:
+    fresh = {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}
+    for key, value in fresh.items():
+        tensor = getattr(norm, key, None)
+        if tensor is not None and tensor.shape == (units,):
+            tensor[rows] = value
+            _clear_moments(optimizers, tensor, (rows,))
+
+
+def _clear_moments(optimizers: Iterable[Optimizer], parameter: Tensor, place: tuple[Any, ...]) -> None:
+    for optimizer in optimizers:
+        for value in optimizer.state.get(parameter, {}).values():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                value[place] = 0
