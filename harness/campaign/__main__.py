@@ -1,0 +1,139 @@
+"""Plan and train the runs of a manifest: python -m harness.campaign paper --plan"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from fire_core.errors import UserError
+from harness.campaign import preflight
+from harness.campaign.manifest import Manifest, load
+from harness.campaign.plan import describe, leaders, once, seconds_of
+from harness.campaign.rates import measure, one_of_each, probes_in, rate_of
+from harness.campaign.schedule import simulate, within
+from harness.campaign.training import Stopped, command, train
+from harness.campaign.work import assumed
+from harness.launch import BAD_INPUT
+from harness.runs.record import STOPPED
+from harness.schema import keys
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    result = argparse.ArgumentParser(prog="python -m harness.campaign", description=__doc__)
+    result.add_argument("manifest", help="paper, medium, smoke or a YAML file like those in conf/campaign")
+    result.add_argument("--plan", action="store_true", help="print what would be trained; start nothing")
+    result.add_argument(
+        "--commands", action="store_true", help="print the command of each run; start nothing"
+    )
+    result.add_argument(
+        "--budget", metavar="TIME", help="the most informative runs that fit, as in 30h or 20m"
+    )
+    result.add_argument(
+        "--probe",
+        type=float,
+        nargs="?",
+        const=60.0,
+        metavar="SECONDS",
+        help="measure every cell first (60 s each)",
+    )
+    result.add_argument("--precision", help="of every domain that has it; default: as in the paper")
+    result.add_argument("--root", default="runs", help="folder of all runs (runs)")
+    result.add_argument("--gpus", type=int, default=1, help="GPUs of a language run, through torchrun (1)")
+    result.add_argument("--no-preflight", action="store_true", help="do not make one step of each cell first")
+    return result
+
+
+def main() -> int:
+    """Exit code: 0 done, 1 runs failed, 2 bad input, 75 stopped."""
+    options = parser().parse_args()
+    budget = duration(options.budget) if options.budget else None
+    root = Path(options.root)
+    manifest = load(options.manifest, options.root, lambda domain: precision(domain, options.precision))
+    waiting = [job for job in once(manifest.jobs) if not job.done]
+    if options.commands:
+        for job in waiting:
+            print(shlex.join(command(job, options.gpus)))
+        return 0
+    path = root / "campaign" / "rates.json"
+    if options.probe:
+        probes = measure(waiting, path, manifest.at_a_time, options.probe)
+    else:
+        probes = probes_in(path)
+    if manifest.size == "paper" and not torch.cuda.is_available() and not probes:
+        print(f"There is no GPU here: this is the plan for {assumed()['machine']}.\n")
+        manifest = on_assumed_machine(manifest)
+    rates = {
+        job.experiment: rate_of(job, probes, manifest.at_a_time[job.domain]) for job in one_of_each(waiting)
+    }
+    seconds = seconds_of(waiting, rates)
+    trunks = {job.trunk for job in waiting if job.trunk and (job.trunk / "DONE").exists()}
+    chosen = waiting
+    if budget is not None:
+        chosen = within(waiting, seconds, manifest.at_a_time, budget, trunks)
+        print(f"--budget {options.budget} takes {len(chosen)} of {len(waiting)} runs.\n")
+    forecast = simulate(chosen, seconds, manifest.at_a_time, manifest.delete_trunks, trunks)
+    used = {job.experiment: rates[job.experiment] for job in chosen}
+    done = len(manifest.jobs) - len(waiting)
+    print(describe(manifest, chosen, done, used, seconds, forecast, leaders(chosen, trunks)), flush=True)
+    if options.plan:
+        return 0
+    wrong = preflight.check_machine(forecast, root)
+    if not options.no_preflight and not wrong:
+        wrong = preflight.check_cells(chosen)
+    if wrong:
+        raise UserError("\nerror: ".join(wrong))
+    try:
+        failed = train(manifest, chosen, root, budget, options.gpus)
+    except Stopped as stopped:
+        print(f"{stopped}; the same command resumes")
+        return STOPPED
+    if len(chosen) == len(waiting) and not failed:
+        for module in manifest.afterwards:
+            subprocess.run([sys.executable, "-m", module], check=False)
+    for name in failed:
+        print(f"failed: {name}, see {root / 'campaign' / 'logs'}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def on_assumed_machine(manifest: Manifest) -> Manifest:
+    """The same manifest with one process per core of the assumed machine where it says one per core."""
+    cores = assumed()["cores"]
+    jobs = {d: cores if d in manifest.per_core else count for d, count in manifest.at_a_time.items()}
+    return dataclasses.replace(manifest, at_a_time=jobs)
+
+
+def precision(domain: str, name: str | None) -> tuple[str, ...]:
+    """The override for a precision; none where it is not given or a domain does not have it."""
+    if name is None:
+        return ()
+    known = {d: keys(d)["precision"].metadata["choices"] for d in ("vision", "language", "dqn", "sac")}
+    if not any(name in choices for choices in known.values()):
+        raise UserError(
+            f"--precision {name}: choose one of {', '.join(sorted({c for k in known.values() for c in k}))}"
+        )
+    return (f"precision={name}",) if name in known[domain] else ()
+
+
+def duration(text: str) -> float:
+    """Seconds of a time as in 90s, 20m, 1.5h or 2d."""
+    if not (match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)):
+        raise UserError(f"--budget {text}: give a number and s, m, h or d, as in 20m or 30h")
+    return float(match[1]) * UNITS[match[2]]
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(BAD_INPUT)

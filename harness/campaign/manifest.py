@@ -1,0 +1,204 @@
+"""From a manifest in conf/campaign to the list of its runs, in the order in which they are trained."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from fire_core.errors import UserError, did_you_mean
+from fire_core.methods import create
+from harness.campaign.work import Work, work_of
+from harness.config import CONF, compose, domain_of, options, parse, resolve
+from harness.launch import changes, identity, label, last_phase
+from harness.overrides import check_overrides
+from harness.runs import Run
+from harness.runs.trunk import fingerprint
+
+SCRIPTS = {
+    "vision": "vision/train.py",
+    "language": "language/train.py",
+    "dqn": "rl/dqn/train.py",
+    "sac": "rl/sac/train.py",
+}
+KEYS = {"size", "first", "jobs", "delete_trunks", "cells", "afterwards"}
+CELL_KEYS = {"experiment", "options", "runs"}
+RUNS_KEYS = {"seeds", "methods", "sweep"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run. `rank`: jobs are trained in ascending order. `trunk`: folder of the shared phase 0, None without one.
+    `last_phase`: jobs that agree in it take it over from the first one that is done; None where it is the run's own."""
+
+    domain: str
+    experiment: str
+    method: str
+    seed: int
+    arguments: tuple[str, ...]
+    folder: Path
+    trunk: Path | None
+    work: Work
+    rank: tuple[int, ...]
+    minutes: float | None
+    last_phase: str | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.experiment}/{self.folder.parent.name}/{self.folder.name}"
+
+    @property
+    def done(self) -> bool:
+        return (self.folder / "DONE").exists()
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """jobs: in the order of training. missing: experiments that do not have the manifest's size. at_a_time: runs side by
+    side, by domain; per_core: the domains in which that is the number of cores."""
+
+    name: str
+    size: str
+    jobs: list[Job]
+    missing: list[str]
+    at_a_time: dict[str, int]
+    per_core: tuple[str, ...]
+    delete_trunks: tuple[str, ...]
+    afterwards: tuple[str, ...]
+
+
+def load(name: str, root: str, more: Callable[[str], tuple[str, ...]] = lambda domain: ()) -> Manifest:
+    """Read `conf/campaign/<name>.yaml`, or a file of that name, and compose the config of each of its runs.
+
+    Args:
+        root: folder of all runs.
+        more: overrides of every run of a domain, as in `precision=bf16`.
+    """
+    content = read(name)
+    jobs: list[Job] = []
+    missing: list[str] = []
+    for number, cell in enumerate(content["cells"]):
+        experiment, domain = cell["experiment"], domain_of(cell["experiment"])
+        if content["size"] not in sizes_of(experiment):
+            missing.append(experiment)
+            continue
+        always = [
+            f"experiment={experiment}",
+            f"size={content['size']}",
+            *cell.get("options", []),
+            *more(domain),
+        ]
+        always.append(f"run.root={root}")
+        check_overrides(domain, always)
+        composed = compose(domain, always)
+        for group in cell["runs"]:
+            axes = [[f"{key}={value}" for value in values] for key, values in group.get("sweep", {}).items()]
+            for position, method in enumerate(group["methods"]):
+                for point in itertools.product(*axes):
+                    typed = [*always, f"method={method}", *point]
+                    cfg = with_method(domain, composed, method, typed)
+                    later = method not in content["first"]
+                    ranks = {
+                        seed: (turn, later, number, position) for turn, seed in enumerate(group["seeds"])
+                    }
+                    jobs += jobs_of(domain, typed, cfg, ranks)
+    cores = os.cpu_count() or 1
+    at_a_time = {domain: content["jobs"].get(domain) or cores for domain in SCRIPTS}
+    jobs.sort(key=lambda one: one.rank)
+    return Manifest(
+        Path(name).stem,
+        content["size"],
+        jobs,
+        missing,
+        at_a_time,
+        tuple(domain for domain in SCRIPTS if not content["jobs"].get(domain)),
+        tuple(content.get("delete_trunks", ())),
+        tuple(content.get("afterwards", ())),
+    )
+
+
+def read(name: str) -> dict[str, Any]:
+    """The manifest as it is written; UserError for keys that it cannot have."""
+    path = Path(name) if name.endswith(".yaml") else CONF / "campaign" / f"{name}.yaml"
+    if not path.is_file():
+        known = sorted(file.stem for file in (CONF / "campaign").glob("*.yaml") if file.stem != "assumed")
+        raise UserError(
+            f"there is no campaign {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}"
+        )
+    content = yaml.safe_load(path.read_text())
+    _only(content, KEYS, path)
+    for cell in content["cells"]:
+        _only(cell, CELL_KEYS, path)
+        for group in cell["runs"]:
+            _only(group, RUNS_KEYS, path)
+    return content
+
+
+def _only(found: dict[str, Any], known: set[str], path: Path) -> None:
+    for key in found:
+        if key not in known:
+            raise UserError(f"{path}: key {key!r} is unknown{did_you_mean(key, sorted(known))}")
+
+
+def sizes_of(experiment: str) -> list[str]:
+    """The sizes of an experiment, those included of the one on which it builds."""
+    content = yaml.safe_load((CONF / "experiment" / f"{experiment}.yaml").read_text()) or {}
+    found = list(content.get("at", {}))
+    for base in content.get("defaults", []):
+        if isinstance(base, str) and base != "_self_":
+            found += sizes_of(base)
+    return found
+
+
+def with_method(domain: str, composed: DictConfig, method: str, typed: list[str]) -> DictConfig:
+    """What the script composes from `typed`. Composing takes Hydra a third of a second, so that all methods of a cell share
+    it, and only their own file is put into its place."""
+    if method not in options("method"):
+        raise UserError(f"method={method} does not exist{did_you_mean(method, options('method'))}")
+    cfg = copy.copy(composed)
+    OmegaConf.set_struct(cfg, False)
+    cfg.method = OmegaConf.load(CONF / "method" / f"{method}.yaml")
+    cfg.hydra.overrides.task = typed
+    return resolve(domain, cfg)
+
+
+def jobs_of(domain: str, typed: list[str], cfg: DictConfig, ranks: dict[int, tuple[int, ...]]) -> list[Job]:
+    """The runs of this config, one for each seed of `ranks`; no other key differs between seeds."""
+    method = create(**cfg.method)
+    numbers, trunk = identity(cfg, method)
+    later = last_phase(cfg, method, numbers)
+    name, work = label(cfg.method.name, changes(domain, parse(typed))), work_of(cfg)
+    jobs = []
+    for seed, rank in ranks.items():
+        run = Run.open(
+            numbers | {"seed": seed},
+            root=cfg.run.root,
+            experiment=cfg.experiment,
+            size=cfg.size,
+            label=name,
+            seed=seed,
+            trunk=None if trunk is None else trunk | {"seed": seed},
+        )
+        jobs.append(
+            Job(
+                domain,
+                cfg.experiment,
+                cfg.method.name,
+                seed,
+                (*typed, f"seed={seed}"),
+                run.folder,
+                run.trunk,
+                work,
+                rank,
+                cfg.minutes,
+                None if later is None else fingerprint(later | {"seed": seed}),
+            )
+        )
+    return jobs

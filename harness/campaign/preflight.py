@@ -1,0 +1,63 @@
+"""Before a campaign of days: is the driver there, do disk and memory suffice, does every cell make one step here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from fire_core.errors import UserError
+from harness.campaign.manifest import Job
+from harness.campaign.rates import FIRST_STEP, one_of_each, start, stop, wait_for_step
+from harness.campaign.schedule import Forecast
+
+
+def check_machine(forecast: Forecast, root: Path) -> list[str]:
+    """What is wrong with the machine, in one line each."""
+    wrong = []
+    if shutil.which("nvidia-smi") and not torch.cuda.is_available():
+        wrong.append(
+            f"nvidia-smi is here, but torch {torch.__version__} finds no GPU: install a torch for this driver"
+        )
+    free = free_disk(root)
+    if forecast.disk > free:
+        wrong.append(
+            f"the disk of {root} has {free / 1e9:.0f} GB free, the runs need {forecast.disk / 1e9:.0f} GB"
+        )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if forecast.memory > memory:
+        wrong.append(
+            f"memory is {memory / 1e9:.0f} GB, runs side by side take up to {forecast.memory / 1e9:.0f} GB: "
+            "give fewer jobs in the manifest"
+        )
+    return wrong
+
+
+def check_cells(jobs: Sequence[Job]) -> list[str]:
+    """Let each cell make one step in a temporary folder, and print what data it found; returns what is wrong, in lines."""
+    wrong = []
+    for job in one_of_each(jobs):
+        with tempfile.TemporaryDirectory() as folder:
+            process, home = start(
+                job, Path(folder) / "run", [f"run.checkpoint_steps={FIRST_STEP[job.domain]}"]
+            )
+            try:
+                wait_for_step(process, home, FIRST_STEP[job.domain])
+                found = [line for line in (home / "log").read_text().splitlines() if "; " in line]
+                print(f"one step of {job.experiment}: {' '.join(found[:1])}", flush=True)
+            except UserError as error:
+                wrong.append(f"{job.experiment}: {error}")
+            finally:
+                stop(process)
+    return wrong
+
+
+def free_disk(path: Path) -> int:
+    """Bytes free on the disk of a folder that may not exist yet."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free

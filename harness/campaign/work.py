@@ -1,0 +1,191 @@
+"""How much a run has to do: images, tokens or steps, checkpoints and replay, by arithmetic from its config alone."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import yaml
+from omegaconf import DictConfig
+
+from harness.config import CONF
+
+# An evaluated image, token or step counts as a third of a trained one: the forward pass alone.
+EVALUATION = 1 / 3
+UNITS = {"vision": "images", "language": "tokens", "dqn": "steps", "sac": "steps"}
+# Bytes of a weight in a checkpoint of a run that can be resumed: the weight and Adam's two averages.
+RESUMABLE, STORED = 12, 4
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one run, in the units of its domain. Sizes in bytes.
+
+    trunk, fork: trained before and after the first boundary. trunk_tests, fork_tests: evaluated meanwhile.
+    operations: of training on one unit, None where it is not known. precision: of training. per_step: units of a step, as
+    checkpoints count them. trunk_bytes: on disk, of the
+    shared phase 0; running_bytes: of the run's folder while it is trained; left_bytes: afterwards. memory: of the process;
+    trunk_memory: what all runs of one trunk read.
+    """
+
+    trunk: int
+    fork: int
+    trunk_tests: int
+    fork_tests: int
+    operations: float | None
+    precision: str
+    per_step: int
+    trunk_bytes: int
+    running_bytes: int
+    left_bytes: int
+    memory: int
+    trunk_memory: int = 0
+
+    @property
+    def trunk_units(self) -> float:
+        return self.trunk + EVALUATION * self.trunk_tests
+
+    @property
+    def fork_units(self) -> float:
+        return self.fork + EVALUATION * self.fork_tests
+
+
+@functools.cache
+def assumed() -> dict[str, Any]:
+    """What is assumed where nothing was measured."""
+    return yaml.safe_load((CONF / "campaign" / "assumed.yaml").read_text())
+
+
+def work_of(cfg: DictConfig) -> Work:
+    """The work of the run of this config."""
+    return {"vision": vision, "language": language, "dqn": dqn, "sac": sac}[cfg.domain](cfg)
+
+
+def vision(cfg: DictConfig) -> Work:
+    """Stages as in vision/protocols.py: the images of a stage times its epochs."""
+    known = assumed()
+    train, test = known["images"].get(cfg.data.name, (0, 0))
+    everything = known["classes"].get(cfg.data.name, 0)
+    classes = min(cfg.data.classes or everything, everything)
+    train, test = (count * classes // max(1, everything) for count in (train, test))
+    train = min(train, classes * cfg.data.train_per_class) if cfg.data.train_per_class else train
+    test = min(test, classes * cfg.data.test_per_class) if cfg.data.test_per_class else test
+    stages = stages_of(dict(cfg.protocol), train, classes)
+    trained = [images * epochs for images, epochs in stages]
+    tested = [test * math.ceil(epochs / cfg.eval_every) for _, epochs in stages]
+    net = known["nets"].get(f"{cfg.model.name}/{cfg.data.name}", {}) if cfg.size == "paper" else {}
+    weights = net.get("parameters", 0)
+    return Work(
+        trained[0],
+        sum(trained[1:]),
+        tested[0],
+        sum(tested[1:]),
+        operations=3e9 * net["gflop"] if net else None,
+        precision=cfg.precision,
+        per_step=cfg.batch_size,
+        trunk_bytes=RESUMABLE * weights,
+        running_bytes=(cfg.run.keep + 1) * RESUMABLE * weights,
+        left_bytes=STORED * weights,
+        memory=gigabytes("memory_gb", "vision"),
+    )
+
+
+def stages_of(protocol: dict[str, Any], images: int, classes: int) -> list[tuple[int, int]]:
+    """(images, epochs) of each stage of a protocol."""
+    name, epochs = protocol["name"], protocol["epochs"]
+    if name == "warm_start":
+        shares = [protocol["share"], 1.0]
+    elif name == "continual":
+        shares = [(stage + 1) / protocol["stages"] for stage in range(protocol["stages"])]
+    elif name == "class_incremental":
+        new = [len(part) for part in np.array_split(range(classes), protocol["stages"])]
+        shares = [seen / classes for seen in np.cumsum(new)] if classes else [0.0] * protocol["stages"]
+    else:  # probes, which do not belong to the paper: every task has `count` images
+        shares = [(protocol.get("count") or images) / images] * protocol.get("tasks", 2)
+    lengths = epochs if isinstance(epochs, Sequence) else [epochs] * len(shares)
+    return [(round(share * images), length) for share, length in zip(shares, lengths, strict=True)]
+
+
+def language(cfg: DictConfig) -> Work:
+    """Iterations as in language/schedule.py."""
+    known = assumed()["tokens"]
+    a, b = (cfg.corpus[key].train_tokens or known.get(cfg.corpus[key].name, 0) for key in ("a", "b"))
+    per_iteration = cfg.accumulation * cfg.batch_size * cfg.model.block
+    lengths = []
+    for phase, tokens in ((cfg.phase_1, a), (cfg.phase_2, a + b)):
+        length = phase.iterations or int(phase.passes * tokens / per_iteration)
+        tests = math.ceil(length / (phase.eval_every or max(1, min(2000, length // 20)))) if length else 0
+        stop = min(phase.stop_at or length, length)
+        lengths.append((stop, math.ceil(tests * stop / length) if length else 0))
+    (trunk, trunk_tests), (fork, fork_tests) = lengths
+    if str(cfg.boundary.fork).isdigit():
+        trunk = max(trunk, int(cfg.boundary.fork))
+    window = 2 * cfg.eval_windows * cfg.model.block
+    matrices = 12 * cfg.model.layers * cfg.model.width**2 + cfg.model.vocabulary * cfg.model.width
+    attention = 12 * cfg.model.layers * cfg.model.width * cfg.model.block
+    weights = matrices + cfg.model.block * cfg.model.width
+    return Work(
+        trunk * per_iteration,
+        fork * per_iteration,
+        trunk_tests * window,
+        (fork_tests + 2) * window,
+        operations=6 * matrices + attention if cfg.size == "paper" else None,
+        precision=cfg.precision,
+        per_step=per_iteration,
+        trunk_bytes=(2 + len(cfg.phase_1.save_at)) * RESUMABLE * weights,
+        running_bytes=(cfg.run.keep + 1) * RESUMABLE * weights,
+        left_bytes=STORED * weights,
+        memory=gigabytes("memory_gb", "language"),
+    )
+
+
+def dqn(cfg: DictConfig) -> Work:
+    """Steps of all environments; the replay lies in files, in the trunk for the first half and in the run for the second."""
+    first, second = cfg.midpoint, cfg.total_steps - cfg.midpoint
+    tests = cfg.eval_steps if cfg.compat == "official" else 0
+    frame = cfg.env.frame_size**2
+    own = frame * min(cfg.replay_capacity, second)
+    shared = frame * min(cfg.replay_capacity, cfg.total_steps)
+    return Work(
+        first,
+        second,
+        tests * (first // cfg.eval_every + 1),
+        tests * (second // cfg.eval_every + 1),
+        operations=None,
+        precision=cfg.precision,
+        per_step=1,
+        trunk_bytes=shared,
+        running_bytes=own,
+        left_bytes=0,
+        memory=gigabytes("memory_gb", "dqn") + own,
+        trunk_memory=shared,
+    )
+
+
+def sac(cfg: DictConfig) -> Work:
+    """Agent steps; the replay is in memory, and in every checkpoint."""
+    first, second = cfg.midpoint, cfg.steps - cfg.midpoint
+    tests = cfg.eval_episodes * cfg.eval_limit
+    replay = assumed()["sac_transition_bytes"] * min(cfg.replay, cfg.steps)
+    return Work(
+        first,
+        second,
+        tests * (first // cfg.eval_every + 1),
+        tests * (second // cfg.eval_every),
+        operations=None,
+        precision=cfg.precision,
+        per_step=1,
+        trunk_bytes=replay,
+        running_bytes=cfg.run.keep * replay,
+        left_bytes=0,
+        memory=gigabytes("memory_gb", "sac") + replay,
+    )
+
+
+def gigabytes(what: str, domain: str) -> int:
+    """An assumption of conf/campaign/assumed.yaml in bytes."""
+    return round(1e9 * assumed()[what][domain])

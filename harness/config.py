@@ -1,0 +1,146 @@
+"""From a command line to the config of one run.
+
+Hydra composes `conf/<script>.yaml`, the experiment and what was typed. An experiment holds its sizes side by side under
+`at`; the chosen one is laid over the script's own values, and what was typed is laid over that again.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import hydra
+import yaml
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fire_core.errors import UserError
+from fire_core.methods import create
+from harness.schema import check
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+SIZES = ("smoke", "small", "medium", "paper")
+# keys of an experiment's file that make the config and are not part of it
+TABLES = ("at", "tuned", "domain", "hydra")
+
+
+def compose(domain: str, overrides: list[str]) -> DictConfig:
+    """Hydra's composition with its own node `hydra`; sizes and interpolations are not filled in yet."""
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return hydra.compose(domain, overrides, return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+        reason, _, _ = " ".join(str(error).split()).partition(" Config search path:")
+        raise UserError(f"cannot compose the config: {reason}") from error
+
+
+def compose_config(domain: str, overrides: list[str]) -> DictConfig:
+    """The config of a command line, for tests, notebooks and benchmarks."""
+    from harness.overrides import check_overrides
+
+    check_overrides(domain, overrides)
+    return resolve(domain, compose(domain, overrides))
+
+
+def parse(overrides: list[str]) -> list[Override]:
+    """Hydra's reading of `key=value` arguments."""
+    try:
+        return OverridesParser.create().parse_overrides(overrides)
+    except HydraException as error:
+        raise UserError(f"cannot read the command line: {str(error).splitlines()[0]}") from error
+
+
+def typed_in(node: DictConfig) -> list[Override]:
+    """What was typed, from Hydra's own node; ${...} in it is not looked up."""
+    return parse(OmegaConf.to_container(node.overrides.task))
+
+
+def resolve(
+    domain: str, cfg: DictConfig, node: DictConfig | None = None, typed: list[Override] | None = None
+) -> DictConfig:
+    """The config of one run, every value checked; read-only.
+
+    Args:
+        node: Hydra's own settings, where they are not part of `cfg`.
+        typed: what was typed, where `cfg` was composed without it.
+    """
+    node = cfg.hydra if node is None else node
+    choices, typed = node.runtime.choices, typed_in(node) if typed is None else typed
+    experiment, sizes = choices["experiment"], cfg.get("at")
+    if not isinstance(sizes, DictConfig) or cfg.size not in sizes:
+        known = [size for size in SIZES if size in (sizes or ())]
+        raise UserError(f"size={cfg.size!r}: experiment {experiment} has {', '.join(known) or 'no sizes'}")
+    base = OmegaConf.masked_copy(cfg, [key for key in cfg if key not in ("at", "hydra")])
+    OmegaConf.set_struct(base, False)
+    chosen = [
+        {name: OmegaConf.load(CONF / name / f"{choices[name]}.yaml")}
+        for name in ("data", "model", "corpus", "env")
+        if choices.get(name)
+    ]
+    try:
+        merged = OmegaConf.merge(base, sizes[cfg.size], *chosen)
+        for override in typed:
+            if not is_group(override) and not is_hydra(override):
+                OmegaConf.update(merged, override.key_or_group, override.value(), merge=True)
+        plain = OmegaConf.to_container(merged, resolve=True)
+    except (OmegaConfBaseException, RecursionError, TypeError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"the config cannot be resolved: {reason}") from error
+    assert isinstance(plain, dict)
+    minutes = plain.get("minutes") or {}
+    if not isinstance(minutes, dict):
+        raise UserError(f"minutes={minutes!r}: minutes is a group of settings; an experiment's file has them")
+    plain = {key: value for key, value in plain.items() if key not in TABLES}
+    checked = check(domain, plain | {"experiment": experiment, "minutes": minutes.get(cfg.size)})
+    create_method(checked["method"])
+    if "protocol" in checked:  # each protocol has some of the settings
+        checked["protocol"] = {key: value for key, value in checked["protocol"].items() if value is not None}
+    resolved = OmegaConf.create(checked | {"domain": domain})
+    OmegaConf.set_readonly(resolved, True)
+    return resolved
+
+
+def create_method(settings: dict[str, Any]) -> None:
+    """Refuse settings that the method cannot have."""
+    try:
+        create(**settings)
+    except UserError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise UserError(f"method={settings.get('name')}: {error}") from error
+
+
+def is_hydra(override: Override) -> bool:
+    return override.key_or_group.split("/")[0].split(".")[0] == "hydra"
+
+
+def is_group(override: Override) -> bool:
+    """Whether the override chooses a file of `conf/<group>/`."""
+    return override.key_or_group in config_groups()
+
+
+@functools.cache
+def config_groups() -> tuple[str, ...]:
+    """Folders of conf/ with YAML files in them."""
+    return tuple(sorted({path.parent.name for path in CONF.glob("*/*.yaml")}))
+
+
+def options(group: str) -> list[str]:
+    """The files of a group."""
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def domain_of(experiment: str) -> str:
+    """The script that an experiment belongs to: it says so, or the experiment does on which it builds."""
+    content = yaml.safe_load((CONF / "experiment" / f"{experiment}.yaml").read_text()) or {}
+    for base in content.get("defaults", []):
+        if "domain" not in content and isinstance(base, str) and base != "_self_":
+            return domain_of(base)
+    return str(content.get("domain", ""))

@@ -1,0 +1,314 @@
+"""The way into every training script: strict keys, checked config, run folder, one line per mistake.
+
+    @launch("vision")
+    def train(cfg): ...
+
+    if __name__ == "__main__":
+        train()
+
+Hydra composes `conf/<script>.yaml`. Mistakes in the command line are found in `overrides`, in values in `schema`, before
+anything is written.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+
+from fire_core.errors import UserError, first_line
+from fire_core.methods import Method
+from harness import stop, sweep
+from harness.config import CONF, compose, is_group, is_hydra, resolve, typed_in
+from harness.domains import check_runs_in
+from harness.manual import manual
+from harness.overrides import check_overrides, check_sweep, split
+from harness.runs import Run
+from harness.runs.record import FinishedElsewhere
+from harness.runs.trunk import fingerprint
+from harness.schema import keys, numbers_only
+
+BAD_INPUT = 2
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+HELP = {"-h", "--help"}
+MULTIRUN = {"-m", "--multirun"}
+# What acts at a boundary and never before one: runs that differ there share phase 0.
+AT_BOUNDARY = ("method", "optimizer_state", "boundary", "mode_at_boundary")
+LABEL_LENGTH = 60
+
+
+def launch(domain: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
+    """Turn `train(cfg)` into a command: Hydra overrides in, exit code out.
+
+    0: done; 1: failed (a traceback is in the run's FAILED file); 2: bad input; 75: stopped by a signal after saving;
+    130 or 143: stopped by Ctrl-C or SIGTERM where there was nothing to save.
+    """
+
+    def decorate(task: Callable[[DictConfig], None]) -> Callable[[], None]:
+        script = Path(task.__code__.co_filename).resolve()
+
+        @functools.wraps(task)
+        def command() -> None:
+            stop.raise_interrupt()
+            try:
+                _command(domain, Job(domain, script, task.__name__), sys.argv[1:])
+            except UserError as error:
+                print(f"error: {error}", file=sys.stderr)
+                sys.exit(BAD_INPUT)
+            except KeyboardInterrupt as interrupt:
+                number = interrupt.args[0] if interrupt.args else signal.SIGINT
+                print(stop.SAID, end="", file=sys.stderr)
+                sys.exit(128 + number)
+
+        return command
+
+    return decorate
+
+
+def _command(domain: str, job: Job, arguments: list[str]) -> None:
+    overrides, options = split(arguments)
+    if HELP.intersection(options):
+        print(manual(domain, _relative(job.script)))
+        return
+    multirun = bool(MULTIRUN.intersection(options))
+    check_overrides(domain, overrides, sweep=multirun)
+    if any(o.startswith("hydra/launcher=ray") for o in overrides) and not importlib.util.find_spec("ray"):
+        raise UserError("hydra/launcher=ray needs Ray: make install-ray")
+    # processes that a launcher starts find our packages wherever they begin
+    paths = [str(CONF.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    sys.argv[1:] = [*overrides, *options]
+    start = hydra.main(version_base="1.3", config_path=str(CONF), config_name=domain)(job)
+    if not multirun:
+        config = resolve(domain, compose(domain, overrides))
+        if "job" in options or "--cfg=job" in options:
+            print(OmegaConf.to_yaml(config), end="")
+        else:
+            start()
+        return
+    with sweep.journal(check_sweep(domain, overrides)) as path:
+        start()
+        noted = sweep.entries(path)
+    if failed := sweep.failures(noted):
+        print(f"\nfailed:\n{failed}", file=sys.stderr)
+        sys.exit(1)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a script's function. Worker processes receive its names and import the script themselves."""
+
+    domain: str
+    script: Path
+    function: str
+
+    def __call__(self, cfg: DictConfig) -> None:
+        spec = importlib.util.spec_from_file_location(
+            f"{self.script.parent.name}_{self.script.stem}", self.script
+        )
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        _run(self.domain, getattr(module, self.function).__wrapped__, cfg)
+
+
+def needs(extra: str, *packages: str) -> None:
+    """Exit with one line if packages of an extra are missing; scripts call it before they import them."""
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        print(
+            f"error: {Path(sys.argv[0]).name} needs {', '.join(missing)}: make install-{extra}",
+            file=sys.stderr,
+        )
+        sys.exit(BAD_INPUT)
+
+
+def open_run(cfg: DictConfig, method: Method, **meta: Any) -> Run:
+    """The run of this config, in runs/<experiment>/<size>/<method><-overrides>/seed_<n>/; `meta` goes into meta.json."""
+    config = OmegaConf.to_container(cfg)
+    assert isinstance(config, dict)
+    check_runs_in(method, cfg.domain)
+    if method.watches_training and config.get("compile"):
+        raise UserError(
+            f"compile=true with method={method.name}: it watches activations, which compiled nets hide; use compile=false"
+        )
+    if config.get("compile") and pick_device(cfg.device).type == "cpu" and (compiler := missing_compiler()):
+        raise UserError(
+            f"compile=true needs a C++ compiler, and there is no {compiler!r} here: install it, set CXX to the one that "
+            "is there, or use compile=false"
+        )
+    numbers, trunk = identity(cfg, method)
+    if (later := last_phase(cfg, method, numbers)) is not None:
+        meta["last_phase"] = fingerprint(later)
+    changed = changes(cfg.domain, typed_in(HydraConfig.get()))
+    return Run.open(
+        config=numbers,
+        root=cfg.run.root,
+        experiment=cfg.experiment,
+        size=cfg.size,
+        label=label(cfg.method.name, changed),
+        seed=cfg.seed,
+        trunk=trunk,
+        meta={"method": cfg.method.name, "domain": cfg.domain, "overrides": changed, **meta},
+        checkpoint_seconds=cfg.run.checkpoint_seconds,
+        checkpoint_steps=cfg.run.checkpoint_steps,
+        keep=cfg.run.keep,
+        tracker=cfg.run.tracker,
+    )
+
+
+def identity(cfg: DictConfig, method: Method) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """What the numbers of a run depend on, and those of its phase 0; None for that where phase 0 is not shared."""
+    config = OmegaConf.to_container(cfg)
+    assert isinstance(config, dict)
+    numbers = numbers_only(cfg.domain, {k: v for k, v in config.items() if k != "domain"})
+    shares = cfg.run.trunk and method.first_phase >= 1
+    return numbers, phase_0(cfg.domain, numbers) if shares else None
+
+
+def phase_0(domain: str, numbers: dict[str, Any]) -> dict[str, Any]:
+    """What phase 0 depends on: runs that agree in it share a trunk."""
+    elsewhere = (*AT_BOUNDARY, "experiment", "size")
+    return {"domain": domain} | {key: value for key, value in numbers.items() if key not in elsewhere}
+
+
+def last_phase(cfg: DictConfig, method: Method, numbers: dict[str, Any]) -> dict[str, Any] | None:
+    """What phase 1 of a language run depends on, where the method forgets what was trained before: not on the fork. None
+    where it does depend on it."""
+    if cfg.domain != "language" or not method.forgets or cfg.optimizer_state != "clear":
+        return None
+    shared = {key: value for key, value in numbers.items() if key not in ("experiment", "size")}
+    return shared | {"boundary": {k: v for k, v in numbers["boundary"].items() if k != "fork"}}
+
+
+def changes(domain: str, typed: list[Override]) -> list[str]:
+    """`key=value` of everything typed that can change numbers, beside experiment, size, method and seed."""
+    found = []
+    known = keys(domain)
+    for override in typed:
+        key = override.key_or_group
+        named = key in ("experiment", "size", "method", "seed") or is_hydra(override)
+        if not named and (is_group(override) or key not in known or known[key].metadata["numbers"]):
+            found.append(override.input_line or "")
+    return sorted(found)
+
+
+def label(method: str, changed: list[str]) -> str:
+    """Name of a run's folder: the method and what was changed; where that is long, the first changes and a hash of all."""
+    parts = [method, *(change.removeprefix("method.") for change in changed)]
+    parts = [re.sub(r"[^\w=.,+-]", "_", re.sub(r"[\[\] ]", "", part)) for part in parts]
+    if len("-".join(parts)) <= LABEL_LENGTH:
+        return "-".join(parts)
+    short = [method]
+    while len("-".join([*short, parts[len(short)]])) <= LABEL_LENGTH - 10:
+        short.append(parts[len(short)])
+    return "-".join([*short, fingerprint(changed, 8)])
+
+
+def check_first_phase(method: Method, phases: int) -> None:
+    """Refuse a method that would begin after the last phase, and so never."""
+    if method.first_phase >= phases and method.name != "none":
+        raise UserError(
+            f"method.first_phase={method.first_phase}: the phases of this run are 0 to {phases - 1}, so {method.name} would "
+            "never act"
+        )
+
+
+def missing_compiler() -> str:
+    """Name of the C++ compiler that torch.compile calls on a CPU, "" where it is installed."""
+    usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    name = os.environ.get("CXX", usual)
+    return "" if shutil.which(name) else name
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto`: the GPU if there is one, otherwise the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device={name!r} does not exist: give auto, cpu, cuda or cuda:<n>") from None
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise UserError(
+            f"device={name!r} cannot be used here ({first_line(error)}); try device=cpu"
+        ) from error
+    return device
+
+
+def _run(domain: str, task: Callable[[DictConfig], None], cfg: DictConfig) -> None:
+    node = HydraConfig.get()
+    alone = node.mode is None or node.mode.name != "MULTIRUN"
+    line = " ".join(OmegaConf.to_container(node.overrides.task))  # as typed, ${...} and all
+    sweep.note("running", line)
+    try:
+        cfg = resolve(domain, cfg, node)
+        torch.set_num_threads(cfg.threads)
+        _announce(cfg)
+        task(cfg)
+    except FinishedElsewhere as end:
+        print(end, flush=True)
+        sweep.note("done", line)
+    except Exception as caught:
+        error = _without_space(caught, cfg) or caught
+        known = isinstance(error, UserError)
+        said = str(error) if known else traceback.format_exc()
+        if not sweep.said_before(str(error)):
+            print(f"error: {said}" if known else said, file=sys.stderr, flush=True)
+        if alone:
+            sys.exit(BAD_INPUT if known else 1)
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if not sweep.note("failed", line, first):
+            raise  # a job on another machine: its launcher tells
+    else:
+        sweep.note("done", line)
+        if alone:
+            root = "" if cfg.run.root == "runs" else f" --root {shlex.quote(cfg.run.root)}"
+            print(f"table: python -m analysis tables --experiment {cfg.experiment} --size {cfg.size}{root}")
+
+
+def _without_space(error: Exception, cfg: DictConfig) -> UserError | None:
+    """One line in place of a traceback where a disk is full."""
+    if not isinstance(error, OSError) or error.errno not in NO_SPACE:
+        return None
+    where = error.filename or cfg.run.root
+    return UserError(
+        f"no space is left on the disk of {where}: free some and run the same command again; checkpoints are intact"
+    )
+
+
+def _announce(cfg: DictConfig) -> None:
+    long = f", about {cfg.minutes:g} min a run on a CPU" if cfg.minutes else ""
+    names = [
+        f"{key}={cfg[key].name}" for key in ("data", "corpus", "env", "model") if "name" in cfg.get(key, {})
+    ]
+    names += [f"game={cfg.env.game}"] if "game" in cfg.get("env", {}) else []
+    print(
+        f"{cfg.experiment} | size={cfg.size} | method={cfg.method.name} | seed={cfg.seed} | "
+        f"{' | '.join(names)} | device={pick_device(cfg.device)}{long}",
+        flush=True,
+    )
+
+
+def _relative(script: Path) -> Path:
+    """As a user types it."""
+    return script.relative_to(CONF.parent) if script.is_relative_to(CONF.parent) else script

@@ -1,0 +1,86 @@
+"""`--help` of a training script: its experiments, sizes and methods, and every key with its meaning."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from fire_core.methods import available
+from harness.config import CONF, SIZES, compose, options, resolve
+from harness.domains import methods_of
+from harness.overrides import files
+from harness.schema import keys, wanted_values
+
+WIDTH = 110
+
+
+def manual(domain: str, script: Path) -> str:
+    """The text. Values are those of the default experiment at its default size."""
+    cfg = compose(domain, [])
+    config, default = resolve(domain, cfg), cfg.hydra.runtime.choices["experiment"]
+    experiments = files(domain, "experiment")
+    methods = available()
+    here = [name for name in options("method") if name in methods_of(domain)]
+    lines = [
+        f"python {script} [key=value ...]           one run; the same command resumes it",
+        f"python {script} -m method=none,fire seed=1,2,3   a sweep: every combination",
+        f"\nsize: {', '.join(SIZES)} (of each experiment, those that it has); here {config.size}",
+        f"\nexperiment (of conf/experiment; default {default}):",
+        *_columns((name, _headline(name)) for name in experiments),
+        "\nmethod (of conf/method):",
+        *_columns((name, methods[name].summary) for name in here),
+        f"\nkey [value of {default} at size={config.size}]:",
+    ]
+    rows, wanted = [], wanted_values(domain)
+    for name, entry in keys(domain).items():
+        if name in ("experiment", "size", "method", "minutes"):
+            continue
+        value = OmegaConf.select(config, name)
+        value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+        shown = json.dumps(value) if value is None or isinstance(value, bool) else value
+        must = wanted[name].removeprefix("give ").removeprefix("choose ")
+        rows.append((f"{name} [{shown}]", f"{entry.metadata['meaning']} ({must})"))
+    settings = ", ".join(f"method.{key}" for key in config.method if key != "name")
+    found = {group: files(domain, group) for group in ("data", "model", "corpus", "env")}
+    groups = [f"{group}: {', '.join(names)}" for group, names in found.items() if names]
+    return "\n".join(
+        [
+            *lines,
+            *_columns(rows),
+            *(
+                "",
+                textwrap.fill(
+                    f"settings of method={config.method.name}: {settings}; of any other: conf/method/<name>.yaml",
+                    WIDTH,
+                ),
+            ),
+            *(["\nfiles of settings, chosen as <group>=<name>:"] if groups else []),
+            *(textwrap.fill(g, WIDTH, initial_indent="  ", subsequent_indent="    ") for g in groups),
+            "\n--cfg job prints the config of a command line and runs nothing.",
+        ]
+    )
+
+
+def _headline(experiment: str) -> str:
+    """First line of the header of an experiment's file."""
+    comments = [
+        line.lstrip("# ")
+        for line in (CONF / "experiment" / f"{experiment}.yaml").read_text().splitlines()
+        if line.startswith("#") and "@package" not in line
+    ]
+    return comments[0] if comments else ""
+
+
+def _columns(rows: Iterable[tuple[str, str]]) -> list[str]:
+    rows = list(rows)
+    width = min(34, max((len(name) for name, _ in rows), default=0))
+    return [
+        textwrap.fill(
+            f"{name:<{width}}  {text}", WIDTH, initial_indent="  ", subsequent_indent=" " * (width + 4)
+        )
+        for name, text in rows
+    ]

@@ -1,0 +1,216 @@
+"""Command lines against the schema and `conf/`: what does not exist is refused with the nearest that does."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import itertools
+import math
+from collections.abc import Iterable
+
+import yaml
+from hydra.core.override_parser.types import Override
+
+from fire_core.errors import UserError
+from fire_core.methods import available
+from harness.config import (
+    CONF,
+    compose,
+    config_groups,
+    domain_of,
+    is_group,
+    is_hydra,
+    options,
+    parse,
+    resolve,
+)
+from harness.schema import keys
+
+# options of Hydra that every script has; the next word after one of the second kind is its value
+FLAGS = ("-m", "--multirun", "-h", "--help", "--hydra-help", "--version", "-r", "--run", "--resolve")
+TAKE_A_VALUE = ("-c", "--cfg", "-i", "--info")
+# common words for what has another name here
+ALIASES = {
+    "lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "bsz": "batch_size", "gamma": "discount",
+    "dataset": "data", "arch": "model", "net": "model", "exp": "experiment", "algo": "method", "optim": "optimizer_state",
+    "env.name": "env.game", "env.id": "env.game", "dtype": "precision", "amp": "precision", "output_dir": "run.root",
+    "out_dir": "run.root", "workers": "threads", "total_timesteps": "total_steps", "max_steps": "steps",
+}  # fmt: skip
+OUR_FOLDERS = (
+    "hydra.run.dir",
+    "hydra.sweep.dir",
+    "hydra.sweep.subdir",
+    "hydra.job.chdir",
+    "hydra.output_subdir",
+)
+MOST_COMBINATIONS = 300
+
+
+def split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """(overrides, options of Hydra with their values) of a command line, wherever they were typed."""
+    overrides, options = [], []
+    words = iter(arguments)
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if not word.startswith("-"):
+            overrides.append(word)
+        elif name in TAKE_A_VALUE:
+            options += [word] if equals else [word, *itertools.islice(words, 1)]
+        elif word in FLAGS:
+            options.append(word)
+        else:
+            raise UserError(
+                f"{word} is not an option: settings are written as key=value, as in learning_rate=1e-3 (--help lists them)"
+            )
+    return overrides, options
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """End of a message about `word`, which is not in `known`: the name that was probably meant, or the nearest four."""
+    names = list(known)
+    alias = ALIASES.get(word.lower(), "")
+    last = word.lower().rpartition(".")[2]
+
+    def likeness(name: str) -> float:
+        if name == alias:
+            return 2.0
+        whole = difflib.SequenceMatcher(None, word.lower(), name).ratio()
+        part = difflib.SequenceMatcher(None, last, name.rpartition(".")[2]).ratio()
+        return max(whole, 0.98 * part)
+
+    ranked = sorted(names, key=likeness, reverse=True)
+    if ranked and likeness(ranked[0]) >= 0.6:
+        return f"; did you mean {ranked[0]!r}?"
+    return f"; the nearest are {', '.join(ranked[:4])}" if ranked else ""
+
+
+def check_overrides(domain: str, overrides: list[str], sweep: bool = True) -> None:
+    """Refuse keys, groups and options that do not exist, and several values without `sweep`."""
+    parsed = parse(overrides)
+    methods = [v for o in parsed if o.key_or_group == "method" for v in _values(o)] or ["fire"]
+    known = [*keys(domain), *_method_keys(methods), *choosable(domain)]
+    for override in parsed:
+        key, typed = override.key_or_group, override.input_line
+        if key in OUR_FOLDERS:
+            raise UserError(
+                f"{typed}: a run's folder is run.root/<experiment>/<size>/<method>/seed_<n>, so that the same "
+                "command resumes; choose its root with run.root=FOLDER"
+            )
+        elif is_hydra(override):
+            continue
+        elif override.is_sweep_override() and not sweep:
+            raise UserError(f"{typed}: several values need a sweep; add -m")
+        elif override.is_delete():
+            raise UserError(f"{typed}: keys cannot be removed, only set, as in {key}=...")
+        elif override.is_add() or override.is_force_add():
+            hint = f"; write {typed.lstrip('+')}" if key in known else nearest(key, known)
+            raise UserError(f"{typed}: keys cannot be added{hint}")
+        elif key in config_groups():
+            if isinstance(override.value(), list):
+                several = ",".join(map(str, override.value()))
+                raise UserError(
+                    f"{typed}: a run has one {key}; for several, start a sweep: -m {key}={several}"
+                )
+            for value in _values(override):
+                _check_option(domain, key, value)
+        elif key == "domain":
+            raise UserError(f"{typed}: this script trains {domain}; each domain has a script of its own")
+        elif key.split(".")[0] == "at":
+            natural = ".".join(key.split(".")[2:]) or "<name>"
+            raise UserError(f"{typed}: at is where experiments keep their sizes; write {natural}=")
+        elif key.split(".")[0] == "tuned":
+            raise UserError(f"{typed}: tuned values are what a method starts from; write method.<name>=")
+        elif key not in known and key not in {name.rpartition(".")[0] for name in known}:
+            raise UserError(f"key {key!r} does not exist{nearest(key, known)}")
+
+
+def check_sweep(domain: str, overrides: list[str]) -> int:
+    """Number of runs of a sweep, 0 where another sweeper than Hydra's own chooses them.
+
+    Raises:
+        UserError: the config of some runs cannot be made; every mistake is named once.
+    """
+    parsed = parse(overrides)
+    sweeper = compose(domain, [o.input_line for o in parsed if not o.is_sweep_override()]).hydra.sweeper
+    if not str(sweeper.get("_target_", "")).endswith("BasicSweeper"):
+        return 0
+    typed = {o.key_or_group for o in parsed}
+    own = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items() if key not in typed]
+    axes = {o.key_or_group: _typed_values(o) for o in parse([*own, *overrides])}
+    runs = math.prod(len(values) for values in axes.values())
+    # a seed can be wrong in itself, but not together with another value
+    seeds, first = axes.pop("seed", []), [values[0] for values in axes.values()]
+    lines = [*itertools.islice(itertools.product(*axes.values()), MOST_COMBINATIONS)]
+    lines += [(*first, seed) for seed in seeds]
+    composed = functools.cache(lambda *chosen: compose(domain, list(chosen)))
+    mistakes = []
+    for line in lines:
+        values = parse(list(line))
+        try:  # only chosen files need Hydra; values are laid over what it composes
+            cfg = composed(*(o.input_line for o in values if is_group(o) or is_hydra(o)))
+            resolve(domain, cfg, typed=values)
+        except UserError as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise UserError("\nerror: ".join(dict.fromkeys(mistakes)))
+    return runs
+
+
+def _typed_values(override: Override) -> list[str]:
+    """`key=value` for each value of one override."""
+    if not override.is_sweep_override():
+        return [override.input_line or ""]
+    key = override.get_key_element()
+    return [f"{key}={value}" for value in override.sweep_string_iterator()]
+
+
+def _check_option(domain: str, group: str, option: str) -> None:
+    if group not in choosable(domain):
+        [first, *_] = [*(name for name in keys(domain) if name.startswith(f"{group}.")), f"{group}.<name>"]
+        raise UserError(
+            f"{group}={option}: this script has no files of {group}; give its keys, as in {first}="
+        )
+    if option in ("null", "None") and group not in ("experiment", "method"):
+        return
+    if option not in options(group):
+        if group == "method" and option in available():
+            raise UserError(f"method={option} has no settings: write conf/method/{option}.yaml")
+        raise UserError(f"{group}={option} does not exist{nearest(option, files(domain, group))}")
+    if group == "experiment" and (owner := domain_of(option)) != domain:
+        raise UserError(f"experiment={option} belongs to {owner}, this script trains {domain}")
+    if option not in (known := files(domain, group)):
+        raise UserError(f"{group}={option} is not for this script: choose one of {', '.join(known)}")
+
+
+def files(domain: str, group: str) -> list[str]:
+    """The files of a group that a script can use: those whose keys it has."""
+    if group == "experiment":
+        return [name for name in options(group) if domain_of(name) == domain]
+    if group == "method":
+        return options(group)
+    if group not in choosable(domain):
+        return []
+    known = {key.split(".")[1] for key in keys(domain) if key.startswith(f"{group}.")}
+    return [
+        name
+        for name in options(group)
+        if known >= yaml.safe_load((CONF / group / f"{name}.yaml").read_text()).keys()
+    ]
+
+
+def choosable(domain: str) -> set[str]:
+    """The groups of conf/ that a script chooses files of."""
+    content = yaml.safe_load((CONF / f"{domain}.yaml").read_text())
+    return {name for entry in content["defaults"] if isinstance(entry, dict) for name in entry}
+
+
+def _method_keys(methods: list[str]) -> list[str]:
+    names = [m for m in methods if (CONF / "method" / f"{m}.yaml").is_file()]
+    settings = (yaml.safe_load((CONF / "method" / f"{m}.yaml").read_text()) for m in names)
+    return list(dict.fromkeys(f"method.{key}" for found in settings for key in found))
+
+
+def _values(override: Override) -> list[str]:
+    if override.is_sweep_override():
+        return [str(value) for value in override.sweep_string_iterator()]
+    return [str(override.value())]

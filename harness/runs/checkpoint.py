@@ -1,0 +1,81 @@
+"""Checkpoints: one file each, written aside and renamed, read back without executing anything."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fire_core.checkpoints.atomic import remove_torn, written_aside
+from fire_core.errors import UserError
+
+PREFIX = "step_"
+START_OVER = "delete its run folder to start over"
+
+
+def save(folder: Path, step: int, parts: dict[str, Any], *, name: str | None = None, keep: int = 2) -> Path:
+    """Save `parts` (tensors, plain values, containers of them) as `step_<n>.pt`, or as `<name>.pt`, kept for good.
+
+    Of the unnamed ones the last `keep` stay. A failed write (disk full, no permission) leaves the old ones untouched.
+    """
+    check_keep(keep)
+    path = folder / (f"{name}.pt" if name else f"{PREFIX}{step:012d}.pt")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_torn(folder)
+        with written_aside(path) as aside, aside.open("wb") as file:
+            torch.save(parts, file)
+    except (OSError, RuntimeError) as error:
+        raise UserError(
+            f"cannot write checkpoint {path}: {_reason(error, folder)}; earlier checkpoints are intact, free space or "
+            "permissions there and run the same command again"
+        ) from error
+    for old in _numbered(folder)[:-keep]:
+        old.unlink()
+    return path
+
+
+def _reason(error: Exception, folder: Path) -> str:
+    """The system's words; PyTorch's writer hides a full disk in an internal message, so there the free space."""
+    if isinstance(error, OSError) or not folder.is_dir():
+        return str(error)
+    return f"the file could not be written in full, {shutil.disk_usage(folder).free / 1e6:,.0f} MB of disk are free"
+
+
+def check_keep(keep: int) -> None:
+    """Refuse a number of checkpoints that would keep none."""
+    if not isinstance(keep, int) or keep < 1:
+        raise UserError(
+            f"run.keep={keep!r}: give a whole number, 1 or more; the last checkpoint always stays"
+        )
+
+
+def latest(folder: Path) -> Path | None:
+    """Newest numbered checkpoint of a folder."""
+    numbered = _numbered(folder)
+    return numbered[-1] if numbered else None
+
+
+def load(path: Path, device: str | torch.device = "cpu", remedy: str = "") -> dict[str, Any]:
+    """Read a checkpoint; weights-only loading, so a file from elsewhere can hold data but no code.
+
+    `remedy` ends the message where the file is missing or damaged, if not what suits a run's own.
+    """
+    remedy_damaged = remedy or f"delete it to resume from the one before, or {START_OVER}"
+    try:
+        content = torch.load(path, map_location=device, weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"checkpoint {path} does not exist: {remedy or START_OVER}") from None
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise UserError(f"checkpoint {path} cannot be read ({reason}): {remedy_damaged}") from error
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise UserError(f"checkpoint {path} holds a {kind}, not the parts of a run: {remedy_damaged}")
+    return content
+
+
+def _numbered(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"{PREFIX}*.pt"))

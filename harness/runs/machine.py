@@ -1,0 +1,67 @@
+"""Where and with what a run was made."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def describe() -> dict[str, Any]:
+    """Commit, versions, hardware, command and start time, as plain values for meta.json.
+
+    `dirty`: a Python or YAML file differs from the commit, or is not in it.
+    """
+    return {
+        "commit": _git("rev-parse", "HEAD"),
+        "dirty": bool(_git("status", "--porcelain", "--untracked-files=all", "--", "*.py", "*.yaml")),
+        "versions": versions(),
+        "hardware": hardware(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of what numbers depend on, where it is installed: another release of a simulator may play otherwise."""
+    found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+    for package in ("torchvision", "gymnasium", "ale-py", "mujoco"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            pass
+    return found
+
+
+def hardware() -> str:
+    """The GPU if there is one, otherwise the processor, with the number of cores."""
+    if torch.cuda.is_available():
+        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    return f"{_processor()}, {os.cpu_count()} cores"
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _git(*arguments: str) -> str | None:
+    root = Path(__file__).resolve().parents[2]
+    try:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,487 @@
+"""One run, one folder: identity, metrics, checkpoints, signals, and the way through the trunk.
+
+run = Run.open(config, root="runs", experiment=..., size=..., label="fire", seed=1, trunk=phase_0_config)
+if run.finished: return
+with run:                              # DONE when the body calls finish(), FAILED with the traceback on an error
+    checkpoint = run.resume()          # own checkpoint, else the trunk's, else None
+    ...
+    run.log(phase=0, step=10, ...)     # metrics.jsonl: only what is the same in every run of this config
+    if run.due(step): run.save(step, parts)
+    run.leave_trunk(step, parts)       # end of phase 0
+    run.finish(summary)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from fire_core.checkpoints.atomic import remove_torn, write_atomic
+from fire_core.errors import UserError
+from fire_core.report import Report
+from harness.runs import checkpoint as checkpoints
+from harness.runs.folders import read_meta
+from harness.runs.machine import describe
+from harness.runs.tracker import Tracker, open_tracker
+from harness.runs.trunk import FolderLock, fingerprint
+
+# exit code of a run that saved and stopped on SIGTERM, SIGINT or SIGUSR1: the same command resumes it
+STOPPED = 75
+WAIT_SECONDS = 0.5  # between looks at the lock of a trunk that another run trains
+SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, n))
+
+
+class FinishedElsewhere(Exception):
+    """Another process has finished this very run while this one waited for it."""
+
+
+class Run:
+    """See the module's docstring. `place` is where metrics and checkpoints go now: the trunk's folder, or the run's own."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], meta: dict[str, Any]) -> None:
+        self.folder = folder
+        self.place = folder
+        self.trunk: Path | None = None
+        self.config = config
+        self.meta = meta
+        self.checkpoint_seconds = 300.0
+        self.checkpoint_steps = 0
+        self.keep = 2
+        self.tracker_name = "none"
+        self._tracker: Tracker | None = None
+        self._metrics: Any = None
+        self._lock = FolderLock(folder)
+        self._trunk_lock: FolderLock | None = None
+        self._old_handlers: dict[int, Any] = {}
+        self._saved_at = (time.monotonic(), 0)
+        self._complete = False
+        self.stop_signal: str | None = None
+
+    @classmethod
+    def open(
+        cls,
+        config: dict[str, Any],
+        *,
+        root: str | Path,
+        experiment: str,
+        size: str,
+        label: str,
+        seed: int,
+        trunk: dict[str, Any] | None = None,
+        meta: dict[str, Any] | None = None,
+        checkpoint_seconds: float = 300.0,
+        checkpoint_steps: int = 0,
+        keep: int = 2,
+        tracker: str = "none",
+    ) -> Run:
+        """Find the run's folder; writes nothing yet.
+
+        Args:
+            config: resolved config without anything that cannot change numbers; its hash is the run's identity. Where
+                the folder of this name belongs to another config, the run gets a folder with the hash in its name.
+            trunk: what phase 0 depends on, where phase 0 may be shared; None to train it in this run.
+        """
+        checkpoints.check_keep(keep)
+        identity = fingerprint(config)
+        home = Path(root) / experiment / size
+        folder = home / label / f"seed_{seed}"
+        if _identity(folder) not in (None, identity):
+            folder = home / f"{label}-{identity[:8]}" / f"seed_{seed}"
+            print(
+                f"note: the config differs from the one in {home / label}; this run goes to {folder}",
+                flush=True,
+            )
+        place = {"experiment": experiment, "size": size, "label": label, "seed": seed, "identity": identity}
+        run = cls(folder, config, place | (meta or {}))
+        run.checkpoint_seconds, run.checkpoint_steps, run.keep = checkpoint_seconds, checkpoint_steps, keep
+        run.tracker_name = tracker
+        if trunk is not None:
+            run.trunk = Path(root) / "trunks" / fingerprint(trunk)
+            run.meta["trunk"] = run.trunk.name
+        return run
+
+    @property
+    def finished(self) -> bool:
+        """Whether this very run was completed before; says so."""
+        if not self._is_done():
+            return False
+        made_with = read_meta(self.folder).get("commit")
+        here = describe()
+        changed = here["dirty"] or made_with != here["commit"]
+        note = (
+            f", with the code of commit {str(made_with)[:10]}, which is not the current one"
+            if changed
+            else ""
+        )
+        print(f"finished already{note}: {self.folder} (delete it to run again)", flush=True)
+        return True
+
+    def __enter__(self) -> Run:
+        self._wait_for_others()
+        try:
+            remove_torn(self.folder)
+            remove_torn(self.folder / "checkpoint")
+            for mark in ("FAILED", "RUNNING"):
+                (self.folder / mark).unlink(missing_ok=True)
+            write_atomic(self.folder / "RUNNING", f"{os.getpid()}\n")
+            write_atomic(self.folder / "config.yaml", _as_yaml(self.config))
+            self._write_meta(self.folder)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                (self.folder / "RUNNING").unlink(missing_ok=True)
+            self._lock.release()
+            raise UserError(
+                f"cannot write in {self.folder}: {error.strerror}; choose another run.root"
+            ) from error
+        for number in SIGNALS:
+            self._old_handlers[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, handler)
+        try:
+            if error is None:
+                try:
+                    self._end()
+                except Exception as late:  # the disk is full, as a rule
+                    self._note_failure(late)
+                    raise
+            else:
+                with contextlib.suppress(OSError):
+                    self._close()
+                if isinstance(error, Exception):
+                    self._note_failure(error)
+        finally:
+            with contextlib.suppress(OSError):
+                (self.folder / "RUNNING").unlink(missing_ok=True)
+            if self._trunk_lock is not None:
+                self._trunk_lock.release()
+            self._lock.release()
+
+    def resume(self, fork: str | None = None) -> dict[str, Any] | None:
+        """Newest own checkpoint; else the end of the trunk (or its checkpoint `fork`); else the trunk's newest; else None.
+
+        Metrics written after that checkpoint are cut off, so the file ends up as if nothing had happened.
+        """
+        path = checkpoints.latest(self.folder / "checkpoint")
+        if path is None and self.trunk is not None:
+            return self._enter_trunk(self.trunk, fork)
+        return self._load(path)
+
+    def log(self, **values: Any) -> None:
+        """One line of metrics.jsonl. Deterministic values only: time goes to `timing`."""
+        line = json.dumps({k: _plain(v) for k, v in values.items()}, allow_nan=False)
+        self._file().write(line.encode() + b"\n")
+        self._file().flush()
+        if self._tracker is not None:
+            self._tracker.log(values)
+
+    def timing(self, **values: Any) -> None:
+        """One line of timing.jsonl: seconds, throughput, memory; not part of the run's identity."""
+        with (self.place / "timing.jsonl").open("a") as handle:
+            handle.write(json.dumps({k: _plain(v) for k, v in values.items()}) + "\n")
+
+    def boundary(self, index: int, report: Report) -> None:
+        """Keep the report of boundary `index` as boundary_<index>.json."""
+        text = json.dumps({"phase": index, **report.to_dict()}, indent=1)
+        write_atomic(self.folder / f"boundary_{index}.json", text)
+
+    def due(self, step: int) -> bool:
+        """Whether to save now: the interval is over (seconds or steps), or a signal asks to stop."""
+        if self.stop_signal is not None:
+            return True
+        saved_time, saved_step = self._saved_at
+        by_steps = self.checkpoint_steps > 0 and step - saved_step >= self.checkpoint_steps
+        return by_steps or time.monotonic() - saved_time >= self.checkpoint_seconds
+
+    def save(self, step: int, parts: dict[str, Any], name: str | None = None) -> None:
+        """Write a checkpoint; after a signal, end the process with exit code 75."""
+        self._file().flush()
+        os.fsync(self._file().fileno())  # a checkpoint must not outlive the lines it counts
+        parts = {**parts, "_metrics_bytes": self._file().tell(), "_identity": self._owner()}
+        path = checkpoints.save(self.place / "checkpoint", step, parts, name=name, keep=self.keep)
+        self._saved_at = (time.monotonic(), step)
+        if self.stop_signal is not None and name is None:
+            print(
+                f"stopped by {self.stop_signal}; saved {path}; the same command resumes from there",
+                flush=True,
+            )
+            sys.exit(STOPPED)
+
+    def leave_trunk(self, step: int, parts: dict[str, Any], fork: str | None = None) -> dict[str, Any] | None:
+        """End of phase 0: publish it for the other methods and continue in the run's own folder.
+
+        Returns the trunk's checkpoint `fork` where one is named, to be loaded by the caller; else None. Without a trunk
+        it saves nothing, but a named fork is read from the own folder in the same way; the caller should save at once, for
+        the numbered checkpoints are gone.
+        """
+        if self.trunk is not None and self.place == self.trunk:
+            self.save(step, parts, name="end")
+            self._close_metrics()
+            write_atomic(self.trunk / "DONE", "")
+            for old in (self.trunk / "checkpoint").glob("step_*.pt"):
+                old.unlink()
+            self._release_trunk()
+            if fork:
+                return self._fork(self.trunk, fork)
+            self._copy_metrics(self.trunk, (self.trunk / "metrics.jsonl").stat().st_size)
+            return None
+        if fork is None:
+            return None
+        for old in (self.folder / "checkpoint").glob("step_*.pt"):  # they count lines that are cut off now
+            old.unlink()
+        return self._load(self.folder / "checkpoint" / f"{fork}.pt")
+
+    def adopt_last_phase(self, boundary: dict[str, Any], step: int) -> dict[str, Any] | None:
+        """The last phase of a finished run that is the same as this one's, entered here as if it had been trained again.
+
+        The runs of one seed after a method that forgets differ before their boundary alone. The other run is taken only
+        if it stood at the same values right after its boundary. Which one it was is told in meta.json.
+
+        Args:
+            boundary: what was logged at the boundary.
+            step: optimizer steps until then.
+
+        Returns:
+            Parts of its final checkpoint and the last line of its metrics; None where there is no such run.
+        """
+        for path in sorted(self.folder.parents[3].glob(f"*/*/*/{self.folder.name}/meta.json")):
+            other, theirs = path.parent, read_meta(path.parent)
+            same = (
+                self.meta.get("last_phase") is not None
+                and theirs.get("last_phase") == self.meta["last_phase"]
+            )
+            if not same or other == self.folder or not (other / "DONE").exists():
+                continue
+            lines = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
+            start = next(number for number, line in enumerate(lines) if line["phase"] == 1)
+            after = {key: value for key, value in boundary.items() if key.startswith("after_")}
+            if any(lines[start].get(key) != _plain(value) for key, value in after.items()):
+                continue
+            if not (other / "checkpoint" / "final.pt").is_file():
+                continue
+            for line in lines[start + 1 :]:
+                self.log(**line | {"step": line["step"] - lines[start]["step"] + step})
+            meta = read_meta(self.folder) | {
+                "last_phase_from": str(other.relative_to(self.folder.parents[3]))
+            }
+            write_atomic(self.folder / "meta.json", json.dumps(meta, indent=1))
+            print(f"phase 1 from {other}: it is the same", flush=True)
+            return {**checkpoints.load(other / "checkpoint" / "final.pt"), "last": lines[-1]}
+        return None
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Write summary.json; the run counts as done when the `with` body ends."""
+        self._file().flush()
+        text = json.dumps({k: _plain(v) for k, v in summary.items()}, indent=1)
+        write_atomic(self.folder / "summary.json", text)
+        self._complete = True
+
+    # -- the rest is not for callers
+
+    def _end(self) -> None:
+        """Close the files of a run that ended without an error; DONE where it called `finish`."""
+        self._close()
+        if self._complete:
+            size = (self.folder / "metrics.jsonl").stat().st_size
+            write_atomic(self.folder / "DONE", f"{size} bytes of metrics.jsonl\n")
+            for path in (self.folder / "checkpoint").glob("step_*.pt"):
+                path.unlink()
+
+    def _note_failure(self, error: Exception) -> None:
+        """FAILED, with the traceback. A full disk must not hide the error itself."""
+        text = f"{error}\n\n" + "".join(traceback.format_exception(error))
+        with contextlib.suppress(OSError):
+            write_atomic(self.folder / "FAILED", text)
+
+    def _is_done(self) -> bool:
+        """DONE and the metrics that it counts; DONE alone is no run."""
+        done, metrics = self.folder / "DONE", self.folder / "metrics.jsonl"
+        if not done.exists():
+            return False
+        if not metrics.is_file() or metrics.stat().st_size == 0:
+            print(f"note: {done} has no metrics beside it; the run starts over", flush=True)
+            done.unlink()
+            return False
+        told, size = done.read_text(errors="replace").split(" ")[0], metrics.stat().st_size
+        if told.isdigit() and int(told) != size:
+            raise UserError(
+                f"{metrics} has {size} bytes, but the run ended with {told}: put the file back, or delete {self.folder} to "
+                "run again"
+            )
+        return True
+
+    def _wait_for_others(self) -> None:
+        """Take the folder's lock; another process that trains this very run is waited for."""
+        said = False
+        while not self._lock.acquire(wait=False):
+            if not said:
+                print(f"waiting for another process that trains {self.folder}", flush=True)
+                said = True
+            time.sleep(WAIT_SECONDS)
+        if said and self._is_done():
+            self._lock.release()
+            raise FinishedElsewhere(f"finished by another process: {self.folder}")
+
+    def _write_meta(self, folder: Path) -> None:
+        """meta.json of a start; what earlier starts of the run were made with stays under `earlier`."""
+        path, now, before = folder / "meta.json", describe(), read_meta(folder)
+        try:
+            earlier = [
+                *before.get("earlier", []),
+                {key: before[key] for key in ("commit", "dirty", "started")},
+            ]
+        except (KeyError, TypeError):
+            earlier = []
+        text = json.dumps(self.meta | now | ({"earlier": earlier} if earlier else {}), indent=1)
+        write_atomic(path, text)
+
+    def _enter_trunk(self, trunk: Path, fork: str | None) -> dict[str, Any] | None:
+        self._trunk_lock = FolderLock(trunk)
+        said = False
+        while not (trunk / "DONE").exists() and not self._trunk_lock.acquire(wait=False):
+            if not said:
+                print(f"waiting for another run that trains the shared phase 0 in {trunk}", flush=True)
+                said = True
+            if self.stop_signal is not None:
+                print(f"stopped by {self.stop_signal} while waiting; nothing is lost", flush=True)
+                sys.exit(STOPPED)
+            time.sleep(WAIT_SECONDS)
+        if (trunk / "DONE").exists():
+            self._release_trunk()
+            print(f"phase 0 from {trunk}", flush=True)
+            return self._fork(trunk, fork or "end")
+        for part in (trunk, trunk / "checkpoint"):
+            remove_torn(part)  # of a process that was killed while it trained this trunk
+        write_atomic(trunk / "config.yaml", _as_yaml(self.config))
+        self._write_meta(trunk)
+        self.place = trunk
+        return self._load(checkpoints.latest(trunk / "checkpoint"))
+
+    def _fork(self, trunk: Path, name: str) -> dict[str, Any]:
+        path = trunk / "checkpoint" / f"{name}.pt"
+        parts = checkpoints.load(
+            path, remedy=f"delete {trunk} and the same command trains the shared phase 0 again"
+        )
+        _check_owner(path, parts, trunk.name)
+        self._copy_metrics(trunk, parts["_metrics_bytes"])
+        return parts
+
+    def _copy_metrics(self, trunk: Path, size: int) -> None:
+        self.place = self.folder
+        _check_size(trunk / "metrics.jsonl", size)
+        with (trunk / "metrics.jsonl").open("rb") as source:
+            lines = source.read(size)
+        (self.folder / "metrics.jsonl").write_bytes(lines)
+        self._open_metrics()
+
+    def _load(self, path: Path | None) -> dict[str, Any] | None:
+        parts = None if path is None else checkpoints.load(path)
+        if path is not None and parts is not None:
+            _check_owner(path, parts, self._owner())
+        size = parts["_metrics_bytes"] if parts else 0
+        metrics = self.place / "metrics.jsonl"
+        metrics.touch()
+        _check_size(metrics, size)
+        with metrics.open("r+b") as handle:
+            handle.truncate(size)
+        self._open_metrics()
+        if path is not None:
+            print(f"resuming from {path}", flush=True)
+        return parts
+
+    def _owner(self) -> str | None:
+        """Whose checkpoints lie in `place`: the trunk's, or this run's."""
+        in_trunk = self.trunk is not None and self.place == self.trunk
+        return self.place.name if in_trunk else self.meta.get("identity")
+
+    def _open_metrics(self) -> None:
+        self._close_metrics()
+        self._metrics = (self.place / "metrics.jsonl").open("ab")
+        if self.tracker_name != "none" and self._tracker is None:
+            self._tracker = open_tracker(self.tracker_name, self.folder, self.config)
+
+    def _file(self) -> Any:
+        if self._metrics is None:
+            raise RuntimeError("call Run.resume() before logging or saving")
+        return self._metrics
+
+    def _close_metrics(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+
+    def _close(self) -> None:
+        self._close_metrics()
+        if self._tracker is not None:
+            self._tracker.close()
+            self._tracker = None
+
+    def _release_trunk(self) -> None:
+        if self._trunk_lock is not None:
+            self._trunk_lock.release()
+            self._trunk_lock = None
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.stop_signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.stop_signal = signal.Signals(number).name
+        print(f"\n{self.stop_signal}: saving at the next step (Ctrl-C again to stop at once)", flush=True)
+
+
+def _identity(folder: Path) -> str | None:
+    """Whose run lies in `folder`: from meta.json, or from a checkpoint where that file is lost or torn."""
+    identity = read_meta(folder).get("identity")
+    if isinstance(identity, str):
+        return identity
+    saved = sorted((folder / "checkpoint").glob("*.pt"))
+    return checkpoints.load(saved[-1]).get("_identity") if saved else None
+
+
+def _check_owner(path: Path, parts: dict[str, Any], owner: str | None) -> None:
+    """Refuse the checkpoint of another config; those of earlier versions do not tell."""
+    if not isinstance(parts.get("_metrics_bytes"), int):
+        raise UserError(
+            f"checkpoint {path} is no checkpoint of a run: delete it, or {checkpoints.START_OVER}"
+        )
+    known = parts.get("_identity")
+    if known not in (None, owner):
+        raise UserError(
+            f"checkpoint {path} belongs to config {known}, this run is {owner}: "
+            f"delete {path.parent.parent}, or choose another run.root"
+        )
+
+
+def _check_size(metrics: Path, size: int) -> None:
+    """Refuse to resume from a checkpoint whose metrics are lost."""
+    actual = metrics.stat().st_size if metrics.is_file() else 0
+    if actual < size:
+        raise UserError(
+            f"{metrics} has {actual} bytes, but its checkpoint counts {size}: lines are lost; "
+            f"put the file back, or delete {metrics.parent} to start over"
+        )
+
+
+def _plain(value: Any) -> Any:
+    """Tensors and numpy scalars as Python numbers; NaN and infinity as null, which JSON has."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value
+
+
+def _as_yaml(config: dict[str, Any]) -> str:
+    """PyYAML comes with the suite's configuration, not with the library: imported only where a run is recorded."""
+    import yaml
+
+    return yaml.safe_dump(config, sort_keys=False)

@@ -1,0 +1,42 @@
+"""Trunks: phase 0, trained once for all methods that do nothing in it, and forked by each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from fire_core.errors import UserError
+
+
+def fingerprint(config: Any, length: int = 12) -> str:
+    """Hash of plain values, independent of the order of keys."""
+    text = json.dumps(config, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+class FolderLock:
+    """Exclusive lock on a folder, released by the system when the process ends, however it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = FileLock(folder / ".lock", thread_local=False)
+
+    def acquire(self, *, wait: bool) -> bool:
+        """Take the lock; without `wait`, False at once where another process holds it."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(timeout=-1 if wait else 0)
+        except Timeout:
+            return False
+        except OSError as error:
+            raise UserError(
+                f"cannot write in {self.folder}: {error.strerror}; choose another folder (run.root, run.data_root)"
+            ) from error
+        return True
+
+    def release(self) -> None:
+        self._lock.release()

@@ -1,0 +1,106 @@
+"""Which runs are done, damaged, running, failed, unfinished or missing.
+
+python -m harness.status --root runs [--methods none,fire] [--seeds 1,2,3] [--detail]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from fire_core.errors import UserError
+from harness.config import options as files_of
+from harness.runs.folders import find_folders, identify, read_meta
+
+STATES = ("done", "damaged", "running", "failed", "unfinished", "missing")
+TO_NAME = ("damaged", "failed", "unfinished", "missing")
+
+
+def with_missing(
+    runs: Iterable[dict[str, Any]], methods: Sequence[str] = (), seeds: Sequence[int] = ()
+) -> list[dict[str, Any]]:
+    """The runs of each experiment and size, and those that ought to be there: `methods` with `seeds` in every combination.
+    By default these are the methods that were run without overrides and the seeds of any run."""
+
+    def place(run: dict[str, Any]) -> tuple[str, str]:
+        return run["experiment"], run["size"]
+
+    rows = []
+    for (experiment, size), group in groupby(sorted(runs, key=place), key=place):
+        known = {(run["label"], run["seed"]): run for run in group}
+        labels = methods or {run["label"] for run in known.values() if run["label"] == run["method"]}
+        wanted = {(label, seed) for label in labels for seed in (seeds or {seed for _, seed in known})}
+        for label, seed in sorted(wanted | set(known)):
+            absent = {
+                "experiment": experiment,
+                "size": size,
+                "label": label,
+                "seed": seed,
+                "status": "missing",
+            }
+            rows.append(known.get((label, seed), absent))
+    return rows
+
+
+def overview(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """A table with one line for each experiment and size: how many runs are in each state, and which methods ran."""
+    counts: dict[tuple[str, str], Counter] = {}
+    labels: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        place = row["experiment"], row["size"]
+        counts.setdefault(place, Counter())[row["status"]] += 1
+        labels.setdefault(place, []).append(row["label"])
+    cells = [("experiment", "size", *STATES, "methods")]
+    for place, count in counts.items():
+        numbers = (str(count[state]) for state in STATES)
+        cells.append((*place, *numbers, " ".join(dict.fromkeys(labels[place]))))
+    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]) - 1)] + [0]
+    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths)) for line in cells]
+
+
+def comma_list(text: str) -> list[str]:
+    return [item.strip() for item in text.replace(" ", ",").split(",") if item.strip()]
+
+
+def whole_numbers(text: str) -> list[int]:
+    try:
+        return [int(item) for item in comma_list(text)]
+    except ValueError:
+        raise UserError(f"--seeds {text!r}: give whole numbers separated by commas, as in 1,2,3") from None
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m harness.status", description=__doc__.splitlines()[0])
+    parser.add_argument("--root", default="runs")
+    parser.add_argument("--experiment", nargs="*", default=None)
+    parser.add_argument("--size", default=None)
+    parser.add_argument("--methods", default="", help="comma list of labels that ought to be there")
+    parser.add_argument("--seeds", default="", help="comma list of seeds that ought to be there")
+    parser.add_argument("--detail", action="store_true", help="one line for each run")
+    options = parser.parse_args(given)
+    try:
+        seeds = whole_numbers(options.seeds)
+        folders = find_folders(options.root, options.experiment, options.size)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    runs = [identify(path, read_meta(path)) | {"path": path} for path in folders]
+    rows = with_missing(runs, comma_list(options.methods), seeds)
+    print("\n".join(overview(rows)) if rows else f"no runs in '{options.root}' yet")
+    for row in rows:
+        if options.detail or row["status"] in TO_NAME:
+            print(f"{row['status']}: {row['experiment']} {row['size']} {row['label']} seed {row['seed']}")
+        if row["status"] == "failed":
+            said = (row["path"] / "FAILED").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            print(f"  {row['path']}/FAILED: {said[0] if said else '(empty)'}")
+    known = {row["experiment"] for row in rows}
+    print(f"never run: {', '.join(name for name in files_of('experiment') if name not in known) or 'none'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""A journal that the runs of a sweep share across processes: how many are done, and what failed.
+
+The command that starts the sweep makes a folder, named in the environment; each run appends one line to its journal
+when it begins and when it ends, and prints the progress of all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+JOURNAL = "FIRE_SWEEP_JOURNAL"  # environment variable: path of the journal
+ENDS = ("done", "failed")
+
+
+@contextmanager
+def journal(runs: int) -> Iterator[Path]:
+    """Open the journal of a sweep; processes that start meanwhile find it in the environment."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal.jsonl"
+        os.environ[JOURNAL] = str(path)
+        _append(path, {"event": "start", "runs": runs, "time": time.time()})
+        try:
+            yield path
+        finally:
+            del os.environ[JOURNAL]
+
+
+def note(event: str, run: str, message: str = "") -> bool:
+    """Note that a run began or ended ("running", "done", "failed") and print the sweep's progress.
+
+    False if there is no journal: the run is not part of a sweep, or its machine does not see the folder.
+    """
+    path = Path(os.environ.get(JOURNAL, ""))
+    if not path.is_file():
+        return False
+    _append(path, {"event": event, "run": run, "message": message, "time": time.time()})
+    if event in ENDS:
+        print(progress(entries(path)), flush=True)
+    return True
+
+
+def said_before(message: str) -> bool:
+    """Whether another run of the sweep has failed with this very message."""
+    path = Path(os.environ.get(JOURNAL, ""))
+    return path.is_file() and any(entry.get("message") == message for entry in entries(path))
+
+
+def entries(path: Path) -> list[dict[str, Any]]:
+    """The journal so far."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def progress(noted: list[dict[str, Any]]) -> str:
+    """One line: how many runs are done, running and failed, of how many, and the time left."""
+    runs, began, durations, failed = noted[0]["runs"], {}, [], 0
+    for entry in noted[1:]:
+        if entry["event"] == "running":
+            began[entry["run"]] = entry["time"]
+        else:
+            durations.append(entry["time"] - began.pop(entry["run"]))
+            failed += entry["event"] == "failed"
+    ended = len(durations)
+    line = f"sweep: {ended - failed} done, {len(began)} running, {failed} failed, of {runs or '?'}"
+    # runs that were finished before end at once and tell nothing about those to come
+    trained = [seconds for seconds in durations if seconds >= 0.1 * max(durations)]
+    if runs > ended and trained:
+        left = sum(trained) / len(trained) * (runs - ended) / (len(began) + 1)
+        line += f"; about {_duration(left)} left"
+    return line
+
+
+def failures(noted: list[dict[str, Any]]) -> str:
+    """What failed, each message once with its runs; "" where nothing did."""
+    runs: dict[str, list[str]] = {}
+    for entry in noted:
+        if entry["event"] == "failed":
+            runs.setdefault(entry["message"], []).append(entry["run"])
+    lines = []
+    for message, which in runs.items():
+        more = f" and {len(which) - 3} more" if len(which) > 3 else ""
+        lines.append(f"  {'; '.join(which[:3])}{more}: {message}")
+    return "\n".join(lines)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _append(path: Path, entry: dict[str, Any]) -> None:
+    with path.open("a") as handle:  # one short write each: lines of several processes do not mix
+        handle.write(json.dumps(entry) + "\n")
