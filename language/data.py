@@ -6,6 +6,7 @@ any number of processes draws the same micro-batches between them.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ import torch
 from torch import Tensor
 
 from fire_core.errors import UserError
-from fire_core.runs import generator
+from harness.runs import generator
 
 PARTS = ("train", "validation")
+BLOCK = 1 << 24  # token ids read at a time while a file is checked
 
 
 @dataclass(frozen=True)
@@ -39,19 +41,20 @@ def open_corpus(
     vocabulary: int,
     train_tokens: int | None = None,
     validation_tokens: int | None = None,
+    check: bool = True,
 ) -> Corpus:
     """Map the files that `language/prepare.py` wrote, after checking them against their manifest.
 
     train_tokens, validation_tokens: use only so many of the first tokens (None: all).
-    Raises UserError for a missing folder, a file of another length than the manifest says, a tokenizer with more ids
-    than `vocabulary`, and a part without one full window of `block` + 1 tokens. Contents are not re-hashed.
+    check: also read the files once and compare their SHA-256 and their ids (one of several processes is enough).
+    Raises UserError for a missing folder, a damaged manifest, files other than it says, a tokenizer with more ids than
+    `vocabulary`, and a part without one full window of `block` + 1 tokens.
     """
-    path = folder / "manifest.json"
-    if not path.is_file():
+    if not (folder / "manifest.json").is_file():
         raise UserError(
             f"no prepared corpus in {folder}: make it with python language/prepare.py (see --help)"
         )
-    manifest = json.loads(path.read_text())
+    manifest = read_manifest(folder)
     known = manifest["tokenizer"]["vocabulary"]
     if known > vocabulary:
         raise UserError(
@@ -62,6 +65,8 @@ def open_corpus(
     parts = {}
     for part in PARTS:
         tokens = _open_part(folder, part, manifest)
+        if check:
+            check_part(folder, part, tokens, manifest)
         parts[part] = tokens[: limits[part]]
         if len(parts[part]) <= block:
             raise UserError(
@@ -71,17 +76,53 @@ def open_corpus(
     return Corpus(manifest["name"], parts["train"], parts["validation"], manifest)
 
 
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a prepared folder; UserError where it is damaged."""
+    path = folder / "manifest.json"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        facts = [manifest["tokenizer"]["vocabulary"], *(manifest["parts"][part]["tokens"] for part in PARTS)]
+        good = manifest["dtype"] in ("uint16", "uint32") and all(type(fact) is int for fact in facts)
+        good = good and isinstance(manifest["name"], str) and isinstance(manifest["tokenizer"]["name"], str)
+        good = good and all(isinstance(manifest["parts"][part]["sha256"], str) for part in PARTS)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        good = False
+    if not good:
+        raise UserError(f"{path} is damaged: delete {folder} and prepare the corpus again")
+    return manifest
+
+
 def _open_part(folder: Path, part: str, manifest: dict[str, Any]) -> np.ndarray:
     path = folder / f"{part}.bin"
     dtype = np.dtype(manifest["dtype"])
     expected = manifest["parts"][part]["tokens"] * dtype.itemsize
     actual = path.stat().st_size if path.is_file() else 0
-    if actual != expected:
+    if actual != expected or actual == 0:
         raise UserError(
             f"{path} has {actual} bytes, its manifest says {expected}: it is cut off or missing; "
             f"delete {folder} and prepare the corpus again"
         )
     return np.memmap(path, dtype=dtype, mode="r")
+
+
+def check_part(folder: Path, part: str, tokens: np.ndarray, manifest: dict[str, Any]) -> None:
+    """Read a token file once: its SHA-256 is that of the manifest, every id is below the tokenizer's size."""
+    known, vocabulary = manifest["parts"][part]["sha256"], manifest["tokenizer"]["vocabulary"]
+    digest, largest = hashlib.sha256(), 0
+    for start in range(0, len(tokens), BLOCK):
+        piece = tokens[start : start + BLOCK]
+        digest.update(piece)
+        largest = max(largest, int(piece.max()))
+    if digest.hexdigest() != known:
+        raise UserError(
+            f"{folder}/{part}.bin has SHA-256 {digest.hexdigest()[:16]}..., its manifest says {known[:16]}...: "
+            f"it was changed; delete {folder} and prepare the corpus again"
+        )
+    if largest >= vocabulary:
+        raise UserError(
+            f"{folder}/{part}.bin holds token id {largest}, its tokenizer has {vocabulary} ids: "
+            f"delete {folder} and prepare the corpus again"
+        )
 
 
 @dataclass(frozen=True)

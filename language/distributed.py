@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from conf.launch import pick_device
 from fire_core.errors import UserError
-from fire_core.runs.record import STOPPED
+from harness.launch import pick_device
+from harness.runs.record import STOPPED
 
 GO_ON, SAVE, STOP = 0, 1, 2
 

@@ -2,7 +2,7 @@
 
     python language/prepare.py                                       # the two shipped corpora, small tokenizer
     python language/prepare.py wikitext103 openwebtext --tokenizer gpt2 --workers 16
-    python language/prepare.py folder:/my/texts jsonl:/my/texts.jsonl --tokenizer gpt2
+    python language/prepare.py folder:/my/texts jsonl:/my/texts.jsonl.xz --tokenizer gpt2 --split split
 
 Files are flat arrays of token ids (uint16 where the vocabulary allows, else uint32); every document ends with the
 tokenizer's end-of-text id. The manifest says source, split, tokenizer, counts and SHA-256; a folder made from anything
@@ -32,11 +32,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run from anywher
 import numpy as np
 from tqdm import tqdm
 
+from fire_core.checkpoints.atomic import write_atomic, written_aside
 from fire_core.errors import UserError
-from fire_core.runs.checkpoint import write_atomic
-from fire_core.runs.trunk import FolderLock
-from language.data import PARTS
-from language.sources import SHIPPED, Source, absolute, open_source
+from harness.runs.trunk import FolderLock
+from language.data import PARTS, open_corpus, read_manifest
+from language.sources import PUBLISHED_TOKENS, SHIPPED, Source, absolute, open_source
 from language.text_tokenizer import TextTokenizer, load_tokenizer, tokenizer_sha256
 
 PIECE_CHARACTERS = 2_000_000  # text in one piece: the unit of parallel work and of resuming
@@ -70,6 +70,7 @@ def prepare(
     made_from = origin(source, tokenizer_name, documents)
     lock = FolderLock(folder)  # runs of a sweep may ask for the same corpus at the same time
     if not (folder / "manifest.json").is_file():
+        _check_documents(source)
         lock.acquire(wait=True)
         try:
             if not (folder / "manifest.json").is_file():
@@ -86,14 +87,27 @@ def origin(source: Source, tokenizer_name: str, documents: int | None) -> dict[s
         "source": source.description,
         "validation_share": source.validation_share,
         "field": source.field,
+        "split": source.split,
         "documents": documents,
         "tokenizer_sha256": tokenizer_sha256(tokenizer_name),
     }
 
 
+def _check_documents(source: Source) -> None:
+    """Refuse a source without a document for each part, before anything is written."""
+    for part in PARTS:
+        if next(iter(source.documents(part)), None) is None:
+            share = (
+                "" if source.validation_share is None else f" (--validation-share {source.validation_share})"
+            )
+            raise UserError(
+                f"{source.description} has no {part} document{share}: give it more text or another split"
+            )
+
+
 def _check_origin(folder: Path, wanted: dict[str, Any]) -> None:
     """Refuse a folder made from something else. A manifest of earlier versions tells the source only."""
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = read_manifest(folder)
     known = manifest.get("made_from", {"source": absolute(manifest["source"])})
     for key, value in wanted.items():
         if known.get(key, value) != value:
@@ -120,10 +134,6 @@ def _prepare(
             texts = islice(source.documents(part), made_from["documents"])
             paths = _encode_part(texts, tokenizer, dtype, pieces, part, pool, progress)
             parts[part] = _join(paths, folder / f"{part}.bin", np.dtype(dtype), tokenizer.end_of_text)
-            if parts[part]["documents"] == 0:
-                raise UserError(
-                    f"{source.description} has no {part} document: give it more text or another split"
-                )
     manifest = {
         "name": source.name,
         "source": source.description,
@@ -223,9 +233,8 @@ def encode_piece(
         np.array([*document, tokenizer.end_of_text], dtype=dtype)
         for document in tokenizer.encode_batch(texts)
     ]
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    np.concatenate(ids).tofile(temporary)
-    os.replace(temporary, path)
+    with written_aside(path) as aside:
+        np.concatenate(ids).tofile(aside)
 
 
 def _join(pieces: list[Path], path: Path, dtype: np.dtype, end_of_text: int) -> dict[str, Any]:
@@ -244,14 +253,26 @@ def _join(pieces: list[Path], path: Path, dtype: np.dtype, end_of_text: int) -> 
 
 def verify(folder: Path) -> None:
     """Compare the files of a prepared folder with the hashes of its manifest; UserError where they differ."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for part, known in manifest["parts"].items():
-        with (folder / f"{part}.bin").open("rb") as file:
-            actual = hashlib.file_digest(file, "sha256").hexdigest()
-        if actual != known["sha256"]:
+    open_corpus(folder, block=0, vocabulary=2**32)
+
+
+def check_counts(folder: Path, expected: dict[str, int]) -> None:
+    """Refuse a folder whose parts have other numbers of tokens than published; the files are kept."""
+    parts = read_manifest(folder)["parts"]
+    for part, tokens in expected.items():
+        if parts[part]["tokens"] != tokens:
             raise UserError(
-                f"{folder}/{part}.bin has SHA-256 {actual}, its manifest says {known['sha256']}: delete {folder}"
+                f"{folder}/{part}.bin has {parts[part]['tokens']:,} tokens, {tokens:,} were expected: the text, its split "
+                "or the tokenizer is not the published one; the files are kept"
             )
+
+
+def _expected(text: str) -> dict[str, int]:
+    """train=9035582198,validation=4434897 -> counts of tokens."""
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if not all(part in PARTS and count.isdecimal() for part, _, count in pairs):
+        raise argparse.ArgumentTypeError(f"{text!r}: write train=N, validation=N, or both with a comma")
+    return {part: int(count) for part, _, count in pairs}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -266,22 +287,31 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--documents", type=int, help="only the first so many documents of each part")
     parser.add_argument("--validation-share", type=float, default=0.05, help="for folders and JSONL")
     parser.add_argument("--field", default="text", help="JSONL: the field that holds the text")
+    parser.add_argument("--split", help="JSONL: the field that says train or validation; replaces the share")
+    parser.add_argument(
+        "--expect", type=_expected, help="tokens that must come out: train=N,validation=N (published: known)"
+    )
     parser.add_argument(
         "--verify", action="store_true", help="also compare the files with the manifest's hashes"
     )
     options = parser.parse_args(arguments)
     for text in options.sources:
-        source = open_source(text, options.validation_share, options.field)
+        source = open_source(text, options.validation_share, options.field, options.split)
         folder = prepare(
             source, options.tokenizer, options.out, workers=options.workers, documents=options.documents
         )
         if options.verify:
             verify(folder)
-        parts = json.loads((folder / "manifest.json").read_text())["parts"]
+        parts = read_manifest(folder)["parts"]
         counts = ", ".join(
             f"{part} {p['tokens']:,} tokens in {p['documents']:,} documents" for part, p in parts.items()
         )
-        print(f"{folder}: {counts}")
+        print(f"{folder}: {counts}", flush=True)
+        known = {} if options.documents else PUBLISHED_TOKENS.get((source.name, options.tokenizer), {})
+        expected = options.expect or known
+        check_counts(folder, expected)
+        if expected:
+            print(f"{folder}: token counts are as expected ({', '.join(expected)})")
 
 
 if __name__ == "__main__":

@@ -39,8 +39,11 @@ class PhasePlan:
         return self.low + 0.5 * (1 + math.cos(math.pi * min(1.0, done))) * (self.high - self.low)
 
 
-def open_corpora(cfg: DictConfig) -> tuple[Corpus, Corpus]:
-    """Corpora A and B of the config; shipped text is prepared on first use (seconds), other text must be there."""
+def open_corpora(cfg: DictConfig, *, check: bool = True) -> tuple[Corpus, Corpus]:
+    """Corpora A and B of the config; shipped text is prepared on first use (seconds), other text must be there.
+
+    check: read the token files once, to see that nobody changed them.
+    """
     opened = []
     for key in ("a", "b"):
         entry = cfg.corpus[key]
@@ -60,6 +63,7 @@ def open_corpora(cfg: DictConfig) -> tuple[Corpus, Corpus]:
                 block=cfg.model.block,
                 vocabulary=cfg.model.vocabulary,
                 train_tokens=entry.train_tokens,
+                check=check,
             )
         )
     if opened[0].manifest["tokenizer"] != opened[1].manifest["tokenizer"]:

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import lzma
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, first_line, shown
 from language.build_corpora import ASSETS, DOCUMENT_SEPARATOR
 
 SHIPPED = ("encyclopaedic", "technical")
-HUB = {  # name -> repository, configuration; read from the branch that holds plain Parquet files
+HUB = {  # name -> repository, configuration
     "wikitext103": ("Salesforce/wikitext", "wikitext-103-v1"),
     "openwebtext": ("Skylion007/openwebtext", "plain_text"),
 }
 KINDS = ("folder", "jsonl")  # of text that the user brings, written KIND:PATH
-HUB_BRANCH = "refs/convert/parquet"
+HUB_BRANCH = "refs/convert/parquet"  # has one folder of Parquet files for each configuration
 HUB_VALIDATION = {"test_size": 0.0005, "seed": 2357, "shuffle": True}  # the split of the official code
+# Tokens that come out with the official split, by source and tokenizer.
+PUBLISHED_TOKENS = {("openwebtext", "gpt2"): {"train": 9_035_582_198}}
+PACKED = {".jsonl": open, ".jsonl.xz": lzma.open, ".jsonl.gz": gzip.open}
+SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"}
 
 
 @dataclass(frozen=True)
 class Source:
     """name: of the prepared corpus. documents: part ("train" or "validation") -> iterator of texts, same each time.
 
-    validation_share, field: where the user chooses them, else None.
+    validation_share, field, split: where the user chooses them, else None.
     """
 
     name: str
@@ -35,54 +41,59 @@ class Source:
     documents: Callable[[str], Iterator[str]]
     validation_share: float | None = None
     field: str | None = None
+    split: str | None = None
 
 
-def open_source(text: str, validation_share: float = 0.05, field: str = "text") -> Source:
+def open_source(
+    text: str, validation_share: float = 0.05, field: str = "text", split: str | None = None
+) -> Source:
     """The source that a command line names.
 
     encyclopaedic, technical: shipped. wikitext103, openwebtext: through `datasets`, needs a network the first time.
-    folder:PATH: every .txt file below PATH is a document. jsonl:PATH: `field` of every line is one.
+    folder:PATH: every .txt file below PATH is a document. jsonl:PATH: `field` of every line is one; PATH is a file
+    (.jsonl, .jsonl.xz, .jsonl.gz) or a folder of them.
     Of folders and JSONL, `validation_share` of the documents, picked by the SHA-256 of their position, is validation.
+    For JSONL the field `split` may say it instead: train, or validation (valid, val); other lines are left out.
     """
     if text in SHIPPED:
         return Source(text, f"shipped with the suite: {text}", lambda part: _shipped(text, part))
     if text in HUB:
         return Source(text, "/".join(HUB[text]), lambda part: _hub(text, part))
     kind, _, place = text.partition(":")
-    readers = {"folder": _folder, "jsonl": _jsonl}
     if kind not in KINDS or not place:
         known = ", ".join((*SHIPPED, *HUB, "folder:PATH", "jsonl:PATH"))
         raise UserError(f"text source {text!r} is not known: choose one of {known}")
-    _check_place(kind, Path(place))
+    path = Path(place)
+    if not path.exists():
+        raise UserError(f"{shown(path)} does not exist: give the path of a text source")
+    if kind == "folder" and not path.is_dir():
+        raise UserError(f"{shown(path)} is not a folder: give the path of one, or write jsonl:{shown(path)}")
     if not 0.0 <= validation_share <= 1.0:
         raise UserError(f"validation share {validation_share}: give a part of the documents, between 0 and 1")
-    read = readers[kind]
 
     def documents(part: str) -> Iterator[str]:
-        for position, document in enumerate(read(Path(place), field)):
+        if kind == "jsonl" and split is not None:
+            rows = _jsonl(path, (field, split))
+            yield from (document for document, share in rows if SPLITS.get(share) == part)
+            return
+        texts = _folder(path) if kind == "folder" else (row[0] for row in _jsonl(path, (field,)))
+        for position, document in enumerate(texts):
             digest = hashlib.sha256(str(position).encode()).digest()
             is_validation = int.from_bytes(digest[:8], "big") < validation_share * 2**64
             if is_validation == (part == "validation"):
                 yield document
 
-    return Source(
-        Path(place).stem, absolute(text), documents, validation_share, field if kind == "jsonl" else None
-    )
+    name = path.name
+    for suffix in (".xz", ".gz", ".jsonl", ".txt"):
+        name = name.removesuffix(suffix)
+    own_field = field if kind == "jsonl" else None
+    return Source(shown(name), absolute(text), documents, validation_share, own_field, split)
 
 
 def absolute(description: str) -> str:
     """The same description with a whole path, so that it means one text wherever the command is typed."""
     kind, _, place = description.partition(":")
     return f"{kind}:{Path(place).resolve()}" if kind in KINDS else description
-
-
-def _check_place(kind: str, path: Path) -> None:
-    wanted = "a folder" if kind == "folder" else "a file"
-    if not path.exists():
-        raise UserError(f"{path} does not exist: give the path of {wanted}")
-    if path.is_dir() != (kind == "folder"):
-        other = "folder" if path.is_dir() else "jsonl"
-        raise UserError(f"{kind}:{path} is not {wanted}: give the path of one, or write {other}:{path}")
 
 
 def _shipped(name: str, part: str) -> Iterator[str]:
@@ -100,48 +111,80 @@ def _shipped(name: str, part: str) -> Iterator[str]:
     yield from lzma.decompress(packed).decode().split(DOCUMENT_SEPARATOR)
 
 
-def _folder(path: Path, field: str) -> Iterator[str]:
-    files = sorted(path.rglob("*.txt"))
-    if not files:
-        raise UserError(f"{path} holds no .txt file")
-    for file in files:
+def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """The files of a folder of texts, sorted; what is no regular file, such as a pipe, is refused."""
+    found = sorted(path for path in folder.rglob("*") if path.name.endswith(suffixes))
+    if not found:
+        raise UserError(f"{shown(folder)} holds no {' or '.join(suffixes)} file")
+    for path in found:
+        if not path.is_file():
+            raise UserError(f"{shown(path)} is no regular file: remove or replace it")
+    return found
+
+
+def _folder(path: Path) -> Iterator[str]:
+    for file in _files(path, (".txt",)):
         try:
             yield file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(f"{file} is not UTF-8 text ({error}): convert or remove it") from error
+        except (UnicodeDecodeError, OSError) as error:
+            raise UserError(f"{shown(file)} is not UTF-8 text ({error}): convert or remove it") from error
 
 
-def _jsonl(path: Path, field: str) -> Iterator[str]:
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                text = json.loads(line.decode())[field]
-            except (ValueError, KeyError, TypeError) as error:
-                raise UserError(f"{path}, line {number}: no JSON object with the field {field!r}") from error
-            if not isinstance(text, str):
-                raise UserError(f"{path}, line {number}: the field {field!r} is {text!r:.40}, not text")
-            yield text
+def _jsonl(path: Path, fields: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """The fields of each line of a file, or of the files of a folder."""
+    for file in _files(path, tuple(PACKED)) if path.is_dir() else [path]:
+        if not file.is_file():
+            raise UserError(f"{shown(file)} is no regular file: give a .jsonl, .jsonl.xz or .jsonl.gz file")
+        opened = next((PACKED[suffix] for suffix in PACKED if file.name.endswith(suffix)), open)
+        number = 0
+        try:
+            with opened(file, "rb") as lines:
+                for number, line in enumerate(lines, 1):
+                    yield _fields(line, fields, f"{shown(file)}, line {number}")
+        except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+            raise UserError(
+                f"{shown(file)} is damaged after line {number} ({first_line(error)}): replace it"
+            ) from error
+
+
+def _fields(line: bytes, fields: tuple[str, ...], where: str) -> tuple[str, ...]:
+    try:
+        row = json.loads(line.decode())
+        values = tuple(row[field] for field in fields)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        names = " and ".join(map(repr, fields))
+        raise UserError(f"{where}: no JSON object with the field {names}") from error
+    for field, value in zip(fields, values, strict=True):
+        if not isinstance(value, str):
+            raise UserError(f"{where}: the field {field!r} is {value!r:.40}, not text")
+    return values
 
 
 def _hub(name: str, part: str) -> Iterator[str]:
-    repository, configuration = HUB[name]
-    rows = _load_hub(repository, configuration).train_test_split(**HUB_VALIDATION)
+    rows = _load_hub(*HUB[name]).train_test_split(**HUB_VALIDATION)
     for row in rows["train" if part == "train" else "test"]:
         if row["text"].strip():  # WikiText has a row for each blank line
             yield row["text"]
 
 
 def _load_hub(repository: str, configuration: str) -> Any:
+    """The rows of the training split: from the main branch, or where that has a script, from the Parquet branch.
+
+    On the main branch Parquet files belong to named configurations. The branch that the hub converts has no
+    configuration but `default`; a folder takes its place.
+    """
     try:
         from datasets import load_dataset
     except ImportError as error:
         raise UserError(
             f"{repository} needs the package datasets: pip install -e '.[language-data]'"
         ) from error
-    try:
-        return load_dataset(repository, configuration, split="train", revision=HUB_BRANCH)
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0][:160]
-        raise UserError(
-            f"cannot load {repository} ({reason}); with no network use folder:PATH or jsonl:PATH"
-        ) from error
+    failures = []
+    for choice in ({"name": configuration}, {"data_dir": configuration, "revision": HUB_BRANCH}):
+        try:
+            return load_dataset(repository, split="train", **choice)
+        except (OSError, ValueError, RuntimeError) as error:
+            failures.append(f"{choice.get('revision', 'main')}: {first_line(error)}")
+    raise UserError(
+        f"cannot load {repository} ({'; '.join(failures)}); with no network use folder:PATH or jsonl:PATH"
+    )

@@ -17,21 +17,26 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run from anywhere
 
+from harness import stop
+
+if __name__ == "__main__":
+    stop.exit_at_once()  # on Ctrl-C while torch is imported
+
 import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from conf.launch import check_first_phase, launch, needs, open_run
+from harness.launch import check_first_phase, launch, needs, open_run
 
 needs("language", "tokenizers")
 
 from fire_core.errors import UserError
+from fire_core.measure.probe import plasticity
 from fire_core.methods import create
-from fire_core.optim_state import apply_policy, check_policy
+from fire_core.optim_state import apply_policy
 from fire_core.phases import Phase, State, snapshot
-from fire_core.probe import plasticity
-from fire_core.runs import generator, seeded
+from harness.runs import generator, seeded
 from language.data import Corpus, validation_batches
 from language.distributed import Silent, World, save_decision, world_of
 from language.model import Decoder, adamw, token_loss
@@ -52,7 +57,6 @@ def train_in(world: World, cfg: DictConfig) -> None:
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
     check_first_phase(method, phases=2)
-    check_policy(cfg.optimizer_state)
     shape = check_settings(cfg)
     run = open_run(cfg, method, data=cfg.corpus.name, model=cfg.model.name) if world.leads else Silent()
     if world.from_leader(run.finished if world.leads else None):
@@ -65,8 +69,6 @@ def train_in(world: World, cfg: DictConfig) -> None:
             "the copies of the net would part; use one process"
         )
     micro_batches = world.share_of(cfg.accumulation)
-    if cfg.precision not in PRECISIONS:
-        raise UserError(f"precision={cfg.precision!r}: choose one of {', '.join(PRECISIONS)}")
     corpora = open_in_turn(world, cfg)
     plans = plan(cfg, corpora)
     fork = None if cfg.boundary.fork == "last" else str(cfg.boundary.fork)
@@ -143,7 +145,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
                     state.phase = phase.index
                     report = method.at_boundary(state, Phase(phase.index, phase.name))
                     state.copy_followers()
-                    apply_policy(state.optimizers, cfg.optimizer_state, report.parameters(state))
+                    apply_policy(state.optimizers, cfg.optimizer_state, report)
                     state.optimizers["net"] = method.optimizer(net, adam, Phase(phase.index, phase.name))
                     world.same_weights(net)
                     scaler = torch.amp.GradScaler(world.device.type, enabled=cfg.precision == "fp16")
@@ -155,6 +157,14 @@ def train_in(world: World, cfg: DictConfig) -> None:
                     values |= after | {f"after_{k}": v for k, v in (after | plasticity(net, probe)).items()}
                     print(f"boundary: {method.name}; {method_summary(report)}", flush=True)
                 run.log(phase=phase.index, iteration=0, step=at["step"], **values)
+                same = run.adopt_last_phase(values, at["step"]) if phase.index > 0 else None
+                same = world.from_leader(same)
+                if same is not None:  # after a full reset, whatever phase 1 was forked at
+                    net.load_state_dict(same["net"])
+                    results = {
+                        k: v for k, v in same["last"].items() if k not in ("phase", "iteration", "step")
+                    }
+                    at.update(iteration=phase.stop_at, step=at["step"] + phase.stop_at)
 
             # ---------------------------------------------------------------------------------- iterations
             per_pass = max(1, phase.mixture.tokens // (cfg.accumulation * cfg.batch_size * cfg.model.block))
@@ -235,17 +245,14 @@ def train_in(world: World, cfg: DictConfig) -> None:
         run.save(at["step"], {"net": net.state_dict()}, name="final")
         run.finish({"steps": at["step"], "fork": str(cfg.boundary.fork), **results})
     if world.leads:
-        print(
-            f"{method.name}: {brief(results)}\nin {run.folder}; "
-            "table and figure: make language-sweep, or python -m analysis.fig3"
-        )
+        print(f"{method.name}: {brief(results)}\nin {run.folder}")
 
 
 def open_in_turn(world: World, cfg: DictConfig) -> tuple[Corpus, Corpus]:
-    """The corpora on every process; process 0 first, for it may have to prepare them."""
+    """The corpora on every process; process 0 first, for it may have to prepare them, and checks their files."""
     mine = open_corpora(cfg) if world.leads else None
     world.from_leader(0)
-    return mine or open_corpora(cfg)
+    return mine or open_corpora(cfg, check=False)
 
 
 def to_device(batch: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:

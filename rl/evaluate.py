@@ -123,7 +123,7 @@ def record_video(
     try:
         import imageio.v3 as imageio
     except ImportError:
-        raise UserError("a video needs imageio: pip install imageio") from None
+        raise UserError("a video needs imageio: make install-dqn") from None
     observations, frames = environments.reset(), []
     for _ in range(steps):
         grey = observations[0, -1].repeat(scale, axis=0).repeat(scale, axis=1)

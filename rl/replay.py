@@ -70,6 +70,7 @@ class FrameReplay(_Ring):
         reserve: spare rows, see the module. None: 1/16 of the ring when mapped, else 0.
         existing: go on with the files in `folder` (then call `load_state_dict`).
         parent: a replay that this one continues; its frames are read in place and never written. See `fork`.
+        channels_last: samples lie in memory as (B, height, width, stack), which convolutions in that layout read at once.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class FrameReplay(_Ring):
         read_only: bool = False,
         parent: "FrameReplay | None" = None,
         new_rows: int | None = None,
+        channels_last: bool = False,
     ):
         folder = None if folder is None else Path(folder)
         if reserve is None:
@@ -98,6 +100,7 @@ class FrameReplay(_Ring):
         self.reserve, self.checkpoints = reserve, checkpoints
         self.saved_count = 0  # rows of transitions at the last checkpoint
         self.frame_shape, self.stack, self.parent = tuple(frame_shape), stack, parent
+        self.channels_last = channels_last
         self.fork_time = 0 if parent is None else parent.count
         self.frame_rows = self.rows if new_rows is None else min(self.rows, new_rows + 1)
         options = {"existing": existing, "read_only": read_only}
@@ -149,6 +152,7 @@ class FrameReplay(_Ring):
             parent=self,
             new_rows=new_rows,
             existing=existing,
+            channels_last=self.channels_last,
         )
 
     def _take_over(self, parent: "FrameReplay") -> None:
@@ -237,14 +241,24 @@ class FrameReplay(_Ring):
         )
 
     def _gather(self, times: np.ndarray, environments: np.ndarray) -> np.ndarray:
-        """Frames (B, k, height, width) at times (B, k): new ones from here, older ones from the parent."""
+        """Frames (B, k, height, width) at times (B, k), environments (B, 1), in the layout of the samples."""
+        environments = np.broadcast_to(environments, times.shape)
+        if not self.channels_last:
+            return self._frames_at(times, environments)
+        count, depth = times.shape
+        images = np.empty((count, *self.frame_shape, depth), np.uint8).transpose(0, 3, 1, 2)
+        for k in range(depth):
+            images[:, k] = self._frames_at(times[:, k], environments[:, k])
+        return images
+
+    def _frames_at(self, times: np.ndarray, environments: np.ndarray) -> np.ndarray:
+        """Frames (..., height, width) at times and environments (...): new ones from here, older ones from the parent."""
         if self.parent is None:
             return self.frames[self._slot(times), environments]
-        environments = np.broadcast_to(environments, times.shape)
         images = np.empty((*times.shape, *self.frame_shape), np.uint8)
         own = times >= self.fork_time
         images[own] = self.frames[self._slot(times[own]), environments[own]]
-        images[~own] = self.parent._gather(times[~own], environments[~own])
+        images[~own] = self.parent._frames_at(times[~own], environments[~own])
         return images
 
     @property

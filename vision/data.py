@@ -1,4 +1,4 @@
-"""Data sets as uint8 tensors on the training device, normalised there.
+"""Data sets as uint8 tensors on the training device.
 
     images = load("fashion_mnist", image_size=32, channels=3, device="cpu")
     batch = images.normalise(images.train_images[indices])
@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,20 +15,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fire_core.errors import UserError
-from fire_core.runs.trunk import FolderLock
+from fire_core.checkpoints.atomic import remove_torn
+from fire_core.errors import UserError, shown
+from harness.runs.trunk import FolderLock
 from vision.download import fetch
-from vision.protocols import PROTOCOLS, PhaseData, batch_indices, make_phases, prepare
+from vision.images import Images, pixel_statistics
 from vision.readers import (
     Arrays,
-    read_cifar,
-    read_fashion_mnist,
-    read_image_folder,
+    class_folders,
+    read_class_folders,
+    read_published,
     read_tiny_imagenet,
-    unpack,
+    test_folder,
+    tiny_imagenet_root,
+    unpack_zip,
 )
-
-__all__ = ["DATA_SETS", "PROTOCOLS", "Images", "PhaseData", "batch_indices", "load", "make_phases", "prepare"]
 
 ASSETS = Path(__file__).parent / "assets"
 FASHION_CLASSES = (
@@ -44,63 +44,57 @@ FASHION_CLASSES = (
     "Bag",
     "Ankle boot",
 )
-FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
-# Files of each published data set and the MD5 sums that their authors give.
-SOURCES: dict[str, tuple[tuple[str, str], ...]] = {
-    "fashion_mnist_full": (
-        (FASHION_URL + "train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-        (FASHION_URL + "train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
-        (FASHION_URL + "t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
-        (FASHION_URL + "t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
+FASHION = "FashionMNIST/raw/"  # where torchvision looks for the files
+FASHION_MIRRORS = (
+    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+    "https://dataset.bj.bcebos.com/fashion_mnist/",
+)
+# For each published data set its files: the place below its folder, the addresses in the order in which they are tried,
+# and the MD5 sum that the authors give.
+SOURCES: dict[str, tuple[tuple[str, tuple[str, ...], str], ...]] = {
+    "fashion_mnist_full": tuple(
+        (FASHION + name, tuple(mirror + name for mirror in FASHION_MIRRORS), md5)
+        for name, md5 in (
+            ("train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+            ("train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
+            ("t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
+            ("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
+        )
     ),
     "cifar10": (
-        ("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
+        (
+            "cifar-10-python.tar.gz",
+            (
+                "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+                "https://dataset.bj.bcebos.com/cifar/cifar-10-python.tar.gz",
+            ),
+            "c58f30108f718f92721af3b95e74349a",
+        ),
     ),
     "cifar100": (
-        ("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
+        (
+            "cifar-100-python.tar.gz",
+            (
+                "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+                "https://dataset.bj.bcebos.com/cifar/cifar-100-python.tar.gz",
+            ),
+            "eb9058c3a382ffc7106e4002c42a8d85",
+        ),
     ),
     "tiny_imagenet": (
-        ("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),
+        (
+            "tiny-imagenet-200.zip",
+            (
+                "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
+                "https://image-net.org/data/tiny-imagenet-200.zip",
+            ),
+            "90528d7ca1a48142e341f4ef8d21d0de",
+        ),
     ),
 }
 DATA_SETS = ("fashion_mnist", *SOURCES, "image_folder")
-
-
-@dataclass
-class Images:
-    """A labelled image data set on one device.
-
-    train_images, test_images: (n, channels, size, size) uint8. train_labels, test_labels: (n,) int64.
-    classes: number of classes. mean, std: (channels,) float32 of the training pixels scaled to [0, 1]; test images are
-    normalised with them too.
-    """
-
-    name: str
-    train_images: Tensor
-    train_labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
-    classes: int
-    class_names: tuple[str, ...]
-    mean: Tensor
-    std: Tensor
-
-    @property
-    def channels(self) -> int:
-        return self.train_images.shape[1]
-
-    @property
-    def image_size(self) -> int:
-        return self.train_images.shape[-1]
-
-    def normalise(self, pictures: Tensor) -> Tensor:
-        """uint8 (n, channels, size, size) -> float32 of mean 0 and deviation 1 over the training set."""
-        mean, std = (value.view(1, -1, 1, 1) for value in (self.mean, self.std))
-        return pictures.to(torch.float32).sub_(255 * mean).mul_(1 / (255 * std))
-
-    def __str__(self) -> str:
-        counts = f"{len(self.train_labels)} training and {len(self.test_labels)} test images"
-        return f"{self.name}: {counts}, {self.channels}x{self.image_size}x{self.image_size}, {self.classes} classes"
+# Data sets that may also come as class folders: number of classes and size of the pictures.
+AS_CLASS_FOLDERS = {"cifar10": (10, 32), "cifar100": (100, 32), "tiny_imagenet": (200, 64)}
 
 
 def load(
@@ -111,6 +105,7 @@ def load(
     image_size: int | None = None,
     fit: str = "pad",
     channels: int | None = None,
+    classes: int | None = None,
     train_per_class: int | None = None,
     test_per_class: int | None = None,
     device: torch.device | str = "cpu",
@@ -119,11 +114,13 @@ def load(
 
     Args:
         name: "fashion_mnist" is the balanced subset that ships with the code; "image_folder" is the user's own.
-        folder: where the data set's files are; None looks in `root`/<name> and downloads there what is missing.
+        folder: where the data set's files are: as published, or for `AS_CLASS_FOLDERS` and "image_folder" as images in
+            train/<class>/ and test/<class>/. None looks in `root`/<name> and downloads there what is missing.
         root: downloads, and the decoded copies of image folders.
         image_size: None keeps the data's own. Larger: black border (fit="pad") or interpolation (fit="resize").
             Smaller: always interpolation, with antialiasing.
         channels: 3 repeats grey pictures, 1 takes the luminance of coloured ones.
+        classes: the first so many classes, in the data set's order.
         train_per_class, test_per_class: the first so many of every class, in the data set's order.
 
     Raises `UserError`, with what to type, when the data are missing or unreadable.
@@ -135,6 +132,9 @@ def load(
     if channels not in (None, 1, 3):
         raise UserError(f"data.channels={channels}: use 1, 3 or null")
     arrays = _read(name, folder, Path(root), image_size, channels)
+    _check_labels(name, arrays)
+    if classes is not None:
+        arrays = _first_classes(name, arrays, classes)
     train = _prepare(arrays.train_images, arrays.train_labels, train_per_class, image_size, channels, fit)
     test = _prepare(arrays.test_images, arrays.test_labels, test_per_class, image_size, channels, fit)
     mean, std = pixel_statistics(train[0])
@@ -143,72 +143,105 @@ def load(
     return Images(name, *tensors, len(names), names, mean.to(device), std.to(device))
 
 
-def download(name: str, root: str | Path = "data") -> Path:
-    """Fetch (where needed) and unpack a published data set below `root`; returns its folder."""
-    target = Path(root) / name
-    lock = FolderLock(target)
-    for url, md5 in SOURCES[name]:
-        archive, unpacked = target / url.rsplit("/", 1)[-1], target / "unpacked"
-        packed = not archive.name.endswith("ubyte.gz")
-        if (unpacked if packed else archive).exists():
-            continue
-        lock.acquire(wait=True)  # runs of a sweep may ask for the same data at the same time
+def download(name: str, root: str | Path = "data") -> Arrays:
+    """Read a published data set below `root`, after fetching and unpacking what is missing or damaged."""
+    place = Path(root) / name
+    lock = FolderLock(place)
+    lock.acquire(wait=True)  # runs of a sweep may ask for the same data at the same time
+    try:
+        if name == "tiny_imagenet":
+            if not (place / "unpacked").is_dir():
+                remove_torn(place)
+                _fetch_all(name, place)
+                unpack_zip(place / SOURCES[name][0][0], place / "unpacked")
+            return read_tiny_imagenet(place / "unpacked", cache=Path(root) / "decoded")
         try:
-            fetch(url, archive, md5)
-            if packed:
-                unpack(archive, unpacked)
-        finally:
-            lock.release()
-    return target
+            return read_published(name, place)
+        except UserError:
+            _fetch_all(name, place)
+            return read_published(name, place, unpack=True)
+    finally:
+        lock.release()
 
 
-def pixel_statistics(pictures: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel of uint8 pictures scaled to [0, 1], from exact counts.
-
-    Returns two (channels,) float32 tensors. A channel of one single value gets deviation 1, so that it becomes 0.
-    """
-    values = torch.arange(256, dtype=torch.float64) / 255
-    means, deviations = [], []
-    for channel in pictures.transpose(0, 1):
-        counts = torch.bincount(channel.flatten().cpu(), minlength=256).double()
-        share = counts / counts.sum()
-        mean = (share * values).sum()
-        deviation = (share * (values - mean).square()).sum().sqrt()
-        means.append(mean)
-        deviations.append(deviation if deviation > 0 else torch.ones_like(deviation))
-    return torch.stack(means).float(), torch.stack(deviations).float()
+def _fetch_all(name: str, place: Path) -> None:
+    for file, urls, md5 in SOURCES[name]:
+        fetch(urls, place / file, md5)
 
 
 def _read(
     name: str, folder: str | Path | None, root: Path, image_size: int | None, channels: int | None
 ) -> Arrays:
     if name == "fashion_mnist":
+        if folder is not None:
+            raise UserError(
+                f"data.folder={folder}: fashion_mnist ships with the code and reads no folder; for your own pictures "
+                "add data=image_folder, for all of Fashion-MNIST data=fashion_mnist_full"
+            )
         with np.load(ASSETS / "fashion_mnist_subset.npz") as stored:
             parts = [stored[key] for key in ("train_images", "train_labels", "test_images", "test_labels")]
         return Arrays(parts[0][:, None], parts[1].astype(np.int64), parts[2][:, None],
                       parts[3].astype(np.int64), FASHION_CLASSES)  # fmt: skip
-    if name == "image_folder" and folder is None:
+    if folder is None and name == "image_folder":
         folder = root / name
         if not folder.is_dir():
             raise UserError(
                 f"data=image_folder needs data.folder=FOLDER with train/<class>/ and test/<class>/ in it (or {folder})"
             )
-    if folder is not None:
-        place = Path(folder).expanduser()
-        if not place.is_dir():
-            raise UserError(f"data.folder={folder} does not exist: name the folder that holds {name}")
-    else:
+    if folder is None:
         try:
-            place = download(name, root)
+            return download(name, root)
         except UserError as error:
             raise UserError(f"{error}; or name a folder that has {name} with data.folder=FOLDER") from error
-    if name == "fashion_mnist_full":
-        return read_fashion_mnist(place, FASHION_CLASSES)
-    if name == "tiny_imagenet":
-        return read_tiny_imagenet(place, cache=root / "decoded")
+    place = Path(folder).expanduser()
+    if not place.is_dir():
+        raise UserError(f"data.folder={folder} does not exist: name the folder that holds {name}")
+    cache = root / "decoded"
     if name == "image_folder":
-        return read_image_folder(place, image_size=image_size, channels=channels or 3, cache=root / "decoded")
-    return read_cifar(place, 10 if name == "cifar10" else 100)
+        return read_class_folders(place, image_size=image_size, channels=channels or 3, cache=cache)
+    if name == "tiny_imagenet" and tiny_imagenet_root(place):
+        return read_tiny_imagenet(place, cache=cache)
+    if name in AS_CLASS_FOLDERS and (place / "train").is_dir() and test_folder(place):
+        classes, size = AS_CLASS_FOLDERS[name]
+        found = len(class_folders(place / "train"))
+        if found != classes:
+            raise UserError(
+                f"data.folder={folder} has {found} class folders in train, {name} has {classes}: use data=image_folder"
+            )
+        return read_class_folders(place, image_size=size, channels=3, cache=cache)
+    if name == "tiny_imagenet":
+        raise UserError(
+            f"data.folder={folder} holds neither the unpacked tiny-imagenet-200.zip nor train/<class>/ and test/<class>/"
+        )
+    try:
+        return read_published(name, place)
+    except UserError as error:
+        also = ", nor train/<class>/ and test/<class>/ folders" if name in AS_CLASS_FOLDERS else ""
+        raise UserError(f"data.folder={folder}: {error}{also}") from error
+
+
+def _first_classes(name: str, arrays: Arrays, classes: int) -> Arrays:
+    """The images of the first `classes` classes."""
+    if not 2 <= classes <= len(arrays.class_names):
+        raise UserError(
+            f"data.classes={classes}: {name} has {len(arrays.class_names)} classes, take 2 or more"
+        )
+    train, test = arrays.train_labels < classes, arrays.test_labels < classes
+    return Arrays(
+        arrays.train_images[train],
+        arrays.train_labels[train],
+        arrays.test_images[test],
+        arrays.test_labels[test],
+        arrays.class_names[:classes],
+    )
+
+
+def _check_labels(name: str, arrays: Arrays) -> None:
+    """Every class has a training image."""
+    counts = np.bincount(arrays.train_labels, minlength=len(arrays.class_names))
+    if not counts.all():
+        empty = shown(arrays.class_names[int(counts.argmin())])
+        raise UserError(f"class {empty!r} of {name} has no training image: add some, or remove the class")
 
 
 def _prepare(
@@ -220,7 +253,7 @@ def _prepare(
     fit: str,
 ) -> tuple[Tensor, Tensor]:
     if per_class is not None:
-        chosen = _first_of_each_class(labels, per_class)
+        chosen = first_of_each_class(labels, per_class)
         pictures, labels = pictures[chosen], labels[chosen]
     images = _with_channels(torch.from_numpy(np.array(pictures)), channels)
     if size is not None:
@@ -228,7 +261,8 @@ def _prepare(
     return images.contiguous(), torch.from_numpy(np.array(labels, dtype=np.int64))
 
 
-def _first_of_each_class(labels: np.ndarray, count: int) -> np.ndarray:
+def first_of_each_class(labels: np.ndarray, count: int) -> np.ndarray:
+    """Positions of the first `count` images of every class, in the order of the data set."""
     if count < 1:
         raise UserError(f"data takes at least one image per class, not {count}")
     chosen = []

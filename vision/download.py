@@ -1,53 +1,57 @@
-"""Fetch one file by URL: resumed where the server allows it, checked, and only then given its name."""
+"""Download one file: resumed where the server allows it, checked, and only then given its name."""
+
+from __future__ import annotations
 
 import hashlib
-import os
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
+from tqdm import tqdm
+
+from fire_core.checkpoints.atomic import written_aside
 from fire_core.errors import UserError
 
 BLOCK = 1 << 20
 
 
-def fetch(url: str, path: Path, md5: str) -> Path:
-    """Download `url` to `path` unless it is there already.
+def fetch(urls: Sequence[str], path: Path, md5: str) -> Path:
+    """Download `path` from the first of `urls` that has the right file, unless the right file is there already.
 
     The bytes go to `<path>.part`, which a later call continues; `path` appears only once the MD5 sum is right (the sum
-    that the data set's authors publish: against accidents, not against malice). Raises `UserError` when there is
-    no connection or the sum is wrong.
+    that the data set's authors publish: against accidents, not against malice). A file of another sum at `path` is
+    replaced. Raises `UserError` when no address answers with the right file.
     """
-    if path.exists():
+    if path.is_file() and checksum(path) == md5:
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
-    try:
-        _continue(url, part)
-    except (urllib.error.URLError, OSError) as error:
-        raise UserError(
-            f"could not download {url} ({error}): get the file by another way and put it at {path}"
-        ) from error
-    found = checksum(part)
-    if found != md5:
+    failures = []
+    for url in urls:
+        try:
+            _continue(url, part)
+        except (urllib.error.URLError, OSError, ValueError) as error:
+            failures.append(f"{url} ({error})")
+            continue
+        found = checksum(part)
+        if found == md5:
+            with written_aside(path) as aside:
+                part.rename(aside)
+            return path
         part.unlink()
-        raise UserError(
-            f"{url} has MD5 {found} instead of {md5}: the download was dropped, run the command again"
-        )
-    os.replace(part, path)
-    return path
+        failures.append(f"{url} (MD5 {found} instead of {md5}, dropped)")
+    raise UserError(f"could not download {' or '.join(failures)}: run again, or put the file at {path}")
 
 
 def checksum(path: Path) -> str:
     """MD5 of a file, in hex."""
-    digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def _continue(url: str, part: Path) -> None:
+    """Append to `part` what is missing of the file at `url`; start over where the server sends the whole file."""
     done = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={done}-"} if done else {})
     try:
@@ -56,8 +60,14 @@ def _continue(url: str, part: Path) -> None:
         if error.code == 416:  # nothing is left to fetch: the file was complete
             return
         raise
-    with response, part.open("ab" if getattr(response, "status", 200) == 206 else "wb") as file:
-        total = done + int(response.headers.get("Content-Length") or 0)
-        print(f"downloading {url} ({total / 1e6:.0f} MB)")
+    done = done if response.status == 206 else 0
+    length = response.headers.get("Content-Length")
+    total = done + int(length) if length else None
+    name = part.name.removesuffix(".part")
+    bar = tqdm(desc=name, initial=done, total=total, unit="B", unit_scale=True)
+    with response, part.open("ab" if done else "wb") as file, bar:
         while block := response.read(BLOCK):
             file.write(block)
+            bar.update(len(block))
+    if total is not None and part.stat().st_size < total:
+        raise ConnectionError(f"the connection ended after {part.stat().st_size:,} of {total:,} bytes")

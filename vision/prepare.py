@@ -1,11 +1,12 @@
-"""Fetch data sets before training, or make the shipped Fashion-MNIST subset again.
+"""Fetch data sets before training, or rebuild the Fashion-MNIST subset that ships with the code.
 
-    python vision/prepare.py cifar10 cifar100 tiny_imagenet fashion_mnist_full [--root data]
-    python vision/prepare.py fashion_mnist --folder FOLDER_WITH_THE_FOUR_IDX_FILES
+    python -m vision.prepare cifar10 cifar100 tiny_imagenet fashion_mnist_full [--root data]
+    python -m vision.prepare fashion_mnist
 
-The second form writes vision/assets/fashion_mnist_subset.npz: of every class the first 1,000 of the 60,000 training
-images and the first 200 of the 10,000 test images, in the order of the original files. (Debian's package
-dataset-fashion-mnist holds those files: `apt-get download dataset-fashion-mnist`, `dpkg-deb -x PACKAGE FOLDER`.)
+A stopped download is resumed by the same command. Fetching also unpacks, decodes and checks, so training starts at once.
+
+The second form writes vision/assets/fashion_mnist_subset.npz from fashion_mnist_full: of every class the first 1,000 of
+the 60,000 training images and the first 200 of the 10,000 test images, in the order of the original files.
 """
 
 import argparse
@@ -16,20 +17,19 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run from anywhere
 
 from fire_core.errors import UserError
-from vision.data import ASSETS, FASHION_CLASSES, SOURCES, _first_of_each_class, download
-from vision.readers import read_fashion_mnist
+from vision.data import ASSETS, SOURCES, download, first_of_each_class
+from vision.readers import Arrays
 
 TRAIN_PER_CLASS, TEST_PER_CLASS = 1000, 200
 
 
-def write_subset(folder: Path, path: Path) -> None:
+def write_subset(full: Arrays, path: Path) -> None:
     """The shipped subset as a reproducible .npz: LZMA inside, no time stamps."""
-    full = read_fashion_mnist(folder, FASHION_CLASSES)
-    train = _first_of_each_class(full.train_labels, TRAIN_PER_CLASS)
-    test = _first_of_each_class(full.test_labels, TEST_PER_CLASS)
+    train = first_of_each_class(full.train_labels, TRAIN_PER_CLASS)
+    test = first_of_each_class(full.test_labels, TEST_PER_CLASS)
     arrays = {
         "train_images": full.train_images[train, 0],
         "train_labels": full.train_labels[train].astype(np.uint8),
@@ -43,26 +43,25 @@ def write_subset(folder: Path, path: Path) -> None:
             file.writestr(zipfile.ZipInfo(f"{key}.npy"), buffer.getvalue(), zipfile.ZIP_LZMA)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="+", choices=["fashion_mnist", *SOURCES])
-    parser.add_argument("--root", default="data", help="folder for downloads")
-    parser.add_argument("--folder", type=Path, help="the original Fashion-MNIST files, for fashion_mnist")
-    arguments = parser.parse_args()
-    try:
-        for name in arguments.names:
-            if name != "fashion_mnist":
-                print(f"{name}: {download(name, arguments.root)}")
-            elif arguments.folder is None:
-                raise UserError("fashion_mnist ships with the code; to make it again add --folder FOLDER")
-            else:
-                write_subset(arguments.folder, ASSETS / "fashion_mnist_subset.npz")
-                print(f"wrote {ASSETS / 'fashion_mnist_subset.npz'}")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    parser.add_argument("names", nargs="+", choices=["fashion_mnist", *SOURCES], metavar="NAME")
+    parser.add_argument("--root", type=Path, default=Path("data"), help="folder for downloads (data)")
+    options = parser.parse_args(arguments)
+    failed = False
+    for name in options.names:
+        try:
+            arrays = download("fashion_mnist_full" if name == "fashion_mnist" else name, options.root)
+            if name == "fashion_mnist":
+                write_subset(arrays, ASSETS / "fashion_mnist_subset.npz")
+            counts = f"{len(arrays.train_labels):,} training and {len(arrays.test_labels):,} test images"
+            print(f"{name}: {counts}, {len(arrays.class_names)} classes", flush=True)
+        except UserError as error:
+            print(f"error: {name}: {error}", file=sys.stderr)
+            failed = True
+    sys.exit(2 if failed else 0)
 
 
 if __name__ == "__main__":

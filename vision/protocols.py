@@ -10,17 +10,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fire_core.errors import UserError
-from fire_core.runs.seeding import generator, numpy_generator
-
-if TYPE_CHECKING:
-    from vision.data import Images
+from fire_core.seeding import generator, numpy_generator
+from vision import official
+from vision.images import Images
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,9 @@ def prepare(
     pictures, own = (
         (images.test_images, images.test_labels) if test else (images.train_images, images.train_labels)
     )
-    return images.normalise(phase.arrange(pictures[indices])), own[indices] if labels is None else labels
+    return images.normalise(phase.arrange(pictures[indices]), test=test), own[
+        indices
+    ] if labels is None else labels
 
 
 def batch_indices(
@@ -77,9 +78,12 @@ def batch_indices(
     return batches
 
 
-def make_phases(name: str, images: Images, seed: int, **settings: Any) -> list[PhaseData]:
+def make_phases(
+    name: str, images: Images, seed: int, *, splits: str = "ours", **settings: Any
+) -> list[PhaseData]:
     """All phases of protocol `name`, in order. Settings are those of the function of that name in this file.
 
+    splits: "official" draws the paper's protocols as the authors' code does, so that a seed means the same images.
     Raises `UserError` for an unknown protocol or setting, and for settings that the data set cannot serve.
     """
     if name not in PROTOCOLS:
@@ -89,28 +93,35 @@ def make_phases(name: str, images: Images, seed: int, **settings: Any) -> list[P
     for key in settings:
         if key not in known:
             raise UserError(f"protocol {name} has no setting {key!r}: it has {', '.join(known)}")
+    if "splits" in known:
+        settings["splits"] = splits
     return build(images, seed, **settings)
 
 
 def warm_start(
-    images: Images, seed: int, *, share: float = 0.1, epochs: int | Sequence[int] = (1000, 100)
+    images: Images,
+    seed: int,
+    *,
+    share: float = 0.1,
+    epochs: int | Sequence[int] = (1000, 100),
+    splits: str = "ours",
 ) -> list[PhaseData]:
     """A random `share` of the training set first, then all of it (paper, Figure 2a)."""
     if not 0.0 < share <= 1.0:
         raise UserError(f"protocol.share={share} is outside (0, 1]")
-    return _growing(images, seed, "warm_start", [share, 1.0], epochs)
+    return _growing(images, seed, "warm_start", [share, 1.0], epochs, splits)
 
 
 def continual(
-    images: Images, seed: int, *, stages: int = 10, epochs: int | Sequence[int] = 100
+    images: Images, seed: int, *, stages: int = 10, epochs: int | Sequence[int] = 100, splits: str = "ours"
 ) -> list[PhaseData]:
     """1/stages of the training set, then 2/stages, ... and all of it; nothing is taken away (paper, Figure 2b)."""
     shares = [(stage + 1) / stages for stage in range(_positive("stages", stages))]
-    return _growing(images, seed, "continual", shares, epochs)
+    return _growing(images, seed, "continual", shares, epochs, splits)
 
 
 def class_incremental(
-    images: Images, seed: int, *, stages: int = 20, epochs: int | Sequence[int] = 100
+    images: Images, seed: int, *, stages: int = 20, epochs: int | Sequence[int] = 100, splits: str = "ours"
 ) -> list[PhaseData]:
     """An equal number of new classes each phase, those before kept (paper, Figure 2c).
 
@@ -121,7 +132,10 @@ def class_incremental(
         raise UserError(
             f"protocol.stages={stages} is more than the {images.classes} classes of {images.name}"
         )
-    order = numpy_generator(seed, "class_incremental").permutation(images.classes)
+    if splits == "official":
+        order = official.class_order(images, seed)
+    else:
+        order = numpy_generator(seed, "class_incremental").permutation(images.classes)
     lengths = _epochs(epochs, stages)
     labels = images.train_labels.cpu()
     result, seen = [], np.array([], dtype=np.int64)
@@ -207,9 +221,12 @@ PROTOCOLS: dict[str, Callable[..., list[PhaseData]]] = {
 
 
 def _growing(
-    images: Images, seed: int, purpose: str, shares: list[float], epochs: int | Sequence[int]
+    images: Images, seed: int, purpose: str, shares: list[float], epochs: int | Sequence[int], splits: str
 ) -> list[PhaseData]:
-    order = _shuffle(images, seed, purpose, 0)
+    if splits == "official":
+        order = torch.from_numpy(official.image_order(images, seed))
+    else:
+        order = _shuffle(images, seed, purpose, 0)
     lengths = _epochs(epochs, len(shares))
     result = []
     for index, share in enumerate(shares):

@@ -1,44 +1,34 @@
-"""Data sets in the forms they are published in, read into arrays without running anything they contain.
+"""Data sets in the forms they are published in, and folders of images, read into arrays.
 
 Every reader returns `Arrays`: uint8 pictures (n, channels, height, width) and int64 labels.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
-import pickle
-import shutil
-import tarfile
+import stat
+import warnings
 import zipfile
+import zlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
+from tqdm import tqdm
 
-from fire_core.errors import UserError
+from fire_core.checkpoints.atomic import written_aside
+from fire_core.errors import UserError, first_line, shown
+from harness.runs import checkpoint as checkpoints
+from harness.runs.trunk import FolderLock
+from vision.torchvision_import import import_torchvision
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
-
-
-def _plain_bytes(text: str, encoding: str) -> bytes:
-    """Stands for `_codecs.encode`, by which Python 3 stores bytes in old pickles."""
-    if encoding != "latin1":
-        raise UserError(f"the batch file asks for the codec {encoding!r}: it is no CIFAR batch, not read")
-    return text.encode("latin1")
-
-
-# The only names a CIFAR batch needs: they rebuild a numpy array from bytes and can do nothing else.
-ARRAY_PARTS = {
-    ("numpy.core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],
-    ("numpy._core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): _plain_bytes,
-}
+# Decoders of those files. Pillow goes by content, not by name: without the list, PostScript in a .jpg starts Ghostscript.
+FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF", "GIF")
+TORCHVISION = {"fashion_mnist_full": "FashionMNIST", "cifar10": "CIFAR10", "cifar100": "CIFAR100"}
 
 
 class Arrays(NamedTuple):
@@ -51,221 +41,214 @@ class Arrays(NamedTuple):
     class_names: tuple[str, ...]
 
 
-def read_idx(path: Path) -> np.ndarray:
-    """One IDX file of bytes (MNIST's format), gzipped or not, in the shape its header says."""
-    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
-        raise UserError(f"{path} is no IDX file of bytes: download it again")
-    dimensions = raw[3]
-    shape = np.frombuffer(raw, ">u4", dimensions, offset=4)
-    data = np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions)
-    if data.size != shape.prod():
-        raise UserError(
-            f"{path} is cut short: its header says {tuple(shape.tolist())}, it holds {data.size} bytes"
-        )
-    return data.reshape(shape)
+# ------------------------------------------------------------------------------------------- as published
+def read_published(name: str, folder: Path, *, unpack: bool = False) -> Arrays:
+    """CIFAR-10, CIFAR-100 or Fashion-MNIST below `folder`, read by torchvision.
 
-
-def read_fashion_mnist(folder: Path, class_names: tuple[str, ...]) -> Arrays:
-    """The four IDX files, gzipped or not, anywhere below `folder`."""
-    parts = []
-    for stem in (
-        "train-images-idx3-ubyte",
-        "train-labels-idx1-ubyte",
-        "t10k-images-idx3-ubyte",
-        "t10k-labels-idx1-ubyte",
-    ):
-        found = sorted(folder.rglob(f"{stem}*"))
-        if not found:
-            raise UserError(f"{folder} has no file {stem}[.gz]: name the folder with the four IDX files")
-        parts.append(read_idx(found[0]))
-    return Arrays(
-        parts[0][:, None],
-        parts[1].astype(np.int64),
-        parts[2][:, None],
-        parts[3].astype(np.int64),
-        class_names,
-    )
-
-
-class _ArrayUnpickler(pickle.Unpickler):
-    """Unpickles containers, bytes, numbers and numpy arrays; refuses every other name."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in ARRAY_PARTS:
-            return ARRAY_PARTS[(module, name)]
-        raise UserError(f"the batch file wants to load {module}.{name}: it is no CIFAR batch, not read")
-
-
-def read_batch(path: Path) -> dict[bytes, Any]:
-    """One pickled CIFAR batch. Anything but plain values and numpy arrays in it raises `UserError`."""
-    with path.open("rb") as file:
-        try:
-            return _ArrayUnpickler(file, encoding="bytes").load()
-        except (pickle.UnpicklingError, EOFError, AttributeError, IndexError, ValueError) as error:
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"{path} is no CIFAR batch ({error}): download it again") from error
-
-
-def read_cifar(folder: Path, classes: int) -> Arrays:
-    """CIFAR-10 or CIFAR-100 below `folder`: the Python batches or the binary version."""
-    ten = classes == 10
-    python_names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"] if ten else ["train", "test"]
-    binary_names = [f"{name}.bin" for name in python_names]
-    for names, read in ((python_names, _python_part), (binary_names, _binary_part)):
-        places = [_find(folder, name) for name in names]
-        if all(places):
-            parts = [read(place, ten) for place in places if place]
-            images = np.concatenate([part[0] for part in parts[:-1]])
-            labels = np.concatenate([part[1] for part in parts[:-1]])
-            return Arrays(images, labels, *parts[-1], _cifar_names(folder, ten))
-    raise UserError(
-        f"{folder} holds neither {python_names[0]} ... nor {binary_names[0]} ...: "
-        f"name the folder with the unpacked CIFAR-{classes} files"
-    )
-
-
-def _python_part(path: Path, ten: bool) -> tuple[np.ndarray, np.ndarray]:
-    batch = read_batch(path)
-    labels = batch[b"labels" if ten else b"fine_labels"]
-    return np.asarray(batch[b"data"], np.uint8).reshape(-1, 3, 32, 32), np.asarray(labels, np.int64)
-
-
-def _binary_part(path: Path, ten: bool) -> tuple[np.ndarray, np.ndarray]:
-    label_bytes = 1 if ten else 2  # CIFAR-100: coarse, then fine
-    rows = np.fromfile(path, np.uint8)
-    if rows.size % (3072 + label_bytes):
-        raise UserError(f"{path} is cut short ({rows.size} bytes): download it again")
-    rows = rows.reshape(-1, 3072 + label_bytes)
-    return rows[:, label_bytes:].reshape(-1, 3, 32, 32), rows[:, label_bytes - 1].astype(np.int64)
-
-
-def _cifar_names(folder: Path, ten: bool) -> tuple[str, ...]:
-    pickled = _find(folder, "batches.meta" if ten else "meta")
-    if pickled:
-        return tuple(n.decode() for n in read_batch(pickled)[b"label_names" if ten else b"fine_label_names"])
-    plain = _find(folder, "batches.meta.txt" if ten else "fine_label_names.txt")
-    if plain:
-        return tuple(plain.read_text().split())
-    return tuple(map(str, range(10 if ten else 100)))
-
-
-def _find(folder: Path, name: str) -> Path | None:
-    return next((path for path in sorted(folder.rglob(name)) if path.is_file()), None)
-
-
-def read_image_folder(folder: Path, *, image_size: int | None, channels: int, cache: Path) -> Arrays:
-    """`folder`/{train,test}/<class>/* (`val` or `valid` serve as test), any image size, every class in train.
-
-    Images are turned to `channels` (1 or 3), scaled so that the shorter side is `image_size` (None: that of the first
-    image) and cut to a square around the middle. The result is kept in `cache` under a hash of the files' names, sizes
-    and times.
+    torchvision compares CIFAR's files with their published MD5 sums before it reads them. With `unpack` it first
+    extracts them from the archives in `folder` where they are missing or damaged.
     """
-    train = folder / "train"
-    test = next((folder / name for name in ("test", "val", "valid") if (folder / name).is_dir()), None)
-    if not train.is_dir() or test is None:
-        raise UserError(f"{folder} must hold train/<class>/ and test/<class>/ folders of images")
-    names = tuple(sorted(entry.name for entry in os.scandir(train) if entry.is_dir()))
-    unknown = sorted(e.name for e in os.scandir(test) if e.is_dir() and e.name not in names)
-    if not names or unknown:
+    data_set = getattr(import_torchvision().datasets, TORCHVISION[name])
+    if folder.name == getattr(data_set, "base_folder", None):  # the inner folder was named
+        folder = folder.parent
+    try:
+        train, test = (data_set(folder, train=part, download=unpack) for part in (True, False))
+    except Exception as error:  # of any type where a file of Fashion-MNIST is damaged
         raise UserError(
-            f"{test} has class {unknown[0]!r}, which {train} lacks"
-            if unknown
-            else f"{train} has no class folders"
-        )
-    listings = [_list_classes(split, names) for split in (train, test)]
-    return _decode_splits(listings, names, image_size, channels, cache)
+            f"{shown(folder)} does not hold {name} as torchvision unpacks it ({first_line(error)})"
+        ) from error
+    arrays = [
+        part
+        for split in (train, test)
+        for part in (_channels_first(np.asarray(split.data)), np.asarray(split.targets, np.int64))
+    ]
+    return Arrays(*arrays, tuple(train.classes))
+
+
+def _channels_first(pictures: np.ndarray) -> np.ndarray:
+    return pictures[:, None] if pictures.ndim == 3 else pictures.transpose(0, 3, 1, 2)
 
 
 def read_tiny_imagenet(folder: Path, *, cache: Path) -> Arrays:
     """Tiny ImageNet as published (wnids.txt, train/<id>/images, val/val_annotations.txt); validation is the test set."""
-    ids = _find(folder, "wnids.txt")
-    if ids is None:
-        raise UserError(f"{folder} has no wnids.txt: name the folder of the unpacked tiny-imagenet-200.zip")
-    root = ids.parent
-    names = tuple(sorted(ids.read_text().split()))
-    train = [(p, i) for i, name in enumerate(names) for p in _images_in(root / "train" / name / "images")]
-    rows = [line.split("\t") for line in (root / "val" / "val_annotations.txt").read_text().splitlines()]
+    root = tiny_imagenet_root(folder)
+    if root is None:
+        raise UserError(
+            f"{shown(folder)} has no wnids.txt with val/val_annotations.txt beside it: "
+            "name the folder of the unpacked tiny-imagenet-200.zip"
+        )
+    names = tuple(sorted(_read_text(root / "wnids.txt").split()))
+    train = [
+        (path, i) for i, name in enumerate(names) for path in list_images(root / "train" / name / "images")
+    ]
     place = {name: i for i, name in enumerate(names)}
-    test = [(root / "val" / "images" / row[0], place[row[1]]) for row in rows if len(row) > 1]
-    return _decode_splits([train, test], names, 64, 3, cache)
+    test = []
+    for number, line in enumerate(_read_text(root / "val" / "val_annotations.txt").splitlines(), 1):
+        file, _, name = line.partition("\t")
+        name = name.split("\t")[0]
+        if name not in place:
+            raise UserError(
+                f"{shown(root)}/val/val_annotations.txt, line {number}: {line[:60]!r} names no class of wnids.txt"
+            )
+        test.append((os.path.join(root, "val", "images", file), place[name]))
+    return _decode_once([train, test], names, 64, 3, cache, root)
 
 
-def unpack(archive: Path, folder: Path) -> Path:
-    """Extract a .zip or .tar.gz into `folder`, complete or not at all."""
+def tiny_imagenet_root(folder: Path) -> Path | None:
+    """The folder with wnids.txt of Tiny ImageNet in its published layout: `folder`, or one right below it."""
+    for root in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
+        if (root / "wnids.txt").is_file() and (root / "val" / "val_annotations.txt").is_file():
+            return root
+    return None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{shown(path)} cannot be read ({error}): unpack the archive again") from error
+
+
+def unpack_zip(archive: Path, folder: Path) -> Path:
+    """Extract `archive` into `folder`, complete or not at all."""
     if folder.is_dir():
         return folder
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
-    if archive.suffix == ".zip":
-        with zipfile.ZipFile(archive) as file:
-            file.extractall(partial)
-    else:
-        with tarfile.open(archive) as file:
-            file.extractall(partial, filter="data")
-    os.replace(partial, folder)
+    try:
+        with written_aside(folder, durable=False) as aside, zipfile.ZipFile(archive) as file:
+            file.extractall(aside)
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError) as error:
+        raise UserError(f"{shown(archive)} cannot be unpacked ({first_line(error)})") from error
     return folder
 
 
-def _list_classes(split: Path, names: tuple[str, ...]) -> list[tuple[Path, int]]:
-    files = [(path, i) for i, name in enumerate(names) for path in _images_in(split / name)]
-    if not files:
-        raise UserError(f"{split} holds no images ({', '.join(SUFFIXES)})")
-    return files
+# ----------------------------------------------------------------------------------- folders of class folders
+def read_class_folders(folder: Path, *, image_size: int | None, channels: int, cache: Path) -> Arrays:
+    """`folder`/{train,test}/<class>/* (`val` or `valid` serve as test), any image size, every class in train.
+
+    Classes and files come in the order of torchvision's ImageFolder. Images are turned to `channels` (1 or 3), scaled so
+    that the shorter side is `image_size` (None: that of the first image) and cut to a square around the middle.
+    """
+    train, test = folder / "train", test_folder(folder)
+    if not train.is_dir() or test is None:
+        raise UserError(f"{shown(folder)} must hold train/<class>/ and test/<class>/ folders of images")
+    names = class_folders(train)
+    unknown = sorted(set(class_folders(test)) - set(names))
+    if not names:
+        raise UserError(f"{shown(train)} has no class folders")
+    if unknown:
+        raise UserError(f"{shown(test)} has class {shown(unknown[0])!r}, which {shown(train)} lacks")
+    listings = [
+        [(path, i) for i, name in enumerate(names) for path in list_images(split / name)]
+        for split in (train, test)
+    ]
+    return _decode_once(listings, names, image_size, channels, cache, folder)
 
 
-def _images_in(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES)
+def test_folder(folder: Path) -> Path | None:
+    """The folder of test images beside `folder`/train."""
+    return next((folder / name for name in ("test", "val", "valid") if (folder / name).is_dir()), None)
 
 
-def _decode_splits(
-    listings: list[list[tuple[Path, int]]],
+def class_folders(split: Path) -> tuple[str, ...]:
+    """Names of the class folders of one split, sorted."""
+    return tuple(sorted(entry.name for entry in os.scandir(split) if entry.is_dir()))
+
+
+def list_images(folder: Path) -> list[str]:
+    """Image files below `folder`, folder by folder, sorted; links are followed. Strings, for there may be many."""
+    return [
+        os.path.join(parent, name)
+        for parent, _, names in sorted(os.walk(folder, followlinks=True))
+        for name in sorted(names)
+        if name.lower().endswith(SUFFIXES)
+    ]
+
+
+def _decode_once(
+    listings: list[list[tuple[str, int]]],
     names: tuple[str, ...],
     image_size: int | None,
     channels: int,
     cache: Path,
+    root: Path,
 ) -> Arrays:
-    digest = hashlib.sha256(f"{image_size} {channels} {names}".encode())
+    """The pictures of both splits: from `cache`, or decoded and left there.
+
+    The file in `cache` is named by a hash of the pictures' paths below `root`, sizes and times; a damaged one is replaced.
+    """
+    for split, rows in zip(("training", "test"), listings, strict=True):
+        if not rows:
+            raise UserError(f"{shown(root)} holds no {split} images ({', '.join(SUFFIXES)})")
+    digest = hashlib.sha256(f"{image_size} {channels} {len(names)}".encode())
     for path, label in (row for rows in listings for row in rows):
-        facts = path.stat()
-        digest.update(f"{path}|{label}|{facts.st_size}|{facts.st_mtime_ns}\n".encode())
-    stored = cache / f"{digest.hexdigest()[:24]}.pt"
-    if stored.exists():
-        parts = torch.load(stored, weights_only=True)
-    else:
-        parts = _decode_all(listings, image_size, channels)
-        cache.mkdir(parents=True, exist_ok=True)
-        partial = stored.with_suffix(f".{os.getpid()}")
-        torch.save(parts, partial)
-        os.replace(partial, stored)
+        digest.update(os.fsencode(path[len(str(root)) :]) + _facts(path, label))
+    name = digest.hexdigest()[:24]
+    lock = FolderLock(cache)
+    lock.acquire(wait=True)  # runs of a sweep may ask for the same pictures at the same time
+    try:
+        parts = _stored(cache / f"{name}.pt", [len(rows) for rows in listings], channels)
+        if parts is None:
+            parts = _decode_all(listings, image_size, channels)
+            checkpoints.save(cache, 0, {"parts": parts}, name=name)
+    finally:
+        lock.release()
     return Arrays(*(part.numpy() for part in parts), names)
 
 
-def _decode_all(
-    listings: list[list[tuple[Path, int]]], image_size: int | None, channels: int
-) -> list[torch.Tensor]:
-    if image_size is None:
-        with _open(listings[0][0][0]) as first:
-            image_size = min(first.size)
-    parts = []
-    for rows in listings:
-        pictures = np.empty((len(rows), channels, image_size, image_size), np.uint8)
-        for i, (path, _) in enumerate(rows):
-            pictures[i] = _decode(path, image_size, channels)
-        labels = torch.tensor([label for _, label in rows], dtype=torch.int64)
-        parts += [torch.from_numpy(pictures), labels]
+def _facts(path: str, label: int) -> bytes:
+    """What tells a changed picture; a name without a regular file behind it, such as a pipe, is refused."""
+    try:
+        facts = os.stat(path)
+    except OSError as error:
+        raise UserError(f"{shown(path)} cannot be read ({error.strerror}): remove or restore it") from error
+    if not stat.S_ISREG(facts.st_mode):
+        raise UserError(f"{shown(path)} is no regular file: remove or replace it")
+    return f"|{label}|{facts.st_size}|{facts.st_mtime_ns}\n".encode()
+
+
+def _stored(path: Path, counts: list[int], channels: int) -> list[torch.Tensor] | None:
+    """The four tensors of a decoded copy; None where there is none, or where it is damaged."""
+    if not path.is_file():
+        return None
+    try:
+        parts = checkpoints.load(path)["parts"]
+        shapes = [(part.dtype, *part.shape[:2]) for part in parts]
+    except (UserError, LookupError, TypeError, AttributeError):
+        shapes = []
+    wanted = [row for n in counts for row in ((torch.uint8, n, channels), (torch.int64, n))]
+    if shapes != wanted:
+        print(f"note: {path} is damaged; the pictures are decoded again", flush=True)
+        return None
     return parts
 
 
-def _decode(path: Path, size: int, channels: int) -> np.ndarray:
-    with _open(path) as image:
-        try:
+def _decode_all(
+    listings: list[list[tuple[str, int]]], image_size: int | None, channels: int
+) -> list[torch.Tensor]:
+    if image_size is None:
+        image_size = min(_open(listings[0][0][0]).size)
+    parts = []
+    with tqdm(total=sum(map(len, listings)), desc="decoding", unit="image", disable=None) as bar:
+        for rows in listings:
+            pictures = np.empty((len(rows), channels, image_size, image_size), np.uint8)
+            for i, (path, _) in enumerate(rows):
+                pictures[i] = _decode(path, image_size, channels)
+                bar.update()
+            labels = torch.tensor([label for _, label in rows], dtype=torch.int64)
+            parts += [torch.from_numpy(pictures), labels]
+    return parts
+
+
+def _decode(path: str, size: int, channels: int) -> np.ndarray:
+    try:
+        with _open(path) as image:
             picture = image.convert("RGB" if channels == 3 else "L")
-        except OSError as error:
-            raise UserError(f"{path} cannot be decoded ({error}): remove or replace it") from error
+    except UserError:
+        raise
+    except Exception as error:  # Pillow's decoders raise many types on damaged files
+        raise UserError(
+            f"{shown(path)} cannot be decoded ({first_line(error)}): remove or replace it"
+        ) from error
     width, height = picture.size
     if (width, height) != (size, size):
         shorter = min(width, height)
@@ -276,8 +259,15 @@ def _decode(path: Path, size: int, channels: int) -> np.ndarray:
     return array.transpose(2, 0, 1) if channels == 3 else array[None]
 
 
-def _open(path: Path) -> Image.Image:
+def _open(path: str) -> Image.Image:
     try:
-        return Image.open(path)
-    except (UnidentifiedImageError, OSError) as error:
-        raise UserError(f"{path} is no readable image: remove or replace it") from error
+        with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
+            return Image.open(path, formats=FORMATS)
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise UserError(
+            f"{shown(path)} is too large ({first_line(error)}): remove it or scale it down"
+        ) from error
+    except Exception as error:  # as above
+        raise UserError(
+            f"{shown(path)} is no readable image ({', '.join(FORMATS)}): remove or replace it"
+        ) from error

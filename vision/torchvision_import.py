@@ -21,7 +21,9 @@ def import_torchvision() -> ModuleType:
     try:
         return importlib.import_module("torchvision")
     except ModuleNotFoundError as error:
-        raise UserError("torchvision is not installed: pip install torchvision==0.28.0 --no-deps") from error
+        raise UserError(
+            "torchvision is not installed: make install-vision, or pip install -e '.[vision]'"
+        ) from error
     except RuntimeError as error:
         if "torchvision::nms" not in str(error):
             raise

@@ -14,48 +14,55 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run from anywhere
 
+from harness import stop
+
+if __name__ == "__main__":
+    stop.exit_at_once()  # on Ctrl-C while torch is imported
+
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
-from conf.launch import check_first_phase, launch, open_run, pick_device
 from fire_core.errors import UserError
+from fire_core.measure.probe import curvature, plasticity
 from fire_core.methods import create
-from fire_core.optim_state import apply_policy, check_policy
+from fire_core.optim_state import apply_policy
 from fire_core.phases import Phase, State, snapshot
-from fire_core.probe import curvature, plasticity
-from fire_core.runs import generator, seeded
-from vision.data import Images, PhaseData, batch_indices, load, make_phases, prepare
+from harness.launch import check_first_phase, launch, open_run, pick_device
+from harness.runs import generator, seeded
+from vision import official
+from vision.data import load
+from vision.images import Images
 from vision.models import build
-
-PRECISIONS = ("fp32", "bf16")
+from vision.protocols import PhaseData, batch_indices, make_phases, prepare
 
 
 @launch("vision")
 def train(cfg: DictConfig) -> None:
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
-    check_policy(cfg.optimizer_state)
-    if cfg.precision not in PRECISIONS:
-        raise UserError(f"precision={cfg.precision!r}: choose one of {', '.join(PRECISIONS)}")
     run = open_run(cfg, method, data=cfg.data.name, model=cfg.model.name)
     if run.finished:
         return
 
     # ------------------------------------------------------------------------------------------ data and model
     device = pick_device(cfg.device)
+    torch.set_float32_matmul_precision("high" if cfg.precision == "tf32" else "highest")
     images = load(**cfg.data, root=cfg.run.data_root, device=device)
+    if cfg.normalisation == "official":
+        images = official.with_statistics(images)
     protocol = OmegaConf.to_container(cfg.protocol)
-    schedule = [
-        (p, epoch) for p in make_phases(**protocol, images=images, seed=cfg.seed) for epoch in range(p.epochs)
-    ]
-    check_first_phase(method, phases=schedule[-1][0].index + 1)
+    phases = make_phases(**protocol, images=images, seed=cfg.seed, splits=cfg.splits)
+    schedule = [(phase, epoch) for phase in phases for epoch in range(phase.epochs)]
+    check_first_phase(method, phases=len(phases))
     with seeded(cfg.seed, "init"):
         net = build(
             **cfg.model, classes=images.classes, channels=images.channels, image_size=images.image_size
         )
+        if cfg.batch_norm_start == "official":
+            official.pass_zeros(net, images.channels, images.image_size)
     net.to(device, memory_format=torch.channels_last if cfg.channels_last else torch.preserve_format)
     forward = torch.compile(net) if cfg.compile else net
     adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate, fused=True)
@@ -109,13 +116,15 @@ def train(cfg: DictConfig) -> None:
             probe, probe_labels = prepare(images, phase, *first_images)
             state.generator = generator(cfg.seed, "method", phase.index)
             state.batches = lambda phase=phase: one_pass(images, phase, cfg)
+            state.test_inputs = lambda count, phase=phase: last_test_inputs(images, phase, count)
 
             # ---------------------------------------------------------------------------------- boundary
             if phase.index > 0 and at["treated"] < phase.index:
                 before = plasticity(net, probe)
+                net.train(cfg.mode_at_boundary == "train")  # for methods that use the net as they find it
                 report = method.at_boundary(state, Phase(phase.index, phase.name))
                 state.copy_followers()
-                apply_policy(state.optimizers, cfg.optimizer_state, report.parameters(state))
+                apply_policy(state.optimizers, cfg.optimizer_state, report)
                 state.optimizers["net"] = method.optimizer(net, adam, Phase(phase.index, phase.name))
                 state.phase = at["treated"] = phase.index
                 run.boundary(phase.index, report)
@@ -137,9 +146,7 @@ def train(cfg: DictConfig) -> None:
 
             # ---------------------------------------------------------------------------------- one epoch
             started, first = time.perf_counter(), at["batch"]
-            rate = cfg.learning_rate * warmup(epoch, phase, cfg.warmup_share)
-            for group in state.optimizers["net"].param_groups:
-                group["lr"] = rate * group.get("rate_factor", 1.0)
+            set_learning_rate(state.optimizers["net"], cfg, phase, epoch)
             net.train()
             count = len(phase.indices)
             for batch in batch_indices(cfg.seed, phase.index, epoch, count, cfg.batch_size, device)[first:]:
@@ -173,6 +180,7 @@ def train(cfg: DictConfig) -> None:
                 values |= plasticity(net, probe)
             run.log(phase=phase.index, epoch=epoch + 1, step=at["step"], **values)
             results |= values
+            method.after_test(state)
             loss_sum.zero_()
             at["epochs"], at["batch"] = at["epochs"] + 1, 0
             bar.update()
@@ -186,9 +194,7 @@ def train(cfg: DictConfig) -> None:
         bar.close()
         run.save(at["step"], {"net": net.state_dict()}, name="final")
         run.finish({"steps": at["step"], **results})
-    print(
-        f"{method.name}: {brief(results)}\nin {run.folder}; table and figure of all runs: make vision-sweep"
-    )
+    print(f"{method.name}: {brief(results)}\nin {run.folder}")
 
 
 def one_pass(images: Images, phase: PhaseData, cfg: DictConfig) -> Iterator[tuple[Tensor, Tensor]]:
@@ -198,14 +204,22 @@ def one_pass(images: Images, phase: PhaseData, cfg: DictConfig) -> Iterator[tupl
         yield prepare(images, phase, phase.indices[batch], phase.labels[batch])
 
 
-def warmup(epoch: int, phase: PhaseData, share: Any) -> float:
-    """Factor on the learning rate: rises linearly over the first `share` of the phase's epochs, then 1.
+def last_test_inputs(images: Images, phase: PhaseData, count: int) -> Tensor:
+    """Inputs of the last `count` test images, for methods that look at them as the official code does."""
+    everything = torch.arange(len(images.test_labels), device=images.test_labels.device)
+    return prepare(images, phase, everything[-count:], test=True)[0]
 
-    A list gives each phase its own share, the last one standing for those that follow.
-    """
-    if OmegaConf.is_list(share):
-        share = share[min(phase.index, len(share) - 1)]
-    return min(1.0, (epoch + 1) / max(1, round(share * phase.epochs)))
+
+def set_learning_rate(
+    optimizer: torch.optim.Optimizer, cfg: DictConfig, phase: PhaseData, epoch: int
+) -> None:
+    """A linear rise over the first `warmup_share` of the phase's epochs, then the full rate; or the official schedule."""
+    if cfg.schedule == "official":
+        factor = official.rate_factor(epoch, phase.epochs)
+    else:
+        factor = min(1.0, (epoch + 1) / max(1, round(cfg.warmup_share * phase.epochs)))
+    for group in optimizer.param_groups:
+        group["lr"] = cfg.learning_rate * factor * group.get("rate_factor", 1.0)
 
 
 def mean_loss(loss_sum: Tensor, count: int, phase: PhaseData, step: int, cfg: DictConfig) -> float:

@@ -1,7 +1,8 @@
 """Games as the DQN agent sees them: stacked frames, sticky actions, raw rewards, explicit resets.
 
 Protocol of Han et al. 2026 (after Machado et al. 2018, with the sticky action applied to the whole agent step): frame skip
-4 with the maximum of the last two frames, grey, resized, stack of 4, no no-op start, no fire on reset, no end of episode
+4 with the maximum of the last two frames, grey (with `grey_last` only after the resizing), resized, stack of 4, no no-op
+start, no fire on reset, no end of episode
 on a lost life, the previous executed action repeated with probability 0.25, 27,000 agent steps at most. Rewards are given
 raw; the agent clips them to their sign for learning, so returns stay true scores.
 """
@@ -63,11 +64,12 @@ class Games:
         sticky: float = 0.25,
         stack: int = 4,
         threads: int = 1,
+        grey_last: bool = False,
     ):
         if game == CATCH:
             self.backend = CatchBackend(count, frame_shape, seed)
         else:
-            self.backend = AtariBackend(game, count, frame_shape, seed, threads)
+            self.backend = AtariBackend(game, count, frame_shape, seed, threads, grey_last)
         self.count, self.actions, self.sticky = count, self.backend.actions, sticky
         self.generator = np.random.default_rng([seed, 1])
         self.observations = np.zeros((count, stack, *self.backend.frame_shape), np.uint8)

@@ -37,10 +37,29 @@ def with_actions(batch: Batch, targets: Tensor) -> Tensor:
     return torch.stack([batch.actions.float(), targets], dim=1)
 
 
-def losses(net: nn.Module, target: nn.Module, batch: Batch, discount: float) -> tuple[Tensor, Tensor]:
-    """Loss of a batch and the mean of its targets."""
-    wanted = td_targets(target, batch, discount)
-    return td_loss(net(batch.observations), with_actions(batch, wanted)), wanted.mean()
+def losses(
+    net: nn.Module, target: nn.Module, batch: Batch, discount: float, precision: str = "fp32"
+) -> tuple[Tensor, Tensor]:
+    """Loss of a batch and the mean of its targets.
+
+    precision="bf16" runs both networks up to their last layer under bfloat16 autocast.
+    """
+    with torch.autocast(batch.rewards.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        wanted = td_targets(target, batch, discount)
+        return td_loss(net(batch.observations), with_actions(batch, wanted)), wanted.mean()
+
+
+def gradients(
+    net: nn.Module,
+    target: nn.Module,
+    trained: list[nn.Parameter],
+    batch: Batch,
+    discount: float,
+    precision: str = "fp32",
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Loss, mean of the targets, and the gradients of `trained`, detached: all that a compiled graph of an update holds."""
+    loss, value = losses(net, target, batch, discount, precision)
+    return loss.detach(), value, torch.autograd.grad(loss, trained)
 
 
 def update(
@@ -50,15 +69,24 @@ def update(
     batch: Batch,
     discount: float,
     penalty: Tensor | float = 0.0,
-    losses: Callable[..., tuple[Tensor, Tensor]] = losses,
+    precision: str = "fp32",
+    compiled: Callable[..., tuple[Tensor, Tensor, tuple[Tensor, ...]]] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One gradient step on `net` in place. Returns the detached loss and mean chosen target, not synchronised.
 
-    `losses` may be a compiled form of the function of that name.
+    `compiled` is `gradients` as one graph; the gradient of the penalty is then added outside it.
     """
-    loss, value = losses(net, target, batch, discount)
     optimizer.zero_grad(set_to_none=True)
-    (loss + penalty).backward()
+    if compiled is None:
+        loss, value = losses(net, target, batch, discount, precision)
+        (loss + penalty).backward()
+    else:
+        trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+        loss, value, slopes = compiled(net, target, trained, batch, discount, precision)
+        for parameter, slope in zip(trained, slopes, strict=True):
+            parameter.grad = slope
+        if isinstance(penalty, Tensor) and penalty.requires_grad:
+            penalty.backward(inputs=trained)
     optimizer.step()
     return loss.detach().clone(), value.detach().clone()
 

@@ -6,7 +6,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from fire_core.errors import UserError
-from fire_core.runs import Run
+from harness.runs import Run
 from rl.columns import free_memory, require_disk
 from rl.replay import FrameReplay
 
@@ -81,4 +81,5 @@ def _replay(cfg: DictConfig, place: Any, existing: bool, read_only: bool = False
         checkpoints=cfg.run.keep,
         existing=existing,
         read_only=read_only,
+        channels_last=cfg.channels_last,
     )

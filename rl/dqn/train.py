@@ -7,7 +7,6 @@
 fire_core/methods/; the protocol of the games, in rl/dqn/env.py.
 """
 
-import shlex
 import shutil
 import sys
 import time
@@ -16,24 +15,29 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from anywhere
 
+from harness import stop
+
+if __name__ == "__main__":
+    stop.exit_at_once()  # on Ctrl-C while torch is imported
+
 import numpy as np
 import torch
 from omegaconf import DictConfig
 from torch import nn
 from tqdm import tqdm
 
-from conf.launch import check_first_phase, launch, needs, open_run, pick_device
+from harness.launch import check_first_phase, launch, needs, open_run, pick_device
 
 needs("dqn", "gymnasium", "ale_py", "psutil")
 
 from fire_core.methods import Method, create
-from fire_core.optim_state import apply_policy, check_policy
+from fire_core.optim_state import apply_policy
 from fire_core.phases import Phase, State, snapshot
-from fire_core.runs import Run, checkpoint, generator, numpy_generator, seeded
-from fire_core.runs.seeding import derive
+from fire_core.seeding import derive
+from harness.runs import Run, checkpoint, generator, numpy_generator, seeded
 from rl.captured import captured
 from rl.dqn.env import SCORES, Games
-from rl.dqn.learn import epsilon, losses, td_loss, td_targets, update, with_actions
+from rl.dqn.learn import epsilon, gradients, td_loss, td_targets, update, with_actions
 from rl.dqn.measure import Window, brief, measure
 from rl.dqn.memory import FOLDER, leave_trunk, open_replay
 from rl.dqn.network import DQN
@@ -50,14 +54,14 @@ def train(cfg: DictConfig) -> None:
     method = create(**cfg.method)
     check_first_phase(method, phases=2)
     check(cfg)
-    check_policy(cfg.optimizer_state)
-    run = open_run(cfg, method, game=cfg.env.name, compat=cfg.compat)
+    run = open_run(cfg, method, game=cfg.env.game, compat=cfg.compat)
 
     # ------------------------------------------------------------------------------------------ games and networks
     device = pick_device(cfg.device)
     games = make_games(cfg, "games")
     with seeded(cfg.seed, "init"):
-        net, target = make_net(cfg, games.actions).to(device), make_net(cfg, games.actions).to(device)
+        layout = {"memory_format": torch.channels_last if cfg.channels_last else torch.preserve_format}
+        net, target = (make_net(cfg, games.actions).to(device, **layout) for _ in range(2))
     target.load_state_dict(net.state_dict())
     state = State({"net": net}, followers=[(target, net)], initial=snapshot({"net": net}), loss=td_loss)
     method.check(state)
@@ -67,7 +71,7 @@ def train(cfg: DictConfig) -> None:
             film(run, cfg, method, state, device)
         return
     adam = make_optimizer(net, cfg)
-    learning = captured(losses, device) if cfg.compile else losses
+    compiled = captured(gradients, device) if cfg.compile else None
     random = {name: numpy_generator(cfg.seed, name) for name in ("policy", "replay")}
     updates = round(cfg.updates_per_transition * games.count)
 
@@ -126,8 +130,9 @@ def train(cfg: DictConfig) -> None:
                 report = method.at_boundary(state, Phase(1, "second half"))
                 if report.changed:
                     state.copy_followers()
-                apply_policy(state.optimizers, cfg.optimizer_state, report.parameters(state))
-                if method.changes_structure:
+                new = method.changes_structure  # then what changed is new, and no optimizer knows it yet
+                apply_policy(state.optimizers, cfg.optimizer_state, () if new else report)
+                if new:
                     adam = renewed(state.optimizers["net"], net, cfg)
                 state.optimizers["net"] = method.optimizer(net, adam, Phase(1))
                 state.phase = at["treated"] = 1
@@ -161,7 +166,14 @@ def train(cfg: DictConfig) -> None:
                     batch = replay.sample(cfg.batch_size, random["replay"], device)
                     penalty = method.penalty(state)
                     loss, value = update(
-                        net, target, state.optimizers["net"], batch, cfg.discount, penalty, learning
+                        net,
+                        target,
+                        state.optimizers["net"],
+                        batch,
+                        cfg.discount,
+                        penalty,
+                        cfg.precision,
+                        compiled,
                     )
                     method.after_step(state)
                     window.add(loss, value)
@@ -198,21 +210,18 @@ def train(cfg: DictConfig) -> None:
     if cfg.run.video:
         video(run, cfg, net, device)
     print(f"{method.name}: {brief(figures, window)}\nin {run.folder}")
-    print(
-        f"table and figure: python -m analysis.summary --experiment {run.meta['experiment']} --size {cfg.size} "
-        f"--root {shlex.quote(cfg.run.root)}"
-    )
 
 
 def make_games(cfg: DictConfig, purpose: str, position: int = 0) -> Games:
     """The games of the run, or fresh ones for evaluation: the seed depends on the purpose and its position."""
     return Games(
-        cfg.env.name,
+        cfg.env.game,
         cfg.env.environments,
         (cfg.env.frame_size, cfg.env.frame_size),
         seed=derive(cfg.seed, purpose, position) % 2**31,
         sticky=cfg.env.sticky,
         threads=cfg.run.emulator_threads,
+        grey_last=cfg.compat == "official",
     )
 
 
@@ -301,8 +310,8 @@ def evaluate(cfg: DictConfig, net: nn.Module, device: torch.device, position: in
         result = play_episodes(games, policy, cfg.eval_episodes, cfg.eval_max_steps)
     games.close()
     figures = result.summary()
-    if cfg.env.name in SCORES:
-        figures["eval_normalized"] = normalized(result.mean, *SCORES[cfg.env.name])
+    if cfg.env.game in SCORES:
+        figures["eval_normalized"] = normalized(result.mean, *SCORES[cfg.env.game])
     return figures
 
 

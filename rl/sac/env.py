@@ -21,11 +21,11 @@ from fire_core.errors import UserError
 INSTALL = {
     "humanoid_bench": (
         "pip install git+https://github.com/carlosferrazza/humanoid-bench, or use this suite's own tasks: "
-        "env=h1_walk_primitive as it is, env=h1_walk after pip install robosuite-models"
+        "env=h1_walk_primitive as it is, env=h1_walk after make install-sac"
     ),
     "dm_control": "pip install dm-control",
-    "imageio": "pip install 'gymnasium[mujoco]'",
-    "packaging": "pip install 'gymnasium[mujoco]'",
+    "imageio": "make install-sac",
+    "packaging": "make install-sac",
 }
 
 

@@ -8,7 +8,6 @@ optimizers, replay, normaliser, simulator) is what all methods of one seed go on
 function of the seed, its purpose and the agent step.
 """
 
-import shlex
 import sys
 import time
 from copy import deepcopy
@@ -17,23 +16,28 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from anywhere
 
+from harness import stop
+
+if __name__ == "__main__":
+    stop.exit_at_once()  # on Ctrl-C while torch is imported
+
 import numpy as np
 import torch
 from omegaconf import DictConfig
 from torch import Tensor
 from tqdm import tqdm
 
-from conf.launch import check_first_phase, launch, needs, open_run, pick_device
+from harness.launch import check_first_phase, launch, needs, open_run, pick_device
 
 needs("sac", "gymnasium", "mujoco", "psutil")
 
 from fire_core.errors import UserError
+from fire_core.measure.probe import plasticity
 from fire_core.methods import Method, create
-from fire_core.optim_state import apply_policy, check_policy
+from fire_core.optim_state import apply_policy
 from fire_core.phases import Phase, State, snapshot
-from fire_core.probe import plasticity
-from fire_core.runs import generator, numpy_generator
-from fire_core.runs.seeding import derive
+from fire_core.seeding import derive
+from harness.runs import generator, numpy_generator
 from rl.evaluate import Policy, normalized, play_episodes
 from rl.replay import Batch, FlatReplay
 from rl.sac.env import EvaluationTasks, Task
@@ -49,13 +53,12 @@ NEVER = 1e8  # run.checkpoint_seconds from here on: no run lasts three years
 @launch("sac")
 def train(cfg: DictConfig) -> None:
     check(cfg)
-    check_policy(cfg.optimizer_state)
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
     check_first_phase(method, phases=2)
     theirs = cfg.env.backend != "gymnasium"  # the same id may be another package's
     env = f"{cfg.env.backend}:{cfg.env.name}" if theirs else cfg.env.name
-    run = open_run(cfg, method, at_boundary=("compat",), env=env)
+    run = open_run(cfg, method, env=env)
     if run.finished:
         return
 
@@ -67,6 +70,7 @@ def train(cfg: DictConfig) -> None:
     tests = EvaluationTasks(cfg.eval_episodes, **cfg.env)
     learner = build(cfg, task, device)
     normaliser = RunningNormaliser(task.observation_size)
+    official = cfg.compat == "official"
     replay = FlatReplay(min(cfg.replay, cfg.steps), task.observation_size, task.action_size)
     state = State(
         nets={"actor": learner.actor, "critics": learner.critics},
@@ -89,9 +93,12 @@ def train(cfg: DictConfig) -> None:
         saved = run.resume()
         state.phase = saved["at"]["phase"] if saved is not None else 0
         adopt(method, learner, state)
+        # The official loop begins, and begins again at the midpoint, with a uniform action on an uncounted observation.
+        blind = official and saved is None
         if saved is None:
             observation = task.reset(episode_seed(cfg, 0))
-            normaliser.update(observation)
+            if not official:
+                normaliser.update(observation)
         else:
             at, finished, last = saved["at"], saved["finished"], saved["last"]
             results = saved["results"]
@@ -123,7 +130,8 @@ def train(cfg: DictConfig) -> None:
         def begin_episode() -> np.ndarray:
             at["episode"], at["return"] = at["episode"] + 1, 0.0
             first = task.reset(episode_seed(cfg, at["episode"]))
-            normaliser.update(first)
+            if not official:
+                normaliser.update(first)
             return first
 
         def test(step: int) -> dict[str, float]:
@@ -155,16 +163,16 @@ def train(cfg: DictConfig) -> None:
                 state.generator = generator(cfg.seed, "method", 1)
                 report = method.at_boundary(state, Phase(1, "after the midpoint"))
                 # The official code leaves the run without intervention alone, in every respect.
-                if cfg.compat == "fair" or method.name != "none":
+                if not official or method.name != "none":
                     state.copy_followers()
-                    changed = [*report.parameters(state), *renew(cfg, learner, normaliser, replay)]
+                    changed = [*report.parameters, *renew(cfg, learner, normaliser, replay)]
                     apply_policy(state.optimizers, cfg.optimizer_state, changed)
                 if method.changes_structure:
                     learner.renew_optimizers()
                 adopt(method, learner, state)
                 # There a treated run is a new process, which begins with a new episode; `none` is the old one going on.
-                if cfg.compat == "official" and method.name != "none":
-                    observation = begin_episode()
+                if official and method.name != "none":
+                    observation, blind = begin_episode(), True
                 run.boundary(1, report)
                 run.timing(phase=1, boundary_seconds=report.seconds)
                 after = test(at["step"])
@@ -176,14 +184,20 @@ def train(cfg: DictConfig) -> None:
 
             # ---------------------------------------------------------------------------------- one agent step
             noise = generator(cfg.seed, "noise", at["step"])
-            if at["step"] < cfg.learning_starts:
+            if official and not blind:
+                normaliser.update(
+                    observation
+                )  # what the policy acts on counts, so the last of an episode does not
+            if at["step"] < cfg.learning_starts or blind:
                 warm_up = numpy_generator(cfg.seed, "warm_up", at["step"])
                 action = warm_up.uniform(-1, 1, task.action_size).astype(np.float32)
             else:
                 action = explore(learner, normaliser, observation, noise, device)
             check_finite(action, cfg, at["step"])
             following, reward, terminated, truncated = task.step(action)
-            normaliser.update(following)
+            blind = False
+            if not official:
+                normaliser.update(following)
             replay.add(observation, action, reward, following, terminated)
             observation = following
             at["step"] += 1
@@ -193,7 +207,7 @@ def train(cfg: DictConfig) -> None:
                 observation = begin_episode()
 
             # ---------------------------------------------------------------------------------- updates
-            if at["step"] > cfg.learning_starts:
+            if at["step"] >= cfg.learning_starts + (not official):
                 draws = numpy_generator(cfg.seed, "replay", at["step"])
                 together = replay.sample(cfg.batch_size * cfg.updates_per_step, draws, device)
                 together = normalise(together, normaliser, device)
@@ -233,10 +247,6 @@ def train(cfg: DictConfig) -> None:
         run.finish({"steps": at["step"] * task.action_repeat, **results})
     print(
         f"{method.name}: return {results['eval_return']:.1f} over {cfg.eval_episodes} episodes\nin {run.folder}"
-    )
-    print(
-        f"table and figure: python -m analysis.summary --experiment {run.meta['experiment']} --size {cfg.size} "
-        f"--root {shlex.quote(cfg.run.root)}"
     )
 
 

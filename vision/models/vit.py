@@ -7,6 +7,14 @@ from torch.nn import functional
 from fire_core.errors import UserError
 
 
+def flatten_patches(images: Tensor, size: int) -> Tensor:
+    """(n, channels, height, width) -> (n, patches, size * size * channels): patches row by row, channel fastest."""
+    grid = images.unflatten(3, (-1, size)).unflatten(
+        2, (-1, size)
+    )  # (n, channels, rows, size, columns, size)
+    return grid.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+
+
 class Attention(nn.Module):
     """Multi-head self-attention over (n, tokens, width); to_q, to_k, to_v carry no bias."""
 
@@ -63,9 +71,10 @@ class ViT(nn.Module):
     """Images (n, channels, size, size) to logits (n, classes), read from the class token.
 
     The defaults are the paper's ViT-Tiny: patch 4 (64 patches of a 32x32 image and one class token), width 192,
-    depth 12, 3 heads of 64, MLP 768, learned positions. The patch embedding is one Linear over the flattened
-    patch; positions and class token start from a standard normal. Nothing reads the other tokens of the last block,
-    so they are not computed (nor seen by methods that watch units), unless `all_tokens` is set: the same function.
+    depth 12, 3 heads of 64, MLP 768, learned positions. A patch is flattened, normalised, embedded by one Linear and
+    normalised again; positions and class token start from a standard normal. Nothing reads the other tokens of the
+    last block, so they are not computed (nor seen by methods that watch units), unless `all_tokens` is set: the same
+    function.
     """
 
     all_tokens = False
@@ -88,17 +97,18 @@ class ViT(nn.Module):
             raise UserError(f"model.width={width} is no multiple of model.heads={heads}")
         self.patch = patch
         tokens = (image_size // patch) ** 2
+        self.patch_norm = nn.LayerNorm(channels * patch * patch)
         self.patch_embedding = nn.Linear(channels * patch * patch, width)
-        self.class_token = nn.Parameter(torch.randn(1, 1, width))
+        self.embedding_norm = nn.LayerNorm(width)
         self.positions = nn.Parameter(torch.randn(1, tokens + 1, width))
+        self.class_token = nn.Parameter(torch.randn(1, 1, width))
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
 
     def features(self, x: Tensor) -> Tensor:
         """Input of the last linear layer, (n, width): the class token after the final norm."""
-        patches = functional.unfold(x, self.patch, stride=self.patch).transpose(1, 2)
-        tokens = self.patch_embedding(patches)
+        tokens = self.embedding_norm(self.patch_embedding(self.patch_norm(flatten_patches(x, self.patch))))
         tokens = torch.cat((self.class_token.expand(len(x), -1, -1), tokens), dim=1) + self.positions
         for number, block in enumerate(self.blocks, 1):
             read = 1 if number == len(self.blocks) and not self.all_tokens else None

@@ -1,4 +1,4 @@
-"""HumanoidBench's H1 tasks without hands. `pip install 'fire-core[sac]'` has them as the package `h1_humanoid`.
+"""HumanoidBench's H1 tasks without hands. `pip install ./rl/sac/humanoid` installs them alone, as `h1_humanoid`.
 
     import gymnasium, h1_humanoid                    # in a clone of the suite: rl.sac.humanoid
     env = gymnasium.make("h1-walk-v0")               # link meshes from robosuite-models, as in the benchmark

@@ -18,8 +18,7 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 
-from fire_core.errors import UserError
-
+from .errors import UserError
 from .model import PHYSICS_STEP, mjcf
 from .rendering import Camera
 from .simulator import mujoco

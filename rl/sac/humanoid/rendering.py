@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fire_core.errors import UserError
-
+from .errors import UserError
 from .simulator import mujoco
 
 BACKENDS = ("egl", "osmesa", "glfw")

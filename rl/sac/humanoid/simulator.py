@@ -2,7 +2,7 @@
 
 import os
 
-from fire_core.errors import UserError
+from .errors import UserError
 
 try:
     import mujoco

@@ -1,0 +1,66 @@
+"""A labelled image data set on one device: uint8 tensors, normalised where they lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Images:
+    """train_images, test_images: (n, channels, size, size) uint8. train_labels, test_labels: (n,) int64.
+
+    classes: number of classes. mean, std: (channels,) float32 of the training pixels scaled to [0, 1]. test_mean,
+    test_std: what test images are normalised with, by default the same.
+    """
+
+    name: str
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    classes: int
+    class_names: tuple[str, ...]
+    mean: Tensor
+    std: Tensor
+    test_mean: Tensor | None = None
+    test_std: Tensor | None = None
+
+    @property
+    def channels(self) -> int:
+        return self.train_images.shape[1]
+
+    @property
+    def image_size(self) -> int:
+        return self.train_images.shape[-1]
+
+    def normalise(self, pictures: Tensor, *, test: bool = False) -> Tensor:
+        """uint8 (n, channels, size, size) -> float32 of mean 0 and deviation 1 over the training set."""
+        mean, std = self.mean, self.std
+        if test and self.test_mean is not None and self.test_std is not None:
+            mean, std = self.test_mean, self.test_std
+        mean, std = (value.view(1, -1, 1, 1) for value in (mean, std))
+        return pictures.to(torch.float32).sub_(255 * mean).mul_(1 / (255 * std))
+
+    def __str__(self) -> str:
+        counts = f"{len(self.train_labels)} training and {len(self.test_labels)} test images"
+        return f"{self.name}: {counts}, {self.channels}x{self.image_size}x{self.image_size}, {self.classes} classes"
+
+
+def pixel_statistics(pictures: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of each channel of uint8 pictures scaled to [0, 1], from exact counts.
+
+    Returns two (channels,) float32 tensors. A channel of one single value gets deviation 1, so that it becomes 0.
+    """
+    values = torch.arange(256, dtype=torch.float64) / 255
+    means, deviations = [], []
+    for channel in pictures.transpose(0, 1):
+        counts = torch.bincount(channel.flatten().cpu(), minlength=256).double()
+        share = counts / counts.sum()
+        mean = (share * values).sum()
+        deviation = (share * (values - mean).square()).sum().sqrt()
+        means.append(mean)
+        deviations.append(deviation if deviation > 0 else torch.ones_like(deviation))
+    return torch.stack(means).float(), torch.stack(deviations).float()
