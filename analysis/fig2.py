@@ -1,87 +1,97 @@
-"""Figure 2: test accuracy of warm start (a), continual (b) and class-incremental (c) training.
-
-python -m analysis.fig2 --root runs [--size small] [--paper-curves]
-"""
+"""Figure 2: test accuracy of warm start (a), continual (b) and class-incremental (c) training, eight panels."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis import curves, measures, paper, style
-from analysis.figure import experiment_of, figure_command, finish, names_of, plain
-from analysis.load import Results
+from analysis import measures, plot
+from analysis.plot import Axes, Figure, plt
+from analysis.runs import Results, plain
 
-FIGURES = ("fig2a", "fig2b", "fig2c", "pictures")  # the last: the cell of panel a on a folder of pictures
-LEVELS = ("none", "full_reset")
-INSET_PHASES = 5  # long sequences get a magnified end, as the paper's panel b
-NOTE = "Band: range over seeds. Dashed levels in (a): end of training. Dotted vertical lines: boundaries."
+PREFIXES = ("fig2",)
+PAIRS = {
+    "cifar10_resnet18": "ResNet-18 on CIFAR-10",
+    "cifar100_vit_tiny": "ViT-Tiny on CIFAR-100",
+    "tiny_imagenet_vgg16": "VGG-16 on Tiny ImageNet",
+}
+ROWS = {"fig2a": "a  Warm start", "fig2b": "b  Continual", "fig2c": "c  Class-incremental"}
+NOT_IN_PAPER = ("fig2c", "cifar10_resnet18")  # ten classes are too few: the legend takes its place
+LEVELS = ("none", "full_reset")  # of row a, as in the paper: where training ends
+MANY_STAGES = 5  # from here on the last two stages are magnified
+CAPTION = (
+    "Figure 2. Test accuracy of (a) warm start, during stage 2, (b) continual and (c) class-incremental training. "
+    f"{plot.BAND} Dashed levels in (a): accuracy at the end of training. Thin vertical lines: boundaries between stages. "
+    "Axes in (a) and insets show the range of the last part of training; a curve that starts lower is cut."
+)
 
 
-def is_warm_start(part: Results) -> bool:
-    return experiment_of(part).startswith(("fig2a", "pictures"))
+def draw(
+    parts: Sequence[Results], paper_curves: bool = False, interest: Sequence[str] = plot.INTEREST
+) -> Figure:
+    """All eight panels; with `paper_curves` the paper's panel beside each."""
+    width = 2 if paper_curves else 1
+    figure, grid = plt.subplots(3, 3 * width, figsize=(3.1 * 3 * width, 7.2), squeeze=False)
+    known = {(part.first["figure"], part.first["panel"]): part for part in parts}
+    for row, (name, heading) in zip(grid, ROWS.items()):
+        for column, (panel, text) in enumerate(PAIRS.items()):
+            axis, beside = row[column * width], row[column * width + width - 1]
+            if (name, panel) == NOT_IN_PAPER:
+                for unused in (axis, beside):
+                    unused.axis("off")
+                continue
+            if (name, panel) in known:
+                draw_panel(axis, known[name, panel], interest)
+            else:
+                plot.draw_empty(axis, text)
+            if paper_curves:
+                plot.draw_paper(beside, name, panel, text)
+        first = row[0] if name != "fig2c" else row[width]
+        first.annotate(
+            heading,
+            (0, 1),
+            (-30, 27),
+            "axes fraction",
+            textcoords="offset points",
+            weight="bold",
+            fontsize=9.5,
+        )
+    plot.legend(figure, grid.ravel(), where=grid[2, 0])
+    figure.tight_layout(h_pad=1.6)
+    return figure
 
 
 def panel_data(part: Results) -> pd.DataFrame:
-    """Rows of test accuracy with `x`: epochs of the last phase for warm start, epochs over all phases
-    otherwise."""
-    rows = measures.curve(part.metrics, "test_accuracy")
-    if is_warm_start(part):
+    """Rows of test accuracy with `x`: epochs of stage 2 for warm start, else epochs over all stages."""
+    rows = measures.ordered_rows(part.metrics, "test_accuracy")
+    if part.first["figure"] == "fig2a":
         rows = rows[rows["phase"] == rows["phase"].max()]
-    return curves.with_progress(rows)[0]
+    return plot.with_progress(rows)[0]
 
 
-def draw_panel(axis: style.Axes, part: Results, paper_curves: bool) -> pd.DataFrame:
-    """One panel; returns the drawn numbers."""
-    figure, panel = names_of(part)
+def draw_panel(axis: Axes, part: Results, interest: Sequence[str] = plot.INTEREST) -> pd.DataFrame:
+    """One panel; returns the drawn curves."""
+    part = plain(part)
     rows = panel_data(part)
-    axis.set_title(curves.panel_title(part, experiment_of(part)))
-    axis.set_xlabel("epoch of stage 2" if is_warm_start(part) else "epoch over all stages")
+    warm = part.first["figure"] == "fig2a"
+    axis.set_title(plot.title(part))
     axis.set_ylabel("test accuracy")
-    levels = LEVELS if is_warm_start(part) else ()
-    drawn = curves.draw_labels(axis, rows, [x for x in rows["label"].unique() if x not in levels])
-    ends = measures.end_values(part.metrics, measures.TEST)
-    for label in levels:
-        values = measures.by_seed(ends, label)
-        if values:
-            curves.draw_level(axis, sum(values.values()) / len(values), label)
-    marks = curves.boundaries(rows)
-    curves.mark_boundaries(axis, marks)
-    if paper_curves:
-        theirs = paper.panel_of(figure, panel)
-        scale = rows["x"].max() / theirs["x"].max() if len(theirs) else 1.0
-        curves.draw_paper(axis, theirs, scale)
-    if len(marks) >= INSET_PHASES:
-        draw_inset(axis, rows, marks[-2])
+    axis.set_xlabel("epoch of stage 2" if warm else "epoch over all stages")
+    axis.xaxis.set_major_locator(plot.MaxNLocator(nbins=6, integer=True))
+    drawn = plot.draw_curves(axis, rows[~rows["label"].isin(LEVELS if warm else ())], interest)
+    if warm:
+        ends = measures.values(part.metrics, measures.TEST)
+        levels = {label: sum(ends[label].values()) / len(ends[label]) for label in LEVELS if label in ends}
+        for label, value in levels.items():
+            plot.draw_level(axis, value, label)
+        plot.fit_limits(axis, drawn, 0.3 * drawn["x"].max(), list(levels.values()))
+    marks = plot.boundaries(rows)
+    plot.draw_boundaries(axis, marks)
+    if len(marks) >= MANY_STAGES:
+        inset = axis.inset_axes((0.45, 0.08, 0.53, 0.4))
+        late = plot.draw_curves(inset, rows[rows["x"] > marks[-2]], interest)
+        plot.fit_limits(inset, late, (marks[-1] + late["x"].max()) / 2)
+        plot.draw_boundaries(inset, marks[-1:])
+        inset.tick_params(labelsize=6)
     return drawn
-
-
-def draw_inset(axis: style.Axes, rows: pd.DataFrame, start: float) -> None:
-    """The last two stages again, magnified."""
-    inset = axis.inset_axes((0.45, 0.1, 0.5, 0.42))
-    late = rows[rows["x"] > start]
-    drawn = curves.draw_labels(inset, late)
-    middle = drawn["mean"].quantile([0.25, 1.0])
-    inset.set_ylim(middle.iloc[0] - 0.005, middle.iloc[1] + 0.005)
-    inset.tick_params(labelsize=6)
-    inset.grid(False)
-
-
-def draw(parts: list[Results], paper_curves: bool) -> style.Figure:
-    """Panels in the order a, b, c."""
-    parts = [plain(part) for part in parts if experiment_of(part).startswith(FIGURES)]
-    figure, axes = style.grid(len(parts), width=4.2, height=3.2)
-    for axis, part in zip(axes, parts):
-        draw_panel(axis, part, paper_curves)
-    note = NOTE + (" Thin dotted curves: the paper's (its own data and size, x stretched)." * paper_curves)
-    return finish(figure, axes, parts, note)
-
-
-def main(given: Sequence[str] | None = None) -> int:
-    return figure_command("fig2", __doc__, FIGURES, draw, given)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

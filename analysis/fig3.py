@@ -1,61 +1,66 @@
-"""Figure 3: validation loss of the second pretraining phase, one panel per point of the first phase it
-starts from.
-
-    python -m analysis.fig3 --root runs [--size small] [--paper-curves]
-"""
+"""Figure 3: validation loss of the second pretraining phase from three points of the first, on one axis."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis import curves, measures, paper, style
-from analysis.figure import experiment_of, figure_command, finish, names_of, plain, that_logged
-from analysis.load import Results
+from analysis import measures, plot
+from analysis.plot import Axes, Figure, plt
+from analysis.runs import Results, plain
 
+PREFIXES = ("fig3",)
 METRIC = "val_loss_mix"
-NOTE = "Band: range over seeds. The axis is cut above; the loss right after the boundary is in the table."
+FORKS = {"best": "From the best checkpoint", "30k": "From 30k iterations", "60k": "From 60k iterations"}
+CAPTION = (
+    "Figure 3. Validation loss on the mixture in phase 2, from the phase-1 checkpoint with the lowest validation loss "
+    f"and from two later ones (30,000 and 60,000 iterations in the paper). {plot.BAND} The axis is shared and set by the "
+    "methods in full colour after the first quarter; the loss right after the boundary and what is cut are in the tables."
+)
+
+
+def draw(
+    parts: Sequence[Results], paper_curves: bool = False, interest: Sequence[str] = plot.INTEREST
+) -> Figure:
+    """Three panels in the paper's order; with `paper_curves` the paper's row below, on its own axis."""
+    rows = 2 if paper_curves else 1
+    figure, grid = plt.subplots(rows, 3, figsize=(9.3, 2.9 * rows), sharey="row", squeeze=False)
+    known = {part.first["panel"]: part for part in parts if METRIC in set(part.metrics["metric"])}
+    drawn = []
+    for axis, (fork, text) in zip(grid[0], FORKS.items()):
+        if fork in known:
+            drawn.append(draw_panel(axis, known[fork], text, interest))
+    for axis, (fork, text) in zip(grid[0], FORKS.items()):  # after the shared limits are known
+        if fork not in known:
+            plot.draw_empty(axis, text)
+    if drawn:
+        curves = pd.concat(drawn)
+        bright = curves[curves["label"].isin(interest)]
+        plot.fit_limits(grid[0, 0], bright if len(bright) else curves, 0.25 * curves["x"].max())
+    for axis, (fork, text) in zip(grid[-1], FORKS.items()):
+        if paper_curves:
+            plot.draw_paper(axis, "fig3", fork, text)
+            axis.set_xlabel("iteration of phase 2")
+    for row in grid:
+        row[0].set_ylabel("validation loss (nats)")
+    plot.legend(figure, grid.ravel())
+    figure.tight_layout()
+    return figure
 
 
 def panel_data(part: Results) -> pd.DataFrame:
-    """Rows of the mixture's validation loss in phase 2; `x` is the iteration of that phase."""
-    rows = measures.curve(part.metrics, METRIC)
+    """Rows of the loss in phase 2; `x` is the iteration of that phase."""
+    rows = measures.ordered_rows(part.metrics, METRIC)
     rows = rows[rows["phase"] == rows["phase"].max()]
-    starts = rows.groupby(["label", "seed"], observed=True)["step"].transform("min")
-    return rows.assign(x=rows["step"] - starts)
+    return rows.assign(x=rows["step"] - rows.groupby(["label", "seed"])["step"].transform("min"))
 
 
-def draw_panel(axis: style.Axes, part: Results, paper_curves: bool) -> pd.DataFrame:
-    """One panel; returns the drawn numbers."""
-    rows = panel_data(part)
-    axis.set_title(curves.panel_title(part, experiment_of(part)))
+def draw_panel(axis: Axes, part: Results, text: str, interest: Sequence[str] = plot.INTEREST) -> pd.DataFrame:
+    """One panel; returns the drawn curves."""
+    part = plain(part)
+    detail = plot.title(part).partition("\n")[2]
+    axis.set_title(f"{text}\nGPT, {detail}\n{plot.data_name(part.first['data'])}")
     axis.set_xlabel("iteration of phase 2")
-    axis.set_ylabel("validation loss (nats)")
-    drawn = curves.draw_labels(axis, rows)
-    if drawn["x"].nunique() > 3:
-        late = drawn[drawn["x"] >= 0.25 * drawn["x"].max()]
-        low, high = late["mean"].min(), late["mean"].max()
-        axis.set_ylim(low - 0.06 * (high - low) - 1e-3, high + 0.06 * (high - low) + 1e-3)
-    if paper_curves:
-        theirs = paper.panel_of(*names_of(part))
-        curves.draw_paper(axis, theirs, rows["x"].max() / theirs["x"].max() if len(theirs) else 1.0)
-    return drawn
-
-
-def draw(parts: list[Results], paper_curves: bool) -> style.Figure:
-    """One panel per fork point."""
-    parts = [plain(part) for part in that_logged(parts, METRIC)]
-    figure, axes = style.grid(len(parts), width=4.2, height=3.2)
-    for axis, part in zip(axes, parts):
-        draw_panel(axis, part, paper_curves)
-    return finish(figure, axes, parts, NOTE)
-
-
-def main(given: Sequence[str] | None = None) -> int:
-    return figure_command("fig3", __doc__, ("fig3",), draw, given)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    axis.xaxis.set_major_locator(plot.MaxNLocator(nbins=6, integer=True))
+    return plot.draw_curves(axis, panel_data(part), interest)

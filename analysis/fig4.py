@@ -1,66 +1,78 @@
-"""Figure 4: average return of DQN on Atari (a) and SAC on continuous control (b), with one reset at the
-midpoint.
-
-    python -m analysis.fig4 --root runs [--size small] [--paper-curves] [--metric eval_return]
-"""
+"""Figure 4: average return of DQN on Atari (a) and of SAC on a humanoid (b), with one reset at the midpoint."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis import curves, measures, paper, style
-from analysis.figure import experiment_of, figure_command, finish, names_of, plain, that_logged
-from analysis.load import Results
+from analysis import measures, plot
+from analysis.plot import Axes, Figure, plt
+from analysis.runs import Results, plain
 
-FIGURES = ("fig4a", "fig4b")
-NOTE = "Band: range over seeds. Dotted vertical line: the reset; methods share everything before it."
+PREFIXES = ("fig4",)
+ROWS = {
+    "fig4a": ("a  DQN", {"asterix": "Asterix", "beam_rider": "BeamRider", "demon_attack": "DemonAttack"}),
+    "fig4b": ("b  SAC", {"walk": "H1 walk", "balance_simple": "H1 balance", "run": "H1 run"}),
+}
+CAPTION = (
+    "Figure 4. Average return of (a) DQN on three Atari games (training episodes) and (b) SAC on three tasks of the H1 "
+    f"humanoid (evaluation). {plot.BAND} Thin vertical line: the reset, before which all methods share one run. Dashed: the "
+    "level of random actions."
+)
+METRICS = {"train_return": "training return", "eval_return": "evaluation return"}
+
+
+def draw(
+    parts: Sequence[Results],
+    paper_curves: bool = False,
+    interest: Sequence[str] = plot.INTEREST,
+    metric: str | None = None,
+) -> Figure:
+    """Row a, then row b; `metric` None: training returns in a, evaluation returns in b, as the paper seems to."""
+    width = 2 if paper_curves else 1
+    figure, grid = plt.subplots(2, 3 * width, figsize=(3.1 * 3 * width, 5.0), squeeze=False)
+    known = {(part.first["figure"], part.first["panel"]): part for part in parts}
+    for row, (name, (heading, panels)) in zip(grid, ROWS.items()):
+        for column, (panel, text) in enumerate(panels.items()):
+            axis = row[column * width]
+            if (name, panel) in known:
+                draw_panel(axis, known[name, panel], interest, metric)
+            else:
+                plot.draw_empty(axis, text)
+            if paper_curves:
+                beside = row[column * width + 1]
+                plot.draw_paper(beside, name, panel, text, thousands=True)
+                beside.set_xlabel("environment step (thousands)")
+        place = {"textcoords": "offset points", "weight": "bold", "fontsize": 9.5}
+        row[0].annotate(heading, (0, 1), (-30, 27), "axes fraction", **place)
+    plot.legend(figure, grid.ravel())
+    figure.tight_layout(h_pad=1.6)
+    return figure
 
 
 def panel_data(part: Results, metric: str) -> pd.DataFrame:
-    """Rows of `metric`; `x` is the environment step. What a method shares with `none` before the reset is
-    kept once."""
-    rows = measures.curve(part.metrics, metric)
-    labels = set(rows["label"].unique())
-    shared = "none" if "none" in labels else style.ordered(labels)[0]
+    """Rows of `metric`; `x` is thousands of environment steps. What the methods share before the reset is kept once."""
+    rows = measures.ordered_rows(part.metrics, metric)
+    labels = set(rows["label"])
+    shared = "none" if "none" in labels else plot.ordered(labels)[0]
     rows = rows[(rows["label"] == shared) | (rows["phase"] > 0)]
-    return rows.assign(x=rows["step"])
+    return rows.assign(x=rows["step"] / 1000)
 
 
-def draw_panel(axis: style.Axes, part: Results, metric: str, paper_curves: bool) -> pd.DataFrame:
-    """One panel; returns the drawn numbers."""
+def draw_panel(
+    axis: Axes, part: Results, interest: Sequence[str] = plot.INTEREST, metric: str | None = None
+) -> pd.DataFrame:
+    """One panel; returns the drawn curves."""
+    part = plain(part)
+    metric = metric or measures.of(part)[0].metric
     rows = panel_data(part, metric)
-    axis.set_title(curves.panel_title(part, experiment_of(part)))
-    axis.set_xlabel("environment step")
-    axis.set_ylabel(metric.replace("_", " ").replace("eval", "evaluation").replace("train ", "training "))
-    axis.ticklabel_format(axis="x", style="sci", scilimits=(0, 4))
-    drawn = curves.draw_labels(axis, rows)
-    random = measures.curve(part.metrics, "random_return").drop_duplicates("seed")["value"]
-    if len(random) and metric.endswith("return"):
-        curves.draw_level(axis, float(random.mean()), "random_actions")
-    curves.mark_boundaries(axis, curves.boundaries(rows))
-    if paper_curves:
-        theirs = paper.panel_of(*names_of(part))
-        curves.draw_paper(axis, theirs, rows["x"].max() / theirs["x"].max() if len(theirs) else 1.0)
+    axis.set_title(plot.title(part))
+    axis.set_xlabel("environment step (thousands)")
+    axis.set_ylabel(METRICS.get(metric, metric.replace("_", " ")))
+    drawn = plot.draw_curves(axis, rows, interest)
+    random = part.metrics[part.metrics["metric"] == "random_return"].drop_duplicates("seed")["value"]
+    if len(random) and metric in METRICS:
+        plot.draw_level(axis, float(random.mean()), "random_actions")
+    plot.draw_boundaries(axis, plot.boundaries(rows))
     return drawn
-
-
-def draw(parts: list[Results], paper_curves: bool, metric: str | None = None) -> style.Figure:
-    """Row a, then row b; `metric` None: training returns in a, evaluation returns in b, as the paper seems to."""
-    parts = [plain(part) for part in (that_logged(parts, metric) if metric else parts)]
-    figure, axes = style.grid(len(parts), width=4.2, height=3.2)
-    for axis, part in zip(axes, parts):
-        draw_panel(
-            axis, part, metric or measures.measures_of(part, experiment_of(part))[0].metric, paper_curves
-        )
-    return finish(figure, axes, parts, NOTE)
-
-
-def main(given: Sequence[str] | None = None) -> int:
-    return figure_command("fig4", __doc__, FIGURES, draw, given, metric=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,147 +1,178 @@
-"""Figure 5: accuracy against the number of Newton-Schulz iterations (a); curvature, DfI and SFE after the
-reset (b).
+"""Figure 5: accuracy against the number of Newton-Schulz iterations (a); curvature, DfI and SFE right after the reset (b).
 
-    python -m analysis.fig5 --root runs
-
-Panel a needs runs with `method=fire method.iterations=5,20,40` beside the plain ones. Panel b reads boundary
-reports.
+Panel (a) needs runs of `fire` with `method.iterations=5,20,40` beside the others; panel (b) reads the boundary reports.
 """
 
 from __future__ import annotations
 
-import sys
+import re
 from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis import curves, measures, paper, style
-from analysis.figure import experiment_of, figure_command, finish, names_of
-from analysis.load import Results
-from analysis.stats import estimate
+from analysis import estimates, paper, plot
+from analysis.fig2 import PAIRS
+from analysis.plot import Axes, Figure, plt
+from analysis.runs import Results
 
-PREFIXES = ("fig2a", "random_label", "label_noise", "ablation_iterations")
-PLAIN_ITERATIONS = 10  # of `fire` without an override, in the paper's vision settings
-NOTE = (
-    "Bars and points: mean; error bars and bands: 95 % interval over seeds (Student's t), none for one seed."
+PREFIXES = ("fig2a", "fig5a", "ablation_iterations")
+INSTEAD = {"cifar10_resnet18": "ablation_iterations"}  # drawn where the paper's pair has no scan of its own
+ITERATIONS = 10  # of `fire` without overrides, in the paper's vision settings
+BARS = {
+    estimates.HESSIAN: ("Largest Hessian eigenvalue", "hessian_lambda_max"),
+    "dfi_after": ("DfI of the stored weights", "dfi"),
+    "sfe_share": ("SFE / SFE of a full reset", "normalized_sfe"),
+}
+SHOWN = ("fire", "fire_exact", "shrink_perturb", "dash", "none", "full_reset")
+CAPTION = (
+    "Figure 5. (a) Accuracy at the end of training against the number of Newton-Schulz iterations of FIRE; dashed: levels "
+    "of other methods. (b) Right after the reset: largest eigenvalue of the Hessian on the data to come, deviation from "
+    "isometry summed over the changed matrices, and distance moved relative to a full reset. Points and bars are means over "
+    "the seeds; bands and error bars run from the lowest to the highest seed."
 )
-CURVATURE = "Hessian norm on the coming data"
-HESSIAN = ("after_hessian_norm", "after_hessian_lambda_max", "hessian_norm")
 
 
-def headline(part: Results) -> pd.DataFrame:
-    """End values of the setting's first measure."""
-    return measures.end_values(part.metrics, measures.measures_of(part, experiment_of(part))[0])
+def draw(parts: Sequence[Results], paper_curves: bool = False, interest: Sequence[str] = SHOWN) -> Figure:
+    """Three panels of (a) above three of (b); with `paper_curves` the paper's panel beside each."""
+    frame = (
+        estimates.frame(parts[0])
+        if len(parts) == 1
+        else pd.concat(map(estimates.frame, parts), ignore_index=True)
+    )
+    width = 2 if paper_curves else 1
+    figure, grid = plt.subplots(2, 3 * width, figsize=(3.1 * 3 * width, 5.6), squeeze=False)
+    known = {part.first["experiment"]: part for part in parts}
+    for column, (panel, text) in enumerate(PAIRS.items()):
+        axis, part = grid[0, column * width], scan_of(panel, known, frame)
+        if part is None:
+            plot.draw_empty(axis, text)
+        else:
+            draw_iterations(axis, part, frame, known.get(f"fig2a_{panel}", part))
+        if paper_curves:
+            draw_paper_iterations(grid[0, column * width + 1], panel, text)
+    bars = max(
+        known.values(), key=lambda part: sum(metric in _metrics(frame, part) for metric in BARS), default=None
+    )
+    for column, (metric, (text, name)) in enumerate(BARS.items()):
+        axis = grid[1, column * width]
+        if bars is None or metric not in _metrics(frame, bars):
+            plot.draw_empty(axis, text)
+        else:
+            draw_bars(axis, of(frame, bars), metric, f"{text}\n{plot.title(bars)}", interest)
+        if paper_curves:
+            draw_paper_bars(grid[1, column * width + 1], name, text)
+    place = {"textcoords": "offset points", "weight": "bold", "fontsize": 9.5}
+    for row, heading, above in zip(grid, ("a  Number of iterations", "b  Right after the reset"), (27, 38)):
+        row[0].annotate(heading, (0, 1), (-30, above), "axes fraction", **place)
+    plot.legend(figure, grid[0])
+    figure.tight_layout(h_pad=1.6)
+    return figure
 
 
-def iterations_data(part: Results) -> pd.DataFrame:
-    """iterations, value, low, high, seeds of the end accuracy of `fire` under each number of iterations."""
-    ends = headline(part)
-    rows = []
-    for label in ends["label"].unique():
-        method, overrides = style.split_label(label)
-        if method != "fire" or (overrides and not overrides.startswith("iterations=")):
-            continue
-        number = overrides.removeprefix("iterations=") or str(PLAIN_ITERATIONS)
-        if number.isdigit():
-            value = estimate(list(measures.by_seed(ends, label).values()))
-            rows.append((int(number), value.value, value.low, value.high, value.n))
-    table = pd.DataFrame(rows, columns=["iterations", "value", "low", "high", "seeds"])
-    return table.drop_duplicates("iterations").sort_values("iterations", ignore_index=True)
+def of(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
+    """The estimates of one setting without their comparisons."""
+    keys = ["experiment", "size", "data"]
+    return estimates.means(frame[(frame[keys] == part.first[keys].to_numpy()).all(axis=1)])
 
 
-def after_reset_data(part: Results) -> pd.DataFrame:
-    """metric, label, value, low, high, seeds, matrices right after the last boundary: sum of DfI over the matrices that
-    were changed (as stored, and of the unscaled factor), SFE divided by that of the full reset of the same seed,
-    Hessian norm (of the whole net, so without `matrices`). Where methods treat different matrices, so differ the sums."""
-    last = part.boundaries.groupby(["label", "seed"])["phase"].transform("max")
-    reports = part.boundaries[(part.boundaries["phase"] == last) & (part.boundaries["matrices"] > 0)]
-    reports = reports[~reports["label"].str.contains("-")]
-    columns = {"DfI of the stored weights": "dfi_after", "DfI of the factors": "dfi_factor"}
-    columns["SFE / SFE of full reset"] = "sfe_share"
-    rows = []
-    most = reports.sort_values("matrices", kind="stable").drop_duplicates(["seed", "phase"], keep="last")
-    # one boundary: all methods met the same weights
-    if len(most) and most["phase"].max() == 1 and "none" not in set(reports["label"]):
-        rows.append(
-            ("DfI of the stored weights", "none", *_interval(most["dfi_before"]), most["matrices"].max())
-        )
-    for title, column in columns.items():
-        for label, group in reports.dropna(subset=[column]).groupby("label"):
-            rows.append((title, label, *_interval(group[column]), group["matrices"].max()))
-    curvature = next((name for name in HESSIAN if name in set(part.metrics["metric"])), None)
-    if curvature is not None:
-        ends = measures.end_values(part.metrics, measures.Measure(curvature, curvature))
-        ends = ends[~ends["label"].astype(str).str.contains("-")]
-        for label, group in ends.groupby("label", observed=True):
-            rows.append((CURVATURE, label, *_interval(group["value"]), None))
-    return pd.DataFrame(rows, columns=["metric", "label", "value", "low", "high", "seeds", "matrices"])
+def _metrics(frame: pd.DataFrame, part: Results) -> set[str]:
+    return set(of(frame, part)["metric"])
 
 
-def _interval(values: pd.Series) -> tuple[float, float | None, float | None, int]:
-    found = estimate(values.astype(float).to_numpy())
-    return found.value, found.low, found.high, found.n
+def scan_of(panel: str, known: dict[str, Results], frame: pd.DataFrame) -> Results | None:
+    """The runs that fill a panel of (a): the paper's pair, else what was scanned in its stead."""
+    for name in (f"fig5a_{panel}", f"fig2a_{panel}", INSTEAD.get(panel)):
+        if name in known and len(iterations(of(frame, known[name]))) > 1:
+            return known[name]
+    return None
 
 
-def draw_iterations(axis: style.Axes, part: Results, paper_curves: bool) -> None:
-    table = iterations_data(part)
-    look = style.look("fire")
-    axis.plot(table["iterations"], table["value"], color=look.colour, marker=look.marker, label=look.name)
-    known = table.dropna(subset=["low"])
-    axis.fill_between(known["iterations"], known["low"].astype(float), known["high"].astype(float),
-                      color=look.colour, alpha=0.15, linewidth=0)  # fmt: skip
-    ends = headline(part)
+def iterations(rows: pd.DataFrame) -> pd.DataFrame:
+    """The headline estimates of `fire` under each number of iterations, in order of it."""
+    rows = rows[rows["headline"] & (rows["method"] == "fire")].copy()
+    found = [re.fullmatch(r"fire(?:-(?:method\.)?iterations=(\d+))?", label) for label in rows["label"]]
+    rows["iterations"] = [int(match[1] or ITERATIONS) if match else None for match in found]
+    return rows.dropna(subset=["iterations"]).drop_duplicates("iterations").sort_values("iterations")
+
+
+def draw_iterations(axis: Axes, part: Results, frame: pd.DataFrame, others: Results) -> None:
+    """The scan of `part`, with the levels of other methods from it or from `others`."""
+    rows = of(frame, part)
+    table, look = iterations(rows), plot.look("fire")
+    axis.plot(
+        table["iterations"],
+        table["mean"],
+        color=look.colour,
+        marker=look.marker,
+        markersize=4,
+        label=look.name,
+    )
+    axis.fill_between(
+        table["iterations"], table["lowest"], table["highest"], color=look.colour, alpha=0.15, linewidth=0
+    )
+    levels = rows[rows["headline"]].set_index("label")["mean"]
+    if "none" not in levels:
+        levels = of(frame, others).query("headline").set_index("label")["mean"]
     for label in ("none", "full_reset", "fire_exact"):
-        values = measures.by_seed(ends, label)
-        if values:
-            curves.draw_level(axis, sum(values.values()) / len(values), label)
-    if paper_curves:
-        theirs = paper.iterations()
-        theirs = theirs[theirs["panel"] == names_of(part)[1]]
-        if len(theirs):
-            curves.draw_paper(axis, theirs)
-    axis.set_title(curves.panel_title(part, experiment_of(part)))
+        if label in levels:
+            plot.draw_level(axis, levels[label], label)
+    number_ticks(axis, table["iterations"])
+    axis.set_title(plot.title(part))
     axis.set_xlabel("Newton-Schulz iterations")
-    axis.set_ylabel(measures.measures_of(part, experiment_of(part))[0].title.split(",")[0])
+    axis.set_ylabel(rows[rows["headline"]]["measure"].iloc[0].split(",")[0])
 
 
-def draw_bars(axis: style.Axes, table: pd.DataFrame, title: str, metric: str) -> None:
-    part = table[table["metric"] == metric]
-    labels = style.ordered(part["label"])
-    part = part.set_index("label").loc[labels]
-    axis.bar(range(len(labels)), part["value"], color=[style.look(x).colour for x in labels], width=0.65)
-    for place, row in enumerate(part.itertuples()):
-        if row.low is not None and not pd.isna(row.low):
-            axis.plot([place, place], [row.low, row.high], color="#222222", linewidth=1.2)
-    axis.set_xlim(-0.6, max(len(labels), 4) - 0.4)
-    names = [style.look(x).name for x in labels]
-    if part["matrices"].nunique() > 1:
-        names = [f"{name} ({count:.0f} matrices)" for name, count in zip(names, part["matrices"])]
-    axis.set_xticks(range(len(labels)), names, rotation=30, ha="right")
-    axis.set_title(f"{metric}\n{title}")
-    if metric == CURVATURE:  # orders of magnitude apart
+def number_ticks(axis: Axes, iterations: Sequence[float]) -> None:
+    """A logarithmic axis that names each number of iterations that was run."""
+    axis.set_xscale("log")
+    axis.set_xticks(iterations, [f"{number:.0f}" for number in iterations])
+    axis.minorticks_off()
+
+
+def draw_bars(
+    axis: Axes, rows: pd.DataFrame, metric: str, text: str, interest: Sequence[str] = SHOWN
+) -> None:
+    """One bar a method with its value above; a log axis where the values span more than a factor of twenty."""
+    rows = rows[(rows["metric"] == metric) & rows["label"].isin(interest) & (rows["mean"] > 0)].set_index(
+        "label"
+    )
+    rows = rows.loc[[label for label in plot.ordered(rows.index) if label in rows.index]]
+    span = rows["mean"].max() / rows["mean"].min()
+    axis.bar(
+        range(len(rows)), rows["mean"], color=[plot.look(label).colour for label in rows.index], width=0.65
+    )
+    errors = [rows["mean"] - rows["lowest"], rows["highest"] - rows["mean"]]
+    axis.errorbar(range(len(rows)), rows["mean"], errors, fmt="none", ecolor="#222222", elinewidth=1)
+    for place, (value, top) in enumerate(zip(rows["mean"], rows["highest"])):
+        text_above = f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+        axis.annotate(text_above, (place, top), (0, 3), textcoords="offset points", ha="center", fontsize=6.5)
+    if span > 20:
         axis.set_yscale("log")
+        axis.set_ylim(rows["lowest"].clip(lower=rows["mean"] / 10).min() / 3, rows["highest"].max() * 4)
     else:
-        axis.set_ylim(bottom=0)
+        axis.set_ylim(0, rows["highest"].max() * 1.15)
+    axis.set_xticks(
+        range(len(rows)), [plot.look(label).name for label in rows.index], rotation=30, ha="right"
+    )
+    axis.grid(False, axis="x")
+    axis.set_title(text)
 
 
-def draw(parts: list[Results], paper_curves: bool) -> style.Figure:
-    """First the panels of a (settings with two or more numbers of iterations), then the bars of b."""
-    scans = [part for part in parts if len(iterations_data(part)) > 1]
-    bars = []
-    for part in parts:
-        table = after_reset_data(part)
-        bars += [(part, table, metric) for metric in table["metric"].unique()]
-    figure, axes = style.grid(max(1, len(scans) + len(bars)), width=4.2, height=3.3)
-    for axis, part in zip(axes[: len(scans)], scans):
-        draw_iterations(axis, part, paper_curves)
-    for axis, (part, table, metric) in zip(axes[len(scans) :], bars):
-        draw_bars(axis, table, curves.panel_title(part, experiment_of(part)), metric)
-    return finish(figure, axes, parts, NOTE)
+def draw_paper_iterations(axis: Axes, panel: str, text: str) -> None:
+    plot.draw_paper(axis, "fig5a", panel, text)
+    points = paper.panel_of("fig5a", panel)
+    number_ticks(axis, points["x"].dropna().unique())
+    axis.set_xlabel("Newton-Schulz iterations")
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    return figure_command("fig5", __doc__, PREFIXES, draw, given)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def draw_paper_bars(axis: Axes, panel: str, text: str) -> None:
+    rows = paper.panel_of("fig5b", panel).set_index("method")
+    labels = plot.ordered(rows.index)
+    bars = axis.bar(
+        range(len(labels)), rows.loc[labels, "y"], color=[plot.look(x).colour for x in labels], width=0.65
+    )
+    axis.bar_label(bars, fmt="%.3g", padding=2, fontsize=6.5)
+    axis.set_xticks(range(len(labels)), [plot.look(label).name for label in labels], rotation=30, ha="right")
+    axis.set_title(f"{text}\nthe paper", color="#555555")
+    axis.set_facecolor("#F8F6F1")
+    axis.grid(False, axis="x")

@@ -1,30 +1,71 @@
-"""The probes beside the paper's protocols: accuracy over the phases where continued training loses
-plasticity.
-
-    python -m analysis.probes --root runs [--size small]
-"""
+"""What was run beside the paper's panels: probes that lose plasticity quickly, and games and tasks for a laptop."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
-from analysis import style
-from analysis.figure import figure_command
-from analysis.load import Results
-from analysis.summary import draw_summary
+import pandas as pd
 
-PROBES = ("random_label", "label_noise", "permuted")
+from analysis import fig2, fig4, measures, plot
+from analysis.plot import Axes, Figure, plt
+from analysis.runs import Results, plain
+
+PREFIXES = (
+    "random_label",
+    "label_noise",
+    "permuted",
+    "pictures",
+    "fig4a_breakout",
+    "fig4a_catch",
+    "fig4b_hopper",
+)
+CAPTION = (
+    "Experiments beside the paper's panels: what each shows over its training, or at the end of each task. "
+    f"{plot.BAND} Thin vertical lines: boundaries. A long first phase is cut off on the left. Dashed: the level of random "
+    "actions."
+)
 
 
-def draw(parts: list[Results], paper_curves: bool) -> style.Figure:
-    """One panel a probe; the paper has no such curves."""
-    return draw_summary(parts)
+def draw(
+    parts: Sequence[Results], paper_curves: bool = False, interest: Sequence[str] = plot.INTEREST
+) -> Figure:
+    """One panel a setting that was run; the paper has no such panels, so `paper_curves` changes nothing."""
+    columns = min(3, len(parts))
+    rows = -(-len(parts) // columns)
+    figure, grid = plt.subplots(rows, columns, figsize=(3.1 * columns + 0.3, 2.6 * rows), squeeze=False)
+    for axis in grid.ravel()[len(parts) :]:
+        axis.axis("off")
+    for axis, part in zip(grid.ravel(), parts):
+        draw_panel(axis, part, interest)
+    plot.legend(figure, grid.ravel())
+    figure.tight_layout(h_pad=1.4)
+    return figure
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    return figure_command("probes", __doc__, PROBES, draw, given)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def draw_panel(axis: Axes, part: Results, interest: Sequence[str] = plot.INTEREST) -> pd.DataFrame:
+    """The headline metric of any setting; returns the drawn curves."""
+    if part.first["figure"].startswith("fig4"):
+        return fig4.draw_panel(axis, part, interest)
+    if part.first["figure"].startswith("fig2"):
+        return fig2.draw_panel(axis, part, interest)
+    part = plain(part)
+    headline = measures.of(part)[0]
+    axis.set_title(plot.title(part))
+    axis.set_ylabel(headline.title.split(",")[0].split(" at the")[0])
+    axis.xaxis.set_major_locator(plot.MaxNLocator(nbins=6, integer=True))
+    if headline.reduce == "late_phases":
+        axis.set_xlabel("task (value at its end)")
+        rows = measures.phase_ends(part.metrics, headline.metric)
+        return plot.draw_curves(axis, rows.assign(x=rows["phase"] + 1.0), interest)
+    rows, unit = plot.with_progress(measures.ordered_rows(part.metrics, headline.metric))
+    axis.set_xlabel(unit)
+    marks = plot.boundaries(rows)
+    end = float(rows["x"].max())
+    if len(marks) == 1 and marks[0] > 1.5 * (end - marks[0]):  # before it all methods are one, and it is long
+        rows = rows[rows["x"] >= marks[0] - 0.2 * (end - marks[0])]
+        drawn = plot.draw_curves(axis, rows, interest)
+        plot.fit_limits(axis, drawn, marks[0] + 0.3 * (end - marks[0]))
+    else:
+        drawn = plot.draw_curves(axis, rows, interest)
+    plot.draw_boundaries(axis, marks)
+    return drawn

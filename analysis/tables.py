@@ -1,239 +1,485 @@
-"""REPRODUCED.md, whose numbers are never typed, and every table of results as Markdown, CSV and LaTeX.
-
-python -m analysis.tables --write REPRODUCED.md          from analysis/results
-python -m analysis.tables --root runs --out runs/tables  every table in three formats
-"""
+"""Every table, drawn from the frame of estimates and from the benchmarks' CSV files, as Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-import yaml
 
-from analysis import curves, measures, style
-from analysis.benchmark_tables import RESULTS, tables_of
-from analysis.figure import experiment_of, open_results, plain, with_finished_runs
-from analysis.load import Results, write_frame
-from analysis.result_tables import (
-    ablation_table,
-    boundary_table,
-    claim_table,
-    contrast_table,
-    cost_table,
-    end_value_table,
-    is_waiting,
-    learning_table,
-    not_run,
-    provenance_lines,
-)
-from analysis.tabulate import latex, markdown
-from fire_core.errors import UserError
+from analysis import estimates, paper, plot
+from analysis.runs import RESULTS, SIZES, Results, settings
 
-CONF = Path(__file__).resolve().parents[1] / "conf"
-HEAD = """# Reproduced
-
-For each claim of the paper: its number, ours, at which size and on which data, how sure, and how to run it again.
-Written by `python -m analysis.tables --write REPRODUCED.md` from `analysis/results/`; do not edit.
-
-How to read it
-
-- **Size** `paper` is the paper's own setting; `small` is a setting for a laptop on data that ships with the project.
-  Only `paper` can reproduce a number of the paper. At `small` the question is whether the same method wins.
-- **Paper** columns are read off the paper's figures (`analysis/paper/`), on the paper's data. The difference between
-  a `small` result and the paper's number says nothing by itself.
-- **Intervals** are 95 %: Student's t over seeds below 10 seeds, percentile bootstrap from 10 on; one seed has none.
-  Differences are paired by seed: same data order, same first weights. With 3 seeds only large effects can be told
-  from chance, and one in twenty of many intervals misses its truth.
-- What differs from the paper or its code on purpose: `DEVIATIONS.md`.
-"""
+RIVALS = ("none", "shrink_perturb", "full_reset", "dash")
+CONTROLS = ("none", "rescale", "keep_norm", "random_orthogonal", "fire_exact")
 
 
-SAID = {
-    "FIRE is better": "FIRE is better than",
-    "FIRE is worse": "FIRE is worse than",
-    "cannot be told apart": "FIRE cannot be told apart from",
-    "one seed: nothing can be said": "one seed, nothing can be said against",
-}
-CLAIM_NOTE = """Each row: two methods, the one that is said to end better first. `paper` and `ours` give both end values; the
-gain is positive when it falls as claimed. *holds* and *the opposite holds*: the interval of the gain excludes 0 at
-size small, which speaks for or against the claim there and does not reproduce its number. *cannot be told apart*: it
-includes 0.
-"""
+# ------------------------------------------------------------------------------------------------ text of numbers
+def digits(values: Iterable[float]) -> int:
+    """Decimals for a column of one kind: four for accuracies and losses, one or none for returns."""
+    largest = max((abs(value) for value in values if pd.notna(value)), default=0.0)
+    return 4 if largest < 10 else 1 if largest < 10_000 else 0
 
 
-UNTUNED_NOTE = "\\* at its default settings: nothing of it was tuned for this experiment."
-LEARNING_NOTE = """
-Raw returns in the half that all methods share, mean over the last tenth of its steps, against random actions under the same
-protocol. Means over seeds with 95 % t intervals; the gain is paired by seed. Its interval excludes 0 where learning shows.
-"""
-COST_NOTE = """
-Seconds by the clock, means over seeds. Training leaves out evaluations, but for DQN and SAC, whose figure holds them.
-"""
-CONTROL_NOTE = """Rescale keeps the old directions and takes FIRE's norm; random orthogonal is an isometry with nothing of
-the old weights; FIRE exact is the isometry that FIRE's iterations stop short of. FIRE minus each, paired by seed; for
-losses less is better.
-"""
+def number(value: float | None, decimals: int | None = None, sign: bool = False) -> str:
+    if value is None or pd.isna(value):
+        return "-"
+    decimals = digits([value]) if decimals is None else decimals
+    return f"{value:{'+' if sign else ''}.{decimals}f}"
 
 
-def controls(results: Results) -> str:
-    """FIRE against its controls in every setting that ran them, and what that says of where the gain comes from."""
-    rows, gains, norm_alone, chance_alone = [], 0, 0, 0
-    for part in curves.settings(results):
-        if not measures.measures_of(part, experiment_of(part)):
-            continue
-        table = contrast_table(plain(part)).set_index("FIRE minus")
-        names = {key: style.look(key).name for key in ("none", "rescale", "random_orthogonal", "fire_exact")}
-        if names["rescale"] not in table.index and names["random_orthogonal"] not in table.index:
-            continue
-        cells = {key: table.loc[name] if name in table.index else None for key, name in names.items()}
-        row = {"setting": experiment_of(part)}
-        for key, cell in cells.items():
-            row[f"minus {names[key]}"] = "-" if cell is None else cell["difference [95 %]"]
+def spread(mean: float, low: float, high: float, decimals: int | None = None, sign: bool = False) -> str:
+    """`0.8443 [0.8359, 0.8528]`; without brackets for one seed."""
+    if pd.isna(mean):
+        return "-"
+    decimals = digits([mean, low, high]) if decimals is None else decimals
+    text = number(mean, decimals, sign)
+    return text if pd.isna(low) else f"{text} [{number(low, decimals, sign)}, {number(high, decimals, sign)}]"
+
+
+def mean_text(row: pd.Series, decimals: int | None = None) -> str:
+    return spread(row["mean"], row["low"], row["high"], decimals)
+
+
+def difference_text(row: pd.Series, decimals: int | None = None, negate: bool = False) -> str:
+    """Label minus reference; with `negate` reference minus label."""
+    mean, low, high = row["difference"], row["difference_low"], row["difference_high"]
+    if negate:
+        mean, low, high = -mean, -high, -low
+    return spread(mean, low, high, decimals, sign=True)
+
+
+def p_text(p: float) -> str:
+    return "-" if pd.isna(p) else "<0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+def short(value: object) -> str:
+    """Two or three digits of a float, for measured quantities that are not results."""
+    return str(value) if not isinstance(value, float) else "-" if pd.isna(value) else f"{value:.3g}"
+
+
+def markdown(table: pd.DataFrame) -> str:
+    return table.to_markdown(index=False, disable_numparse=True) if len(table) else "Nothing was run yet."
+
+
+# ------------------------------------------------------------------------------------------------ tables of runs
+def status_matrix(results: Results) -> pd.DataFrame:
+    """Panels of the paper against sizes: how many methods and seeds are finished, on which data."""
+    done = results.finished
+    rows = []
+    for figure, panel in paper.cells():
+        row = {"figure": figure.removeprefix("fig"), "panel": panel.replace("_", " ")}
+        for size in SIZES[:-1]:
+            runs = done[(done["experiment"] == f"{figure}_{panel}") & (done["size"] == size)]
+            row[size] = "not run" if runs.empty else _count(runs)
         rows.append(row)
-        if cells["none"] is not None and cells["none"]["in words"] == "FIRE is better":
-            gains += 1
-            norm_alone += cells["rescale"] is not None and cells["rescale"]["in words"] != "FIRE is better"
-            chance_alone += (
-                cells["random_orthogonal"] is not None
-                and cells["random_orthogonal"]["in words"] != "FIRE is better"
-            )
-    if not rows:
-        return "No controls run yet."
+    return pd.DataFrame(rows)
+
+
+def _count(runs: pd.DataFrame) -> str:
+    own = runs[runs["label"] == runs["method"]]
+    seeds = (own if len(own) else runs).groupby("label")["seed"].nunique()
+    most = f"{seeds.max()}" if seeds.nunique() == 1 else f"{seeds.min()}-{seeds.max()}"
+    return f"{len(seeds)} methods x {most} seeds, {plot.data_name(runs['data'].iloc[0])}"
+
+
+def claim_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row a claim and setting that ran both methods: the comparison, oriented so that a positive gain is as claimed.
+    The claims of the paper at one size are one family for Holm's correction, the others at that size another."""
+    headline = frame[frame["headline"]]
+    rows = []
+    for claim in paper.claims().to_dict("records"):
+        better, worse = claim["better"], claim["worse"]
+        found = headline[headline["experiment"] == claim["experiment"]]
+        as_told = found[(found["label"] == better) & (found["reference"] == worse)]
+        turned = found[(found["label"] == worse) & (found["reference"] == better)]
+        for row in [
+            *as_told.to_dict("records"),
+            *(turned if as_told.empty else turned[:0]).to_dict("records"),
+        ]:
+            sign = (1 if row["label"] == better else -1) * (1 if row["higher_is_better"] else -1)
+            ends = sorted((sign * row["difference_low"], sign * row["difference_high"]))
+            gain = {
+                "difference": sign * row["difference"],
+                "difference_low": ends[0],
+                "difference_high": ends[1],
+            }
+            rows.append({**row, **claim, **gain, "higher_is_better": True})
+    table = pd.DataFrame(rows, columns=[*estimates.COLUMNS, "better", "worse", "source"])
+    of_paper = table["source"].str.startswith("the paper's")
+    families = [estimates.decide(family) for _, family in table.groupby(["size", of_paper], sort=False)]
+    return pd.concat(families, ignore_index=True) if families else table.assign(p_holm=None, word=None)
+
+
+def claims_table(claims: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `claim_rows` as text: the paper's difference and ours, with the corrected p-value."""
+    rows = []
+    for row in claims.to_dict("records"):
+        theirs = paper.end_values(row["figure"], row["panel"])
+        known = row["better"] in theirs and row["worse"] in theirs
+        gap = (
+            (theirs[row["better"]] - theirs[row["worse"]]) * (-1 if row["figure"] == "fig3" else 1)
+            if known
+            else None
+        )
+        rows.append(
+            {
+                "experiment": row["experiment"],
+                "size": row["size"],
+                "data": plot.data_name(row["data"]),
+                "claim": f"{plot.look(row['better']).name} > {plot.look(row['worse']).name}",
+                "paper's gain": number(gap, sign=True),
+                "our gain [95 %]": difference_text(row),
+                "seeds": row["pairs"],
+                "p, corrected": p_text(row["p_holm"]),
+                "verdict": {"better": "holds", "worse": "the opposite holds"}.get(row["word"], ""),
+                "source": row["source"],
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def against(part: pd.DataFrame, labels: Iterable[str] | None = None) -> pd.DataFrame:
+    """FIRE minus each other method of one setting in the headline measure; all of them are one family."""
+    rows = part[part["headline"] & (part["reference"] == "fire")]
+    rows = rows[rows["label"].isin(labels)] if labels is not None else rows
+    return estimates.decide(rows)
+
+
+def against_table(part: pd.DataFrame) -> pd.DataFrame:
+    """`against` as text."""
+    rows = against(part).set_index("label")
+    table = []
+    for label in plot.ordered(rows.index):
+        row = rows.loc[label]
+        words = {"better": "FIRE is worse", "worse": "FIRE is better"}
+        table.append(
+            {
+                "FIRE minus": plot.look(label).name,
+                "difference [95 %]": difference_text(row, digits(rows["mean"]), negate=True),
+                "seeds": row["pairs"],
+                "p, corrected": p_text(row["p_holm"]),
+                "verdict": words.get(row["word"], ""),
+            }
+        )
+    return pd.DataFrame(table)
+
+
+def controls_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """FIRE minus `none` and minus each control, settings that ran a control; a star: Holm-corrected over the whole table."""
+    rows = against_controls(frame)
+    table = []
+    for (experiment, size), group in rows.groupby(["experiment", "size"]):
+        cells = {row["label"]: row for row in group.to_dict("records")}
+        row = {"experiment": experiment, "size": size}
+        for label in CONTROLS:
+            found = cells.get(label)
+            star = " *" if found and found["word"] else ""
+            row[plot.look(label).name] = "-" if found is None else difference_text(found, negate=True) + star
+        table.append(row)
+    return pd.DataFrame(table)
+
+
+def against_controls(frame: pd.DataFrame) -> pd.DataFrame:
+    rows = frame[frame["headline"] & (frame["reference"] == "fire") & frame["label"].isin(CONTROLS)]
+    keys = ["experiment", "size", "data"]
+    ran = rows[rows["label"].isin(CONTROLS[1:])].drop_duplicates(keys)[keys]
+    return estimates.decide(rows.merge(ran, on=keys))
+
+
+def end_table(part: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """One row a method of one setting and measure: ours with interval, minus `none` with the p-value corrected over the
+    table, and the paper's end value."""
+    rows = part[part["metric"] == measure]
+    first = estimates.means(rows).set_index("label")
+    gaps = estimates.decide(rows[rows["reference"] == "none"]).set_index("label")
+    theirs = (
+        paper.end_values(first["figure"].iloc[0], first["panel"].iloc[0]) if first["headline"].iloc[0] else {}
+    )
+    decimals = digits(first["mean"])
+    table = []
+    for label in plot.ordered(first.index):
+        gap = gaps.loc[label] if label in gaps.index else None
+        row = {"method": plot.look(label).name, "mean [95 %]": mean_text(first.loc[label], decimals)}
+        row |= {"seeds": first.loc[label, "n"], "minus none [95 %]": "-", "p, corrected": "-"}
+        if gap is not None:
+            row |= {
+                "minus none [95 %]": difference_text(gap, decimals),
+                "p, corrected": p_text(gap["p_holm"]),
+            }
+        table.append(row | ({"paper": number(theirs.get(label), decimals)} if theirs else {}))
+    return pd.DataFrame(table)
+
+
+def wide_table(part: pd.DataFrame, kind: str) -> pd.DataFrame:
+    """Means of all measures of a kind ("boundary" or "cost"), one row a method."""
+    rows = estimates.means(part[part["kind"] == kind])
+    if rows.empty:
+        return pd.DataFrame()
+    titles = rows.drop_duplicates("metric")["measure"]
+    wide = rows.pivot_table(index="label", columns="measure", values="mean", sort=False)[titles]
+    wide = wide.loc[[label for label in plot.ordered(wide.index) if label in wide.index]]
     return (
-        f"FIRE is better than none in {gains} of {len(rows)} settings with controls. In {norm_alone} of those {gains} it "
-        f"is not better than rescale, so that the norm alone may account for the gain; in {chance_alone} it is not better "
-        f"than a random isometry.\n\n{markdown(pd.DataFrame(rows))}"
+        wide.map(short)
+        .set_axis([plot.look(label).name for label in wide.index])
+        .rename_axis("method")
+        .reset_index()
     )
 
 
-def untuned_rivals(part: Results) -> list[str]:
-    """Methods with settings that experiments tune (`tuned` in conf/experiment), of which this experiment tunes none."""
-    tuned = (yaml.safe_load(_text(f"experiment/{experiment_of(part)}.yaml")) or {}).get("tuned") or {}
-    rivals = sorted(set(part.finished["method"]) - set(tuned))
-    return [rival for rival in rivals if f"tuned.{rival}." in _text(f"method/{rival}.yaml")]
+def learning_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Reinforcement learning before the boundary, against random actions under the same protocol; one family."""
+    rows = estimates.decide(frame[(frame["kind"] == "learning") & (frame["reference"] == "random_actions")])
+    return pd.DataFrame(
+        {
+            "experiment": row["experiment"],
+            "size": row["size"],
+            "return of": row["measure"].split(" ")[0],
+            "before the boundary [95 %]": mean_text(row),
+            "minus random actions [95 %]": difference_text(row),
+            "seeds": row["pairs"],
+            "p, corrected": p_text(row["p_holm"]),
+        }
+        for row in rows.to_dict("records")
+    )
 
 
-def _text(name: str) -> str:
-    """A file of conf/, "" where somebody else's runs name one that is not here."""
-    path = CONF / name
-    return path.read_text(encoding="utf-8") if path.exists() else ""
+def ablation_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Runs with overrides in the headline measure, against the run without them where there is one."""
+    rows = frame[frame["headline"] & (frame["label"] != frame["method"])]
+    table = []
+    for row in estimates.means(rows).to_dict("records"):
+        key = (
+            (rows["experiment"] == row["experiment"])
+            & (rows["label"] == row["label"])
+            & (rows["size"] == row["size"])
+        )
+        gap = rows[key & (rows["reference"] == "unchanged")].to_dict("records")
+        table.append(
+            {
+                "experiment": row["experiment"],
+                "size": row["size"],
+                "method": plot.look(row["method"]).name,
+                "changed": row["label"].removeprefix(f"{row['method']}-"),
+                "mean [95 %]": mean_text(row),
+                "minus unchanged [95 %]": difference_text(gap[0]) if gap else "-",
+                "seeds": row["n"],
+            }
+        )
+    return pd.DataFrame(table)
 
 
-def in_short(results: Results) -> list[str]:
-    """One line a setting: what FIRE's paired differences to the other methods allow to say."""
-    lines = []
-    for part in curves.settings(results):
-        if not measures.measures_of(part, experiment_of(part)):
+# the settings of README.md's table: one a kind of training, and the two probes that show a loss of plasticity
+OVERVIEW = ("random_label", "label_noise", "pictures_resnet18", "fig3_60k", "fig4b_balance_simple")
+
+
+def overview_table(results: Results, frame: pd.DataFrame) -> pd.DataFrame:
+    """A few settings by the four best-known methods, for README.md."""
+    table = []
+    for part in sorted(settings(results), key=lambda part: part.first["experiment"]):
+        first = part.first
+        keys = [frame[key] == first[key] for key in ("experiment", "size", "data")]
+        rows = frame[keys[0] & keys[1] & keys[2] & frame["headline"]]
+        if rows.empty or first["experiment"] not in OVERVIEW:
             continue
-        table = contrast_table(plain(part))
-        untuned = {style.look(label).name for label in untuned_rivals(part)}
-        table["FIRE minus"] = [f"{name}{'*' * (name in untuned)}" for name in table["FIRE minus"]]
-        words = {text: list(rows["FIRE minus"]) for text, rows in table.groupby("in words", sort=False)}
-        said = "; ".join(f"{SAID[text]} {', '.join(names)}" for text, names in words.items())
-        first = part.finished.iloc[0]
-        headline = measures.measures_of(part, experiment_of(part))[0].title
-        if not said:
-            continue
-        place = f"{first['experiment']} (size {first['size']}, {first['data']}, {curves.seeds_text(plain(part).finished)})"
-        lines.append(f"- **{place}**, {headline}: {said}.")
-    return lines
+        ends = estimates.means(rows).set_index("label")["mean"]
+        decimals = min(3, digits(ends))
+        page = f"[{plot.title(part).splitlines()[0]}](analysis/results/pages/{first['experiment']}.md)"
+        row = {"experiment": page, "measure": rows["measure"].iloc[0].split(",")[0]}
+        for label in ("none", "shrink_perturb", "full_reset", "fire"):
+            row[plot.look(label).name] = number(ends.get(label), decimals)
+        table.append(row)
+    return pd.DataFrame(table)
 
 
-def reproduced(results: Results, benchmarks: Path = RESULTS) -> str:
-    """The text of REPRODUCED.md: `results`, then the benchmarks whose CSV files lie in that folder."""
-    finished = results.finished
-    blocks = [HEAD]
-    for size, group in finished.groupby("size"):
-        blocks.append(f"Runs at size {size}: {len(group)} in {group['experiment'].nunique()} experiments.\n")
-    blocks += ["## In short\n", *in_short(results), f"\n{UNTUNED_NOTE}"]
-    blocks += ["\n## Isometry, norm or randomness: the controls\n", CONTROL_NOTE, controls(results)]
-    blocks += ["\n## Claims\n", CLAIM_NOTE]
-    table = claim_table(results)
-    waiting = is_waiting(table)
-    blocks += [markdown(table[~waiting]), "\nClaims of the paper that no run here speaks to:\n"]
-    blocks.append(markdown(table[waiting][["panel", "better > worse", "paper", "at size paper", "source"]]))
-    blocks.append("\n## End values\n")
-    for part in curves.settings(results):
-        if not measures.measures_of(part, experiment_of(part)):
-            continue
-        first = part.finished.iloc[0]
-        blocks.append(f"### {first['experiment']}, size {first['size']}, data {first['data']}\n")
-        blocks.append(provenance_lines(part) + "\n")
-        table = end_value_table(part)
-        for title, rows in table.groupby("measure", sort=False):
-            blocks.append(f"{title}\n\n{markdown(rows.drop(columns='measure'))}\n")
-        contrasts = contrast_table(part)
-        if len(contrasts):
-            blocks.append(f"FIRE against each other method, first measure above\n\n{markdown(contrasts)}\n")
-    figures = sorted((benchmarks / "figures").glob("*.png"))
-    if figures:
-        blocks.append("\n## Figures\n")
-        blocks += [f"![{path.stem}](analysis/results/figures/{path.name})\n" for path in figures]
-    for title, note, table in (
-        ("Right after the boundary: how orthogonal, how far moved", "", boundary_table(results)),
-        ("Learning before the boundary", LEARNING_NOTE, learning_table(results)),
-        ("Cost", COST_NOTE, cost_table(results)),
-        ("Ablations: one setting changed", "", ablation_table(results)),
-        ("Not run at the paper's size", "", not_run(results)),
-    ):
-        blocks.append(f"\n## {title}\n{note}")
-        blocks.append(markdown(table) if len(table) else "Nothing run yet.")
-    blocks.append("\n## Benchmarks\n")
-    for benchmark, table, origin in tables_of(benchmarks):
-        blocks.append(f"### {benchmark.title}\n\n{benchmark.legend} {origin}\n\n{markdown(table)}\n")
-    return "\n".join(blocks) + "\n"
+# ------------------------------------------------------------------------------------------------ tables of benchmarks
+@dataclass(frozen=True)
+class Benchmark:
+    """One CSV of `analysis/results`: its title, what its columns mean, how it becomes a table of text."""
+
+    file: str
+    title: str
+    legend: str
+    table: Callable[[pd.DataFrame], pd.DataFrame]
 
 
-def write_all(results: Results, out: Path, benchmarks: Path = RESULTS) -> list[Path]:
-    """Every table as .md, .csv and .tex, those of the benchmarks too."""
-    ends = [end_value_table(p).assign(experiment=experiment_of(p), size=p.finished["size"].iloc[0],
-            data=p.finished["data"].iloc[0]) for p in curves.settings(results) if len(p.metrics)]  # fmt: skip
+def convergence_table(frame: pd.DataFrame) -> pd.DataFrame:
+    return _by_iterations(frame, ["kind", "condition"], "dfi", "relative_error")
+
+
+def models_table(frame: pd.DataFrame) -> pd.DataFrame:
+    return _by_iterations(frame, ["model", "weights", "matrices"], "dfi_median", "dfi_max")
+
+
+def _by_iterations(frame: pd.DataFrame, keys: list[str], first: str, second: str) -> pd.DataFrame:
+    """`first` (`second`) in one column for each solver, normalisation and number of iterations."""
+    newton = frame["solver"] == "newton_schulz"
+    frame = frame[~newton | frame["iterations"].isin([5, 10, 20, 40])]
+    named = frame["normalize"] + " " + frame["iterations"].astype("Int64").astype(str)
+    column = named.where(frame["solver"] == "newton_schulz", frame["solver"])
+    value = frame[first].map("{:.2g}".format) + " (" + frame[second].map("{:.2g}".format) + ")"
+    table = frame.assign(column=column, value=value).pivot_table(
+        index=keys, columns="column", values="value", aggfunc="last", sort=False
+    )
+    return (
+        table.fillna("-")
+        .reset_index()
+        .map(lambda cell: f"{cell:.2g}" if isinstance(cell, float) else str(cell))
+    )
+
+
+def method_costs_table(frame: pd.DataFrame) -> pd.DataFrame:
+    return beside_table_1(
+        frame,
+        [
+            "method",
+            "boundary_seconds=boundary, s",
+            "boundary_mb=boundary, MB",
+            "step_seconds=step, s",
+            "step_mb=step, MB",
+        ],
+    )
+
+
+def table_1(frame: pd.DataFrame) -> pd.DataFrame:
+    return beside_table_1(
+        frame.assign(boundary_mb=frame["boundary_mb"].round().astype(int)),
+        ["method", "device", "hardware", "images", "batch", "boundary_seconds=seconds", "boundary_mb=MB"],
+    )
+
+
+def beside_table_1(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+    """Columns of a CSV with a line for each method, and those of the paper's Table 1 beside them."""
+    theirs = paper.boundary_costs()
+    pairs = [theirs.get(method, ("-", "-")) for method in frame["method"]]
+    table = columns(names)(frame)
+    return table.assign(**{"paper (GPU), s": [a for a, _ in pairs], "paper, MB": [b for _, b in pairs]})
+
+
+def columns(names: list[str]) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    """The columns `name=title` of a CSV (those that it has), numbers shortened."""
+    pairs = [name.partition("=")[::2] for name in names]
+
+    def table(frame: pd.DataFrame) -> pd.DataFrame:
+        return pd.DataFrame({title or name: frame[name].map(short) for name, title in pairs if name in frame})
+
+    return table
+
+
+BENCHMARKS = (
+    Benchmark(
+        "convergence",
+        "Convergence by kind of matrix",
+        "DfI of the factor, in brackets its relative error against the SVD in float64, after 5, 10, 20 and 40 published "
+        "iterations with either normalisation, and of the exact solver.",
+        convergence_table,
+    ),
+    Benchmark(
+        "convergence_models",
+        "Convergence by model",
+        "Median DfI over the target matrices, in brackets the largest.",
+        models_table,
+    ),
+    Benchmark(
+        "method_costs",
+        "Cost of each method",
+        "ResNet-18 at full width on one CPU thread: a boundary with its report, and a training step of 32 images (memory "
+        "with optimizer and activations). The boundary of DASH is a pass over 512 images here, and over CIFAR-10 in the "
+        "paper's Table 1, which was measured on a GPU.",
+        method_costs_table,
+    ),
+    Benchmark(
+        "table1",
+        "Table 1 on this hardware",
+        "One boundary of ResNet-18 with batches of 256 images of 32 x 32 pixels. In the paper DASH looks at CIFAR-10's "
+        "50,000 images, so its seconds are comparable only where `images` is 50,000. On a CPU: processor seconds of one "
+        "thread and resident memory; on a GPU: seconds of the wall clock and memory of tensors.",
+        table_1,
+    ),
+    Benchmark(
+        "bench_fire",
+        "Speed of the solvers",
+        "Time of a plain loop of the published algorithm divided by ours, interleaved: above 1 ours is faster. "
+        "`exact, equal DfI`: against the loop iterated until it is as exact.",
+        columns(
+            ["row=matrices of", "kind=weights", "device", "iterations=iterations of the loop", "loop_seconds=loop, s",
+             "ratio_exact=exact", "ratio_equal=exact, equal DfI", "ratio_each=each to its own", "ratio_fast=fast",
+             "ratio_newton_schulz=newton_schulz", "dfi_exact=largest DfI, exact", "dfi_newton_schulz=published",
+             "error_exact=largest error, exact", "error_fast=fast ", "error_newton_schulz=published ",
+             "extra_memory=extra memory / unit"]
+        ),
+    ),
+    Benchmark(
+        "bench_vision",
+        "Speed of the vision loop",
+        "Images per second, interleaved with the usual loop (PIL pictures, ToTensor and Normalize in a DataLoader).",
+        columns(
+            ["model", "size", "image_size=pixels", "device", "variant=loop", "images_per_second=images/s",
+             "ratio_to_usual=ratio"]
+        ),
+    ),
+    Benchmark(
+        "bench_loops",
+        "Speed of the other loops",
+        "Rates of our loop and of a plain one of the usual kind, interleaved; the ratio is the median over the rounds, with "
+        "those of single rounds beside it. Replay memory: our bytes divided by those of a buffer of whole stacks. Sampling: "
+        "share of an update's time.",
+        columns(
+            ["domain", "setting", "device", "unit", "ours", "usual", "ratio", "lowest", "highest",
+             "replay_bytes_ratio=replay memory", "sampling_share=sampling", "rounds"]
+        ),
+    ),
+    Benchmark(
+        "calibration",
+        "Settings that were tried",
+        "Each setting that was tried before methods were compared, with the two numbers that decided about it.",
+        lambda frame: frame.map(short),
+    ),
+)  # fmt: skip
+
+
+def benchmark_tables(folder: Path = RESULTS) -> dict[str, tuple[Benchmark, pd.DataFrame, str]]:
+    """{file: (benchmark, its table, where it was measured)} for the files that are in `folder`."""
+    found = {}
+    for benchmark in BENCHMARKS:
+        path = folder / f"{benchmark.file}.csv"
+        if path.exists():
+            frame = pd.read_csv(path)
+            found[benchmark.file] = benchmark, benchmark.table(frame), _origin(frame)
+    return found
+
+
+def _origin(frame: pd.DataFrame) -> str:
+    if not {"commit", "hardware"} <= set(frame):
+        return ""
+    commits = sorted({str(commit)[:10] for commit in frame["commit"]})
+    shown = ", ".join(commits) if len(commits) <= 4 else f"{len(commits)} different ones"
+    return f"Machine: {', '.join(sorted(set(frame['hardware'])))}; commit: {shown}."
+
+
+def write_all(results: Results, out: Path) -> list[Path]:
+    """Every table as .md, .csv and .tex, and the frame of estimates that they come from as estimates.csv."""
+    frame = estimates.frame(results)
     tables = {
-        "claims": claim_table(results),
-        "end_values": pd.concat(ends, ignore_index=True) if ends else pd.DataFrame(),
-        "boundaries": boundary_table(results),
-        "learning": learning_table(results),
-        "costs": cost_table(results),
-        "ablations": ablation_table(results),
-        "not_run": not_run(results),
+        "status": status_matrix(results),
+        "claims": claims_table(claim_rows(frame)),
+        "controls": controls_table(frame),
+        "overview": overview_table(results, frame),
+        "learning": learning_table(frame),
+        "ablations": ablation_table(frame),
     }
-    tables |= {benchmark.file: table for benchmark, table, _ in tables_of(benchmarks)}
-    paths = []
+    tables |= {name: table for name, (_, table, _) in benchmark_tables().items()}
+    out.mkdir(parents=True, exist_ok=True)
+    frame.to_csv(out / "estimates.csv", index=False, float_format="%.6g", lineterminator="\n")
+    paths = [out / "estimates.csv"]
     for name, table in tables.items():
         if len(table):
-            paths.append(write_frame(table, out / f"{name}.csv"))
-            tex = latex(table, name.replace("_", " "), f"tab:{name}")
-            for ending, text in (("md", markdown(table) + "\n"), ("tex", tex)):
-                path = out / f"{name}.{ending}"
-                path.write_text(text, encoding="utf-8")
-                paths.append(path)
+            latex = table.to_latex(
+                index=False, escape=True, caption=name.replace("_", " "), label=f"tab:{name}"
+            )
+            csv = table.to_csv(index=False, lineterminator="\n")
+            for ending, text in (("md", markdown(table) + "\n"), ("csv", csv), ("tex", latex)):
+                paths.append(out / f"{name}.{ending}")
+                paths[-1].write_text(text, encoding="utf-8")
     return paths
-
-
-def main(given: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m analysis.tables", description=__doc__.splitlines()[0])
-    parser.add_argument("--root", default="analysis/results", help="an export or a folder of runs")
-    parser.add_argument("--write", default=None, metavar="FILE", help="write REPRODUCED.md to this file")
-    parser.add_argument("--out", default=None, help="folder for every table as .md, .csv, .tex")
-    options = parser.parse_args(given)
-    try:
-        results = with_finished_runs(open_results(options.root), options.root)
-        if options.write:
-            Path(options.write).write_text(reproduced(results), encoding="utf-8")
-            print(options.write)
-        for path in write_all(results, Path(options.out)) if options.out else []:
-            print(path)
-        if not options.write and not options.out:
-            print(reproduced(results))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -5,8 +5,9 @@
 Usual stack: gymnasium's AtariPreprocessing and FrameStackObservation in a (synchronous or asynchronous) vector
 environment, and a ring that stores every observation as a full stack. Both sides take the same random actions, clip rewards
 and store every step. Rounds alternate, so a slow minute of the machine hits both; the ratio of each round is listed and
-the median stated. Also: updates per second in the usual form, ours and ours compiled, each from its own replay; time of
-a batch; bytes; time and size of a checkpoint of a mapped replay.
+the median stated. Also: updates
+per second in the usual form and in ours (eager, compiled, channels last, bf16), each from its own replay; time of a batch;
+bytes; time and size of a checkpoint of a mapped replay.
 """
 
 import argparse
@@ -27,7 +28,7 @@ import torch
 from benchmarks.results_file import loop_row, merge_loops
 from rl.captured import captured
 from rl.dqn.env import Games
-from rl.dqn.learn import losses, update
+from rl.dqn.learn import gradients, update
 from rl.dqn.network import DQN
 from rl.replay import Batch, FrameReplay
 
@@ -168,14 +169,18 @@ def bench_checkpoint(folder: Path, transitions: int = 200_000) -> None:
 
 
 def bench_learning(replay: FrameReplay, ring: StackRing, rounds: int, device: torch.device) -> None:
-    """Updates of the published network, batch from the replay included: the usual form, ours, and ours compiled.
+    """Updates of the published network, batch from the replay included: the usual form, and ours in several.
 
     Usual: eager, an optimizer that goes parameter by parameter, loss read back. One warm-up turn each, then in turns.
     """
+    graph = captured(gradients, device)
     loops = {
-        "usual": learning_loop(ring, device, losses, read=True, fused=False, foreach=False),
-        "eager": learning_loop(replay, device, losses, fused=True),
-        "compiled": learning_loop(replay, device, captured(losses, device), fused=True),
+        "usual": learning_loop(ring, device, read=True, fused=False, foreach=False),
+        "eager": learning_loop(replay, device, fused=True),
+        "compiled": learning_loop(replay, device, graph, fused=True),
+        "channels last": learning_loop(replay, device, None, True, fused=True),
+        "channels last, compiled": learning_loop(replay, device, graph, True, fused=True),
+        "channels last, compiled, bf16": learning_loop(replay, device, graph, True, "bf16", fused=True),
     }
     count = 20 if device.type == "cpu" else 500
     rates: dict[str, list[float]] = {name: [] for name in loops}
@@ -192,7 +197,7 @@ def bench_learning(replay: FrameReplay, ring: StackRing, rounds: int, device: to
     print(
         f"batch of 32: {1000 * sampling:.2f} ms from our mapped replay, {1000 * stacks:.2f} ms from full stacks"
     )
-    for name in ("eager", "compiled"):
+    for name in [name for name in loops if name != "usual"]:
         setting = f"updates, batch 32, {name}"
         row = loop_row("dqn", setting, "updates/s", device.type, rates[name], rates["usual"])
         share = sampling * statistics.median(rates[name])
@@ -206,17 +211,22 @@ def bench_learning(replay: FrameReplay, ring: StackRing, rounds: int, device: to
 def learning_loop(
     replay: FrameReplay | StackRing,
     device: torch.device,
-    learning: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+    compiled: Callable[..., tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]] | None = None,
+    channels_last: bool = False,
+    precision: str = "fp32",
     read: bool = False,
     **adam: bool,
 ) -> Iterator[None]:
     """One update a step, forever; `read` waits for the loss each time."""
     generator = np.random.default_rng(0)
-    net, target = DQN(4).to(device), DQN(4).to(device)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    net, target = (DQN(4).to(device, memory_format=layout) for _ in range(2))
     optimizer = torch.optim.Adam(net.parameters(), lr=6.25e-5, eps=1.5e-4, **adam)
     while True:
+        if isinstance(replay, FrameReplay):
+            replay.channels_last = channels_last  # the loops take turns with it
         batch = Batch(*(values.to(device) for values in replay.sample(32, generator)))
-        loss, _ = update(net, target, optimizer, batch, 0.99, losses=learning)
+        loss, _ = update(net, target, optimizer, batch, 0.99, precision=precision, compiled=compiled)
         if read:
             loss.item()
         yield

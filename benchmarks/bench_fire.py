@@ -8,6 +8,8 @@ One thread, processor time (wall clock on a GPU). In each round every variant ru
 all of them; a ratio is the median over the rounds of (time of the loop / time of ours), above 1 is faster. Columns:
 
 ratio_*         against the loop with its published number of iterations (10; 5 for GPT)
+ratio_call_*    the whole call fire(model), targets found and results checked, against a plain loop over the targets
+                that scales and writes back; fresh weights. ratio_call_read_* also reads the rows of the report
 ratio_equal     `exact` against the loop iterated to DfI <= 1e-8 on every matrix; the published function takes one
                 number of iterations for a network, so this is the largest that its recursion needs on the singular
                 values of any of its matrices (200 at most). The loop's time is *computed*: in proportion
@@ -23,23 +25,28 @@ extra_memory    peak resident memory of `exact` beyond its input and its result,
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.memory import peak_memory
 from benchmarks.results_file import merge
 from benchmarks.weight_sets import KINDS, ROWS, Groups, groups_of, groups_of_checkpoint
-from fire_core.polar import STACK_BYTES, polar
+from fire_core.projection import fire
+from fire_core.solvers.polar import STACK_BYTES, polar
+from fire_core.targets import TargetTable, find_targets
 
 SOLVERS = ("exact", "fast", "newton_schulz")
+CALLS = ("exact", "newton_schulz")
 EQUAL = 1e-8
 
 
@@ -89,6 +96,50 @@ def ratios(groups: Groups, iterations: int, repeats: int, device: str) -> dict[s
         rounds = zip(times["loop"], times[name], strict=True)
         row[f"ratio_{name}"] = statistics.median(loop / ours for loop, ours in rounds)
     return row
+
+
+def published_call(model: nn.Module, table: TargetTable, iterations: int) -> None:
+    """The published algorithm on a model as a user writes it: matrix after matrix, scaled, put back; no report."""
+    with torch.no_grad():
+        parameters = dict(model.named_parameters())
+        for target in table.included:
+            matrix = target.matrix(parameters)
+            (factor,) = published_loop({(0, 0): matrix.unsqueeze(0)}, iterations)
+            matrix.copy_(factor * target.scale)
+
+
+def whole_call(row: str, iterations: int, repeats: int, device: str) -> dict[str, Any]:
+    """Median time ratios of `published_call` to `fire(model)`, which also finds its targets, checks and reports.
+
+    The table of the plain loop is made beforehand. `rows` of the report are read in the time of `call_read_*`.
+    """
+    build, rule, _ = ROWS[row]
+    torch.manual_seed(1)
+    model = build().to(device)
+    start = copy.deepcopy(model.state_dict())
+    table = find_targets(model, rule)
+    times: dict[str, list[float]] = defaultdict(list)
+    for _ in range(repeats + 1):  # the first round builds schedules and libraries' buffers
+        model.load_state_dict(start)
+        times["loop"].append(seconds(lambda: published_call(model, table, iterations), device))
+        for solver in CALLS:
+            settings = {"iterations": iterations} if solver == "newton_schulz" else {}
+            for name in (f"call_{solver}", f"call_read_{solver}"):
+                model.load_state_dict(start)
+
+                def call(read: bool = "read" in name, solver: str = solver, settings: Any = settings) -> None:
+                    report = fire(model, targets=rule, solver=solver, **settings)
+                    if read:
+                        _ = report.rows
+
+                times[name].append(seconds(call, device))
+    loop = times.pop("loop")
+    return {
+        f"ratio_{name}": statistics.median(
+            usual / ours for usual, ours in zip(loop[1:], own[1:], strict=True)
+        )
+        for name, own in times.items()
+    }
 
 
 def accuracy(groups: Groups, iterations: int, sample: int) -> dict[str, Any]:
@@ -187,6 +238,8 @@ def measure(row: str, kind: str, groups: Groups, options: argparse.Namespace) ->
     values |= accuracy(groups, iterations, options.sample)
     for loop in ("equal", "each"):
         values[f"ratio_{loop}"] = values["ratio_exact"] * values[f"loop_iterations_{loop}"] / iterations
+    if kind == "fresh":
+        values |= whole_call(row, iterations, options.repeats, options.device)
     if kind == "fresh" and options.device == "cpu":
         values["extra_memory_mb"], values["extra_memory"] = extra_memory(row)
     return values | {"repeats": options.repeats}
@@ -195,12 +248,16 @@ def measure(row: str, kind: str, groups: Groups, options: argparse.Namespace) ->
 def text(values: dict[str, Any]) -> str:
     """The line for the terminal."""
     memory = f"{values['extra_memory']:.1f}" if "extra_memory" in values else "-"
+    calls = "".join(
+        f"{values[name]:>7.2f}x" if (name := f"ratio_call_{solver}") in values else f"{'-':>8}"
+        for solver in CALLS
+    )
     return (
         f"{values['row']:<14}{values['kind']:<10}{values['loop_seconds']:>8.2f} s"
         f"{values['ratio_exact']:>7.2f}x{values['ratio_equal']:>8.1f}x{values['ratio_fast']:>7.2f}x"
         f"{values['ratio_newton_schulz']:>7.2f}x{values['dfi_exact']:>10.1e}{values['dfi_newton_schulz']:>10.1e}"
         f"{values['error_exact']:>10.1e}{values['error_fast']:>10.1e}{values['error_newton_schulz']:>10.1e}"
-        f"{values['condition_max']:>10.1e}{values['completed']:>5}{memory:>6}"
+        f"{values['condition_max']:>10.1e}{values['completed']:>5}{memory:>6}{calls}"
     )
 
 
@@ -222,7 +279,7 @@ def main() -> None:
         _print_memory(options.memory_of)
         return
     names = "row           kind          loop     exact   equal   fast     ns   DfI exact  DfI ns  "
-    print(names + "err exact  err fast    err ns  cond max compl mem", flush=True)
+    print(names + "err exact  err fast    err ns  cond max compl mem fire exact  fire ns", flush=True)
     for row in options.rows:
         for kind in options.kinds:
             values = measure(row, kind, groups_of(row, kind), options)

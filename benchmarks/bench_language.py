@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.results_file import loop_row, merge_loops
-from conf.launch import compose_config
-from fire_core.fire import fire
+from fire_core.projection import fire
+from harness.config import compose_config
 from language.model import Decoder, Shape
 from language.throughput import synchronise
 

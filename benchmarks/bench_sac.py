@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 from benchmarks.results_file import loop_row, merge_loops
-from conf.launch import missing_compiler
+from harness.launch import missing_compiler
 from rl.replay import Batch, FlatReplay
 from rl.sac.network import Actor, Critics, Temperature
 from rl.sac.update import Learner, update

@@ -28,9 +28,11 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.results_file import merge
 from fire_core import Phase, State, snapshot
 from fire_core.methods import create
-from vision.data import Images, batch_indices, load, make_phases, prepare
+from vision.data import load
+from vision.images import Images
 from vision.models import build
 from vision.models.vit import ViT
+from vision.protocols import batch_indices, make_phases, prepare
 from vision.torchvision_import import import_torchvision
 
 SETTINGS: dict[str, dict[str, tuple[dict[str, int], int]]] = {  # net -> its arguments, image size

@@ -1,4 +1,4 @@
-"""Tables behind the question "how many iterations?", as CSV for `analysis.tables`.
+"""Tables behind the question "how many iterations?", as CSV for `analysis/tables.py`.
 
     python -m benchmarks.convergence [--columns 192] [--quick]
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks.bench_fire import iterations_to
 from benchmarks.results_file import RESULTS, merge
 from benchmarks.weight_sets import ROWS, groups_of
-from fire_core.polar import polar
+from fire_core.solvers.polar import polar
 
 ITERATIONS = (5, 10, 15, 20, 30, 40)
 

@@ -25,33 +25,45 @@ from torch.nn.functional import cross_entropy
 from benchmarks.memory import peak_memory
 from benchmarks.results_file import merge
 from fire_core import Phase, State, snapshot
-from fire_core.methods import Method, available, create
+from fire_core.methods import Method, create
+from harness.domains import methods_of
 from vision.models import build
 
 BATCH = 32
 
 
-def prepared(method: str, images: int) -> tuple[Method, State]:
+def prepared(method: str, images: int, batch: int = BATCH, device: str = "cpu") -> tuple[Method, State]:
     """The method in its phase, and a ResNet-18 a little away from its first weights with random images to come."""
     torch.manual_seed(1)
-    net = build("resnet18", classes=10, channels=3, image_size=32)
+    net = build("resnet18", classes=10, channels=3, image_size=32).to(device)
     state = State({"net": net}, initial=snapshot({"net": net}), loss=cross_entropy, phase=1)
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(0.01 * torch.randn_like(parameter))
-    pictures, labels = torch.randn(images, 3, 32, 32), torch.randint(10, (images,))
-    state.batches = lambda: zip(pictures.split(BATCH), labels.split(BATCH), strict=True)
+    pictures, labels = (
+        torch.randint(256, (images, 3, 32, 32), dtype=torch.uint8),
+        torch.randint(10, (images,)),
+    )
+    parts = list(zip(pictures.to(device).split(batch), labels.to(device).split(batch), strict=True))
+    state.batches = lambda: ((part.float() / 128 - 1, wanted) for part, wanted in parts)
     state.generator = torch.Generator().manual_seed(1)
     return create(method, first_phase=1), state
 
 
 def boundary(method: Method, state: State) -> dict[str, float]:
     """Seconds and peak MB of the method's own work at a boundary."""
-    with peak_memory() as peak:
-        started = time.process_time()
+    clock = gpu_clock if next(state.nets["net"].parameters()).is_cuda else time.process_time
+    with peak_memory(gpu=clock is gpu_clock) as peak:
+        started = clock()
         method.at_boundary(state, Phase(1))
-        seconds = time.process_time() - started
+        seconds = clock() - started
     return {"boundary_seconds": seconds, "boundary_mb": peak.extra / 2**20}
+
+
+def gpu_clock() -> float:
+    """Seconds of the wall clock once the GPU has done what it was given."""
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def step(method: Method, state: State) -> dict[str, float]:
@@ -88,7 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    known = [name for name, cls in available().items() if "vision" in cls.domains]
+    known = methods_of("vision")
     parser.add_argument("--methods", nargs="+", default=known, choices=known, metavar="METHOD")
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--measure", choices=("boundary", "step"), help=argparse.SUPPRESS)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fire_core.runs.machine import describe
+from fire_core.checkpoints.atomic import written_aside
+from harness.runs.machine import describe
 
 RESULTS = Path(__file__).resolve().parents[1] / "analysis" / "results"
 
@@ -34,12 +34,10 @@ def merge(name: str, rows: Sequence[dict[str, Any]], key: Sequence[str]) -> Path
     renewed = {identity(row, key) for row in fresh}
     lines = [row for row in older if identity(row, key) not in renewed] + fresh
     columns = list(dict.fromkeys(column for line in lines for column in line if column not in machine))
-    beside = path.with_suffix(".tmp")
-    with beside.open("w", newline="") as file:
+    with written_aside(path) as aside, aside.open("w", newline="") as file:
         writer = csv.DictWriter(file, [*columns, *machine])
         writer.writeheader()
         writer.writerows(lines)
-    os.replace(beside, path)
     return path
 
 

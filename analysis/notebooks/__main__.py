@@ -1,7 +1,4 @@
-"""Turn the percent-format sources into executed notebooks.
-
-python -m analysis.notebooks [NAME ...] [--out runs/notebooks]
-"""
+"""Execute the notebooks in this folder and keep their outputs: python -m analysis.notebooks [NAME ...] [--out FOLDER]."""
 
 from __future__ import annotations
 
@@ -13,50 +10,50 @@ from pathlib import Path
 
 from fire_core.errors import UserError
 
-SOURCES = Path(__file__).resolve().parent
-ROOT = SOURCES.parents[1]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 
 
 def names() -> list[str]:
-    return sorted(path.stem for path in SOURCES.glob("*.py") if not path.stem.startswith("_"))
+    return sorted(path.stem for path in HERE.glob("*.ipynb"))
 
 
-def execute(name: str, out: Path, seconds: int = 1200) -> Path:
-    """Run one source from the repository root and write it with its outputs as .ipynb; errors stop it."""
+def execute(name: str, out: Path = HERE, seconds: int = 1200) -> Path:
+    """Run one notebook from the repository root and write it with its outputs into `out`; an error in a cell stops it."""
     try:
-        import jupytext
+        import nbformat
         from nbclient import NotebookClient
     except ImportError as error:
         raise UserError(
-            "notebooks need two packages: .venv/bin/python -m pip install -e '.[notebooks]'"
+            "notebooks need two packages: run make install-all, or pip install -e '.[notebooks]'"
         ) from error
-    notebook = jupytext.read(SOURCES / f"{name}.py")
-    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    notebook = nbformat.read(HERE / f"{name}.ipynb", as_version=4)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
+    resources = {"metadata": {"path": str(ROOT)}}
     NotebookClient(
-        notebook, timeout=seconds, startup_timeout=300, resources={"metadata": {"path": str(ROOT)}}
+        notebook, timeout=seconds, startup_timeout=300, resources=resources, record_timing=False
     ).execute()
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{name}.ipynb"
-    jupytext.write(notebook, path)
+    nbformat.write(notebook, path)
     return path
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m analysis.notebooks", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m analysis.notebooks", description=__doc__)
     parser.add_argument("name", nargs="*", help=f"default all: {', '.join(names())}")
-    parser.add_argument("--out", default="runs/notebooks")
+    parser.add_argument(
+        "--out", default=HERE, type=Path, help="folder for the executed notebooks; default: in place"
+    )
     options = parser.parse_args(given)
     unknown = sorted(set(options.name) - set(names()))
-    if unknown:
-        print(f"error: no notebook '{unknown[0]}'; there are {', '.join(names())}", file=sys.stderr)
-        return 2
     try:
+        if unknown:
+            raise UserError(f"there is no notebook {unknown[0]!r}; choose from {', '.join(names())}")
         for name in options.name or names():
             print(f"executing {name} ...", flush=True)
-            print(execute(name, Path(options.out)), flush=True)
+            print(execute(name, options.out), flush=True)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

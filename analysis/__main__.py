@@ -1,0 +1,155 @@
+"""Everything that reads runs: python -m analysis figures | tables | status | export | fidelity (each has --help)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from analysis import fig2, fig3, fig4, fig5, pages, plot, probes, readme_figure, sweep, tables
+from analysis.runs import RESULTS, SIZES, export, load, open_results, settings
+from fire_core.errors import UserError
+from harness import status
+
+FIGURES = {"fig2": fig2, "fig3": fig3, "fig4": fig4, "fig5": fig5, "probes": probes, "readme": readme_figure}
+
+
+def draw_figures(given: Sequence[str]) -> int:
+    """Draw Figures 2 to 5, the probes and the picture of README.md, one picture for each size that has finished runs."""
+    parser = _parser("figures", draw_figures)
+    parser.add_argument("name", nargs="*", metavar="FIGURE", help=f"{' '.join(FIGURES)}; default: all")
+    _inputs(parser, "folder for the pictures; default <root>/figures")
+    parser.add_argument("--formats", default="png,svg,pdf", help="default png,svg,pdf")
+    parser.add_argument(
+        "--paper-curves", action="store_true", help="draw the paper's panel beside each of ours"
+    )
+    parser.add_argument("--metric", help="what Figure 4 shows, as in eval_return; default: as in the paper")
+    options = parser.parse_args(given)
+    unknown = [name for name in options.name if name not in FIGURES]
+    if unknown:
+        raise UserError(f"there is no figure {unknown[0]!r}; choose from {', '.join(FIGURES)}")
+    for name in options.name or FIGURES:
+        module = FIGURES[name]
+        results = open_results(options.root, options.size, module.PREFIXES)
+        sizes = [size for size in SIZES if size in set(results.finished["size"])]
+        if not sizes:
+            print(f"{name}: no finished run of {', '.join(module.PREFIXES)}* in '{options.root}'")
+        for size in sizes:
+            parts = [part for part in settings(results.select(size=size)) if len(part.metrics)]
+            chosen = {"metric": options.metric} if name == "fig4" and options.metric else {}
+            if chosen:
+                _must_be_logged(parts, options.metric)
+            figure = module.draw(parts, options.paper_curves, **chosen)
+            stem = Path(options.out or Path(options.root) / "figures") / f"{name}-{size}"
+            for path in plot.save(figure, stem, options.formats.split(","), module.CAPTION, parts):
+                print(f"{name}, size {size}: {path}")
+        _tell(results.problems)
+    return 0
+
+
+def _must_be_logged(parts: Sequence, metric: str) -> None:
+    logged = sorted({name for part in parts for name in part.metrics["metric"].unique()})
+    if metric not in logged:
+        raise UserError(f"no run logged {metric!r}; logged: {', '.join(logged)}")
+
+
+def write_tables(given: Sequence[str]) -> int:
+    """Write every table as Markdown, CSV and LaTeX; or show the table and the figure of one sweep (--experiment); or
+    regenerate REPRODUCED.md, its pages and the table of README.md from the committed results (--write)."""
+    parser = _parser("tables", write_tables)
+    _inputs(parser, "folder for the tables; default <root>/tables")
+    parser.add_argument(
+        "--write", action="store_true", help="regenerate REPRODUCED.md, its pages and README.md's table"
+    )
+    parser.add_argument("--experiment", nargs="+", help="the experiments of a sweep")
+    parser.add_argument(
+        "--methods", default="", help="with --experiment: comma list of labels that must be there"
+    )
+    parser.add_argument(
+        "--seeds", default="", help="with --experiment: comma list of seeds that must be there"
+    )
+    options = parser.parse_args(given)
+    if options.experiment:
+        return sweep.show(options)
+    if options.write:
+        for path in pages.write():
+            print(path)
+        return 0
+    results = open_results(options.root, options.size)
+    if results.finished.empty:
+        raise UserError(f"no finished run in {options.root!r}: run something first, as in make vision-sweep")
+    for path in tables.write_all(results, Path(options.out or Path(options.root) / "tables")):
+        print(path)
+    _tell(results.problems)
+    return 0
+
+
+def write_export(given: Sequence[str]) -> int:
+    """Write finished runs into analysis/results as CSV, small enough to commit."""
+    parser = _parser("export", write_export)
+    parser.add_argument("--root", default="runs")
+    parser.add_argument("--experiment", nargs="*", default=None)
+    sizes = [size for size in SIZES if size != "smoke"]
+    parser.add_argument(
+        "--size", nargs="*", default=sizes, help=f"default {' '.join(sizes)}: smoke runs prove nothing"
+    )
+    parser.add_argument("--out", default=str(RESULTS))
+    options = parser.parse_args(given)
+    results = load(options.root, options.experiment).select(size=options.size)
+    for path in export(results, Path(options.out)):
+        print(path)
+    _tell(results.problems)
+    return 0
+
+
+def compare_with_official(given: Sequence[str]) -> int:
+    """Compare the suite with numbers recorded from the official code."""
+    from analysis import fidelity
+
+    return fidelity.main(given)
+
+
+def _parser(name: str, command: object) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(prog=f"python -m analysis {name}", description=command.__doc__)
+
+
+def _inputs(parser: argparse.ArgumentParser, out: str) -> None:
+    parser.add_argument(
+        "--root", default="runs", help="folder of runs, or an export (analysis/results); default runs"
+    )
+    parser.add_argument("--size", choices=SIZES, help="default: every size that was run")
+    parser.add_argument("--out", help=out)
+
+
+def _tell(problems: Sequence[str]) -> None:
+    for problem in problems:
+        print(f"left out: {problem}", file=sys.stderr)
+
+
+COMMANDS = {
+    "figures": draw_figures,
+    "tables": write_tables,
+    "status": status.main,
+    "export": write_export,
+    "fidelity": compare_with_official,
+}
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if given is None else given)
+    if not given or given[0] not in COMMANDS:
+        wrong = (
+            f"error: there is no command {given[0]!r}\n" if given and given[0] not in ("-h", "--help") else ""
+        )
+        print(f"{wrong}usage: python -m analysis {' | '.join(COMMANDS)}  (each has --help)", file=sys.stderr)
+        return 2 if wrong or not given else 0
+    try:
+        return COMMANDS[given[0]](given[1:])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""The one frame that every table, figure and sentence is drawn from. Nothing else computes a mean or an interval.
+
+One row a setting (experiment, size, data), measure, label and reference. `reference` is what the label is compared with:
+"none" (the run that continues, under the same overrides where there is one), "fire", "unchanged" (the same method without
+overrides) or "random_actions"; "" for a label without any. Differences are label minus reference, paired by seed.
+`kind`: "result" (the first measure of a setting is its `headline`), "learning", "boundary" or "cost".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from analysis import measures
+from analysis.measures import Measure
+from analysis.runs import Results, settings
+from analysis.stats import LEVEL, estimate, holm, paired_difference
+
+SETTING = ["experiment", "figure", "panel", "size", "data"]
+COLUMNS = [
+    *SETTING, "kind", "headline", "metric", "measure", "higher_is_better", "method", "label",
+    "n", "mean", "low", "high", "lowest", "highest",
+    "reference", "difference", "difference_low", "difference_high", "pairs", "p",
+]  # fmt: skip
+BOUNDARY = {
+    "matrices": "matrices changed",
+    "dfi_before": "DfI before",
+    "dfi_after": "DfI after, as stored",
+    "dfi_factor": "DfI after, before scaling",
+    "sfe": "SFE",
+    "sfe_share": "SFE / SFE of a full reset",
+    "seconds": "seconds",
+}
+COST = {
+    "train_seconds": "training, s",
+    "shared_seconds": "shared first phase, s",
+    "boundary_seconds": "boundaries, s",
+}
+HESSIAN = "after_hessian_norm"  # of the whole network, on the data to come
+Values = dict[str, dict[int, float]]  # {label: {seed: value}}
+
+
+def frame(results: Results) -> pd.DataFrame:
+    """All estimates of the finished runs."""
+    rows = []
+    for part in settings(results):
+        setting = part.first[SETTING].to_dict()
+        methods = dict(zip(part.runs["label"], part.runs["method"]))
+        for kind, headline, measure, values in _numbers(part):
+            shared = setting | {
+                "kind": kind,
+                "headline": headline,
+                "metric": measure.key,
+                "measure": measure.title,
+            }
+            shared["higher_is_better"] = measure.higher_is_better
+            for label in values:
+                known = shared | {"method": methods.get(label, label), "label": label}
+                rows += [
+                    known | row
+                    for row in _rows(label, values, methods, compared=kind in ("result", "learning"))
+                ]
+    return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _numbers(part: Results) -> Iterator[tuple[str, bool, Measure, Values]]:
+    """(kind, headline, measure, values) of everything that is estimated in one setting."""
+    for place, measure in enumerate(measures.of(part)):
+        yield "result", place == 0, measure, measures.values(part.metrics, measure)
+    random = measures.by_label(_first(part.metrics, "random_return"))
+    if random:
+        level = {seed: value for values in random.values() for seed, value in values.items()}
+        for metric, title in (("eval_return", "evaluation return"), ("train_return", "training return")):
+            learned = {
+                int(seed): value for seed, value in measures.before_boundary(part.metrics, metric).items()
+            }
+            if learned:
+                measure = Measure(
+                    f"{metric}_learned", f"{title} before the boundary, last tenth of its steps"
+                )
+                yield "learning", False, measure, {"all methods": learned, "random_actions": level}
+    last = part.boundaries[
+        part.boundaries["phase"] == part.boundaries.groupby(["label", "seed"])["phase"].transform("max")
+    ]
+    for column, title in BOUNDARY.items():
+        values = measures.by_label(pd.to_numeric(last.set_index(["label", "seed"])[column]))
+        yield "boundary", False, Measure(column, title, higher_is_better=False), values
+    if HESSIAN in set(part.metrics["metric"]):
+        measure = Measure(HESSIAN, "largest Hessian eigenvalue on the data to come", higher_is_better=False)
+        yield "boundary", False, measure, measures.values(part.metrics, measure)
+    for column, title in COST.items():
+        values = measures.by_label(pd.to_numeric(part.costs.set_index(["label", "seed"])[column]))
+        yield "cost", False, Measure(column, title, higher_is_better=False), values
+
+
+def _first(metrics: pd.DataFrame, metric: str) -> pd.Series:
+    return measures.ordered_rows(metrics, metric).groupby(["label", "seed"])["value"].first()
+
+
+def _rows(label: str, values: Values, methods: dict[str, str], compared: bool) -> Iterator[dict[str, object]]:
+    """The mean of one label, once for each reference that it can be compared with and at least once."""
+    numbers = list(values[label].values())
+    found = estimate(numbers)
+    row = {"n": found.n, "mean": found.mean, "low": found.low, "high": found.high}
+    row |= {"lowest": min(numbers), "highest": max(numbers), "reference": "", "pairs": 0, "p": np.nan}
+    references = _references(label, values, methods) if compared else {}
+    for name, reference in references.items():
+        gap = paired_difference(values[label], values[reference])
+        if gap is not None:
+            compare = {"difference": gap.mean, "difference_low": gap.low, "difference_high": gap.high}
+            yield row | compare | {"reference": name, "pairs": gap.n, "p": gap.p}
+    if not references:
+        yield row
+
+
+def _references(label: str, values: Values, methods: dict[str, str]) -> dict[str, str]:
+    """{name: label to compare with}, of those that were run."""
+    method = methods.get(label, label)
+    overrides = label.removeprefix(method)
+    wanted = {
+        "none": f"none{overrides}" if f"none{overrides}" in values else "none",
+        "fire": "fire",
+        "unchanged": method if overrides else "",
+        "random_actions": "random_actions",
+    }
+    return {name: other for name, other in wanted.items() if other in values and other != label}
+
+
+def means(frame: pd.DataFrame) -> pd.DataFrame:
+    """One row a setting, measure and label: the frame without its comparisons."""
+    return frame.drop_duplicates(["experiment", "size", "data", "metric", "label"])
+
+
+def decide(family: pd.DataFrame) -> pd.DataFrame:
+    """The rows of one family of comparisons with `p_holm` and `word`: "better" or "worse" than the reference where the
+    corrected test says so, "" elsewhere. The caller chooses the family; a table that shows it says what it is."""
+    p_holm = holm(family["p"])
+    better = (family["difference"] > 0) == family["higher_is_better"].astype(bool)
+    words = np.where(p_holm < LEVEL, np.where(better, "better", "worse"), "")
+    return family.assign(p_holm=p_holm, word=words)

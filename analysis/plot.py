@@ -1,0 +1,354 @@
+"""What the figures share: one look a method, panels with curves, levels and boundaries, the legend, files with captions.
+
+Methods of interest are drawn in full colour with a band, the others pale and thin. A band is the range over the seeds,
+lowest to highest; a dashed line is always a level, never a curve. Intervals are in the tables.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+
+if "ipykernel" not in sys.modules:  # a notebook shows figures through its own backend
+    matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from analysis import paper
+from analysis.runs import Results
+
+BAND = "Lines are means over the seeds, bands run from the lowest to the highest seed."
+BINS = 50
+
+
+@dataclass(frozen=True)
+class Look:
+    name: str
+    colour: str
+    marker: str
+
+
+METHODS = {  # in the order of every legend and table
+    "fire": Look("FIRE", "#D55E00", "o"),
+    "none": Look("none (continue)", "#000000", "s"),
+    "shrink_perturb": Look("shrink & perturb", "#0072B2", "^"),
+    "full_reset": Look("full reset", "#7A7A7A", "D"),
+    "dash": Look("DASH", "#009E73", "v"),
+    "plasticity_injection": Look("plasticity injection", "#8E44AD", "d"),
+    "parseval": Look("Parseval", "#CC6677", "P"),
+    "l2_init": Look("L2 init", "#882255", ">"),
+    "muon": Look("Muon", "#332288", "h"),
+    "cbp": Look("CBP", "#B5A642", "X"),
+    "redo": Look("ReDo", "#56B4E9", "<"),
+    "snr": Look("SNR", "#6B8E23", "p"),
+    "fire_exact": Look("FIRE exact", "#661100", "*"),
+    "rescale": Look("rescale", "#AA4499", "8"),
+    "keep_norm": Look("keep norm", "#5D6D9E", "H"),
+    "random_orthogonal": Look("random orthogonal", "#44AA99", "X"),
+    "interpolate": Look("interpolate", "#A0785A", "o"),
+    "fire_all": Look("FIRE, all layers", "#B03A2E", "s"),
+    "fire_no_head": Look("FIRE, without the head", "#C39BD3", "^"),
+    "fire_attention": Look("FIRE, attention only", "#6E2C00", "v"),
+    "random_actions": Look("random actions", "#9A9A9A", "_"),  # a level, not a method
+}
+INTEREST = ("fire", "none", "shrink_perturb", "full_reset", "dash", "plasticity_injection")
+OTHER_COLOURS = (
+    "#6699CC",
+    "#994455",
+    "#997700",
+    "#004488",
+    "#EE99AA",
+    "#225522",
+    "#663333",
+    "#77AADD",
+    "#AAAA00",
+)
+OTHER_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+MODELS = {
+    "resnet18": "ResNet-18",
+    "vit_tiny": "ViT-Tiny",
+    "vgg16": "VGG-16",
+    "mlp": "MLP",
+    "cnn": "CNN",
+    "dqn": "DQN",
+    "sac": "SAC",
+}
+DATA = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "tiny_imagenet": "Tiny ImageNet",
+    "fashion_mnist": "Fashion-MNIST",
+    "image_folder": "a folder of pictures",
+    "beam_rider": "BeamRider",
+    "demon_attack": "DemonAttack",
+    "h1-walk-v0": "H1 walk",
+    "h1-balance_simple-v0": "H1 balance",
+    "h1-run-v0": "H1 run",
+}
+PROTOCOLS = {  # named in titles outside Figure 2, whose rows are the protocols
+    "warm_start": "warm start",
+    "random_label": "random labels",
+    "label_noise": "random, then true labels",
+    "permuted": "permuted pixels",
+}
+STYLE = {
+    "font.size": 8, "axes.titlesize": 8.5, "axes.labelsize": 8, "legend.fontsize": 7.5,
+    "xtick.labelsize": 7.5, "ytick.labelsize": 7.5, "axes.titlelocation": "left",
+    "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.7,
+    "axes.grid": True, "grid.color": "#EBEBEB", "grid.linewidth": 0.6, "axes.axisbelow": True,
+    "lines.solid_capstyle": "round", "figure.dpi": 100, "savefig.dpi": 160, "savefig.bbox": "tight",
+    "savefig.pad_inches": 0.05, "svg.hashsalt": "fire", "pdf.fonttype": 42, "figure.max_open_warning": 0,
+}  # fmt: skip
+plt.rcParams.update(STYLE)
+
+
+def look(label: str) -> Look:
+    """The look of a run's label: that of its method; a method that is not listed gets a stable one from its name."""
+    method = next(
+        (name for name in sorted(METHODS, key=len, reverse=True) if label.split("-")[0] == name), None
+    )
+    if method is None:
+        number = int.from_bytes(hashlib.sha256(label.split("-")[0].encode()).digest()[:4], "big")
+        colour = OTHER_COLOURS[number % len(OTHER_COLOURS)]
+        known = Look(
+            label.split("-")[0].replace("_", " "), colour, OTHER_MARKERS[number // 9 % len(OTHER_MARKERS)]
+        )
+    else:
+        known = METHODS[method]
+    overrides = label.partition("-")[2]
+    return Look(f"{known.name} [{overrides}]", known.colour, known.marker) if overrides else known
+
+
+def ordered(labels: Iterable[str]) -> list[str]:
+    """The listed order, then unknown methods by name; a label with overrides after its method."""
+    known = list(METHODS)
+
+    def rank(label: str) -> tuple[int, str, str]:
+        method, _, overrides = label.partition("-")
+        return known.index(method) if method in known else len(known), method, overrides
+
+    return sorted(set(labels), key=rank)
+
+
+def pale(colour: str) -> tuple[float, ...]:
+    """The colour mixed with white."""
+    return tuple(0.45 * part + 0.55 for part in to_rgb(colour))
+
+
+def title(part: Results) -> str:
+    """What was drawn: network, data, resolution, seeds."""
+    run = part.first
+    data = data_name(run["data"])
+    model = run["model"] or run["domain"]
+    model = "GPT" if model.startswith("gpt") else MODELS.get(model, model)
+    counts = part.finished.groupby("label")["seed"].nunique()
+    seeds = (
+        f"{counts.min()}-{counts.max()} seeds" if counts.min() != counts.max() else f"{counts.max()} seeds"
+    )
+    seeds = seeds.removesuffix("s") if counts.max() == 1 else seeds
+    protocol = "" if run["figure"].startswith("fig2") else PROTOCOLS.get(run["protocol"], "")
+    return f"{model} on {data}\n{', '.join(filter(None, [run['detail'], protocol, seeds]))}"
+
+
+def data_name(name: str) -> str:
+    """A data set, corpus, game or task as a reader knows it."""
+    words = name.replace("+", ", then ").replace("_", " ")
+    return DATA.get(name, words.capitalize() if words.islower() and " " not in words else words)
+
+
+# ------------------------------------------------------------------------------------------------ curves
+def with_progress(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """Adds `x`: epochs counted over all phases when every row has an epoch, else steps; returns the unit too."""
+    if rows["epoch"].isna().any():
+        return rows.assign(x=rows["step"]), "step"
+    spans = rows.groupby("phase")["epoch"].agg(["min", "max"]).sort_index()
+    restarts = (
+        len(spans) > 1 and (spans["min"].iloc[1:].to_numpy() <= spans["max"].iloc[:-1].to_numpy()).all()
+    )
+    offsets = spans["max"].cumsum().shift(fill_value=0.0) if restarts else spans["max"] * 0.0
+    return rows.assign(x=rows["epoch"] + rows["phase"].map(offsets)), "epoch"
+
+
+def boundaries(rows: pd.DataFrame) -> list[float]:
+    """Where on `x` each boundary lies: the end of the phase before it."""
+    return [float(x) for x in rows.groupby("phase")["x"].max().sort_index().iloc[:-1]]
+
+
+def band(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of one label -> mean, low, high, seeds for each x. Where seeds were not measured at the same x (returns at the
+    end of episodes) they are first averaged in BINS equal bins."""
+    per_seed = rows.groupby(["seed", "x"], as_index=False)["value"].last()
+    points, seeds = per_seed["x"].nunique(), per_seed["seed"].nunique()
+    if points > BINS and points > 1.5 * len(per_seed) / seeds:
+        edges = np.linspace(per_seed["x"].min(), per_seed["x"].max(), BINS + 1)
+        bins = np.clip(np.digitize(per_seed["x"], edges) - 1, 0, BINS - 1)
+        per_seed["x"] = ((edges[:-1] + edges[1:]) / 2)[bins]
+        per_seed = per_seed.groupby(["seed", "x"], as_index=False)["value"].mean()
+    return per_seed.groupby("x")["value"].agg(mean="mean", low="min", high="max", seeds="count").reset_index()
+
+
+def draw_curves(axis: Axes, rows: pd.DataFrame, interest: Sequence[str] = INTEREST) -> pd.DataFrame:
+    """Every label of `rows` (columns label, seed, x, value); returns what was drawn: label, x, mean, low, high, seeds."""
+    drawn = []
+    for place, label in enumerate(ordered(rows["label"])):
+        table, known, bright = band(rows[rows["label"] == label]), look(label), label in interest
+        few = len(table) <= 10
+        axis.plot(
+            table["x"],
+            table["mean"],
+            color=known.colour if bright else pale(known.colour),
+            linewidth=1.5 if bright else 0.9,
+            marker=known.marker,
+            markersize=4 if bright else 3,
+            markevery=None if few else [len(table) - 1],
+            label=known.name,
+            zorder=(5 if label == "fire" else 4) if bright else 2,
+        )
+        if bright and (table["seeds"] > 1).any():
+            axis.fill_between(
+                table["x"], table["low"], table["high"], color=known.colour, alpha=0.11, linewidth=0
+            )
+        drawn.append(table.assign(label=label, place=place))
+    return pd.concat(drawn, ignore_index=True)
+
+
+def draw_level(axis: Axes, value: float, label: str) -> None:
+    """A dashed horizontal reference."""
+    known = look(label)
+    axis.axhline(value, color=known.colour, linestyle=(0, (4, 2)), linewidth=1.2, label=known.name, zorder=3)
+
+
+def draw_boundaries(axis: Axes, positions: Iterable[float]) -> None:
+    for position in positions:
+        axis.axvline(position, color="#C8C8C8", linewidth=0.7, zorder=1)
+
+
+def fit_limits(
+    axis: Axes, drawn: pd.DataFrame, after: float, levels: Sequence[float] = (), room: float = 0.08
+) -> None:
+    """Vertical limits from the part of the curves beyond x = `after`, and from the levels: what dips below right after a
+    boundary does not flatten everything else."""
+    late = drawn[drawn["x"] >= after]
+    low, high = (pick([*column, *levels]) for pick, column in ((min, late["low"]), (max, late["high"])))
+    reach = room * (high - low) + 1e-4
+    axis.set_ylim(low - reach, high + reach)
+
+
+def draw_empty(axis: Axes, text: str) -> None:
+    """A panel of the paper that was not run: its place stays visible."""
+    axis.set_title(f"{text}\n", color="#8A8A8A")
+    axis.text(
+        0.5, 0.5, "not run", transform=axis.transAxes, ha="center", va="center", color="#8A8A8A", fontsize=10
+    )
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.grid(False)
+    for spine in axis.spines.values():
+        spine.set_visible(True)
+        spine.set_color("#D8D8D8")
+
+
+def draw_paper(axis: Axes, figure: str, panel: str, text: str, thousands: bool = False) -> None:
+    """The paper's own panel, read off its figure, on its own axes."""
+    curves = paper.panel_of(figure, panel)
+    for method in ordered(curves["method"]):
+        part, known, bright = (
+            curves[curves["method"] == method].sort_values("x"),
+            look(method),
+            method in INTEREST,
+        )
+        if len(part) == 1 or part["x"].isna().all():
+            draw_level(axis, part["y"].iloc[0], method)
+            continue
+        colour = known.colour if bright else pale(known.colour)
+        x = part["x"] / 1000 if thousands else part["x"]
+        axis.plot(
+            x,
+            part["y"],
+            color=colour,
+            linewidth=1.2 if bright else 0.9,
+            zorder=3 if bright else 2,
+            label=known.name,
+        )
+    axis.set_title(f"{text}\nthe paper", color="#555555")
+    axis.set_facecolor("#F8F6F1")
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=5))
+
+
+# ------------------------------------------------------------------------------------------------ whole figures
+def legend(figure: Figure, axes: Iterable[Axes], where: Axes | None = None) -> None:
+    """One legend in the order of `METHODS`, each method once: in the place of the axes `where`, else below all panels."""
+    found: dict[str, object] = {}
+    for axis in axes:
+        for handle, text in zip(*axis.get_legend_handles_labels()):
+            found.setdefault(text, handle)
+    names = [known.name for known in METHODS.values()]
+    texts = sorted(found, key=lambda text: (names.index(text) if text in names else len(names), text))
+    handles = [found[text] for text in texts]
+    if where is not None:
+        where.axis("off")
+        columns = 1 if len(texts) < 10 else 2
+        drawn = where.legend(
+            handles, texts, loc="center left", ncol=columns, frameon=False, columnspacing=1.0
+        )
+        drawn.set_in_layout(False)
+    elif texts:
+        columns = max(1, min(len(texts), int(figure.get_figwidth() // 1.5)))
+        figure.legend(
+            handles, texts, loc="upper center", ncol=columns, frameon=False, bbox_to_anchor=(0.5, 0.0)
+        )
+
+
+def provenance(runs: pd.DataFrame) -> str:
+    """Size, data, commits, machines of the drawn runs, and how many came from a changed checkout."""
+    done = runs[runs["status"] == "done"]
+    words = []
+    for column in ("size", "data", "commit", "trunk_commit", "machine"):
+        values = sorted({part for cell in done[column] for part in _parts(cell, column) if part})
+        if values:
+            words.append(f"{column.replace('trunk_', 'shared first phase, ')}: {', '.join(values)}")
+    changed = int((done["dirty"].astype(str) == "True").sum())
+    return "; ".join(words) + (f"; {changed} of {len(done)} runs from a changed checkout" if changed else "")
+
+
+def _parts(cell: object, column: str) -> list[str]:
+    return str(cell).split(" ") if "commit" in column else [str(cell)]
+
+
+def save(
+    figure: Figure, stem: Path, formats: Iterable[str], caption: str, parts: Sequence[Results]
+) -> list[Path]:
+    """Write `stem`.png and so on, and the caption as `stem`.md. Caption, commits and machines are in the metadata of each
+    file. Without dates and versions, so that the same data gives the same bytes."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    source = provenance(pd.concat([part.runs for part in parts]))
+    paths = []
+    for ending in formats:
+        told = {
+            "png": {"Title": stem.name, "Description": f"{caption} {source}", "Software": None},
+            "svg": {"Title": stem.name, "Description": f"{caption} {source}", "Date": None, "Creator": None},
+            "pdf": {
+                "Title": stem.name,
+                "Subject": f"{caption} {source}",
+                "CreationDate": None,
+                "Producer": None,
+            },
+        }
+        path = stem.with_name(f"{stem.name}.{ending}")
+        figure.savefig(path, metadata=told.get(ending))
+        paths.append(path)
+    plt.close(figure)
+    text = stem.with_name(f"{stem.name}.md")
+    text.write_text(f"{caption}\n\nRuns: {source}.\n", encoding="utf-8")
+    return [*paths, text]

@@ -1,0 +1,317 @@
+"""Run folders, or the committed results, as tidy pandas frames; and the way from the one to the other.
+
+Four frames describe any number of runs: `runs` (one row a run), `metrics` (one row a logged value), `boundaries` (one row
+a report, summed over its matrices) and `costs` (one row a run). `export` writes them as CSV, `load_exported` reads them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis import measures
+from fire_core.errors import UserError
+from harness.runs.folders import (
+    describe_run,
+    find_folders,
+    read_boundaries,
+    read_config,
+    read_lines,
+    read_meta,
+    read_timing,
+)
+
+RESULTS = Path(__file__).resolve().parent / "results"
+SIZES = ("paper", "medium", "small", "smoke")  # the largest first
+KEYS = ["experiment", "size", "data", "method", "label", "seed"]
+RUN_COLUMNS = [
+    "experiment", "figure", "panel", "size", "data", "method", "label", "seed", "status", "commit", "trunk_commit",
+    "dirty", "machine", "domain", "protocol", "model", "detail", "command", "started", "path",
+]  # fmt: skip
+METRIC_COLUMNS = [
+    "experiment", "figure", "panel", "size", "data", "method", "label", "seed", "phase", "step", "epoch", "metric", "value",
+]  # fmt: skip
+BOUNDARY_COLUMNS = [
+    *KEYS,
+    "phase",
+    "matrices",
+    "dfi_before",
+    "dfi_after",
+    "dfi_factor",
+    "sfe",
+    "sfe_share",
+    "seconds",
+]
+COST_COLUMNS = [*KEYS, "train_seconds", "shared_seconds", "boundary_seconds", "machine"]
+TEXT = dict.fromkeys([c for c in RUN_COLUMNS if c not in ("seed", "dirty")] + ["metric"], str)
+COORDINATES = ("phase", "step", "epoch")
+POINTS = 60  # an exported curve keeps the first and last value of each phase and about this many between
+ALSO_EXPORTED = (
+    "dormant_share",
+    "feature_rank",
+    "hessian_norm",
+    "after_hessian_norm",
+    "random_return",
+    "eval_unfinished",
+)
+
+
+@dataclass
+class Results:
+    """The four frames; `problems` says in one sentence each what was left out and why."""
+
+    runs: pd.DataFrame
+    metrics: pd.DataFrame
+    boundaries: pd.DataFrame
+    costs: pd.DataFrame
+    problems: list[str] = field(default_factory=list)
+
+    def select(self, **wanted: Any) -> Results:
+        """The part of every frame whose columns equal the given values (a list means any of them)."""
+
+        def keep(frame: pd.DataFrame) -> pd.DataFrame:
+            mask = np.ones(len(frame), dtype=bool)
+            for column, values in wanted.items():
+                if column in frame:
+                    mask &= frame[column].isin([values] if isinstance(values, str | int) else list(values))
+            return frame[mask]
+
+        return Results(*map(keep, (self.runs, self.metrics, self.boundaries, self.costs)), self.problems)
+
+    @property
+    def finished(self) -> pd.DataFrame:
+        return self.runs[self.runs["status"] == "done"]
+
+    @property
+    def first(self) -> pd.Series:
+        """The first finished run: what all runs of one setting share is read from it."""
+        return self.finished.iloc[0]
+
+
+def settings(results: Results) -> list[Results]:
+    """The finished runs split by experiment, size and data set: only these may share a panel or a table."""
+    keys = ["experiment", "size", "data"]
+    found = results.finished.drop_duplicates(keys).sort_values(keys)
+    return [results.select(**row) for row in found[keys].to_dict("records")]
+
+
+def plain(part: Results) -> Results:
+    """Without runs that have overrides (they are in the ablation table), if there are others."""
+    labels = part.runs["label"][part.runs["label"] == part.runs["method"]]
+    return part.select(label=labels.unique()) if len(labels) else part
+
+
+def open_results(root: str | Path, size: str | None = None, prefixes: Sequence[str] = ("",)) -> Results:
+    """Runs below `root`, or the export that it is. Experiments of the committed results that have no run below a default
+    `runs` are taken from there, with a note: a first own run does not make the rest of a figure disappear."""
+    root, prefixes = Path(root), tuple(prefixes)
+    if not root.is_dir() and root != Path("runs"):
+        raise UserError(
+            f"there is no folder {str(root)!r}: give the folder that holds the runs, or an export"
+        )
+    if (root / "runs.csv").exists():
+        results = load_exported(root)
+    else:
+        names = (
+            [path.name for path in root.iterdir() if path.name.startswith(prefixes)] if root.is_dir() else []
+        )
+        results = load(root, names, size) if names else _empty()
+        if root == Path("runs"):
+            committed = load_exported(RESULTS)
+            own = set(zip(results.finished["experiment"], results.finished["size"]))
+            others = [(e, s) for e, s in zip(committed.runs["experiment"], committed.runs["size"])]
+            absent = sorted({e for e, s in others if (e, s) not in own and e.startswith(prefixes)})
+            if absent:
+                print(f"from the committed results in analysis/results: {', '.join(absent)}", file=sys.stderr)
+                results = _together(results, committed, own)
+    names = [name for name in results.runs["experiment"].unique() if name.startswith(prefixes)]
+    results = results.select(experiment=names)
+    return results.select(size=size) if size else results
+
+
+def _together(own: Results, committed: Results, pairs: set[tuple[str, str]]) -> Results:
+    """Both, the committed frames without the (experiment, size) that `own` has finished."""
+
+    def both(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
+        rest = [pair not in pairs for pair in zip(theirs["experiment"], theirs["size"])]
+        frames = [frame for frame in (ours, theirs[rest]) if len(frame)]
+        return pd.concat(frames, ignore_index=True) if frames else ours
+
+    names = ("runs", "metrics", "boundaries", "costs")
+    return Results(*(both(getattr(own, name), getattr(committed, name)) for name in names), own.problems)
+
+
+def _empty() -> Results:
+    columns = (RUN_COLUMNS, METRIC_COLUMNS, BOUNDARY_COLUMNS, COST_COLUMNS)
+    return Results(*(pd.DataFrame(columns=names) for names in columns))
+
+
+def load(
+    root: str | Path = "runs", experiments: Iterable[str] | None = None, size: str | None = None
+) -> Results:
+    """Read the runs below `root`. Runs that are not done are in `runs` and named in `problems`; their metrics stay out.
+    Values that are not numbers are left out silently: they are notes, not metrics."""
+    rows, problems, values = [], [], []
+    for path in find_folders(root, experiments, size):
+        config = read_config(path)
+        row = describe_run(path, config) | _what_was_trained(config)
+        row["figure"], row["panel"] = figure_and_panel(row["experiment"])
+        rows.append(row)
+        if row["status"] != "done":
+            problems.append(f"{path}: {row['status']}{_first_line(path / 'FAILED')}")
+            continue
+        torn = _read_metrics(path / "metrics.jsonl", len(rows) - 1, values)
+        if torn:
+            problems.append(f"{path}/metrics.jsonl: {torn} unreadable line(s) left out")
+    runs = pd.DataFrame(rows, columns=RUN_COLUMNS)
+    long = pd.DataFrame(values, columns=["run", *COORDINATES, "metric", "value"])
+    metrics = long.join(runs[METRIC_COLUMNS[:8]], on="run")[METRIC_COLUMNS]
+    done = runs[runs["status"] == "done"].to_dict("records")
+    return Results(runs, metrics, _boundary_frame(done), _cost_frame(done), problems)
+
+
+def figure_and_panel(experiment: str) -> tuple[str, str]:
+    """`fig2a_cifar10_resnet18` -> ("fig2a", "cifar10_resnet18"); other names -> ("", name)."""
+    head, _, tail = experiment.partition("_")
+    return (head, tail) if head.startswith("fig") and tail else ("", experiment)
+
+
+def _first_line(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
+    return f": {lines[0].strip()}" if lines else ""
+
+
+def _what_was_trained(config: dict[str, Any]) -> dict[str, str]:
+    """`model` and `detail` (pixels of the images or frames, shape of a language model) for the titles of panels."""
+    model, data, env = (
+        config.get(key) if isinstance(config.get(key), dict) else {} for key in ("model", "data", "env")
+    )
+    pixels = data.get("image_size") or env.get("frame_size")
+    shape = f"{model['layers']} layers, width {model['width']}" if "layers" in model else ""
+    return {"model": str(model.get("name") or ""), "detail": f"{pixels} px" if pixels else shape}
+
+
+def _read_metrics(path: Path, run: int, values: list[tuple[Any, ...]]) -> int:
+    """Append (run, phase, step, epoch, metric, value) for every number in the file; returns how many lines were torn."""
+    records, torn = read_lines(path) if path.exists() else ([], 0)
+    nan = float("nan")
+    for record in records:
+        place = record.get("phase", 0), record.get("step", nan), record.get("epoch", nan)
+        if not all(isinstance(value, int | float) for value in place):
+            torn += 1
+            continue
+        for key, value in record.items():
+            if key not in COORDINATES and isinstance(value, int | float) and not isinstance(value, bool):
+                values.append((run, *place, key, float(value)))
+    return torn
+
+
+def _boundary_frame(runs: list[dict[str, Any]]) -> pd.DataFrame:
+    """DfI and SFE are sums over the changed matrices; `sfe_share` is the SFE divided by what a full reset of the same
+    weights would have moved."""
+    rows = []
+    for run in runs:
+        for report in read_boundaries(run["path"]):
+            changed = pd.DataFrame(
+                [row for row in report.get("rows", []) if row.get("dfi_after") is not None]
+            )
+            cells = {
+                "phase": report.get("phase", 1),
+                "matrices": len(changed),
+                "seconds": report.get("seconds"),
+            }
+            for key in ("dfi_before", "dfi_after", "dfi_factor", "sfe"):
+                known = pd.to_numeric(changed[key]).dropna() if key in changed else pd.Series(dtype=float)
+                cells[key] = known.sum() if len(known) else None
+            rows.append({key: run[key] for key in KEYS} | cells | {"sfe_share": _share(changed)})
+    return pd.DataFrame(rows, columns=BOUNDARY_COLUMNS)
+
+
+def _share(changed: pd.DataFrame) -> float | None:
+    """Sum of the SFE over the sum that a reset to the initial weights would give; a row holds its SFE and the quotient."""
+    if not {"sfe", "sfe_relative"} <= set(changed):
+        return None
+    known = changed[["sfe", "sfe_relative"]].apply(pd.to_numeric).query("sfe > 0 and sfe_relative > 0")
+    return known["sfe"].sum() / (known["sfe"] / known["sfe_relative"]).sum() if len(known) else None
+
+
+def _cost_frame(runs: list[dict[str, Any]]) -> pd.DataFrame:
+    """Seconds by the clock: of the run's own training (for DQN and SAC with evaluations), of the first phase that it shares
+    with other runs of its seed (None where it has none), and of all its boundaries together."""
+    rows = []
+    for run in runs:
+        path = Path(run["path"])
+        trunk = read_meta(path).get("trunk")
+        shared = _seconds(path.parents[3] / "trunks" / trunk) if trunk else None
+        boundaries = sum(report.get("seconds") or 0.0 for report in read_boundaries(path))
+        cells = {"train_seconds": _seconds(path), "shared_seconds": shared, "boundary_seconds": boundaries}
+        rows.append({key: run[key] for key in KEYS} | cells | {"machine": run["machine"]})
+    return pd.DataFrame(rows, columns=COST_COLUMNS)
+
+
+def _seconds(folder: Path) -> float | None:
+    lines = read_timing(folder)
+    return float(sum(line.get("train_seconds", line.get("seconds", 0.0)) for line in lines)) or None
+
+
+def load_exported(folder: str | Path = RESULTS) -> Results:
+    """What `export` wrote; empty frames where nothing was exported yet."""
+    folder = Path(folder)
+
+    def read(paths: list[Path], columns: list[str]) -> pd.DataFrame:
+        empty = {column: [""] for column in columns if column not in TEXT}
+        frames = [
+            pd.read_csv(p, dtype=TEXT, keep_default_na=False, na_values=empty) for p in paths if p.exists()
+        ]
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
+
+    return Results(
+        read([folder / "runs.csv"], RUN_COLUMNS),
+        read(sorted((folder / "metrics").glob("*.csv")), METRIC_COLUMNS),
+        read([folder / "boundaries.csv"], BOUNDARY_COLUMNS),
+        read([folder / "costs.csv"], COST_COLUMNS),
+    )
+
+
+def export(results: Results, folder: Path = RESULTS) -> list[Path]:
+    """Write the finished runs as CSV, small enough to commit; what `folder` holds of other experiments is kept."""
+    own = results.finished.assign(path="")
+    pairs = set(zip(own["experiment"], own["size"]))
+    paths = []
+    for experiment, size in sorted(pairs):
+        part = results.select(experiment=experiment, size=size)
+        wanted = {measure.metric for measure in [*measures.of(part), *measures.OTHERWISE]} | set(
+            ALSO_EXPORTED
+        )
+        rows = thin(part.metrics[part.metrics["metric"].isin(wanted)])
+        paths.append(_write(rows[METRIC_COLUMNS], folder / "metrics" / f"{experiment}-{size}.csv"))
+    done = Results(own, results.metrics, results.boundaries, results.costs)
+    table = _together(done, load_exported(folder), pairs)
+    for name, columns in (("runs", RUN_COLUMNS), ("boundaries", BOUNDARY_COLUMNS), ("costs", COST_COLUMNS)):
+        order = [c for c in ("experiment", "size", "label", "seed", "phase") if c in columns]
+        frame = getattr(table, name).sort_values(order, kind="stable")
+        paths.append(_write(frame[columns], folder / f"{name}.csv"))
+    return paths
+
+
+def thin(rows: pd.DataFrame) -> pd.DataFrame:
+    """At most about POINTS values a phase of each label, seed and metric; the ends of phases are always kept, and all
+    seeds keep the same places."""
+    keys = ["label", "seed", "metric", "phase"]
+    rows = rows.sort_values([*keys, "step"], kind="stable")
+    groups = rows.groupby(keys)["step"]
+    place, count = groups.cumcount(), groups.transform("size")
+    every = (count // POINTS).clip(lower=1)
+    return rows[(place == 0) | (place == count - 1) | ((place + 1) % every == 0)]
+
+
+def _write(frame: pd.DataFrame, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frame.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
+    return path

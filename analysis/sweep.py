@@ -1,0 +1,76 @@
+"""The table and the figure of one sweep, and what of it is missing."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from analysis import estimates, plot, probes, tables
+from analysis.runs import Results, load, settings
+from harness.status import comma_list, whole_numbers, with_missing
+
+NOTE = (
+    "Intervals are 95 %, Student's t over seeds; differences are paired by seed (same data order, same first weights). The "
+    "p-values are corrected over each table after Holm; below 0.05 the difference is more than chance."
+)
+
+
+def show(options: argparse.Namespace) -> int:
+    """Print and write the tables and the figure of `options.experiment`; 1 if runs failed or are missing."""
+    names = list(dict.fromkeys(comma_list(",".join(options.experiment))))
+    size = options.size or "small"
+    results = load(options.root, names, size)
+    frame = estimates.frame(results)
+    shown = [part for part in settings(results) if len(of(frame, part))]
+    wrong = absent(results, comma_list(options.methods), whole_numbers(options.seeds))
+    for name in names:
+        if name not in {part.first["experiment"] for part in shown}:
+            logged = name in set(results.finished["experiment"])
+            wrong.append(
+                f"{name}: {'its runs log no known measure' if logged else f'no finished run of size {size}'}"
+            )
+    if shown:
+        home = (
+            Path(options.root) / (names[0] if len(names) == 1 else f"summary/{'+'.join(names)[:120]}") / size
+        )
+        out = Path(options.out or home)
+        out.mkdir(parents=True, exist_ok=True)
+        text = "\n".join(text_of(part, of(frame, part)) for part in shown) + "\n" + NOTE + "\n"
+        (out / "table.md").write_text(text, encoding="utf-8")
+        frame.to_csv(out / "estimates.csv", index=False, float_format="%.6g", lineterminator="\n")
+        [picture, _] = plot.save(probes.draw(shown), out / "figure", ["png"], probes.CAPTION, shown)
+        print(f"{text}\ntable: {out / 'table.md'}\nestimates: {out / 'estimates.csv'}\nfigure: {picture}")
+    for problem in results.problems:
+        print(f"left out: {problem}", file=sys.stderr)
+    for line in wrong:
+        print(f"not done: {line}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def of(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
+    """The results of one setting in the frame."""
+    keys = ["experiment", "size", "data"]
+    return frame[(frame[keys] == part.first[keys].to_numpy()).all(axis=1) & (frame["kind"] == "result")]
+
+
+def text_of(part: Results, rows: pd.DataFrame) -> str:
+    """Markdown of one setting: a heading and a table for each measure."""
+    blocks = [f"## {part.first['experiment']}: {plot.title(part).replace(chr(10), ', ')}\n"]
+    for metric, group in rows.groupby("metric", sort=False):
+        title = group["measure"].iloc[0]
+        blocks.append(f"{title[0].upper()}{title[1:]}\n\n{tables.markdown(tables.end_table(rows, metric))}\n")
+    return "\n".join(blocks)
+
+
+def absent(results: Results, methods: Sequence[str], seeds: Sequence[int]) -> list[str]:
+    """Runs that ought to be there but are not done, by name; see harness.status.with_missing."""
+    rows = with_missing(results.runs.to_dict("records"), methods, seeds)
+    return [
+        f"{row['experiment']} {row['label']} seed {row['seed']}: {row['status']}"
+        for row in rows
+        if row["status"] != "done"
+    ]

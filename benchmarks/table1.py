@@ -1,0 +1,65 @@
+"""The paper's Table 1: what one boundary costs on a ResNet-18 with CIFAR-10's 50,000 images in batches of 256.
+
+    python -m benchmarks.table1 [--methods fire dash ...] [--images 50000] [--device auto]
+
+On a GPU: seconds of the wall clock and memory of its tensors, after a first boundary that warms it up. On a CPU: processor
+seconds of one thread and resident memory; there DASH's pass over 50,000 images takes about an hour, so give it fewer. Every
+method runs in a process of its own. The pictures are random, which costs the same. Writes analysis/results/table1.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+
+import torch
+
+from benchmarks.method_costs import boundary, prepared
+from benchmarks.results_file import merge
+from harness.launch import pick_device
+
+METHODS = ("fire", "shrink_perturb", "full_reset", "dash")
+IMAGES, BATCH = 50_000, 256
+PAPER = {"fire": "0.06 s, 55 MB", "dash": "69 s, 2834 MB"}  # on a GPU that the paper's notes do not name
+
+
+def measure(method: str, images: int, device: str) -> dict[str, float]:
+    """Seconds and peak MB of one boundary."""
+    if device != "cpu":  # on a CPU, memory that the first one freed would hide what the second one takes
+        boundary(*prepared(method, BATCH, BATCH, device))
+    return boundary(*prepared(method, images, BATCH, device))
+
+
+def main() -> None:
+    """Print a line a method and write the CSV."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS, metavar="METHOD")
+    parser.add_argument("--images", type=int, default=IMAGES)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    device = str(pick_device(options.device))
+    if options.measure:
+        print(json.dumps(measure(options.methods[0], options.images, device)))
+        return
+    for name in options.methods:
+        command = [sys.executable, "-m", "benchmarks.table1", "--measure", "--methods", name]
+        command += ["--images", str(options.images), "--device", device]
+        found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        row = {"method": name, "images": options.images, "batch": BATCH, "device": device, **found}
+        path = merge("table1", [row], ("method", "images", "device", "hardware"))
+        print(
+            f"{name:<16} {row['boundary_seconds']:9.3f} s {row['boundary_mb']:7.0f} MB   "
+            f"paper: {PAPER.get(name, 'not known')}",
+            flush=True,
+        )
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()
