@@ -1,43 +1,21 @@
-"""The data behind figures and tables, verdicts, report, status, export; no pictures are compared."""
+"""Estimates, the figures and the documents that are drawn from them; no pictures are compared."""
 
-import ast
 import json
 import re
-import runpy
-from pathlib import Path
-from types import SimpleNamespace
 
+import matplotlib.image
 import numpy as np
 import pandas as pd
 import pytest
 from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_run
 
-from analysis import (
-    benchmark_tables,
-    claims,
-    curves,
-    doctor,
-    export,
-    fig2,
-    fig3,
-    fig4,
-    fig5,
-    measures,
-    paper,
-    report,
-    result_tables,
-    status,
-    style,
-    summary,
-    tables,
-)
-from analysis.load import load, load_exported
-from analysis.stats import Estimate
+from analysis import __main__ as command
+from analysis import estimates, fig2, fig3, fig4, fig5, measures, pages, paper, plot, probes, tables
+from analysis.notebooks import __main__ as notebooks
+from analysis.runs import load, settings
 from benchmarks import results_file
 from fire_core.methods import available
 
-ROOT = Path(__file__).resolve().parents[1]
-NO_BENCHMARKS = Path("no such folder")
 LEVELS = {"none": 0.7, "fire": 0.8, "full_reset": 0.82, "shrink_perturb": 0.75, "brand_new": 0.72}
 
 
@@ -50,7 +28,7 @@ def root(tmp_path_factory):
             write_run(folder, "fig2a_cifar10_resnet18", label, seed, lines, boundary=moved(label))
             tasks = task_lines([0.9 - 0.04 * k * (label == "none") for k in range(20)], seed)
             write_run(folder, "random_label", label, seed, tasks, protocol="random_label")
-            write_run(folder, "fig3_best", label, seed, losses(level, seed), data="a + b", protocol="")
+            write_run(folder, "fig3_best", label, seed, losses(level, seed), data="a+b", protocol="")
             write_run(folder, "fig4a_asterix", label, seed, returns(level, seed), data="asterix", protocol="")
     for seed in (1, 2, 3):
         lines = warm_start_lines(0.81, seed)
@@ -61,6 +39,11 @@ def root(tmp_path_factory):
 @pytest.fixture(scope="module")
 def results(root):
     return load(root)
+
+
+@pytest.fixture(scope="module")
+def frame(results):
+    return estimates.frame(results)
 
 
 def moved(label):
@@ -80,181 +63,102 @@ def losses(level, seed):
 
 
 def returns(level, seed):
-    first = [{"phase": 0, "step": 100 * i, "eval_return": 10.0 * i} for i in range(6)]
+    first = [
+        {"phase": 0, "step": 100 * i, "eval_return": 10.0 * i, "random_return": 3.0 * seed} for i in range(6)
+    ]
     return first + [
         {"phase": 1, "step": 500 + 100 * i, "eval_return": level * 100 * i + seed} for i in range(6)
     ]
 
 
 def part_of(results, experiment):
-    (part,) = curves.settings(results.select(experiment=experiment))
+    (part,) = settings(results.select(experiment=experiment))
     return part
 
 
-def test_panel_a_of_figure_2_is_the_mean_of_stage_2(results):
-    rows = fig2.panel_data(part_of(results, "fig2a_cifar10_resnet18"))
-    table = curves.band(rows[rows["label"] == "none"])
-    assert table["x"].tolist() == list(range(1, 11))
-    assert table["mean"].iloc[-1] == pytest.approx(0.702)
-    assert (table["low"].iloc[-1], table["high"].iloc[-1]) == pytest.approx((0.701, 0.703))
-    assert set(table["seeds"]) == {3}
-
-
-def test_epochs_go_on_over_phases_and_boundaries_lie_at_their_ends(results):
-    part = part_of(results, "fig2a_cifar10_resnet18")
-    rows, unit = curves.with_progress(measures.curve(part.metrics, "test_accuracy"))
-    assert unit == "epoch" and rows["x"].max() == 20 and curves.boundaries(rows) == [10.0]
-
-
-def test_figure_3_counts_iterations_from_the_fork(results):
-    rows = fig3.panel_data(part_of(results, "fig3_best"))
-    assert rows["x"].min() == 0 and rows["x"].max() == 90 and set(rows["phase"]) == {1}
-
-
-def test_figure_4_keeps_the_shared_half_once(results):
-    rows = fig4.panel_data(part_of(results, "fig4a_asterix"), "eval_return")
-    assert rows[rows["label"] == "none"]["x"].min() == 0
-    assert rows[rows["label"] == "fire"]["x"].min() == 500
-
-
-def test_figure_4_shows_the_level_of_random_actions(tmp_path):
-    for seed in (1, 2):
-        lines = returns(1.0, seed)
-        lines[0]["random_return"] = 3.0 * seed
-        write_run(tmp_path, "fig4a_asterix", "none", seed, lines, data="asterix", protocol="")
-    _, axis = style.grid(1, width=4, height=3)
-    part = part_of(load(tmp_path), "fig4a_asterix")
-    fig4.draw_panel(axis[0], part, "eval_return", False)
-    [level] = [line for line in axis[0].lines if line.get_label() == "random actions"]
-    assert list(level.get_ydata()) == [4.5, 4.5]
-
-
-def test_figure_5_iterations_and_moved_distance(results):
-    part = part_of(results, "fig2a_cifar10_resnet18")
-    assert fig5.iterations_data(part)["iterations"].tolist() == [10, 20]
-    bars = (
-        fig5.after_reset_data(part).query("metric == 'SFE / SFE of full reset'").set_index("label")["value"]
-    )
-    assert bars["fire"] == pytest.approx(0.5) and bars["full_reset"] == 1.0
-
-
-def test_figure_5_says_of_how_many_matrices_a_sum_is_where_that_differs():
-    columns = ["metric", "label", "value", "low", "high", "seeds", "matrices"]
-    rows = [("DfI", label, 1.0, None, None, 1, count) for label, count in (("fire", 8), ("full_reset", 26))]
-    for table, wanted in (
-        (pd.DataFrame(rows, columns=columns), {"FIRE (8 matrices)", "full reset (26 matrices)"}),
-        (pd.DataFrame(rows, columns=columns).assign(matrices=26), {"FIRE", "full reset"}),
-    ):
-        _, axes = style.grid(1, width=4, height=3)
-        fig5.draw_bars(axes[0], table, "title", "DfI")
-        assert {text.get_text() for text in axes[0].get_xticklabels()} == wanted
-
-
-def test_seeds_measured_at_different_steps_are_binned():
-    generator = np.random.default_rng(0)
-    parts = [
-        {"label": "none", "seed": seed, "x": x, "value": 2.0 * x}
-        for seed in (1, 2)
-        for x in generator.uniform(0, 1, 300)
+def row_of(frame, experiment, label, reference, metric=None):
+    rows = frame[
+        (frame["experiment"] == experiment) & (frame["label"] == label) & (frame["reference"] == reference)
     ]
-    table = curves.band(pytest.importorskip("pandas").DataFrame(parts))
-    assert len(table) == curves.BINS
-    assert table["mean"].to_numpy() == pytest.approx(2 * table["x"].to_numpy(), abs=0.05)
+    rows = rows[rows["metric"] == metric] if metric else rows[rows["headline"]]
+    (row,) = rows.to_dict("records")
+    return row
 
 
-def test_figures_are_the_same_bytes_twice(root, tmp_path):
-    for name in ("a", "b"):
-        assert fig2.main(["--root", str(root), "--out", str(tmp_path / name), "--formats", "svg"]) == 0
-    first, second = (tmp_path / name / "fig2-small.svg" for name in ("a", "b"))
-    assert first.read_bytes() == second.read_bytes()
-    text = re.sub(r"<[^>]+>", " ", first.read_text())
-    assert "<svg" in first.read_text() and "Date" not in text
+# ------------------------------------------------------------------------------------------------ estimates
+def test_estimates_by_hand(frame):
+    row = row_of(frame, "fig2a_cifar10_resnet18", "fire", "none")
+    assert row["mean"] == pytest.approx(0.804) and (row["lowest"], row["highest"]) == pytest.approx(
+        (0.802, 0.806)
+    )
+    assert row["difference"] == pytest.approx(0.102) and row["pairs"] == 3  # (.101 + .102 + .103) / 3
+    assert row["difference_high"] - row["difference"] == pytest.approx(
+        4.302653 * 0.001 / np.sqrt(3), abs=1e-6
+    )
+    changed = row_of(frame, "fig2a_cifar10_resnet18", "fire-iterations=20", "unchanged")
+    assert changed["difference"] == pytest.approx(0.008)
+    learned = row_of(frame, "fig4a_asterix", "all methods", "random_actions", "eval_return_learned")
+    assert learned["mean"] == 50.0 and learned["difference"] == pytest.approx(44.0)
+    share = frame[(frame["metric"] == "sfe_share") & (frame["label"] == "fire")]["mean"]
+    assert share.tolist() == [0.5]
 
 
-def test_every_figure_and_the_absence_of_runs(root, tmp_path, capsys):
-    for module in (fig3, fig4, fig5):
-        assert (
-            module.main(["--root", str(root), "--out", str(tmp_path), "--formats", "png", "--paper-curves"])
-            == 0
-        )
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    assert fig4.main(["--root", str(empty)]) == 0
-    assert "no finished run" in capsys.readouterr().out
+def test_the_reference_has_the_same_overrides_where_it_exists(tmp_path):
+    for label, level in (("none", 0.5), ("none-x=1", 0.6), ("fire-x=1", 0.8), ("fire-x=2", 0.8)):
+        for seed in (1, 2):
+            write_run(tmp_path, "fig2a_cifar10_resnet18", label, seed, warm_start_lines(level, seed))
+    frame = estimates.frame(load(tmp_path))
+    assert row_of(frame, "fig2a_cifar10_resnet18", "fire-x=1", "none")["difference"] == pytest.approx(0.2)
+    assert row_of(frame, "fig2a_cifar10_resnet18", "fire-x=2", "none")["difference"] == pytest.approx(0.3)
 
 
-def test_every_method_has_its_own_stable_look():
-    looks = {name: style.look(name) for name in {*available(), *style.METHODS, "brand_new", "other_new"}}
-    assert len({(look.colour, look.marker) for look in looks.values()}) == len(looks)
-    assert style.look("brand_new") == style.look("brand_new")
-    assert style.look("fire-iterations=20").colour == style.look("fire").colour
-    assert style.ordered(["zzz", "none", "fire-x=1", "fire"]) == ["fire", "fire-x=1", "none", "zzz"]
+def test_verdicts_need_the_corrected_test():
+    """Four comparisons: after Holm .02 x 4 and .03 x 3 are beyond .05, .001 x 4 is not; one seed decides nothing."""
+    family = pd.DataFrame(
+        {
+            "difference": [1.0, -1.0, 1.0, 1.0, 1.0],
+            "p": [0.001, 0.02, 0.03, 0.9, np.nan],
+            "higher_is_better": True,
+        }
+    )
+    assert estimates.decide(family)["word"].tolist() == ["better", "", "", "", ""]
+    assert estimates.decide(family.iloc[1:2])["word"].tolist() == ["worse"]  # alone it is a family of one
+    losses = family.iloc[:1].assign(higher_is_better=False)
+    assert estimates.decide(losses)["word"].tolist() == ["worse"]
+
+
+def test_claims_are_oriented_as_told(frame):
+    rows = tables.claim_rows(frame).set_index(["experiment", "better", "worse"])
+    assert rows.loc[("fig2a_cifar10_resnet18", "fire", "none"), "difference"] == pytest.approx(0.102)
+    reset = rows.loc[("fig2a_cifar10_resnet18", "full_reset", "fire")]
+    assert reset["difference"] == pytest.approx(0.018) and reset["difference_low"] < reset["difference_high"]
+    assert rows.loc[("fig3_best", "fire", "none"), "difference"] == pytest.approx(
+        0.1
+    )  # a lower loss is a gain
+    assert rows.loc[("fig3_best", "fire", "none"), "word"] == "better"
+    assert rows.loc[("fig3_best", "fire", "full_reset"), "word"] == "worse"
+    assert ("fig2a_cifar10_resnet18", "fire", "dash") not in rows.index
+
+
+@pytest.mark.parametrize(
+    "claim", paper.claims().to_dict("records"), ids=lambda c: f"{c['experiment']}-{c['worse']}"
+)
+def test_the_papers_own_numbers_bear_out_every_claim(claim):
+    ends = paper.end_values(claim["figure"], claim["panel"])
+    if not claim["source"].startswith("the paper's"):
+        assert ends == {}
+    elif claim["figure"] == "fig3":
+        assert ends[claim["better"]] < ends[claim["worse"]]
+    else:
+        assert ends[claim["better"]] > ends[claim["worse"]]
 
 
 def test_paper_end_values_are_the_last_points_and_hidden_ends_are_absent():
     assert paper.end_values("fig2a", "cifar10_resnet18")["fire"] == 0.8289
     assert paper.end_values("fig4b", "walk")["shrink_perturb"] == 779.4
     assert "cbp" not in paper.end_values("fig2b", "tiny_imagenet_vgg16")
-    assert paper.end_values("", "random_label") == {}
+    assert paper.end_values("", "random_label") == {} == paper.end_values("fig5a", "cifar10_resnet18")
     assert len(paper.cells()) == 17
-
-
-@pytest.mark.parametrize("claim", [c for c in claims.CLAIMS if c.source not in claims.STAND_INS], ids=str)
-def test_the_papers_own_numbers_bear_out_every_claim(claim):
-    better, worse = claims.paper_values(claim)
-    assert better is not None and worse is not None
-    assert better < worse if claim.figure == "fig3" else better > worse
-
-
-def test_verdicts(results):
-    known = claims.settings(results)
-    found = {
-        (claim.experiment, claim.better, claim.worse): claims.judge(claim, known, "small")[0]
-        for claim in claims.CLAIMS
-    }
-    assert found["fig2a_cifar10_resnet18", "fire", "none"].word == "holds"
-    assert found["fig2a_cifar10_resnet18", "fire", "dash"].word == "not run"
-    lower = found["fig3_best", "fire", "none"]
-    assert lower.word == "holds" and lower.gain.value == pytest.approx(0.1)  # a lower loss is a gain
-    assert found["fig3_best", "fire", "full_reset"].word == "the opposite holds"
-    assert claims.word(Estimate(0.1, -0.1, 0.3, 3, "t"), "small") == "cannot be told apart"
-    assert claims.word(Estimate(0.1, 0.05, 0.3, 3, "t"), "paper") == "reproduced"
-    assert claims.word(Estimate(-0.1, -0.3, -0.05, 3, "t"), "paper") == "not reproduced"
-    assert "one seed" in claims.word(Estimate(0.1, None, None, 1, "none"), "paper")
-
-
-def test_learning_before_the_boundary_by_hand(tmp_path):
-    for seed in (1, 2):
-        lines = [{"phase": 0, "step": 0, "random_return": 1.0, "eval_return": 0.0}]
-        lines += [
-            {"phase": 0, "step": step, "eval_return": step / 10 + seed, "train_return": 2.0}
-            for step in (50, 100)
-        ]
-        lines += [
-            {"phase": 1, "step": step, "eval_return": 99.0, "train_return": 99.0} for step in (100, 200)
-        ]
-        for method in ("none", "fire"):
-            write_run(tmp_path, "fig4a_x", method, seed, lines, data="x", protocol="")
-    evaluation, training = result_tables.learning_table(load(tmp_path)).to_dict("records")
-    assert evaluation["before the boundary"].startswith("11.5") and evaluation["level"].startswith("1.0")
-    assert evaluation["level is"] == "random actions" and evaluation["gain"].startswith("+10.5")
-    assert training["gain"].startswith("+1.0") and training["seeds"] == 2
-
-
-def test_unknown_measures_and_bad_options_are_one_line(tmp_path, capsys):
-    write_run(tmp_path, "fig3_x", "none", 1, [{"phase": 0, "step": 1, "speed": 1.0}], protocol="")
-    (write_run(tmp_path, "fig3_x", "fire", 1, [], end="FAILED") / "FAILED").write_text("")
-    assert summary.main(["--experiment", "fig3_x", "--root", str(tmp_path)]) == 1
-    assert "none of the measures" in capsys.readouterr().err
-    assert fig3.main(["--root", str(tmp_path)]) == 2
-    assert "no run logged 'val_loss_mix'; logged: speed" in capsys.readouterr().err
-    assert report.main(["--root", str(tmp_path)]) == 0
-    write_run(tmp_path, "fig4a_x", "none", 1, returns(1.0, 1), protocol="")
-    assert fig4.main(["--root", str(tmp_path), "--metric", "bogus"]) == 2
-    assert "no run logged 'bogus'; logged: eval_return" in capsys.readouterr().err
-    assert status.main(["--root", str(tmp_path), "--seeds", "a"]) == 2
-    assert "--seeds 'a'" in capsys.readouterr().err
-    assert status.main(["--root", str(tmp_path)]) == 0 and "(empty)" in capsys.readouterr().out
 
 
 def test_moved_share_is_of_the_same_weights_reset(tmp_path):
@@ -263,38 +167,162 @@ def test_moved_share_is_of_the_same_weights_reset(tmp_path):
     told["rows"] = [row | {"sfe": sfe, "sfe_relative": share} for row, sfe, share in
                     zip(told["rows"], (2.0, 3.0, 1.0), (0.5, 0.25, 0.5))]  # fmt: skip
     write_run(tmp_path, "fig2b_x", "fire", 1, warm_start_lines(0.8, 1), boundary=told)
-    far = boundary_report("full_reset", 2)
-    write_run(tmp_path, "fig2b_x", "full_reset", 1, warm_start_lines(0.8, 1), boundary=far)
     share = load(tmp_path).boundaries.set_index("label")["sfe_share"]
     assert share["fire"] == pytest.approx(6.0 / (4.0 + 12.0 + 2.0))
 
 
-def test_a_claim_shows_the_values_that_its_gain_is_made_of():
-    claim = claims.CLAIMS[0]
-    ends = {claim.better: {1: 0.9, 2: 0.9}, claim.worse: {1: 0.8, 2: 0.8, 3: 1.4}}
-    (verdict,) = claims.judge(claim, [claims.Setting(claim.experiment, "small", "x", True, ends)], "small")
-    assert verdict.worse.value == pytest.approx(0.8) and verdict.gain.value == pytest.approx(0.1)
-
-
-def test_shared_first_phases_are_counted_once(tmp_path):
-    for method, seed in (("none", 1), ("fire", 1), ("none", 2)):
-        run = write_run(tmp_path, "fig2a_x", method, seed, warm_start_lines(0.8, seed))
-        (run / "timing.jsonl").write_text('{"images": 100}\n{"images": 200}\n{"boundary_seconds": 1.0}\n')
+def test_the_cost_of_a_shared_first_phase_is_read_from_it(tmp_path):
+    for seed in (1, 2):
+        run = write_run(tmp_path, "fig2a_x", "none", seed, warm_start_lines(0.8, seed))
         meta = json.loads((run / "meta.json").read_text())
         (run / "meta.json").write_text(json.dumps(meta | {"trunk": f"trunk{seed}"}))
-        trunk = tmp_path / "trunks" / f"trunk{seed}"
-        trunk.mkdir(parents=True, exist_ok=True)
-        (trunk / "timing.jsonl").write_text('{"images": 1000}\n')
-    (trunk / "timing.jsonl").write_text('{"images": 1000, "train_seconds": 7.0}\n')
-    costs = load(tmp_path).costs.set_index(["label", "seed"])
-    assert costs.loc[("none", 2), "shared_seconds"] == 7.0 and np.isnan(
-        costs.loc[("fire", 1), "shared_seconds"]
+    (tmp_path / "trunks" / "trunk2").mkdir(parents=True)
+    (tmp_path / "trunks" / "trunk2" / "timing.jsonl").write_text('{"images": 1000, "train_seconds": 7.0}\n')
+    costs = load(tmp_path).costs.set_index("seed")["shared_seconds"]
+    assert costs[2] == 7.0 and np.isnan(costs[1])
+
+
+# ------------------------------------------------------------------------------------------------ figures
+def test_panel_a_of_figure_2_is_the_mean_of_stage_2(results):
+    rows = fig2.panel_data(part_of(results, "fig2a_cifar10_resnet18"))
+    table = plot.band(rows[rows["label"] == "none"])
+    assert table["x"].tolist() == list(range(1, 11))
+    assert table["mean"].iloc[-1] == pytest.approx(0.702)
+    assert (table["low"].iloc[-1], table["high"].iloc[-1]) == pytest.approx((0.701, 0.703))
+    assert set(table["seeds"]) == {3}
+
+
+def test_epochs_are_counted_over_phases_and_boundaries_lie_at_their_ends(results):
+    part = part_of(results, "fig2a_cifar10_resnet18")
+    rows, unit = plot.with_progress(measures.ordered_rows(part.metrics, "test_accuracy"))
+    assert unit == "epoch" and rows["x"].max() == 20 and plot.boundaries(rows) == [10.0]
+
+
+def test_figure_3_counts_iterations_from_the_fork(results):
+    rows = fig3.panel_data(part_of(results, "fig3_best"))
+    assert rows["x"].min() == 0 and rows["x"].max() == 90 and set(rows["phase"]) == {1}
+
+
+def test_figure_4_counts_thousands_of_steps_and_keeps_the_shared_half_once(results):
+    rows = fig4.panel_data(part_of(results, "fig4a_asterix"), "eval_return")
+    assert rows[rows["label"] == "none"]["x"].min() == 0
+    assert rows[rows["label"] == "fire"]["x"].min() == 0.5
+
+
+def test_figure_4_shows_the_level_of_random_actions(results):
+    _, axis = plot.plt.subplots()
+    fig4.draw_panel(axis, part_of(results, "fig4a_asterix"))
+    [level] = [line for line in axis.lines if line.get_label() == "random actions"]
+    assert list(level.get_ydata()) == [6.0, 6.0] and level.get_linestyle() == "--"
+
+
+def test_figure_5_reads_the_scan_and_names_every_number_of_iterations(results, frame):
+    part = part_of(results, "fig2a_cifar10_resnet18")
+    assert fig5.iterations(fig5.of(frame, part))["iterations"].tolist() == [10, 20]
+    _, axis = plot.plt.subplots()
+    fig5.draw_iterations(axis, part, frame, part)
+    assert [text.get_text() for text in axis.get_xticklabels()] == ["10", "20"]
+
+
+def test_bars_that_span_decades_are_logarithmic_and_carry_their_values():
+    rows = [{"metric": "dfi_after", "label": label, "mean": mean, "lowest": 0.9 * mean, "highest": 1.1 * mean}
+            for label, mean in (("fire", 0.002), ("none", 300.0))]  # fmt: skip
+    _, axis = plot.plt.subplots()
+    fig5.draw_bars(axis, pd.DataFrame(rows), "dfi_after", "title")
+    assert axis.get_yscale() == "log" and {text.get_text() for text in axis.texts} == {"0.002", "300"}
+    near = pd.DataFrame(rows).assign(mean=[2.0, 3.0], lowest=1.9, highest=3.1)
+    _, axis = plot.plt.subplots()
+    fig5.draw_bars(axis, near, "dfi_after", "title")
+    assert axis.get_yscale() == "linear"
+
+
+def test_a_dip_right_after_the_boundary_does_not_set_the_axis():
+    _, axis = plot.plt.subplots()
+    drawn = pd.DataFrame({"x": [0, 5, 10], "low": [0.1, 0.7, 0.8], "high": [0.1, 0.75, 0.85]})
+    plot.fit_limits(axis, drawn, 3)
+    assert 0.6 < axis.get_ylim()[0] < 0.7 and 0.85 < axis.get_ylim()[1] < 0.9
+
+
+def test_every_panel_of_the_paper_has_its_place(results):
+    """One panel of each figure was run here; the others say so."""
+    for module, panels, run in ((fig2, 8, 1), (fig3, 3, 1), (fig4, 6, 1)):
+        names = {fig2: "fig2a_cifar10_resnet18", fig3: "fig3_best", fig4: "fig4a_asterix"}
+        figure = module.draw([part_of(results, names[module])])
+        empty = [axis for axis in figure.axes if any(text.get_text() == "not run" for text in axis.texts)]
+        assert len(empty) == panels - run
+    both = fig2.draw([part_of(results, "fig2a_cifar10_resnet18")], paper_curves=True)
+    assert sum("the paper" in axis.get_title("left") for axis in both.axes) == 8
+
+
+def test_titles_say_what_was_drawn(results):
+    part = part_of(results, "fig2a_cifar10_resnet18")
+    part = part.select(seed=[1, 2])
+    part.runs = part.runs.assign(model="resnet18", detail="14 px")
+    assert plot.title(part) == "ResNet-18 on Fashion-MNIST\n14 px, 2 seeds"
+
+
+def test_seeds_measured_at_different_steps_are_binned():
+    generator = np.random.default_rng(0)
+    rows = [{"seed": seed, "x": x, "value": 2.0 * x} for seed in (1, 2) for x in generator.uniform(0, 1, 300)]
+    table = plot.band(pd.DataFrame(rows))
+    assert len(table) == plot.BINS
+    assert table["mean"].to_numpy() == pytest.approx(2 * table["x"].to_numpy(), abs=0.05)
+
+
+def test_figures_are_the_same_bytes_twice_and_say_where_they_come_from(root, tmp_path):
+    for name in ("a", "b"):
+        given = [
+            "figures",
+            "fig2",
+            "--root",
+            str(root),
+            "--out",
+            str(tmp_path / name),
+            "--formats",
+            "svg,png",
+        ]
+        assert command.main(given) == 0
+    for ending in ("svg", "png", "md"):
+        first, second = (tmp_path / name / f"fig2-small.{ending}" for name in ("a", "b"))
+        assert first.read_bytes() == second.read_bytes()
+    assert "commit: 0123456789" in (tmp_path / "a" / "fig2-small.md").read_text()
+    assert b"commit: 0123456789" in (tmp_path / "a" / "fig2-small.png").read_bytes()
+    assert "0123456789" not in re.sub(r"<metadata>.*?</metadata>|<title>.*?</title>", "", (tmp_path / "a" / "fig2-small.svg").read_text(), flags=re.DOTALL)  # fmt: skip  # noqa: E501
+    assert matplotlib.image.imread(tmp_path / "a" / "fig2-small.png").shape[1] > 1000
+
+
+def test_every_method_has_its_own_stable_look():
+    looks = {name: plot.look(name) for name in {*available(), *plot.METHODS, "brand_new", "other_new"}}
+    assert len({(look.colour, look.marker) for look in looks.values()}) == len(looks)
+    assert plot.look("brand_new") == plot.look("brand_new")
+    assert plot.look("fire-iterations=20").colour == plot.look("fire").colour
+    assert plot.ordered(["zzz", "none", "fire-x=1", "fire"]) == ["fire", "fire-x=1", "none", "zzz"]
+
+
+def test_commands_and_their_mistakes(root, tmp_path, capsys):
+    out = ["--out", str(tmp_path), "--formats", "png"]
+    assert (
+        command.main(["figures", "fig3", "fig5", "probes", "--root", str(root), *out, "--paper-curves"]) == 0
     )
-    assert summary.sharing(load(tmp_path).finished, tmp_path) == (3 * 300 + 2 * 1000, 3 * 1300)
+    (tmp_path / "empty").mkdir()
+    assert command.main(["figures", "fig4", "--root", str(tmp_path / "empty")]) == 0
+    assert "no finished run" in capsys.readouterr().out
+    for given, said in (
+        (["figures", "fig9"], "no figure 'fig9'"),
+        (["figures", "fig4", "--root", str(root), "--metric", "bogus"], "no run logged 'bogus'; logged: "),
+        (["figures", "--root", str(tmp_path / "x")], "there is no folder"),
+        (["tables", "--root", str(tmp_path / "empty")], "no finished run"),
+        (["tables", "--experiment", "fig3_best", "--root", str(root), "--seeds", "a"], "--seeds 'a'"),
+        (["report"], "there is no command 'report'"),
+    ):
+        assert command.main(given) == 2
+        assert said in capsys.readouterr().err
 
 
-def test_summary_prints_and_fails_for_a_failed_run(root, tmp_path, capsys):
-    arguments = [
+# ------------------------------------------------------------------------------------------------ tables and documents
+def test_a_sweeps_table_names_what_is_missing(root, tmp_path, capsys):
+    given = [
+        "tables",
         "--experiment",
         "fig2a_cifar10_resnet18,random_label",
         "--root",
@@ -302,77 +330,49 @@ def test_summary_prints_and_fails_for_a_failed_run(root, tmp_path, capsys):
         "--out",
         str(tmp_path),
     ]
-    assert summary.main(arguments) == 0
+    assert command.main(given) == 0
     text = capsys.readouterr().out
     row = next(
         line for line in text.splitlines() if line.startswith("| none (continue)") and "0.7020" in line
     )
-    assert "[0.6995, 0.7045]" in row
-    assert "brand new" in text and "summary.png" in text and "Only 3 seed" in text
-    assert (tmp_path / "summary.md").exists()
-    assert summary.main([*arguments, "--seeds", "1,2,3,4", "--methods", "none,fire"]) == 1
+    assert "[0.6995, 0.7045]" in row and "brand new" in text
+    assert (tmp_path / "table.md").exists() and (tmp_path / "figure.png").exists()
+    assert command.main([*given, "--seeds", "1,2,3,4", "--methods", "none,fire"]) == 1
     assert "random_label fire seed 4: missing" in capsys.readouterr().err
-
-
-def test_a_new_method_shows_everywhere(results):
-    part = part_of(results, "random_label")
-    assert "brand_new" in summary.summarise(part)["label"].tolist()
-    assert "brand new" in result_tables.end_value_table(part)["method"].tolist()
-    assert "brand new" in result_tables.contrast_table(part)["FIRE minus"].tolist()
-
-
-def test_mixed_commits_and_sizes_are_said(tmp_path):
-    for seed, commit in ((1, "aaaaaaaaaa"), (2, "bbbbbbbbbb")):
-        write_run(
-            tmp_path,
-            "random_label",
-            "none",
-            seed,
-            task_lines([0.5] * 4, seed),
-            protocol="random_label",
-            commit=commit,
-        )
-    write_run(
-        tmp_path, "random_label", "none", 3, task_lines([0.5] * 4, 3), protocol="random_label", size="paper"
-    )
-    results = load(tmp_path)
-    assert "commits MIXED" in curves.provenance(results.runs) and "sizes MIXED" in curves.provenance(
-        results.runs
-    )
-    one = results.runs[results.runs["commit"] == "aaaaaaaaaa"]
-    other = one.assign(experiment="label_noise", commit="cccccccccc")
-    both = curves.provenance(pd.concat([one, other]))
-    assert "commits, one an experiment: aaaaaaaaaa, cccccccccc" in both
-    assert [set(part.runs["size"]) for part in curves.settings(results)] == [{"paper"}, {"small"}]
-    text = tables.reproduced(results, NO_BENCHMARKS)
-    assert "commit MIXED: aaaaaaaaaa, bbbbbbbbbb" in text
-
-
-def test_reproduced_says_what_was_not_run_and_is_deterministic(results):
-    text = tables.reproduced(results, NO_BENCHMARKS)
-    assert text == tables.reproduced(results, NO_BENCHMARKS)
-    assert "fig4b_run" in text and "| not run" in text
-    assert (
-        "-m experiment=fig2a_cifar10_resnet18 size=small method=fire,none,full_reset,shrink_perturb,brand_new"
-        in text
-    )
-    assert "seed=1,2,3" in text
-
-
-def test_export_and_back_gives_the_same_tables(results, tmp_path):
-    export.export(results, tmp_path)
-    again = load_exported(tmp_path)
-    assert tables.reproduced(again, NO_BENCHMARKS) == tables.reproduced(results, NO_BENCHMARKS)
-    export.export(results.select(experiment="random_label"), tmp_path)
-    assert len(load_exported(tmp_path).runs) == len(again.runs)
+    write_run(tmp_path / "runs", "fig3_x", "none", 1, [{"phase": 0, "step": 1, "speed": 1.0}], protocol="")
+    (write_run(tmp_path / "runs", "fig3_x", "fire", 1, [], end="FAILED") / "FAILED").write_text("")
+    assert command.main(["tables", "--experiment", "fig3_x", "--root", str(tmp_path / "runs")]) == 1
+    assert "no known measure" in capsys.readouterr().err
 
 
 def test_every_table_in_three_formats(results, tmp_path):
     names = {path.name for path in tables.write_all(results, tmp_path)}
-    assert "convergence.tex" in names
-    assert {"claims.md", "claims.csv", "claims.tex", "costs.csv", "ablations.tex"} <= names
+    assert {
+        "estimates.csv",
+        "claims.md",
+        "claims.csv",
+        "claims.tex",
+        "ablations.tex",
+        "convergence.tex",
+    } <= names
     assert r"fig2a\_cifar10" in (tmp_path / "claims.tex").read_text()
     assert "iterations=20" in (tmp_path / "ablations.md").read_text()
+
+
+def test_documents_say_what_was_run_and_what_was_not(results, frame):
+    text = pages.reproduced(results, frame)
+    assert text == pages.reproduced(results, frame)
+    assert re.search(r"\| 4b +\| run +\| not run", text) and "5 methods x 3 seeds, Fashion-MNIST" in text
+    assert "fig4b_run (FIRE > none (continue)" in text  # among the claims that were not run
+    assert text.index("## Convergence by kind of matrix") < text.index("## The paper's claims")
+    assert re.search(r"\| fire +\| +[\d.]+ +\| +\d+ .*\| +0\.06 +\| +55 +\|", text)  # the paper's Table 1
+    page = pages.page(results.select(experiment="fig2a_cifar10_resnet18"), frame)
+    assert "METHODS=fire,none,shrink_perturb,full_reset,brand_new SEEDS=1,2,3" in page and "brand new" in page
+
+
+def test_committed_documents_are_those_of_the_committed_results():
+    for path, text in pages.texts().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} is old: run make tables"
 
 
 def test_benchmarks_replace_their_own_lines_and_become_tables(tmp_path, monkeypatch):
@@ -383,68 +383,55 @@ def test_benchmarks_replace_their_own_lines_and_become_tables(tmp_path, monkeypa
     other = results_file.loop_row("sac", "updates", "updates/s", "cpu", [5.0], [10.0])
     results_file.merge_loops([slow, other])
     results_file.merge_loops([slow | {"ratio": 4.0, "bytes": 1}])
-    ((benchmark, table, origin),) = benchmark_tables.tables_of(tmp_path)
-    assert benchmark.file == "bench_loops" and "Machine " in origin
-    assert dict(zip(table["domain"], table["ratio"])) == {"sac": "0.50x", "dqn": "4.00x"}
+    ((benchmark, table, origin),) = tables.benchmark_tables(tmp_path).values()
+    assert benchmark.file == "bench_loops" and "Machine: " in origin
+    assert dict(zip(table["domain"], table["ratio"])) == {"sac": "0.5", "dqn": "4"}
     assert slow["ratio"] == 2.0 and slow["ours"] == 200.0
-    assert dict(zip(table["domain"], table["lowest, highest"]))["dqn"] == "1.00x, 3.00x"
     assert [path.name for path in tmp_path.iterdir()] == ["bench_loops.csv"]
 
 
-def test_shipped_benchmarks_are_in_reproduced(results):
-    text = tables.reproduced(results)
-    assert "### Convergence by kind of matrix" in text and "### Speed of the solvers" in text
-    assert re.search(r"\| fire +\| +[\d.]+ \| +\d+ \| +0\.06 \| +55 \|", text)  # the paper's Table 1
+def test_table_1_stands_beside_the_papers(tmp_path, monkeypatch):
+    monkeypatch.setattr(results_file, "RESULTS", tmp_path)
+    row = {"images": 50_000, "batch": 256, "device": "cuda", "boundary_seconds": 0.5, "boundary_mb": 60.0}
+    results_file.merge("table1", [row | {"method": name} for name in ("fire", "full_reset")], ("method",))
+    ((_, table, _),) = tables.benchmark_tables(tmp_path).values()
+    fire, reset = table.to_dict("records")
+    assert (fire["seconds"], fire["MB"], fire["paper (GPU), s"], fire["paper, MB"]) == ("0.5", "60", 0.06, 55)
+    assert (reset["seconds"], reset["paper, MB"]) == ("0.5", "-")
 
 
-def test_report_is_one_file_with_every_matrix(root, tmp_path):
-    path = tmp_path / "report.html"
-    assert report.main(["--root", str(root), "--out", str(path)]) == 0
-    text = path.read_text()
-    assert not re.search(r'(src|href)="(http|/|[a-z]+\.)', text)
-    data = json.loads(re.search(r'type="application/json">(.*?)</script>', text, re.S).group(1))
-    assert any(row["name"] == "layer2.weight" for entry in data for row in entry["rows"])
-    assert text.count("data:image/png;base64") >= 4
+# ------------------------------------------------------------------------------------------------ notebooks
+def outputs(path):
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return [output for cell in cells for output in cell.get("outputs", [])]
 
 
-def test_status_knows_the_missing(tmp_path, capsys):
-    write_run(tmp_path, "random_label", "none", 1, [])
-    write_run(tmp_path, "random_label", "none", 2, [], end="FAILED")
-    write_run(tmp_path, "random_label", "fire", 1, [], end=None)
-    assert status.main(["--root", str(tmp_path)]) == 0
-    text = capsys.readouterr().out
-    assert (
-        "missing: random_label small fire seed 2" in text and "failed: random_label small none seed 2" in text
-    )
-    assert "loss is nan" in text and "never run: " in text
-
-
-@pytest.mark.parametrize("script", ["language/train.py", "rl/dqn/train.py", "rl/sac/train.py"])
-def test_doctor_looks_for_what_the_script_needs(script):
-    text = (ROOT / script).read_text()
-    needed = ast.literal_eval(re.search(r"^needs(\(.*\))$", text, re.MULTILINE)[1])
-    domain = needed[0]
-    assert domain in script
-    assert set(needed[1:]) <= {module for module, _, _, needed in doctor.PACKAGES[domain] if needed}
-
-
-def test_doctor_names_the_command_that_mends(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "_installed", lambda module: module != "ale_py")
-    assert doctor.main([]) == 1
-    text = capsys.readouterr().out
-    assert "dqn: cannot start" in text and "pip install -e '.[dqn]'" in text
-
-
-@pytest.mark.slow
-def test_five_minutes_notebook_runs_at_smoke(monkeypatch):
-    monkeypatch.setenv("FIRE_SIZE", "smoke")
-    space = SimpleNamespace(**runpy.run_path("analysis/notebooks/fire_in_five_minutes.py"))
-    assert set(space.rows) >= {"none", "fire", "fire_exact", "rescale", "random_orthogonal"}
-    assert space.rows["fire_exact"][1] < space.rows["none"][1]
+@pytest.mark.parametrize("name", notebooks.names())
+def test_committed_notebooks_have_small_pictures_and_no_errors(name):
+    path = notebooks.HERE / f"{name}.ipynb"
+    assert any("image/png" in output.get("data", {}) for output in outputs(path))
+    assert path.stat().st_size < 1_000_000
+    assert not any(output["output_type"] == "error" for output in outputs(path))
+    assert "/work" not in path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("number", [2, 3, 4, 5])
-def test_figure_notebooks_run(number, root, monkeypatch):
+def test_figure_notebooks_run_on_other_runs(number, root, monkeypatch, tmp_path):
     monkeypatch.setenv("FIRE_RUNS", str(root))
-    space = runpy.run_path(f"analysis/notebooks/figure_{number}.py")
-    assert space["parts"]
+    pytest.importorskip("nbclient")
+    path = notebooks.execute(f"figure_{number}", tmp_path)
+    assert sum("image/png" in output.get("data", {}) for output in outputs(path)) == 1
+
+
+@pytest.mark.slow
+def test_the_five_minutes_notebook_runs(monkeypatch, tmp_path):
+    monkeypatch.setenv("FIRE_SIZE", "smoke")
+    pytest.importorskip("nbclient")
+    path = notebooks.execute("fire_in_five_minutes", tmp_path)
+    text = "".join("".join(output.get("text", "")) for output in outputs(path))
+    assert "FIRE exact" in text and "random orthogonal" in text
+
+
+def test_probes_draw_any_experiment(results):
+    figure = probes.draw([part_of(results, "random_label")])
+    assert figure.axes[0].get_xlabel() == "task (value at its end)"

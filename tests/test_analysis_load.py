@@ -1,17 +1,14 @@
 """Run folders read back: exact numbers, and everything that is not whole is named."""
 
 import json
-import time
 
 import pytest
 from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_run
 
-from analysis import curves, measures
-from analysis.curves import one_setting, settings
-from analysis.folders import command_of, read_boundaries, settings_of
-from analysis.load import load, write_frame
-from analysis.result_tables import together
+from analysis import measures, plot
+from analysis.runs import RESULTS, export, load, load_exported, open_results, settings
 from fire_core.errors import UserError
+from harness.runs.folders import command_of, read_boundaries
 
 
 @pytest.fixture
@@ -44,7 +41,6 @@ def test_unfinished_failed_and_torn_are_named_and_left_out(root):
     assert len(results.metrics.query("label == 'snr'")) == 20
     text = "\n".join(results.problems)
     assert "loss is nan at step 7" in text and "unfinished" in text and "1 unreadable" in text
-    assert len(load(root, unfinished=True).metrics.query("label == 'dash'")) == 40
 
 
 def test_missing_root_is_one_clear_line(tmp_path):
@@ -73,10 +69,8 @@ def test_the_commit_of_a_shared_first_phase_and_of_every_start_is_told(tmp_path)
     (folder / "meta.json").write_text(json.dumps(meta | {"earlier": [{"commit": "c" * 40, "dirty": False}]}))
     row = load(tmp_path).runs.iloc[0]
     assert (row["commit"], row["trunk_commit"], row["dirty"]) == ("cccccccccc bbbbbbbbbb", "aaaaaaaaaa", True)
-    text = curves.provenance(load(tmp_path).runs)
-    assert (
-        "first phases, shared, of commit aaaaaaaaaa" in text and "1 of 1 runs from a changed checkout" in text
-    )
+    text = plot.provenance(load(tmp_path).runs)
+    assert "shared first phase, commit: aaaaaaaaaa" in text and "1 of 1 runs from a changed checkout" in text
 
 
 def test_a_finished_run_whose_metrics_are_cut_or_gone_is_damaged(root):
@@ -101,18 +95,23 @@ def test_lines_that_hold_no_record_are_counted_and_left_out(root):
     assert len(results.metrics) == whole and "3 unreadable line(s)" in results.problems[0]
 
 
+def part_of(root, experiment):
+    (part,) = settings(load(root, [experiment]))
+    return part
+
+
 def test_measures_by_hand(root):
     levels = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2]
     write_run(root, "random_label", "none", 1, task_lines(levels, 0), protocol="random_label")
-    results = load(root)
-    (measure,) = measures.measures_of(results, "random_label")
-    ends = measures.end_values(results.select(experiment="random_label").metrics, measure)
-    assert ends["value"].item() == pytest.approx((0.3 + 0.2) / 2)  # last quarter of eight tasks
+    part = part_of(root, "random_label")
+    (measure,) = measures.of(part)
+    value = measures.values(part.metrics, measure)["none"][1]
+    assert value == pytest.approx((0.3 + 0.2) / 2)  # last quarter of eight tasks
     write_run(root, "label_noise", "fire", 1, after_lines(), protocol="label_noise")
-    final, after = measures.measures_of(load(root, ["label_noise"]), "label_noise")
-    part = load(root, ["label_noise"]).metrics
-    assert measures.by_seed(measures.end_values(part, final), "fire") == {1: 0.8}
-    assert measures.by_seed(measures.end_values(part, after), "fire") == {1: 0.3}
+    part = part_of(root, "label_noise")
+    final, after = measures.of(part)
+    assert measures.values(part.metrics, final) == {"fire": {1: 0.8}}
+    assert measures.values(part.metrics, after) == {"fire": {1: 0.3}}
 
 
 def after_lines():
@@ -130,90 +129,65 @@ def test_first_value_after_the_boundary_and_tail_by_hand(root):
     write_run(root, "fig4a_asterix", "none", 1, lines, protocol="")
     part = load(root, ["fig4a_asterix"]).metrics
     wanted = [measures.EVALUATED, *measures.AROUND]
-    ends = {m.key: measures.end_values(part, m)["value"].item() for m in wanted}
+    ends = {m.key: measures.values(part, m)["none"][1] for m in wanted}
     assert ends == {"eval_return": 100.0, "eval_return_after": 60.0, "eval_return_before": 50.0}
     tail = measures.Measure("eval_return", "", "tail")
-    assert measures.end_values(part, tail)["value"].item() == 95.0
+    assert measures.values(part, tail)["none"][1] == 95.0
 
 
-def test_different_data_never_share_a_panel(root):
+def test_different_data_and_sizes_never_share_a_panel(root):
     label = "fire-data=cifar10"
     write_run(root, "fig2a_cifar10_resnet18", label, 1, warm_start_lines(0.8, 1), data="cifar10")
-    results = load(root)
-    with pytest.raises(UserError, match="differ in data"):
-        one_setting(results, "fig2a_cifar10_resnet18")
-    assert [len(part.runs) for part in settings(results)] == [1, 6]
+    write_run(root, "fig2a_cifar10_resnet18", "fire", 1, warm_start_lines(0.8, 1), size="medium")
+    parts = settings(load(root))
+    assert [(part.first["size"], part.first["data"], len(part.runs)) for part in parts] == [
+        ("medium", "fashion_mnist", 1), ("small", "cifar10", 1), ("small", "fashion_mnist", 6)
+    ]  # fmt: skip
 
 
-def test_baseline_has_the_same_overrides_where_it_exists():
-    labels = ["none", "fire", "none-compat=official", "fire-compat=official", "fire-iterations=5"]
-    assert measures.baseline_of("fire-compat=official", labels) == "none-compat=official"
-    assert measures.baseline_of("fire-iterations=5", labels) == "none"
-    assert measures.baseline_of("fire", ["fire"]) is None
-
-
-def test_command_is_the_runs_own_share_of_a_sweep():
+def test_command_is_the_runs_own_without_what_belongs_to_one_machine():
     meta = {
         "experiment": "e", "size": "small", "method": "fire", "domain": "dqn",
-        "command": "train.py -m experiment=e size=small method=none,fire seed=1,2 "
-        "method.iterations=5,20 optimizer_state=keep data.folder=/somewhere run.root=x hydra/launcher=ray",
+        "command": "train.py -m experiment=e size=small method=none,fire seed=1,2 method.iterations=5,20",
+        "overrides": ["corpus.a.folder=/somewhere", "method.iterations=20", "optimizer_state=keep"],
     }  # fmt: skip
-    assert command_of(meta, "fire-iterations=20-optimizer_state=keep", {}) == (
-        "python rl/dqn/train.py experiment=e size=small method=fire method.iterations=20 optimizer_state=keep "
-        "data.folder=FOLDER"
+    assert command_of(meta) == (
+        "python rl/dqn/train.py experiment=e size=small method=fire corpus.a.folder=FOLDER method.iterations=20 "
+        "optimizer_state=keep"
     )
 
 
-def test_command_names_what_the_experiments_own_sweep_set():
-    meta = {
-        "experiment": "e",
-        "size": "small",
-        "method": "fire",
-        "command": "train.py -m experiment=e seed=1",
-    }
-    config = {"optimizer_state": "keep", "method": {"strength": 0.001}}
-    assert command_of(meta, "fire-optimizer_state=keep-strength=1e-3", config) == (
-        "python vision/train.py experiment=e size=small method=fire optimizer_state=keep method.strength=1e-3"
-    )
+def test_an_export_is_read_back_and_keeps_other_experiments(root, tmp_path):
+    out = tmp_path / "out"
+    write_run(root, "random_label", "none", 1, task_lines([0.5] * 4, 0), protocol="random_label")
+    results = load(root)
+    paths = export(results, out)
+    again = load_exported(out)
+    assert again.runs.drop(columns="path").equals(results.runs.drop(columns="path").sort_values(
+        ["experiment", "size", "label", "seed"], ignore_index=True)[again.runs.columns.drop("path")])  # fmt: skip
+    assert len(again.metrics) == len(results.metrics) and len(again.costs) == 7
+    before = {path: path.read_bytes() for path in paths}
+    export(results.select(experiment="random_label"), out)
+    assert {path: path.read_bytes() for path in paths} == before
 
 
-def test_settings_of_a_label():
-    assert settings_of("fire") == {} == settings_of("fire-0123abcd")
-    assert settings_of("fire-iterations=20-lr=1e-3-0123abcd") == {"iterations": "20", "lr": "1e-3"}
+def test_own_runs_do_not_hide_the_committed_ones(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    committed = set(load_exported(RESULTS).runs["experiment"])
+    assert set(open_results("runs").runs["experiment"]) == committed
+    write_run(tmp_path / "runs", "random_label", "none", 1, task_lines([0.5] * 4, 0), protocol="random_label")
+    both = open_results("runs")
+    assert set(both.runs["experiment"]) == committed
+    assert len(both.select(experiment="random_label").runs) == 1  # the own run, not the committed ones
+    assert "fig3_best" in capsys.readouterr().err
+    with pytest.raises(UserError, match="elsewhere"):
+        open_results("elsewhere")
 
 
-def test_commands_of_several_runs_become_one_sweep():
-    run = "python vision/train.py experiment=e size=small"
-    assert together([f"{run} method=fire", f"{run} method=none"]) == (
-        "python vision/train.py -m experiment=e size=small method=fire,none"
-    )
-    swept = [f"{run} method=fire method.targets={rule}" for rule in ("qk", "all")]
-    assert together(swept).endswith("method=fire method.targets=qk,all")
-    assert together([f"{run} method=fire", f"{run} method=none optimizer_state=keep"]).endswith(
-        "method=fire,none"
-    )
-
-
-def test_a_thousand_runs_load_in_seconds(tmp_path):
-    lines = [
-        {"phase": 0, "step": step, "train_loss": 0.1, "test_accuracy": 0.5, "dfi": 1.0} for step in range(100)
-    ]
-    folder = write_run(tmp_path, "many", "none", 0, lines)
-    for seed in range(1, 1000):
-        copy = folder.parent / f"seed_{seed}"
-        copy.mkdir()
-        for name in ("meta.json", "metrics.jsonl", "DONE"):
-            (copy / name).hardlink_to(folder / name)
-    began = time.perf_counter()
-    results = load(tmp_path)
-    assert len(results.metrics) == 300_000
-    assert time.perf_counter() - began < 10
-
-
-def test_csv_is_the_same_bytes_every_time(root, tmp_path):
-    first = write_frame(load(root).metrics, tmp_path / "a.csv").read_bytes()
-    assert first == write_frame(load(root).metrics, tmp_path / "b.csv").read_bytes()
-    assert first.count(b"\n") == 121
+def test_committed_runs_name_their_network_and_resolution():
+    runs = load_exported(RESULTS).runs
+    vision = runs[runs["domain"] == "vision"]
+    assert len(vision) and (vision["model"] != "").all() and vision["detail"].str.endswith(" px").all()
 
 
 def test_boundary_reports_come_in_order(root):

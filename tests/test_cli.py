@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fire_core import fire
-from fire_core.__main__ import main
-from fire_core.metrics import deviation_from_isometry
-from fire_core.weights_on_disk import apply
+from fire_core.checkpoints.apply import apply
+from fire_core.checkpoints.command_line import main
+from fire_core.measure.metrics import deviation_from_isometry
 
 
 class Net(nn.Module):
@@ -120,7 +120,7 @@ def test_one_shard_in_memory(tmp_path: Path, net: Net, monkeypatch: pytest.Monke
     import gc
     import weakref
 
-    from fire_core.checkpoint_files import Shard
+    from fire_core.checkpoints.files import Shard
 
     folder = tmp_path / "model"
     folder.mkdir()
@@ -325,7 +325,7 @@ def test_folders_keep_all_but_other_weights(tmp_path: Path, net: Net, capsys: py
     (tmp_path / "old/notes.txt").write_text("kept")
     (tmp_path / "old/optimizer.pt").write_bytes(b"old moments")
     assert main(["apply", str(tmp_path / "old"), str(tmp_path / "new")]) == 0
-    assert "not copied, for they may hold the old weights: optimizer.pt" in capsys.readouterr().out
+    assert "may hold old weights or lead out of the folder: optimizer.pt" in capsys.readouterr().out
     made = {
         str(path.relative_to(tmp_path / "new")) for path in (tmp_path / "new").rglob("*") if path.is_file()
     }

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fire_core import fire
-from fire_core.__main__ import main
-from fire_core.checkpoint_files import open_checkpoint
-from fire_core.weights_on_disk import plan
+from fire_core.checkpoints.command_line import main
+from fire_core.checkpoints.files import open_checkpoint
+from fire_core.checkpoints.plan import plan
 from vision.torchvision_import import import_torchvision
 
 if find_spec("torchvision") is not None:

@@ -13,11 +13,15 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from fire_core import find_targets, fire
-from fire_core.distributed import checksum, project
+from fire_core import Phase, State, apply_policy, find_targets, fire
+from fire_core.distributed.gram_form import gram_projection
+from fire_core.distributed.shards import checksum, share_out
+from fire_core.engine import Treated
 from fire_core.errors import UserError
-from fire_core.fire import Treated, apply_to_targets
-from fire_core.gram_form import gram_projection
+from fire_core.methods import create
+from fire_core.methods.controls import random_orthogonal
+from fire_core.placement import apply_to_model
+from fire_core.settings import FireSettings
 from tests.polar_cases import deviation, relative_error, spread, with_spectrum
 
 SOLVERS = (
@@ -81,19 +85,26 @@ def cut_by_columns() -> Net:
 def message(action: Callable[[], object]) -> str:
     try:
         action()
-    except UserError as error:
+    except (UserError, RuntimeError) as error:
         return str(error)
     return "no error"
 
 
+def fails_on_one_rank(stack: torch.Tensor, group: list) -> Treated:
+    if dist.get_rank() == 1:
+        raise torch.OutOfMemoryError("no memory left")
+    return Treated(stack)
+
+
 def replicated_models() -> dict:
     found = {}
-    for name, wrap in (("plain", lambda model: model), ("ddp", DistributedDataParallel)):
-        for i, settings in enumerate(SOLVERS):
-            for share in (True, False):
-                model = wrap(make())
-                report = project(model, share=share, **settings)
-                found[name, i, share] = (full(model), report.to_dict(), sorted(report.changed))
+    for i, settings in enumerate(SOLVERS):
+        model = make()
+        report = fire(model, group=dist.group.WORLD, **settings)
+        found["plain", i] = (full(model), report.to_dict(), sorted(report.changed))
+        model = DistributedDataParallel(make())
+        report = fire(model, **settings)
+        found["ddp", i] = (full(model), report.to_dict(), sorted(report.changed))
     return found
 
 
@@ -102,23 +113,57 @@ def sharded_models() -> dict:
     for i, settings in enumerate(SOLVERS):
         for gram_form in (True, False):
             model = sharded()
-            report = project(model, gram_form=gram_form, **settings)
+            min_norm = 0.0 if gram_form else 1e-30  # a floor keeps every matrix out of the Gram form
+            report = fire(model, min_norm=min_norm, **settings)
             found["fsdp2", i, gram_form] = (full(model), report.to_dict(), sorted(report.changed))
     for name, build in (("hybrid", replicated_and_sharded), ("columns", cut_by_columns)):
         model = build()
-        report = project(model, **SOLVERS[1])
-        found[name, 1, True] = (full(model), report.to_dict(), sorted(report.changed))
-    model = sharded()
-    fire(model, solver="exact")
-    found["routed"] = full(model)
+        report = fire(model, **SOLVERS[1])
+        found[name, 1] = (full(model), report.to_dict(), sorted(report.changed))
     return found
+
+
+def what_was_changed() -> dict[str, bool]:
+    """`report.parameters` are the optimizer's own objects, whatever wraps or shards the model."""
+    found = {}
+    nested = nn.ModuleDict({"a": DistributedDataParallel(make())})
+    for name, model in (("ddp", DistributedDataParallel(make())), ("fsdp2", sharded()), ("nested", nested)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        held = len(optimizer.state)
+        report = fire(model)
+        dropped = apply_policy(optimizer, "clear_changed", report)
+        found[name] = dropped == len(report.changed) == held - len(optimizer.state) > 0
+    return found
+
+
+def dry_run() -> bool:
+    model = sharded()
+    before = full(model)
+    report = fire(model, dry_run=True)
+    same = all(torch.equal(before[name], weight) for name, weight in full(model).items())
+    return same and not report.changed and len(report.treated()) == len(find_targets(make()).included)
+
+
+def twins() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(6, 6) for _ in range(4)))
+
+
+def drawn_at_random(model: nn.Module) -> tuple[dict, int]:
+    """Weights after `random_orthogonal`, and the next number of its generator."""
+    generator = torch.Generator().manual_seed(3)
+    random_orthogonal(model, generator=generator)
+    return full(model), int(torch.randint(1000, (), generator=generator))
 
 
 def another_method() -> tuple[dict, str]:
     """A treatment that is not FIRE, through the same door: every target matrix is halved."""
     model = sharded()
     table = find_targets(model)
-    report = apply_to_targets(
+    report = apply_to_model(
         model, table, lambda stack, group: Treated(stack / 2), action="halved", method="half"
     )
     return full(model), report.method
@@ -129,7 +174,7 @@ def training_goes_on() -> bool:
     model = sharded()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = [id(p) for p in model.parameters()]
-    project(model)
+    fire(model)
     x = torch.arange(12)[None]
     reference = make()
     fire(reference)
@@ -153,14 +198,22 @@ def failures(rank: int) -> dict:
             if rank == 1:
                 parameter.to_local()[0, 0] = torch.nan
             name = "wide" if parameter is model.wide.weight else "tall"
-            found[f"nan in {name}"] = message(lambda: project(model))
+            found[f"nan in {name}"] = message(lambda: fire(model))
             parameter.to_local().copy_(old)
             found[f"{name} untouched"] = all(torch.equal(p, start[n]) for n, p in full(model).items())
     model = make()
     if rank == 1:
         model.last.weight.data += 1.0
-    found["replicas differ"] = message(lambda: project(model, share=False))
-    found["unshared shards"] = message(lambda: project(sharded(), share=False))
+    start = full(model)
+    found["replicas differ"] = message(lambda: fire(model, group=dist.group.WORLD))
+    found["replicas untouched"] = all(torch.equal(p, start[n]) for n, p in full(model).items())
+    failing = sharded()
+    found["out of memory"] = message(
+        lambda: apply_to_model(failing, find_targets(failing), fails_on_one_rank, action="none")
+    )
+    observed = sharded()
+    state = State({"net": observed}, initial={"net": dict(observed.state_dict())})
+    found["boundary method"] = message(lambda: create("shrink_perturb").at_boundary(state, Phase(1)))
     for use_orig_params in (False, True):
         flat = FullyShardedDataParallel(
             make(), use_orig_params=use_orig_params, device_id=torch.device("cpu")
@@ -170,19 +223,15 @@ def failures(rank: int) -> dict:
 
 
 def who_works() -> list[str]:
-    """Parameters that this rank projected itself."""
-    from fire_core import distributed
-
+    """Parameters that this rank treated itself."""
     mine: list[str] = []
-    original = distributed.fire
 
-    def counted(tree: nn.Module, **settings: object) -> object:
-        mine.extend(name for name, _ in tree.named_parameters())
-        return original(tree, **settings)
+    def noted(stack: torch.Tensor, group: list) -> Treated:
+        mine.extend(target.parameter for target in group)
+        return Treated(stack)
 
-    distributed.fire = counted
-    project(make())
-    distributed.fire = original
+    model = make()
+    apply_to_model(model, find_targets(model), noted, action="noted", group=dist.group.WORLD)
     return mine
 
 
@@ -194,7 +243,10 @@ def work(rank: int, folder: str) -> None:
         "sharded": sharded_models(),
         "training": training_goes_on(),
         "another": another_method(),
+        "random": drawn_at_random(fully_shard(twins())),
         "failures": failures(rank),
+        "changed": what_was_changed(),
+        "dry run": dry_run(),
         "mine": who_works(),
     }
     torch.save(found, f"{folder}/{rank}.pt")
@@ -206,6 +258,16 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     folder = tmp_path_factory.mktemp("ranks")
     torch.multiprocessing.spawn(work, (str(folder),), nprocs=2)
     return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+def test_random_matrices_are_those_of_one_process(ranks):
+    """Equal layers on different ranks get different matrices, and no rank's generator runs ahead."""
+    expected, following = drawn_at_random(twins())
+    assert not torch.allclose(expected["0.weight"], expected["1.weight"], atol=0.1)
+    for found in ranks:
+        weights, number = found["random"]
+        assert number == following
+        assert all(torch.equal(weights[name], weight) for name, weight in expected.items())
 
 
 @pytest.fixture(scope="module")
@@ -229,9 +291,7 @@ def assert_rows_match(actual: dict, expected: dict) -> None:
 
 @pytest.mark.parametrize("kind", ["replicated", "sharded"])
 def test_two_processes_equal_one(ranks: list[dict], alone: list, kind: str) -> None:
-    for key, (weights, report, changed) in [
-        entry for entry in ranks[0][kind].items() if entry[0] != "routed"
-    ]:
+    for key, (weights, report, changed) in ranks[0][kind].items():
         expected_weights, expected_report, expected_changed = alone[key[1]]
         assert changed == expected_changed
         for name, weight in expected_weights.items():
@@ -243,13 +303,12 @@ def test_replicas_are_bit_equal(ranks: list[dict]) -> None:
     for kind in ("replicated", "sharded"):
         for key, first in ranks[0][kind].items():
             second = ranks[1][kind][key]
-            weights = (first, second) if key == "routed" else (first[0], second[0])
-            assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0]), key
+            assert all(torch.equal(first[0][name], second[0][name]) for name in first[0]), key
 
 
-def test_fire_on_a_sharded_model_is_routed(ranks: list[dict], alone: list) -> None:
-    for name, weight in alone[1][0].items():
-        assert torch.allclose(ranks[0]["sharded"]["routed"][name], weight, atol=2e-6), name
+def test_changed_means_the_same_for_every_wrapper(ranks: list[dict]) -> None:
+    for rank in ranks:
+        assert rank["changed"] == {"ddp": True, "fsdp2": True, "nested": True} and rank["dry run"]
 
 
 def test_other_treatments_are_routed_too(ranks: list[dict]) -> None:
@@ -279,7 +338,17 @@ def test_errors_reach_every_rank_and_nothing_is_written(ranks: list[dict]) -> No
             assert f"{name}.weight" in rank["failures"][f"nan in {name}"]
             assert rank["failures"][f"{name} untouched"]
         assert "last.weight" in rank["failures"]["replicas differ"]
-        assert "share=False" in rank["failures"]["unshared shards"]
+        assert rank["failures"]["replicas untouched"]
+
+
+def test_an_exception_of_any_kind_on_one_rank_reaches_all(ranks: list[dict]) -> None:
+    for rank in ranks:
+        assert rank["failures"]["out of memory"] == "rank 1: OutOfMemoryError: no memory left"
+
+
+def test_a_method_that_cannot_treat_shards_says_which_can(ranks: list[dict]) -> None:
+    for rank in ranks:
+        assert "random_orthogonal" in rank["failures"]["boundary method"]
 
 
 def test_flattened_shards_are_refused(ranks: list[dict]) -> None:
@@ -288,29 +357,10 @@ def test_flattened_shards_are_refused(ranks: list[dict]) -> None:
             assert "summon_full_params" in rank["failures"]["fsdp1", use_orig_params]
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"scale": "offical"},
-        {"normalize": "spektral"},
-        {"iterations": 0},
-        {"precision": "bf8"},
-        {"tolerance": -1},
-    ],
-)
-def test_bad_settings_are_refused_before_anything_is_sent(setting: dict) -> None:
-    with pytest.raises(UserError, match=next(iter(setting))):
-        project(make(), **setting)
-
-
-def test_a_misspelt_setting_is_named() -> None:
-    with pytest.raises(UserError, match="no setting 'strenght'; did you mean 'strength'"):
-        project(make(), strenght=0.5)
-
-
 def test_one_process_without_a_group_is_told_so() -> None:
+    table = find_targets(make())
     with pytest.raises(UserError, match="init_process_group"):
-        project(make())
+        share_out(dict(make().named_parameters()), table, lambda stack, group: Treated(stack), action="none")
 
 
 @pytest.mark.parametrize("settings", SOLVERS)
@@ -319,7 +369,7 @@ def test_gram_form_equals_the_direct_form(settings: dict) -> None:
     model = nn.Sequential(nn.Linear(4, 40, dtype=torch.float64))
     weight = model[0].weight.detach().clone()
     target = find_targets(model).included[0]
-    projection = gram_projection(*torch.linalg.eigh(weight.T @ weight), target, settings)
+    projection = gram_projection(*torch.linalg.eigh(weight.T @ weight), target, FireSettings(**settings))
     report = fire(model, **settings)
     assert torch.allclose(weight @ projection.factor, model[0].weight, atol=1e-7)
     for key in ("dfi_before", "dfi_after", "dfi_factor", "sfe", "norm_before", "norm_after"):
@@ -331,7 +381,7 @@ def test_gram_form_is_exact_on_ill_conditioned_weights_and_says_what_it_measured
     weight = with_spectrum(400, 64, spread(64, decades))
     target = find_targets(nn.Sequential(nn.Linear(64, 400))).included[0]
     values, vectors = torch.linalg.eigh(weight.double().T @ weight.double())
-    projection = gram_projection(values, vectors, target, {"solver": "exact", "scale": "none"})
+    projection = gram_projection(values, vectors, target, FireSettings("exact", scale="none"))
     stored = (weight.double() @ projection.factor).float()
     assert deviation(stored) <= 1e-8
     assert relative_error(stored, weight) <= 1e-5 + 2e-7 * 10**decades
@@ -346,7 +396,9 @@ def test_gram_form_declines_what_it_would_spoil() -> None:
     target = find_targets(nn.Sequential(nn.Linear(2, 8))).included[0]
     for values in ([0.0, 1.0], [1e-11, 1.0], [-1.0, 1.0], [float("nan")] * 2):
         assert (
-            gram_projection(torch.tensor(values, dtype=torch.float64), torch.eye(2).double(), target, {})
+            gram_projection(
+                torch.tensor(values, dtype=torch.float64), torch.eye(2).double(), target, FireSettings()
+            )
             is None
         )
 

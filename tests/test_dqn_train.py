@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from conf.launch import compose_config
 from fire_core.errors import UserError
+from harness.config import compose_config
 from rl import columns
 from rl.dqn import memory
 from rl.dqn.memory import open_replay
@@ -128,7 +128,7 @@ def test_killed_runs_end_in_the_same_metrics_and_weights(tmp_path, method):
 def test_a_killed_run_of_a_real_game_goes_on_exactly(tmp_path):
     more = [
         "method=full_reset",
-        "env.name=breakout",
+        "env.game=breakout",
         "env.frame_size=42",
         "eval_max_steps=60",
         "random_episodes=4",
@@ -171,10 +171,10 @@ def test_forks_share_the_trunk_and_differ_from_each_other_only_after_it(tmp_path
 @pytest.mark.parametrize(
     "override, message",
     [
-        ("env.name=brakeout", "unknown game 'brakeout'; did you mean 'breakout'?"),
+        ("env.game=brakeout", "unknown game 'brakeout'; did you mean 'breakout'?"),
         ("replay_capacity=40_000_000_000", "GB are free"),
         ("optimizer_state=forget", "optimizer_state='forget'"),
-        ("env=hopper", "env='Hopper-v5' has no env.frame_size"),
+        ("env=hopper", "env=hopper: this script has no files of env; give its keys, as in env.game="),
         ("discount=2", "discount=2: give a number from 0 to 1"),
         ("midpoint=abc", "midpoint='abc': give a whole number"),
         ("network.convolutions=[[8,6]]", "give [channels, kernel, stride]"),
@@ -201,7 +201,7 @@ def test_mistakes_are_one_line_before_training_starts(tmp_path, override, messag
 
 def test_rewards_are_clipped_for_learning_and_counted_raw(tmp_path):
     """Points of Asterix are 50 and more: the replay holds signs, returns the points."""
-    game = ["env.name=asterix", "env.frame_size=42", "random_episodes=4", "eval_max_steps=100"]
+    game = ["env.game=asterix", "env.frame_size=42", "random_episodes=4", "eval_max_steps=100"]
     drive((arguments(tmp_path, "method=none", *game), 0, 0), expect=[0])
     [rewards] = (tmp_path / "trunks").glob("*/replay/rewards.npy")
     assert set(np.unique(np.load(rewards))) == {0.0, 1.0}
@@ -329,6 +329,15 @@ def test_the_boundary_follows_the_target_rule_the_optimizer_policy_and_compat(tm
         assert kept == {name for name in saved["net"] if stale and name.endswith(stale) and "encoder" in name}
         assert set(adam_steps(saved).values()) <= {1, 81}
     assert set(saved["games"]["lengths"]) == {age}
+
+
+def test_injection_at_the_boundary_keeps_the_encoders_moments_and_starts_the_new_heads(tmp_path):
+    """One update after it; the parameters of the new head are known to no optimizer before."""
+    what = ["method=plasticity_injection", "optimizer_state=keep", "run.checkpoint_steps=4"]
+    drive((arguments(tmp_path, *what), 102, KILL), expect=[-KILL])
+    steps = adam_steps(checkpoints(tmp_path / "fig4a_breakout")[404])
+    assert any(name.startswith("encoder") for name in steps)
+    assert all(count == (81 if name.startswith("encoder") else 1) for name, count in steps.items())
 
 
 def test_a_full_ring_is_saved_before_it_overwrites_what_the_kept_checkpoints_need(tmp_path):

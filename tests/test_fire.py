@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from fire_core import UserError, find_targets, fire
-from fire_core.metrics import deviation_from_isometry
+import fire_core
+from fire_core import FireSettings, UserError, apply_policy, find_targets, fire, project_
+from fire_core.engine import Treated, apply
+from fire_core.measure.metrics import deviation_from_isometry
+from language.model import Decoder, Shape
 from vision.models import build
 
 SHAPES = {"channels": 3, "image_size": 32, "classes": 10}
@@ -52,6 +55,24 @@ def test_equals_the_published_formula(name, settings):
     for key, parameter in net.named_parameters():
         want = expected.get(key, untouched[key])
         assert (parameter - want).norm() <= 1e-5 * want.norm().clamp_min(1e-12), key
+    assert report.changed == set(expected)
+
+
+@pytest.mark.slow
+def test_equals_the_published_formula_on_gpt_of_the_paper():
+    """q, k and v of the fused weight are matrices of their own; the tied embedding is the output layer."""
+    torch.manual_seed(0)
+    net = Decoder(Shape())
+    expected = {}
+    for name, module in net.named_modules():
+        if isinstance(module, nn.Linear) and name != "lm_head":
+            parts = module.weight.detach().split(768) if name.endswith("c_attn") else [module.weight.detach()]
+            expected[f"{name}.weight"] = torch.cat([published(part, 5) for part in parts])
+    expected["wte.weight"] = published(net.wte.weight.detach(), 5)
+    report = fire(net, iterations=5)
+    weights = dict(net.named_parameters())
+    for key, want in expected.items():
+        assert (weights[key] - want).norm() <= 1e-5 * want.norm(), key
     assert report.changed == set(expected)
 
 
@@ -283,3 +304,158 @@ def test_a_model_may_be_spread_over_devices():
     fire(expected, solver="exact")
     assert net[0].weight.device.type == "cpu" and net[1].weight.device.type == "cuda"
     assert all(torch.allclose(a.cpu(), b, atol=1e-5) for a, b in zip(net.parameters(), expected.parameters()))
+
+
+def two_layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3))
+
+
+def weights_of(net: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in net.named_parameters()}
+
+
+def test_the_engine_takes_any_mapping_of_tensors():
+    net = two_layers()
+    tensors = weights_of(net)
+    table = find_targets(net)
+    report = apply(tensors, table, lambda stack, group: Treated(stack / 2), action="halved", method="half")
+    assert torch.equal(tensors["1.weight"], net[1].weight / 2) and torch.equal(tensors["1.bias"], net[1].bias)
+    assert report.changed == {"0.weight", "1.weight"}
+    assert [id(p) for p in report.parameters] == [id(tensors["0.weight"]), id(tensors["1.weight"])]
+
+
+@pytest.mark.parametrize("wrong", ["nan", "shape", "error"])
+def test_a_failure_in_the_second_stack_leaves_the_model_alone(wrong):
+    net = two_layers()
+    before = weights_of(net)
+
+    def treat(stack, group):
+        if group[0].name == "0.weight":
+            return Treated(stack / 2)
+        if wrong == "error":
+            raise torch.OutOfMemoryError("no memory left")
+        return Treated(stack * float("nan") if wrong == "nan" else stack[:, :1])
+
+    parameters = dict(net.named_parameters())
+    message = {"nan": r"NaN.*1\.weight", "shape": r"made \(1, 1, 6\) of a stack", "error": "no memory"}[wrong]
+    with pytest.raises((UserError, torch.OutOfMemoryError), match=message):
+        apply(parameters, find_targets(net), treat, action="halved")
+    assert all(torch.equal(p, before[name]) for name, p in net.named_parameters())
+    with pytest.raises(UserError, match=r"changed before that: 0\.weight"):
+        apply(parameters, find_targets(net), treat, action="halved", stage_limit=0)
+    assert torch.equal(net[1].weight, before["1.weight"])
+
+
+def test_staged_or_not_the_result_and_the_report_are_the_same():
+    staged, direct = two_layers(), two_layers()
+    rows = fire(staged).rows
+    assert fire(direct, stage_limit=0).rows == rows
+    assert all(torch.equal(a, b) for a, b in zip(staged.parameters(), direct.parameters(), strict=True))
+
+
+def test_figures_read_late_are_those_of_the_treatment():
+    read_at_once, read_late = two_layers(), two_layers()
+    rows = fire(read_at_once).rows
+    report = fire(read_late)
+    with torch.no_grad():
+        read_late[0].weight.zero_()
+    assert report.rows == rows
+
+
+def test_a_dry_run_reports_and_writes_nothing():
+    net, other = two_layers(), two_layers()
+    before = weights_of(net)
+    report = fire(net, dry_run=True)
+    assert report.treated() == fire(other).treated() and not report.changed and not report.parameters
+    assert all(torch.equal(p, before[name]) for name, p in net.named_parameters())
+    assert "would change (dry run)" in str(report)
+
+
+def test_min_norm_is_a_floor():
+    net = two_layers()
+    with torch.no_grad():
+        net[1].weight.mul_(1e-6 / net[1].weight.norm())
+    with pytest.raises(UserError, match=r"norm 1e-06 is below min_norm=0\.001 in 1\.weight"):
+        fire(net, min_norm=1e-3)
+    report = fire(net, min_norm=1e-3, degenerate="skip")
+    assert report.changed == {"0.weight"}
+    assert report.rows[2].reason == "norm 1e-06 is below min_norm=0.001"
+
+
+def test_initial_scale_gives_back_the_starting_norm():
+    net = two_layers()
+    start = weights_of(net)
+    with torch.no_grad():
+        net[0].weight.mul_(5.0)
+    plain = two_layers()
+    fire(plain, solver="exact")
+    fire(net, solver="exact", scale="initial", initial=start)
+    assert net[0].weight.norm().item() == pytest.approx(start["0.weight"].norm().item(), rel=1e-6)
+    directions = [w.detach() / w.norm() for w in (net[0].weight, plain[0].weight)]
+    assert torch.allclose(*directions, atol=1e-6)
+    with pytest.raises(UserError, match="scale='initial' needs the starting weights"):
+        fire(net, scale="initial")
+    with pytest.raises(UserError, match=r"initial holds no 1\.weight"):
+        fire(net, scale="initial", initial={"0.weight": start["0.weight"]})
+
+
+@pytest.mark.parametrize("setting", [{"iterations": 3}, {"normalize": "spectral"}])
+def test_a_setting_without_effect_is_refused(setting):
+    with pytest.raises(UserError, match="has no effect with solver='exact'"):
+        fire(two_layers(), solver="exact", **setting)
+    with pytest.raises(UserError, match="no setting 'strenght'; did you mean 'strength'"):
+        FireSettings.of(strenght=0.5)
+
+
+def test_project_changes_one_weight_in_place():
+    torch.manual_seed(0)
+    linear, conv = nn.Linear(5, 8), nn.Conv2d(3, 6, 3)
+    expected = nn.Sequential(nn.Linear(5, 8), nn.Conv2d(3, 6, 3))
+    expected[0].load_state_dict(linear.state_dict())
+    expected[1].load_state_dict(conv.state_dict())
+    fire(expected, solver="exact")
+    for layer, other in zip((linear, conv), expected, strict=True):
+        assert project_(layer.weight) is layer.weight
+        assert torch.allclose(layer.weight, other.weight, atol=1e-6)
+    assert deviation_from_isometry(project_(torch.randn(9, 4), scale=1.0)) < 1e-8
+    with pytest.raises(UserError, match=r"shape \(3,\) holds no matrix"):
+        project_(torch.ones(3))
+
+
+def test_weights_over_one_memory_are_treated_once_and_forgotten_together():
+    """Two Parameter objects over one storage, a transpose, and a slice; columns that only lie side by side are two."""
+    torch.manual_seed(0)
+    for kind in ("same", "transpose", "slice"):
+        net = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False))
+        weight = net[0].weight.detach()
+        view = {"same": weight, "transpose": weight.T, "slice": weight[:3]}[kind]
+        net[1].weight = nn.Parameter(view)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.0, momentum=0.9)
+        net[0].weight.grad, net[1].weight.grad = (
+            torch.ones_like(net[0].weight),
+            torch.ones_like(net[1].weight),
+        )
+        optimizer.step()
+        report = fire(net, solver="exact")
+        (row,) = report.treated()
+        assert row.norm_after == pytest.approx(net[0].weight.norm().item()) and row.dfi_after < 1e-8
+        assert report.changed == {"0.weight", "1.weight"}
+        assert apply_policy(optimizer, "clear_changed", report) == 2 and not optimizer.state
+    buffer = torch.randn(4, 8)
+    apart = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    apart[0].weight, apart[1].weight = nn.Parameter(buffer[:, :4]), nn.Parameter(buffer[:, 4:])
+    assert len(fire(apart).treated()) == 2
+
+
+def test_models_that_cannot_be_treated_are_one_clear_line():
+    with pytest.raises(UserError, match="TorchScript"):
+        fire(torch.jit.script(nn.Linear(3, 3)))
+    sparse = nn.Linear(3, 3)
+    sparse.weight = nn.Parameter(torch.eye(3).to_sparse())
+    with pytest.raises(UserError, match=r"weight: torch\.sparse_coo: only dense weights"):
+        fire(sparse)
+
+
+def test_version():
+    assert fire_core.__version__[0].isdigit()

@@ -162,7 +162,11 @@ class Rows(torch.utils.data.Dataset):
 
 
 def trainer_run(
-    callback: TrainerCallback, folder: Path, steps: int, resume: bool = False, **settings: object
+    callback: TrainerCallback | list[TrainerCallback],
+    folder: Path,
+    steps: int,
+    resume: bool = False,
+    **settings: object,
 ) -> tuple[nn.Module, object]:
     config = transformers.GPT2Config(
         vocab_size=32, n_embd=16, n_layer=1, n_head=2, n_positions=8, bos_token_id=0, eos_token_id=0,
@@ -187,7 +191,7 @@ def trainer_run(
         arguments,
         train_dataset=Rows(),
         eval_dataset=Rows(),
-        callbacks=[callback],
+        callbacks=callback if isinstance(callback, list) else [callback],
     )
     trainer.train(resume_from_checkpoint=resume)
     return trainer.model, trainer
@@ -245,8 +249,29 @@ def test_trainer_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'nosuch' matches nothing"):
         trainer_run(TrainerCallback(EveryNSteps(100), targets="nosuch"), tmp_path, steps=4)
     trainer_run(TrainerCallback(EveryNSteps(100)), tmp_path, steps=4)
-    path = tmp_path / "checkpoint-4" / "fire_trigger.json"
-    assert json.loads(path.read_text()) == {"done": 0}
-    path.unlink()
-    with pytest.raises(UserError, match="is missing"):
-        trainer_run(TrainerCallback(EveryNSteps(100)), tmp_path, steps=8, resume=True)
+    state = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
+    assert state["stateful_callbacks"]["FireCallback 'fire'"] == {"done": 0}
+    with pytest.raises(UserError, match="holds no state of FireCallback 'other'"):
+        trainer_run(TrainerCallback(EveryNSteps(100), name="other"), tmp_path, steps=8, resume=True)
+    twins = [TrainerCallback(EveryNSteps(100)) for _ in range(2)]
+    with pytest.raises(UserError, match="two callbacks are called FireCallback 'fire'"):
+        trainer_run(twins, tmp_path / "twins", steps=4)
+
+
+@pytest.mark.parametrize("restore", [False, True])
+def test_two_trainer_callbacks_keep_their_own_triggers(tmp_path: Path, restore: bool) -> None:
+    def make() -> list[TrainerCallback]:
+        return [
+            TrainerCallback(EveryNSteps(3), name="often", targets="qk"),
+            TrainerCallback(EveryNSteps(5), name="seldom", solver="exact", targets="no_embedding"),
+        ]
+
+    settings = {"restore_callback_states_from_checkpoint": restore}
+    trainer_run(whole := make(), tmp_path / "whole", steps=11, **settings)
+    trainer_run(first := make(), tmp_path / "parts", steps=4, **settings)
+    trainer_run(second := make(), tmp_path / "parts", steps=11, resume=True, **settings)
+    for one, before, after in zip(whole, first, second, strict=True):
+        parts = [step for callback in (before, after) for step, _ in callback.reports]
+        assert [step for step, _ in one.reports] == parts
+    assert [step for step, _ in whole[0].reports] == [3, 6, 9]
+    assert [step for step, _ in whole[1].reports] == [5, 10]

@@ -1,8 +1,10 @@
 """Token files: what is in them, that they survive interruption, and that bad ones are refused in one line."""
 
+import gzip
 import hashlib
 import json
 import lzma
+import os
 
 import numpy as np
 import pytest
@@ -12,8 +14,8 @@ from fire_core.errors import UserError
 from language import prepare as preparation
 from language.build_corpora import ASSETS, split_documents
 from language.data import Mixture, mixture, open_corpus, validation_batches
-from language.prepare import prepare, verify
-from language.sources import SHIPPED, open_source
+from language.prepare import main, prepare, verify
+from language.sources import HUB, SHIPPED, open_source
 from language.text_tokenizer import load_tokenizer
 
 TEXTS = [
@@ -160,8 +162,9 @@ def pair(tmp_path):
         folder.mkdir()
         parts = {}
         for part, length in (("train", 500), ("validation", 100)):
-            (base + np.arange(length, dtype=np.uint16)).tofile(folder / f"{part}.bin")
-            parts[part] = {"tokens": length}
+            ids = base + np.arange(length, dtype=np.uint16)
+            ids.tofile(folder / f"{part}.bin")
+            parts[part] = {"tokens": length, "sha256": hashlib.sha256(ids.tobytes()).hexdigest()}
         tokenizer = {"name": "counting", "vocabulary": 1500, "end_of_text": 0}
         (folder / "manifest.json").write_text(
             json.dumps({"name": name, "tokenizer": tokenizer, "dtype": "uint16", "parts": parts})
@@ -223,6 +226,49 @@ def test_bad_token_files_are_refused_in_one_line(pair, tmp_path):
     refused(tmp_path / "a", "999 bytes, its manifest says 1000")
 
 
+def test_files_changed_at_the_same_size_are_refused(pair, tmp_path):
+    whole = (tmp_path / "a" / "train.bin").read_bytes()
+    (tmp_path / "a" / "train.bin").write_bytes(whole[:-2] + b"\x01\x00")
+    refused(tmp_path / "a", r"train.bin has SHA-256 .* it was changed; delete")
+    assert len(open_corpus(tmp_path / "a", block=8, vocabulary=1500, check=False).train) == 500
+
+
+def test_ids_beyond_the_tokenizer_are_refused(pair, tmp_path):
+    path = tmp_path / "b" / "manifest.json"
+    path.write_text(path.read_text().replace("1500", "1499"))
+    refused(tmp_path / "b", r"train.bin holds token id 1499, its tokenizer has 1499 ids")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"garbage", b"\xff\xfe", b"[]", b"{}", b"[" * 100_000, b'{"name": "a", "dtype": "object"}'],
+)
+def test_a_damaged_manifest_is_one_line(pair, jsonl, tmp_path, content):
+    (tmp_path / "a" / "manifest.json").write_bytes(content)
+    refused(tmp_path / "a", "manifest.json is damaged: delete")
+    folder = prepare(jsonl, "small", tmp_path / "out", progress=False)
+    (folder / "manifest.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"manifest.json is damaged"):
+        prepare(jsonl, "small", tmp_path / "out", progress=False)
+
+
+@pytest.mark.parametrize("change", [("tokens", "many"), ("tokens", None), ("sha256", 7)])
+def test_a_manifest_with_odd_values_is_one_line(pair, tmp_path, change):
+    path = tmp_path / "a" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["parts"]["train"] |= [change]
+    path.write_text(json.dumps(manifest))
+    refused(tmp_path / "a", "manifest.json is damaged: delete")
+
+
+@pytest.mark.parametrize(("share", "part"), [(0.0, "validation"), (1.0, "train"), (0.001, "validation")])
+def test_too_few_documents_are_told_before_anything_is_written(jsonl, tmp_path, monkeypatch, share, part):
+    monkeypatch.setattr(preparation, "encode_piece", lambda *_: pytest.fail("tokenised"))
+    with pytest.raises(UserError, match=rf"has no {part} document \(--validation-share {share}\)"):
+        asked_again(tmp_path, tmp_path / "out", share=share)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [("wikitext", "'wikitext' is not known"), ("folder:/nowhere/at/all", "/nowhere/at/all does not exist")],
@@ -249,7 +295,6 @@ def test_text_that_cannot_be_read_is_one_line(jsonl, tmp_path):
             lambda: list(open_source(f"jsonl:{tmp_path}/latin.jsonl").documents("train")),
             "latin.jsonl, line 1",
         ),
-        (lambda: open_source(f"jsonl:{tmp_path}"), "is not a file: .* write folder:"),
         (lambda: open_source(f"folder:{tmp_path}/latin.txt"), "is not a folder"),
         (lambda: open_source(f"folder:{tmp_path}", validation_share=2.0), "validation share 2.0"),
         (lambda: load_tokenizer(f"{tmp_path}/broken.json"), "broken.json cannot be read"),
@@ -257,6 +302,134 @@ def test_text_that_cannot_be_read_is_one_line(jsonl, tmp_path):
         with pytest.raises(UserError, match=words) as caught:
             read()
         assert "\n" not in str(caught.value)
+
+
+def test_odd_files_among_texts_are_one_line(tmp_path):
+    for kind, name in (("folder", b"caf\xe9.txt"), ("jsonl", b"caf\xe9.jsonl")):
+        for make, words in (
+            (os.mkfifo, "is no regular file"),
+            (os.mkdir, "is no regular file"),
+            (lambda path: os.symlink("nowhere", path), "is no regular file"),
+        ):
+            folder = tmp_path / f"{kind}-{len(list(tmp_path.iterdir()))}"
+            folder.mkdir()
+            make(os.fsencode(folder) + b"/" + name)
+            with pytest.raises(UserError, match=words) as caught:
+                next(open_source(f"{kind}:{folder}").documents("train"))
+            str(caught.value).encode()
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(UserError, match="is no regular file"):
+        next(open_source(f"jsonl:{tmp_path}/pipe.jsonl").documents("train"))
+
+
+@pytest.mark.parametrize("suffix", ["", ".xz", ".gz"])
+def test_jsonl_may_be_packed_name_its_splits_and_lie_in_a_folder(tmp_path, suffix):
+    pack = {"": bytes, ".xz": lzma.compress, ".gz": gzip.compress}[suffix]
+    rows = [
+        {"text": f"{split} {i}", "split": split} for i in range(3) for split in ("train", "valid", "test")
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    (tmp_path / "texts").mkdir()
+    for name in ("one", "two"):
+        (tmp_path / "texts" / f"{name}.jsonl{suffix}").write_bytes(pack(lines))
+    one = open_source(f"jsonl:{tmp_path}/texts/one.jsonl{suffix}", split="split")
+    assert one.name == "one" and list(one.documents("train")) == ["train 0", "train 1", "train 2"]
+    both = open_source(f"jsonl:{tmp_path}/texts", split="split")
+    assert list(both.documents("validation")) == ["valid 0", "valid 1", "valid 2"] * 2
+    assert len([*both.documents("train"), *open_source(f"jsonl:{tmp_path}/texts").documents("train")]) > 6
+    if suffix:
+        path = tmp_path / "texts" / f"one.jsonl{suffix}"
+        path.write_bytes(path.read_bytes()[:-20])
+        with pytest.raises(UserError, match=r"one.jsonl.* is damaged after line") as caught:
+            list(one.documents("train"))
+        assert "\n" not in str(caught.value)
+
+
+def test_token_counts_are_compared_with_those_expected(jsonl, tmp_path, capsys):
+    arguments = [f"jsonl:{tmp_path}/mine.jsonl", "--out", str(tmp_path / "out"), "--validation-share", "0.2"]
+    main(arguments)
+    parts = json.loads((tmp_path / "out" / "mine-small" / "manifest.json").read_text())["parts"]
+    counts = {part: facts["tokens"] for part, facts in parts.items()}
+    main([*arguments, "--expect", f"train={counts['train']},validation={counts['validation']}"])
+    assert "token counts are as expected (train, validation)" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"train.bin has [\d,]+ tokens, 7 were expected"):
+        main([*arguments, "--expect", "train=7"])
+    with pytest.raises(SystemExit):
+        main([*arguments, "--expect", "training=7"])
+
+
+# ------------------------------------------------------------------------------------------ the hub's layouts
+ROWS = [f"Row {i} of a corpus." if i % 3 else "" for i in range(3000)]
+
+
+def parquet(path):
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_table(pyarrow.table({"text": ROWS}), path)
+
+
+def main_of_plain_parquet(folder, configuration):
+    """Parquet files and named configurations in the card."""
+    parquet(folder / configuration / "train-00000-of-00001.parquet")
+    card = (
+        "---\nconfigs:\n"
+        f"- config_name: {configuration}\n  data_files:\n  - split: train\n    path: {configuration}/train-*\n"
+        "- config_name: another\n  data_files:\n  - split: train\n    path: another/train-*\n---\n"
+    )
+    parquet(folder / "another" / "train-00000-of-00001.parquet")
+    (folder / "README.md").write_text(card)
+
+
+def main_with_a_script(folder, configuration):
+    folder.mkdir(parents=True)
+    (folder / f"{folder.name}.py").write_text("raise SystemExit('the script was run')\n")
+
+
+def converted_branch(folder, configuration):
+    """One folder a configuration, no card: `datasets` knows the configuration `default` alone."""
+    parquet(folder / configuration / "train" / "0000.parquet")
+
+
+@pytest.mark.parametrize("name", ["wikitext103", "openwebtext"])
+@pytest.mark.parametrize("main_branch", [main_of_plain_parquet, main_with_a_script])
+def test_both_layouts_of_the_hub_load(tmp_path, monkeypatch, name, main_branch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    repository, configuration = HUB[name]
+    place = repository.split("/")[1]
+    main_branch(tmp_path / "main" / place, configuration)
+    converted_branch(tmp_path / "converted" / place, configuration)
+    real, asked = datasets.load_dataset, []
+
+    def local(path, name=None, *, revision="main", **settings):
+        assert path == repository
+        asked.append(revision)
+        branch = {"main": "main", "refs/convert/parquet": "converted"}[revision]
+        return real(str(tmp_path / branch / place), name, cache_dir=str(tmp_path / "cache"), **settings)
+
+    monkeypatch.setattr(datasets, "load_dataset", local)
+    documents = {part: list(open_source(name).documents(part)) for part in ("train", "validation")}
+    assert sorted(documents["train"] + documents["validation"]) == sorted(filter(None, ROWS))
+    assert 0 < len(documents["validation"]) <= 2  # 0.05 % of 3,000 rows
+    assert set(asked) == (
+        {"main"} if main_branch is main_of_plain_parquet else {"main", "refs/convert/parquet"}
+    )
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+
+    def nobody(*_, **__):
+        raise ConnectionError("no route to the hub\nin many lines")
+
+    monkeypatch.setattr(datasets, "load_dataset", nobody)
+    with pytest.raises(
+        UserError, match=r"main: no route to the hub; refs/convert/parquet: no route"
+    ) as caught:
+        list(open_source("openwebtext").documents("train"))
+    assert "\n" not in str(caught.value)
 
 
 def test_jsonl_without_the_field_names_the_line(tmp_path):

@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from omegaconf import OmegaConf
 
-from conf.launch import compose_config
 from fire_core.errors import UserError
+from harness.config import compose_config
 from language.data import mixture
 from language.distributed import World
 from language.schedule import PhasePlan
@@ -25,7 +27,7 @@ DRIVER = """
 import json, os, runpy, sys
 sys.path.insert(0, {root!r})
 import language.train
-from fire_core.runs import Run
+from harness.runs import Run
 
 def start(arguments, kill):
     save = Run.save
@@ -113,7 +115,7 @@ def test_phase_2_starts_from_the_named_fork_and_phase_1_is_trained_once(tmp_path
     assert len(list((tmp_path / "trunks").iterdir())) == 1
     curve = {}
     for fork in ("last", "9", "best"):
-        rows = metrics(tmp_path, f"none-boundary.fork={fork}-phase_1.save_at=_3,9_")
+        rows = metrics(tmp_path, f"none-boundary.fork={fork}-phase_1.save_at=3,9")
         phase_1 = [row for row in rows if row["phase"] == 0]
         curve = curve or {row["iteration"]: row["val_loss_a"] for row in phase_1}
         start = next(row for row in rows if row["phase"] == 1 and row["iteration"] == 0)
@@ -123,6 +125,26 @@ def test_phase_2_starts_from_the_named_fork_and_phase_1_is_trained_once(tmp_path
         assert rows[-1]["iteration"] == 8 and rows[-1]["step"] == start["step"] + 8
         mix = 0.5 * rows[-1]["val_loss_a"] + 0.5 * rows[-1]["val_loss_b"]
         assert rows[-1]["val_loss_mix"] == pytest.approx(mix, abs=1e-12)
+
+
+def test_phase_2_after_a_full_reset_is_trained_once_for_all_forks(tmp_path, data):
+    """The second run takes over phase 2 of the first, and its record is that of a run that trained it."""
+    shared, alone = tmp_path / "shared", tmp_path / "alone"
+    codes, output = drive(
+        (smoke(shared, data, "experiment=fig3_best", "method=full_reset"), 0),
+        (smoke(shared, data, "experiment=fig3_30k", "method=full_reset"), 0),
+        (smoke(alone, data, "experiment=fig3_30k", "method=full_reset"), 0),
+    )
+    assert codes == [0, 0, 0], output
+    assert output.count("it is the same") == 1
+    paths = [root / "fig3_30k/smoke/full_reset/seed_1" for root in (shared, alone)]
+    for name in ("metrics.jsonl", "summary.json"):
+        assert (paths[0] / name).read_bytes() == (paths[1] / name).read_bytes()
+    nets = [torch.load(path / "checkpoint" / "final.pt", weights_only=True)["net"] for path in paths]
+    assert all(torch.equal(nets[0][name], nets[1][name]) for name in nets[1])
+    meta = json.loads((paths[0] / "meta.json").read_text())
+    assert meta["last_phase_from"] == "fig3_best/smoke/full_reset/seed_1"
+    assert (paths[0] / "boundary_1.json").is_file()
 
 
 def test_without_a_trunk_a_run_that_forked_early_is_gone_on_with(tmp_path, data):
@@ -140,8 +162,8 @@ def test_without_a_trunk_a_run_that_forked_early_is_gone_on_with(tmp_path, data)
         (smoke(tmp_path / "killed", data, *changes), 0),
     )
     assert codes == [0, 9, 9, 0], output
-    label = "none-boundary.fork=3-phase_1.save_at=_3_"
-    assert "going on from" in output and "step_000000000005.pt" in output
+    label = "none-boundary.fork=3-phase_1.save_at=3"
+    assert "resuming from" in output and "step_000000000005.pt" in output
     assert metrics(tmp_path / "killed", label) == metrics(tmp_path / "whole", label)
     for root in (tmp_path / "whole", tmp_path / "killed"):
         assert metrics(root, label)[-1]["step"] == 11
@@ -203,7 +225,7 @@ def test_learning_rate_by_hand():
         ("model.dropout=1.5", "dropout=1.5: give"),
         ("betas=[0.9]", r"betas=\[0.9\]: give two numbers"),
         ("clip_norm=0", "clip_norm=0: give a number above 0"),
-        ("warmup_share=2", "warmup_share=2: give a number between 0 and 1"),
+        ("warmup_share=2", "warmup_share=2: give a number from 0 to 1"),
         ("learning_rate=high", "learning_rate='high': give a number above 0"),
         ("phase_1.iterations=null", "phase_1.passes=null and phase_1.iterations=null: give one"),
         ("phase_1.iterations=0", "phase_1.iterations=0: give a whole number, 1 or more or null"),
@@ -211,7 +233,7 @@ def test_learning_rate_by_hand():
         ("phase_1.stop_at=2.5", "phase_1.stop_at=2.5: give"),
         ("phase_2.eval_every=0", "phase_2.eval_every=0: give"),
         ("phase_2.passes=0", "phase_2.passes=0: give a number above 0"),
-        ("phase_2.save_at=[0]", "phase_2.save_at: iteration=0: give"),
+        ("phase_2.save_at=[0]", r"phase_2.save_at=\[0\]: give"),
     ],
 )
 def test_numbers_that_cannot_be_used_are_refused(override, words):
@@ -224,6 +246,51 @@ def test_numbers_that_cannot_be_used_are_refused(override, words):
 @pytest.mark.parametrize("experiment", ["fig3_best", "fig3_30k", "fig3_60k"])
 def test_the_experiments_pass_the_checks(experiment, size):
     check_settings(compose_config("language", [f"experiment={experiment}", f"size={size}"]))
+
+
+@pytest.mark.parametrize(
+    ("experiment", "fork", "shrink"),
+    [("fig3_best", "best", 0.5), ("fig3_30k", "30000", 0.8), ("fig3_60k", "60000", 0.5)],
+)
+def test_paper_settings_number_by_number(experiment, fork, shrink, fidelity):
+    cfg = compose_config("language", [f"experiment={experiment}", "size=paper", "method=shrink_perturb"])
+    released = {
+        "boundary.fork": fork,
+        "optimizer_state": "clear",
+        "corpus.a.name": "wikitext103",
+        "corpus.b.name": "openwebtext",
+        "corpus.tokenizer": "gpt2",
+        "model.layers": 12,
+        "model.heads": 12,
+        "model.width": 768,
+        "model.block": 1024,
+        "model.vocabulary": 50304,
+        "model.dropout": 0.0,
+        "model.bias": False,
+        "model.tied": True,
+        "phase_1.passes": 400,
+        "phase_1.save_at": [30_000, 60_000],
+        "phase_2.passes": 1,
+        "batch_size": 60,
+        "accumulation": 8,
+        "learning_rate": 6e-4,
+        "final_learning_rate": 6e-5,
+        "warmup_share": 0.1,
+        "warmup_limit": 2000,
+        "betas": [0.9, 0.95],
+        "weight_decay": 0.1,
+        "clip_norm": 1.0,
+        "eval_windows": 200 * 60,
+        "precision": "fp16",
+        "compile": True,
+        "method.shrink": shrink,
+    }
+    differing = [key for key, value in released.items() if OmegaConf.select(cfg, key) != value]
+    fidelity("reference", experiment, "settings that differ from the released script", len(differing), 0)
+    share = abs(cfg.phase_2.share_a - 0.1 / 9.1)
+    fidelity("reference", experiment, "share of WikiText-103 in phase 2", share, 1e-6)
+    fire = compose_config("language", [f"experiment={experiment}", "size=paper", "method=fire"])
+    fidelity("reference", experiment, "iterations of FIRE", abs(fire.method.iterations - 5), 0)
 
 
 def test_a_loss_that_is_no_number_stops_the_run():

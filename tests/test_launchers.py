@@ -2,6 +2,8 @@
 
 import importlib.util
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -13,14 +15,22 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SWEEP = ["-m", "experiment=random_label", "size=smoke", "seed=1,2", "threads=1", "run.progress=false"]
 
+RAY = [
+    "hydra/launcher=ray",
+    "+hydra.launcher.ray.init.num_cpus=2",
+    "+hydra.launcher.ray.init.include_dashboard=false",
+]
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def start(root, *more, methods="none,fire"):
     command = [sys.executable, "vision/train.py", *SWEEP, f"method={methods}", f"run.root={root}", *more]
+    environment = os.environ | {"RAY_worker_niceness": "0"}  # Ray's 15 starves on a busy machine
     return subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
 
 
 def finish(process):
@@ -48,7 +58,7 @@ def expected(tmp_path_factory):
 @pytest.mark.parametrize(
     ("module", "options"),
     [
-        ("hydra_plugins.hydra_ray_launcher", ["hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=2"]),
+        ("hydra_plugins.hydra_ray_launcher", RAY),
         ("hydra_plugins.hydra_submitit_launcher", ["hydra/launcher=submitit_local"]),
     ],
     ids=["ray", "submitit"],
@@ -72,13 +82,88 @@ def test_two_sweeps_at_once_share_one_trunk(expected, tmp_path):
     assert len([p for p in (tmp_path / "trunks").iterdir() if (p / "DONE").exists()]) == 2  # one a seed
 
 
-def test_a_killed_sweep_goes_on(expected, tmp_path):
+def test_two_identical_sweeps_at_once_both_end_well(expected, tmp_path):
+    sweeps = [start(tmp_path) for _ in range(2)]
+    outputs = [finish(sweep) for sweep in sweeps]
+    assert metrics(tmp_path) == expected
+    assert all(output.splitlines()[-1] == "sweep: 4 done, 0 running, 0 failed, of 4" for output in outputs)
+
+
+def test_a_failed_run_is_the_exit_code_of_its_sweep_and_the_others_are_done(expected, tmp_path):
+    home = tmp_path / "random_label" / "smoke"
+    home.mkdir(parents=True)
+    (home / "none").write_text("a file where the runs of `none` want a folder")
     sweep = start(tmp_path)
+    output, _ = sweep.communicate(timeout=500)
+    assert sweep.returncode == 1 and "Traceback" not in output
+    assert "sweep: 2 done, 0 running, 2 failed, of 4" in output
+    told = output.partition("\nfailed:\n")[2].splitlines()
+    assert len(told) == 2 and all("method=none" in line and "cannot write in" in line for line in told)
+    assert metrics(tmp_path) == {name: lines for name, lines in expected.items() if name.startswith("fire")}
+
+
+@pytest.mark.parametrize("options", [[], RAY], ids=["serial", "ray"])
+def test_a_killed_sweep_resumes(options, expected, tmp_path):
+    if options:
+        pytest.importorskip("hydra_plugins.hydra_ray_launcher")
+    sweep = start(tmp_path, *options, "run.checkpoint_steps=5")
     began = time.time()
     while time.time() - began < 300 and not list(tmp_path.glob("random_label/smoke/*/seed_*/DONE")):
-        time.sleep(0.1)
+        time.sleep(0.02)
     os.killpg(sweep.pid, signal.SIGKILL)
     sweep.communicate()
-    output = finish(start(tmp_path))
+    assert len(list(tmp_path.glob("random_label/smoke/*/seed_*/DONE"))) < 4
+    output = finish(start(tmp_path, *options))
     assert metrics(tmp_path) == expected
     assert "finished already" in output
+    assert not list(tmp_path.rglob("*.torn")) and not list(tmp_path.rglob("RUNNING"))
+
+
+SCRIPTS = ["vision/train.py", "language/train.py", "rl/dqn/train.py", "rl/sac/train.py"]
+
+
+def catches(pid, number):
+    """Whether a process has a handler of its own for a signal."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(re.search(r"SigCgt:\s*(\w+)", text)[1], 16) >> (number - 1) & 1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks /proc when the handler is there")
+@pytest.mark.parametrize("seconds", [0.0, 0.7, 2.0])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_signal_before_the_run_opens_is_one_line(script, seconds, tmp_path):
+    command = [sys.executable, script, "size=smoke", f"run.root={tmp_path}", "run.progress=false"]
+    number = signal.SIGINT if seconds else signal.SIGTERM
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while not catches(process.pid, signal.SIGTERM):
+        time.sleep(0.001)
+    time.sleep(seconds)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=300)
+    assert "Traceback" not in output and "the same command" in output
+    assert process.returncode == 128 + number or ("saved" in output and process.returncode == 75)
+    assert not list(tmp_path.rglob("RUNNING"))
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("size", [400, 3000])
+def test_a_file_that_cannot_be_written_in_full_is_one_line(script, size, tmp_path):
+    """400 bytes stop the files of a run's start, 3000 those that come later; as a full disk would."""
+    command = [
+        sys.executable,
+        script,
+        "size=smoke",
+        f"run.root={tmp_path}",
+        "run.progress=false",
+        "threads=1",
+    ]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr and done.stderr.count("error: ") == 1
+    assert not list(tmp_path.rglob("*.torn")) and not list(tmp_path.rglob("RUNNING"))

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from fire_core.__main__ import main
-from fire_core.target_rules import PRESETS
+from fire_core.checkpoints.command_line import main
+from fire_core.targets.rules import PRESETS
 
 FOLDER = Path(__file__).parents[1] / "fire_core"
 README = (FOLDER / "README.md").read_text()
@@ -54,6 +54,7 @@ def surroundings() -> dict:
         "datasets": [data, data, data],
         "dataset": data,
         "fixed_batch": data.tensors[0],
+        "initial": {name: value.clone() for name, value in model.state_dict().items()},
         "train": train,
         "training": training,
         "trained": trained,
@@ -71,9 +72,29 @@ def run(title: str) -> dict:
     return names
 
 
-@pytest.mark.parametrize(
-    "title", ["fire-core", "Which matrices", "When something says so", "The projection itself"]
-)
+SIMPLE = [
+    "fire-core",
+    "Which matrices",
+    "When something says so",
+    "The projection itself",
+    "Rivals and controls",
+]
+OTHERS = [
+    *(
+        "Dormant units, measured and recycled",
+        "What stale moments do",
+        "Continual fine-tuning, old data kept",
+    ),
+    *("Midpoint reset in reinforcement learning", "DDP", "FSDP2", "Lightning", "transformers"),
+]
+
+
+def test_every_code_block_is_run() -> None:
+    parts = re.split(r"^#+ ", README, flags=re.MULTILINE)
+    assert {part.split("\n")[0] for part in parts if "```python" in part} == {*SIMPLE, *OTHERS}
+
+
+@pytest.mark.parametrize("title", SIMPLE)
 def test_recipe_runs(title: str, capsys: pytest.CaptureFixture) -> None:
     run(title)
 

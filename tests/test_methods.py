@@ -15,7 +15,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fire_core import Phase, State, UserError, apply_policy, snapshot
-from fire_core.methods import available, create
+from fire_core.checkpoints.command_line import main
+from fire_core.methods import available, create, list_methods
+from fire_core.methods.controls import keep_norm, random_orthogonal, rescale
+from fire_core.methods.dash import dash
+from fire_core.methods.full_reset import full_reset
+from fire_core.methods.plasticity_injection import inject
+from fire_core.methods.shrink_perturb import shrink_perturb
 from vision.models import build
 
 NAMES = [name for name, cls in available().items() if not cls.changes_structure]
@@ -73,7 +79,7 @@ class Training:
     def boundary(self, phase=1):
         self.state.generator = torch.Generator().manual_seed(phase)
         report = self.method.at_boundary(self.state, Phase(phase))
-        apply_policy(self.state.optimizers, "clear", report.parameters(self.state))
+        apply_policy(self.state.optimizers, "clear", report)
         self.state.optimizers["net"] = self.method.optimizer(self.net, self.default, Phase(phase))
         self.state.phase = phase
         return report
@@ -201,15 +207,15 @@ def test_yaml_has_the_settings_of_the_class_and_its_defaults(name):
     settings = OmegaConf.create({"method": OmegaConf.load(path)})
     values = OmegaConf.to_container(settings, resolve=True)["method"]
     assert values.pop("name") == name
+    assert values.pop("variant", "published") == "published"
     method = create(name, **values)
     assert {k: getattr(method, k) for k in values} == {k: getattr(create(name), k) for k in values}
     assert set(values) == {f.name for f in dataclasses.fields(method)}
 
 
-def test_list_command_shows_every_method():
-    text = subprocess.run(
-        [sys.executable, "-m", "fire_core.methods"], capture_output=True, text=True, check=True
-    ).stdout
+def test_list_command_shows_every_method(capsys):
+    assert main(["methods"]) == 0
+    text = capsys.readouterr().out
     for name, cls in available().items():
         assert f"{name} " in text and cls.summary in text and cls.source in text
 
@@ -338,4 +344,129 @@ def test_a_new_file_is_discovered(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     assert "half_weights" in available()
-    package._registry.pop("half_weights")
+    package._registry.pop(("half_weights", "published"))
+
+
+def test_a_file_that_cannot_be_imported_disables_itself_alone(tmp_path, monkeypatch):
+    import fire_core.methods as package
+
+    (tmp_path / "needs_more.py").write_text("import no_such_package\n")
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    monkeypatch.setattr(package, "_broken", {})
+    assert create("fire").name == "fire" and "needs_more" not in available()
+    for name in ("needs_more", "needs_less"):
+        with pytest.raises(UserError, match=r"needs_more.*no_such_package"):
+            create(name)
+
+
+def test_methods_are_imported_where_there_is_no_fcntl():
+    """As on Windows, where the standard library has no file locks of that kind."""
+    code = "import sys; sys.modules['fcntl'] = None; from fire_core.methods import available; print(len(available()))"
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
+    assert int(done.stdout) == len(available())
+
+
+def test_methods_are_listed_by_pattern():
+    assert list_methods("fire*") == ["fire", "fire_all", "fire_exact"]
+    assert list_methods(["*norm", "muon"]) == ["keep_norm", "muon"]
+    assert list_methods("none", with_description=True) == [("none", available()["none"].summary)]
+    assert list_methods() == list(available()) and list_methods("nothing") == []
+
+
+def test_variants_are_chosen_by_name():
+    assert available()["dash"].variant == create("dash").variant == "published"
+    assert create("dash", variant="official").variant == "official"
+    with pytest.raises(UserError, match=r"'fire' has no variant 'official': choose one of published"):
+        create("fire", variant="official")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("fire", {"solver": "exat"}, "exat"),
+        ("fire", {"strength": 7.0}, "strength=7.0"),
+        ("fire_exact", {"iterations": 5}, "has no effect"),
+        ("interpolate", {"normalize": "none"}, "none"),
+        ("rescale", {"degenerate": "zero"}, "zero"),
+        ("keep_norm", {"solver": "fats"}, "fats"),
+    ],
+)
+def test_settings_of_fire_are_checked_when_the_method_is_made(name, settings, said):
+    with pytest.raises(UserError, match=said):
+        create(name, **settings)
+
+
+def plain_function(name, net, state):
+    """The method as a library call, without State."""
+    start = state.initial["net"]
+    calls = {
+        "shrink_perturb": lambda: shrink_perturb(net, start, shrink=0.8),
+        "full_reset": lambda: full_reset(net, start),
+        "dash": lambda: dash(net, state.batches(), state.loss, alpha=0.3, floor=0.05),
+        "rescale": lambda: rescale(net, degenerate="skip"),
+        "keep_norm": lambda: keep_norm(net, degenerate="skip"),
+        "random_orthogonal": lambda: random_orthogonal(
+            net, generator=torch.Generator().manual_seed(1), degenerate="skip"
+        ),
+        "plasticity_injection": lambda: inject(net, start, "2"),
+    }
+    return calls[name]()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "shrink_perturb",
+        "full_reset",
+        "dash",
+        "rescale",
+        "keep_norm",
+        "random_orthogonal",
+        "plasticity_injection",
+    ],
+)
+def test_the_plain_function_does_what_the_method_does(name):
+    states = []
+    for number in range(2):
+        net, state = small_state()
+        state.generator = torch.Generator().manual_seed(1)
+        state.loss = cross_entropy
+        state.batches = lambda: iter([(torch.eye(3), torch.tensor([0, 1, 0]))])
+        before = {key: value.clone() for key, value in net.state_dict().items()}
+        if number:
+            report = plain_function(name, net, state)
+        else:
+            settings = {"head": "2"} if name == "plasticity_injection" else {}
+            report = create(name, **settings).at_boundary(state, Phase(1))
+        assert report.changed
+        states.append(net.state_dict())
+        assert before.keys() != states[-1].keys() or any(
+            not torch.equal(before[key], value) for key, value in states[-1].items()
+        )
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+def test_keep_norm_by_hand():
+    """W = [[3, 0], [0, 4]] has the polar factor I and the norm 5; the second weight is that turned by 90 degrees."""
+    net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
+        net[1].weight.copy_(torch.tensor([[0.0, -3.0], [4.0, 0.0]]))
+    create("keep_norm").at_boundary(State({"net": net}), Phase(1))
+    side = 5 / 2**0.5
+    torch.testing.assert_close(net[0].weight.data, torch.tensor([[side, 0.0], [0.0, side]]))
+    torch.testing.assert_close(net[1].weight.data, torch.tensor([[0.0, -side], [side, 0.0]]))
+
+
+def test_keep_norm_takes_the_directions_of_fire():
+    net, state = small_state()
+    twin, twin_state = small_state()
+    old = net[0].weight.detach().clone()
+    create("keep_norm", solver="newton_schulz").at_boundary(state, Phase(1))
+    create("fire").at_boundary(twin_state, Phase(1))
+    assert net[0].weight.norm().item() == pytest.approx(old.norm().item(), rel=1e-6)
+    cosine = torch.cosine_similarity(net[0].weight.flatten(), twin[0].weight.flatten(), dim=0)
+    assert cosine.item() == pytest.approx(1.0, abs=1e-6)
+    assert not torch.allclose(net[0].weight, twin[0].weight)

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fire_core import metrics
 from fire_core.errors import UserError
-from fire_core.probe import curvature, plasticity
+from fire_core.measure import metrics
+from fire_core.measure.dormancy import dormancy_of, dormancy_scores, dormant_share
+from fire_core.measure.probe import curvature, plasticity
 from vision.models import build
 
 
@@ -59,11 +60,11 @@ def test_feature_rank_counts_directions():
 
 def test_dormancy_by_hand():
     activations = torch.tensor([[1.0, 0.0, 2.0], [3.0, 0.0, -2.0]])  # unit means 2, 0, 2; layer mean 4/3
-    assert metrics.dormancy_scores(activations).tolist() == pytest.approx([1.5, 0.0, 1.5])
-    assert metrics.dormant_share(activations, 0.025).item() == pytest.approx(1 / 3)
+    assert dormancy_scores(activations).tolist() == pytest.approx([1.5, 0.0, 1.5])
+    assert dormant_share(activations, 0.025).item() == pytest.approx(1 / 3)
     images = activations[:, :, None, None].expand(2, 3, 4, 4)  # a channel is one unit
-    assert metrics.dormancy_scores(images).tolist() == pytest.approx([1.5, 0.0, 1.5])
-    assert metrics.dormant_share(torch.zeros(5, 4)).item() == 1.0
+    assert dormancy_scores(images).tolist() == pytest.approx([1.5, 0.0, 1.5])
+    assert dormant_share(torch.zeros(5, 4)).item() == 1.0
 
 
 def test_covariance_shift_ignores_scale_and_rotation():
@@ -152,6 +153,48 @@ def test_dormant_units_are_counted_along_their_own_dimension(layers, shape):
     assert plasticity(net, torch.ones(shape))["dormant_share"] == pytest.approx(0.25)
 
 
+class Functional(nn.Module):
+    """A hidden layer whose nonlinearity is a function: `kind` says which."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.up, self.gate, self.down = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        hidden = self.up(x)
+        if self.kind == "gated":
+            return self.down(nn.functional.silu(self.gate(x)) * hidden)
+        return self.down(nn.functional.relu(hidden) ** (2 if self.kind == "squared" else 1))
+
+
+@pytest.mark.parametrize("kind", ["relu", "squared", "gated"])
+def test_functional_gated_and_squared_blocks_have_dormant_units(kind):
+    """One of four units is silent in what the next layer reads."""
+    net = Functional(kind)
+    with torch.no_grad():
+        for layer in (net.up, net.gate):
+            layer.weight.fill_(0.5)
+            layer.bias.zero_()
+        net.up.weight[1] = 0.0 if kind == "gated" else -1.0
+    assert plasticity(net, torch.rand(8, 3))["dormant_share"] == pytest.approx(0.25)
+
+
+def test_what_is_scored_is_what_the_next_layer_reads():
+    """After a pool, with the channels of a flattened convolution as units."""
+    net = nn.Sequential(nn.Conv2d(1, 3, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, 2))
+    inputs = torch.randn(5, 1, 4, 4)
+    (scores,) = dormancy_of(net, inputs)
+    assert torch.allclose(scores, dormancy_scores(net[:3](inputs)))
+
+
+def test_metrics_do_not_follow_autocast():
+    isometry = torch.linalg.qr(torch.randn(64, 64))[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert metrics.deviation_from_isometry(isometry) < 1e-9
+        assert metrics.covariance_shift(isometry, 2 * isometry) < 1e-9
+
+
 def test_plasticity_looks_at_what_is_trained():
     """A frozen layer with half its units dead, then a trained one with a quarter, whose output spans one direction."""
     net = nn.Sequential(
@@ -179,6 +222,6 @@ def test_plasticity_leaves_out_what_a_net_does_not_define_and_modes_alone():
     net = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU())
     net[0].eval()
     figures = plasticity(net, torch.ones(2, 3))
-    assert set(figures) == {"weight_norm", "dormant_share"}
+    assert set(figures) == {"weight_norm"}  # no layer, so no units
     assert net.training and not net[0].training and net[1].training
     assert plasticity(nn.Sequential(nn.Flatten()), torch.ones(2, 3)) == {}

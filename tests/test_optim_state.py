@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fire_core import UserError, apply_policy
+from fire_core import UserError, apply_policy, fire
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
@@ -14,6 +14,8 @@ OPTIMIZERS = {
     "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
     "muon": lambda p: torch.optim.Muon([q for q in p if q.ndim == 2], lr=0.1),
 }
+if not hasattr(torch.optim, "Muon"):  # torch below 2.9
+    del OPTIMIZERS["muon"]
 
 
 def trained(make):
@@ -85,7 +87,7 @@ def test_stale_moments_move_a_reset_weight_away_from_its_minimum():
 def test_names_or_nothing_instead_of_parameters_are_refused():
     _, optimizer, _ = trained(OPTIMIZERS["adam"])
     held = len(optimizer.state)
-    with pytest.raises(UserError, match=r"changed holds 'weight'.*get_parameter"):
+    with pytest.raises(UserError, match=r"changed holds 'weight'.*give the report"):
         apply_policy(optimizer, "clear_changed", {"weight"})
     with pytest.raises(UserError, match="'clear_changed' without changed parameters"):
         apply_policy(optimizer, "clear_changed")
@@ -95,3 +97,29 @@ def test_names_or_nothing_instead_of_parameters_are_refused():
 def test_unknown_policy_is_quoted():
     with pytest.raises(UserError, match="'wipe'"):
         apply_policy([], "wipe")
+
+
+def test_float32_copies_of_half_precision_weights_are_not_missed():
+    """An optimizer over copies would bring the old weights back at its next step."""
+    torch.manual_seed(0)
+    net = nn.Linear(6, 4).bfloat16()
+    copies = [p.detach().float().requires_grad_() for p in net.parameters()]
+    optimizer = torch.optim.Adam(copies, lr=1e-9)
+
+    def step() -> None:
+        for copy in copies:
+            copy.grad = torch.ones_like(copy)
+        optimizer.step()
+        with torch.no_grad():
+            for parameter, copy in zip(net.parameters(), copies, strict=True):
+                parameter.copy_(copy)
+
+    step()
+    report = fire(net, solver="exact")
+    treated = net.weight.detach().clone()
+    for policy in ("keep", "clear_changed"):
+        with pytest.raises(UserError, match=r"1 changed parameters.*bfloat16.*masters="):
+            apply_policy(optimizer, policy, report)
+    assert apply_policy(optimizer, "clear_changed", report, masters=zip(net.parameters(), copies)) == 1
+    step()
+    assert torch.equal(net.weight, treated)

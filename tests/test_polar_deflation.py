@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fire_core import polar_exact
-from fire_core.polar import polar
-from fire_core.polar_exact import (
+from fire_core.solvers import exact as polar_exact
+from fire_core.solvers.exact import (
     DROWNED,
     FURTHER_POLYNOMIAL,
     SINGLE_MARGIN,
@@ -22,7 +21,8 @@ from fire_core.polar_exact import (
     solve_exact,
     solve_fast,
 )
-from fire_core.polar_kernels import lower_gram
+from fire_core.solvers.kernels import lower_gram
+from fire_core.solvers.polar import polar
 from tests.polar_cases import deviation, gaussian, oracle, relative_error, spread, with_spectrum
 
 PATHS = pytest.mark.parametrize("rational", [True, False], ids=["cpu", "gpu"])

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from fire_core import polar_exact
-from fire_core.polar import polar
-from fire_core.polar_exact import solve_exact, solve_fast
-from fire_core.polar_kernels import (
+from fire_core.solvers import exact as polar_exact
+from fire_core.solvers.exact import solve_exact, solve_fast
+from fire_core.solvers.kernels import (
     cholesky_in_blocks,
     lower_gram,
     mirror,
@@ -18,7 +17,9 @@ from fire_core.polar_kernels import (
     rational_steps,
     solve_right,
 )
-from fire_core.polar_schedules import (
+from fire_core.solvers.polar import polar
+from fire_core.solvers.precision import matmul_precision
+from fire_core.solvers.schedules import (
     CUBIC,
     finishing_quintic,
     polynomial_value,
@@ -26,7 +27,6 @@ from fire_core.polar_schedules import (
     rational_step,
     rational_value,
 )
-from fire_core.precision import matmul_precision
 from tests.polar_cases import deviation, gaussian, published, relative_error, spread, with_spectrum
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fire_core.polar import polar
+from fire_core.solvers.polar import polar
 from tests.polar_cases import deviation, gaussian, oracle, relative_error, spread, with_spectrum
 
 DRAWS = settings(max_examples=40, deadline=None, derandomize=True)

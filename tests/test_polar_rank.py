@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fire_core.polar import polar
-from fire_core.polar_svd import complete
+from fire_core.solvers.completion import complete
+from fire_core.solvers.polar import polar
 from tests.polar_cases import deviation, gaussian, oracle, spread, with_spectrum
 
 

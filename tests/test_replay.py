@@ -113,6 +113,25 @@ def test_same_generator_gives_the_same_batch():
     assert all(torch.equal(a, b) for a, b in zip(first, second))
 
 
+def test_the_layout_of_samples_changes_nothing_but_their_strides(tmp_path):
+    """Also through a fork, whose samples mix its own frames with its parent's."""
+    batches = []
+    for layout in (False, True):
+        replay = FrameReplay(40, 2, (5, 7), channels_last=layout)
+        frames = np.random.default_rng(0).integers(0, 256, (16, 2, 5, 7), np.uint8)
+        replay.start(frames[0])
+        nothing = np.zeros(2, bool)
+        for number, frame in enumerate(frames[1:]):
+            if number == 8:
+                replay = replay.fork(None, new_rows=12)
+            replay.add(nothing, nothing, nothing, nothing, frame)
+        batches.append(replay.sample(64, np.random.default_rng(1)))
+    for usual, last in zip(*batches, strict=True):
+        assert torch.equal(usual, last)
+    assert batches[0].observations.stride()[-1] == 1
+    assert batches[1].observations.stride()[1] == batches[1].next_observations.stride()[1] == 1
+
+
 def test_restart_in_the_middle_truncates_and_keeps_the_true_next_frame():
     environment, records = Counting(lengths=(50, 60)), []
     replay = FrameReplay(40, 2, (1, 2))

@@ -6,11 +6,15 @@ from torch import nn
 from torch.nn import functional
 
 from fire_core import Phase, State, UserError, apply_policy, snapshot
+from fire_core.measure.probe import curvature, plasticity
 from fire_core.methods import create
+from fire_core.methods.dash import shrink
 from fire_core.methods.muon import ConvMuon, Together, orthogonalize
 from fire_core.methods.redo import dormancy
 from fire_core.targets import find_targets
 from fire_core.units import find_unit_layers, recycle
+
+needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch below 2.9")
 
 
 def linear(weight, bias=None):
@@ -71,7 +75,7 @@ def test_dash_takes_convolutions_kernel_by_kernel_or_whole():
         net = nn.Conv2d(2, 1, (1, 2), bias=False)
         net.weight.data = torch.tensor([[[[3.0, 4.0]], [[0.0, 5.0]]]])
         descent = {"weight": torch.tensor([[[[1.0, 0.0]], [[0.0, 1.0]]]])}
-        create("dash", kernels=kernels).shrink(net, descent, strength=1.0)
+        shrink(net, descent, find_targets(net), floor=0.05, kernels=kernels)
         # all four weights at once: (3 + 5) / (sqrt(50) sqrt(2)) = 0.8
         expected = torch.tensor([[[[3.0, 4.0]], [[0.0, 5.0]]]]) * torch.tensor(factors).view(1, 2, 1, 1)
         torch.testing.assert_close(net.weight.data, expected)
@@ -94,7 +98,7 @@ def test_dash_shrinks_what_is_no_view():
     net = Interleaved()
     descent = {"query_key_value.weight": torch.tensor([[1.0, 0.0]] * 12)}
     assert not all(target.is_view for target in find_targets(net).included)
-    create("dash", floor=0.0).shrink(net, descent, strength=1.0)
+    shrink(net, descent, find_targets(net), floor=0.0)
     torch.testing.assert_close(net.query_key_value.weight.data, torch.tensor([[3.0, 4.0]] * 12) * 0.6)
     for kernels in (True, False):
         torch.manual_seed(0)
@@ -104,7 +108,7 @@ def test_dash_shrinks_what_is_no_view():
         descent = {"weight": torch.randn(4, 3, 2, 2)}
         before = plain.weight.detach().clone()
         for layer in (plain, strided):
-            create("dash", kernels=kernels).shrink(layer, descent, strength=1.0)
+            shrink(layer, descent, find_targets(layer), floor=0.05, kernels=kernels)
         assert not torch.equal(plain.weight, before)
         torch.testing.assert_close(strided.weight, plain.weight)
 
@@ -206,6 +210,7 @@ def test_parseval_treats_each_matrix_of_a_stack_by_hand():
     assert create("parseval", coefficient=1.0).penalty(state).item() == pytest.approx(12.0)
 
 
+@needs_muon
 def test_muon_treats_each_matrix_of_a_stack_alone():
     torch.manual_seed(0)
     stack = Stack()
@@ -437,6 +442,7 @@ def test_muon_flattens_the_spectrum():
         assert singular.min() > 0.5 and singular.max() < 1.3
 
 
+@needs_muon
 def test_conv_muon_is_torch_muon_on_the_flattened_kernel():
     torch.manual_seed(0)
     for shape in ((8, 2, 3, 3), (40, 2, 3, 3)):  # wide and tall
@@ -454,6 +460,7 @@ def test_conv_muon_is_torch_muon_on_the_flattened_kernel():
         assert (kernel.flatten(1) - matrix).norm() < 0.05 * moved
 
 
+@needs_muon
 def test_muon_shares_out_the_parameters():
     net = nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)
@@ -577,3 +584,136 @@ def test_units_without_an_owner_are_left_out_with_a_reason():
     state = state_of(net, torch.randn(2, 4))
     with pytest.raises(UserError, match="no hidden units"):
         create("cbp").at_boundary(state, Phase(1))
+
+
+# ---------------------------------------------------------------------------- nets and batches of any form
+def test_a_chain_of_many_operations_is_traced():
+    net = nn.ModuleDict({"first": nn.Linear(2, 3), "second": nn.Linear(3, 2)})
+
+    def forward(x):
+        x = net["first"](x)
+        for _ in range(3000):
+            x = x * 1.0
+        return net["second"](x)
+
+    net.forward = forward
+    layers, _ = find_unit_layers(net, torch.randn(2, 2))
+    assert [layer.name for layer in layers] == ["first"]
+
+
+KEEP = torch.ones(3, dtype=torch.int64)
+
+
+class Keywords(nn.Module):
+    """Calls its layers with keyword arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 3), nn.Linear(3, 2)
+
+    def forward(self, x, keep=None):
+        hidden = torch.relu(self.first(input=x))
+        return self.second(input=hidden if keep is None else hidden * keep)
+
+
+def test_layers_called_with_keyword_arguments_are_traced_and_recorded():
+    net = Keywords()
+    layers, _ = find_unit_layers(net, X)
+    assert [(layer.name, layer.outgoing) for layer in layers] == [("first", (("second", 1),))]
+    hidden = torch.relu(net.first(X)).mean(dim=0)
+    torch.testing.assert_close(dormancy(net, [X])["first"], (hidden / hidden.mean()).detach())
+
+
+@pytest.mark.parametrize(
+    "inputs", [{"x": X, "keep": KEEP}, (X, KEEP), [X, KEEP]], ids=["mapping", "tuple", "list"]
+)
+def test_batches_may_be_mappings_tuples_and_lists(inputs):
+    net = Keywords()
+    assert [layer.name for layer in find_unit_layers(net, inputs)[0]] == ["first"]
+    assert dormancy(net, [inputs])["first"].shape == (3,)
+    assert plasticity(net, inputs) == pytest.approx(plasticity(net, X))
+    draw = torch.Generator().manual_seed(0)
+    assert curvature(net, inputs, torch.ones(2, 2), functional.mse_loss, generator=draw) > 0
+    state = state_of(net, inputs, torch.ones(2, 2))
+    assert create("dash").at_boundary(state, Phase(1)).changed
+    create("redo", threshold=10.0).after_epoch(state)
+    method = create("cbp", replacement_rate=1.0, maturity=0)
+    method.at_boundary(state, Phase(1))
+    net(X)
+    method.after_step(state)
+    assert method.counts["recycled"] == 3
+
+
+# ------------------------------------------------------------------------------- one method, several models
+def test_a_second_model_of_the_same_name_gets_its_own_anchor_weights_and_hooks():
+    l2, parseval = create("l2_init", coefficient=2.0), create("parseval", coefficient=1.0)
+    units = create("cbp", replacement_rate=1.0, maturity=0)
+    for shape in ((2, 3), (2, 4)):
+        net = nn.Sequential(nn.Linear(*shape), nn.ReLU(), nn.Linear(shape[1], 1))
+        state = state_of(net)
+        with torch.no_grad():
+            net[0].bias.add_(1.0)
+        assert l2.penalty(state).item() == pytest.approx(shape[1], rel=1e-5)
+        assert parseval.penalty(state).item() > 0
+        units.at_boundary(state, Phase(1))
+        net(X)
+        units.after_step(state)
+        assert (net[2].weight == 0).all() and len(units.memory["net"]["0"]["age"]) == shape[1]
+
+
+def test_a_new_snapshot_of_the_same_model_is_a_new_anchor():
+    net = nn.Linear(2, 1)
+    state = state_of(net)
+    method = create("l2_init", coefficient=2.0)
+    with torch.no_grad():
+        net.bias.add_(1.0)
+    assert method.penalty(state).item() == pytest.approx(1.0, rel=1e-5)
+    assert method.penalty(state_of(net)).item() == 0.0
+
+
+def test_muon_makes_an_optimizer_for_every_model(monkeypatch):
+    """Also where a new model has the id of one that is gone."""
+    method = create("muon", targets="all")
+    monkeypatch.setattr("builtins.id", lambda thing: 1 if isinstance(thing, nn.Module) else id_of(thing))
+    for _ in range(2):
+        net = nn.Linear(3, 3)
+        optimizer = method.optimizer(net, torch.optim.Adam(net.parameters()), Phase(1))
+        assert optimizer.param_groups[0]["params"][0] is net.weight
+        assert method.optimizer(net, torch.optim.Adam(net.parameters()), Phase(1)) is optimizer
+
+
+id_of = id
+
+
+def test_optimizers_call_the_closure_once():
+    for make in (
+        lambda p: ConvMuon([p], lr=0.1),
+        lambda p: Together([ConvMuon([p], lr=0.1), torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)]),
+    ):
+        parameter = nn.Parameter(torch.randn(3, 2, 1, 1))
+        optimizer, calls = make(parameter), []
+
+        def closure(parameter=parameter, optimizer=optimizer, calls=calls):
+            calls.append(1)
+            optimizer.zero_grad()
+            loss = parameter.square().sum()
+            loss.backward()
+            return loss
+
+        before = parameter.detach().clone()
+        loss = optimizer.step(closure)
+        assert len(calls) == 1 and float(loss) == pytest.approx(float(before.square().sum()))
+        assert not torch.equal(parameter, before)
+
+
+def test_dash_lists_the_targets_of_a_model_once(monkeypatch):
+    import fire_core.methods.dash as module
+
+    calls = []
+    monkeypatch.setattr(module, "find_targets", lambda *a: calls.append(1) or find_targets(*a))
+    net = tiny()
+    state, method = state_of(net), create("dash", every_steps=1, rate=0.1)
+    for _ in range(5):
+        net(X).sum().backward()
+        method.after_step(state)
+    assert len(calls) == 1

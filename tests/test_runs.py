@@ -1,5 +1,6 @@
 """Run folders, checkpoints, trunks and seeds, without any training."""
 
+import errno
 import json
 import os
 import shutil
@@ -10,10 +11,12 @@ import pytest
 import torch
 
 from fire_core import UserError
+from fire_core.checkpoints.atomic import write_atomic
 from fire_core.report import Report
-from fire_core.runs import Run, generator, numpy_generator, record, seeded
-from fire_core.runs import checkpoint as checkpoints
-from fire_core.runs.trunk import FolderLock, fingerprint
+from harness.runs import Run, generator, numpy_generator, record, seeded
+from harness.runs import checkpoint as checkpoints
+from harness.runs.record import FinishedElsewhere
+from harness.runs.trunk import FolderLock, fingerprint
 
 
 def open_run(root, *, label="fire", trunk=None, config=None, **settings):
@@ -77,11 +80,11 @@ def test_a_finished_run_says_when_the_code_has_changed_since(tmp_path, capsys, m
     play(open_run(tmp_path))
     monkeypatch.setattr(record, "describe", lambda: {"commit": "f" * 40, "dirty": False})
     assert open_run(tmp_path).finished
-    assert "not with that of now" in capsys.readouterr().out
+    assert "which is not the current one" in capsys.readouterr().out
     meta = tmp_path / "e/smoke/fire/seed_1/meta.json"
     meta.write_text(json.dumps(json.loads(meta.read_text()) | {"commit": "f" * 40}))
     assert open_run(tmp_path).finished
-    assert "not with that of now" not in capsys.readouterr().out
+    assert "which is not the current one" not in capsys.readouterr().out
 
 
 def test_what_an_earlier_start_was_made_with_is_kept(tmp_path):
@@ -232,10 +235,82 @@ def test_keeping_no_checkpoint_is_refused(tmp_path, keep):
         open_run(tmp_path, keep=keep)
 
 
-def test_two_processes_cannot_write_one_run(tmp_path):
+def test_a_run_that_another_process_trains_is_waited_for_and_not_trained_again(tmp_path, capsys):
+    first, second = open_run(tmp_path), open_run(tmp_path)
+    with first:
+        threading.Timer(0.3, play_inside, (first,)).start()
+        with pytest.raises(FinishedElsewhere, match="finished by another process"), second:
+            pass
+    assert "waiting for another process" in capsys.readouterr().out
+
+
+def play_inside(run):
+    """End an open run from another thread, as its process would."""
+    run.resume()
+    run.log(step=1)
+    run.finish({})
+    run._end()
+    run._lock.release()
+
+
+def test_a_lone_done_is_no_run(tmp_path, capsys):
     run = open_run(tmp_path)
-    with run, pytest.raises(UserError, match="another process"), open_run(tmp_path):
-        pass
+    run.folder.mkdir(parents=True)
+    (run.folder / "DONE").write_text("120 bytes of metrics.jsonl\n")
+    assert not run.finished and "the run starts over" in capsys.readouterr().out
+    play(run)
+    assert open_run(tmp_path).finished
+    with (run.folder / "metrics.jsonl").open("a") as handle:
+        handle.write("more\n")
+    with pytest.raises(UserError, match="but the run ended with"):
+        _ = open_run(tmp_path).finished
+
+
+def test_a_damaged_meta_file_is_no_traceback(tmp_path):
+    play(open_run(tmp_path))
+    for text in ("[]", "{", "5", '{"identity": 5, "earlier": 3}'):
+        (open_run(tmp_path).folder / "meta.json").write_text(text)
+        run = open_run(tmp_path)
+        (run.folder / "meta.json").exists()
+        (run.folder / "DONE").unlink(missing_ok=True)
+        play(run)
+
+
+def test_a_checkpoint_that_is_no_checkpoint_is_one_line(tmp_path):
+    for content, said in (([1, 2], "holds a list"), ({"net": 1}, "is no checkpoint of a run")):
+        run = open_run(tmp_path)
+        (run.folder / "checkpoint").mkdir(parents=True, exist_ok=True)
+        torch.save(content, run.folder / "checkpoint" / "step_000000000001.pt")
+        with pytest.raises(UserError, match=said), run:
+            run.resume()
+
+
+def test_torn_files_of_a_killed_trunk_are_deleted(tmp_path):
+    run = open_run(tmp_path, trunk={"rate": 0.1})
+    torn = [run.trunk / ".meta.json.1.torn", run.trunk / "checkpoint" / ".step.1.torn"]
+    torn += [run.folder / "checkpoint" / ".step.2.torn"]
+    for path in torn:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("half")
+    play(run)
+    assert not any(path.exists() for path in torn)
+
+
+def test_a_disk_that_is_full_at_the_end_leaves_no_running_mark(tmp_path, monkeypatch):
+    run = open_run(tmp_path)
+
+    def full(path, text):
+        if path.name == "DONE":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write_atomic(path, text)
+
+    monkeypatch.setattr(record, "write_atomic", full)
+    with pytest.raises(OSError):
+        play(run)
+    assert not (run.folder / "RUNNING").exists() and (run.folder / "FAILED").exists()
+    monkeypatch.undo()
+    play(open_run(tmp_path))
+    assert open_run(tmp_path).finished
 
 
 def test_read_only_root_is_one_line(tmp_path):

@@ -15,7 +15,7 @@ import gymnasium
 from gymnasium.spaces import Box
 
 from fire_core.errors import UserError
-from fire_core.runs import checkpoint
+from harness.runs import checkpoint
 from rl.evaluate import play_episodes
 from rl.sac import env
 from rl.sac.env import EvaluationTasks, Task

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from fire_core.fire import fire
 from fire_core.methods.plasticity_injection import InjectedHead
+from fire_core.projection import fire
 from fire_core.targets import find_targets
 from rl.sac.network import (
     LOG_STD_MAX,

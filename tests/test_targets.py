@@ -9,8 +9,8 @@ from torch.nn.utils import parametrizations
 
 from fire_core import fire
 from fire_core.errors import UserError
-from fire_core.skeleton import skeleton
-from fire_core.targets import TargetTable, find_targets, match_parameters
+from fire_core.targets import TargetTable, find_targets, list_targets, match_parameters
+from fire_core.targets.skeleton import skeleton
 
 
 class Mixed(nn.Module):
@@ -421,3 +421,44 @@ def test_a_linear_layer_whose_class_speaks_of_norms_is_a_linear_layer() -> None:
         pass
 
     assert names(nn.Sequential(NormalisedLinear(3, 2))) == ["0.weight"]
+
+
+class Heads(nn.Module):
+    """A network of reinforcement learning: two heads whose names are also those of attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.value, self.q = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 2)
+
+
+def test_heads_named_value_or_q_are_no_attention() -> None:
+    table = list_targets(Heads())
+    assert [t.role for t in table.included] == ["", "", "head"]
+    with pytest.raises(UserError, match="leaves no matrix in"):
+        find_targets(Heads(), "attention")
+    assert [t.name for t in find_targets(Heads(), "head").included] == ["q.weight"]
+    assert [t.name for t in find_targets(Heads(), "no_head").included] == ["body.weight", "value.weight"]
+
+
+def test_q_and_k_side_by_side_are_attention_whatever_the_class() -> None:
+    block = nn.ModuleDict({name: nn.Linear(4, 4) for name in ("q_proj", "k_proj", "v_proj", "fc")})
+    roles = {t.module: t.role for t in list_targets(nn.ModuleDict({"mixer": block})).included}
+    assert roles == {"mixer.q_proj": "q", "mixer.k_proj": "k", "mixer.v_proj": "v", "mixer.fc": "attention"}
+
+
+def test_targets_and_printed_names_can_be_passed_back() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(4, 4, 3, groups=2), nn.Linear(4, 2))
+    every = find_targets(model).included
+    assert find_targets(model, every).included == every
+    for chosen in ([every[5]], [every[12], every[-1]], every[9:11]):
+        assert find_targets(model, chosen).included == chosen
+        assert find_targets(model, ",".join(t.name for t in chosen)).included == chosen
+        assert find_targets(model, [t.name for t in chosen]).included == chosen
+    assert len(find_targets(model, "all,-0.weight[1,2]").included) == len(every) - 1
+
+
+def test_a_module_named_like_a_preset_can_be_named() -> None:
+    model = nn.ModuleDict({"head": nn.Linear(3, 4), "mlp": nn.Linear(4, 4), "out": nn.Linear(4, 2)})
+    assert [t.module for t in find_targets(model, "head").included] == ["out"]
+    assert [t.module for t in find_targets(model, "name:head").included] == ["head"]
+    assert [t.module for t in find_targets(model, "all,-name:head").included] == ["mlp", "out"]

@@ -62,6 +62,13 @@ def test_all_of_waits_for_all() -> None:
     assert fired(AllOf(EveryNSteps(3), Above("x", 0.5), within=1), "x", [0, 0, 0, 0, 1, 0, 0, 0, 1]) == [4]
 
 
+def test_a_metric_that_comes_late_is_waited_for() -> None:
+    trigger = Plateau("loss", 2)
+    assert not any(trigger(step, {"epoch": 1.0}) for step in range(99))
+    assert fired(trigger, "loss", [1.0, 1.0, 1.0]) == [2]
+    assert not any(trigger(step, {"epoch": 1.0}) for step in range(500))
+
+
 def test_cooldown_loses_what_fires_in_between() -> None:
     assert fired(Cooldown(EveryNSteps(2), 5), "x", [0] * 14) == [2, 8]
 
@@ -103,6 +110,11 @@ def test_a_checkpoint_in_the_middle_changes_nothing(make: Callable[[], Trigger],
         (lambda: DormantShare(1.5), "limit=1.5 is no share"),
         (lambda: AnyOf(), "no triggers"),
         (lambda: Plateau("x", 1)(0, {"x": float("nan")}), "'x' is NaN"),
+        (
+            lambda: fired(DormantShare(0.0), "weight_norm", [1.0] * 200),
+            "'dormant_share', which none of 100 calls",
+        ),
+        (lambda: fired(Plateau("eval_los", 3), "eval_loss", [1.0] * 200), "did you mean 'eval_loss'"),
         (lambda: EveryNSteps(2).load_state_dict({"best": 1}), "does not fit EveryNSteps"),
         (lambda: AnyOf(EveryNSteps(2)).load_state_dict({"members": []}), "state of 0 triggers"),
     ],

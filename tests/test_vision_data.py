@@ -5,7 +5,9 @@ import hashlib
 import http.server
 import os
 import pickle
+import tarfile
 import threading
+import zipfile
 from dataclasses import replace
 from itertools import pairwise
 
@@ -16,9 +18,13 @@ from PIL import Image
 
 from fire_core import UserError
 from vision import data as vision_data
-from vision.data import ASSETS, DATA_SETS, Images, batch_indices, load, make_phases, pixel_statistics, prepare
+from vision import prepare as preparation
+from vision.data import ASSETS, DATA_SETS, load
 from vision.download import fetch
-from vision.readers import read_batch, read_idx, read_image_folder
+from vision.images import Images, pixel_statistics
+from vision.protocols import batch_indices, make_phases, prepare
+from vision.readers import Arrays, read_class_folders
+from vision.torchvision_import import import_torchvision
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +66,13 @@ def test_constant_channel_becomes_zero():
     assert mean.item() == pytest.approx(0.2) and std.item() == 1.0
 
 
+def test_the_first_classes_are_those_of_the_data_set_alone() -> None:
+    whole, some = load("fashion_mnist"), load("fashion_mnist", classes=3)
+    assert some.classes == 3 and some.train_labels.unique().tolist() == [0, 1, 2]
+    assert torch.equal(some.train_images, whole.train_images[whole.train_labels < 3])
+    assert torch.equal(some.test_labels, whole.test_labels[whole.test_labels < 3])
+
+
 def test_sizes_and_channels():
     plain = load("fashion_mnist", train_per_class=2, test_per_class=1)
     padded = load("fashion_mnist", train_per_class=2, test_per_class=1, image_size=32, channels=3)
@@ -75,64 +88,80 @@ def test_sizes_and_channels():
 
 
 # ---------------------------------------------------------------------------------------------- readers
+def md5(path):
+    return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+def refused(words, name, folder=None, **settings):
+    """`load` ends in one line with these words."""
+    with pytest.raises(UserError, match=words) as caught:
+        load(name, folder, **settings)
+    assert "\n" not in str(caught.value)
+    str(caught.value).encode()  # can be written into a file, also where a name is not UTF-8
+
+
 def write_idx(path, array):
     header = bytes([0, 0, 8, array.ndim]) + b"".join(n.to_bytes(4, "big") for n in array.shape)
-    raw = header + array.tobytes()
-    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(header + array.tobytes()))
 
 
-def test_full_fashion_mnist_from_a_folder(tmp_path):
+def test_full_fashion_mnist_from_files_put_into_the_data_folder(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     pictures = rng.integers(0, 256, (30, 28, 28), dtype=np.uint8)
     labels = (np.arange(30) % 10).astype(np.uint8)
-    (tmp_path / "raw").mkdir()
-    write_idx(tmp_path / "raw" / "train-images-idx3-ubyte.gz", pictures)
-    write_idx(tmp_path / "raw" / "train-labels-idx1-ubyte.gz", labels)
-    write_idx(tmp_path / "t10k-images-idx3-ubyte", pictures[:10])
-    write_idx(tmp_path / "t10k-labels-idx1-ubyte", labels[:10])
-    images = load("fashion_mnist_full", tmp_path)
+    raw = tmp_path / "fashion_mnist_full" / "FashionMNIST" / "raw"
+    for name, array in (
+        ("train-images-idx3-ubyte.gz", pictures),
+        ("train-labels-idx1-ubyte.gz", labels),
+        ("t10k-images-idx3-ubyte.gz", pictures[:10]),
+        ("t10k-labels-idx1-ubyte.gz", labels[:10]),
+    ):
+        write_idx(raw / name, array)
+    files = sorted(raw.iterdir())
+    source = tuple((f"FashionMNIST/raw/{file.name}", (), md5(file)) for file in files)
+    monkeypatch.setitem(vision_data.SOURCES, "fashion_mnist_full", source)
+    theirs = import_torchvision().datasets.FashionMNIST
+    monkeypatch.setattr(theirs, "resources", [(file.name, md5(file)) for file in files])
+    images = load("fashion_mnist_full", root=tmp_path)
     assert np.array_equal(images.train_images[:, 0].numpy(), pictures)
     assert images.test_labels.tolist() == labels[:10].tolist() and images.classes == 10
-    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes((tmp_path / "t10k-labels-idx1-ubyte").read_bytes()[:-3])
-    with pytest.raises(UserError, match="cut short"):
-        load("fashion_mnist_full", tmp_path)
-    (tmp_path / "x").write_bytes(b"hello")
-    with pytest.raises(UserError, match="no IDX file"):
-        read_idx(tmp_path / "x")
+    assert torch.equal(load("fashion_mnist_full", raw.parents[1]).train_images, images.train_images)
+    (raw / "t10k-labels-idx1-ubyte").write_bytes((raw / "t10k-labels-idx1-ubyte").read_bytes()[:-3])
+    refused("does not hold fashion_mnist_full", "fashion_mnist_full", raw.parents[1])
 
 
-def cifar_rows(count, seed):
-    rng = np.random.default_rng(seed)
-    return rng.integers(0, 256, (count, 3072), dtype=np.uint8), rng.integers(0, 10, count)
+def write_cifar(folder, monkeypatch, classes):
+    """A small CIFAR as published below `folder`; the MD5 sums that torchvision knows become those of its files."""
+    theirs = getattr(import_torchvision().datasets, f"CIFAR{classes}")
+    inner = folder / theirs.base_folder
+    inner.mkdir(parents=True)
+    batches = {}
+    for seed, (name, _) in enumerate(theirs.train_list + theirs.test_list):
+        rows = np.random.default_rng(seed).integers(0, 256, (classes, 3072), dtype=np.uint8)
+        labels = {"labels" if classes == 10 else "fine_labels": list(range(classes))}
+        batches[name] = {"data": rows} | labels
+        (inner / name).write_bytes(pickle.dumps(batches[name], protocol=2))
+    names = {theirs.meta["key"]: [f"class {i}" for i in range(classes)]}
+    meta = inner / theirs.meta["filename"]
+    meta.write_bytes(pickle.dumps(names, protocol=2))
+    for part in ("train_list", "test_list"):
+        monkeypatch.setattr(theirs, part, [[name, md5(inner / name)] for name, _ in getattr(theirs, part)])
+    monkeypatch.setattr(theirs, "meta", theirs.meta | {"md5": md5(meta)})
+    return inner, batches
 
 
-@pytest.mark.parametrize("form", ["python", "binary"])
-def test_cifar10_from_a_folder(tmp_path, form):
-    parts = [cifar_rows(4, seed) for seed in range(6)]
-    names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
-    folder = tmp_path / "somewhere"
-    folder.mkdir()
-    for name, (rows, labels) in zip(names, parts, strict=True):
-        if form == "python":
-            batch = {b"data": rows, b"labels": labels.tolist(), b"filenames": [b"x.png"] * 4}
-            (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
-        else:
-            stacked = np.concatenate([labels.astype(np.uint8)[:, None], rows], axis=1)
-            (folder / f"{name}.bin").write_bytes(stacked.tobytes())
-    images = load("cifar10", tmp_path)
-    expected = np.concatenate([rows for rows, _ in parts[:5]]).reshape(-1, 3, 32, 32)
-    assert np.array_equal(images.train_images.numpy(), expected)
-    assert images.train_labels.tolist() == np.concatenate([labels for _, labels in parts[:5]]).tolist()
-    assert np.array_equal(images.test_images.flatten(1).numpy(), parts[5][0]) and images.classes == 10
-
-
-def test_cifar100_takes_fine_labels(tmp_path):
-    for name in ("train", "test"):
-        rows, _ = cifar_rows(5, 1)
-        batch = {b"data": rows, b"coarse_labels": [0] * 5, b"fine_labels": [3, 99, 0, 7, 7]}
-        (tmp_path / name).write_bytes(pickle.dumps(batch, protocol=2))
-    images = load("cifar100", tmp_path)
-    assert images.train_labels.tolist() == [3, 99, 0, 7, 7] and images.classes == 100
+@pytest.mark.parametrize("classes", [10, 100])
+def test_cifar_as_published(tmp_path, monkeypatch, classes):
+    inner, batches = write_cifar(tmp_path / "somewhere", monkeypatch, classes)
+    *train, test = batches.values()
+    expected = np.concatenate([batch["data"] for batch in train]).reshape(-1, 3, 32, 32)
+    for folder in (inner, inner.parent):
+        images = load(f"cifar{classes}", folder)
+        assert np.array_equal(images.train_images.numpy(), expected)
+        assert images.train_labels.tolist() == list(range(classes)) * len(train)
+        assert np.array_equal(images.test_images.flatten(1).numpy(), test["data"])
+        assert images.class_names[1] == "class 1" and images.classes == classes
 
 
 class Attack:
@@ -140,19 +169,20 @@ class Attack:
         return os.system, ("touch attacked",)
 
 
-def test_pickles_cannot_run_anything(tmp_path, monkeypatch):
+def test_files_of_another_sum_are_not_unpickled(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "data_batch_1").write_bytes(pickle.dumps({b"data": Attack()}, protocol=2))
-    with pytest.raises(UserError, match="wants to load"):
-        read_batch(tmp_path / "data_batch_1")
+    inner, _ = write_cifar(tmp_path / "somewhere", monkeypatch, 10)
+    for name in ("data_batch_1", "batches.meta"):
+        original = (inner / name).read_bytes()
+        for content in (pickle.dumps({"data": Attack()}), original[:-7], b""):
+            (inner / name).write_bytes(content)
+            refused("does not hold cifar10 as torchvision unpacks it", "cifar10", inner)
+        (inner / name).write_bytes(original)
     assert not (tmp_path / "attacked").exists()
-    (tmp_path / "junk").write_bytes(b"\x80\x02junk")
-    with pytest.raises(UserError, match="no CIFAR batch"):
-        read_batch(tmp_path / "junk")
 
 
-def test_tiny_imagenet_from_a_folder(tmp_path):
-    root = tmp_path / "tiny-imagenet-200"
+def write_tiny_imagenet(folder):
+    root = folder / "tiny-imagenet-200"
     for label, name in enumerate(["n02", "n01"]):
         (root / "train" / name / "images").mkdir(parents=True)
         for i in range(3):
@@ -163,10 +193,32 @@ def test_tiny_imagenet_from_a_folder(tmp_path):
     Image.new("L", (64, 64), 9).save(root / "val" / "images" / "val_0.png")  # some of them are grey
     (root / "val" / "val_annotations.txt").write_text("val_0.png\tn02\t0\t0\t62\t62\n")
     (root / "wnids.txt").write_text("n02\nn01\n")
+    return root
+
+
+def test_tiny_imagenet_from_a_folder(tmp_path):
+    write_tiny_imagenet(tmp_path)
     images = load("tiny_imagenet", tmp_path, root=tmp_path / "data")
     assert images.class_names == ("n01", "n02") and images.train_labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert images.train_images[:, 0, 0, 0].tolist() == [100, 100, 100, 0, 0, 0]
     assert images.test_labels.tolist() == [1] and images.test_images.unique().tolist() == [9]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("wnids.txt", b"\xff\xfe\x00", "wnids.txt cannot be read"),
+        ("wnids.txt", b"n01\n", r"val_annotations.txt, line 1: 'val_0.png.*' names no class of wnids.txt"),
+        ("wnids.txt", b"n01\nn02\nn03\n", "class 'n03' of tiny_imagenet has no training image"),
+        ("val/val_annotations.txt", b"val_0.png\n", "line 1: 'val_0.png' names no class"),
+        ("val/val_annotations.txt", b"val_9.png\tn02\n", "val_9.png cannot be read"),
+        ("val/val_annotations.txt", b"", "holds no test images"),
+    ],
+)
+def test_garbage_in_tiny_imagenet_is_one_line(tmp_path, file, content, words):
+    root = write_tiny_imagenet(tmp_path)
+    (root / file).write_bytes(content)
+    refused(words, "tiny_imagenet", tmp_path, root=tmp_path / "data")
 
 
 def folder_of_pictures(root):
@@ -188,17 +240,146 @@ def test_image_folder_of_any_size(tmp_path):
     assert images.test_labels.tolist() == [0, 1]
 
 
-def test_image_folder_is_decoded_once_and_again_when_files_change(tmp_path, monkeypatch):
+def test_class_folders_are_decoded_once_and_again_when_files_change(tmp_path, monkeypatch):
     folder = folder_of_pictures(tmp_path / "pets")
-    cache = tmp_path / "cache"
-    first = read_image_folder(folder, image_size=8, channels=1, cache=cache)
-    monkeypatch.setattr(Image, "open", lambda *_: pytest.fail("decoded again"))
-    again = read_image_folder(folder, image_size=8, channels=1, cache=cache)
+    settings = {"image_size": 8, "channels": 1, "cache": tmp_path / "cache"}
+    first = read_class_folders(folder, **settings)
+    monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("decoded again"))
+    again = read_class_folders(folder, **settings)
     assert np.array_equal(first.train_images, again.train_images)
+    moved = folder.rename(tmp_path / "moved")
+    assert np.array_equal(first.train_images, read_class_folders(moved, **settings).train_images)
     monkeypatch.undo()
-    Image.new("RGB", (30, 30), (77, 77, 77)).save(folder / "train" / "cat" / "0.png")
-    changed = read_image_folder(folder, image_size=8, channels=1, cache=cache)
+    Image.new("RGB", (30, 30), (77, 77, 77)).save(moved / "train" / "cat" / "0.png")
+    changed = read_class_folders(moved, **settings)
     assert changed.train_images[0, 0, 0, 0] == 77 and first.train_images[0, 0, 0, 0] != 77
+
+
+@pytest.mark.parametrize("damage", ["cut", "junk", "empty", "another"])
+def test_a_damaged_decoded_copy_is_replaced(tmp_path, capsys, damage):
+    folder = folder_of_pictures(tmp_path / "pets")
+    settings = {"image_size": 8, "channels": 3, "cache": tmp_path / "cache"}
+    first = read_class_folders(folder, **settings)
+    (stored,) = (tmp_path / "cache").glob("*.pt")
+    whole = stored.read_bytes()
+    torch.save([1, 2], stored)
+    if damage != "another":
+        stored.write_bytes({"cut": whole[: len(whole) // 2], "junk": b"junk" * 99, "empty": b""}[damage])
+    again = read_class_folders(folder, **settings)
+    assert np.array_equal(first.train_images, again.train_images)
+    assert "decoded again" in capsys.readouterr().out
+    read_class_folders(folder, **settings)
+    assert capsys.readouterr().out == ""  # the copy was replaced
+
+
+@pytest.mark.reference
+def test_images_come_in_the_order_of_torchvisions_image_folder(tmp_path):
+    folder = folder_of_pictures(tmp_path / "pets")
+    more = (
+        "cat/z/1.png",
+        "cat/B.PNG",
+        "cat/a.jpeg",
+        "ant/10.png",
+        "ant/9.png",
+        "ant/1/2.png",
+        "ant/notes.txt",
+    )
+    for value, name in enumerate(more):
+        (folder / "train" / name).parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith("txt"):
+            (folder / "train" / name).write_text("no picture")
+        else:
+            Image.new("RGB", (8, 8), (value, value, value)).save(folder / "train" / name)
+    ours = read_class_folders(folder, image_size=8, channels=3, cache=tmp_path / "cache")
+    theirs = import_torchvision().datasets.ImageFolder(folder / "train")
+    assert list(ours.class_names) == theirs.classes and ours.train_labels.tolist() == theirs.targets
+    for picture, (image, _) in zip(ours.train_images, theirs, strict=True):
+        assert picture[1, 4, 4] == image.getpixel((image.width // 2, image.height // 2))[1]
+
+
+def cifar10_as_class_folders(root, classes=10):
+    for split, count in (("train", 2), ("test", 1)):
+        for label in range(classes):
+            (root / split / f"class_{label}").mkdir(parents=True)
+            for i in range(count):
+                picture = Image.new("RGB", (32, 32), (20 * label, i, split == "test"))
+                picture.save(root / split / f"class_{label}" / f"{i:04d}.png")
+    return root
+
+
+def test_a_published_data_set_as_class_folders_keeps_its_name_and_size(tmp_path):
+    folder = cifar10_as_class_folders(tmp_path / "images")
+    images = load("cifar10", folder, root=tmp_path)
+    assert images.name == "cifar10" and images.classes == 10
+    assert images.train_images.shape == (20, 3, 32, 32) and images.test_images.shape == (10, 3, 32, 32)
+    assert images.train_labels.tolist() == sorted([*range(10), *range(10)])
+    assert images.train_images[:, 0, 0, 0].tolist() == [20 * n for n in images.train_labels.tolist()]
+    assert images.test_images[:, 2].unique().tolist() == [1]
+    small = load("cifar10", folder, root=tmp_path, image_size=16, train_per_class=1)
+    assert small.train_images.shape == (10, 3, 16, 16)
+    assert len(list((tmp_path / "decoded").glob("*.pt"))) == 1  # all sizes share one decoded copy
+    fewer = cifar10_as_class_folders(tmp_path / "fewer", classes=7)
+    refused("has 7 class folders in train, cifar10 has 10: use data=image_folder", "cifar10", fewer)
+    refused("has 10 class folders in train, cifar100 has 100", "cifar100", folder)
+    refused("has 10 class folders in train, tiny_imagenet has 200", "tiny_imagenet", folder)
+
+
+# -------------------------------------------------------------------------------------- hostile folders
+def postscript(path):
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\nshowpage\n")
+
+
+def bomb(path):
+    Image.new("1", (13_000, 13_000)).save(path, "PNG")
+
+
+def larger_bomb(path):
+    Image.new("1", (20_000, 20_000)).save(path, "PNG")
+
+
+def cut_off(path):
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(path, "PNG")
+    path.write_bytes(path.read_bytes()[:2000])
+
+
+def dangling_link(path):
+    path.symlink_to("nowhere.jpg")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (postscript, "is no readable image"),
+        (bomb, "is too large"),
+        (larger_bomb, "is too large"),
+        (cut_off, "cannot be decoded"),
+        (os.mkfifo, "is no regular file: remove or replace it"),
+        (dangling_link, "cannot be read .* remove or restore it"),
+    ],
+)
+@pytest.mark.parametrize("name", [b"a.jpg", b"caf\xe9.jpg"])
+def test_hostile_pictures_are_one_line(tmp_path, monkeypatch, make, words, name):
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a program was started"))
+    folder = folder_of_pictures(tmp_path / "pets")
+    make(folder / "train" / "cat" / os.fsdecode(name))
+    refused(words, "image_folder", folder, root=tmp_path, image_size=8)
+    assert not list((tmp_path / "decoded").glob("*.pt"))
+
+
+def test_names_that_are_not_utf8_are_read(tmp_path):
+    folder = folder_of_pictures(tmp_path / "pets")
+    for split in ("train", "test"):
+        (folder / split / "cat").rename(folder / split / os.fsdecode(b"caf\xe9"))
+    (folder / "train" / "dog" / "0.png").rename(folder / "train" / "dog" / os.fsdecode(b"\xff.png"))
+    assert len(load("image_folder", folder, root=tmp_path, image_size=8).train_images) == 6
+    (folder / "test" / os.fsdecode(b"b\xe4r")).mkdir()
+    refused("class 'b.*r'", "image_folder", folder, root=tmp_path)
+
+
+def test_a_class_without_training_images_is_refused(tmp_path):
+    folder = folder_of_pictures(tmp_path / "pets")
+    (folder / "train" / "empty").mkdir()
+    refused("class 'empty' of image_folder has no training image", "image_folder", folder, root=tmp_path)
 
 
 def test_broken_folders_say_what_is_wrong(tmp_path):
@@ -219,11 +400,14 @@ def test_broken_folders_say_what_is_wrong(tmp_path):
     [
         ({"name": "mnist"}, ", ".join(DATA_SETS)),
         ({"name": "cifar10", "folder": "/no/such"}, "/no/such does not exist"),
-        ({"name": "cifar10", "folder": "."}, "name the folder with the unpacked CIFAR-10 files"),
+        ({"name": "cifar10", "folder": "."}, "does not hold cifar10 as torchvision unpacks it"),
+        ({"name": "tiny_imagenet", "folder": "."}, "holds neither the unpacked tiny-imagenet-200.zip nor"),
         ({"name": "image_folder"}, "data.folder=FOLDER"),
+        ({"name": "fashion_mnist", "folder": "."}, "add data=image_folder"),
         ({"name": "fashion_mnist", "fit": "crop"}, "pad or resize"),
         ({"name": "fashion_mnist", "channels": 2}, "channels=2"),
         ({"name": "fashion_mnist", "train_per_class": 1001}, "has 1000 images"),
+        ({"name": "fashion_mnist", "classes": 11}, "data.classes=11: fashion_mnist has 10 classes"),
     ],
 )
 def test_mistakes_say_what_to_do(arguments, answer, tmp_path, monkeypatch):
@@ -236,70 +420,158 @@ def test_mistakes_say_what_to_do(arguments, answer, tmp_path, monkeypatch):
 # -------------------------------------------------------------------------------------------- downloads
 @pytest.fixture
 def server(tmp_path):
-    """A web server that knows ranges and counts the bytes it sent."""
-    content = os.urandom(100_000)
+    """A web server that knows ranges and counts the bytes it sent; `cut` ends every answer after so many bytes."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
-        sent = 0
+        content = os.urandom(100_000)
+        sent, cut = 0, None
 
         def do_GET(self):
             start = int((self.headers.get("Range") or "bytes=0-").split("=")[1].rstrip("-"))
+            rest = self.content[start:]
             self.send_response(206 if start else 200)
-            self.send_header("Content-Length", str(len(content) - start))
+            self.send_header("Content-Length", str(len(rest)))
             self.end_headers()
-            Handler.sent += len(content) - start
-            self.wfile.write(content[start:])
+            Handler.sent += len(rest[: self.cut])
+            self.wfile.write(rest[: self.cut])
 
         def log_message(self, *_):
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
         threading.Thread(target=running.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{running.server_port}/file", content, Handler
+        yield f"http://127.0.0.1:{running.server_port}/file", Handler
         running.shutdown()
 
 
+NOBODY = "http://127.0.0.1:9/file"
+
+
 def test_download_resumes_checks_and_happens_once(server, tmp_path):
-    url, content, handler = server
-    md5 = hashlib.md5(content).hexdigest()
-    (tmp_path / "file.part").write_bytes(content[:60_000])
-    path = fetch(url, tmp_path / "file", md5)
-    assert path.read_bytes() == content and handler.sent == 40_000
-    fetch(url, tmp_path / "file", md5)
+    url, handler = server
+    wanted = hashlib.md5(handler.content).hexdigest()
+    (tmp_path / "file.part").write_bytes(handler.content[:60_000])
+    path = fetch([url], tmp_path / "file", wanted)
+    assert path.read_bytes() == handler.content and handler.sent == 40_000
+    fetch([url], tmp_path / "file", wanted)
     assert handler.sent == 40_000 and not (tmp_path / "file.part").exists()
+    path.write_bytes(b"damaged")
+    fetch([url], tmp_path / "file", wanted)
+    assert path.read_bytes() == handler.content
+
+
+def test_a_broken_connection_keeps_what_came(server, tmp_path):
+    url, handler = server
+    wanted = hashlib.md5(handler.content).hexdigest()
+    handler.cut = 30_000
+    with pytest.raises(UserError, match=r"ended after 30,000 of 100,000 bytes.*after 60,000 of 100,000"):
+        fetch([url, url], tmp_path / "file", wanted)
+    handler.cut = None
+    fetch([url], tmp_path / "file", wanted)
+    assert handler.sent == 100_000
+
+
+def test_mirrors_are_tried_in_turn(server, tmp_path):
+    url, handler = server
+    path = fetch([NOBODY, "https://no.such.host.invalid/", url], tmp_path / "file",
+                 hashlib.md5(handler.content).hexdigest())  # fmt: skip
+    assert path.read_bytes() == handler.content
+    for addresses in [addresses for files in vision_data.SOURCES.values() for _, addresses, _ in files]:
+        assert len(addresses) > 1 and all(address.startswith("https://") for address in addresses)
+
+
+def packed_cifar(tmp_path, monkeypatch, url):
+    """A small CIFAR-10 as one archive, which torchvision and the download know by its MD5 sum."""
+    inner, batches = write_cifar(tmp_path / "original", monkeypatch, 10)
+    archive = tmp_path / "cifar.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        file.add(inner, inner.name)
+    monkeypatch.setattr(import_torchvision().datasets.CIFAR10, "tgz_md5", md5(archive))
+    source = ("cifar-10-python.tar.gz", (NOBODY, url), md5(archive))
+    monkeypatch.setitem(vision_data.SOURCES, "cifar10", (source,))
+    return archive.read_bytes(), batches
+
+
+def test_cifar_is_fetched_once_and_damage_is_repaired(server, tmp_path, monkeypatch, capsys):
+    url, handler = server
+    handler.content, batches = packed_cifar(tmp_path, monkeypatch, url)
+    with pytest.raises(SystemExit) as ended:
+        preparation.main(["cifar10", "--root", str(tmp_path)])
+    assert ended.value.code == 0
+    assert "cifar10: 50 training and 10 test images, 10 classes" in capsys.readouterr().out
+    size = len(handler.content)
+    batch = tmp_path / "cifar10" / "cifar-10-batches-py" / "data_batch_3"
+
+    def rows():
+        return load("cifar10", root=tmp_path).train_images[20:30].flatten(1).numpy()
+
+    assert np.array_equal(rows(), batches["data_batch_3"]["data"]) and handler.sent == size
+    batch.write_bytes(batch.read_bytes()[:-9])
+    assert np.array_equal(rows(), batches["data_batch_3"]["data"]) and handler.sent == size
+    batch.unlink()
+    (tmp_path / "cifar10" / "cifar-10-python.tar.gz").write_bytes(b"damaged")
+    assert np.array_equal(rows(), batches["data_batch_3"]["data"]) and handler.sent == 2 * size
+
+
+def test_a_damaged_zip_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
+    place = tmp_path / "tiny_imagenet"
+    place.mkdir()
+    archive = place / "tiny-imagenet-200.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("tiny-imagenet-200/wnids.txt", "n01\n" * 500)
+    whole = archive.read_bytes()
+    for content in (b"no archive", whole[:40] + b"\xff" * 8 + whole[48:]):
+        archive.write_bytes(content)
+        source = ("tiny-imagenet-200.zip", (), md5(archive))
+        monkeypatch.setitem(vision_data.SOURCES, "tiny_imagenet", (source,))
+        refused(
+            r"tiny-imagenet-200.zip cannot be unpacked .* data\.folder=FOLDER", "tiny_imagenet", root=tmp_path
+        )
+        assert sorted(path.name for path in place.iterdir()) == [".lock", "tiny-imagenet-200.zip"]
 
 
 def test_two_runs_that_want_the_same_data_download_it_once(server, tmp_path, monkeypatch):
-    url, content, handler = server
-    source = [(f"{url}-ubyte.gz", hashlib.md5(content).hexdigest())]
-    monkeypatch.setitem(vision_data.SOURCES, "fashion_mnist_full", source)
-    folders: list = []
-
-    def want():
-        folders.append(vision_data.download("fashion_mnist_full", tmp_path))
-
-    runs = [threading.Thread(target=want) for _ in range(4)]
+    url, handler = server
+    handler.content, _ = packed_cifar(tmp_path, monkeypatch, url)
+    found: list = []
+    runs = [threading.Thread(target=lambda: found.append(load("cifar10", root=tmp_path))) for _ in range(4)]
     for run in runs:
         run.start()
     for run in runs:
         run.join()
-    assert folders == [tmp_path / "fashion_mnist_full"] * 4
-    assert handler.sent == len(content)
-    assert (folders[0] / "file-ubyte.gz").read_bytes() == content
+    assert handler.sent == len(handler.content) and len(found) == 4
+    assert all(torch.equal(images.train_images, found[0].train_images) for images in found)
 
 
 def test_wrong_download_never_gets_its_name(server, tmp_path):
-    url, _, _ = server
-    with pytest.raises(UserError, match="has MD5"):
-        fetch(url, tmp_path / "file", "0" * 32)
+    url, _ = server
+    with pytest.raises(UserError, match=r"MD5 .* instead of 0000"):
+        fetch([url], tmp_path / "file", "0" * 32)
     assert not list(tmp_path.iterdir())
 
 
-def test_no_connection_says_what_to_type(tmp_path, monkeypatch):
-    monkeypatch.setitem(vision_data.SOURCES, "cifar10", (("http://127.0.0.1:9/cifar.tar.gz", "0" * 32),))
-    with pytest.raises(UserError, match=r"data\.folder=FOLDER") as error:
-        load("cifar10", root=tmp_path)
-    assert str(tmp_path / "cifar10" / "cifar.tar.gz") in str(error.value)
+def test_no_connection_says_what_to_type(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(vision_data.SOURCES, "cifar10", (("cifar.tar.gz", (NOBODY,), "0" * 32),))
+    refused(r"could not download http.*data\.folder=FOLDER", "cifar10", root=tmp_path)
+    refused(str(tmp_path / "cifar10" / "cifar.tar.gz"), "cifar10", root=tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        preparation.main(["cifar10", "--root", str(tmp_path)])
+    assert ended.value.code == 2 and "error: cifar10: could not download" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_shipped_subset_is_the_first_of_each_class(tmp_path):
+    shipped = ASSETS / "fashion_mnist_subset.npz"
+    with np.load(shipped) as stored:
+        pictures, labels = stored["train_images"], stored["train_labels"].astype(np.int64)
+        test_pictures, test_labels = stored["test_images"], stored["test_labels"].astype(np.int64)
+    more = np.zeros((5, 28, 28), np.uint8), np.arange(5)  # later ones of a class are left out
+    full = Arrays(
+        np.concatenate([pictures, more[0]])[:, None], np.concatenate([labels, more[1]]),
+        np.concatenate([test_pictures, more[0]])[:, None], np.concatenate([test_labels, more[1]]), (),
+    )  # fmt: skip
+    preparation.write_subset(full, tmp_path / "again.npz")
+    assert md5(tmp_path / "again.npz") == md5(shipped)
 
 
 # ------------------------------------------------------------------------------------------------ phases
@@ -431,8 +703,6 @@ def test_impossible_protocols_are_refused(name, settings, answer):
 
 @pytest.mark.reference
 def test_same_tensors_as_torchvisions_transforms(fashion):
-    from vision.torchvision_import import import_torchvision
-
     transforms = import_torchvision().transforms
     mean, std = fashion.mean.tolist(), fashion.std.tolist()
     theirs = transforms.Compose([transforms.ToTensor(), transforms.Normalize(mean, std)])

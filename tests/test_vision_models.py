@@ -8,6 +8,7 @@ from torch import nn
 
 from fire_core import UserError, find_targets, fire
 from vision.models import MODELS, build
+from vision.models.vit import flatten_patches
 
 SMALL = {
     "resnet18": {"width": 8, "image_size": 16},
@@ -34,8 +35,9 @@ def test_resnet18_is_the_papers():
 def test_vit_tiny_is_the_papers():
     net = build("vit_tiny", classes=100, channels=3, image_size=32)
     block = 3 * 192**2 + (192**2 + 192) + (192 * 768 + 768) + (768 * 192 + 192) + 4 * 192
-    outside = (48 * 192 + 192) + 192 + 65 * 192 + 2 * 192 + (192 * 100 + 100)
-    assert count(net) == 12 * block + outside
+    patches = 2 * 48 + (48 * 192 + 192) + 2 * 192
+    outside = patches + 192 + 65 * 192 + 2 * 192 + (192 * 100 + 100)
+    assert count(net) == 12 * block + outside == 5_373_700
     assert net.positions.shape == (1, 65, 192) and net.blocks[0].attention.to_q.bias is None
     assert net.blocks[0].attention.heads == 3
     names = {t.parameter for t in find_targets(net, "qk").included}
@@ -52,13 +54,13 @@ def test_vgg16_is_the_papers():
     assert not any(isinstance(m, nn.Dropout) for m in net.modules())
 
 
-def test_vit_patches_are_the_convolution_of_the_same_weights():
-    net = build("vit_tiny", classes=5, channels=3, image_size=8, width=12, depth=1, heads=1)
-    images = torch.randn(2, 3, 8, 8)
-    kernel = net.patch_embedding.weight.view(12, 3, 4, 4)
-    expected = torch.conv2d(images, kernel, net.patch_embedding.bias, stride=4).flatten(2).mT
-    patches = nn.functional.unfold(images, 4, stride=4).transpose(1, 2)
-    torch.testing.assert_close(net.patch_embedding(patches), expected)
+def test_vit_patches_go_row_by_row_with_the_channel_fastest():
+    row, column, channel = torch.meshgrid(torch.arange(4), torch.arange(6), torch.arange(3), indexing="ij")
+    images = (100 * row + 10 * column + channel).permute(2, 0, 1)[None]
+    patches = flatten_patches(images, 2)
+    assert patches.shape == (1, 6, 12)
+    assert patches[0, 0].tolist() == [0, 1, 2, 10, 11, 12, 100, 101, 102, 110, 111, 112]
+    assert patches[0, 1, 0] == 20 and patches[0, 3, 0] == 200
 
 
 @pytest.mark.parametrize("name", MODELS)

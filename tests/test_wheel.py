@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+HUMANOID = ROOT / "rl/sac/humanoid"
 # torch and what torch itself requires, numpy, safetensors
 ALONE = (
     "torch torchgen functorch numpy numpy.libs safetensors sympy mpmath networkx jinja2 markupsafe filelock fsspec "
@@ -32,16 +33,13 @@ print(seconds)
 """
 
 
-@pytest.fixture(scope="module")
-def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built wheel's content, and beside it a folder that holds nothing but the packages it may use."""
+def build(folder: Path, name: str, links: dict[str, Path]) -> Path:
+    """The content of a wheel that is built from a copy of these files, so that the build leaves nothing behind."""
     pytest.importorskip("setuptools", minversion="77")
-    folder = tmp_path_factory.mktemp("wheel")
-    source, site = folder / "source", folder / "site"
+    source = folder / name
     source.mkdir()
-    site.mkdir()
-    for name in ("pyproject.toml", "LICENSE", "fire_core", "rl"):
-        (source / name).symlink_to(ROOT / name)
+    for target, path in links.items():
+        (source / target).symlink_to(path)
     command = [
         sys.executable,
         "-m",
@@ -56,39 +54,65 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (wheel,) = folder.glob("*.whl")
+    (wheel,) = folder.glob(f"{name}-*.whl")
     with zipfile.ZipFile(wheel) as file:
-        file.extractall(folder / "unpacked")
+        file.extractall(folder / "unpacked" / name)
+    return folder / "unpacked" / name
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the library, and beside it a folder that holds nothing but the packages it may use."""
+    folder = tmp_path_factory.mktemp("wheel")
+    site = folder / "unpacked" / "site"
+    site.mkdir(parents=True)
     installed = Path(sysconfig.get_paths()["purelib"])
     for name in ALONE.split():
         if (installed / name).exists():
             (site / name).symlink_to(installed / name)
-    return folder / "unpacked"
+    return build(
+        folder, "fire_core", {name: ROOT / name for name in ("pyproject.toml", "LICENSE", "fire_core")}
+    )
+
+
+@pytest.fixture(scope="module")
+def robot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the H1 tasks."""
+    folder = tmp_path_factory.mktemp("robot")
+    return build(folder, "h1_humanoid", {path.name: path for path in HUMANOID.iterdir() if path.is_file()})
 
 
 def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in (".py", ".csv")}
 
 
-def test_the_wheel_holds_the_library_the_robot_and_nothing_else(unpacked: Path) -> None:
-    found = sorted(path.name for path in unpacked.iterdir() if "dist-info" not in path.name)
-    assert found == ["fire_core", "h1_humanoid"]
+def content(unpacked: Path) -> list[str]:
+    return sorted(path.name for path in unpacked.iterdir() if "dist-info" not in path.name)
+
+
+def test_the_wheel_holds_the_library_and_nothing_else(unpacked: Path) -> None:
+    assert content(unpacked) == ["fire_core"]
     assert (unpacked / "fire_core" / "py.typed").exists()
     assert files(unpacked / "fire_core") == files(ROOT / "fire_core")
-    assert files(unpacked / "h1_humanoid") == files(ROOT / "rl/sac/humanoid")
-    assert (unpacked / "h1_humanoid" / "LICENSE.unitree").exists()
 
 
-def test_the_h1_tasks_of_the_wheel_run_anywhere(unpacked: Path, tmp_path: Path) -> None:
+def test_the_h1_tasks_are_a_distribution_of_their_own(robot: Path) -> None:
+    assert content(robot) == ["h1_humanoid"]
+    assert files(robot / "h1_humanoid") == files(HUMANOID)
+    assert (robot / "h1_humanoid" / "LICENSE.unitree").exists()
+
+
+def test_the_h1_tasks_of_the_wheel_run_anywhere(robot: Path, tmp_path: Path) -> None:
     pytest.importorskip("mujoco")
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); import gymnasium, h1_humanoid, numpy\n"
-        "assert h1_humanoid.__file__.startswith(sys.argv[1]) and 'rl' not in sys.modules\n"
+        "import sys; sys.path.insert(0, sys.argv[1]); sys.modules['fire_core'] = None\n"
+        "import gymnasium, h1_humanoid, numpy\n"
+        "assert h1_humanoid.__file__.startswith(sys.argv[1]) and not {'rl', 'torch'} & set(sys.modules)\n"
         "env = gymnasium.make('h1-balance_simple-primitive-v0'); env.reset(seed=0)\n"
         "print(env.step(numpy.zeros(19))[0].shape)\n"
         "envs = gymnasium.make_vec('h1-walk-primitive-v0', num_envs=2); print(envs.reset(seed=0)[0].shape)\n"
     )
-    command = [sys.executable, "-I", "-c", code, str(unpacked)]
+    command = [sys.executable, "-I", "-c", code, str(robot)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0 and done.stdout.split("\n")[:2] == ["(64,)", "(2, 51)"], done.stderr
 
@@ -104,7 +128,7 @@ def test_without_other_packages_the_command_line_works(unpacked: Path, tmp_path:
     """No tqdm, no matplotlib: no progress bar, and --plot says what is missing."""
     code = (
         "import sys; sys.path[:0] = sys.argv[1:3]; from safetensors.torch import save_file; import torch;"
-        "save_file({'fc.weight': torch.randn(4, 4)}, 'a.safetensors'); from fire_core.__main__ import main;"
+        "save_file({'fc.weight': torch.randn(4, 4)}, 'a.safetensors'); from fire_core.checkpoints.command_line import main;"
         "assert main(['inspect', 'a.safetensors']) == 0; assert main(['apply', 'a.safetensors', 'b.safetensors']) == 0;"
         "sys.exit(main(['inspect', 'a.safetensors', '--plot', 'a.png']))"
     )

@@ -1,0 +1,287 @@
+"""Campaigns: what a plan counts, which runs come first, what a budget leaves out, and that a killed campaign resumes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fire_core.errors import UserError
+from harness.campaign import training
+from harness.campaign.__main__ import duration
+from harness.campaign.manifest import Job, load
+from harness.campaign.rates import rate_of
+from harness.campaign.schedule import ready, simulate, spent_trunks, within
+from harness.campaign.work import EVALUATION, Work, assumed, stages_of, work_of
+from harness.config import CONF, compose_config
+from harness.launch import identity
+from harness.runs.trunk import FolderLock
+
+ROOT = Path(__file__).resolve().parents[1]
+SMALL_WORK = Work(
+    trunk=60, fork=40, trunk_tests=0, fork_tests=0, operations=None, precision="fp32", per_step=1,
+    trunk_bytes=100, running_bytes=10, left_bytes=1, memory=5, trunk_memory=7,
+)  # fmt: skip
+
+
+def job(name, trunk, domain="vision", rank=(0, False, 0, 0)):
+    folder = Path("runs/cell/paper") / name / "seed_1"
+    return Job(
+        domain=domain, experiment="cell", method=name, seed=1, arguments=(), folder=folder,
+        trunk=None if trunk is None else Path(trunk), work=SMALL_WORK, rank=rank, minutes=None, last_phase=None,
+    )  # fmt: skip
+
+
+def cost(jobs):
+    return {one.name: (60.0, 40.0) for one in jobs}
+
+
+# ------------------------------------------------------------------------------------------------ arithmetic
+def test_stages_of_the_three_protocols_by_hand():
+    assert stages_of({"name": "warm_start", "share": 0.1, "epochs": [1000, 100]}, 50_000, 10) == [
+        (5_000, 1000),
+        (50_000, 100),
+    ]
+    continual = stages_of({"name": "continual", "stages": 10, "epochs": 100}, 50_000, 10)
+    assert sum(images * epochs for images, epochs in continual) == 27_500_000
+    classes = stages_of({"name": "class_incremental", "stages": 20, "epochs": 100}, 100_000, 200)
+    assert classes[0] == (5_000, 100) and classes[-1] == (100_000, 100)
+    assert sum(images * epochs for images, epochs in classes) == 105_000_000
+
+
+def test_language_takes_the_lengths_of_the_paper():
+    cfg = compose_config("language", ["experiment=fig3_60k", "size=paper"])
+    work = work_of(cfg)
+    assert work.trunk == 95_000 * 491_520
+    assert work.fork // 491_520 == (116_736_000 + 9_035_582_198) // 491_520  # about 18.6 k iterations
+    assert round(work.fork / 491_520, -2) == 18_600
+
+
+def test_assumed_operations_and_weights_are_those_of_the_nets():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from vision.models import build
+
+    known = assumed()
+    for experiment in ("fig2a_cifar10_resnet18", "fig2a_cifar100_vit_tiny", "fig2a_tiny_imagenet_vgg16"):
+        cfg = compose_config("vision", [f"experiment={experiment}", "size=paper"])
+        pixels = 64 if cfg.data.name == "tiny_imagenet" else 32
+        with torch.device("meta"):
+            net = build(**cfg.model, classes=known["classes"][cfg.data.name], channels=3, image_size=pixels)
+            with FlopCounterMode(display=False) as counter:
+                net(torch.empty(1, 3, pixels, pixels))
+        told = known["nets"][f"{cfg.model.name}/{cfg.data.name}"]
+        assert told["gflop"] == pytest.approx(counter.get_total_flops() / 1e9, abs=1e-3)
+        assert told["parameters"] == sum(p.numel() for p in net.parameters())
+
+
+def test_operations_of_a_token_are_those_that_the_script_counts():
+    pytest.importorskip("tokenizers")
+    from language.model import Decoder
+    from language.settings import check_settings
+
+    cfg = compose_config("language", ["experiment=fig3_best", "size=paper"])
+    with torch.device("meta"):
+        net = Decoder(check_settings(cfg))
+    assert work_of(cfg).operations == pytest.approx(net.flops_per_token(), rel=0.01)
+
+
+def test_an_evaluated_unit_counts_a_third():
+    work = replace(SMALL_WORK, trunk_tests=30, fork_tests=60)
+    assert work.trunk_units == pytest.approx(60 + 30 * EVALUATION)
+    assert work.fork_units == pytest.approx(60)
+
+
+def test_a_probe_replaces_what_is_assumed():
+    from harness.campaign.rates import probe_key
+
+    one = replace(job("none", None), work=replace(SMALL_WORK, operations=1e9))
+    guess = rate_of(one, {}, processes=2)
+    assert guess.source.startswith("assumed")
+    expected = assumed()["share"]["vision"]["fp32"] * assumed()["peak"]["fp32"] * 1e12 / 1e9 / 2
+    assert guess.per_second == pytest.approx(expected)
+    assert rate_of(one, {probe_key(one): 123.0}, processes=2).per_second == 123.0
+
+
+def test_a_rate_that_nobody_knows_says_so():
+    timed = rate_of(replace(job("none", None), minutes=5), {}, processes=1)
+    assert timed.per_second == pytest.approx(100 / 300)
+    unknown = rate_of(job("none", None), {}, processes=1)
+    assert unknown.source.startswith("unknown")
+    assert unknown.per_second == pytest.approx(100 / (60 * assumed()["minutes"]))
+
+
+def test_forecast_of_a_worked_campaign():
+    """One trunk of 60 s, three forks of 40 s, two at a time: the leader ends at 100, the forks at 100 and 140."""
+    jobs = [job(name, "trunk") for name in ("none", "fire", "full_reset")]
+    forecast = simulate(jobs, cost(jobs), {"vision": 2})
+    assert sorted(forecast.ends.values()) == [100, 100, 140]
+    assert forecast.seconds == 140
+    assert forecast.disk == 100 + 2 * 10 + 1  # the trunk, two runs and what the first one left
+    assert forecast.left == 100 + 3 * 1
+    assert forecast.memory == 2 * 5 + 7  # two processes and the replay that they share
+
+
+def test_what_a_full_reset_repeats_is_counted_once():
+    from harness.campaign.plan import once
+
+    jobs = [replace(job(name, None), last_phase="same") for name in ("best", "later")]
+    assert [one.work.fork for one in once(jobs)] == [40, 0]
+
+
+def test_deleted_trunks_lower_the_peak_of_the_disk():
+    jobs = [job(f"{name}{n}", f"trunk{n}") for n in (1, 2, 3) for name in ("none", "fire")]
+    kept = simulate(jobs, cost(jobs), {"vision": 1})
+    deleted = simulate(jobs, cost(jobs), {"vision": 1}, delete_trunks=["vision"])
+    assert kept.disk == 3 * 100 + 10 + 5 * 1
+    assert deleted.disk == 100 + 10 + 5 * 1
+    assert deleted.left == 6
+
+
+# ------------------------------------------------------------------------------------------------ order
+@pytest.fixture(scope="module")
+def medium_like(tmp_path_factory):
+    """A manifest of two cells, three methods and two seeds at the size of the tests."""
+    folder = tmp_path_factory.mktemp("campaign")
+    path = folder / "tiny.yaml"
+    path.write_text(
+        """
+size: smoke
+first: [none, fire]
+jobs: {vision: 2, language: 1, dqn: 1, sac: 1}
+cells:
+  - {experiment: random_label, options: [threads=1], runs: [{seeds: [1, 2], methods: [none, l2_init, fire]}]}
+  - {experiment: label_noise, options: [threads=1], runs: [{seeds: [1], methods: [none]}]}
+"""
+    )
+    return str(path), folder
+
+
+def test_core_methods_first_and_one_seed_of_all_before_the_second(medium_like):
+    path, folder = medium_like
+    names = [one.name for one in load(path, str(folder / "order")).jobs]
+    assert names == [
+        "random_label/none/seed_1",
+        "random_label/fire/seed_1",
+        "label_noise/none/seed_1",
+        "random_label/l2_init/seed_1",
+        "random_label/none/seed_2",
+        "random_label/fire/seed_2",
+        "random_label/l2_init/seed_2",
+    ]
+
+
+def test_jobs_are_the_runs_that_their_commands_start(medium_like):
+    path, folder = medium_like
+    for one in load(path, str(folder / "same")).jobs[:4]:
+        cfg = compose_config(one.domain, list(one.arguments))
+        from fire_core.methods import create
+        from harness.runs.trunk import fingerprint
+
+        _, trunk = identity(cfg, create(**cfg.method))
+        assert one.trunk == (folder / "same" / "trunks" / fingerprint(trunk) if trunk else None)
+
+
+def test_a_budget_takes_the_first_that_fit_and_charges_a_trunk_once():
+    jobs = [job("none", "trunk"), job("fire", "trunk"), job("none2", "other"), job("fire3", "trunk")]
+    chosen = within(jobs, cost(jobs), {"vision": 1}, budget=185)
+    assert [one.method for one in chosen] == [
+        "none",
+        "fire",
+        "fire3",
+    ]  # 100 + 40 + 40; another trunk does not fit
+
+
+def test_durations():
+    assert duration("20m") == 1200 and duration("1.5h") == 5400
+    with pytest.raises(UserError, match="30 hours"):
+        duration("30 hours")
+
+
+# ------------------------------------------------------------------------------------------------ what starts when
+def test_nothing_starts_that_would_wait_for_a_trunk():
+    jobs = [job("none", "trunk"), job("fire", "trunk"), job("redo", None)]
+    assert ready(jobs, [], {"vision": 3}, trunks=()) == [jobs[0], jobs[2]]
+    assert ready(jobs[1:], jobs[:1], {"vision": 3}, trunks=()) == [jobs[2]]
+    assert ready(jobs[1:], jobs[:1], {"vision": 3}, trunks={Path("trunk")}) == jobs[1:]
+    assert ready(jobs[1:2], [], {"vision": 3}, trunks=(), busy={Path("trunk")}) == []
+
+
+def test_domains_take_turns():
+    vision, rl = job("none", None), job("fire", None, domain="sac")
+    assert ready([rl], [vision], {"vision": 2, "sac": 2}, trunks=()) == []
+    assert ready([rl], [], {"vision": 2, "sac": 2}, trunks=()) == [rl]
+
+
+def test_a_trunk_goes_only_with_its_last_run(tmp_path):
+    trunk = tmp_path / "trunk"
+    trunk.mkdir()
+    last = job("fire", trunk)
+    assert spent_trunks([trunk], [last]) == []
+    training.delete_spent([trunk], [last])
+    assert trunk.exists()
+    lock = FolderLock(trunk)
+    assert lock.acquire(wait=False)
+    training.delete_spent([trunk], [])
+    assert trunk.exists()  # another process is in it
+    lock.release()
+    training.delete_spent([trunk], [])
+    assert not trunk.exists()
+
+
+def test_unknown_manifests_and_keys_are_named(tmp_path):
+    with pytest.raises(UserError, match="there is no campaign 'papr'"):
+        load("papr", str(tmp_path))
+    path = tmp_path / "odd.yaml"
+    path.write_text("size: smoke\nfrist: [none]\ncells: []\n")
+    with pytest.raises(UserError, match="'frist' is unknown"):
+        load(str(path), str(tmp_path))
+
+
+def test_the_manifest_of_the_paper_names_what_exists():
+    import yaml
+
+    from fire_core.methods import available
+    from harness.campaign.manifest import read, sizes_of
+
+    for name in ("paper", "medium", "smoke"):
+        for cell in read(name)["cells"]:
+            assert (CONF / "experiment" / f"{cell['experiment']}.yaml").is_file()
+            assert {m for group in cell["runs"] for m in group["methods"]} <= set(available())
+            assert name == "medium" or name in sizes_of(cell["experiment"])
+    assert yaml.safe_load((CONF / "campaign" / "paper.yaml").read_text())["size"] == "paper"
+
+
+# ------------------------------------------------------------------------------------------------ kill and resume
+@pytest.mark.timeout(600)
+def test_a_stopped_campaign_resumes_and_leaves_tables(medium_like):
+    path, folder = medium_like
+    root = folder / "runs"
+    command = [sys.executable, "-m", "harness.campaign", path, "--root", str(root), "--no-preflight"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    first = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    until = time.monotonic() + 300
+    while not any(root.glob("*/smoke/*/seed_*/DONE")) and time.monotonic() < until:
+        time.sleep(0.2)
+    first.send_signal(signal.SIGINT)
+    output, _ = first.communicate(timeout=300)
+    assert first.returncode == 75, output[-3000:]
+    done = set(root.glob("*/smoke/*/seed_*/DONE"))
+    assert 0 < len(done) < 7
+    stamps = {mark: mark.stat().st_mtime_ns for mark in done}
+    second = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
+    assert second.returncode == 0, second.stdout[-3000:] + second.stderr[-3000:]
+    assert len(list(root.glob("*/smoke/*/seed_*/DONE"))) == 7
+    assert {mark: mark.stat().st_mtime_ns for mark in done} == stamps  # what was done is not trained again
+    assert "waiting for another run" not in "".join(
+        log.read_text() for log in root.glob("campaign/logs/*.log")
+    )
+    assert (root / "random_label" / "smoke" / "table.md").is_file()

@@ -1,0 +1,222 @@
+"""Command lines and configs: natural keys at every size, types and ranges, the nearest key, labels, and no traceback."""
+
+import random
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from fire_core.errors import UserError
+from harness import sweep
+from harness.config import compose, compose_config, domain_of, options, parse, resolve
+from harness.launch import LABEL_LENGTH, label, phase_0, pick_device
+from harness.manual import manual
+from harness.overrides import check_overrides, check_sweep, nearest, split
+from harness.schema import SCHEMAS, keys, numbers_only
+
+NATURAL = {
+    "vision": ["protocol.epochs=[20,2]", "data.image_size=16", "model.width=16", "batch_size=64"],
+    "language": ["phase_1.iterations=7", "corpus.a.train_tokens=4096", "model.width=32", "batch_size=64"],
+    "dqn": ["env.game=asterix", "network.hidden=16", "batch_size=64", "total_steps=8000"],
+    "sac": ["env.name=Hopper-v5", "actor.width=16", "batch_size=64", "steps=4000"],
+}
+
+
+@pytest.mark.parametrize("size", ["smoke", "paper"])
+@pytest.mark.parametrize("domain", NATURAL)
+def test_the_natural_key_works_at_every_size(domain, size):
+    cfg = compose_config(domain, [f"size={size}", *NATURAL[domain]])
+    for override in NATURAL[domain]:
+        name, _, value = override.partition("=")
+        assert OmegaConf.select(cfg, name) == OmegaConf.create(f"x: {value}").x
+
+
+def test_a_chosen_file_takes_the_place_of_the_experiments_and_a_typed_value_of_both():
+    cfg = compose_config("vision", ["model=vgg16", "model.depth=11", "data=cifar10"])
+    assert (cfg.model.name, cfg.model.width, cfg.model.depth) == ("vgg16", None, 11)
+    assert (cfg.data.name, cfg.data.image_size, cfg.data.train_per_class) == ("cifar10", 14, 500)
+
+
+@pytest.mark.parametrize(
+    ("override", "answer"),
+    [
+        ("clip_norm=big", "clip_norm='big': give a number above 0"),
+        ("model.width=abc", "model.width='abc': give a whole number, 1 or more"),
+        ("learning_rate=0", "learning_rate=0: give a number above 0"),
+        ("learning_rate=nan", "learning_rate=nan: give a number above 0"),
+        ("protocol.epochs=[20,x]", "protocol.epochs=[20, 'x']: give a whole number"),
+        ("data.fit=crop", "data.fit='crop': choose one of pad, resize"),
+        ("size=medium9", "has smoke, small, medium, paper"),
+        ("lr=1", "did you mean 'learning_rate'?"),
+        ("epochs=3", "did you mean 'protocol.epochs'?"),
+        ("image_size=3", "did you mean 'data.image_size'?"),
+        ("hydra.run.dir=out", "choose its root with run.root=FOLDER"),
+        ("hydra.sweep.dir=out", "choose its root with run.root=FOLDER"),
+        ("+foo=1", "+foo=1: keys cannot be added; the nearest are"),
+        ("+learning_rate=1", "+learning_rate=1: keys cannot be added; write learning_rate=1"),
+        ("~model", "~model: keys cannot be removed, only set, as in model=..."),
+        (
+            "hydra/sweeper=optuna",
+            "Could not find 'hydra/sweeper/optuna' Available options in 'hydra/sweeper': basic",
+        ),
+        ("method=[fire,none]", "a run has one method; for several, start a sweep: -m method=fire,none"),
+        ("seed=range(1,4)", "several values need a sweep; add -m"),
+        ("experiment=fig4a_asterix", "belongs to dqn, this script trains vision"),
+    ],
+)
+def test_a_mistake_is_one_line(override, answer):
+    with pytest.raises(UserError) as caught:
+        check_overrides("vision", [override], sweep=False)
+        resolve("vision", compose("vision", [override]))
+    assert answer in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_options_may_stand_anywhere_and_others_than_hydras_are_refused():
+    assert split(["-m", "a=1", "--cfg", "job", "b=2", "--info=config", "--info"]) == (
+        ["a=1", "b=2"],
+        ["-m", "--cfg", "job", "--info=config", "--info"],
+    )
+    for word in ("--lr", "--resume", "--config-name"):
+        with pytest.raises(UserError, match=f"{word} is not an option: settings are written as key=value"):
+            split(["seed=1", word, "0.1"])
+
+
+def test_every_value_of_conf_is_a_key_of_the_schema_and_every_key_has_a_meaning():
+    for domain in SCHEMAS:
+        assert all(entry.metadata["meaning"] for entry in keys(domain).values())
+        assert set(keys(domain)) >= {"seed", "run.root"}
+        text = manual(domain, "train.py")
+        assert all(f"  {name} [" in text for name in keys(domain) if name not in HIDDEN)
+        assert all(name in text for name in options("experiment") if domain_of(name) == domain)
+
+
+HIDDEN = ("experiment", "size", "method", "minutes")
+
+
+def test_a_script_without_files_of_a_group_names_its_first_key():
+    with pytest.raises(UserError, match=r"has no files of env; give its keys, as in env\.game="):
+        check_overrides("dqn", ["env=asterix"])
+
+
+def test_help_and_messages_name_only_the_files_that_the_script_can_use():
+    told = {domain: manual(domain, Path("train.py")) for domain in SCHEMAS}
+    assert "model: cnn, mlp, resnet18" in told["vision"] and "gpt_tiny" not in told["vision"]
+    assert "model: gpt_100m, gpt_tiny\n" in told["language"]
+    assert "h1_walk" not in told["dqn"] and "h1_walk" in told["sac"]
+    with pytest.raises(UserError, match="model=gpt_tiny is not for this script: choose one of cnn, mlp"):
+        check_overrides("vision", ["model=gpt_tiny"])
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"), [("gpu", "does not exist: give auto"), ("meta:x", "does not exist")]
+)
+def test_a_device_that_is_not_there_is_one_line(name, answer):
+    with pytest.raises(UserError, match=answer):
+        pick_device(name)
+
+
+def test_nearest_key_first():
+    known = ["batch_size", "learning_rate", "seed", "threads"]
+    assert nearest("lr", known) == "; did you mean 'learning_rate'?"
+    assert nearest("bath_size", known) == "; did you mean 'batch_size'?"
+    assert nearest("qqqq", known).startswith("; the nearest are ")
+
+
+def test_what_cannot_change_numbers_is_not_part_of_a_runs_identity():
+    plain = OmegaConf.to_container(compose_config("vision", ["size=smoke"]))
+    plain.pop("domain")
+    one = numbers_only("vision", plain)
+    elsewhere = [
+        "eval_batch_size=7",
+        "threads=5",
+        "run.root=x",
+        "run.progress=false",
+        "data.folder=y",
+        "device=cpu",
+    ]
+    other = OmegaConf.to_container(compose_config("vision", ["size=smoke", *elsewhere]))
+    other.pop("domain")
+    assert numbers_only("vision", other) == one and "run" not in one
+    assert numbers_only("vision", plain | {"batch_size": 3}) != one
+    own = plain | {"data": plain["data"] | {"name": "image_folder", "folder": "mine"}}
+    assert numbers_only("vision", own)["data"]["folder"] == "mine"
+
+
+def test_what_acts_at_a_boundary_only_does_not_part_trunks():
+    def trunk(*overrides):
+        config = OmegaConf.to_container(compose_config("vision", ["size=smoke", *overrides]))
+        config.pop("domain")
+        return phase_0("vision", numbers_only("vision", config))
+
+    assert trunk() == trunk("method=none", "optimizer_state=keep", "mode_at_boundary=train")
+    assert trunk() != trunk("batch_size=3")
+
+
+def test_labels_are_readable_and_short():
+    assert label("fire", ["method.iterations=20"]) == "fire-iterations=20"
+    assert (
+        label("fire", ["protocol.epochs=[20, 2]", "method.rule='a b/c'"])
+        == "fire-protocol.epochs=20,2-rule=_ab_c_"
+    )
+    ten = [f"key_number_{i}={i}.5" for i in range(10)]
+    assert label("fire", ten).startswith("fire-key_number_0=0.5-") and len(label("fire", ten)) <= LABEL_LENGTH
+    assert label("fire", ten) != label("fire", [*ten[:-1], "key_number_9=0"])
+    assert len(label("fire", ["x=" + "y" * 300])) <= LABEL_LENGTH
+
+
+def test_a_mistake_in_a_sweep_is_told_once_before_anything_starts():
+    with pytest.raises(UserError) as caught:
+        check_sweep("vision", ["size=smoke", "method=none,fire", "seed=1,2,3", "clip_norm=big"])
+    assert str(caught.value).count("clip_norm='big'") == 1
+    assert check_sweep("vision", ["size=smoke", "method=none,fire", "seed=1,2,3"]) == 6
+    assert check_sweep("vision", ["experiment=ablation_strength", "seed=1,2"]) == 10
+
+
+def test_a_sweep_counts_its_runs_and_names_each_failure_once(capsys):
+    with sweep.journal(3) as path:
+        for run, event in (("a", "done"), ("b", "failed"), ("c", "failed")):
+            sweep.note("running", run)
+            sweep.note(event, run, "broken" if event == "failed" else "")
+        noted = sweep.entries(path)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("sweep: 1 done, 0 running, 0 failed, of 3; about ")
+    assert said[-1] == "sweep: 1 done, 0 running, 2 failed, of 3"
+    assert sweep.failures(noted) == "  b; c: broken"
+    assert not sweep.note("done", "d")
+
+
+VALUES = [
+    "abc", "null", "true", "-1", "0", "1", "2.5", "1e400", "nan", "inf", "[]", "[1,2]", "[[1]]", "[a,null]", "{}", "{a: 1}",
+    "''", "${seed}", "${nothing}", "${oc.env:NOTHING}", "${.x}", "${run}", "99999999999999999999", "a b", "ä", "..",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("domain", SCHEMAS)
+def test_no_override_is_a_traceback(domain):
+    """A hundred overrides for each script, over every key and misspelt ones; some through Hydra itself."""
+    draw = random.Random(f"fuzz {domain}")
+    cfg = compose(domain, ["size=smoke"])
+    names = [
+        *keys(domain),
+        "method.iterations",
+        "method.targets",
+        "at",
+        "tuned",
+        "minutes",
+        "hydra",
+        "protocol",
+        "env",
+    ]
+    for i in range(100):
+        name = draw.choice(names)
+        if draw.random() < 0.1:
+            name = name[:-1] or name
+        override = f"{name}={draw.choice(VALUES)}"
+        try:
+            check_overrides(domain, [override])
+            if i < 3:  # Hydra composes it as well
+                resolve(domain, compose(domain, ["size=smoke", override]))
+            else:
+                resolve(domain, cfg, typed=parse(["size=smoke", override]))
+        except UserError as error:
+            assert "\n" not in str(error), override

@@ -1,0 +1,52 @@
+"""What is installed and which runs are where, as `make doctor` and `make status` say it."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from synthetic_runs import write_run
+
+from harness import doctor, status
+from harness.runs.folders import state_of
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_status_knows_the_missing(tmp_path, capsys):
+    write_run(tmp_path, "random_label", "none", 1, [{"step": 1}])
+    write_run(tmp_path, "random_label", "none", 2, [], end="FAILED")
+    write_run(tmp_path, "random_label", "fire", 1, [], end=None)
+    (write_run(tmp_path, "random_label", "dash", 1, [], end="FAILED") / "FAILED").write_text("")
+    assert status.main(["--root", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert (
+        "missing: random_label small fire seed 2" in text and "failed: random_label small none seed 2" in text
+    )
+    assert "loss is nan" in text and "(empty)" in text and "never run: " in text
+
+
+def test_a_done_run_without_its_metrics_is_damaged(tmp_path):
+    folder = write_run(tmp_path, "random_label", "none", 1, [{"step": 1}])
+    assert state_of(folder) == "done"
+    (folder / "DONE").write_text("99 bytes of metrics.jsonl\n")
+    assert state_of(folder) == "damaged"
+    (folder / "DONE").write_text("")
+    (folder / "metrics.jsonl").write_text("")
+    assert state_of(folder) == "damaged"
+
+
+@pytest.mark.parametrize("script", ["language/train.py", "rl/dqn/train.py", "rl/sac/train.py"])
+def test_doctor_looks_for_what_the_script_needs(script):
+    text = (ROOT / script).read_text()
+    needed = ast.literal_eval(re.search(r"^needs(\(.*\))$", text, re.MULTILINE)[1])
+    domain = needed[0]
+    assert domain in script
+    assert set(needed[1:]) <= {module for module, _, _, needed in doctor.PACKAGES[domain] if needed}
+
+
+def test_doctor_names_the_command_that_installs(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "_installed", lambda module: module != "ale_py")
+    assert doctor.main([]) == 1
+    text = capsys.readouterr().out
+    assert "dqn: cannot start" in text and "make install-dqn" in text

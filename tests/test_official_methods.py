@@ -1,0 +1,689 @@
+"""Every method against numbers recorded from the authors' code (tests/official/README.md)."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fire_core import Phase, State, UserError, snapshot
+from fire_core.methods import available, create, variants
+from fire_core.methods.fire import fire
+from fire_core.methods.muon import orthogonalize
+from fire_core.methods.official.cbp import columns_of, linked_layers, mean_magnitude, mean_outgoing
+from fire_core.methods.official.outputs import OutputRecorder, chain, watched_layers
+from fire_core.methods.official.redo import magnitude, scores
+from fire_core.solvers.polar import polar
+from tests.tiny_nets import METHODS, batch, fill, labels, largest, load, load_into, net, u
+from vision.models import build
+
+LAYERS = json.loads((METHODS / "layers.json").read_text())
+OFFICIAL_NETS = {
+    "resnet18_cifar10": {"name": "resnet18", "classes": 10, "image_size": 32},
+    "vgg16_tiny_imagenet": {"name": "vgg16", "classes": 200, "image_size": 64},
+    "vit_tiny_cifar100": {"name": "vit_tiny", "classes": 100, "image_size": 32},
+}
+
+
+def worst(model: nn.Module, arrays: dict, prefix: str, leave_out: tuple[str, ...] = ()) -> float:
+    """Largest difference between the model and the stored tensors `<prefix>.<name>`."""
+    return max(
+        largest(value, arrays[f"{prefix}.{key}"].reshape(value.shape))
+        for key, value in model.state_dict().items()
+        if f"{prefix}.{key}" in arrays and key not in leave_out
+    )
+
+
+def state_of(model: nn.Module, phase: int = 1) -> State:
+    state = State({"net": model}, initial=snapshot({"net": model}), loss=cross_entropy, phase=phase)
+    state.generator = torch.Generator().manual_seed(0)
+    return state
+
+
+class GlobalStream:
+    """Lets a method draw from the global generator, as the official code does."""
+
+    def __init__(self, method, seed: int) -> None:
+        torch.manual_seed(seed)
+        method.stream = lambda state: torch.default_generator
+
+
+# ------------------------------------------------------------------------------------------------- boundary methods
+@pytest.mark.parametrize(("case", "targets"), [("conv.all", "all"), ("vit.all", "all"), ("vit.is_vit", "qk")])
+def test_fire(case, targets, fidelity):
+    arrays, settings = load("fire")
+    kind = case.split(".")[0]
+    model = net(kind)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    create("fire", targets=targets).at_boundary(state_of(model), Phase(1))
+    changed = [key for key, value in model.state_dict().items() if not torch.equal(value, before[key])]
+    assert sorted(changed) == sorted(settings["cases"][case]["changed"])
+    fidelity("method", "fire", f"weights, {case}", worst(model, arrays, f"{case}.after"), 2e-6)
+
+
+def test_fire_iterations_and_scales(fidelity):
+    arrays, settings = load("fire")
+    for name, case in settings["matrices"].items():
+        start = u(case["u_number"], *case["shape"]).float()
+        for n in case["iterations"]:
+            ours = polar(start[None], "newton_schulz", iterations=n).factor[0]
+            fidelity(
+                "method", "fire", f"{name}, {n} iterations", largest(ours, arrays[f"{name}.after{n}"]), 2e-6
+            )
+    for name, case in settings["layers"].items():
+        out, columns, *kernel = case["shape"]
+        layer = nn.Conv2d(columns, out, kernel) if kernel else nn.Linear(columns, out)
+        layer.weight.data.copy_(arrays[f"{name}.before"])
+        fire(layer)
+        fidelity("method", "fire", f"scale of {name}", largest(layer.weight, arrays[f"{name}.after"]), 2e-6)
+
+
+def test_shrink_perturb(fidelity):
+    arrays, settings = load("shrink_perturb")
+    for kind in ("conv", "vit"):
+        for coefficient in settings["coefficients"]:
+            state = state_of(net(kind, 500))
+            fill(state.nets["net"])
+            create("shrink_perturb", shrink=coefficient).at_boundary(state, Phase(1))
+            difference = worst(state.nets["net"], arrays, f"{kind}.after{coefficient}")
+            fidelity("method", "shrink_perturb", f"weights, {kind}, {coefficient}", difference, 3e-7)
+
+
+def test_full_reset(fidelity):
+    arrays, _ = load("full_reset")
+    state = state_of(load_into(net("conv"), arrays, "init"))
+    load_into(state.nets["net"], arrays, "old")
+    create("full_reset").at_boundary(state, Phase(1))
+    difference = worst(state.nets["net"], arrays, "after")
+    fidelity("method", "full_reset", "weights and buffers", difference, 0.0)
+
+
+@pytest.mark.parametrize("case", load("dash")[1]["cases"])
+def test_dash(case, fidelity):
+    arrays, settings = load("dash")
+    values = settings["cases"][case]
+    kind = case.split(".")[0]
+    model = net(kind)
+    state = state_of(model)
+    state.batches = lambda: (batch(kind, b["u_number"], b["size"]) for b in settings["batches"])
+    model.train(values["mode"] == "train")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    method = create("dash", variant="official", alpha=values["alpha"], floor=values["floor"])
+    method.at_boundary(state, Phase(1))
+    # batch norm takes the gradient of conv1's bias away in training mode: what is left is rounding
+    noise = ("conv1.bias",) if case.startswith("conv.train") else ()
+    fidelity("method", "dash", f"weights, {case}", worst(model, arrays, f"{case}.after", noise), 2e-6)
+    changed = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
+    assert changed == set(values["changed"]) and model.training == (values["mode"] == "train")
+
+
+def test_dash_of_the_paper_is_another_method():
+    arrays, settings = load("dash")
+    case = "vit.eval.a0.3.l0.05"
+    model = net("vit").eval()
+    state = state_of(model)
+    state.batches = lambda: (batch("vit", b["u_number"], b["size"]) for b in settings["batches"])
+    create("dash", alpha=0.3, floor=0.05, evaluation_mode=True).at_boundary(state, Phase(1))
+    assert worst(model, arrays, f"{case}.after") > 1e-2
+
+
+# --------------------------------------------------------------------------------------------------- regularisers
+@pytest.mark.parametrize("kind", ["conv", "vit"])
+def test_parseval(kind, fidelity):
+    arrays, settings = load("parseval")
+    model = net(kind)
+    loss = create("parseval", coefficient=1.0, first_phase=0).penalty(state_of(model))
+    recorded = settings["loss"][kind]
+    fidelity("method", "parseval", f"loss, {kind}", abs(float(loss.detach()) / recorded - 1), 1e-6)
+    loss.backward()
+    for key, p in model.named_parameters():
+        gradient = torch.zeros_like(p) if p.grad is None else p.grad
+        difference = largest(gradient, arrays[f"{kind}.gradient.{key}"])
+        fidelity("method", "parseval", f"gradient of {kind}.{key}", difference, 2e-5)
+
+
+@pytest.mark.parametrize("cell", OFFICIAL_NETS)
+def test_parseval_of_the_official_nets(cell, fidelity):
+    _, settings = load("parseval")
+    tensors = json.loads((METHODS.parent / "models.json").read_text())[cell]["tensors"]
+    model = fill(build(**OFFICIAL_NETS[cell], channels=3), order=[name for name, *_ in tensors])
+    with torch.no_grad():
+        loss = create("parseval", coefficient=1.0, first_phase=0).penalty(state_of(model))
+    recorded = settings["official_nets"][cell]["loss"]
+    fidelity("method", "parseval", f"loss, {cell}", abs(float(loss) / recorded - 1), 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["conv", "vit"])
+def test_l2_init(kind, fidelity):
+    arrays, settings = load("l2_init")
+    state = state_of(load_into(net(kind), arrays, f"{kind}.init"))
+    model = load_into(state.nets["net"], arrays, f"{kind}.weights")
+    loss = create("l2_init", coefficient=settings["coefficient"], first_phase=0).penalty(state)
+    fidelity(
+        "method", "l2_init", f"loss, {kind}", abs(float(loss.detach()) / settings["loss"][kind] - 1), 1e-6
+    )
+    loss.backward()
+    for key, p in model.named_parameters():
+        gradient = arrays[f"{kind}.gradient.{key}"]
+        fidelity("method", "l2_init", f"gradient of {kind}.{key}", largest(p.grad, gradient), 1e-8)
+
+
+# ------------------------------------------------------------------------------------------- which layers are seen
+@pytest.mark.parametrize("cell", OFFICIAL_NETS)
+def test_layers_of_the_official_nets(cell, fidelity):
+    """Names differ, so layers are compared by their place in the list, their units and their columns."""
+    recorded, model = LAYERS[cell], build(**OFFICIAL_NETS[cell], channels=3)
+    modules = dict(model.named_modules())
+    names = watched_layers(model)
+    theirs = recorded["redo_and_snr_hooked"]
+    place, their_place = {n: i for i, n in enumerate(names)}, {n: i for i, n in enumerate(theirs)}
+    assert len(names) == len(theirs)
+    layers = chain(model)
+    pairs = [
+        (
+            place[layer.name],
+            place[layer.outgoing[0][0]],
+            layer.units,
+            modules[layer.outgoing[0][0]].weight.shape[1],
+        )
+        for layer in layers[:-1]
+    ]
+    their_pairs = [
+        (their_place[p["from"]], their_place[p["to"]], p["units"], p["columns"]) for p in recorded["pairs"]
+    ]
+    for method in ("redo", "snr"):
+        fidelity("method", method, f"layers and what reads them, {cell}", pairs != their_pairs, 0)
+    assert [place[layer.name] for layer in layers[:-2]] == [
+        their_place[n] for n in recorded["redo_reset_rows_of"]
+    ]
+    assert [place[layer.name] for layer in layers if layer.outgoing] == [
+        their_place[n] for n in recorded["snr_reset_rows_of"]
+    ]
+    linked = linked_layers(model)
+    ours = [place[layer.name] for layer in linked]
+    fidelity("method", "cbp", f"layers, {cell}", ours != [their_place[n] for n in recorded["cbp"]], 0)
+    for layer, (_, entry) in zip(linked, recorded["cbp"].items(), strict=True):
+        assert columns_of(layer) == entry["units"]
+        assert [place[reader] for reader, _ in layer.outgoing] == [
+            their_place[n] for n in [entry["outgoing"]] if n
+        ]
+        assert len(layer.norms) == (entry["norm"] is not None)
+        assert (2 / modules[layer.name].weight[0].numel()) ** 0.5 == pytest.approx(entry["std"])
+
+
+# --------------------------------------------------------------------------------------------------------- ReDo
+def adam_of(model: nn.Module, arrays: dict, prefix: str) -> torch.optim.Adam:
+    """Adam with the stored moments and step counts."""
+    adam = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for key, p in model.named_parameters():
+        adam.state[p] = {"step": arrays[f"{prefix}.step.{key}"].reshape(()).clone()}
+        for moment in ("exp_avg", "exp_avg_sq"):
+            adam.state[p][moment] = arrays[f"{prefix}.{moment}.{key}"].clone()
+    return adam
+
+
+@pytest.mark.parametrize("kind", ["conv", "vit"])
+def test_redo_scores(kind, fidelity):
+    arrays, settings = load("redo")
+    model = load_into(net(kind), arrays, f"{kind}.before").eval()
+    layers = chain(model)
+    assert [layer.name for layer in layers] == settings["hooked_in_forward_order"][kind]
+    recorder = OutputRecorder(model, layers, magnitude)
+    with recorder.watching_all(), torch.no_grad():
+        model(batch(kind, 1010, 8)[0])
+    for layer in layers[:-1]:
+        kept = arrays[
+            f"{kind}.buffer.{layer.name}"
+        ]  # after the ReLU; the last 8 samples are those of this pass
+        seen = magnitude(layer, kept)
+        difference = largest(recorder.values[layer.name], seen[-8:])
+        fidelity("method", "redo", f"activations of {kind}.{layer.name}", difference, 2e-6)
+        difference = largest(scores(seen), arrays[f"{kind}.score.{layer.name}"])
+        fidelity("method", "redo", f"scores of {kind}.{layer.name}", difference, 5e-6)
+
+
+@pytest.mark.parametrize("case", load("redo")[1]["cases"])
+def test_redo(case, fidelity, monkeypatch):
+    arrays, settings = load("redo")
+    values, kind = settings["cases"][case], case.split(".")[0]
+    model = load_into(net(kind), arrays, f"{kind}.before")
+    state = state_of(model)
+    state.optimizers["net"] = adam = adam_of(model, arrays, f"{kind}.before")
+    method = create("redo", variant="official", threshold=values["threshold"])
+    GlobalStream(method, 7)
+    seen = {layer.name: magnitude(layer, arrays[f"{kind}.buffer.{layer.name}"]) for layer in chain(model)}
+    monkeypatch.setattr("fire_core.methods.official.redo.watch_test", lambda *a: seen)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    method.after_test(state)
+    after = model.state_dict()
+    changed = {
+        key: (after[key] != before[key]).flatten(1).any(1).nonzero().flatten().tolist()
+        if after[key].ndim > 1
+        else (after[key] != before[key]).nonzero().flatten().tolist()
+        for key in after
+        if not torch.equal(after[key], before[key])
+    }
+    assert changed == values["tensors_changed"]
+    fidelity("method", "redo", f"weights, {case}", worst(model, arrays, f"{case}.after"), 0.0)
+    parameters = dict(model.named_parameters())
+    steps = {key: float(adam.state[p]["step"]) for key, p in parameters.items()}
+    assert steps == values["adam_step_after"] and values["moments_changed"] == []
+    for key, p in parameters.items():
+        for moment in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(adam.state[p][moment], arrays[f"{kind}.before.{moment}.{key}"])
+        p.grad = arrays.get(f"{case}.next_gradient.{key}")
+    start = {key: p.detach().clone() for key, p in parameters.items()}
+    adam.step()
+    for key, p in parameters.items():
+        if f"{case}.next_update.{key}" in arrays:
+            update = arrays[f"{case}.next_update.{key}"]
+            difference = largest(p - start[key], update)
+            fidelity("method", "redo", f"next step of {case}, {key}", difference, 2e-7)
+
+
+def test_redo_looks_at_the_last_test_images_after_the_test_alone():
+    model = net("conv").train()
+    state = state_of(model)
+    state.test_inputs = lambda count: batch("conv", 1010, 8)[0] if count == 512 else None
+    state.optimizers["net"] = torch.optim.Adam(model.parameters())
+    state.batches = lambda: pytest.fail("looked at training data")
+    method = create("redo", variant="official", threshold=0.5)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    for act in (method.after_step, method.after_epoch):
+        act(state)
+        assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    method.after_test(state)
+    assert method.counts["recycled"] > 0 and model.training
+    assert torch.equal(model.bn1.running_mean, before["bn1.running_mean"])
+    assert not any(module._forward_hooks for module in model.modules())
+    state.phase = 0
+    recycled = method.counts["recycled"]
+    method.after_test(state)  # first_phase is 1: off before
+    assert method.counts["recycled"] == recycled
+
+
+# ---------------------------------------------------------------------------------------------------------- CBP
+@pytest.mark.parametrize("kind", ["conv", "vit"])
+def test_cbp(kind, fidelity):
+    """Twelve steps; features and outgoing weights as recorded, so that rounding does not add up."""
+    arrays, settings = load("cbp")
+    case = settings["cases"][kind]
+    model = load_into(net(kind), arrays, f"{kind}.start")
+    state = state_of(model)
+    method = create(
+        "cbp",
+        variant="official",
+        replacement_rate=case["replacement_rate"],
+        maturity=case["maturity"],
+        decay=case["decay"],
+    )
+    GlobalStream(method, case["seed"])
+    layers = method.find_layers(state, "net")
+    assert [layer.name for layer in layers] == list(case["layers"])
+    method.memory["net"] = {layer.name: method.start_memory(layer, torch.device("cpu")) for layer in layers}
+    for entry in case["steps"]:
+        prefix = f"{kind}.s{entry['step']}"
+        load_into(model, arrays, f"{prefix}.before")
+        replaced = {}
+        for layer in layers:
+            memory = method.memory["net"][layer.name]
+            feature = arrays[f"{prefix}.feature.{layer.name}"]
+            memory["kept"] = torch.zeros(0, len(feature))
+            for reader, _ in layer.outgoing:
+                recorded = arrays.get(f"{prefix}.outgoing.{layer.name}")
+                if recorded is not None:
+                    difference = largest(mean_outgoing(model.get_submodule(reader)), recorded)
+                    what = f"outgoing weights, {kind}.{layer.name}, step {entry['step']}"
+                    fidelity("method", "cbp", what, difference, 1e-6)
+            chosen = method.choose(model, layer, memory, feature[None])
+            if len(chosen):
+                replaced[layer.name] = chosen.tolist()
+                method.recycle(state, "net", layer, chosen)
+            due = entry["accumulated_after"][layer.name]
+            assert float(memory["due"]) == pytest.approx(due, abs=1e-9)
+            assert memory["age"].tolist() == arrays[f"{prefix}.age.{layer.name}"].tolist()
+            difference = largest(memory["magnitude"], arrays[f"{prefix}.mean_feature.{layer.name}"])
+            what = f"magnitude, {kind}.{layer.name}, step {entry['step']}"
+            fidelity("method", "cbp", what, difference, 1e-6)
+        assert replaced == {name: part["output_columns"] for name, part in entry["replaced"].items()}
+        if entry["replaced"]:
+            what = f"weights after step {entry['step']}, {kind}"
+            fidelity("method", "cbp", what, worst(model, arrays, f"{prefix}.after"), 0.0)
+
+
+@pytest.mark.parametrize("kind", ["conv", "vit"])
+def test_cbp_features(kind, fidelity):
+    """What the hooks see in real training, until the first unit is replaced."""
+    arrays, settings = load("cbp")
+    case = settings["cases"][kind]
+    model = load_into(net(kind), arrays, f"{kind}.start").train()
+    method = create("cbp", variant="official", first_phase=0)
+    state = state_of(model, phase=0)
+    method.check(state)
+    adam = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for step in range(4):
+        inputs, wanted = batch(kind, 1000 + step, 8)
+        adam.zero_grad()
+        cross_entropy(model(inputs), wanted).backward()
+        adam.step()
+        method.after_step(state)
+        for name in case["layers"]:
+            if (
+                name == "conv1" and step
+            ):  # its bias has no gradient but rounding noise, which Adam turns into steps
+                continue
+            memory = method.memory["net"][name]
+            assert len(memory["kept"]) == case["steps"][step]["buffer_samples"]
+            difference = largest(memory["kept"].mean(dim=0), arrays[f"{kind}.s{step}.feature.{name}"])
+            fidelity("method", "cbp", f"features of {kind}.{name}, step {step}", difference, 2e-5)
+
+
+def test_cbp_draws_normal_weights():
+    _, settings = load("cbp")
+    model = nn.Sequential(nn.Conv2d(16, 4000, 3), nn.MaxPool2d(2), nn.Conv2d(4000, 2, 1), nn.Conv2d(2, 1, 1))
+    state = state_of(model)
+    method = create("cbp", variant="official")
+    layer = method.find_layers(state, "net")[0]
+    method.memory["net"] = {layer.name: method.start_memory(layer, torch.device("cpu"))}
+    method.recycle(state, "net", layer, torch.arange(4000))
+    law = settings["law_of_new_weights"]["conv_16x3x3"]
+    assert model[0].weight.std().item() == pytest.approx(law["std_formula"], rel=5e-3)
+    assert model[0].weight.abs().max() > 3 * law["std_formula"]  # not uniform
+    assert (model[0].bias == 0).all() and (model[2].weight == 0).all()
+
+
+def test_cbp_columns_of_a_flattened_convolution():
+    """Two positions a channel: |x| of channel 0 is 1 and 2, of channel 1 is 3 and 4."""
+    output = torch.tensor([[[[1.0, -2.0]], [[3.0, -4.0]]]])
+    assert mean_magnitude(output, 4).tolist() == [[1.0, 2.0, 3.0, 4.0]]
+    assert mean_magnitude(output, 2).tolist() == [[1.5, 3.5]]
+
+
+# ---------------------------------------------------------------------------------------------------------- SNR
+@pytest.mark.parametrize("case", [c for c in load("snr")[1]["cases"] if c.startswith("mlp")])
+def test_snr_over_96_steps(case, fidelity):
+    arrays, settings = load("snr")
+    model = nn.Sequential()
+    for name, shape in (("fc1", (8, 8)), ("fc2", (8, 6)), ("fc3", (6, 3))):
+        model.add_module(name, nn.Linear(*shape))
+        model.add_module(f"{name}_relu", nn.ReLU())
+    with torch.no_grad():
+        model.fc1.weight.copy_(torch.eye(8))
+        model.fc2.weight.copy_(u(4000, 6, 8))
+        model.fc2.bias.copy_(torch.tensor([0.3, -0.2, -0.9, -1.5, 0.1, -0.6]))
+        model.fc3.weight.copy_(u(4001, 3, 6))
+        for layer in (model.fc1, model.fc3):
+            layer.bias.zero_()
+    start = {key: value.clone() for key, value in model.state_dict().items()}
+    state = state_of(model, phase=0)
+    state.optimizers["net"] = torch.optim.Adam(model.parameters(), lr=0.0)
+    percentile = settings["cases"][case]["percentile"]
+    method = create("snr", variant="official", percentile=percentile, first_phase=0)
+    method.check(state)
+    GlobalStream(method, 5)
+    memory, recycled, reset = method.memory["net"], method.recycle, {}
+    method.recycle = lambda state, name, layer, rows: (
+        reset.__setitem__(layer.name, rows.tolist()),
+        recycled(state, name, layer, rows),
+    )
+    model.train()
+    for step in range(96):
+        row = 2.0 * arrays["mlp.fires"][step].float() - 1.0
+        inputs = row.expand(int(arrays[f"{case}.batch"][step]), 8)
+        model(inputs).sum().backward()
+        if step == 0:
+            state.optimizers["net"].step()
+        reset.clear()
+        method.after_step(state)
+        for name in ("fc1", "fc2", "fc3"):
+            kept = memory[name]["kept"]
+            assert len(kept) == int(arrays[f"{case}.buffer"][step])
+            assert kept.any(0).tolist() == arrays[f"{case}.fired.{name}"][step].bool().tolist(), (step, name)
+            for key in ("age", "tau"):
+                ours, theirs = memory[name][key], arrays[f"{case}.{key}.{name}"][step]
+                fidelity("method", "snr", f"{key} of {name}, step {step}, {case}", largest(ours, theirs), 0.0)
+            if name != "fc3":
+                due = arrays[f"{case}.reset.{name}"][step].nonzero().flatten().tolist()
+                assert reset.get(name, []) == due
+        if step == 0:
+            fidelity("method", "snr", f"weights, {case}", worst(model, arrays, f"{case}.step0.after"), 0.0)
+            steps = {
+                key: float(state.optimizers["net"].state[p]["step"]) for key, p in model.named_parameters()
+            }
+            assert steps == settings["cases"][case]["adam_step_after_step0"]
+        model.load_state_dict(start)
+    for name in ("fc1", "fc2", "fc3"):
+        counted: dict[tuple[int, int], int] = {}
+        for ages in memory[name]["silences"].tolist():
+            for unit, age in enumerate(ages):
+                if age:
+                    counted[unit, age] = counted.get((unit, age), 0) + 1
+        theirs = {
+            (int(unit), int(age)): int(count)
+            for unit, age, count in arrays[f"{case}.histogram_last.{name}"]
+            if age
+        }
+        assert counted == theirs
+
+
+@pytest.mark.parametrize("kind", ["conv", "vit"])
+def test_snr_at_its_first_step(kind, fidelity):
+    arrays, settings = load("snr")
+    case = settings["cases"][kind]
+    model = load_into(net(kind), arrays, f"{kind}.before")
+    state = state_of(model, phase=0)
+    state.optimizers["net"] = adam = torch.optim.Adam(model.parameters(), lr=0.0)
+    for p in model.parameters():
+        adam.state[p] = {
+            "step": torch.tensor(1.0),
+            "exp_avg": torch.full_like(p, 0.5),
+            "exp_avg_sq": torch.full_like(p, 0.5),
+        }
+    method = create("snr", variant="official", percentile=case["percentile"], first_phase=0)
+    method.check(state)
+    GlobalStream(method, 5)
+    chosen = {}
+    recycled = method.recycle
+    method.recycle = lambda state, name, layer, rows: (
+        chosen.__setitem__(layer.name, rows.tolist()),
+        recycled(state, name, layer, rows),
+    )
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    # the stored masks come from the pass before Adam's step: hand over what it saw
+    for layer in method.layers["net"]:
+        fired = arrays[f"{kind}.fired.{layer.name}"].bool()
+        method.recorders["net"].values[layer.name] = fired.expand(case["buffer"], -1)
+    method.after_step(state)
+    assert chosen == {n: rows for n, rows in case["masked"].items() if rows and n != case["layers"][-1]}
+    rows_changed = {
+        key: (value != before[key]).reshape(len(value), -1).any(1).nonzero().flatten().tolist()
+        for key, value in model.state_dict().items()
+        if value.ndim and not torch.equal(value, before[key])
+    }
+    assert rows_changed == case["rows_changed"]
+    steps = {key: float(adam.state[p]["step"]) for key, p in model.named_parameters()}
+    assert steps == case["adam_step_after"]
+    assert all((adam.state[p]["exp_avg"] == 0.5).all() for p in model.parameters())
+
+
+def test_snr_keeps_test_images_between_epochs():
+    """At the first step of an epoch the last 512 samples are one batch and, before it, test images."""
+    model = net("conv").train()
+    state = state_of(model, phase=0)
+    state.test_inputs = lambda count: -batch("conv", 1010, 8)[0].repeat(count // 8, 1, 1, 1)
+    method = create("snr", variant="official", first_phase=0)
+    method.check(state)
+    model(batch("conv", 1000, 256)[0])
+    method.after_step(state)
+    assert len(method.memory["net"]["conv1"]["kept"]) == 256
+    method.after_test(state)
+    test_rows = method.memory["net"]["conv1"]["kept"].clone()
+    assert len(test_rows) == 512 and method.memory["net"]["conv1"]["steps"] == 1
+    model.train()
+    model(batch("conv", 1001, 256)[0])
+    method.after_step(state)
+    kept = method.memory["net"]["conv1"]["kept"]
+    assert len(kept) == 512 and torch.equal(kept[:256], test_rows[256:])
+    method.close()
+
+
+# --------------------------------------------------------------------------------------------------------- Muon
+@pytest.mark.parametrize("cell", OFFICIAL_NETS)
+def test_muon_groups(cell, fidelity):
+    """Names differ, so the groups are compared by their number of tensors and of entries."""
+    recorded = json.loads((METHODS / "muon.json").read_text())["groups"][cell]["groups"]
+    model = build(**OFFICIAL_NETS[cell], channels=3)
+    adam = torch.optim.Adam(model.parameters(), lr=1e-3)
+    made = create("muon", variant="official").optimizer(model, adam, Phase(1))
+    muon, rest = made.parts
+    matrices = [p for group in muon.param_groups for p in group["params"]]
+    found = [len(matrices), sum(p.numel() for p in matrices)]
+    wrong = found != [len(recorded[0]["tensors"]), recorded[0]["count"]]
+    fidelity("method", "muon", f"tensors and entries of the matrices group, {cell}", wrong, 0)
+    adams = sum(p.numel() for p in rest.param_groups[0]["params"])
+    assert adams == recorded[1]["count"]
+    for group in muon.param_groups:
+        assert (group["lr"], group["momentum"]) == (recorded[0]["lr"], recorded[0]["momentum"])
+    assert rest.param_groups[0]["eps"] == recorded[1]["eps"]
+    assert list(rest.param_groups[0]["betas"]) == recorded[1]["betas"]
+
+
+class Tensors(nn.Module):
+    """The recorded tensors as a net: `head`, biases and `tiny` go to Adam."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_parameter(name, nn.Parameter(tensor.clone()))
+
+
+def test_muon_steps(fidelity):
+    arrays, settings = load("muon")
+    names = [key.removeprefix("before.") for key in arrays if key.startswith("before.")]
+    model = Tensors({name: arrays[f"before.{name}"] for name in names})
+    default = torch.optim.Adam(model.parameters(), lr=settings["lr_adam"])
+    optimizer = create("muon", variant="official").optimizer(model, default, Phase(1))
+    for step in (1, 2):
+        start = {name: p.detach().clone() for name, p in model.named_parameters()}
+        for name, p in model.named_parameters():
+            p.grad = arrays[f"gradient{step}.{name}"].clone()
+        optimizer.step()
+        for name, p in model.named_parameters():
+            if f"exp_avg{step}.{name}" in arrays:
+                difference = largest(p, arrays[f"after{step}.{name}"])
+                fidelity("method", "muon", f"Adam part, {name}, step {step}", difference, 1e-6)
+                continue
+            momentum = optimizer.state[p]["momentum_buffer"]
+            difference = largest(momentum, arrays[f"momentum_buffer{step}.{name}"])
+            fidelity("method", "muon", f"momentum of {name}, step {step}", difference, 1e-6)
+            ours = (start[name] - p.detach()).flatten() / settings["lr_muon"]
+            theirs = arrays[f"update{step}.{name}"].flatten()
+            cosine = torch.cosine_similarity(ours, theirs, dim=0)
+            fidelity("method", "muon", f"1 - cosine of {name}, step {step}", float(1 - cosine), 0.02)
+            norm = abs(float(ours.norm() / theirs.norm()) - 1)
+            fidelity("method", "muon", f"norm of {name}, step {step}", norm, 0.1)
+            with torch.no_grad():
+                p.copy_(arrays[f"after{step}.{name}"])  # rounding does not add up
+
+
+def test_muon_orthogonalises_as_recorded(fidelity):
+    arrays, _ = load("muon")
+    for key in (key for key in arrays if key.startswith("ns") and key.endswith(".in")):
+        theirs = arrays[key.removesuffix("in") + "out"].flatten()
+        ours = orthogonalize(arrays[key]).flatten()
+        cosine = torch.cosine_similarity(ours, theirs.float(), dim=0)
+        fidelity("method", "muon", f"1 - cosine of {key}", float(1 - cosine), 0.02)
+
+
+# ------------------------------------------------------------------------------------------------ both variants
+WITH_OFFICIAL = [name for name in available() if "official" in variants(name)]
+
+
+def test_every_method_that_differs_has_an_official_variant():
+    assert WITH_OFFICIAL == ["cbp", "dash", "muon", "redo", "snr"]
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "value"),
+    [
+        ("cbp", "compensate", False),
+        ("dash", "every_steps", 3),
+        ("muon", "targets", "all"),
+        ("redo", "samples", 64),
+        ("snr", "longest", 9),
+    ],
+)
+def test_settings_of_the_published_variant_are_refused(name, setting, value):
+    with pytest.raises(UserError, match=f"{setting}={value!r} means nothing to variant=official"):
+        create(name, variant="official", **{setting: value})
+
+
+@pytest.mark.parametrize("name", WITH_OFFICIAL)
+@pytest.mark.parametrize("kind", ["conv", "vit"])
+def test_official_variants_train_and_resume(name, kind, tmp_path):
+    often = {
+        "cbp": {"replacement_rate": 0.2, "maturity": 2},
+        "redo": {"threshold": 0.5},
+        "snr": {"percentile": 0.5},
+    }.get(name, {})
+
+    def start():
+        model = net(kind)
+        method = create(name, variant="official", first_phase=0, **often)
+        state = state_of(model, phase=0)
+        state.batches = lambda: (batch(kind, 1000 + i, 8) for i in range(3))
+        state.test_inputs = lambda count: batch(kind, 1010, 8)[0]
+        method.check(state)
+        state.optimizers["net"] = method.optimizer(model, torch.optim.Adam(model.parameters()), Phase(0))
+        return model, method, state
+
+    def train(model, method, state, epochs):
+        for _ in range(epochs):
+            for inputs, wanted in state.batches():
+                model.train()
+                state.optimizers["net"].zero_grad()
+                cross_entropy(model(inputs), wanted).backward()
+                state.optimizers["net"].step()
+                method.after_step(state)
+            method.after_epoch(state)
+            method.after_test(state)
+        return torch.cat([value.flatten().float() for value in model.state_dict().values()])
+
+    whole = start()
+    train(*whole, 2)
+    whole[1].at_boundary(whole[2], Phase(1))
+    saved = {
+        "net": whole[0].state_dict(),
+        "optimizer": whole[2].optimizers["net"].state_dict(),
+        "method": whole[1].state_dict(),
+    }
+    torch.save(saved, tmp_path / "checkpoint.pt")
+    expected = train(*whole, 2)
+    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    model, method, state = start()
+    method.rebuild(state)
+    model.load_state_dict(saved["net"])
+    state.optimizers["net"].load_state_dict(saved["optimizer"])
+    method.load_state_dict(saved["method"])
+    assert torch.equal(train(model, method, state, 2), expected)
+    if often:
+        assert method.counts == whole[1].counts
+        assert method.counts["recycled"] > 0 or (name, kind) == (
+            "snr",
+            "vit",
+        )  # none of its units is ever silent
+
+
+def test_a_net_that_leaves_tokens_out_shows_them_all_to_the_official_hooks():
+    model = build("vit_tiny", classes=5, channels=3, image_size=16, width=24, depth=1, heads=2)
+    state = state_of(model, phase=0)
+    method = create("snr", variant="official", first_phase=0)
+    method.check(state)
+    assert model.all_tokens
+    method.close()
+    assert not model.all_tokens
+
+
+def test_labels_follow_the_formula():
+    assert labels(4).tolist() == [1, 4, 2, 0]

@@ -1,0 +1,137 @@
+"""compat=official against the official pipelines, rebuilt here from OpenCV, gymnasium and two-pass statistics."""
+
+import numpy as np
+import pytest
+
+from harness.runs import numpy_generator
+from rl.dqn.env import Games
+
+GAMES = {"asterix": "Asterix", "beam_rider": "BeamRider", "demon_attack": "DemonAttack"}
+
+
+class OfficialFrames:
+    """One game, an agent step at a time: maximum of the last two frames per colour, area-resized, then grey, by OpenCV."""
+
+    def __init__(self, game: str, size: int):
+        import ale_py
+        import gymnasium
+
+        gymnasium.register_envs(ale_py)
+        self.env, self.size = gymnasium.make(f"{GAMES[game]}NoFrameskip-v4"), size
+
+    def picture(self, colours: np.ndarray) -> np.ndarray:
+        import cv2
+
+        small = cv2.resize(colours, (self.size, self.size), interpolation=cv2.INTER_AREA)
+        return cv2.cvtColor(small, cv2.COLOR_RGB2GRAY)
+
+    def reset(self, **seed: int) -> np.ndarray:
+        return self.picture(self.env.reset(**seed)[0])
+
+    def step(self, action: int) -> tuple[np.ndarray, bool]:
+        frames = []
+        for _ in range(4):
+            frame, _, ended, _, _ = self.env.step(action)
+            frames.append(frame)
+            if ended:
+                break
+        return self.picture(np.maximum.reduce(frames[-2:])), ended
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_frames_are_those_of_the_official_stack(game, fidelity):
+    """Four hundred steps, of Asterix into the second episode; the order of `corrected` is seen to differ."""
+    pytest.importorskip("cv2")
+    official = OfficialFrames(game, 84)
+    games = {last: Games(game, 1, (84, 84), seed=0, sticky=0.0, grey_last=last) for last in (True, False)}
+    generator = np.random.default_rng(0)
+    expected = official.reset(seed=0)
+    frames = {last: each.reset()[0, -1] for last, each in games.items()}
+    largest, differing, total, ends = 0, 0, 0, 0
+    for _ in range(400):
+        largest = max(largest, int(np.abs(frames[True].astype(int) - expected).max()))
+        differing, total = differing + int((frames[False] != expected).sum()), total + expected.size
+        action = int(generator.integers(games[True].actions))
+        expected, ended = official.step(action)
+        frames = {last: each.step(np.array([action])).observations[0, -1] for last, each in games.items()}
+        if ended:  # ours has begun the next episode already
+            expected, ends = official.reset(), ends + 1
+    assert ends >= 1 or game != "asterix"
+    assert 0.001 < differing / total < 0.1
+    fidelity("cell", f"fig4a_{game}", "observations: largest difference of a pixel, of 255", largest, 0)
+
+
+def test_official_runs_of_dqn_train_on_official_frames():
+    from harness.config import compose_config
+    from rl.dqn.train import make_games
+
+    first = {}
+    for compat in ("official", "corrected"):
+        cfg = compose_config("dqn", ["experiment=fig4a_asterix", "size=paper", f"compat={compat}"])
+        games = make_games(cfg, "games")
+        games.reset()
+        first[compat] = games.step(np.zeros(games.count, np.int64)).observations
+    colours_first = Games("asterix", 4, (84, 84), seed=make_seed(cfg), grey_last=True)
+    colours_first.reset()
+    assert (first["official"] == colours_first.step(np.zeros(4, np.int64)).observations).all()
+    assert (first["official"] != first["corrected"]).any()
+
+
+def make_seed(cfg) -> int:
+    """Seed of the games that a run trains on."""
+    from fire_core.seeding import derive
+
+    return derive(cfg.seed, "games", 0) % 2**31
+
+
+@pytest.fixture(scope="module")
+def sac(tmp_path_factory) -> dict[str, dict]:
+    """Checkpoints of official Hopper runs one agent step after the midpoint at 60; updates begin at step 30."""
+    pytest.importorskip("mujoco")
+    from test_sac_train import after_one_update
+
+    folder = tmp_path_factory.mktemp("sac")
+    return {m: after_one_update(folder / m, f"method={m}", "compat=official") for m in ("none", "fire")}
+
+
+@pytest.mark.parametrize(("method", "unseen"), [("none", [0]), ("fire", [0, 60])])
+def test_the_normaliser_counts_what_the_policy_acted_on(sac, method, unseen, fidelity):
+    """Not the last observation of an episode, and not the first of a process: a treated run is a new one at step 60."""
+    saved = sac[method]
+    acted_on = saved["replay"]["columns"]["observations"].squeeze(1).double().numpy()
+    assert (
+        len(acted_on) == 61 and saved["at"]["episode"] >= 2
+    )  # episodes ended, so there is something to leave out
+    counted = np.delete(acted_on, unseen, axis=0)
+    found, n, prior = saved["normaliser"], len(counted), 1e-4
+    assert found["count"] == pytest.approx(prior + n, abs=1e-9)
+    # two passes over them, and a prior of mean 0, variance 1 and that count
+    mean = counted.sum(axis=0) / (prior + n)
+    variance = (prior * (1 + mean**2) + np.square(counted - mean).sum(axis=0)) / (prior + n)
+    shift = np.abs(found["mean"].numpy() - mean) / np.sqrt(variance)
+    spread = np.abs(found["variance"].numpy() / variance - 1)
+    for what, difference in (("mean, in deviations", shift), ("variance, relative", spread)):
+        fidelity("cell", "fig4b", f"observation statistics of {method}: {what}", difference.max(), 1e-5)
+
+
+def test_the_first_update_follows_the_last_transition_of_the_warm_up(sac, fidelity):
+    """`none` keeps its optimizers over the midpoint, so they count all updates of the run; `fire` has new ones."""
+    taken = {
+        method: {float(memory["step"]) for memory in saved["optimizers"]["actor"]["state"].values()}
+        for method, saved in sac.items()
+    }
+    fidelity("cell", "fig4b", "updates after 61 steps with 30 of warm-up", abs(max(taken["none"]) - 32), 0)
+    assert taken == {"none": {32.0}, "fire": {1.0}}
+
+
+def test_a_treated_run_begins_a_new_episode_and_none_goes_on(sac):
+    assert sac["fire"]["at"]["episode"] == sac["none"]["at"]["episode"] + 1
+
+
+def test_a_treated_run_begins_its_second_half_with_a_uniform_action(sac):
+    uniform = numpy_generator(1, "warm_up", 60).uniform(-1, 1, 3).astype(np.float32)
+    actions = {
+        name: saved["replay"]["columns"]["actions"].squeeze(1)[60].numpy() for name, saved in sac.items()
+    }
+    assert (actions["fire"] == uniform).all()
+    assert (actions["none"] != uniform).all()

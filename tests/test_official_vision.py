@@ -1,0 +1,469 @@
+"""Every cell of Figure 2 at size=paper is the official experiment: nets, data, schedules, boundaries, optimizers, tests.
+
+The numbers in `tests/official/` were recorded from the authors' code; its README says how.
+"""
+
+import csv
+import gzip
+import json
+import math
+import sys
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fire_core.methods import available, create
+from harness.config import compose, resolve
+from vision import data, official, protocols
+from vision.images import Images, pixel_statistics
+from vision.models import build
+from vision.protocols import batch_indices, make_phases
+from vision.train import set_learning_rate, train
+
+FOLDER = Path(__file__).parent / "official"
+NETS = json.loads((FOLDER / "models.json").read_text())
+TRAINING = json.loads((FOLDER / "training.json").read_text())
+CELLS = {  # experiment -> name in the recorded files
+    f"fig{figure}_{ours}": f"{figure}_{theirs}"
+    for ours, theirs, figures in (
+        ("cifar10_resnet18", "CIFAR10_RESNET18", ("2a", "2b")),
+        ("cifar100_vit_tiny", "CIFAR100_TinyViT", ("2a", "2b", "2c")),
+        ("tiny_imagenet_vgg16", "TinyImageNet_VGG16", ("2a", "2b", "2c")),
+    )
+    for figure in figures
+}
+NET_OF_DATA = {
+    "cifar10": "resnet18_cifar10",
+    "cifar100": "vit_tiny_cifar100",
+    "tiny_imagenet": "vgg16_tiny_imagenet",
+}
+DATA_SETS = {"cifar10": ("CIFAR10", 50_000, 10), "cifar100": ("CIFAR100", 50_000, 100),
+             "tiny_imagenet": ("TinyImageNet", 100_000, 200)}  # fmt: skip
+
+
+@cache
+def paper(experiment: str, method: str = "none"):
+    return resolve(
+        "vision", compose("vision", [f"experiment={experiment}", "size=paper", f"method={method}"])
+    )
+
+
+@cache
+def rows_of(name: str) -> dict:
+    """Lines of a recorded file by cell."""
+    raw = (FOLDER / name).read_bytes()
+    text = (gzip.decompress(raw) if name.endswith(".gz") else raw).decode()
+    found = defaultdict(list)
+    for row in csv.DictReader(text.splitlines()):
+        found[row["cell"]].append(row)
+    return found
+
+
+def experiments_on(net: str) -> list[str]:
+    return [name for name in CELLS if net == NET_OF_DATA[paper(name).data.name]]
+
+
+def images_like(name: str) -> Images:
+    """As many images and classes as data set `name` has, all of one grey pixel's memory."""
+    _, count, classes = DATA_SETS[name]
+    grey = torch.full((1, 1, 1, 1), 128, dtype=torch.uint8)
+    labels, test_labels = torch.arange(count) * 7 % classes, torch.arange(10_000) % classes
+    size = 64 if name == "tiny_imagenet" else 32
+    pictures = [grey.expand(n, 3, size, size) for n in (count, 10_000)]
+    mean, std = torch.full((3,), 0.5), torch.ones(3)
+    return Images(name, pictures[0], labels, pictures[1], test_labels, classes, ("",) * classes, mean, std)
+
+
+# ------------------------------------------------------------------------------------------------------------ nets
+
+
+def u(number: int, count: int) -> torch.Tensor:
+    k = np.arange(count, dtype=np.int64)
+    m = (4093 * k * k + 6007 * (number + 1) * k + 7919 * number + 101) % 65537
+    return torch.from_numpy(2 * m / 65536 - 1)
+
+
+def formula(number: int, kind: str, shape: list[int]) -> torch.Tensor:
+    values = u(number, math.prod(shape))
+    fan_in = math.prod(shape[1:])
+    values = {
+        "weight": values / math.sqrt(fan_in),
+        "table": values,
+        "bias": 0.1 * values,
+        "norm_weight": 1 + 0.3 * values,
+        "norm_bias": 0.1 * values,
+        "running_mean": 0.1 * values,
+        "running_var": 0.25 * (1 + 0.5 * values),
+        "count": 0 * values,
+    }[kind]
+    return values.view(shape).float()
+
+
+def build_paper(net: str):
+    cfg = paper(experiments_on(net)[0])
+    return build(**cfg.model, classes=NETS[net]["classes"], channels=3, image_size=NETS[net]["size"])
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("net", NETS)
+def test_nets_compute_the_same(net, mode, fidelity):
+    """Logits, loss, every gradient's norm and direction, and the running statistics after one forward pass."""
+    about = NETS[net]
+    recorded = {
+        key.removeprefix(f"{net}.{mode}."): torch.from_numpy(value).double()
+        for key, value in np.load(FOLDER / "models.npz").items()
+        if key.startswith(f"{net}.{mode}.")
+    }
+    model = build_paper(net)
+    assert sum(p.numel() for p in model.parameters()) == about["parameters"]
+    tensors = {name: formula(i, kind, shape) for i, (name, kind, shape, _) in enumerate(about["tensors"])}
+    model.load_state_dict(tensors)  # strict: the same names, no more and no less
+    size = about["size"]
+    inputs = 1.5 * u(1000, 8 * 3 * size * size).view(8, 3, size, size).float()
+    labels = (3 * torch.arange(8) + 1) % about["classes"]
+    model.train(mode == "train")
+    logits = model(inputs)
+    loss = cross_entropy(logits, labels)
+    loss.backward()
+    logits = logits.detach()
+    gradients = dict(model.named_parameters())
+    gradients = [
+        gradients[name].grad.flatten().double() for name, *_ in about["tensors"] if name in gradients
+    ]
+    norms = torch.stack([gradient.norm() for gradient in gradients])
+    probes = torch.stack(
+        [(gradient * u(2000 + j, len(gradient))).sum() for j, gradient in enumerate(gradients)]
+    )
+    real = recorded["grad_norm"] > 1e-6 * recorded["grad_norm"].max()  # the rest is rounding noise
+    early_vgg = net.startswith("vgg16") and mode == "eval"
+    found = {
+        "logits": ((logits - recorded["logits"]).abs().max(), 3e-6),
+        "loss": (abs(loss.item() - about["loss"][mode]) / about["loss"][mode], 1e-6),
+        "gradient norms": (
+            (norms / recorded["grad_norm"] - 1)[real].abs().max(),
+            1e-3 if early_vgg else 1e-5,
+        ),
+        "gradient probes": (
+            ((probes - recorded["grad_probe"]).abs() / recorded["grad_norm"])[real].max(),
+            1e-2 if early_vgg else 1e-4,
+        ),
+    }
+    if mode == "train" and "buffer_norm_after" in recorded and len(recorded["buffer_norm_after"]):
+        state = model.state_dict()
+        after = [state[n].norm() for n, kind, *_ in about["tensors"] if kind.startswith("running")]
+        change = torch.stack(after) / recorded["buffer_norm_after"] - 1
+        found["running statistics"] = (change.abs().max(), 1e-6)
+    for what, (difference, tolerance) in found.items():
+        for experiment in experiments_on(net):
+            fidelity("cell", experiment, f"net: {what}, {mode} mode", float(difference), tolerance)
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_nets_start_the_same(net, fidelity):
+    """Mean, deviation, least and greatest entry of every tensor over the draws of seeds 1, 2, 3, buffers included."""
+    cfg = paper(experiments_on(net)[0])
+    states = []
+    for seed in (1, 2, 3):
+        torch.manual_seed(seed)
+        model = build_paper(net)
+        if cfg.batch_norm_start == "official":
+            official.pass_zeros(model, 3, NETS[net]["size"])
+        states.append(model.state_dict())
+    largest = {"parameters": 0.0, "buffers": 0.0}
+    for name, kind, _, recorded in NETS[net]["tensors"]:
+        drawn = torch.cat([state[name].flatten().double() for state in states])
+        moments = (drawn.mean(), drawn.std(correction=0), drawn.min(), drawn.max())
+        group = "buffers" if kind.startswith("running") or kind == "count" else "parameters"
+        difference = max(abs(float(a) - b) for a, b in zip(moments, recorded, strict=True))
+        largest[group] = max(largest[group], difference)
+    for group, difference in largest.items():
+        for experiment in experiments_on(net):
+            fidelity("cell", experiment, f"net: {group} at the start", difference, 1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------------ data
+
+
+@pytest.mark.parametrize("seed", TRAINING["seeds"])
+@pytest.mark.parametrize("experiment", CELLS)
+def test_seeds_mean_the_same_images(experiment, seed, fidelity):
+    cfg = paper(experiment)
+    images = images_like(cfg.data.name)
+    recorded = TRAINING["splits"][str(seed)][DATA_SETS[cfg.data.name][0]]
+    phases = make_phases(**cfg.protocol, images=images, seed=seed, splits=cfg.splits)
+    if cfg.protocol.name == "class_incremental":
+        order = torch.tensor(recorded["class_order"])
+        wrong, share = 0, len(order) // len(phases)
+        for phase in phases:
+            seen = order[: share * (phase.index + 1)].sort().values
+            wanted = torch.isin(images.train_labels, seen).nonzero().flatten()
+            wrong += int(not torch.equal(phase.seen, seen))
+            wrong += int(not torch.equal(phase.indices.sort().values, wanted))
+    else:
+        first, taken = torch.tensor(recorded["first_training_indices"]), phases[0].indices
+        wrong = int((taken[: len(first)] != first).sum())
+        wrong += abs(int(taken.sum()) - recorded["sum_of_first_tenth"])
+        before = torch.tensor([], dtype=torch.int64)
+        for phase in phases:
+            wrong += int(not torch.equal(phase.indices[: len(before)], before))
+            before = phase.indices
+    fidelity("cell", experiment, f"data: images of seed {seed}", wrong, 0)
+
+
+@pytest.mark.parametrize("experiment", CELLS)
+def test_stages_have_the_same_size(experiment, fidelity):
+    cfg = paper(experiment)
+    images = images_like(cfg.data.name)
+    phases = make_phases(**cfg.protocol, images=images, seed=1, splits=cfg.splits)
+    stages = rows_of("stages.csv")[CELLS[experiment]]
+    assert len(phases) == len(stages)
+    wrong = defaultdict(int)
+    steps = 0
+    for phase, stage in zip(phases, stages, strict=True):
+        batches = batch_indices(1, phase.index, 0, len(phase.indices), cfg.batch_size)
+        seen = torch.arange(images.classes) if phase.seen is None else phase.seen
+        found = {
+            "images": len(phase.indices),
+            "classes": len(phase.labels.unique()),
+            "steps_per_epoch": len(batches),
+            "images_in_last_batch": len(batches[-1]),
+            "epochs": phase.epochs,
+            "optimizer_steps": phase.epochs * len(batches),
+            "first_step": steps,
+            "test_images_of_the_stage": int(torch.isin(images.test_labels, seen).sum()),
+        }
+        steps += found["optimizer_steps"]
+        for what, value in found.items():
+            wrong[what] += value != int(stage[what])
+    for what, count in wrong.items():
+        fidelity("cell", experiment, f"data: stages with other {what.replace('_', ' ')}", count, 0)
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_images_are_normalised_the_same(name, fidelity):
+    experiments = experiments_on(NET_OF_DATA[name])
+    assert {paper(experiment).normalisation for experiment in experiments} == {"official"}
+    images = official.with_statistics(images_like(name))
+    recorded = TRAINING["normalisation"][DATA_SETS[name][0]]
+    pixels = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    for part in ("train", "test"):
+        wanted = recorded["train"] if recorded[part] == "same" else recorded[part]
+        mean, std = (torch.tensor(wanted[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
+        difference = images.normalise(pixels, test=part == "test") - (pixels / 255 - mean) / std
+        for experiment in experiments:
+            fidelity("cell", experiment, f"data: pixels, {part}", float(difference.abs().max()), 2e-6)
+
+
+def test_other_data_keep_their_own_statistics():
+    images = images_like("cifar10")
+    images.name = "image_folder"
+    assert official.with_statistics(images) is images
+
+
+# ------------------------------------------------------------------------------------------- schedules, who acts when
+
+
+@pytest.mark.parametrize("experiment", CELLS)
+def test_every_epoch_has_the_same_learning_rate(experiment, fidelity):
+    """Of every method's Adam, and of Muon's two groups, at the rates that the loop sets."""
+    plain, muon = paper(experiment), paper(experiment, "muon")
+    net = build("cnn", classes=3, channels=3, image_size=8, width=4)
+    adam = torch.optim.Adam(net.parameters(), lr=plain.learning_rate)
+    method = create(**muon.method)
+    largest = {"Adam": 0.0, "Muon, matrices": 0.0, "Muon, the rest": 0.0}
+    recorded = rows_of("schedules.csv.gz")[CELLS[experiment]]
+    images = images_like(plain.data.name)
+    phases = make_phases(**plain.protocol, images=images, seed=1, splits=plain.splits)
+    assert len(recorded) == sum(phase.epochs for phase in phases)
+    for row in recorded:
+        phase, epoch = phases[int(row["stage"])], int(row["epoch"])
+        set_learning_rate(adam, plain, phase, epoch)
+        found = {"Adam": (adam.param_groups[0]["lr"], row["lr_adam"])}
+        theirs = method.optimizer(net, adam, phase)
+        assert (theirs is adam) == (row["muon_run_optimizer"] == "adam")
+        set_learning_rate(theirs, muon, phase, epoch)
+        rates = [group["lr"] for group in theirs.param_groups]
+        if theirs is not adam:
+            matrices = [g["lr"] for g in theirs.param_groups if any(p.ndim > 1 for p in g["params"])]
+            found["Muon, matrices"] = (max(matrices), row["muon_run_lr_matrices"])
+        found["Muon, the rest"] = (min(rates), row["muon_run_lr_rest"])
+        for what, (ours, recorded_rate) in found.items():
+            largest[what] = max(largest[what], abs(ours - float(recorded_rate)))
+    for what, difference in largest.items():
+        fidelity("cell", experiment, f"schedule: rate of {what}", difference, 1e-12)
+
+
+@pytest.mark.parametrize("experiment", CELLS)
+def test_methods_act_in_the_same_stages(experiment, fidelity):
+    columns = {
+        "boundary_methods_act": ("shrink_perturb", "full_reset", "dash", "fire"),
+        "regularisers_act": ("parseval", "l2_init"),
+        "cbp_acts": ("cbp",),
+        "snr_acts": ("snr",),
+        "redo_acts": ("redo",),
+    }
+    stages = rows_of("stages.csv")[CELLS[experiment]]
+    for column, methods in columns.items():
+        for name in methods:
+            first = create(**paper(experiment, name).method).first_phase
+            wrong = sum((int(stage["stage"]) >= first) != bool(int(stage[column])) for stage in stages)
+            fidelity("cell", experiment, f"boundary: stages in which {name} acts", wrong, 0)
+    modes = {stage["mode_at_boundary"] for stage in stages[1:]}
+    fidelity(
+        "cell", experiment, "boundary: mode of the net", {paper(experiment).mode_at_boundary} != modes, 0
+    )
+
+
+OUR_NAMES = {  # of the settings in tuned.csv
+    ("shrink_perturb", "coefficient"): "shrink",
+    ("muon", "lr_matrices"): "rate_factor",
+    ("muon", "lr_rest"): None,  # the default optimizer's, held by the schedule test
+}
+ASIDE = {
+    "eps",
+    "betas",
+    "decay",
+    "period",
+    "tau_reset_freq",
+    "targets",
+    "layers",
+}  # held by the tests of the methods
+
+
+@pytest.mark.parametrize("experiment", CELLS)
+def test_tuned_values_are_those_of_the_run_scripts(experiment, fidelity):
+    compared = 0
+    for row in rows_of("tuned.csv")[CELLS[experiment]]:
+        method = paper(experiment, row["method"]).method
+        for setting in filter(None, row["settings"].split("; ")):
+            key, _, value = setting.partition("=")
+            ours = OUR_NAMES.get((row["method"], key), key)
+            if key in ASIDE or ours is None:
+                continue
+            wanted = float(value.split()[0]) / (1e-3 if key == "lr_matrices" else 1.0)
+            difference = abs(float(method[ours]) - wanted) / wanted
+            fidelity("cell", experiment, f"tuned: {row['method']}.{ours}", difference, 1e-12)
+            compared += 1
+    assert compared >= 12
+
+
+# --------------------------------------------------------------------------------------------------- the loop itself
+
+
+@pytest.fixture(scope="module")
+def events(tmp_path_factory):
+    """What one run of the loop does at compat=official, in order: pictures prepared, steps, boundaries, ends of epochs.
+
+    The data are a few coloured squares that call themselves CIFAR-100.
+    """
+    draw = torch.Generator().manual_seed(1)
+    pictures = torch.randint(256, (60, 3, 8, 8), dtype=torch.uint8, generator=draw)
+    labels = torch.arange(60) % 3
+    mean, std = pixel_statistics(pictures[:40])
+    images = Images(
+        "cifar100", pictures[:40], labels[:40], pictures[40:], labels[40:], 3, ("a", "b", "c"), mean, std
+    )
+    seen, base = [], available()["none"]
+
+    def prepare(images, phase, indices, labels=None, *, test=False, plain=protocols.prepare):
+        inputs, wanted = plain(images, phase, indices, labels, test=test)
+        seen.append(("test" if test else "look", indices.clone(), inputs.clone()))
+        return inputs, wanted
+
+    def at_boundary(self, state, phase):
+        seen.append(("boundary", state.nets["net"].training, state.initial["net"]))
+        return type(self).__mro__[1].at_boundary(self, state, phase)
+
+    def after_step(self, state):
+        optimizer = state.optimizers["net"]
+        clipped = torch.stack([p.grad.norm() for p in state.nets["net"].parameters()]).norm()
+        taken = {int(memory["step"]) for memory in optimizer.state.values()}
+        seen.append(("step", float(clipped), taken, optimizer))
+
+    def after_test(self, state):
+        seen.append(("end of epoch",))
+
+    overrides = ["size=smoke", "method=none", "compat=official", "run.progress=false", "eval_batch_size=7"]
+    overrides += [
+        f"run.root={tmp_path_factory.mktemp('runs')}",
+        "threads=1",
+        "model.width=4",
+        "run.trunk=false",
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data, "load", lambda *_, **__: images)
+        patch.setattr(protocols, "prepare", prepare)
+        for call in (at_boundary, after_step, after_test):
+            patch.setattr(base, call.__name__, call)
+        patch.chdir(Path(__file__).resolve().parents[1])
+        patch.setattr(sys, "argv", ["train.py", "experiment=fig2a_cifar10_resnet18", *overrides])
+        train()
+    return images, seen
+
+
+def test_a_new_optimizer_begins_each_phase(events, fidelity):
+    _, seen = events
+    boundary = next(i for i, event in enumerate(seen) if event[0] == "boundary")
+    before = [event for event in seen[:boundary] if event[0] == "step"][-1]
+    after = next(event for event in seen[boundary:] if event[0] == "step")
+    assert before[2] != {1}, "the run is too short to tell"
+    defaults, recorded = after[3].defaults, TRAINING["optimizer"]
+    found = {
+        "steps that it remembers": abs(max(after[2]) - 1),
+        "betas": max(abs(a - b) for a, b in zip(defaults["betas"], recorded["betas"], strict=True)),
+        "epsilon": abs(defaults["eps"] - recorded["eps"]),
+        "weight decay": abs(defaults["weight_decay"] - recorded["weight_decay"]),
+        "rate": abs(defaults["lr"] - recorded["lr"]),
+    }
+    for experiment in CELLS:
+        cfg = paper(experiment)
+        assert cfg.optimizer_state == "clear"
+        for what, difference in found.items():
+            fidelity("cell", experiment, f"optimizer: {what}", difference, 0)
+        fidelity("cell", experiment, "optimizer: batch size", abs(cfg.batch_size - TRAINING["batch_size"]), 0)
+        limit = TRAINING["gradient_clip"]["global_norm"]
+        fidelity("cell", experiment, "optimizer: clipping", abs(cfg.clip_norm - limit), 0)
+
+
+def test_gradients_are_clipped(events):
+    _, seen = events
+    norms = [event[1] for event in seen if event[0] == "step"]
+    assert max(norms) == pytest.approx(TRAINING["gradient_clip"]["global_norm"], rel=1e-4)
+
+
+def test_methods_find_the_net_as_the_official_loop_leaves_it(events, fidelity):
+    """The mode that the experiment sets, and an initial copy whose running statistics have seen black images."""
+    _, seen = events
+    _, training, initial = next(event for event in seen if event[0] == "boundary")
+    assert training  # 2a; its experiments say so
+    variances = torch.cat([value for key, value in initial.items() if key.endswith("running_var")])
+    counts = {int(value) for key, value in initial.items() if key.endswith("num_batches_tracked")}
+    assert counts == {1}
+    for experiment in CELLS:
+        assert paper(experiment).batch_norm_start == "official"
+        difference = float((variances - 0.9).abs().max())
+        fidelity("cell", experiment, "boundary: running variance of a full reset", difference, 1e-7)
+
+
+def test_an_epoch_ends_with_a_test_and_then_the_method(events, fidelity):
+    """All test images, in one pass and in their order, normalised as the authors do; then `after_test`,
+    which is where the official ReDo acts."""
+    images, seen = events
+    ends = [i for i, event in enumerate(seen) if event[0] == "end of epoch"]
+    assert len(ends) == 3
+    constants = TRAINING["normalisation"]["CIFAR100"]["test"]
+    mean, std = (torch.tensor(constants[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
+    wanted = (images.test_images / 255 - mean) / std
+    for end in ends:
+        steps = [i for i, event in enumerate(seen[:end]) if event[0] == "step"]
+        tests = [event for event in seen[steps[-1] : end] if event[0] == "test"]
+        assert tests, "the method was called before the test"
+        assert torch.equal(torch.cat([event[1] for event in tests]), torch.arange(len(images.test_labels)))
+        difference = float((torch.cat([event[2] for event in tests]) - wanted).abs().max())
+        for experiment in CELLS:
+            fidelity("cell", experiment, "evaluation: test pictures before the method acts", difference, 2e-6)

@@ -1,0 +1,145 @@
+"""The two tiny nets of the official fixtures, and the formula that fills every tensor (tests/official/README.md)."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+METHODS = Path(__file__).parent / "official" / "methods"
+
+
+def load(method: str) -> tuple[dict[str, Tensor], dict]:
+    """Arrays and settings recorded for one method."""
+    with np.load(METHODS / f"{method}.npz") as arrays:
+        tensors = {key: torch.from_numpy(arrays[key]) for key in arrays.files}
+    return tensors, json.loads((METHODS / f"{method}.json").read_text())
+
+
+def u(number: int, *shape: int) -> Tensor:
+    """Tensor number `number` in float64: exact integers modulo 65537, scaled to [-1, 1]."""
+    k = np.arange(np.prod(shape), dtype=np.int64)
+    m = (4093 * k**2 + 6007 * (number + 1) * k + 7919 * number + 101) % 65537
+    return torch.from_numpy(2.0 * m / 65536.0 - 1.0).reshape(shape)
+
+
+def fill(net: nn.Module, first: int = 0, order: Iterable[str] | None = None) -> nn.Module:
+    """Give every entry of the state dict its tensor, counting from `first`; in the order of the names, if given."""
+    norms = {
+        name for name, module in net.named_modules() if isinstance(module, nn.BatchNorm2d | nn.LayerNorm)
+    }
+    filled = {}
+    own = net.state_dict()
+    for number, key in enumerate(order or own, first):
+        old = own[key]
+        path, _, kind = key.rpartition(".")
+        values = u(number, *old.shape) if old.ndim else u(number, 1)[0]
+        if kind == "num_batches_tracked":
+            values = torch.zeros_like(old)
+        elif kind == "running_var":
+            values = 0.25 * (1 + 0.5 * values)
+        elif kind in ("bias", "running_mean"):
+            values = 0.1 * values
+        elif path in norms:
+            values = 1 + 0.3 * values
+        elif kind == "weight":
+            values = values / (old.numel() / len(old)) ** 0.5
+        filled[key] = values
+    net.load_state_dict(filled)
+    return net
+
+
+def images(number: int, count: int, size: int = 8) -> Tensor:
+    return (1.5 * u(number, count, 3, size, size)).float()
+
+
+def tokens(number: int, count: int) -> Tensor:
+    return (1.5 * u(number, count, 4, 12)).float()
+
+
+def labels(count: int, classes: int = 5) -> Tensor:
+    return (3 * torch.arange(count) + 1) % classes
+
+
+class Conv(nn.Module):
+    """(n, 3, 8, 8) -> (n, 5)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1, self.relu1 = nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU()
+        self.conv2, self.bn2 = nn.Conv2d(6, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.relu2, self.pool = nn.ReLU(), nn.MaxPool2d(2)
+        self.fc1, self.relu3, self.fc2 = nn.Linear(128, 12), nn.ReLU(), nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu1(self.bn1(self.conv1(x)))
+        x = self.pool(self.relu2(self.bn2(self.conv2(x))))
+        return self.fc2(self.relu3(self.fc1(x.flatten(1))))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_q, self.to_k, self.to_v = (nn.Linear(12, 12, bias=False) for _ in range(3))
+        self.to_out = nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            layer(x).unflatten(-1, (2, 6)).transpose(1, 2) for layer in (self.to_q, self.to_k, self.to_v)
+        )
+        mixed = (q @ k.mT / 6**0.5).softmax(dim=-1) @ v
+        return self.to_out(mixed.transpose(1, 2).flatten(2))
+
+
+class ViT(nn.Module):
+    """(n, 4, 12) -> (n, 5), one pre-norm block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.zeros(1, 5, 12))
+        self.class_token = nn.Parameter(torch.zeros(1, 1, 12))
+        self.embed = nn.Linear(12, 12)
+        self.norm1, self.attention = nn.LayerNorm(12), Attention()
+        self.norm2, self.fc1, self.fc2 = nn.LayerNorm(12), nn.Linear(12, 48), nn.Linear(48, 12)
+        self.norm, self.head = nn.LayerNorm(12), nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat((self.class_token.expand(len(x), -1, -1), self.embed(x)), dim=1) + self.positions
+        x = x + self.attention(self.norm1(x))
+        x = x + self.fc2(functional.gelu(self.fc1(self.norm2(x))))
+        return self.head(self.norm(x)[:, 0])
+
+
+NETS = {"conv": Conv, "vit": ViT}
+
+
+def net(kind: str, first: int = 0) -> nn.Module:
+    """A tiny net filled by the formula."""
+    return fill(NETS[kind](), first)
+
+
+def batch(kind: str, number: int, count: int) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of one batch of the fixtures."""
+    return (images if kind == "conv" else tokens)(number, count), labels(count)
+
+
+def load_into(net: nn.Module, arrays: dict[str, Tensor], prefix: str) -> nn.Module:
+    """Fill a net with the stored tensors `<prefix>.<name>`; those that are not stored stay."""
+    own = net.state_dict()
+    net.load_state_dict(
+        own
+        | {
+            k: arrays[f"{prefix}.{k}"].reshape(v.shape).to(v.dtype)
+            for k, v in own.items()
+            if f"{prefix}.{k}" in arrays
+        }
+    )
+    return net
+
+
+def largest(ours: Tensor, theirs: Tensor) -> float:
+    """Largest absolute difference; NaN where either has one."""
+    return float((ours.detach().double() - theirs.double()).abs().max())
