@@ -15,8 +15,9 @@ JOBS ?= $(if $(shell command -v nvidia-smi),1,2)
 RUNS ?= runs
 OVERRIDES ?=
 
-methods = $(if $(filter all,$(METHODS)),$$($(PY) -m fire_core.methods --names $(1)),$(METHODS))
-launcher = $(if $(filter 1,$(JOBS)),,threads=1 hydra/launcher=ray +hydra.launcher.ray.init.num_cpus=$(JOBS) $(gpus))
+methods = $(if $(filter all,$(METHODS)),$$($(PY) -m harness.domains $(1)),$(METHODS))
+launcher = $(if $(filter 1,$(JOBS)),,threads=1 hydra/launcher=ray $(ray_settings) $(gpus))
+ray_settings = +hydra.launcher.ray.init.num_cpus=$(JOBS) +hydra.launcher.ray.init.include_dashboard=false
 # Ray hides the GPU from jobs that do not ask for a share of it
 gpus = $(if $(shell command -v nvidia-smi),+hydra.launcher.ray.remote.num_gpus=$(shell awk 'BEGIN {print 1 / $(JOBS)}'))
 export RAY_DEDUP_LOGS := 0
@@ -25,13 +26,13 @@ ray = $(if $(filter 1,$(JOBS)),,$(VENV)/.with-ray)
 expected = $(if $(OVERRIDES)$(findstring range,$(SEEDS)),,--methods $(call methods,$(1)) --seeds $(SEEDS))
 # $(call sweep,script,domain): run all of it, then table and figure even where a run failed; the exit code tells.
 define sweep
-	status=0; \
+	status=0; set -x; \
 	$(PY) $(1) -m experiment=$(subst $(space),$(comma),$(strip $(experiments))) size=$(SIZE) method=$(call methods,$(2)) seed=$(SEEDS) run.root=$(RUNS) \
 		$(launcher) $(OVERRIDES) || status=$$?; \
-	$(PY) -m analysis.summary --experiment $(experiments) --size $(SIZE) --root $(RUNS) $(call expected,$(2)) || status=$$?; \
+	$(PY) -m analysis tables --experiment $(experiments) --size $(SIZE) --root $(RUNS) $(call expected,$(2)) || status=$$?; \
 	exit $$status
 endef
-# the H1 tasks of the paper have link meshes, their _primitive stand-ins have none
+# the H1 tasks of the paper have link meshes, their _primitive variants have none
 meshes = $(if $(filter-out %_primitive %_hopper,$(filter fig4b%,$(experiments))),$(VENV)/.with-humanoid)
 comma := ,
 space := $(subst ,, )
@@ -41,7 +42,17 @@ experiments = $(patsubst conf/experiment/%.yaml,%,$(foreach name,$(subst $(comma
 
 .PHONY: help
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
+	@printf '\nA sweep takes\n'
+	@printf '  %-12s %s\n' \
+		EXPERIMENT 'files of conf/experiment, or the start of their names: fig2b is all of fig2b_*' \
+		SIZE 'smoke, small, medium or paper (small)' \
+		METHODS 'a comma list, or all' \
+		SEEDS 'a comma list (1,2,3)' \
+		JOBS 'runs at a time; more than 1 installs Ray ($(JOBS) here)' \
+		OVERRIDES 'any keys of the script, as in learning_rate=1e-3 (python vision/train.py --help lists them)' \
+		RUNS 'folder of all runs (runs)'
+	@printf 'as in: make vision-sweep EXPERIMENT=random_label SIZE=smoke METHODS=none,fire SEEDS=1,2 JOBS=1 OVERRIDES=batch_size=32\n'
 
 # ---------------------------------------------------------------------------------------------- environment
 $(PY):
@@ -60,16 +71,29 @@ $(VENV)/.with-%: pyproject.toml constraints.txt $(VENV)/.with-torch
 .PHONY: install
 install: $(VENV)/.with-suite ## create .venv and install what vision and analysis need
 
+.PHONY: install-vision install-language install-dqn install-sac install-ray install-all
+install-vision: $(VENV)/.with-suite $(VENV)/.with-vision ## what vision/train.py needs, nets of torchvision included
+install-language: $(VENV)/.with-suite $(VENV)/.with-language ## what language/train.py needs
+install-dqn: $(VENV)/.with-suite $(VENV)/.with-dqn ## what rl/dqn/train.py needs
+install-sac: $(VENV)/.with-suite $(VENV)/.with-sac $(VENV)/.with-humanoid ## what rl/sac/train.py needs, the H1 robot included
+install-ray: $(VENV)/.with-suite $(VENV)/.with-ray ## several runs at a time
+install-all: install-vision install-language install-dqn install-sac ## all four scripts
+
 .PHONY: doctor
-doctor: $(VENV)/.with-suite ## what is installed, what is missing for which domain, what mends it
-	@$(PY) -m analysis.doctor || true
+doctor: $(VENV)/.with-suite ## what is installed, what is missing, and the command that installs it
+	@$(PY) -m harness.doctor || true
 
 # ---------------------------------------------------------------------------------------------- experiments
 .PHONY: vision-sweep
 vision-sweep: EXPERIMENT ?= fig2a_cifar10_resnet18,random_label,label_noise
 vision-sweep: METHODS ?= none,shrink_perturb,full_reset,fire
-vision-sweep: $(VENV)/.with-suite $(ray) ## warm start and two plasticity probes on real images; table and figure
+vision-sweep: $(VENV)/.with-suite $(VENV)/.with-vision $(ray) ## warm start and two plasticity probes on real images; table and figure
 	@$(call sweep,vision/train.py,vision)
+
+.PHONY: data
+data: DATA ?= cifar10,cifar100,tiny_imagenet
+data: $(VENV)/.with-suite $(VENV)/.with-vision ## download image data ahead of time, resumed where it stopped: DATA=cifar10,...
+	$(PY) -m vision.prepare $(subst $(comma),$(space),$(DATA))
 
 .PHONY: language-sweep
 language-sweep: EXPERIMENT ?= fig3_best
@@ -89,34 +113,36 @@ sac-sweep: METHODS ?= none,shrink_perturb,full_reset,plasticity_injection,fire
 sac-sweep: $(VENV)/.with-suite $(VENV)/.with-sac $(meshes) $(ray) ## SAC with a midpoint reset; table and figure
 	@$(call sweep,rl/sac/train.py,sac)
 
+.PHONY: paper
+paper: install-all ## every run of the paper, the most informative first: PLAN=1 says what and how long, BUDGET=30h how much
+	$(PY) -m harness.campaign paper --root $(RUNS) $(if $(PLAN),--plan) $(if $(BUDGET),--budget $(BUDGET)) $(OPTIONS)
+
 .PHONY: status
 status: $(VENV)/.with-suite ## which runs are done, running, failed, missing
-	$(PY) -m analysis.status --root $(RUNS)
+	$(PY) -m harness.status --root $(RUNS)
 
 # ---------------------------------------------------------------------------------------------- analysis
 .PHONY: figures
 figures: $(VENV)/.with-suite ## Figures 2-5 from the runs there are
-	for figure in fig2 probes fig3 fig4 fig5; do $(PY) -m analysis.$$figure --root $(RUNS) || exit 1; done
+	$(PY) -m analysis figures --root $(RUNS)
 
 .PHONY: tables
-tables: $(VENV)/.with-suite ## convergence, DfI, cost and end-value tables; regenerates REPRODUCED.md and its figures
-	$(PY) -m benchmarks.convergence
-	$(PY) -m benchmarks.method_costs
-	$(PY) -m analysis.tables --write REPRODUCED.md
-	$(PY) -m analysis.readme --write README.md
-	for figure in fig2 probes fig3 fig4 fig5; do \
-		$(PY) -m analysis.$$figure --root analysis/results --out analysis/results/figures --formats png || exit 1; done
-
-.PHONY: report
-report: $(VENV)/.with-suite ## one HTML file: what was run, figures, tables, verdicts
-	$(PY) -m analysis.report --root $(RUNS)
+tables: $(VENV)/.with-suite ## regenerate REPRODUCED.md, its pages and its figures from analysis/results
+	$(PY) -m analysis figures --root analysis/results --formats png
+	$(PY) -m analysis tables --write
 
 .PHONY: notebooks
-notebooks: $(VENV)/.with-suite $(VENV)/.with-notebooks ## execute the notebooks
+notebooks: $(VENV)/.with-suite $(VENV)/.with-notebooks ## execute the notebooks in place
 	$(PY) -m analysis.notebooks
 
 # ---------------------------------------------------------------------------------------------- benchmarks
-.PHONY: bench-fire bench-vision bench-language bench-dqn bench-sac
+.PHONY: bench-convergence bench-methods bench-table1 bench-fire bench-vision bench-language bench-dqn bench-sac
+bench-convergence: $(VENV)/.with-suite ## how many iterations: DfI by kind of matrix and by model
+	$(PY) -m benchmarks.convergence
+bench-methods: $(VENV)/.with-suite ## time and memory of each method's boundary and training step
+	$(PY) -m benchmarks.method_costs
+bench-table1: $(VENV)/.with-suite $(VENV)/.with-vision ## what each method costs in the paper's Table 1 setting
+	$(PY) -m benchmarks.table1
 bench-fire: $(VENV)/.with-suite ## solvers against a plain reading of the published algorithm
 	$(PY) -m benchmarks.bench_fire
 bench-vision: $(VENV)/.with-suite $(VENV)/.with-vision ## our loop against the usual image-classification loop
