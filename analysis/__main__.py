@@ -16,7 +16,8 @@ FIGURES = {"fig2": fig2, "fig3": fig3, "fig4": fig4, "fig5": fig5, "probes": pro
 
 
 def draw_figures(given: Sequence[str]) -> int:
-    """Draw Figures 2 to 5, the probes and the picture of README.md, one picture for each size that has finished runs."""
+    """Draw Figures 2 to 5 and the probes, one picture for each size that has finished runs; from an export, the picture of
+    README.md as well."""
     parser = _parser("figures", draw_figures)
     parser.add_argument("name", nargs="*", metavar="FIGURE", help=f"{' '.join(FIGURES)}; default: all")
     _inputs(parser, "folder for the pictures; default <root>/figures")
@@ -29,7 +30,8 @@ def draw_figures(given: Sequence[str]) -> int:
     unknown = [name for name in options.name if name not in FIGURES]
     if unknown:
         raise UserError(f"there is no figure {unknown[0]!r}; choose from {', '.join(FIGURES)}")
-    for name in options.name or FIGURES:
+    exported = (Path(options.root) / "runs.csv").exists()
+    for name in options.name or [name for name in FIGURES if name != "readme" or exported]:
         module = FIGURES[name]
         results = open_results(options.root, options.size, module.PREFIXES)
         sizes = [size for size in SIZES if size in set(results.finished["size"])]

@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fire_core.errors import UserError
 from fire_core.methods import create
+from harness.domains import check_runs_in
 from harness.schema import check
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -54,7 +55,10 @@ def parse(overrides: list[str]) -> list[Override]:
     try:
         return OverridesParser.create().parse_overrides(overrides)
     except HydraException as error:
-        raise UserError(f"cannot read the command line: {str(error).splitlines()[0]}") from error
+        raise UserError(
+            f"cannot read the command line ({str(error).splitlines()[0]}): settings are written as key=value, as in "
+            "learning_rate=1e-3"
+        ) from error
 
 
 def typed_in(node: DictConfig) -> list[Override]:
@@ -99,7 +103,7 @@ def resolve(
         raise UserError(f"minutes={minutes!r}: minutes is a group of settings; an experiment's file has them")
     plain = {key: value for key, value in plain.items() if key not in TABLES}
     checked = check(domain, plain | {"experiment": experiment, "minutes": minutes.get(cfg.size)})
-    create_method(checked["method"])
+    create_method(domain, checked["method"])
     if "protocol" in checked:  # each protocol has some of the settings
         checked["protocol"] = {key: value for key, value in checked["protocol"].items() if value is not None}
     resolved = OmegaConf.create(checked | {"domain": domain})
@@ -107,10 +111,10 @@ def resolve(
     return resolved
 
 
-def create_method(settings: dict[str, Any]) -> None:
-    """Refuse settings that the method cannot have."""
+def create_method(domain: str, settings: dict[str, Any]) -> None:
+    """Refuse settings that the method cannot have, and a method that does not run in this script."""
     try:
-        create(**settings)
+        check_runs_in(create(**settings), domain)
     except UserError:
         raise
     except (TypeError, ValueError) as error:

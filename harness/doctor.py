@@ -81,7 +81,7 @@ PACKAGES = {  # domain -> [(module, distribution, extra that installs it, needed
 TARGETS = {  # of the Makefile, by extra
     "suite": "make install",
     "humanoid": "make install-sac",
-    **{extra: f"make install-{extra}" for extra in ("vision", "language", "dqn", "sac", "ray")},
+    **{extra: f"make install-{extra}" for extra in ("vision", "language", "dqn", "sac", "control", "ray")},
 }
 DATA = [
     ("vision", "Fashion-MNIST, shipped", "vision/assets", ""),

@@ -34,10 +34,9 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from fire_core.errors import UserError, first_line
-from fire_core.methods import Method
+from fire_core.methods import Method, create
 from harness import stop, sweep
 from harness.config import CONF, compose, is_group, is_hydra, resolve, typed_in
-from harness.domains import check_runs_in
 from harness.manual import manual
 from harness.overrides import check_overrides, check_sweep, split
 from harness.runs import Run
@@ -54,8 +53,12 @@ AT_BOUNDARY = ("method", "optimizer_state", "boundary", "mode_at_boundary")
 LABEL_LENGTH = 60
 
 
-def launch(domain: str) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
+def launch(
+    domain: str, check: Callable[[DictConfig], object] = lambda cfg: None
+) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
     """Turn `train(cfg)` into a command: Hydra overrides in, exit code out.
+
+    check: raises UserError for settings that contradict one another; a sweep asks it about all runs before the first one.
 
     0: done; 1: failed (a traceback is in the run's FAILED file); 2: bad input; 75: stopped by a signal after saving;
     130 or 143: stopped by Ctrl-C or SIGTERM where there was nothing to save.
@@ -68,7 +71,7 @@ def launch(domain: str) -> Callable[[Callable[[DictConfig], None]], Callable[[],
         def command() -> None:
             stop.raise_interrupt()
             try:
-                _command(domain, Job(domain, script, task.__name__), sys.argv[1:])
+                _command(domain, Job(domain, script, task.__name__), check, sys.argv[1:])
             except UserError as error:
                 print(f"error: {error}", file=sys.stderr)
                 sys.exit(BAD_INPUT)
@@ -82,7 +85,7 @@ def launch(domain: str) -> Callable[[Callable[[DictConfig], None]], Callable[[],
     return decorate
 
 
-def _command(domain: str, job: Job, arguments: list[str]) -> None:
+def _command(domain: str, job: Job, check: Callable[[DictConfig], object], arguments: list[str]) -> None:
     overrides, options = split(arguments)
     if HELP.intersection(options):
         print(manual(domain, _relative(job.script)))
@@ -103,7 +106,12 @@ def _command(domain: str, job: Job, arguments: list[str]) -> None:
         else:
             start()
         return
-    with sweep.journal(check_sweep(domain, overrides)) as path:
+
+    def check_run(cfg: DictConfig) -> None:
+        check_machine(cfg, create(**cfg.method))
+        check(cfg)
+
+    with sweep.journal(check_sweep(domain, overrides, check_run)) as path:
         start()
         noted = sweep.entries(path)
     if failed := sweep.failures(noted):
@@ -144,16 +152,7 @@ def open_run(cfg: DictConfig, method: Method, **meta: Any) -> Run:
     """The run of this config, in runs/<experiment>/<size>/<method><-overrides>/seed_<n>/; `meta` goes into meta.json."""
     config = OmegaConf.to_container(cfg)
     assert isinstance(config, dict)
-    check_runs_in(method, cfg.domain)
-    if method.watches_training and config.get("compile"):
-        raise UserError(
-            f"compile=true with method={method.name}: it watches activations, which compiled nets hide; use compile=false"
-        )
-    if config.get("compile") and pick_device(cfg.device).type == "cpu" and (compiler := missing_compiler()):
-        raise UserError(
-            f"compile=true needs a C++ compiler, and there is no {compiler!r} here: install it, set CXX to the one that "
-            "is there, or use compile=false"
-        )
+    check_machine(cfg, method)
     numbers, trunk = identity(cfg, method)
     if (later := last_phase(cfg, method, numbers)) is not None:
         meta["last_phase"] = fingerprint(later)
@@ -172,6 +171,20 @@ def open_run(cfg: DictConfig, method: Method, **meta: Any) -> Run:
         keep=cfg.run.keep,
         tracker=cfg.run.tracker,
     )
+
+
+def check_machine(cfg: DictConfig, method: Method) -> None:
+    """Refuse a device that is not there, and compilation where it cannot work."""
+    device = pick_device(cfg.device)
+    if cfg.compile and method.watches_training:
+        raise UserError(
+            f"compile=true with method={method.name}: it watches activations, which compiled nets hide; use compile=false"
+        )
+    if cfg.compile and device.type == "cpu" and (compiler := missing_compiler()):
+        raise UserError(
+            f"compile=true needs a C++ compiler, and there is no {compiler!r} here: install it, set CXX to the one that "
+            "is there, or use compile=false"
+        )
 
 
 def identity(cfg: DictConfig, method: Method) -> tuple[dict[str, Any], dict[str, Any] | None]:

@@ -6,10 +6,11 @@ import difflib
 import functools
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import yaml
 from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig
 
 from fire_core.errors import UserError
 from fire_core.methods import available
@@ -124,11 +125,13 @@ def check_overrides(domain: str, overrides: list[str], sweep: bool = True) -> No
             raise UserError(f"key {key!r} does not exist{nearest(key, known)}")
 
 
-def check_sweep(domain: str, overrides: list[str]) -> int:
+def check_sweep(
+    domain: str, overrides: list[str], check_run: Callable[[DictConfig], object] = lambda cfg: None
+) -> int:
     """Number of runs of a sweep, 0 where another sweeper than Hydra's own chooses them.
 
     Raises:
-        UserError: the config of some runs cannot be made; every mistake is named once.
+        UserError: the config of some runs cannot be made, or `check_run` refuses it; every mistake is named once.
     """
     parsed = parse(overrides)
     sweeper = compose(domain, [o.input_line for o in parsed if not o.is_sweep_override()]).hydra.sweeper
@@ -148,7 +151,7 @@ def check_sweep(domain: str, overrides: list[str]) -> int:
         values = parse(list(line))
         try:  # only chosen files need Hydra; values are laid over what it composes
             cfg = composed(*(o.input_line for o in values if is_group(o) or is_hydra(o)))
-            resolve(domain, cfg, typed=values)
+            check_run(resolve(domain, cfg, typed=values))
         except UserError as error:
             mistakes.append(str(error))
     if mistakes:
@@ -173,6 +176,10 @@ def _check_option(domain: str, group: str, option: str) -> None:
     if option in ("null", "None") and group not in ("experiment", "method"):
         return
     if option not in options(group):
+        if group == "method" and option == "all":
+            raise UserError(
+                f"method=all does not exist: name them, as in -m method=none,fire, or run make {domain}-sweep METHODS=all"
+            )
         if group == "method" and option in available():
             raise UserError(f"method={option} has no settings: write conf/method/{option}.yaml")
         raise UserError(f"{group}={option} does not exist{nearest(option, files(domain, group))}")

@@ -47,7 +47,7 @@ from language.throughput import peak_flops, synchronise
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-@launch("language")
+@launch("language", check_settings)
 def train(cfg: DictConfig) -> None:
     with world_of(cfg.device) as world:
         train_in(world, cfg)

@@ -13,6 +13,7 @@ from harness.launch import LABEL_LENGTH, label, phase_0, pick_device
 from harness.manual import manual
 from harness.overrides import check_overrides, check_sweep, nearest, split
 from harness.schema import SCHEMAS, keys, numbers_only
+from rl.sac.settings import check as check_sac
 
 NATURAL = {
     "vision": ["protocol.epochs=[20,2]", "data.image_size=16", "model.width=16", "batch_size=64"],
@@ -59,6 +60,8 @@ def test_a_chosen_file_takes_the_place_of_the_experiments_and_a_typed_value_of_b
             "hydra/sweeper=optuna",
             "Could not find 'hydra/sweeper/optuna' Available options in 'hydra/sweeper': basic",
         ),
+        ("foo", "settings are written as key=value, as in learning_rate=1e-3"),
+        ("method=all", "name them, as in -m method=none,fire, or run make vision-sweep METHODS=all"),
         ("method=[fire,none]", "a run has one method; for several, start a sweep: -m method=fire,none"),
         ("seed=range(1,4)", "several values need a sweep; add -m"),
         ("experiment=fig4a_asterix", "belongs to dqn, this script trains vision"),
@@ -168,6 +171,11 @@ def test_a_mistake_in_a_sweep_is_told_once_before_anything_starts():
     with pytest.raises(UserError) as caught:
         check_sweep("vision", ["size=smoke", "method=none,fire", "seed=1,2,3", "clip_norm=big"])
     assert str(caught.value).count("clip_norm='big'") == 1
+    with pytest.raises(UserError, match=r"^method=plasticity_injection does not run in vision .*only\)$"):
+        check_sweep("vision", ["size=smoke", "method=none,plasticity_injection", "seed=1,2,3"])
+    with pytest.raises(UserError) as caught:
+        check_sweep("sac", ["size=smoke", "midpoint=500", "seed=1,2,3"], check_sac)
+    assert str(caught.value).count("midpoint=500") == 1 and "\n" not in str(caught.value)
     assert check_sweep("vision", ["size=smoke", "method=none,fire", "seed=1,2,3"]) == 6
     assert check_sweep("vision", ["experiment=ablation_strength", "seed=1,2"]) == 10
 

@@ -18,7 +18,7 @@ from rl.sac.humanoid.environment import HumanoidVectorEnv, Simulation  # noqa: E
 from rl.sac.humanoid.tasks import TASKS, find_task, reward_terms  # noqa: E402
 
 HAS_MESHES = importlib.util.find_spec("robosuite_models") is not None
-needs_meshes = pytest.mark.skipif(not HAS_MESHES, reason="pip install robosuite-models")
+needs_meshes = pytest.mark.skipif(not HAS_MESHES, reason="make install-sac")
 GEOMETRIES = [pytest.param("mesh", marks=needs_meshes), "primitive"]
 
 
@@ -354,5 +354,5 @@ def test_mistakes_are_one_line_that_names_the_remedy(monkeypatch):
     with pytest.raises(UserError, match=r"shape \(2, 19\): give \(19,\)"):
         env.step(np.zeros((2, 19)))
     monkeypatch.setattr(humanoid_model.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="pip install robosuite-models"):
+    with pytest.raises(UserError, match="make install-sac"):
         humanoid_model.mesh_folder()

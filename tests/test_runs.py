@@ -260,6 +260,9 @@ def test_a_lone_done_is_no_run(tmp_path, capsys):
     assert not run.finished and "the run starts over" in capsys.readouterr().out
     play(run)
     assert open_run(tmp_path).finished
+    (run.folder / "meta.json").write_text("{")
+    capsys.readouterr()
+    assert open_run(tmp_path).finished and "its meta.json is damaged" in capsys.readouterr().out
     with (run.folder / "metrics.jsonl").open("a") as handle:
         handle.write("more\n")
     with pytest.raises(UserError, match="but the run ended with"):

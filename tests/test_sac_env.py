@@ -49,7 +49,7 @@ def skip_without_dm_control():
     try:
         Task("cartpole-balance", backend="dm_control")
     except UserError as error:
-        assert "pip install" in str(error)
+        assert "make install-control" in str(error)
         pytest.skip(str(error))
 
 

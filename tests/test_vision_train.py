@@ -13,8 +13,9 @@ import yaml
 from omegaconf import OmegaConf
 
 from fire_core import UserError
-from fire_core.methods import available, create
+from fire_core.methods import create
 from harness.config import CONF, compose, compose_config, resolve
+from harness.domains import methods_of
 from vision.train import train
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -154,7 +155,7 @@ def test_corrupt_checkpoint_is_one_line(tmp_path):
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_composes_with_every_method(experiment):
-    names = [name for name, cls in available().items() if not cls.changes_structure]
+    names = methods_of("vision")
     sweep = yaml.safe_load((CONF / "experiment" / f"{experiment}.yaml").read_text()).get("hydra")
     if sweep:  # another experiment with its settings swept
         names = [sweep["sweeper"]["params"]["method"].split(",")[0]]

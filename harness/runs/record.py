@@ -113,14 +113,12 @@ class Run:
         """Whether this very run was completed before; says so."""
         if not self._is_done():
             return False
-        made_with = read_meta(self.folder).get("commit")
-        here = describe()
-        changed = here["dirty"] or made_with != here["commit"]
-        note = (
-            f", with the code of commit {str(made_with)[:10]}, which is not the current one"
-            if changed
-            else ""
-        )
+        meta, here, note = read_meta(self.folder), describe(), ""
+        if not meta:
+            note = " (its meta.json is damaged, so the code that it was made with is unknown)"
+        elif here["dirty"] or meta.get("commit") != here["commit"]:
+            commit = str(meta.get("commit") or "unknown")[:10]
+            note = f", with the code of commit {commit}, which is not the current one"
         print(f"finished already{note}: {self.folder} (delete it to run again)", flush=True)
         return True
 

@@ -48,7 +48,7 @@ from rl.replay import Batch
 SAY_SECONDS = 60  # between lines in a log, where there is no progress bar
 
 
-@launch("dqn")
+@launch("dqn", check)
 def train(cfg: DictConfig) -> None:
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)

@@ -39,7 +39,7 @@ class DmControl(gymnasium.Env):
             )
         except AttributeError as error:
             pair = f"dm-control {version('dm-control')} does not fit mujoco {version('mujoco')}"
-            raise UserError(f"{pair} ({error}): pip install 'mujoco<4'") from error
+            raise UserError(f"{pair} ({error}): make install-control") from error
 
     @property
     def model(self) -> Any:

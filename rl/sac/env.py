@@ -23,7 +23,7 @@ INSTALL = {
         "pip install git+https://github.com/carlosferrazza/humanoid-bench, or use this suite's own tasks: "
         "env=h1_walk_primitive as it is, env=h1_walk after make install-sac"
     ),
-    "dm_control": "pip install dm-control",
+    "dm_control": "make install-control",
     "imageio": "make install-sac",
     "packaging": "make install-sac",
 }

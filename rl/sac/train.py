@@ -50,7 +50,7 @@ from rl.sac.update import Learner, update
 NEVER = 1e8  # run.checkpoint_seconds from here on: no run lasts three years
 
 
-@launch("sac")
+@launch("sac", check)
 def train(cfg: DictConfig) -> None:
     check(cfg)
     # ------------------------------------------------------------------------------------------ method and run

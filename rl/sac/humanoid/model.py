@@ -42,12 +42,12 @@ def mesh_folder() -> Path:
     spec = importlib.util.find_spec("robosuite_models")
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
-            "geometry 'mesh' needs the H1 meshes: pip install robosuite-models "
+            "geometry 'mesh' needs the H1 meshes of robosuite-models: make install-sac "
             "(or use a task with 'primitive' in its name, which needs none)"
         )
     folder = Path(spec.submodule_search_locations[0]) / "assets" / "robots" / "h1" / "meshes"
     if not (folder / "pelvis.STL").exists():
-        raise UserError(f"no H1 meshes in {folder}: pip install --force-reinstall robosuite-models==1.0.0")
+        raise UserError(f"no H1 meshes in {folder}: delete it and run make install-sac again")
     return folder
 
 
