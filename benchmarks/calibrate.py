@@ -1,17 +1,19 @@
-"""What a setting of Figure 4 shows before methods are compared: is the task learned, and is plasticity lost?
+"""What a setting of Figures 2 to 4 shows before methods are compared: is plasticity lost, and in RL, is the task learned?
 
-    python -m benchmarks.calibrate_rl fig4b_walk small --setting "what was reduced"
-    python -m benchmarks.calibrate_rl fig4a_asterix medium --root runs --setting "..." --chosen
+    python -m benchmarks.calibrate fig2a_cifar10_resnet18 medium --root runs --setting "what was reduced" --chosen
+    python -m benchmarks.calibrate fig4b_walk small --setting "what was reduced"
 
-Reads `none` and `full_reset`, and the level of random actions, of one experiment: from the committed results, or from a
-folder of runs with `--root`. Adds two rows to analysis/results/calibration.csv, each a paired difference over the seeds with
-its 95 % interval (Student's t):
+Reads `none` and `full_reset` of one experiment, from the committed results or from a folder of runs with `--root`. Adds
+rows to analysis/results/calibration.csv, each a paired difference over the seeds with its 95 % interval (Student's t):
 
-- learned: level of `none` at the end of the first half, minus that of random actions;
-- lost: gain of `full_reset` in the second half, counted from random actions, minus that of `none` in the same steps.
+- images, lost: test accuracy at the end, `full_reset` minus `none`;
+- language, lost: validation loss on the mixture at the end, `none` minus `full_reset`; overfitted: loss on the old
+  corpus right before the boundary, minus its lowest value;
+- RL, learned: level of `none` at the end of the first half, minus that of random actions; lost: gain of `full_reset` in the
+  second half, counted from random actions, minus that of `none` in the same steps. A level is the mean over the last
+  quarter of a half, of training returns (DQN) or of evaluations (SAC), as in the figure.
 
-A setting supports a comparison where both intervals lie above 0. A level is the mean over the last quarter of a half, of
-training returns (DQN) or of evaluations (SAC), as in the figure.
+A setting supports a comparison where the intervals lie above 0.
 """
 
 import argparse
@@ -71,8 +73,39 @@ def interval(differences: pd.Series) -> str:
     return f"{low:.4g}..{high:.4g}"
 
 
-def rows(lines: pd.DataFrame, metric: str) -> list[dict[str, object]]:
-    """The two rows of a setting, without what names it."""
+def rows(experiment: str, lines: pd.DataFrame) -> list[dict[str, object]]:
+    """The rows of a setting, without what names it."""
+    if experiment.startswith("fig2"):
+        return [lost_at_the_end(lines, "test_accuracy", better=1)]
+    if experiment.startswith("fig3"):
+        return [overfitted(lines), lost_at_the_end(lines, "val_loss_mix", better=-1)]
+    return learned_and_lost(lines, "train_return" if experiment.startswith("fig4a") else "eval_return")
+
+
+def lost_at_the_end(lines: pd.DataFrame, metric: str, *, better: int) -> dict[str, object]:
+    """How much better a full reset ends than no reset; `better` is 1 where high values are good, else -1."""
+    ordered = lines[lines.metric == metric].sort_values("step")
+    end = ordered.groupby(["seed", "method"]).value.last().unstack("method").dropna()
+    lost = better * (end.full_reset - end.none)
+    return {
+        "seeds": len(end), "metric": f"lost: {metric} at the end", "none": end.none.mean(),
+        "full_reset": end.full_reset.mean(), "difference": lost.mean(), "interval": interval(lost),
+    }  # fmt: skip
+
+
+def overfitted(lines: pd.DataFrame) -> dict[str, object]:
+    """By how much the loss on the old corpus has risen again when phase 1 ends."""
+    first = lines[(lines.metric == "val_loss_a") & (lines.phase == 0) & (lines.method == "none")]
+    losses = first.sort_values("step").groupby("seed").value
+    rise = losses.last() - losses.min()
+    return {
+        "seeds": len(rise), "metric": "overfitted: val_loss_a at the fork above its minimum",
+        "none": losses.last().mean(), "difference": rise.mean(), "interval": interval(rise),
+    }  # fmt: skip
+
+
+def learned_and_lost(lines: pd.DataFrame, metric: str) -> list[dict[str, object]]:
+    """Whether an agent learned in the first half, and what it lost for the second."""
     random = lines[lines.metric == "random_return"].groupby("seed").value.mean()
     before, after = levels(lines, metric, 0)["none"], levels(lines, metric, 1)
     seeds = sorted(set(after.dropna().index) & set(before.index) & set(random.index))
@@ -104,10 +137,9 @@ def main() -> None:
     options = parser.parse_args()
     read = (options.experiment, options.size)
     lines, minutes, commit = on_disk(options.root, *read) if options.root else committed(*read)
-    metric = "train_return" if options.experiment.startswith("fig4a") else "eval_return"
     named = {"panel": options.panel or options.experiment, "setting": options.setting, "minutes": minutes}
     named |= {"commit": commit, "chosen": "yes" if options.chosen else "no"}
-    table = pd.DataFrame([named | row for row in rows(lines, metric)], columns=COLUMNS)
+    table = pd.DataFrame([named | row for row in rows(options.experiment, lines)], columns=COLUMNS)
     path = RESULTS / "calibration.csv"
     table.to_csv(
         path, mode="a", header=not path.exists(), index=False, float_format="%.4g", lineterminator="\n"
