@@ -37,6 +37,7 @@ from fire_core.methods import create
 from fire_core.optim_state import apply_policy
 from fire_core.phases import Phase, State, snapshot
 from harness.runs import generator, seeded
+from harness.transfer import send
 from language.data import Corpus, validation_batches
 from language.distributed import Silent, World, save_decision, world_of
 from language.model import Decoder, adamw, token_loss
@@ -184,7 +185,8 @@ def train_in(world: World, cfg: DictConfig) -> None:
                 optimizer.zero_grad(set_to_none=True)
                 for micro in micro_batches:
                     last = micro == micro_batches[-1]
-                    tokens, targets = to_device(phase.mixture.batch(at["iteration"], micro), world.device)
+                    batch = phase.mixture.batch(at["iteration"], micro)
+                    tokens, targets = (send(part, world.device) for part in batch)
                     with world.without_sync(trained, last):
                         with autocast(world.device, cfg.precision):
                             loss = trained(tokens, targets) / len(micro_batches)
@@ -255,18 +257,11 @@ def open_in_turn(world: World, cfg: DictConfig) -> tuple[Corpus, Corpus]:
     return mine or open_corpora(cfg, check=False)
 
 
-def to_device(batch: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Inputs and targets on the device; to a GPU without waiting for it."""
-    inputs, targets = batch
-    if device.type == "cuda":
-        inputs, targets = inputs.contiguous().pin_memory(), targets.contiguous().pin_memory()
-    return inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
-
-
 def coming_batches(phase: PhasePlan, count: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     """The first batches of a phase, for methods that look at the coming data."""
     for iteration in range(count):
-        yield to_device(phase.mixture.batch(iteration, 0), device)
+        inputs, targets = phase.mixture.batch(iteration, 0)
+        yield send(inputs, device), send(targets, device)
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
@@ -287,7 +282,7 @@ def evaluate(
         for number, batch in enumerate(batches):
             if number % world.size != world.rank:
                 continue
-            tokens, targets = to_device(batch, world.device)
+            tokens, targets = (send(part, world.device) for part in batch)
             with autocast(world.device, cfg.precision):
                 loss = net(tokens, targets)
             total += torch.stack(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fire_core.errors import UserError
+from harness.transfer import send
 from rl.columns import Columns, Specification, size_of
 
 
@@ -231,13 +232,13 @@ class FrameReplay(_Ring):
         images = self._gather(wanted, environments[:, None])
         for row in np.flatnonzero(self.facts["ended"][slots, environments]):
             images[row, -1] = self.final_frames[int(times[row]), int(environments[row])]
-        pixels = torch.from_numpy(images).to(device, non_blocking=True)
+        pixels = send(torch.from_numpy(images), device)
         return Batch(
             pixels[:, :-1],
-            torch.from_numpy(self.facts["actions"][slots, environments].astype(np.int64)).to(device),
-            torch.from_numpy(self.facts["rewards"][slots, environments]).to(device),
+            send(torch.from_numpy(self.facts["actions"][slots, environments].astype(np.int64)), device),
+            send(torch.from_numpy(self.facts["rewards"][slots, environments]), device),
             pixels[:, 1:],
-            torch.from_numpy(self.facts["terminated"][slots, environments].astype(np.float32)).to(device),
+            send(torch.from_numpy(self.facts["terminated"][slots, environments].astype(np.float32)), device),
         )
 
     def _gather(self, times: np.ndarray, environments: np.ndarray) -> np.ndarray:
@@ -358,7 +359,7 @@ class FlatReplay(_Ring):
         rows = times % self.rows
         picked = {name: array[rows, environments] for name, array in self.columns.arrays.items()}
         picked["terminated"] = picked["terminated"].astype(np.float32)
-        tensors = {name: torch.from_numpy(array).to(device) for name, array in picked.items()}
+        tensors = {name: send(torch.from_numpy(array), device) for name, array in picked.items()}
         return Batch(
             tensors["observations"],
             tensors["actions"],

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fire_core.errors import UserError
 from fire_core.seeding import generator, numpy_generator
+from harness.transfer import send
 from vision import official
 from vision.images import Images
 
@@ -71,7 +72,7 @@ def batch_indices(
     A pure function of its arguments. The last batch may be smaller; a single left-over image joins the batch
     before it, because batch norm has no variance of one picture.
     """
-    order = torch.randperm(count, generator=generator(seed, "batches", phase, epoch)).to(device)
+    order = send(torch.randperm(count, generator=generator(seed, "batches", phase, epoch)), device)
     batches = order.split(batch_size)
     if len(batches) > 1 and len(batches[-1]) == 1:
         batches = (*batches[:-2], torch.cat(batches[-2:]))

@@ -91,10 +91,11 @@ class ContinualBackprop(UnitMethod):
 @torch.no_grad()
 def outgoing_magnitude(net: nn.Module, layer: UnitLayer) -> Tensor:
     """Sum of |w| over all outgoing weights of each unit: (units,) float32."""
-    total = torch.zeros(())
+    total: Tensor | None = None
     for name, columns in layer.outgoing:
         reader: Any = net.get_submodule(name)
         weight = reader.weight.float().abs().unflatten(1, (layer.units, columns))
         part = weight.transpose(0, 1).flatten(1).sum(dim=1)
-        total = part + total.to(part.device)
+        total = part if total is None else part + total.to(part.device)
+    assert total is not None  # every unit layer has a reader
     return total

@@ -50,11 +50,9 @@ class Window:
 
     def add(self, loss: Tensor, value: Tensor) -> None:
         """Take in one update; stays on the device, nothing is synchronised."""
-        self.loss, self.value, self.count = (
-            self.loss.to(loss.device) + loss,
-            self.value.to(loss.device) + value,
-            self.count + 1,
-        )
+        if self.count:
+            loss, value = self.loss.to(loss.device) + loss, self.value.to(value.device) + value
+        self.loss, self.value, self.count = loss, value, self.count + 1
 
     def close(self, step: int, net: nn.Module) -> dict[str, float]:
         """Figures of the window, which starts anew. A loss that is not finite stops the run."""

@@ -35,6 +35,7 @@ from fire_core.optim_state import apply_policy
 from fire_core.phases import Phase, State, snapshot
 from fire_core.seeding import derive
 from harness.runs import Run, checkpoint, generator, numpy_generator, seeded
+from harness.transfer import send
 from rl.captured import captured
 from rl.dqn.env import SCORES, Games
 from rl.dqn.learn import epsilon, gradients, td_loss, td_targets, update, with_actions
@@ -286,7 +287,7 @@ def act(
     if explore.all():
         return uniform
     with torch.no_grad():
-        best = net(torch.from_numpy(observations).to(device)).argmax(dim=1).cpu().numpy()
+        best = net(send(torch.from_numpy(observations), device)).argmax(dim=1).cpu().numpy()
     return np.where(explore, uniform, best)
 
 

@@ -4,6 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harness.transfer import send
+
 EPSILON = 1e-8
 
 
@@ -40,10 +42,9 @@ class RunningNormaliser:
 
     def affine(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
         """(mean, 1 / deviation) as float32 tensors (size,) on `device`: (x - mean) * inverse is the normalised x."""
-        inverse = 1.0 / np.sqrt(self.variance + EPSILON)
-        return torch.as_tensor(self.mean, dtype=torch.float32, device=device), torch.as_tensor(
-            inverse, dtype=torch.float32, device=device
-        )
+        both = np.stack([self.mean, 1.0 / np.sqrt(self.variance + EPSILON)])
+        mean, inverse = send(torch.from_numpy(both.astype(np.float32)), device)
+        return mean, inverse
 
     def normalise(self, observations: np.ndarray) -> np.ndarray:
         """float32 (x - mean) / sqrt(variance + 1e-8) of observations (..., size); statistics are not touched."""

@@ -38,6 +38,7 @@ from fire_core.optim_state import apply_policy
 from fire_core.phases import Phase, State, snapshot
 from fire_core.seeding import derive
 from harness.runs import generator, numpy_generator
+from harness.transfer import send
 from rl.evaluate import Policy, normalized, play_episodes
 from rl.replay import Batch, FlatReplay
 from rl.sac.env import EvaluationTasks, Task
@@ -213,7 +214,7 @@ def train(cfg: DictConfig) -> None:
                 together = normalise(together, normaliser, device)
                 for batch in zip(*(values.split(cfg.batch_size) for values in together)):
                     shape = (2, cfg.batch_size, task.action_size)
-                    normal = torch.randn(shape, generator=noise).to(device)
+                    normal = send(torch.randn(shape, generator=noise), device)
                     last = update(learner, Batch(*batch), normal, lambda: method.penalty(state))
                     method.after_step(state)
 
@@ -315,7 +316,7 @@ def mean_policy(learner: Learner, normaliser: RunningNormaliser, device: torch.d
 
     def policy(observations: np.ndarray) -> np.ndarray:
         with torch.no_grad():
-            mean, _ = learner.actor(torch.from_numpy(normaliser.normalise(observations)).to(device))
+            mean, _ = learner.actor(send(torch.from_numpy(normaliser.normalise(observations)), device))
         return torch.tanh(mean).cpu().numpy()
 
     return policy
@@ -329,10 +330,10 @@ def explore(
     device: torch.device,
 ) -> np.ndarray:
     """One action drawn from the policy, (actions,) in (-1, 1)."""
-    inputs = torch.from_numpy(normaliser.normalise(observation)).unsqueeze(0).to(device)
+    inputs = send(torch.from_numpy(normaliser.normalise(observation)).unsqueeze(0), device)
     with torch.no_grad():
         mean, log_std = learner.actor(inputs)
-        action, _ = sample_action(mean, log_std, torch.randn(mean.shape, generator=noise).to(device))
+        action, _ = sample_action(mean, log_std, send(torch.randn(mean.shape, generator=noise), device))
     return action.squeeze(0).cpu().numpy()
 
 
