@@ -50,8 +50,9 @@ def on_disk(root: Path, experiment: str, size: str) -> tuple[pd.DataFrame, float
             facts |= {name: line.pop(name) for name in ("phase", "step")}
             rows += [facts | {"metric": name, "value": value} for name, value in line.items()]
         if meta["method"] == "none" and (timing := folder / "timing.jsonl").exists():
-            seconds = [json.loads(line).get("seconds", 0.0) for line in timing.read_text().splitlines()]
-            minutes.append(sum(seconds) / 60)
+            lines = [json.loads(line) for line in timing.read_text().splitlines()]
+            named = [line.get("train_seconds", line.get("seconds", 0.0)) for line in lines]
+            minutes.append(sum(named) / 60)
     return pd.DataFrame(rows), float(np.mean(minutes)), " ".join(sorted(commits))
 
 
