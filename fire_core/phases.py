@@ -30,6 +30,8 @@ class State:
         batches: fresh iterator of (inputs, targets) of the coming phase, for methods that need gradients.
         loss: (net output, targets) -> scalar, for the same methods.
         test_inputs: count -> inputs of the last `count` test samples, for methods that follow the official code.
+        last_inputs: count -> inputs of the batches that the phase before the coming one ended with, in their order and
+            `count` samples or more where there are as many, for the same methods.
         generator: CPU generator of this method's own randomness.
         phase: index of the current phase.
     """
@@ -41,6 +43,7 @@ class State:
     batches: Callable[[], Iterable[tuple[Tensor, Tensor]]] | None = None
     loss: Callable[[Tensor, Tensor], Tensor] | None = None
     test_inputs: Callable[[int], Tensor] | None = None
+    last_inputs: Callable[[int], Iterable[Tensor]] | None = None
     generator: torch.Generator | None = None
     phase: int = 0
 

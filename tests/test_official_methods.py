@@ -12,7 +12,7 @@ from fire_core.methods import available, create, variants
 from fire_core.methods.fire import fire
 from fire_core.methods.muon import orthogonalize
 from fire_core.methods.official.cbp import columns_of, linked_layers, mean_magnitude, mean_outgoing
-from fire_core.methods.official.outputs import OutputRecorder, chain, watched_layers
+from fire_core.methods.official.outputs import OutputRecorder, chain, last_rows, watched_layers
 from fire_core.methods.official.redo import magnitude, scores
 from fire_core.solvers.polar import polar
 from tests.tiny_nets import METHODS, batch, fill, labels, largest, load, load_into, net, u
@@ -526,6 +526,42 @@ def test_snr_keeps_test_images_between_epochs():
     kept = method.memory["net"]["conv1"]["kept"]
     assert len(kept) == 512 and torch.equal(kept[:256], test_rows[256:])
     method.close()
+
+
+@pytest.mark.parametrize("name", ["cbp", "snr"])
+def test_hooks_hold_the_end_of_the_stage_before(name):
+    """As hooks that watched all of it, where the weights stand still: four batches of 200, of which 512 samples stay."""
+    model = net("conv").train()
+    state = state_of(model, phase=0)
+    method = create(name, variant="official")
+    batches = [batch("conv", 1000 + i, 200)[0] for i in range(4)]
+    watching, watched = method.watch(model, method.find_layers(state, "net")), {}
+    for inputs in batches:
+        model(inputs)
+        for layer, rows in watching.take().items():
+            watched[layer] = last_rows(watched.get(layer, rows[:0]), rows)
+    watching.remove()
+    state.last_inputs = {512: batches[1:]}.get
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    model.eval()
+    method.at_boundary(state, Phase(1))
+    assert not model.training and all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    memory = method.memory["net"]
+    assert memory.keys() == watched.keys()
+    for layer, rows in watched.items():
+        assert len(rows) == 512 and torch.equal(memory[layer]["kept"], rows)
+    state.phase = 1
+    model.train()(batch("conv", 1010, 256)[0])
+    method.after_step(state)
+    for layer, rows in watched.items():
+        assert torch.equal(memory[layer]["kept"][:256], rows[256:])
+        if name == "snr":
+            assert (memory[layer]["tau"] == 512).all()
+    state.last_inputs = None
+    method.at_boundary(state, Phase(2))  # the hooks were there all the time
+    method.close()
+    with pytest.raises(UserError, match=f"{name}: variant=official looks at the last training images"):
+        create(name, variant="official").at_boundary(state, Phase(1))
 
 
 # --------------------------------------------------------------------------------------------------------- Muon

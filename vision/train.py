@@ -117,6 +117,9 @@ def train(cfg: DictConfig) -> None:
             state.generator = generator(cfg.seed, "method", phase.index)
             state.batches = lambda phase=phase: one_pass(images, phase, cfg)
             state.test_inputs = lambda count, phase=phase: last_test_inputs(images, phase, count)
+            state.last_inputs = lambda count, phase=phase: last_inputs(
+                images, phases[phase.index - 1], cfg, count
+            )
 
             # ---------------------------------------------------------------------------------- boundary
             if phase.index > 0 and at["treated"] < phase.index:
@@ -208,6 +211,16 @@ def last_test_inputs(images: Images, phase: PhaseData, count: int) -> Tensor:
     """Inputs of the last `count` test images, for methods that look at them as the official code does."""
     everything = torch.arange(len(images.test_labels), device=images.test_labels.device)
     return prepare(images, phase, everything[-count:], test=True)[0]
+
+
+def last_inputs(images: Images, phase: PhaseData, cfg: DictConfig, count: int) -> Iterator[Tensor]:
+    """Inputs of the batches that a phase ended with, `count` images or more, for the same methods."""
+    device = phase.indices.device
+    batches = batch_indices(
+        cfg.seed, phase.index, phase.epochs - 1, len(phase.indices), cfg.batch_size, device
+    )
+    for batch in batches[-(count // cfg.batch_size + 2) :]:
+        yield prepare(images, phase, phase.indices[batch])[0]
 
 
 def set_learning_rate(

@@ -1,10 +1,11 @@
-"""A net in training or evaluation mode for a while."""
+"""A net in training or evaluation mode for a while, and passes through it that leave no trace."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 
@@ -18,3 +19,14 @@ def in_mode(net: nn.Module, *, training: bool) -> Iterator[None]:
     finally:
         for module, flag in before:
             module.training = flag
+
+
+@contextmanager
+def undisturbed(net: nn.Module, *, training: bool) -> Iterator[None]:
+    """`in_mode`, and afterwards the net's buffers and the CPU's random state are as before."""
+    buffers = {key: value.clone() for key, value in net.named_buffers()}
+    with in_mode(net, training=training), torch.random.fork_rng(devices=[]):
+        yield
+    with torch.no_grad():
+        for key, value in net.named_buffers():
+            value.copy_(buffers[key])

@@ -13,7 +13,7 @@ from torch.nn.functional import cosine_similarity
 
 from fire_core.errors import UserError
 from fire_core.measure.inputs import call
-from fire_core.measure.modes import in_mode
+from fire_core.measure.modes import undisturbed
 from fire_core.methods import Method, register
 from fire_core.methods._units import inputs_of
 from fire_core.phases import State
@@ -63,8 +63,7 @@ def descent(
     """
     parameters = {key: p for key, p in model.named_parameters() if p.requires_grad}
     found: dict[str, Tensor] = {}
-    buffers = {key: value.clone() for key, value in model.named_buffers()}
-    with in_mode(model, training=training), torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with undisturbed(model, training=training), torch.enable_grad():
         for inputs, targets in batches:
             gradients = torch.autograd.grad(
                 loss(call(model, inputs), targets), list(parameters.values()), allow_unused=True
@@ -72,9 +71,6 @@ def descent(
             for key, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
                     found.setdefault(key, torch.zeros_like(gradient)).lerp_(-gradient, alpha)
-    with torch.no_grad():
-        for key, value in model.named_buffers():
-            value.copy_(buffers[key])
     return found
 
 

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.errors import UserError
-from fire_core.measure.modes import in_mode
-from fire_core.phases import State
+from fire_core.measure.modes import in_mode, undisturbed
+from fire_core.phases import Phase, State
+from fire_core.report import Report
 from fire_core.units import UnitLayer
 
 KEPT = 512
@@ -96,6 +97,11 @@ class OutputRecorder:
         finally:
             self._always = False
 
+    def take(self) -> dict[str, Tensor]:
+        """`values`, which are empty afterwards."""
+        values, self.values = self.values, {}
+        return values
+
     def remove(self) -> None:
         """Take the hooks away."""
         for handle in self._handles:
@@ -108,7 +114,9 @@ class OutputRecorder:
 class WatchesOutputs:
     """Puts the official view under a method of units: mix it in before the published class.
 
-    `memory["kept"]` of each layer holds the last 512 rows of `reduce`. The hooks are there before the first step.
+    `memory["kept"]` of each layer holds the last 512 rows of `reduce`. In the official code the hooks are there before
+    the first step of the run. Where the method begins later, the batches that the phase before ended with pass through
+    the net once more: the same rows, if that phase's last epoch had rate 0, as in Figure 2a.
     """
 
     def reduce(self, layer: UnitLayer, output: Tensor) -> Tensor:
@@ -122,13 +130,25 @@ class WatchesOutputs:
         if self.first_phase == 0:
             self._start(state)
 
+    def at_boundary(self: Any, state: State, phase: Phase) -> Report:
+        report = super().at_boundary(state, phase)  # type: ignore[misc]
+        if phase.index == self.first_phase:
+            for name, net in state.nets.items():
+                for seen in watch_last(state, net, self.recorders[name], self.name):
+                    self.keep(name, seen)
+        return report
+
     def after_test(self: Any, state: State) -> None:
         if state.phase < self.first_phase:
             return
         for name, net in state.nets.items():
-            for layer, rows in watch_test(state, net, self.recorders[name], self.name).items():
-                memory = self.memory[name][layer]
-                memory["kept"] = last_rows(memory["kept"], rows)
+            self.keep(name, watch_test(state, net, self.recorders[name], self.name))
+
+    def keep(self: Any, name: str, seen: dict[str, Tensor]) -> None:
+        """Add what one pass through net `name` showed of each layer."""
+        for layer, rows in seen.items():
+            memory = self.memory[name][layer]
+            memory["kept"] = last_rows(memory["kept"], rows)
 
 
 def watch_test(state: State, net: nn.Module, recorder: OutputRecorder, method: str) -> dict[str, Tensor]:
@@ -139,8 +159,22 @@ def watch_test(state: State, net: nn.Module, recorder: OutputRecorder, method: s
         )
     with recorder.watching_all(), in_mode(net, training=False), torch.no_grad():
         net(state.test_inputs(KEPT))
-    values, recorder.values = recorder.values, {}
-    return values
+    return recorder.take()
+
+
+def watch_last(
+    state: State, net: nn.Module, recorder: OutputRecorder, method: str
+) -> Iterator[dict[str, Tensor]]:
+    """What the hooks see of the last 512 training samples of the phase before, in training mode, batch by batch."""
+    if state.last_inputs is None:
+        raise UserError(
+            f"{method}: variant=official looks at the last training images of the phase before: set state.last_inputs, "
+            "or use variant=published"
+        )
+    with recorder.watching_all(), undisturbed(net, training=True), torch.no_grad():
+        for inputs in state.last_inputs(KEPT):
+            net(inputs)
+            yield recorder.take()
 
 
 @torch.no_grad()
