@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from omegaconf import OmegaConf
 
@@ -67,6 +68,58 @@ def test_killed_runs_end_in_the_same_metrics(whole, tmp_path, number, line):
     assert code in ({75, 0} if number == signal.SIGTERM else {-signal.SIGKILL, 0})
     run(*arguments, root=tmp_path)
     assert metrics(tmp_path, "random_label") == whole
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("redo", ["method.threshold=0.9"]),
+        ("cbp", ["method.replacement_rate=0.1", "method.maturity=2"]),
+        ("snr", ["method.percentile=0.5"]),
+    ],
+)
+def test_official_hooks_survive_a_kill(method, settings, tmp_path, monkeypatch):
+    """Killed in the middle of the second phase, a class-incremental ViT ends in the same metrics and weights."""
+    monkeypatch.chdir(ROOT)
+    arguments = [
+        *SMOKE,
+        "experiment=fig2c_cifar100_vit_tiny",
+        f"method={method}",
+        "method.variant=official",
+        *settings,
+    ]
+    arguments += ["compat=official", "run.trunk=false", "model.depth=1", "run.checkpoint_steps=2"]
+    kind = type(create(method, variant="official"))
+    plain, phases, recycled = kind.after_step, [], []
+
+    def after_step(self, state):
+        plain(self, state)
+        phases.append(state.phase)
+        recycled.append(self.counts["recycled"])
+        if len(phases) == last_step:
+            raise KeyboardInterrupt
+
+    def start(name):
+        phases.clear()
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments, f"run.root={tmp_path / name}"])
+        train()
+
+    monkeypatch.setattr(kind, "after_step", after_step)
+    last_step = 0
+    start("whole")
+    assert recycled[-1] > 0
+    last_step = phases.index(1) + 4
+    with pytest.raises(SystemExit):
+        start("killed")
+    last_step = 0
+    start("killed")
+    assert phases[0] == 1
+    whole, killed = (next((tmp_path / name).glob("*/smoke/*/seed_1")) for name in ("whole", "killed"))
+    assert (whole / "metrics.jsonl").read_bytes() == (killed / "metrics.jsonl").read_bytes()
+    nets = [
+        torch.load(folder / "checkpoint" / "final.pt", weights_only=True)["net"] for folder in (whole, killed)
+    ]
+    assert all(torch.equal(nets[0][key], nets[1][key]) for key in nets[0])
 
 
 def test_trunk_is_trained_once_and_equals_scratch(whole, tmp_path):
