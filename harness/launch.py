@@ -212,12 +212,12 @@ def last_phase(cfg: DictConfig, method: Method, numbers: dict[str, Any]) -> dict
 
 
 def changes(domain: str, typed: list[Override]) -> list[str]:
-    """`key=value` of everything typed that can change numbers, beside experiment, size, method and seed."""
+    """`key=value` of everything typed that can change numbers, beside experiment, size, method, seed and search."""
     found = []
     known = keys(domain)
     for override in typed:
         key = override.key_or_group
-        named = key in ("experiment", "size", "method", "seed") or is_hydra(override)
+        named = key in ("experiment", "size", "method", "seed", "search") or is_hydra(override)
         if not named and (is_group(override) or key not in known or known[key].metadata["numbers"]):
             found.append(override.input_line or "")
     return sorted(found)

@@ -114,6 +114,8 @@ def check_overrides(domain: str, overrides: list[str], sweep: bool = True) -> No
                 )
             for value in _values(override):
                 _check_option(domain, key, value)
+            if key == "search" and not sweep:
+                raise UserError(f"{typed}: a search is a sweep over the values of a method; add -m")
         elif key == "domain":
             raise UserError(f"{typed}: this script trains {domain}; each domain has a script of its own")
         elif key.split(".")[0] == "at":
@@ -193,10 +195,10 @@ def files(domain: str, group: str) -> list[str]:
     """The files of a group that a script can use: those whose keys it has."""
     if group == "experiment":
         return [name for name in options(group) if domain_of(name) == domain]
-    if group == "method":
-        return options(group)
     if group not in choosable(domain):
         return []
+    if group in ("method", "search"):
+        return options(group)
     known = {key.split(".")[1] for key in keys(domain) if key.startswith(f"{group}.")}
     return [
         name
