@@ -5,8 +5,14 @@ import re
 
 import pandas as pd
 import pytest
+import torch
+from torch import nn
 
 from analysis import fidelity as fidelity_page
+from language.model import Decoder, Shape
+from rl.dqn.network import DQN
+from rl.sac.network import Actor, Critics
+from vision.models import build
 
 
 def test_a_comparison_is_recorded_and_checked(fidelity, monkeypatch, tmp_path, request):
@@ -49,10 +55,43 @@ def test_a_difference_above_its_tolerance_shows_on_the_page_and_in_the_exit_code
     assert "differs: 0.35" in capsys.readouterr().out
 
 
-def test_deviations_name_tests_that_exist():
-    tests = fidelity_page.ROOT / "tests"
-    defined = {
-        name for path in tests.glob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+def names_of_tests() -> set[str]:
+    """`file.py::test_name` of every test."""
+    folder = fidelity_page.ROOT / "tests"
+    return {
+        f"{path.name}::{name}"
+        for path in folder.glob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
     }
-    named = set(re.findall(r"`(test_\w+)`", (fidelity_page.ROOT / "DEVIATIONS.md").read_text()))
-    assert named and named <= defined
+
+
+def test_the_page_names_tests_that_exist():
+    named = set(re.findall(r"`(test_\w+\.py::test_\w+)`", fidelity_page.PAGE.read_text()))
+    assert named and named <= names_of_tests()
+
+
+def test_every_deviation_names_a_test_that_exists():
+    text = (fidelity_page.ROOT / "DEVIATIONS.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    rows = [line for line in rows if not line.startswith("| ---") and not line.endswith("test |")]
+    assert len(rows) > 30
+    defined = {name.partition("::")[2] for name in names_of_tests()}
+    for row in rows:
+        named = set(re.findall(r"`(test_\w+)`", row))
+        assert named and named <= defined, row
+
+
+def test_nets_of_the_paper_are_float32_without_grouped_convolutions():
+    with torch.device("meta"):
+        nets = [
+            build("resnet18", classes=10, channels=3, image_size=32),
+            build("vgg16", classes=200, channels=3, image_size=64),
+            build("vit_tiny", classes=100, channels=3, image_size=32),
+            Decoder(Shape()),
+            DQN(18),
+            Actor(51, 19),
+            Critics(51, 19),
+        ]
+    for net in nets:
+        assert {p.dtype for p in net.parameters()} == {torch.float32}
+        assert all(module.groups == 1 for module in net.modules() if isinstance(module, nn.Conv2d))
