@@ -18,7 +18,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fire_core.methods import available, create
-from harness.config import compose, resolve
+from harness.config import compose, options, resolve
+from harness.overrides import check_sweep
 from vision import data, official, protocols
 from vision.images import Images, pixel_statistics
 from vision.models import build
@@ -313,10 +314,6 @@ def test_methods_act_in_the_same_stages(experiment, fidelity):
             first = create(**paper(experiment, name).method).first_phase
             wrong = sum((int(stage["stage"]) >= first) != bool(int(stage[column])) for stage in stages)
             fidelity("cell", experiment, f"boundary: stages in which {name} acts", wrong, 0)
-    modes = {stage["mode_at_boundary"] for stage in stages[1:]}
-    fidelity(
-        "cell", experiment, "boundary: mode of the net", {paper(experiment).mode_at_boundary} != modes, 0
-    )
 
 
 OUR_NAMES = {  # of the settings in tuned.csv
@@ -352,21 +349,41 @@ def test_tuned_values_are_those_of_the_run_scripts(experiment, fidelity):
     assert compared >= 12
 
 
+@pytest.mark.parametrize("name", options("search"))
+def test_a_search_covers_the_values_of_the_run_scripts(name):
+    line = ["experiment=fig2c_cifar100_vit_tiny", "size=paper", f"search={name}"]
+    axes = dict(compose("vision", line).hydra.sweeper.params)
+    assert axes.pop("method") == name
+    grid = {key.removeprefix("method."): set(map(float, values.split(","))) for key, values in axes.items()}
+    tuned = defaultdict(set)
+    for cell in CELLS.values():
+        (row,) = (row for row in rows_of("tuned.csv")[cell] if row["method"] == name)
+        for key, value in (setting.split("=") for setting in row["settings"].split("; ")):
+            tuned[OUR_NAMES.get((name, key), key)].add(value.split()[0])
+    for key, values in grid.items():
+        assert set(map(float, tuned[key])) <= values
+    assert check_sweep("vision", line) == math.prod(map(len, grid.values()))
+
+
 # --------------------------------------------------------------------------------------------------- the loop itself
 
 
-@pytest.fixture(scope="module")
-def events(tmp_path_factory):
+@pytest.fixture(scope="module", params=CELLS)
+def run(request, tmp_path_factory):
     """What one run of the loop does at compat=official, in order: pictures prepared, steps, boundaries, ends of epochs.
 
-    The data are a few coloured squares that call themselves CIFAR-100.
+    Protocol, kind of net and all that a cell sets for every size are those of its experiment; the data are a few coloured
+    squares that call themselves its data set.
     """
+    experiment = request.param
+    cfg = paper(experiment)
     draw = torch.Generator().manual_seed(1)
-    pictures = torch.randint(256, (60, 3, 8, 8), dtype=torch.uint8, generator=draw)
+    size = 32 if cfg.model.name == "vgg16" else 8
+    pictures = torch.randint(256, (60, 3, size, size), dtype=torch.uint8, generator=draw)
     labels = torch.arange(60) % 3
     mean, std = pixel_statistics(pictures[:40])
     images = Images(
-        "cifar100", pictures[:40], labels[:40], pictures[40:], labels[40:], 3, ("a", "b", "c"), mean, std
+        cfg.data.name, pictures[:40], labels[:40], pictures[40:], labels[40:], 3, ("a", "b", "c"), mean, std
     )
     seen, base = [], available()["none"]
 
@@ -376,7 +393,10 @@ def events(tmp_path_factory):
         return inputs, wanted
 
     def at_boundary(self, state, phase):
-        seen.append(("boundary", state.nets["net"].training, state.initial["net"]))
+        net = state.nets["net"]
+        seen.append(
+            ("boundary", net.training, state.initial["net"], [x.clone() for x in state.last_inputs(10)])
+        )
         return type(self).__mro__[1].at_boundary(self, state, phase)
 
     def after_step(self, state):
@@ -392,8 +412,8 @@ def events(tmp_path_factory):
     overrides += [
         f"run.root={tmp_path_factory.mktemp('runs')}",
         "threads=1",
-        "model.width=4",
         "run.trunk=false",
+        "batch_size=6",
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(data, "load", lambda *_, **__: images)
@@ -401,62 +421,87 @@ def events(tmp_path_factory):
         for call in (at_boundary, after_step, after_test):
             patch.setattr(base, call.__name__, call)
         patch.chdir(Path(__file__).resolve().parents[1])
-        patch.setattr(sys, "argv", ["train.py", "experiment=fig2a_cifar10_resnet18", *overrides])
+        patch.setattr(sys, "argv", ["train.py", f"experiment={experiment}", *overrides])
         train()
-    return images, seen
+    return experiment, images, seen
 
 
-def test_a_new_optimizer_begins_each_phase(events, fidelity):
-    _, seen = events
-    boundary = next(i for i, event in enumerate(seen) if event[0] == "boundary")
-    before = [event for event in seen[:boundary] if event[0] == "step"][-1]
-    after = next(event for event in seen[boundary:] if event[0] == "step")
-    assert before[2] != {1}, "the run is too short to tell"
-    defaults, recorded = after[3].defaults, TRAINING["optimizer"]
-    found = {
-        "steps that it remembers": abs(max(after[2]) - 1),
-        "betas": max(abs(a - b) for a, b in zip(defaults["betas"], recorded["betas"], strict=True)),
-        "epsilon": abs(defaults["eps"] - recorded["eps"]),
-        "weight decay": abs(defaults["weight_decay"] - recorded["weight_decay"]),
-        "rate": abs(defaults["lr"] - recorded["lr"]),
-    }
-    for experiment in CELLS:
-        cfg = paper(experiment)
-        assert cfg.optimizer_state == "clear"
-        for what, difference in found.items():
-            fidelity("cell", experiment, f"optimizer: {what}", difference, 0)
-        fidelity("cell", experiment, "optimizer: batch size", abs(cfg.batch_size - TRAINING["batch_size"]), 0)
-        limit = TRAINING["gradient_clip"]["global_norm"]
-        fidelity("cell", experiment, "optimizer: clipping", abs(cfg.clip_norm - limit), 0)
+def boundaries_of(seen: list) -> list[int]:
+    found = [i for i, event in enumerate(seen) if event[0] == "boundary"]
+    assert found
+    return found
 
 
-def test_gradients_are_clipped(events):
-    _, seen = events
-    norms = [event[1] for event in seen if event[0] == "step"]
-    assert max(norms) == pytest.approx(TRAINING["gradient_clip"]["global_norm"], rel=1e-4)
+def test_a_new_optimizer_begins_each_phase(run, fidelity):
+    experiment, _, seen = run
+    found, recorded, cfg = defaultdict(float), TRAINING["optimizer"], paper(experiment)
+    for boundary in boundaries_of(seen):
+        before = [event for event in seen[:boundary] if event[0] == "step"][-1]
+        after = next(event for event in seen[boundary:] if event[0] == "step")
+        assert before[2] != {1}, "the run is too short to tell"
+        defaults = after[3].defaults
+        differences = {
+            "steps that it remembers": abs(max(after[2]) - 1),
+            "betas": max(abs(a - b) for a, b in zip(defaults["betas"], recorded["betas"], strict=True)),
+            "epsilon": abs(defaults["eps"] - recorded["eps"]),
+            "weight decay": abs(defaults["weight_decay"] - recorded["weight_decay"]),
+            "rate": abs(defaults["lr"] - recorded["lr"]),
+        }
+        found |= {what: max(found[what], difference) for what, difference in differences.items()}
+    assert cfg.optimizer_state == "clear"
+    found["batch size"] = abs(cfg.batch_size - TRAINING["batch_size"])
+    found["clipping"] = abs(cfg.clip_norm - TRAINING["gradient_clip"]["global_norm"])
+    for what, difference in found.items():
+        fidelity("cell", experiment, f"optimizer: {what}", difference, 0)
 
 
-def test_methods_find_the_net_as_the_official_loop_leaves_it(events, fidelity):
-    """The mode that the experiment sets, and an initial copy whose running statistics have seen black images."""
-    _, seen = events
-    _, training, initial = next(event for event in seen if event[0] == "boundary")
-    assert training  # 2a; its experiments say so
-    variances = torch.cat([value for key, value in initial.items() if key.endswith("running_var")])
-    counts = {int(value) for key, value in initial.items() if key.endswith("num_batches_tracked")}
-    assert counts == {1}
-    for experiment in CELLS:
-        assert paper(experiment).batch_norm_start == "official"
-        difference = float((variances - 0.9).abs().max())
-        fidelity("cell", experiment, "boundary: running variance of a full reset", difference, 1e-7)
+def test_gradients_are_clipped(run, fidelity):
+    experiment, _, seen = run
+    limit = TRAINING["gradient_clip"]["global_norm"]
+    largest = max(event[1] for event in seen if event[0] == "step")
+    fidelity("cell", experiment, "optimizer: largest norm of a gradient", abs(largest / limit - 1), 1e-4)
 
 
-def test_an_epoch_ends_with_a_test_and_then_the_method(events, fidelity):
+def test_methods_find_the_net_as_the_official_loop_leaves_it(run, fidelity):
+    """In the official mode, and beside an initial copy whose running statistics have seen black images."""
+    experiment, _, seen = run
+    assert paper(experiment).batch_norm_start == "official"
+    modes = {stage["mode_at_boundary"] for stage in rows_of("stages.csv")[CELLS[experiment]][1:]}
+    for boundary in boundaries_of(seen):
+        _, training, initial, _ = seen[boundary]
+        mode = "train" if training else "eval"
+        fidelity("cell", experiment, "boundary: mode of the net", {mode} != modes, 0)
+        variances = [value for key, value in initial.items() if key.endswith("running_var")]
+        assert bool(variances) == (paper(experiment).model.name != "vit_tiny")
+        if variances:
+            counts = {int(value) for key, value in initial.items() if key.endswith("num_batches_tracked")}
+            assert counts == {1}
+            # of the first batch norm; VGG's convolutions have biases, whose rounding grows from layer to layer
+            difference = float((variances[0] - 0.9).abs().max())
+            fidelity("cell", experiment, "boundary: running variance of a full reset", difference, 1e-7)
+
+
+def test_methods_can_see_the_last_batches_of_the_phase_before(run):
+    """10 images or more: with batches of 6 the last three, or all of them."""
+    _, _, seen = run
+    for boundary in boundaries_of(seen):
+        offered = seen[boundary][3]
+        last_epoch = max(
+            (i for i, event in enumerate(seen[:boundary]) if event[0] == "end of epoch"), default=0
+        )
+        steps = [i for i, event in enumerate(seen[:last_epoch]) if event[0] == "step"]
+        trained_on = [seen[i - 1][2] for i in steps]
+        assert 2 <= len(offered) <= 3 and all(map(torch.equal, offered, trained_on[-len(offered) :]))
+
+
+def test_an_epoch_ends_with_a_test_and_then_the_method(run, fidelity):
     """All test images, in one pass and in their order, normalised as the authors do; then `after_test`,
     which is where the official ReDo acts."""
-    images, seen = events
+    experiment, images, seen = run
     ends = [i for i, event in enumerate(seen) if event[0] == "end of epoch"]
     assert len(ends) == 3
-    constants = TRAINING["normalisation"]["CIFAR100"]["test"]
+    recorded = TRAINING["normalisation"][DATA_SETS[images.name][0]]
+    constants = recorded["train"] if recorded["test"] == "same" else recorded["test"]
     mean, std = (torch.tensor(constants[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
     wanted = (images.test_images / 255 - mean) / std
     for end in ends:
@@ -465,5 +510,4 @@ def test_an_epoch_ends_with_a_test_and_then_the_method(events, fidelity):
         assert tests, "the method was called before the test"
         assert torch.equal(torch.cat([event[1] for event in tests]), torch.arange(len(images.test_labels)))
         difference = float((torch.cat([event[2] for event in tests]) - wanted).abs().max())
-        for experiment in CELLS:
-            fidelity("cell", experiment, "evaluation: test pictures before the method acts", difference, 2e-6)
+        fidelity("cell", experiment, "evaluation: test pictures before the method acts", difference, 2e-6)
