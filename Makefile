@@ -86,9 +86,9 @@ doctor: $(VENV)/.with-suite ## what is installed, what is missing, and the comma
 
 # ---------------------------------------------------------------------------------------------- experiments
 .PHONY: vision-sweep
-vision-sweep: EXPERIMENT ?= fig2a_cifar10_resnet18,random_label,label_noise
+vision-sweep: EXPERIMENT ?= random_label,label_noise
 vision-sweep: METHODS ?= none,shrink_perturb,full_reset,fire
-vision-sweep: $(VENV)/.with-suite $(VENV)/.with-vision $(ray) ## warm start and two plasticity probes on real images; table and figure
+vision-sweep: $(VENV)/.with-suite $(VENV)/.with-vision $(ray) ## two plasticity probes on images that ship with the repository; table and figure
 	@$(call sweep,vision/train.py,vision)
 
 .PHONY: data
