@@ -136,6 +136,11 @@ tables: $(VENV)/.with-suite ## regenerate REPRODUCED.md, its pages and its figur
 notebooks: $(VENV)/.with-suite $(VENV)/.with-notebooks ## execute the notebooks in place
 	$(PY) -m analysis.notebooks
 
+.PHONY: docs
+docs: $(VENV)/.with-suite $(VENV)/.with-docs ## build the documentation site: build/site/index.html
+	$(PY) -m sphinx -q -W --keep-going -j auto -c docs . build/site
+	@echo build/site/index.html
+
 # ---------------------------------------------------------------------------------------------- benchmarks
 .PHONY: bench-convergence bench-methods bench-table1 bench-fire bench-vision bench-language bench-dqn bench-sac
 bench-convergence: $(VENV)/.with-suite ## how many iterations: DfI by kind of matrix and by model

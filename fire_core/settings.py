@@ -20,23 +20,24 @@ STAGE_LIMIT = 4 * 2**30
 
 @dataclass(frozen=True)
 class FireSettings:
-    """Everything that `fire` can be told, except which matrices. Checked when it is made; raises UserError.
+    """All settings of `fire` except the choice of matrices. Wrong values raise UserError when the object is created.
 
-    solver: "newton_schulz" is the published algorithm, `iterations` cubic steps: *not* a projection to a tolerance (read
-        `dfi_factor` in the report). "exact" is the orthogonal polar factor to `tolerance`. "fast": closer than the
-        published 10 iterations, in less time. "quintic": Muon's iteration (see `polar`).
-    iterations, normalize: of newton_schulz and quintic; normalize is the start, "frobenius" (published) or
-        "spectral".
-    scale: "official": sqrt(out/in), divided by the number of taps for convolutions. "none": 1. "initial": each matrix
-        gets the Frobenius norm that it had at initialisation.
-    strength: W + strength * (fire(W) - W); 1 is FIRE.
-    degenerate: all-zero matrices, and those below `min_norm`: "raise" names them before anything is changed, "skip"
-        leaves them as they are, with the reason in the report. NaN and infinite weights always raise.
-    min_norm: Frobenius norm below which a matrix counts as degenerate.
-    tolerance: DfI that "exact" guarantees per matrix, times max(1, n / 768) for n the smaller side.
-    precision: "fp32", or "tf32" (see `polar`), whatever the weights are stored in.
-    stage_limit: bytes. Up to this size all results are kept until the last one is there and checked, and the report
-        measures when it is first read; above it each stack of matrices is written and measured at once.
+    Args:
+        solver: "newton_schulz" is the published algorithm, `iterations` cubic steps. It is *not* a projection to a
+            tolerance: read `dfi_factor` in the report. "exact" is the orthogonal polar factor to `tolerance`. "fast" is
+            closer than the published 10 iterations, in less time. "quintic" is Muon's iteration (see `polar`).
+        iterations: number of steps of newton_schulz and quintic.
+        normalize: the norm that newton_schulz and quintic divide by at the start, "frobenius" (published) or "spectral".
+        scale: what the orthogonal factor is multiplied by. "official" is sqrt(out / in), divided by the number of taps
+            for convolutions; "none" is 1; "initial" gives each matrix its Frobenius norm at initialisation.
+        strength: the result is W + strength * (fire(W) - W); 1 is FIRE.
+        degenerate: what to do with zero matrices and those below `min_norm`. "raise" names them before anything is
+            changed; "skip" leaves them as they are, with the reason in the report. NaN and infinite weights always raise.
+        min_norm: Frobenius norm below which a matrix counts as degenerate.
+        tolerance: DfI that "exact" guarantees per matrix, times max(1, n / 768) where n is the smaller side.
+        precision: "fp32", or "tf32" (see `polar`), whatever type the weights are stored in.
+        stage_limit: bytes of weights. Up to this size, results are written when all of them are computed and checked, and
+            the report measures when it is first read; above it, each stack of matrices is written and measured at once.
     """
 
     solver: Solver = "newton_schulz"

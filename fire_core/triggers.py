@@ -1,4 +1,4 @@
-"""When to act: small objects that look at the step and at what was measured, and say yes or no.
+"""When to act: small objects that look at the step and at what was measured, and say yes or no::
 
     trigger = AnyOf(EveryNSteps(50_000), Cooldown(Plateau("val_loss", patience=5), steps=10_000))
     ...
@@ -23,15 +23,15 @@ MOST_MISSED = 100
 
 
 class Trigger(ABC):
-    """Call it with a step that never goes back (any unit: updates, environment steps) and the metrics at hand."""
+    """Call it with a step that never decreases (updates, environment steps, ...) and the metrics at hand."""
 
     MEMORY: tuple[str, ...] = ()
     missed = 0  # calls with metrics, but never the one that this trigger waits for
 
     def observe(self, observed: Observed | None, name: str) -> float | None:
-        """The metric as a float, None where this call does not carry it.
+        """The metric as a float, or None if this call does not contain it.
 
-        Raises UserError for NaN, which is no plateau, and for a metric that MOST_MISSED calls with others never carried.
+        Raises UserError for NaN, and for a metric that is missing from the first MOST_MISSED calls with metrics.
         """
         if not observed:
             return None
@@ -103,7 +103,7 @@ class EveryNSteps(Trigger):
 
 
 class Plateau(Trigger):
-    """Fires when `metric` has not improved by more than `min_change` in `patience` observations; then starts afresh.
+    """Fires when `metric` has not improved by more than `min_change` in `patience` observations; then starts again.
 
     mode: "min" where smaller is better (a loss), "max" where larger is. Calls without the metric do not count.
     """
@@ -136,7 +136,7 @@ class Plateau(Trigger):
 class Above(Trigger):
     """Fires when `metric` rises above `limit`; fires again only after it has been at or below `rearm` (default: limit).
 
-    So a cure that does not work is not repeated at every step.
+    So a treatment that does not help is not repeated at every step.
     """
 
     MEMORY = ("armed",)

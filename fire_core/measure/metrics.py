@@ -35,10 +35,10 @@ def in_full_precision(metric: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 @in_full_precision
 def deviation_from_isometry(matrix: Tensor) -> Tensor:
-    """DfI, squared Frobenius distance of the smaller Gram matrix to the identity: ||W^T W - I||_F^2 (FIRE, Eq. 2).
+    """DfI, squared Frobenius distance of the smaller Gram matrix to the identity, `||W^T W - I||_F^2` (FIRE, Eq. 2).
 
     The smaller Gram is taken because the larger one of an m x n matrix has at most min(m, n) unit eigenvalues, so its
-    DfI can never be below |m - n|.
+    DfI can never be below `|m - n|`.
 
     Args:
         matrix: (..., m, n).
@@ -51,21 +51,21 @@ def deviation_from_isometry(matrix: Tensor) -> Tensor:
 
 
 def squared_frobenius_error(matrix: Tensor, other: Tensor) -> Tensor:
-    """SFE, squared distance between two weights: ||W - W'||_F^2 over the last two dimensions (FIRE, Eq. 1)."""
+    """SFE, squared distance between two weights, `||W - W'||_F^2` over the last two dimensions (FIRE, Eq. 1)."""
     return (_float(matrix) - _float(other)).square().sum(dim=(-2, -1))
 
 
 def relative_squared_error(before: Tensor, after: Tensor, initial: Tensor) -> Tensor:
     """SFE(before, after) / SFE(before, initial): distance moved, in units of what a full reset would move.
 
-    Undefined (NaN) where the weight has not left its initial value.
+    NaN where the weight still has its initial value.
     """
     reset = squared_frobenius_error(before, initial).double()
     return torch.where(reset > 0, squared_frobenius_error(before, after) / reset, torch.nan)
 
 
 def stable_rank(matrix: Tensor) -> Tensor:
-    """||W||_F^2 / ||W||_2^2, between 1 and min(m, n); shape (..., m, n) -> (...). Undefined (NaN) for zero."""
+    """`||W||_F^2 / ||W||_2^2`, between 1 and min(m, n); shape (..., m, n) -> (...). Undefined (NaN) for zero."""
     w = _float(matrix)
     return w.square().sum(dim=(-2, -1)) / torch.linalg.matrix_norm(w, ord=2).square()
 

@@ -26,7 +26,7 @@ __all__ = ["ReDo", "dormancy", "recycle"]
 def dormancy(
     net: nn.Module, batches: Iterable[Any], layers: list[UnitLayer] | None = None
 ) -> dict[str, Tensor]:
-    """Score of every hidden unit: its mean |activation| over all samples, divided by the mean of its layer (Eq. 1).
+    """Score of every hidden unit: its mean `|activation|` over all samples, divided by the mean of its layer (Eq. 1).
 
     Activations are what the next layer reads: after ReLU, squared ReLU or GELU, after a pool, and after the product of a
     gated MLP. Runs in evaluation mode without gradients; no hook stays behind.

@@ -37,15 +37,16 @@ def find_targets(
 ) -> TargetTable:
     """Every matrix and every other parameter of `model`, with `included` set by the rule `targets`.
 
-    targets: a preset (see `fire_core.targets.rules.PRESETS`: "all", "qk", "attention", "mlp", "conv",
-    "linear", "head", and "no_" + any of them), an fnmatch pattern over parameter, module or target names
-    ("layer1.*", "*.c_attn.weight.q"), a list or comma string of these (any may match; one that starts with
-    "-" takes away, and so does a "no_" preset in a list), the targets themselves (a list of `Target`), or a
-    callable(Target) -> bool. A preset goes before a module of the same name: "name:head" is the module.
-    A rule can only choose among matrices: biases, norm layers, embeddings that are not tied to a Linear layer
-    and other parameters without matrices stay out whatever the rule says, each with its reason.
+    A rule chooses among matrices. Biases, norm layers, embeddings that are not tied to a Linear layer and other
+    parameters without matrices stay out whatever the rule says, each with its reason.
 
-    Raises UserError when a pattern matches nothing, when nothing is left, and for flattened FSDP1 shards.
+    Args:
+        targets: a preset (`"all"`, `"linear"`, `"conv"`, `"qk"`, `"attention"`, `"mlp"`, `"head"`, `"embedding"`, or
+            `"no_"` before any of them); a wildcard pattern over parameter, module or target names (`"layer1.*"`); a list
+            or comma-separated string of these (one match is enough; a leading `-` excludes, and so does a `"no_"` preset
+            in a list); a list of `Target`; or a callable(Target) -> bool. Where a module has the name of a preset,
+            `"name:head"` is the module.
+    Raises: UserError when a pattern matches nothing, when no matrix is left, and for flattened FSDP1 shards.
     """
     return choose(list_targets(model), targets, type(model).__name__)
 
@@ -71,7 +72,7 @@ def match_parameters(model: nn.Module, rule: str | Sequence[str] | Callable[[Tar
 
     For "reset the linear layers": `match_parameters(model, "linear")` gives fc1.weight, fc1.bias, ... Presets
     and callables name the modules that hold their targets; patterns also name modules without any matrix
-    ("*.bn1"). Raises UserError when the rule names nothing.
+    (`"*.bn1"`). Raises UserError when the rule names nothing.
     """
     table = list_targets(model)
     chosen = selector(table, rule, matrices_only=False)

@@ -1,0 +1,103 @@
+"""Singular values of one trained layer before and after each treatment: python -m analysis.spectrum CHECKPOINT."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from analysis.plot import Figure, look, plt
+from fire_core import UserError, fire
+from fire_core.checkpoints.files import open_checkpoint
+from fire_core.methods.full_reset import full_reset
+from fire_core.methods.shrink_perturb import shrink_perturb
+
+OUT = Path(__file__).parents[1] / "docs" / "figures" / "spectrum.png"
+LINES = {  # label, of which look, line style
+    "trained": ("none", "-"),
+    "full reset": ("full_reset", "-"),
+    "shrink & perturb": ("shrink_perturb", "-"),
+    "FIRE, N = 5": ("fire", ":"),
+    "FIRE, N = 10": ("fire", "--"),
+    "FIRE, exact": ("fire_exact", "-"),
+}
+
+
+def spectra(weight: Tensor, shrink: float = 0.8) -> dict[str, Tensor]:
+    """Singular values, largest first, of a trained `weight` (out, in) and of what each treatment makes of it.
+
+    Shrink & perturb and the full reset go to a fresh draw of a Linear layer of that shape.
+    """
+    torch.manual_seed(0)
+    initial = nn.Linear(weight.shape[1], weight.shape[0], bias=False).state_dict()
+    treatments = {
+        "trained": lambda layer: None,
+        "full reset": lambda layer: full_reset(layer, initial),
+        "shrink & perturb": lambda layer: shrink_perturb(layer, initial, shrink),
+        "FIRE, N = 5": lambda layer: fire(layer, iterations=5),
+        "FIRE, N = 10": lambda layer: fire(layer, iterations=10),
+        "FIRE, exact": lambda layer: fire(layer, solver="exact"),
+    }
+    found = {}
+    for name, treat in treatments.items():
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+        with torch.no_grad():
+            layer.weight.copy_(weight)
+        treat(layer)
+        found[name] = torch.linalg.svdvals(layer.weight.detach().double())
+    return found
+
+
+def draw(found: dict[str, Tensor], title: str) -> Figure:
+    """One curve for each treatment, on a logarithmic axis, so that the small values show."""
+    figure, axis = plt.subplots(figsize=(6.4, 3.2))
+    for name, values in found.items():
+        method, style = LINES[name]
+        axis.plot(
+            range(1, len(values) + 1), values, style, color=look(method).colour, label=name, linewidth=1.6
+        )
+    axis.set_yscale("log")
+    axis.set_ylim(1e-3, None)
+    axis.set_xlabel("singular value, largest first")
+    axis.set_ylabel("size")
+    axis.set_title(title)
+    axis.legend(frameon=False, loc="lower left", ncols=2)
+    figure.tight_layout()
+    return figure
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m analysis.spectrum", description=__doc__)
+    parser.add_argument("checkpoint", help="as in runs/random_label/small/none/seed_1/checkpoint/final.pt")
+    parser.add_argument(
+        "--parameter", default="hidden.2.weight", help="a square matrix (default hidden.2.weight)"
+    )
+    parser.add_argument("--key", default="net", help="where the file holds the weights (default net)")
+    parser.add_argument(
+        "--title", default="Second hidden layer of an MLP, trained on 20 sets of random labels"
+    )
+    parser.add_argument("--out", default=str(OUT), help="default docs/figures/spectrum.png")
+    options = parser.parse_args(given)
+    try:
+        tensors = open_checkpoint(options.checkpoint, options.key).shards[0].load()[0]
+        if options.parameter not in tensors:
+            raise UserError(
+                f"{options.checkpoint} holds no {options.parameter!r}; it holds {', '.join(tensors)}"
+            )
+        found = spectra(tensors[options.parameter])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    draw(found, options.title).savefig(options.out)
+    for name, values in found.items():
+        print(f"{name:<18} largest {values[0]:.3g}, median {values.median():.3g}, smallest {values[-1]:.3g}")
+    print(options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

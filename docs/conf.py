@@ -1,0 +1,103 @@
+"""Settings of Sphinx. The site shows the repository's own Markdown files and notebooks, in their own folders.
+
+So a relative link works on the site as it does in a checkout, and nothing is written twice.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = {  # caption in the sidebar: folder and pages
+    "Library": ("docs/concepts", "targets solvers report optimizer triggers methods architectures"),
+    "How-to": (
+        "docs/how-to",
+        "continual reinforcement_learning parallel lightning transformers checkpoints dormant_units add_a_method",
+    ),
+    "API": ("docs/api", "fire targets methods triggers measure integrations checkpoints"),
+    "Experiments": (
+        ".",
+        "vision/README language/README rl/dqn/README rl/sac/README analysis/README CONTRIBUTING",
+    ),
+    "Results": (".", "REPRODUCED DEVIATIONS FIDELITY analysis/paper/README tests/official/README"),
+    "Notebooks": ("analysis/notebooks", "fire_in_five_minutes figure_2 figure_3 figure_4 figure_5"),
+}
+CONTENTS = {
+    caption: [(Path(folder) / page).as_posix() for page in pages.split()]
+    for caption, (folder, pages) in FOLDERS.items()
+}
+CONTENTS["Library"].insert(0, "fire_core/README")
+RESULTS = sorted(
+    path.relative_to(ROOT).with_suffix("").as_posix() for path in ROOT.glob("analysis/results/pages/*.md")
+)
+FOLDER_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:]+)\)")
+ONE_LINE = re.compile(r"^(Returns|Raises): +(?:UserError\b)?(.*)")
+
+project = "FIRE"
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+root_doc = "README"
+include_patterns = [
+    f"{page}.*" for page in ["README", *RESULTS, *(p for pages in CONTENTS.values() for p in pages)]
+]
+exclude_patterns = [".*", "runs", "data", "build", "conf", "**/*.csv"]
+
+html_theme = "furo"
+html_title = "FIRE"
+html_favicon = "site/favicon.svg"
+html_extra_path = ["site/index.html"]  # leads to README.html
+html_static_path = ["site"]
+html_css_files = ["site.css"]
+html_show_sourcelink = html_copy_source = False
+
+myst_heading_anchors = 3
+nb_execution_mode = "off"  # notebooks are committed with their outputs
+
+autodoc_member_order = "bysource"
+autodoc_mock_imports = ["lightning", "transformers"]
+default_role = "code"
+python_maximum_signature_line_length = 90
+python_use_unqualified_type_names = True
+
+
+def edit_page(app: Sphinx, name: str, source: list[str]) -> None:
+    """Links to folders become plain text, and two pages get the tables of contents that only the site needs."""
+    folder = (ROOT / name).parent
+
+    def plain(link: re.Match[str]) -> str:
+        return link[1] if (folder / link[2]).is_dir() else link[0]
+
+    if name.endswith("README") or "/" not in name:
+        source[0] = FOLDER_LINK.sub(plain, source[0])
+    if name == root_doc:
+        source[0] += "".join(contents(pages, caption) for caption, pages in CONTENTS.items())
+    if name == "REPRODUCED":
+        source[0] += contents([f"/{page}" for page in RESULTS])
+
+
+def contents(pages: list[str], caption: str = "") -> str:
+    """A hidden table of contents: its pages appear in the sidebar."""
+    heading = f":caption: {caption}\n" if caption else ""
+    return "\n```{toctree}\n:hidden:\n" + heading + "\n" + "\n".join(pages) + "\n```\n"
+
+
+def edit_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """`Returns: ...` and `Raises: UserError ...` on one line become the sections that napoleon reads."""
+    found: list[str] = []
+    for line in lines:
+        match = ONE_LINE.match(line)
+        if match is None:
+            found.append(line)
+        else:
+            found += [
+                "",
+                f"{match[1]}:",
+                f"    {'UserError: ' if match[1] == 'Raises' else ''}{match[2].strip()}",
+            ]
+    lines[:] = found
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("source-read", edit_page)
+    app.connect("autodoc-process-docstring", edit_docstring, priority=400)  # before napoleon

@@ -1,0 +1,279 @@
+"""The documentation holds: its code runs, its commands and links exist, its tables are what commands print."""
+
+import contextlib
+import importlib
+import io
+import re
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from omegaconf import OmegaConf
+from safetensors.torch import save_file
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import fire_core.methods
+from analysis import spectrum
+from fire_core import State, UserError
+from fire_core.checkpoints.command_line import main
+from fire_core.methods import create
+from fire_core.targets.rules import PRESETS
+
+ROOT = Path(__file__).parents[1]
+CONCEPTS, HOW_TO = ROOT / "docs/concepts", ROOT / "docs/how-to"
+PAGES = [ROOT / "README.md", ROOT / "fire_core/README.md", *ROOT.glob("docs/*/*.md")]
+LINKED = [
+    *PAGES,
+    *ROOT.glob("*.md"),
+    *ROOT.glob("[alrv]*/**/README.md"),
+    *ROOT.glob("analysis/results/pages/*.md"),
+]
+# pages whose names or packages need more than `surroundings`: each has a test of its own
+SPECIAL = {HOW_TO / f"{name}.md" for name in ("add_a_method", "parallel", "lightning", "transformers")}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [text for name, text in found if name == language]
+
+
+def surroundings() -> dict:
+    """The names that the pages take for granted."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.Flatten(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    copy = nn.Sequential(nn.Conv1d(2, 4, 3), nn.Flatten(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    optimizer = torch.optim.Adam(model.parameters())
+    data = TensorDataset(torch.randn(8, 2, 4), torch.randint(3, (8,)))
+    trained: list[int] = []
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, dataset: torch.utils.data.Dataset) -> None:
+        inputs, labels = zip(*(dataset[i] for i in range(len(dataset))))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(torch.stack(inputs)), torch.stack(labels)).backward()
+        optimizer.step()
+        trained.append(len(dataset))
+
+    def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> list:
+        train(model, optimizer, data)
+        return [(step, 1.0) for step in range(10)]
+
+    return {
+        "torch": torch,
+        "model": model,
+        "optimizer": optimizer,
+        "datasets": [data, data, data],
+        "dataset": data,
+        "fixed_batch": data.tensors[0],
+        "initial": {name: value.clone() for name, value in model.state_dict().items()},
+        "train": train,
+        "training": training,
+        "trained": trained,
+        "q_network": model,
+        "target_network": copy,
+        "total_steps": 4,
+        "interact_and_learn": lambda step: train(model, optimizer, data),
+        "critics": SimpleNamespace(),
+    }
+
+
+def run(page: Path, only: str = "", **names: object) -> dict:
+    """Execute the Python blocks of a page in order, in one namespace; `only`: those that contain this text."""
+    known = {**surroundings(), **names}
+    for block in blocks(page, "python"):
+        if only in block:
+            exec(compile(block, page.name, "exec"), known)
+    return known
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if p not in SPECIAL and blocks(p, "python")], ids=lambda page: page.stem
+)
+def test_the_code_of_a_page_runs(page: Path) -> None:
+    run(page)
+
+
+def test_the_report_in_the_readme_is_what_its_code_prints(capsys: pytest.CaptureFixture) -> None:
+    run(ROOT / "README.md")
+    printed = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    (shown,) = [block for block in blocks(ROOT / "README.md", "") if block.startswith("target")]
+    for line in shown.splitlines():
+        words = iter(printed[line.split()[0]])  # the columns that are shown come in the order of the report
+        assert all(any(same(word, other) for other in words) for word in line.split()), line
+
+
+def same(word: str, other: str) -> bool:
+    """Equal, or numbers that differ by rounding."""
+    try:
+        return float(word) == pytest.approx(float(other), rel=0.02, abs=1e-6)
+    except ValueError:
+        return word == other
+
+
+def test_stale_moments_push_the_weight_as_far_as_the_page_says() -> None:
+    page = CONCEPTS / "optimizer.md"
+    losses = run(page)["losses"]
+    assert losses["clear"] == 0.0
+    assert f"to a loss of {losses['keep']:.1f};" in page.read_text()
+
+
+def test_a_continual_run_trains_on_everything_seen_so_far() -> None:
+    assert run(HOW_TO / "continual.md")["trained"] == [8, 16, 24]
+
+
+def test_dormant_units_are_measured_in_every_hidden_layer() -> None:
+    names = run(HOW_TO / "dormant_units.md")
+    assert names["layers"]
+    assert all(len(names["scores"][layer.name]) == layer.units for layer in names["layers"])
+
+
+def test_the_midpoint_resets_the_dense_layers_and_the_target_network() -> None:
+    names = surroundings()
+    conv, dense = (names["model"][i].weight.detach().clone() for i in (0, 2))
+    steps: list[int] = []
+
+    def learn(step: int) -> None:
+        steps.append(step)
+        if step == 1:
+            names["interact_and_learn"](step)
+            assert not torch.equal(names["model"][2].weight, dense)
+
+    known = {**names, "interact_and_learn": learn}
+    for block in blocks(HOW_TO / "reinforcement_learning.md", "python"):
+        exec(block, known)
+    assert steps == [0, 1, 2, 3]
+    assert torch.equal(names["model"][2].weight, dense) and not torch.equal(names["model"][0].weight, conv)
+    for name, value in names["target_network"].state_dict().items():
+        assert torch.equal(value, names["model"].state_dict()[name])
+
+
+@pytest.mark.parametrize("kind", ["DistributedDataParallel", "fully_shard"])
+def test_parallel_recipes(kind: str, tmp_path: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        assert run(HOW_TO / "parallel.md", only=kind)["trained"] == [8, 8]
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("name", ["lightning", "transformers"])
+def test_framework_recipes(name: str, tmp_path: Path) -> None:
+    import tests.architectures  # noqa: F401  (lets a broken torchvision import)
+
+    library = pytest.importorskip(name)
+    pytest.importorskip("accelerate")
+    more = {}
+    if name == "transformers":
+        more["arguments"] = library.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    else:
+        importlib.import_module("lightning.pytorch")
+    names = run(HOW_TO / f"{name}.md", **more)
+    trainer = names["trainer"]
+    callbacks = trainer.callbacks if name == "lightning" else trainer.callback_handler.callbacks
+    assert names["callback"] in callbacks
+
+
+def test_the_example_method_registers_and_does_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fire_core.methods, "_registry", dict(fire_core.methods._registry))
+    page = HOW_TO / "add_a_method.md"
+    names = run(page, __name__="fire_core.methods.shrink")
+    model = names["model"]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    report = create("shrink").treat("net", model, State({"net": model}))
+    assert {row.name: row.action for row in report.treated()}["4.weight"] == "shrunk"
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name] * (0.5 if name.endswith("weight") else 1.0)), name
+    with pytest.raises(UserError, match="outside"):
+        create("shrink", factor=2.0)
+    (settings,) = blocks(page, "yaml")
+    defaults = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
+    method = create("shrink")
+    assert defaults == {"name": "shrink", "first_phase": method.first_phase, "factor": method.factor}
+
+
+def test_checkpoint_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_file({"fc.weight": torch.randn(8, 6), "head.weight": torch.randn(3, 8)}, "model.safetensors")
+    (script,) = blocks(HOW_TO / "checkpoints.md", "bash")
+    with contextlib.redirect_stdout(io.StringIO()):
+        for line in script.splitlines():
+            program, *arguments = shlex.split(line)
+            assert program == "fire-core" and main(arguments) == 0, line
+    assert (tmp_path / "fired.safetensors").exists() and (tmp_path / "spectra.png").exists()
+
+
+def test_make_targets_and_scripts_that_are_named_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    named = 0
+    for page in LINKED:
+        for line in "\n".join(blocks(page, "bash") + blocks(page, "")).splitlines():
+            words = line.partition("#")[0].split()
+            if words[:1] == ["make"]:
+                assert re.search(rf"^(?:.*\s)?{words[1]}(?:\s.*)?:", makefile, re.MULTILINE), (
+                    f"{page}: {line}"
+                )
+            elif words[:1] == ["python"] and words[1].endswith(".py"):
+                assert (ROOT / words[1]).exists(), f"{page}: {line}"
+                for word in words[2:]:
+                    if re.match(r"(experiment|method)=[\w,]+$", word):
+                        kind, _, values = word.partition("=")
+                        for value in values.split(","):
+                            known = (ROOT / f"conf/{kind}/{value}.yaml").exists() or value == "shrink"
+                            assert known, f"{page}: {line}"
+            else:
+                continue
+            named += 1
+    assert named > 20
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_lead_to_files(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+        if "://" not in target and not target.startswith("mailto:"):
+            assert (page.parent / target).exists(), f"{page}: {target}"
+
+
+def test_the_rules_named_are_the_rules_that_exist() -> None:
+    text = (CONCEPTS / "targets.md").read_text()
+    for preset in PRESETS:
+        assert f'`"{preset}"`' in text, preset
+
+
+def test_every_method_is_named() -> None:
+    text = (CONCEPTS / "methods.md").read_text()
+    for name in (path.stem for path in ROOT.glob("conf/method/*.yaml")):
+        assert f"`{name}`" in text, name
+
+
+@pytest.mark.reference
+def test_the_table_of_architectures_is_what_the_command_prints() -> None:
+    from tests.architectures import ALL
+
+    pytest.importorskip("transformers")
+    pytest.importorskip("timm")
+
+    text = (CONCEPTS / "architectures.md").read_text()
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert main(["targets", "--markdown", *(f"tests.architectures:{name}" for name in ALL)]) == 0
+    table = text.partition("<!-- table -->\n")[2]
+    assert table == printed.getvalue(), "print it again with the command at the top of the page"
+
+
+def test_the_spectrum_figure_comes_from_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    torch.manual_seed(0)
+    torch.save({"net": {"hidden.2.weight": torch.randn(12, 12)}}, tmp_path / "final.pt")
+    picture = tmp_path / "spectrum.png"
+    assert spectrum.main([str(tmp_path / "final.pt"), "--out", str(picture)]) == 0
+    assert picture.exists()
+    found = spectrum.spectra(torch.randn(12, 12))
+    assert torch.allclose(found["FIRE, exact"], torch.ones(12, dtype=torch.float64), atol=1e-4)
+    worst = [float(found[f"FIRE, {steps}"].min()) for steps in ("N = 5", "N = 10", "exact")]
+    assert worst == sorted(worst)
+    assert spectrum.main([str(tmp_path / "final.pt"), "--parameter", "fc.weight"]) == 2
+    assert "hidden.2.weight" in capsys.readouterr().err
