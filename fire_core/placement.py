@@ -51,27 +51,38 @@ def observe(
     method: str,
     initial: Mapping[str, Tensor] | None = None,
     targets: Any = "all",
+    in_shards: bool = False,
 ) -> Iterator[Report]:
-    """Report of a change that the body makes by any other means: compares the targets before and after."""
+    """Report of a change that the body makes by any other means: compares the targets before and after.
+
+    in_shards: the body can change a sharded model; its parameters are gathered one at a time to be compared.
+    """
     report = Report(method=method)
-    parameters = dict(model.named_parameters())
-    if is_sharded(parameters):
-        raise UserError(
-            f"{method or action} changes whole parameters and cannot see them in a sharded model; fire, fire_exact, "
-            "interpolate, rescale, keep_norm and random_orthogonal can: use one of these, or change the weights before "
-            "fully_shard"
-        )
+    own: Mapping[str, Tensor] = dict(model.named_parameters())
+    parameters = own
+    if is_sharded(own):
+        if not in_shards:
+            raise UserError(
+                f"{method or action} changes whole parameters and cannot see them in a sharded model; fire, fire_exact, "
+                "interpolate, rescale, keep_norm, random_orthogonal, full_reset and shrink_perturb can: use one of these, "
+                "or change the weights before fully_shard"
+            )
+        from fire_core.distributed.shards import Gathered
+
+        parameters = Gathered(own)
     try:
         table = find_targets(model, targets)
     except UserError:
         table = TargetTable()
-    before = {name: p.detach().clone() for name, p in parameters.items()}
+    before: Mapping[str, Tensor] = {name: p.detach().clone() for name, p in own.items()}
+    before = before if parameters is own else type(parameters)(before)  # type: ignore[call-arg]
     started = time.perf_counter()
     yield report
     seconds = time.perf_counter() - started
     found = measure_change(
         before, parameters, table, action=action, method=method, seconds=seconds, initial=initial
     )
+    found.parameters = [own[name] for name in own if name in found.changed]
     report.__dict__.update(found.__dict__)
 
 
@@ -84,6 +95,15 @@ def table_of(model: nn.Module, targets: Any) -> TargetTable:
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside DistributedDataParallel."""
     return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+
+
+def place(value: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor in the type, on the device and in the shards of `like`."""
+    if not is_sharded({"": like}):
+        return value.to(like)
+    from fire_core.distributed.shards import cut
+
+    return cut(value, like)
 
 
 def is_sharded(parameters: Mapping[str, Tensor]) -> bool:

@@ -20,7 +20,7 @@ from fire_core.engine import Treated
 from fire_core.errors import UserError
 from fire_core.methods import create
 from fire_core.methods.controls import random_orthogonal
-from fire_core.placement import apply_to_model
+from fire_core.placement import apply_to_model, observe
 from fire_core.settings import FireSettings
 from tests.polar_cases import deviation, relative_error, spread, with_spectrum
 
@@ -28,6 +28,13 @@ SOLVERS = (
     {"solver": "newton_schulz", "iterations": 5},
     {"solver": "exact"},
     {"solver": "exact", "strength": 0.5},
+)
+
+
+STARTS: tuple[tuple[str, dict], ...] = (
+    ("full_reset", {}),
+    ("shrink_perturb", {"shrink": 0.3}),
+    ("fire", {"targets": "conv", "reset": "linear"}),
 )
 
 
@@ -211,9 +218,8 @@ def failures(rank: int) -> dict:
     found["out of memory"] = message(
         lambda: apply_to_model(failing, find_targets(failing), fails_on_one_rank, action="none")
     )
-    observed = sharded()
-    state = State({"net": observed}, initial={"net": dict(observed.state_dict())})
-    found["boundary method"] = message(lambda: create("shrink_perturb").at_boundary(state, Phase(1)))
+    observed = observe(sharded(), action="halved", method="halve")
+    found["boundary method"] = message(lambda: observed.__enter__())
     for use_orig_params in (False, True):
         flat = FullyShardedDataParallel(
             make(), use_orig_params=use_orig_params, device_id=torch.device("cpu")
@@ -235,6 +241,17 @@ def who_works() -> list[str]:
     return mine
 
 
+def towards_the_start(model: Net, method: str, **settings: object) -> tuple[dict, dict, list[str], list[str]]:
+    """Weights, report and what was changed after a method that reads the starting weights, which are whole on every rank."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+    state = State({"net": model}, initial={"net": make().state_dict()})
+    report = create(method, **settings).at_boundary(state, Phase(1))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return full(model), report.to_dict(), sorted(report.changed), [names[id(p)] for p in report.parameters]
+
+
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
@@ -246,6 +263,7 @@ def work(rank: int, folder: str) -> None:
         "random": drawn_at_random(fully_shard(twins())),
         "failures": failures(rank),
         "changed": what_was_changed(),
+        "start": [towards_the_start(sharded(), method, **settings) for method, settings in STARTS],
         "dry run": dry_run(),
         "mine": who_works(),
     }
@@ -304,6 +322,16 @@ def test_replicas_are_bit_equal(ranks: list[dict]) -> None:
         for key, first in ranks[0][kind].items():
             second = ranks[1][kind][key]
             assert all(torch.equal(first[0][name], second[0][name]) for name in first[0]), key
+
+
+def test_methods_that_read_the_starting_weights_treat_shards(ranks: list[dict]) -> None:
+    for number, (method, settings) in enumerate(STARTS):
+        weights, report, changed, parameters = towards_the_start(make(), method, **settings)
+        for rank in ranks:
+            found = rank["start"][number]
+            assert found[2:] == (changed, parameters)
+            assert all(torch.allclose(found[0][name], weight, atol=2e-6) for name, weight in weights.items())
+            assert_rows_match(found[1], report)
 
 
 def test_changed_means_the_same_for_every_wrapper(ranks: list[dict]) -> None:

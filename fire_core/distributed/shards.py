@@ -11,7 +11,7 @@ FSDP1 (FullyShardedDataParallel) keeps flattened shards in which no matrix can b
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
@@ -207,6 +207,29 @@ def _group_of(parameters: Any) -> dist.ProcessGroup | None:
     return None
 
 
+class Gathered(Mapping[str, Tensor]):
+    """The parameters of a mapping, whole: each is gathered from its shards whenever it is asked for. Collective."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        self._parameters = parameters
+
+    def __getitem__(self, name: str) -> Tensor:
+        return _full(self._parameters[name]).detach()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+
+def cut(value: Tensor, like: Tensor) -> Tensor:
+    """A tensor that every rank has whole, in the type, on the device and in the shards of the DTensor `like`."""
+    assert isinstance(like, DTensor)
+    whole = value.to(like.to_local().device, like.dtype)
+    return distribute_tensor(whole, like.device_mesh, like.placements, **_SILENTLY)
+
+
 def _full(parameter: Tensor) -> Tensor:
     return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter.detach()
 
@@ -217,9 +240,7 @@ def _write_full(parameter: Tensor, new: Tensor | None, owner: int, group: dist.P
     value = torch.empty(parameter.shape, dtype=parameter.dtype, device=local.device) if new is None else new
     source = owner if group is None else dist.get_global_rank(group, owner)
     dist.broadcast(value, source, group=group)
-    if isinstance(parameter, DTensor):
-        value = distribute_tensor(value, parameter.device_mesh, parameter.placements, **_SILENTLY)
-    parameter.copy_(value)
+    parameter.copy_(cut(value, parameter) if isinstance(parameter, DTensor) else value)
 
 
 def _try_gram(

@@ -44,6 +44,7 @@ class Method:
     changes_optimizer: ClassVar[bool] = False
     changes_structure: ClassVar[bool] = False
     forgets: ClassVar[bool] = False  # leaves nothing of what was trained before a boundary
+    treats_shards: ClassVar[bool] = False  # works on the shards of FSDP2
     watches_training: ClassVar[bool] = (
         False  # reads activations of the training passes, which compiled nets hide
     )

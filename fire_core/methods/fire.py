@@ -28,6 +28,8 @@ class Projection(Method):
     reset: str | list[str] | None = None
     degenerate: str = "skip"
 
+    treats_shards: ClassVar[bool] = True
+
     def check(self, state: State) -> None:
         for net in state.nets.values():
             table = find_targets(net, self.targets)

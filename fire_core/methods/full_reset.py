@@ -12,15 +12,16 @@ from torch import Tensor, nn
 from fire_core.errors import UserError
 from fire_core.methods import Method, register
 from fire_core.phases import State
-from fire_core.placement import observe
+from fire_core.placement import observe, place
 from fire_core.report import Report
 from fire_core.targets import match_parameters
 
 
 def full_reset(model: nn.Module, initial: Mapping[str, Tensor]) -> Report:
     """All parameters and buffers of `model` return to `initial`, a copy of its state dict, in place."""
-    with observe(model, action="reset", method="full_reset", initial=initial) as report:
-        model.load_state_dict(initial)
+    with observe(model, action="reset", method="full_reset", initial=initial, in_shards=True) as report:
+        own = model.state_dict()
+        model.load_state_dict({key: place(value, own.get(key, value)) for key, value in initial.items()})
     return report
 
 
@@ -28,9 +29,10 @@ def restore(model: nn.Module, initial: Mapping[str, Tensor], rule: Any) -> Repor
     """Parameters of the layers named by `rule` (weights and biases) back to their initial values, in place."""
     names = match_parameters(model, rule)
     parameters = dict(model.named_parameters())
-    with observe(model, action="reset", method="reset", initial=initial) as report, torch.no_grad():
+    watched = observe(model, action="reset", method="reset", initial=initial, in_shards=True)
+    with watched as report, torch.no_grad():
         for name in names:
-            parameters[name].copy_(initial[name])
+            parameters[name].copy_(place(initial[name], parameters[name]))
     return report
 
 
@@ -55,6 +57,7 @@ class FullReset(Method):
     summary: ClassVar[str] = "back to the initial weights and buffers"
     source: ClassVar[str] = "baseline"
     forgets: ClassVar[bool] = True
+    treats_shards: ClassVar[bool] = True
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
         return full_reset(net, initial_of(state, name))

@@ -14,7 +14,7 @@ from fire_core.methods import Method, register
 from fire_core.methods.fire import combine
 from fire_core.methods.full_reset import initial_of, restore
 from fire_core.phases import State
-from fire_core.placement import observe
+from fire_core.placement import observe, place
 from fire_core.report import Report
 from fire_core.targets import match_parameters
 
@@ -37,9 +37,10 @@ def shrink_perturb(
     restored = restore(model, initial, reset) if reset else Report()
     own: dict[str, Any] = dict(model.named_parameters())
     chosen = list(own) if parameters == "all" else match_parameters(model, parameters)
-    with observe(model, action="shrunk", method="shrink_perturb", initial=initial) as report, torch.no_grad():
+    watched = observe(model, action="shrunk", method="shrink_perturb", initial=initial, in_shards=True)
+    with watched as report, torch.no_grad():
         for key in chosen:
-            own[key].lerp_(initial[key].to(own[key]), shrink)
+            own[key].lerp_(place(initial[key], own[key]), shrink)
     return combine(report, restored)
 
 
@@ -64,6 +65,7 @@ class ShrinkPerturb(Method):
     name: ClassVar[str] = "shrink_perturb"
     summary: ClassVar[str] = "weighted mean of old and initial weights"
     source: ClassVar[str] = "Ash & Adams 2020; D'Oro et al. 2023 (SR)"
+    treats_shards: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check_shrink(self.shrink)
