@@ -168,6 +168,7 @@ def open_run(cfg: DictConfig, method: Method, **meta: Any) -> Run:
         meta={"method": cfg.method.name, "domain": cfg.domain, "overrides": changed, **meta},
         checkpoint_seconds=cfg.run.checkpoint_seconds,
         checkpoint_steps=cfg.run.checkpoint_steps,
+        checkpoint_share=cfg.run.checkpoint_share,
         keep=cfg.run.keep,
         tracker=cfg.run.tracker,
     )

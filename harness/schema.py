@@ -47,6 +47,12 @@ class RunKeys:
     trunk: bool = key("share phase 0 between methods that do nothing in it", numbers=False)
     checkpoint_seconds: float = key("seconds between checkpoints", least=0, numbers=False)
     checkpoint_steps: int = key("steps between checkpoints; 0: by time only", least=0, numbers=False)
+    checkpoint_share: float = key(
+        "share of the time that saving may take: the interval is longer where it takes more",
+        above=0,
+        most=1,
+        numbers=False,
+    )
     keep: int = key("checkpoints that are kept", least=1, numbers=False)
     progress: bool = key("show a progress bar in a terminal", numbers=False)
     tracker: str = key(
@@ -230,6 +236,11 @@ class Language(Keys):
     eval_batch_size: int = key("windows of an evaluation batch", least=1, numbers=False)
     precision: str = key("fp16 scales the loss", choices=("fp32", "bf16", "fp16"))
     tf32: bool = key("on GPUs: float32 products in TF32")
+    parallel: str = key(
+        "several processes (torchrun): each with the whole net, or with a part of it",
+        choices=("ddp", "fsdp"),
+        numbers=False,
+    )
     run: LanguageRun = group(LanguageRun)
 
 

@@ -1,36 +1,47 @@
 """Several processes as one: `torchrun --nproc-per-node=8 language/train.py ...`, or nothing special for one process.
 
 Process 0 owns the run folder. The others get a `Silent` run with the same calls, receive what process 0 read from a
-checkpoint, and follow its decisions to save and to stop.
+checkpoint, and follow its decisions to save and to stop. With parallel=ddp each has the whole net, with parallel=fsdp a
+part of it (language/sharded.py).
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fire_core.errors import UserError
 from harness.launch import pick_device
 from harness.runs.record import STOPPED
+from language import sharded
+from language.model import Decoder
 
 GO_ON, SAVE, STOP = 0, 1, 2
+T = TypeVar("T")
 
 
 class World:
-    """This process among all: `rank` of `size`, its `device`, and the few collective calls that the loop needs."""
+    """This process among all: `rank` of `size`, its `device`, and the few collective calls that the loop needs.
 
-    def __init__(self, device: str) -> None:
+    `sharded`: each process holds a part of the net.
+    """
+
+    def __init__(self, device: str, parallel: str = "ddp") -> None:
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0"))
         self.device = pick_device(device)
+        self.sharded = parallel == "fsdp" and self.size > 1
         if self.size > 1:
             if self.device.type == "cuda":
                 self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -52,15 +63,30 @@ class World:
             )
         return range(self.rank, micro_batches, self.size)
 
+    def deal(self, batches: Iterable[T]) -> Iterator[tuple[T, bool]]:
+        """This process's share of the batches, as many for each: the last may come again, and then does not count."""
+        batches = iter(batches)
+        while turn := list(itertools.islice(batches, self.size)):
+            yield turn[min(self.rank, len(turn) - 1)], self.rank < len(turn)
+
+    def distribute(self, net: Decoder) -> None:
+        """Move the net to the device, and cut it where each process is to hold a part."""
+        net.to(self.device)
+        if self.sharded:
+            sharded.shard(net, self.device)
+
     def wrap(self, net: nn.Module) -> nn.Module:
-        """DistributedDataParallel around `net` where there are several processes."""
-        if self.size == 1:
+        """DistributedDataParallel around `net` where there are several processes with the whole of it."""
+        if self.size == 1 or self.sharded:
             return net
         ids = [self.device.index] if self.device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(net, device_ids=ids)
 
     def without_sync(self, net: nn.Module, last: bool) -> AbstractContextManager[Any]:
         """Gradients are summed over processes at the `last` micro-batch only."""
+        if self.sharded:
+            net.set_requires_gradient_sync(last)  # type: ignore[operator]
+            return nullcontext()
         return nullcontext() if last or self.size == 1 else net.no_sync()  # type: ignore[operator]
 
     def mean(self, value: Tensor) -> Tensor:
@@ -79,10 +105,35 @@ class World:
         return box[0]
 
     def same_weights(self, net: nn.Module) -> None:
-        """Give every process the weights of process 0."""
-        if self.size > 1:
+        """Give every process the weights of process 0. Parts are exchanged by the methods themselves."""
+        if self.size > 1 and not self.sharded:
             for tensor in (*net.parameters(), *net.buffers()):
                 dist.broadcast(tensor.data, src=0)
+
+    def whole(self, net: Decoder) -> Decoder:
+        """The net, or a copy that is not cut."""
+        return sharded.whole(net, self.device) if self.sharded else net
+
+    def weights(
+        self, run: Any, net: nn.Module, optimizer: Optimizer, step: int, name: str | None
+    ) -> dict[str, Any]:
+        """Weights and optimizer state for a checkpoint; parts are written here, to a folder beside its file."""
+        if not self.sharded:
+            return {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
+        folder = self.from_leader(str(run.shards(step, name)) if self.leads else None)
+        sharded.write(Path(folder), net, optimizer)
+        return {"shards": Path(folder).name}
+
+    def load(self, net: nn.Module, optimizer: Optimizer | None, saved: dict[str, Any]) -> None:
+        """Load what `weights` returned, whether it was written in parts or not."""
+        if "shards" in saved and optimizer is not None:
+            sharded.read(Path(saved["shards"]), net, optimizer)
+        elif self.sharded:
+            sharded.cut_up(net, optimizer, saved)
+        else:
+            net.load_state_dict(saved["net"])
+            if optimizer is not None:
+                optimizer.load_state_dict(saved["optimizer"])
 
     def close(self) -> None:
         """End the process group."""
@@ -91,7 +142,12 @@ class World:
 
 
 class Silent:
-    """Stands for the run on processes other than 0: same calls, no files. Signals are left to process 0."""
+    """Stands for the run on processes other than 0: same calls, no files. Signals are left to process 0.
+
+    stops: end with process 0 after the next save.
+    """
+
+    stops = False
 
     def __enter__(self) -> Silent:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
@@ -101,12 +157,17 @@ class Silent:
     def __exit__(self, *error: object) -> None:
         return None
 
+    def save(self, *args: Any, **values: Any) -> None:
+        """Nothing is written; a process that is to stop ends here, with the exit code of process 0."""
+        if self.stops:
+            sys.exit(STOPPED)
+
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **values: None
 
 
 def save_decision(world: World, run: Any, step: int) -> bool:
-    """Whether to save now. A process other than 0 ends here, with the same exit code, when process 0 is to stop."""
+    """Whether to save now; where process 0 stops afterwards, the others do too."""
     if world.size == 1:
         return run.due(step)
     decision = GO_ON
@@ -114,15 +175,15 @@ def save_decision(world: World, run: Any, step: int) -> bool:
         decision = STOP if run.stop_signal is not None else SAVE
     flag = torch.tensor(decision, device=world.device)
     dist.broadcast(flag, src=0)
-    if int(flag) == STOP and not world.leads:
-        sys.exit(STOPPED)
+    if not world.leads:
+        run.stops = int(flag) == STOP
     return int(flag) != GO_ON
 
 
 @contextmanager
-def world_of(device: str) -> Iterator[World]:
+def world_of(device: str, parallel: str) -> Iterator[World]:
     """The world of this process, closed at the end."""
-    world = World(device)
+    world = World(device, parallel)
     try:
         yield world
     finally:

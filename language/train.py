@@ -7,7 +7,6 @@ Phase 1 is the trunk, trained once for all methods; phase 2 starts from one of i
 best, an iteration, or last). `step` counts optimizer steps of the whole run, `iteration` those of the phase.
 """
 
-import math
 import os
 import sys
 import time
@@ -38,19 +37,18 @@ from fire_core.optim_state import apply_policy
 from fire_core.phases import Phase, State, snapshot
 from harness.runs import generator, seeded
 from harness.transfer import send
-from language.data import Corpus, validation_batches
+from language.data import Corpus
 from language.distributed import Silent, World, save_decision, world_of
+from language.evaluate import autocast, evaluate, mean_loss
 from language.model import Decoder, adamw, token_loss
 from language.schedule import PhasePlan, open_corpora, plan
 from language.settings import check_settings
 from language.throughput import peak_flops, synchronise
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 @launch("language", check_settings)
 def train(cfg: DictConfig) -> None:
-    with world_of(cfg.device) as world:
+    with world_of(cfg.device, cfg.parallel) as world:
         train_in(world, cfg)
 
 
@@ -69,6 +67,10 @@ def train_in(world: World, cfg: DictConfig) -> None:
             f"method={method.name} with {world.size} processes: it judges units by what one process sees of a batch, so "
             "the copies of the net would part; use one process"
         )
+    if world.sharded and not method.treats_shards:
+        raise UserError(
+            f"parallel=fsdp with method={method.name}: it needs whole weights at every step or boundary; use parallel=ddp"
+        )
     micro_batches = world.share_of(cfg.accumulation)
     corpora = open_in_turn(world, cfg)
     plans = plan(cfg, corpora)
@@ -77,7 +79,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
     with seeded(cfg.seed, "init"):
         net = Decoder(shape)
     initial = snapshot({"net": net})
-    net.to(world.device)
+    world.distribute(net)
     forward: nn.Module = torch.compile(net) if cfg.compile else net  # type: ignore[assignment]
     trained = world.wrap(forward)
     adam = adamw(net, betas=tuple(cfg.betas), weight_decay=cfg.weight_decay)
@@ -94,14 +96,12 @@ def train_in(world: World, cfg: DictConfig) -> None:
         loss_sum, count = torch.zeros((), device=world.device), 0
         scaler = torch.amp.GradScaler(world.device.type, enabled=cfg.precision == "fp16")
 
-        def parts() -> dict[str, Any]:
-            return {
-                "net": net.state_dict(),
-                "optimizer": state.optimizers["net"].state_dict(),
+        def parts(name: str | None = None) -> dict[str, Any]:
+            return world.weights(run, net, state.optimizers["net"], at["step"], name) | {
                 "scaler": scaler.state_dict(),
                 "method": method.state_dict(),
                 "random": torch.get_rng_state(),
-                "loss_sum": loss_sum,
+                "loss_sum": world.mean(loss_sum.clone()),
                 "count": count,
                 "at": dict(at),
                 "results": dict(results),
@@ -114,8 +114,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
             state.phase = at["phase"]
             state.optimizers["net"] = method.optimizer(net, adam, Phase(state.phase))
             method.rebuild(state)
-            net.load_state_dict(saved["net"])
-            state.optimizers["net"].load_state_dict(saved["optimizer"])
+            world.load(net, state.optimizers["net"], saved)
             scaler.load_state_dict(saved["scaler"])
             method.load_state_dict(saved["method"])
             loss_sum.copy_(saved["loss_sum"])
@@ -142,7 +141,9 @@ def train_in(world: World, cfg: DictConfig) -> None:
                 values = evaluate(forward, corpora, cfg, world)
                 if phase.index > 0:
                     probe = next(coming_batches(phase, 1, world.device))[0][:8]
-                    values = {f"before_{k}": v for k, v in (values | plasticity(net, probe)).items()}
+                    values = {
+                        f"before_{k}": v for k, v in (values | plasticity(world.whole(net), probe)).items()
+                    }
                     state.phase = phase.index
                     report = method.at_boundary(state, Phase(phase.index, phase.name))
                     state.copy_followers()
@@ -155,13 +156,15 @@ def train_in(world: World, cfg: DictConfig) -> None:
                     run.boundary(phase.index, report)
                     run.timing(phase=phase.index, boundary_seconds=report.seconds)
                     after = evaluate(forward, corpora, cfg, world)
-                    values |= after | {f"after_{k}": v for k, v in (after | plasticity(net, probe)).items()}
+                    values |= after | {
+                        f"after_{k}": v for k, v in (after | plasticity(world.whole(net), probe)).items()
+                    }
                     print(f"boundary: {method.name}; {method_summary(report)}", flush=True)
                 run.log(phase=phase.index, iteration=0, step=at["step"], **values)
                 same = run.adopt_last_phase(values, at["step"]) if phase.index > 0 else None
                 same = world.from_leader(same)
                 if same is not None:  # after a full reset, whatever phase 1 was forked at
-                    net.load_state_dict(same["net"])
+                    world.load(net, None, same)
                     results = {
                         k: v for k, v in same["last"].items() if k not in ("phase", "iteration", "step")
                     }
@@ -227,16 +230,16 @@ def train_in(world: World, cfg: DictConfig) -> None:
                     bar.set_postfix_str(f"{brief(results)}, {rate:,.0f} tokens/s, MFU {use:.0%}")
                     if phase.index == 0 and results["val_loss_a"] < at["best"]:
                         at["best"] = results["val_loss_a"]
-                        run.save(at["step"], parts(), name="best")
+                        run.save(at["step"], parts("best"), name="best")
                     started, timed = time.perf_counter(), 0
                 if at["iteration"] in phase.save_at:
-                    run.save(at["step"], parts(), name=str(at["iteration"]))
+                    run.save(at["step"], parts(str(at["iteration"])), name=str(at["iteration"]))
                 if save_decision(world, run, at["step"]):
                     run.save(at["step"], parts())
             bar.close()
             print(f"{phase.name}, {phase.stop_at} iterations: {brief(results)}", flush=True)
             if phase.index == 0:
-                saved = world.from_leader(run.leave_trunk(at["step"], parts(), fork))
+                saved = world.from_leader(run.leave_trunk(at["step"], parts("end"), fork))
                 if saved is not None:
                     restore(saved)
                 at.update(phase=1, iteration=0)
@@ -244,7 +247,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
                     run.save(at["step"], parts())
 
         # -------------------------------------------------------------------------------------- end
-        run.save(at["step"], {"net": net.state_dict()}, name="final")
+        run.save(at["step"], {"net": world.whole(net).state_dict()}, name="final")
         run.finish({"steps": at["step"], "fork": str(cfg.boundary.fork), **results})
     if world.leads:
         print(f"{method.name}: {brief(results)}\nin {run.folder}")
@@ -262,54 +265,6 @@ def coming_batches(phase: PhasePlan, count: int, device: torch.device) -> Iterat
     for iteration in range(count):
         inputs, targets = phase.mixture.batch(iteration, 0)
         yield send(inputs, device), send(targets, device)
-
-
-def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Mixed precision of the config; float32 switches it off."""
-    return torch.autocast(device.type, PRECISIONS[precision], enabled=precision != "fp32")
-
-
-@torch.no_grad()
-def evaluate(
-    net: nn.Module, corpora: tuple[Corpus, Corpus], cfg: DictConfig, world: World
-) -> dict[str, float]:
-    """Validation losses in nats a token: on A, on B, and on the mixture of phase 2 (the mean with its shares)."""
-    net.eval()
-    losses = []
-    for corpus in corpora:
-        total = torch.zeros(2, device=world.device, dtype=torch.float64)
-        batches = validation_batches(corpus, cfg.model.block, cfg.eval_batch_size, cfg.eval_windows)
-        for number, batch in enumerate(batches):
-            if number % world.size != world.rank:
-                continue
-            tokens, targets = (send(part, world.device) for part in batch)
-            with autocast(world.device, cfg.precision):
-                loss = net(tokens, targets)
-            total += torch.stack(
-                [loss.double() * targets.numel(), torch.tensor(targets.numel(), device=loss.device)]
-            )
-        summed = world.mean(total)
-        losses.append(finite(float(summed[0] / summed[1]), f"validation loss on {corpus.name}", cfg))
-    net.train()
-    share = cfg.phase_2.share_a
-    return {
-        "val_loss_a": losses[0],
-        "val_loss_b": losses[1],
-        "val_loss_mix": share * losses[0] + (1 - share) * losses[1],
-    }
-
-
-def mean_loss(loss_sum: Tensor, count: int, step: int, cfg: DictConfig) -> float:
-    """Mean training loss since the last record; stops the run where it is not a number."""
-    return finite(float(loss_sum) / count, f"training loss at step {step}", cfg)
-
-
-def finite(value: float, what: str, cfg: DictConfig) -> float:
-    """The same value; a loss that is no number stops the run."""
-    if not math.isfinite(value):
-        also = "" if cfg.precision == "fp32" else ", or precision=fp32"
-        raise UserError(f"{what} is {value}: try a learning_rate below {cfg.learning_rate}{also}")
-    return value
 
 
 def method_summary(report: Any) -> str:

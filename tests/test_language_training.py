@@ -14,17 +14,17 @@ from fire_core.errors import UserError
 from harness.config import compose_config
 from language.data import mixture
 from language.distributed import World
+from language.evaluate import finite
 from language.schedule import PhasePlan
 from language.settings import check_settings
-from language.train import finite
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = str(ROOT / "language/train.py")
 
-# Runs several command lines one after the other, each in a fork of one process that has imported everything. `kill`
-# ends a run like SIGKILL would, right after the checkpoint of that step.
+# Runs several command lines one after the other, each in a fork of one process that has imported everything, or in
+# several. `kill` ends a run like SIGKILL would, right after the checkpoint of that step.
 DRIVER = """
-import json, os, runpy, sys
+import json, os, runpy, socket, sys
 sys.path.insert(0, {root!r})
 import language.train
 from harness.runs import Run
@@ -40,19 +40,29 @@ def start(arguments, kill):
     sys.argv = [{script!r}, *arguments]
     runpy.run_path({script!r}, run_name="__main__")
 
-codes = []
-for arguments, kill in json.loads(sys.argv[1]):
+def fork(arguments, kill, rank, processes):
     sys.stdout.flush()
     child = os.fork()
-    if child == 0:
-        try:
-            start(arguments, kill)
-        except SystemExit as end:
-            sys.stdout.flush()
-            os._exit(end.code or 0)
+    if child:
+        return child
+    if processes > 1:
+        os.environ |= {{"RANK": str(rank), "WORLD_SIZE": str(processes)}}
+    try:
+        start(arguments, kill)
+    except SystemExit as end:
         sys.stdout.flush()
-        os._exit(0)
-    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        os._exit(end.code or 0)
+    sys.stdout.flush()
+    os._exit(0)
+
+codes = []
+for arguments, kill, *several in json.loads(sys.argv[1]):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        os.environ |= {{"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}}
+    processes = several[0] if several else 1
+    children = [fork(arguments, kill, rank, processes) for rank in range(processes)]
+    codes.append(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
 print("codes", json.dumps(codes))
 """
 
@@ -67,7 +77,7 @@ def smoke(root: Path, data: Path, *more: str) -> list[str]:
     return [*fixed, "experiment=fig3_best", *more]
 
 
-def drive(*runs: tuple[list[str], int]) -> tuple[list[int], str]:
+def drive(*runs: tuple[list[str], int] | tuple[list[str], int, int]) -> tuple[list[int], str]:
     code = DRIVER.format(root=str(ROOT), script=SCRIPT)
     done = subprocess.run(
         [sys.executable, "-c", code, json.dumps(runs)], capture_output=True, text=True, cwd=ROOT, timeout=250
@@ -169,6 +179,15 @@ def test_without_a_trunk_a_run_that_forked_early_is_gone_on_with(tmp_path, data)
         assert metrics(root, label)[-1]["step"] == 11
 
 
+def assert_losses_agree(one: list[dict], two: list[dict]) -> None:
+    assert len(one) == len(two) and one[-1]["phase"] == 1
+    for a, b in zip(one, two, strict=True):
+        assert a["step"] == b["step"] and a.keys() == b.keys()
+        for key in a:
+            if "loss" in key:
+                assert a[key] == pytest.approx(b[key], abs=1e-5), (key, a["step"])
+
+
 def test_two_processes_give_the_losses_of_one_with_twice_the_accumulation(tmp_path, data):
     changes = ["method=fire", "accumulation=4", "phase_1.stop_at=8"]
     codes, output = drive((smoke(tmp_path / "one", data, *changes), 0))
@@ -184,12 +203,26 @@ def test_two_processes_give_the_losses_of_one_with_twice_the_accumulation(tmp_pa
     )
     assert done.returncode == 0, done.stderr[-3000:]
     label = "fire-accumulation=4-phase_1.stop_at=8"
-    one, two = metrics(tmp_path / "one", label), metrics(tmp_path / "two", label)
-    assert len(one) == len(two) and one[-1]["phase"] == 1
-    for a, b in zip(one, two, strict=True):
-        assert a["step"] == b["step"]
-        for key in ("train_loss", "val_loss_a", "val_loss_b", "val_loss_mix"):
-            assert a.get(key) == pytest.approx(b.get(key), abs=1e-5), (key, a["step"])
+    assert_losses_agree(metrics(tmp_path / "one", label), metrics(tmp_path / "two", label))
+
+
+def test_parts_of_a_net_are_trained_treated_and_resumed_by_any_number_of_processes(tmp_path, data):
+    """Each root's trunk is trained by one run and taken over by the other: from parts to a whole net, and back."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    changes = ["accumulation=4", "eval_windows=7", "eval_batch_size=1"]  # seven batches for two processes
+    codes, output = drive(
+        (smoke(parts, data, "method=fire", "parallel=fsdp", *changes), 0, 2),
+        (smoke(whole, data, "method=fire", *changes), 0),
+        (smoke(parts, data, "method=shrink_perturb", *changes), 0),
+        (smoke(whole, data, "method=shrink_perturb", "parallel=fsdp", *changes), 0, 2),
+        (smoke(whole, data, "method=l2_init", "parallel=fsdp", *changes), 0, 2),
+    )
+    assert codes == [0, 0, 0, 0, 2], output
+    assert "parallel=fsdp with method=l2_init" in output
+    assert list((parts / "trunks").glob("*/checkpoint/best.*.shards/*.distcp"))
+    for method in ("fire", "shrink_perturb"):
+        label = f"{method}-accumulation=4-eval_windows=7"
+        assert_losses_agree(metrics(whole, label), metrics(parts, label))
 
 
 def test_processes_that_do_not_divide_the_micro_batches_are_refused():

@@ -439,3 +439,46 @@ def test_lock_is_exclusive(tmp_path):
     assert first.acquire(wait=False) and not second.acquire(wait=False)
     first.release()
     assert second.acquire(wait=False)
+
+
+def test_checkpoints_become_rarer_where_saving_is_slow(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(record.time, "monotonic", lambda: now[0])
+    run = open_run(tmp_path, checkpoint_seconds=10, checkpoint_share=0.02)
+
+    def seconds_until_due():
+        started = now[0]
+        while not run.due(0):
+            now[0] += 1
+        return now[0] - started
+
+    with run:
+        run.resume()
+        assert seconds_until_due() == 10
+        now[0] += 3  # what comes before the file counts too
+        run.save(0, {})
+        assert seconds_until_due() == 150  # 3 seconds are 2 % of it
+        run.save(0, {})
+        assert seconds_until_due() == 10
+
+
+def test_shards_go_with_their_checkpoint(tmp_path):
+    folder = tmp_path / "checkpoint"
+
+    def save(step, name=None):
+        shards = checkpoints.shards(folder, step, name)
+        shards.mkdir(parents=True)
+        checkpoints.save(folder, step, {"shards": shards.name}, name=name, keep=2)
+        return shards
+
+    first, old_best = save(1), save(1, "best")
+    second, third, best = save(2), save(3), save(3, "best")
+    torn = checkpoints.shards(folder, 4)
+    torn.mkdir()  # of a process that was killed before the file
+    fourth = save(4)
+    assert {path for path in folder.glob("*.shards")} == {third, fourth, best}
+    assert checkpoints.load(folder / "best.pt")["shards"] == str(best)
+    shutil.rmtree(best)
+    with pytest.raises(UserError, match=f"{best}, a part of checkpoint"):
+        checkpoints.load(folder / "best.pt")
+    assert not any(path.exists() for path in (first, second, old_best))

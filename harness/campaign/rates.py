@@ -111,7 +111,7 @@ def one_of_each(jobs: Sequence[Job]) -> list[Job]:
 def probe(job: Job, copies: int, seconds: float) -> float:
     """Units per second of one of `copies` identical trainings that run side by side."""
     with tempfile.TemporaryDirectory() as folder:
-        often = [f"run.checkpoint_seconds={seconds / 4}"]
+        often = [f"run.checkpoint_seconds={seconds / 4}", "run.checkpoint_share=1"]
         running = [start(job, Path(folder) / str(copy), often) for copy in range(copies)]
         try:
             marks = [wait_for_step(process, home, FIRST_STEP[job.domain]) for process, home in running]

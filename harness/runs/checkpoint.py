@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ def save(folder: Path, step: int, parts: dict[str, Any], *, name: str | None = N
     Of the unnamed ones the last `keep` stay. A failed write (disk full, no permission) leaves the old ones untouched.
     """
     check_keep(keep)
-    path = folder / (f"{name}.pt" if name else f"{PREFIX}{step:012d}.pt")
+    path = folder / (f"{name}.pt" if name else f"{_stem(step)}.pt")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         remove_torn(folder)
@@ -34,7 +35,21 @@ def save(folder: Path, step: int, parts: dict[str, Any], *, name: str | None = N
         ) from error
     for old in _numbered(folder)[:-keep]:
         old.unlink()
+    drop_shards(folder, path.stem, parts.get("shards", ""))
     return path
+
+
+def shards(folder: Path, step: int, name: str | None = None) -> Path:
+    """A free folder for what several processes write of the checkpoint that `save` is then given, as `parts["shards"]`."""
+    return folder / f"{name or _stem(step)}.{secrets.token_hex(4)}.shards"
+
+
+def drop_shards(folder: Path, stem: str = "", kept: str = "") -> None:
+    """Delete the shards of checkpoints that are gone, and those of checkpoint `stem` other than `kept`."""
+    for path in folder.glob("*.shards"):
+        owner = path.name.split(".")[0]
+        if not (folder / f"{owner}.pt").exists() or (owner == stem and path.name != kept):
+            shutil.rmtree(path)
 
 
 def _reason(error: Exception, folder: Path) -> str:
@@ -74,7 +89,15 @@ def load(path: Path, device: str | torch.device = "cpu", remedy: str = "") -> di
     if not isinstance(content, dict):
         kind = type(content).__name__
         raise UserError(f"checkpoint {path} holds a {kind}, not the parts of a run: {remedy_damaged}")
+    if "shards" in content:
+        content["shards"] = str(path.parent / content["shards"])
+        if not Path(content["shards"]).is_dir():
+            raise UserError(f"{content['shards']}, a part of checkpoint {path}, is gone: {remedy_damaged}")
     return content
+
+
+def _stem(step: int) -> str:
+    return f"{PREFIX}{step:012d}"
 
 
 def _numbered(folder: Path) -> list[Path]:

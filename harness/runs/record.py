@@ -54,6 +54,7 @@ class Run:
         self.meta = meta
         self.checkpoint_seconds = 300.0
         self.checkpoint_steps = 0
+        self.checkpoint_share = 1.0
         self.keep = 2
         self.tracker_name = "none"
         self._tracker: Tracker | None = None
@@ -62,6 +63,8 @@ class Run:
         self._trunk_lock: FolderLock | None = None
         self._old_handlers: dict[int, Any] = {}
         self._saved_at = (time.monotonic(), 0)
+        self._due_at: float | None = None  # since when the next checkpoint is being made
+        self._saving_took = 0.0  # seconds of the latest one
         self._complete = False
         self.stop_signal: str | None = None
 
@@ -79,6 +82,7 @@ class Run:
         meta: dict[str, Any] | None = None,
         checkpoint_seconds: float = 300.0,
         checkpoint_steps: int = 0,
+        checkpoint_share: float = 1.0,
         keep: int = 2,
         tracker: str = "none",
     ) -> Run:
@@ -102,7 +106,7 @@ class Run:
         place = {"experiment": experiment, "size": size, "label": label, "seed": seed, "identity": identity}
         run = cls(folder, config, place | (meta or {}))
         run.checkpoint_seconds, run.checkpoint_steps, run.keep = checkpoint_seconds, checkpoint_steps, keep
-        run.tracker_name = tracker
+        run.checkpoint_share, run.tracker_name = checkpoint_share, tracker
         if trunk is not None:
             run.trunk = Path(root) / "trunks" / fingerprint(trunk)
             run.meta["trunk"] = run.trunk.name
@@ -194,12 +198,23 @@ class Run:
         write_atomic(self.folder / f"boundary_{index}.json", text)
 
     def due(self, step: int) -> bool:
-        """Whether to save now: the interval is over (seconds or steps), or a signal asks to stop."""
+        """Whether to save now: the interval is over (seconds or steps), or a signal asks to stop.
+
+        The interval is longer where saving took more than `checkpoint_share` of it.
+        """
         if self.stop_signal is not None:
             return True
         saved_time, saved_step = self._saved_at
         by_steps = self.checkpoint_steps > 0 and step - saved_step >= self.checkpoint_steps
-        return by_steps or time.monotonic() - saved_time >= self.checkpoint_seconds
+        interval = max(self.checkpoint_seconds, self._saving_took / self.checkpoint_share)
+        due = by_steps or time.monotonic() - saved_time >= interval
+        if due:
+            self._due_at = time.monotonic()
+        return due
+
+    def shards(self, step: int, name: str | None = None) -> Path:
+        """Where several processes write their parts of the checkpoint that is saved next."""
+        return checkpoints.shards(self.place / "checkpoint", step, name)
 
     def save(self, step: int, parts: dict[str, Any], name: str | None = None) -> None:
         """Write a checkpoint; after a signal, end the process with exit code 75."""
@@ -208,6 +223,8 @@ class Run:
         parts = {**parts, "_metrics_bytes": self._file().tell(), "_identity": self._owner()}
         path = checkpoints.save(self.place / "checkpoint", step, parts, name=name, keep=self.keep)
         self._saved_at = (time.monotonic(), step)
+        if name is None and self._due_at is not None:
+            self._saving_took, self._due_at = self._saved_at[0] - self._due_at, None
         if self.stop_signal is not None and name is None:
             print(
                 f"stopped by {self.stop_signal}; saved {path}; the same command resumes from there",
@@ -228,6 +245,7 @@ class Run:
             write_atomic(self.trunk / "DONE", "")
             for old in (self.trunk / "checkpoint").glob("step_*.pt"):
                 old.unlink()
+            checkpoints.drop_shards(self.trunk / "checkpoint")
             self._release_trunk()
             if fork:
                 return self._fork(self.trunk, fork)
@@ -294,6 +312,7 @@ class Run:
             write_atomic(self.folder / "DONE", f"{size} bytes of metrics.jsonl\n")
             for path in (self.folder / "checkpoint").glob("step_*.pt"):
                 path.unlink()
+            checkpoints.drop_shards(self.folder / "checkpoint")
 
     def _note_failure(self, error: Exception) -> None:
         """FAILED, with the traceback. A full disk must not hide the error itself."""
