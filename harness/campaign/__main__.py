@@ -8,13 +8,14 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, did_you_mean
 from harness.campaign import preflight
-from harness.campaign.manifest import Manifest, load
+from harness.campaign.manifest import SCRIPTS, Manifest, load
 from harness.campaign.plan import describe, leaders, once, seconds_of
 from harness.campaign.rates import measure, one_of_each, probes_in, rate_of
 from harness.campaign.schedule import simulate, within
@@ -47,6 +48,13 @@ def parser() -> argparse.ArgumentParser:
         help="measure every cell first (60 s each)",
     )
     result.add_argument("--precision", help="of every domain that has it; default: as in the paper")
+    result.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="of every run that has the key, as in 'data.folder=/data/${data.name}'; may be given again",
+    )
     result.add_argument("--root", default="runs", help="folder of all runs (runs)")
     result.add_argument("--gpus", type=int, default=1, help="GPUs of a language run, through torchrun (1)")
     result.add_argument("--no-preflight", action="store_true", help="do not make one step of each cell first")
@@ -58,7 +66,12 @@ def main() -> int:
     options = parser().parse_args()
     budget = duration(options.budget) if options.budget else None
     root = Path(options.root)
-    manifest = load(options.manifest, options.root, lambda domain: precision(domain, options.precision))
+    check_options(options.option)
+    manifest = load(
+        options.manifest,
+        options.root,
+        lambda domain: (*precision(domain, options.precision), *options_of(domain, options.option)),
+    )
     waiting = [job for job in once(manifest.jobs) if not job.done]
     if options.commands:
         for job in waiting:
@@ -122,6 +135,22 @@ def precision(domain: str, name: str | None) -> tuple[str, ...]:
             f"--precision {name}: choose one of {', '.join(sorted({c for k in known.values() for c in k}))}"
         )
     return (f"precision={name}",) if name in known[domain] else ()
+
+
+def options_of(domain: str, options: Sequence[str]) -> tuple[str, ...]:
+    """The overrides among `options` whose key this domain has."""
+    return tuple(option for option in options if option.partition("=")[0] in keys(domain))
+
+
+def check_options(options: Sequence[str]) -> None:
+    """Refuse an override whose key no domain has."""
+    known = sorted({key for domain in SCRIPTS for key in keys(domain)})
+    for option in options:
+        key, equals, _ = option.partition("=")
+        if not equals or key not in known:
+            raise UserError(
+                f"--option {option}: give KEY=VALUE with a key of a script{did_you_mean(key, known)}"
+            )
 
 
 def duration(text: str) -> float:
