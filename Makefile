@@ -24,7 +24,7 @@ export RAY_DEDUP_LOGS := 0
 ray = $(if $(filter 1,$(JOBS)),,$(VENV)/.with-ray)
 # what must be there in the end, where the labels of the runs are the names of the methods and the seeds are written out
 expected = $(if $(OVERRIDES)$(findstring range,$(SEEDS)),,--methods $(call methods,$(1)) --seeds $(SEEDS))
-# $(call sweep,script,domain): run all of it, then table and figure even where a run failed; the exit code tells.
+# $(call sweep,script,domain): all runs, then table and figure even if a run failed; the exit code says whether one did
 define sweep
 	status=0; set -x; \
 	$(PY) $(1) -m experiment=$(subst $(space),$(comma),$(strip $(experiments))) size=$(SIZE) method=$(call methods,$(2)) seed=$(SEEDS) run.root=$(RUNS) \

@@ -88,7 +88,7 @@ def scan_of(panel: str, known: dict[str, Results], frame: pd.DataFrame) -> Resul
 
 
 def iterations(rows: pd.DataFrame) -> pd.DataFrame:
-    """The headline estimates of `fire` under each number of iterations, in order of it."""
+    """The headline estimates of `fire` under each number of iterations, in that order."""
     rows = rows[rows["headline"] & (rows["method"] == "fire")].copy()
     found = [re.fullmatch(r"fire(?:-(?:method\.)?iterations=(\d+))?", label) for label in rows["label"]]
     rows["iterations"] = [int(match[1] or ITERATIONS) if match else None for match in found]

@@ -28,7 +28,7 @@ LINES = {  # label, of which look, line style
 
 
 def spectra(weight: Tensor, shrink: float = 0.8) -> dict[str, Tensor]:
-    """Singular values, largest first, of a trained `weight` (out, in) and of what each treatment makes of it.
+    """Singular values, largest first, of a trained `weight` (out, in), before and after each treatment.
 
     Shrink & perturb and the full reset go to a fresh draw of a Linear layer of that shape.
     """

@@ -1,4 +1,4 @@
-"""The table and the figure of one sweep, and what of it is missing."""
+"""The table and the figure of one sweep, and the runs that are missing."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def text_of(part: Results, rows: pd.DataFrame) -> str:
 
 
 def absent(results: Results, methods: Sequence[str], seeds: Sequence[int]) -> list[str]:
-    """Runs that ought to be there but are not done, by name; see harness.status.with_missing."""
+    """Expected runs that are not done, by name; see harness.status.with_missing."""
     rows = with_missing(results.runs.to_dict("records"), methods, seeds)
     return [
         f"{row['experiment']} {row['label']} seed {row['seed']}: {row['status']}"

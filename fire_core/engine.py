@@ -249,7 +249,7 @@ def _check_shape(group: list[Target], old: Tensor, new: Tensor) -> None:
     if new.shape != old.shape:
         raise UserError(
             f"the treatment made {tuple(new.shape)} of a stack {tuple(old.shape)} ({_some([t.name for t in group])}): "
-            "nothing of it was written; it must keep the shape"
+            "nothing was written; it must keep the shape"
         )
 
 

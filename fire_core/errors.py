@@ -1,4 +1,4 @@
-"""The one error type for mistakes that the caller can mend, and the hint that goes with a misspelt name."""
+"""The one error type for mistakes that the caller can fix, and the hint for a misspelt name."""
 
 import difflib
 import os
@@ -10,7 +10,7 @@ class UserError(ValueError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """End of a message about `word`, which is none of `known`: the nearest of them, or where none is near, a list."""
+    """End of a message about `word`, which is not in `known`: the nearest known word, or a list if none is near."""
     names = list(known)
     close = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names[:30])}"

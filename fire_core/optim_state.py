@@ -68,7 +68,7 @@ def _parameters(changed: Report | Iterable[Tensor] | None, policy: str) -> list[
     found = changed.parameters if isinstance(changed, Report) else list(changed or ())
     for entry in found:
         if not isinstance(entry, Tensor):
-            raise UserError(f"changed holds {entry!r}, which is no parameter: {hint}")
+            raise UserError(f"changed holds {entry!r}, which is not a parameter: {hint}")
     return found
 
 

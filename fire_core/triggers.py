@@ -23,7 +23,7 @@ MOST_MISSED = 100
 
 
 class Trigger(ABC):
-    """Call it with a step that never decreases (updates, environment steps, ...) and the metrics at hand."""
+    """Call it with a step that never decreases (updates, environment steps, ...) and the metrics that are known."""
 
     MEMORY: tuple[str, ...] = ()
     missed = 0  # calls with metrics, but never the one that this trigger waits for
@@ -143,7 +143,7 @@ class Above(Trigger):
 
     def __init__(self, metric: str, limit: float, *, rearm: float | None = None) -> None:
         if rearm is not None and rearm > limit:
-            raise UserError(f"rearm={rearm} is above limit={limit}: it would never wait")
+            raise UserError(f"rearm={rearm} is above limit={limit}: give the limit or less")
         self.metric, self.limit, self.rearm = metric, limit, limit if rearm is None else rearm
         self.armed = True
 
@@ -161,7 +161,7 @@ class DormantShare(Above):
 
     def __init__(self, limit: float, *, rearm: float | None = None) -> None:
         if not 0.0 <= limit < 1.0:
-            raise UserError(f"limit={limit} is no share: give a value from 0 to below 1")
+            raise UserError(f"limit={limit} is not a share: give a value from 0 to below 1")
         super().__init__("dormant_share", limit, rearm=rearm)
 
 

@@ -23,7 +23,7 @@ TO_NAME = ("damaged", "failed", "unfinished", "missing")
 def with_missing(
     runs: Iterable[dict[str, Any]], methods: Sequence[str] = (), seeds: Sequence[int] = ()
 ) -> list[dict[str, Any]]:
-    """The runs of each experiment and size, and those that ought to be there: `methods` with `seeds` in every combination.
+    """The runs of each experiment and size, and those that are expected: `methods` with `seeds` in every combination.
     By default these are the methods that were run without overrides and the seeds of any run."""
 
     def place(run: dict[str, Any]) -> tuple[str, str]:
@@ -78,8 +78,8 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", default="runs")
     parser.add_argument("--experiment", nargs="*", default=None)
     parser.add_argument("--size", default=None)
-    parser.add_argument("--methods", default="", help="comma list of labels that ought to be there")
-    parser.add_argument("--seeds", default="", help="comma list of seeds that ought to be there")
+    parser.add_argument("--methods", default="", help="comma list of expected labels")
+    parser.add_argument("--seeds", default="", help="comma list of expected seeds")
     parser.add_argument("--detail", action="store_true", help="one line for each run")
     options = parser.parse_args(given)
     try:

@@ -6,7 +6,7 @@
 
 Files are flat arrays of token ids (uint16 where the vocabulary allows, else uint32); every document ends with the
 tokenizer's end-of-text id. The manifest says source, split, tokenizer, counts and SHA-256; a folder made from anything
-else is refused. A stopped preparation goes on where it was: finished pieces stay in `.pieces` until all are there. Any
+else is refused. A stopped preparation resumes where it was: finished pieces stay in `.pieces` until all are there. Any
 number of workers gives the same files.
 """
 

@@ -112,13 +112,13 @@ def _shipped(name: str, part: str) -> Iterator[str]:
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The files of a folder of texts, sorted; what is no regular file, such as a pipe, is refused."""
+    """The files of a folder of texts, sorted; what is not a regular file, such as a pipe, is refused."""
     found = sorted(path for path in folder.rglob("*") if path.name.endswith(suffixes))
     if not found:
         raise UserError(f"{shown(folder)} holds no {' or '.join(suffixes)} file")
     for path in found:
         if not path.is_file():
-            raise UserError(f"{shown(path)} is no regular file: remove or replace it")
+            raise UserError(f"{shown(path)} is not a regular file: remove or replace it")
     return found
 
 
@@ -134,7 +134,9 @@ def _jsonl(path: Path, fields: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """The fields of each line of a file, or of the files of a folder."""
     for file in _files(path, tuple(PACKED)) if path.is_dir() else [path]:
         if not file.is_file():
-            raise UserError(f"{shown(file)} is no regular file: give a .jsonl, .jsonl.xz or .jsonl.gz file")
+            raise UserError(
+                f"{shown(file)} is not a regular file: give a .jsonl, .jsonl.xz or .jsonl.gz file"
+            )
         opened = next((PACKED[suffix] for suffix in PACKED if file.name.endswith(suffix)), open)
         number = 0
         try:

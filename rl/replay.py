@@ -69,7 +69,7 @@ class FrameReplay(_Ring):
         folder: where the ring is mapped; None keeps it in memory.
         checkpoints: how many of the latest ones can be gone back to, where the ring is mapped.
         reserve: spare rows, see the module. None: 1/16 of the ring when mapped, else 0.
-        existing: go on with the files in `folder` (then call `load_state_dict`).
+        existing: continue with the files in `folder` (then call `load_state_dict`).
         parent: a replay that this one continues; its frames are read in place and never written. See `fork`.
         channels_last: samples lie in memory as (B, height, width, stack), which convolutions in that layout read at once.
     """

@@ -307,9 +307,9 @@ def test_text_that_cannot_be_read_is_one_line(jsonl, tmp_path):
 def test_odd_files_among_texts_are_one_line(tmp_path):
     for kind, name in (("folder", b"caf\xe9.txt"), ("jsonl", b"caf\xe9.jsonl")):
         for make, words in (
-            (os.mkfifo, "is no regular file"),
-            (os.mkdir, "is no regular file"),
-            (lambda path: os.symlink("nowhere", path), "is no regular file"),
+            (os.mkfifo, "is not a regular file"),
+            (os.mkdir, "is not a regular file"),
+            (lambda path: os.symlink("nowhere", path), "is not a regular file"),
         ):
             folder = tmp_path / f"{kind}-{len(list(tmp_path.iterdir()))}"
             folder.mkdir()
@@ -318,7 +318,7 @@ def test_odd_files_among_texts_are_one_line(tmp_path):
                 next(open_source(f"{kind}:{folder}").documents("train"))
             str(caught.value).encode()
     os.mkfifo(tmp_path / "pipe.jsonl")
-    with pytest.raises(UserError, match="is no regular file"):
+    with pytest.raises(UserError, match="is not a regular file"):
         next(open_source(f"jsonl:{tmp_path}/pipe.jsonl").documents("train"))
 
 

@@ -280,7 +280,7 @@ def test_a_damaged_meta_file_is_no_traceback(tmp_path):
 
 
 def test_a_checkpoint_that_is_no_checkpoint_is_one_line(tmp_path):
-    for content, said in (([1, 2], "holds a list"), ({"net": 1}, "is no checkpoint of a run")):
+    for content, said in (([1, 2], "holds a list"), ({"net": 1}, "is not a checkpoint of a run")):
         run = open_run(tmp_path)
         (run.folder / "checkpoint").mkdir(parents=True, exist_ok=True)
         torch.save(content, run.folder / "checkpoint" / "step_000000000001.pt")

@@ -107,7 +107,7 @@ def test_a_checkpoint_in_the_middle_changes_nothing(make: Callable[[], Trigger],
         (lambda: Plateau("x", 0), "patience=0"),
         (lambda: Plateau("x", 1, mode="down"), "mode='down'"),
         (lambda: Above("x", 1.0, rearm=2.0), "rearm=2.0 is above limit=1.0"),
-        (lambda: DormantShare(1.5), "limit=1.5 is no share"),
+        (lambda: DormantShare(1.5), "limit=1.5 is not a share"),
         (lambda: AnyOf(), "no triggers"),
         (lambda: Plateau("x", 1)(0, {"x": float("nan")}), "'x' is NaN"),
         (

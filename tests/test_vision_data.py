@@ -349,11 +349,11 @@ def dangling_link(path):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (postscript, "is no readable image"),
+        (postscript, "is not a readable image"),
         (bomb, "is too large"),
         (larger_bomb, "is too large"),
         (cut_off, "cannot be decoded"),
-        (os.mkfifo, "is no regular file: remove or replace it"),
+        (os.mkfifo, "is not a regular file: remove or replace it"),
         (dangling_link, "cannot be read .* remove or restore it"),
     ],
 )
@@ -385,7 +385,7 @@ def test_a_class_without_training_images_is_refused(tmp_path):
 def test_broken_folders_say_what_is_wrong(tmp_path):
     folder = folder_of_pictures(tmp_path / "pets")
     (folder / "train" / "cat" / "0.png").write_bytes(b"no picture")
-    with pytest.raises(UserError, match=r"0\.png is no readable image"):
+    with pytest.raises(UserError, match=r"0\.png is not a readable image"):
         load("image_folder", folder, root=tmp_path, image_size=16)
     (folder / "train" / "cat" / "0.png").unlink()
     (folder / "test" / "bird").mkdir()

@@ -202,12 +202,12 @@ def _facts(path: str, label: int) -> bytes:
     except OSError as error:
         raise UserError(f"{shown(path)} cannot be read ({error.strerror}): remove or restore it") from error
     if not stat.S_ISREG(facts.st_mode):
-        raise UserError(f"{shown(path)} is no regular file: remove or replace it")
+        raise UserError(f"{shown(path)} is not a regular file: remove or replace it")
     return f"|{label}|{facts.st_size}|{facts.st_mtime_ns}\n".encode()
 
 
 def _stored(path: Path, counts: list[int], channels: int) -> list[torch.Tensor] | None:
-    """The four tensors of a decoded copy; None where there is none, or where it is damaged."""
+    """The four tensors of a decoded copy; None if it is missing or damaged."""
     if not path.is_file():
         return None
     try:
@@ -269,5 +269,5 @@ def _open(path: str) -> Image.Image:
         ) from error
     except Exception as error:  # as above
         raise UserError(
-            f"{shown(path)} is no readable image ({', '.join(FORMATS)}): remove or replace it"
+            f"{shown(path)} is not a readable image ({', '.join(FORMATS)}): remove or replace it"
         ) from error

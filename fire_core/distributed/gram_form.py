@@ -24,7 +24,7 @@ class GramProjection:
     """factor: (n, n) float64 with W_new = W @ factor; row: the report's line, computed from the Gram matrix.
 
     factor has entries up to 1 / sigma_min, so W @ factor wants float64 too. `scale` is what an isometry in W_new is
-    multiplied with, None where W_new is no multiple of the solver's factor (strength below 1). limit: largest residual
+    multiplied with, None where W_new is not a multiple of the solver's factor (strength below 1). limit: largest residual
     that the settings allow.
     """
 

@@ -89,7 +89,7 @@ class FireCallback(TrainerCallback):
         self._remember(state)
 
     def _remember(self, state: TrainerState) -> None:
-        """Into the state that the trainer saves. Its own restoring builds callbacks anew and mixes up two of a class."""
+        """Store the triggers in the state that the trainer saves: its own restoring confuses two callbacks of one class."""
         _stored(state)[self._key] = self.treatment.trigger.state_dict()
 
 

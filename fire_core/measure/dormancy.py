@@ -116,7 +116,7 @@ class WatchUnits(TorchDispatchMode):
         return result
 
     def note(self, activations: Tensor) -> None:
-        """Take the scores of a layer from what is read of it, once."""
+        """Compute the scores of a layer once, from the activations that the next layer reads."""
         source = self._sources.get(activations)
         if source is not None and source.active and source.counted and source.number not in self._scores:
             self._scores[source.number] = dormancy_scores(by_unit(activations, source.units))

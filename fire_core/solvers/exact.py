@@ -4,7 +4,7 @@ On a CPU the iteration is rational (two steps bring singular values down to abou
 on a GPU, where triangular solves are slow and products nearly free, it is polynomial. Matrices that are clearly
 taller than wide are first reduced to a triangle by a Cholesky factor of X^T X. What `exact` adds to `fast`:
 
-1. where more than a few singular values are unfinished, the iteration goes on;
+1. where more than a few singular values are unfinished, the iteration continues;
 2. the last few are set to 1 in one stroke (`_deflate`), which also tells whether rank is lost;
 3. the residual is measured, and what fails goes to the SVD in float64, with lost rank completed
    (`fire_core.solvers.completion`).
@@ -120,7 +120,7 @@ def _solved(factor: Tensor, iterations: int, square: Tensor | None = None) -> So
 
 
 def _square(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
-    """Nearly square matrices: iterate, go on where much is unfinished, deflate the rest, finish and check."""
+    """Nearly square matrices: iterate, continue where much is unfinished, deflate the rest, finish and check."""
     columns = matrices.shape[2]
     room = min(columns, max(16, columns // 16))
     work = matrices.clone()
@@ -167,7 +167,7 @@ def _at(batch: Tensor, index: Tensor) -> Tensor:
 def _iterate(work: Tensor, spare: Tensor, square: Tensor, rational: bool, *, again: bool = False) -> int:
     """Bring singular values from 3e-3 (polynomial: 1e-4) of the bound on within 1 % of 1, in place.
 
-    `again` goes on from there; both together multiply by less than 1e6, so that the rounding errors of float32
+    `again` continues from there; both together multiply by less than 1e6, so that the rounding errors of float32
     (1e-7) are not lifted to 1, and lost rank stays visible. Returns the number of steps.
     """
     if rational:

@@ -114,7 +114,7 @@ def split_rule(rule: object) -> list[str]:
     parts = re.split(r",(?![^\[]*\])", rule) if isinstance(rule, str) else rule  # "0.weight[1,2]" is one name
     if not isinstance(parts, Sequence) and not hasattr(parts, "__iter__"):
         raise UserError(
-            f"targets={rule!r} is no rule: give a preset, a pattern, a list of them, or a callable"
+            f"targets={rule!r} is not a rule: give a preset, a pattern, a list of them, or a callable"
         )
     items = [item.strip() for item in parts]  # type: ignore[union-attr]
     if not items or not all(items):

@@ -26,7 +26,7 @@ def recycle(
 
     Incoming weights are drawn from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), PyTorch's default for Linear and convolution,
     with bias 0; with `initial` (a state dict of the start) each unit gets its own first weights and bias back. Norms
-    of the layer start anew in these channels. The moments that `optimizers` keep for the entries touched become 0; their
+    of the layer start again in these channels. The moments that `optimizers` keep for the entries touched become 0; their
     step counts, shared by a whole parameter, stay.
 
     Args:

@@ -24,7 +24,7 @@ def ready(
 ) -> list[Job]:
     """The jobs to start now, in order.
 
-    One domain at a time, that of the first job. While jobs of it wait for a trunk, later ones of it fill the free places.
+    One domain runs at a time, that of the first job. While its jobs wait for a trunk, its later jobs run.
 
     Args:
         waiting: jobs not started, in the order of the campaign.

@@ -468,7 +468,7 @@ def _check_owner(path: Path, parts: dict[str, Any], owner: str | None) -> None:
     """Refuse the checkpoint of another config; those of earlier versions do not tell."""
     if not isinstance(parts.get("_metrics_bytes"), int):
         raise UserError(
-            f"checkpoint {path} is no checkpoint of a run: delete it, or {checkpoints.START_OVER}"
+            f"checkpoint {path} is not a checkpoint of a run: delete it, or {checkpoints.START_OVER}"
         )
     known = parts.get("_identity")
     if known not in (None, owner):

@@ -81,7 +81,7 @@ class Games:
         self.executed[chosen], self.scores[chosen], self.lengths[chosen] = 0, 0.0, 0
 
     def reset(self) -> np.ndarray:
-        """Start all episodes anew; observations (n, stack, h, w) uint8. Running episodes are dropped."""
+        """Restart all episodes; observations (n, stack, h, w) uint8. Running episodes are dropped."""
         self._clear(np.ones(self.count, bool))
         self.observations[:] = self.backend.reset()[:, None]
         return self.observations.copy()
@@ -121,7 +121,7 @@ class Games:
         }
 
     def load_state_dict(self, state: dict) -> np.ndarray:
-        """Return to the stored moment; the observations (n, stack, h, w) of it."""
+        """Return to the stored moment; returns its observations (n, stack, h, w)."""
         self.backend.load_state_dict(state["backend"])
         self.observations[:] = state["observations"].numpy()
         self.executed = np.array(state["executed"], np.int64)

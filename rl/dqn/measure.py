@@ -55,7 +55,7 @@ class Window:
         self.loss, self.value, self.count = loss, value, self.count + 1
 
     def close(self, step: int, net: nn.Module) -> dict[str, float]:
-        """Figures of the window, which starts anew. A loss that is not finite stops the run."""
+        """Measures of the window, which then restarts. A loss that is not finite stops the run."""
         figures: dict[str, float] = {"train_episodes": len(self.episodes)}
         if self.episodes:
             scores = [score for score, _ in self.episodes]

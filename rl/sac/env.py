@@ -75,7 +75,7 @@ class Task:
     def state_dict(self) -> dict:
         """Everything the next step depends on: physics, derived quantities that are read late, step counters.
 
-        MuJoCo tasks only. Random state is not part of it: an episode's randomness is drawn at its reset.
+        MuJoCo tasks only. It holds no random state: an episode's randomness is drawn at its reset.
         """
         import mujoco
 
@@ -96,14 +96,14 @@ class Task:
         physics(self.environment)
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from `state_dict`, bit for bit."""
+        """Continue from `state_dict`, bit for bit."""
         import mujoco
 
         # Some tasks draw a part of the model, as a goal, at the start of an episode.
         self.reset(state["seed"])
         model, data = physics(self.environment)
         mujoco.mj_setState(model, data, state["integration"].numpy(), mujoco.mjtState.mjSTATE_INTEGRATION)
-        # DeepMind control ends its steps with contacts and constraints of the new state; others compute them anew.
+        # DeepMind control ends its steps with contacts and constraints of the new state; others compute them again.
         mujoco.mj_step1(model, data)
         # Heights and forces that a task reads lie one physics step behind the state, so they are data of their own.
         for name, array in derived(data).items():
@@ -202,8 +202,8 @@ def physics(environment: gymnasium.Env) -> tuple[Any, Any]:
     inner = environment.unwrapped
     if not hasattr(inner, "model") or not hasattr(inner, "data"):
         raise UserError(
-            f"{type(inner).__name__} is no MuJoCo task, so its state cannot be saved: "
-            "set run.trunk=false run.checkpoint_seconds=1e9; such a run cannot be stopped and gone on with"
+            f"{type(inner).__name__} is not a MuJoCo task, so its state cannot be saved: "
+            "set run.trunk=false run.checkpoint_seconds=1e9; such a run cannot be resumed"
         )
     return inner.model, inner.data
 

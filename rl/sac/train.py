@@ -4,7 +4,7 @@
     python rl/sac/train.py experiment=fig4b_walk size=paper method=shrink_perturb seed=2
 
 `step` counts environment steps: agent steps times action_repeat. Phase 0 ends at the midpoint; its end (networks,
-optimizers, replay, normaliser, simulator) is what all methods of one seed go on from. Every random number is a pure
+optimizers, replay, normaliser, simulator) is where all methods of one seed continue from. Every random number is a pure
 function of the seed, its purpose and the agent step.
 """
 
@@ -294,7 +294,7 @@ def load(learner: Learner, state: State, method: Method, saved: dict[str, Any]) 
 def renew(
     cfg: DictConfig, learner: Learner, normaliser: RunningNormaliser, replay: FlatReplay
 ) -> list[torch.nn.Parameter]:
-    """Begin anew at the boundary what is neither weights nor optimizer state: temperature, observation statistics.
+    """Restart at the boundary what is neither weights nor optimizer state: temperature, observation statistics.
 
     Returns the parameters that have changed.
     """

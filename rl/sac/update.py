@@ -123,7 +123,7 @@ def update(
 ) -> dict[str, Tensor]:
     """One update of actor, temperature, critics and target, in place. `noise` (2, batch, actions): actor, target.
 
-    `penalty` is added to both losses, evaluated anew for each; a step sees the gradient of its own network's share.
+    `penalty` is added to both losses, evaluated separately for each; a step sees the gradient of its own network's share.
     Returns detached 0-d tensors (losses, entropy, temperature, mean value); reading them is the only synchronisation.
     Gradients are computed for the network that is updated and for no other: the actor's pass through the critics
     leaves out their weight gradients.

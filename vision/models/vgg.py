@@ -21,7 +21,7 @@ class VGG(nn.Module):
     ) -> None:
         super().__init__()
         if depth not in STAGES:
-            raise UserError(f"model.depth={depth} is no VGG: use one of {sorted(STAGES)}")
+            raise UserError(f"model.depth={depth} does not exist for VGG: use one of {sorted(STAGES)}")
         if image_size < 32:
             raise UserError(
                 f"VGG halves its images five times and needs at least 32 pixels, got {image_size}: "

@@ -92,9 +92,9 @@ class ViT(nn.Module):
     ) -> None:
         super().__init__()
         if image_size % patch:
-            raise UserError(f"image size {image_size} is no multiple of model.patch={patch}")
+            raise UserError(f"image size {image_size} is not a multiple of model.patch={patch}")
         if width % heads:
-            raise UserError(f"model.width={width} is no multiple of model.heads={heads}")
+            raise UserError(f"model.width={width} is not a multiple of model.heads={heads}")
         self.patch = patch
         tokens = (image_size // patch) ** 2
         self.patch_norm = nn.LayerNorm(channels * patch * patch)

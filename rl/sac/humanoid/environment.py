@@ -161,7 +161,7 @@ class HumanoidEnv(gymnasium.Env):
 
 
 class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
-    """`num_envs` H1 tasks that step together; each starts anew in the very step that ends its episode.
+    """`num_envs` H1 tasks that step together; each restarts in the step that ends its episode.
 
     `threads` > 1 runs the physics of several environments at once (MuJoCo releases the interpreter lock); the numbers
     are the same for any count. `info` holds the last observations of the episodes that ended ("final_obs") and no more.
