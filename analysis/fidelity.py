@@ -57,9 +57,12 @@ apart.
 - *data*: which images in which stage, sizes of stages and batches, normalisation
 - *schedule*: learning rate in every epoch, of Adam and of Muon's two groups
 - *boundary*: which methods act in which stage, mode of the net, buffers that a full reset restores
-- *optimizer*: a new one in each stage, its settings, clipping
+- *optimizer*: a new one in each stage, its settings, norm of the clipped gradients
 - *tuned*: every tuned value of every method
 - *evaluation*: all test images in one pass, before ReDo acts
+
+*Optimizer*, *evaluation* and the net at a *boundary* are measured while a narrow net of the cell's kind trains on a few
+images in the cell's protocol.
 """
 OTHERS = """## Language and reinforcement learning
 
@@ -159,7 +162,7 @@ def page(record: pd.DataFrame) -> str:
     )
     rows = [
         [quantity, shown(lines), f"{lines['tolerance'].max():.1g}", tests_of(lines)]
-        for quantity, lines in grouped.groupby("quantity", sort=False)
+        for quantity, lines in grouped.groupby("quantity")
     ]
     head = ["quantity", "largest difference", "allowed", "test"]
     blocks += [table(head, rows), "## Methods\n"]
