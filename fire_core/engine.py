@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from fire_core.errors import UserError
-from fire_core.measure.metrics import deviation_from_isometry, relative_squared_error, squared_frobenius_error
+from fire_core.measure.metrics import (
+    deviation_from_isometry,
+    deviation_of_gram,
+    relative_squared_error,
+    smaller_gram,
+    squared_frobenius_error,
+)
 from fire_core.report import Report, Row
 from fire_core.settings import STAGE_LIMIT, Degenerate, check_word
 from fire_core.targets import Target, TargetTable
@@ -25,13 +31,18 @@ CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
 
 
 class Treated(NamedTuple):
-    """Result of a treatment of a stack of matrices: new values, and the orthogonal factor before scaling, if any."""
+    """Result of a treatment of a stack of matrices: new values, and what the solver says.
+
+    factor: the orthogonal factor before scaling, if there is one. scale: (count, 1, 1), in place of the factor where
+    the matrices are scale times it.
+    """
 
     matrices: Tensor
     factor: Tensor | None = None
     iterations: Tensor | None = None
     completed: Tensor | None = None
     residual: Tensor | None = None
+    scale: Tensor | None = None
 
 
 Treatment = Callable[[Tensor, list[Target]], Treated]
@@ -90,8 +101,7 @@ def apply(
                         "the results with a higher stage_limit"
                     ) from error
                 raise
-            stored = treated.matrices.to(parameters[group[0].parameter].dtype)
-            treated = treated._replace(matrices=_working(stored))
+            treated = _as_stored(treated, parameters[group[0].parameter].dtype)
             for t in group:
                 rows[t.name] = Row(t.name, t.parameter, t.shape, action, t.reason)
             measure = partial(_measure, [rows[t.name] for t in group], group, old, treated, initial)
@@ -145,15 +155,28 @@ def measure_change(
     return Report(rows.values(), changed, parameters=parameters, seconds=seconds, method=method)
 
 
+def _as_stored(treated: Treated, dtype: torch.dtype) -> Treated:
+    """The result as a parameter of that type holds it; the factor is kept apart where rounding parts the two."""
+    if treated.matrices.dtype == dtype:
+        return treated
+    if treated.scale is not None:
+        treated = treated._replace(factor=treated.matrices / treated.scale, scale=None)
+    return treated._replace(matrices=_working(treated.matrices.to(dtype)))
+
+
 def _measure(
     rows: list[Row], group: list[Target], old: Tensor, treated: Treated, initial: Mapping[str, Tensor] | None
 ) -> None:
     """Fill in the report rows of one stack; all figures travel from the device in a single transfer."""
     new = treated.matrices
+    gram = smaller_gram(new)
+    of_factor = None if treated.factor is None else deviation_from_isometry(treated.factor)
+    if treated.scale is not None:
+        of_factor = deviation_of_gram(gram / treated.scale.square())
     columns = {
         "dfi_before": deviation_from_isometry(old),
-        "dfi_after": deviation_from_isometry(new),
-        "dfi_factor": None if treated.factor is None else deviation_from_isometry(treated.factor),
+        "dfi_after": deviation_of_gram(gram),
+        "dfi_factor": of_factor,
         "sfe": squared_frobenius_error(old, new),
         "norm_before": torch.linalg.matrix_norm(old),
         "norm_after": torch.linalg.matrix_norm(new),
@@ -172,6 +195,7 @@ def _measure(
                 setattr(row, name, value)
         row.iterations = None if row.iterations is None else int(row.iterations)
         row.completed = None if row.completed is None else bool(row.completed)
+        row.residual = row.dfi_factor if row.residual is None else row.residual
 
 
 def _degenerate(

@@ -125,6 +125,7 @@ def _polar(stack: Tensor, settings: FireSettings) -> Polar:
         normalize=settings.normalize,
         tolerance=settings.tolerance,
         precision=settings.precision,
+        measure=False,
     )
 
 
@@ -138,16 +139,17 @@ def treatment(settings: FireSettings, initial: Mapping[str, Tensor] | None = Non
         raise UserError("scale='initial' needs the starting weights: give initial=, a copy of state_dict()")
 
     def project(stack: Tensor, group: list[Target]) -> Treated:
-        result = _polar(stack, settings)
-        goal = result.factor
+        factor, residual, iterations, completed = _polar(stack, settings)
+        scale: Tensor | None = None
         if settings.scale == "official":
-            goal = goal * official_scales(group, stack)
+            scale = official_scales(group, stack)
         elif settings.scale == "initial":
-            goal = goal * (
-                _initial_norms(group, stack, initial) / torch.linalg.matrix_norm(goal, keepdim=True)
-            )
+            scale = _initial_norms(group, stack, initial) / torch.linalg.matrix_norm(factor, keepdim=True)
+        if settings.strength == 1.0 and scale is not None:
+            return Treated(factor.mul_(scale), None, iterations, completed, residual, scale)
+        goal = factor if scale is None else factor * scale
         new = goal if settings.strength == 1.0 else torch.lerp(stack, goal, settings.strength)
-        return Treated(new, result.factor, result.iterations, result.completed, result.residual)
+        return Treated(new, factor, iterations, completed, residual)
 
     return project
 

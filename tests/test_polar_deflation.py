@@ -12,9 +12,10 @@ from fire_core.solvers import exact as polar_exact
 from fire_core.solvers.exact import (
     DROWNED,
     FURTHER_POLYNOMIAL,
+    LIFT,
+    SETTLE,
     SINGLE_MARGIN,
     SQUARE_POLYNOMIAL,
-    SQUARE_RATIONAL,
     _deflate,
     _largest,
     _probes,
@@ -125,10 +126,19 @@ def test_rank_is_decided_as_float64_decides_it(rational: bool) -> None:
 def test_both_passes_together_do_not_lift_rounding_to_one() -> None:
     """The slope at zero is the product of the first coefficients: 1e-7 of rounding must stay well below 1."""
     for first, again in (
-        (SQUARE_RATIONAL, SQUARE_RATIONAL),
+        ((LIFT, LIFT, SETTLE), (SETTLE,)),
+        ((LIFT, SETTLE), (LIFT, SETTLE)),
         (SQUARE_POLYNOMIAL, FURTHER_POLYNOMIAL),
     ):
         assert math.prod(step[0] for step in (*first, *again)) < 1e6
+
+
+@pytest.mark.parametrize("shape", [(192, 192), (400, 192)])
+def test_an_even_spread_over_four_decades_takes_four_steps(shape: tuple[int, int]) -> None:
+    """Two lifts, one that settles and one that finishes; what is tall is not tried in the Gram form first."""
+    solved = solve_exact(with_spectrum(*shape, spread(192, 4.0)).unsqueeze(0), 1e-8, rational=True)
+    assert solved.iterations.item() == 4
+    assert deviation(solved.factor) <= 1e-8
 
 
 @PATHS

@@ -33,7 +33,6 @@ def in_full_precision(metric: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return computed
 
 
-@in_full_precision
 def deviation_from_isometry(matrix: Tensor) -> Tensor:
     """DfI, squared Frobenius distance of the smaller Gram matrix to the identity, `||W^T W - I||_F^2` (FIRE, Eq. 2).
 
@@ -44,8 +43,18 @@ def deviation_from_isometry(matrix: Tensor) -> Tensor:
         matrix: (..., m, n).
     Returns: (...), 0 exactly for semi-orthogonal matrices; no unit.
     """
+    return deviation_of_gram(smaller_gram(matrix))
+
+
+@in_full_precision
+def smaller_gram(matrix: Tensor) -> Tensor:
+    """W^T W of matrices (..., m, n) with m >= n, else W W^T."""
     w = _float(matrix)
-    gram = w.mT @ w if w.shape[-2] >= w.shape[-1] else w @ w.mT
+    return w.mT @ w if w.shape[-2] >= w.shape[-1] else w @ w.mT
+
+
+def deviation_of_gram(gram: Tensor) -> Tensor:
+    """||G - I||_F^2 of Gram matrices (..., n, n), whose diagonals are overwritten."""
     gram.diagonal(dim1=-2, dim2=-1).sub_(1.0)
     return gram.square().sum(dim=(-2, -1))
 

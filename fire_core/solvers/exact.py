@@ -86,6 +86,8 @@ def solve_exact(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
         return _by_double(matrices, tolerance)
     if _is_tall(matrices):
         solved = _tall_pass(matrices, rational)
+        if solved is None:
+            return _by_triangle(matrices, tolerance, rational)
         unsure = ~(solved.residual <= tolerance)
         _repair(solved, unsure, lambda index: _by_triangle(matrices[index], tolerance, rational))
         return solved
@@ -99,6 +101,8 @@ def solve_fast(matrices: Tensor, rational: bool) -> Solved:
     """
     if _is_tall(matrices):
         solved = _tall_pass(matrices, rational)
+        if solved is None:
+            return _fast_pass(matrices, rational)
         _repair(solved, ~(solved.residual <= 1e-3), lambda index: _fast_pass(matrices[index], rational))
         return solved
     return _fast_pass(matrices, rational)
@@ -120,24 +124,41 @@ def _solved(factor: Tensor, iterations: int, square: Tensor | None = None) -> So
 
 
 def _square(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
-    """Nearly square matrices: iterate, continue where much is unfinished, deflate the rest, finish and check."""
+    """Nearly square matrices: iterate, continue where much is unfinished, deflate the rest, finish and check.
+
+    All steps of a matrix together multiply by less than 1e6, so that the rounding errors of float32 (1e-7) are not lifted to
+    1, and lost rank stays visible.
+    """
     columns = matrices.shape[2]
-    room = min(columns, max(16, columns // 16))
     work = matrices.clone()
     spare = torch.empty_like(work)
     square = work.new_empty(len(work), columns, columns)
     count = torch.full((len(work),), 1, dtype=torch.int64, device=work.device)  # the step that finishes
-    count += _iterate(work, spare, square, rational)
+    twice = torch.zeros_like(count, dtype=torch.bool)
+    if rational:
+        far_below = rational_steps(work, (LIFT,), spare, square, normalize=True)
+        twice = far_below > columns / 5
+        _steps_at(twice, work, (LIFT,), spare, square)
+        rational_steps(work, (SETTLE,), spare, square, normalize=False)
+        count += 2 + twice.long()
+    else:
+        work.copy_(polynomial_steps(work / spectral_bound(work), SQUARE_POLYNOMIAL))
+        count += len(SQUARE_POLYNOMIAL)
+    # a spectrum that needs the second lift has more values on the way to 1
+    room = min(columns, max(16, columns // (12 if rational and bool(twice.any()) else 16)))
+    suspect = torch.where(twice, 0.08, 0.01)
     unfinished = residual(work, square)
-    twice = unfinished > room / 2
-    index = twice.nonzero().flatten()
-    if len(index):
-        rest = _at(work, index)
-        count[index] += _iterate(rest, spare[: len(index)], square[: len(index)], rational, again=True)
-        if rest is not work:
-            work[index] = rest
+    again = unfinished > room / 2
+    if bool(again.any()):
+        if rational:
+            _steps_at(again & ~twice, work, (LIFT,), spare, square)
+            _steps_at(again, work, (SETTLE,), spare, square)
+            count += again.long() + (again & ~twice).long()
+        else:
+            work[again] = polynomial_steps(work[again] / 1.01, FURTHER_POLYNOMIAL)
+            count += len(FURTHER_POLYNOMIAL) * again
+        suspect.masked_fill_(again, 0.5)
         unfinished = residual(work, square)
-    suspect = torch.where(twice, 0.5, 0.01)
     smallest = torch.full_like(suspect, torch.inf)
     crowded = (unfinished > room / 2).nonzero().flatten()
     if len(crowded):  # an eighth of the directions fits into a room of a quarter, at a higher price
@@ -164,18 +185,14 @@ def _at(batch: Tensor, index: Tensor) -> Tensor:
     return batch if len(index) == len(batch) else batch[index]
 
 
-def _iterate(work: Tensor, spare: Tensor, square: Tensor, rational: bool, *, again: bool = False) -> int:
-    """Bring singular values from 3e-3 (polynomial: 1e-4) of the bound on within 1 % of 1, in place.
-
-    `again` continues from there; both together multiply by less than 1e6, so that the rounding errors of float32
-    (1e-7) are not lifted to 1, and lost rank stays visible. Returns the number of steps.
-    """
-    if rational:
-        rational_steps(work, SQUARE_RATIONAL, spare, square, normalize=not again)
-        return len(SQUARE_RATIONAL)
-    steps = FURTHER_POLYNOMIAL if again else SQUARE_POLYNOMIAL
-    work.copy_(polynomial_steps(work / (1.01 if again else spectral_bound(work)), steps))
-    return len(steps)
+def _steps_at(wanted: Tensor, work: Tensor, steps: tuple[Step, ...], spare: Tensor, square: Tensor) -> None:
+    """Rational steps on the matrices of `work` that the mask (b,) names, in place."""
+    index = wanted.nonzero().flatten()
+    if len(index):
+        rest = _at(work, index)
+        rational_steps(rest, steps, spare[: len(index)], square[: len(index)], normalize=False)
+        if rest is not work:
+            work[index] = rest
 
 
 def _deflate(work: Tensor, away: Tensor, room: int, matrices: Tensor, suspect: Tensor) -> Tensor:
@@ -192,7 +209,7 @@ def _deflate(work: Tensor, away: Tensor, room: int, matrices: Tensor, suspect: T
     """
     mirror(away)
     basis = _probes(away.shape[2], room).to(away).expand(len(away), -1, -1)
-    for _ in range(2):
+    for _ in range(3):
         basis = torch.linalg.qr(torch.bmm(away, torch.bmm(away, basis))).Q
     image = torch.bmm(away, basis)
     distance, rotation = torch.linalg.eigh(torch.bmm(basis.mT, image))
@@ -251,14 +268,20 @@ def _fast_pass(matrices: Tensor, rational: bool) -> Solved:
     return _solved(polynomial_steps(matrices / spectral_bound(matrices), steps), len(steps))
 
 
-def _tall_pass(matrices: Tensor, rational: bool) -> Solved:
+def _tall_pass(matrices: Tensor, rational: bool) -> Solved | None:
     """X = (X L^-T) L^T with L L^T = X^T X, so polar(X) = X L^-T polar(L)^T: the iteration is on n x n.
 
     The short schedule converges only where sigma_min is at least 1/25 of the bound, and there forming X^T X
-    costs no accuracy worth speaking of; elsewhere the result is far from orthogonal, or NaN.
+    costs no accuracy worth speaking of; elsewhere the result is far from orthogonal, or NaN. None where L shows that this
+    holds for all of them.
     """
     gram = matrices.new_empty(len(matrices), matrices.shape[2], matrices.shape[2])
     inverses = cholesky_in_blocks(lower_gram(matrices, gram))
+    diagonal = gram.diagonal(
+        dim1=-2, dim2=-1
+    )  # sigma_min is below its least entry, sigma_max above its largest
+    if not bool((diagonal.amin(dim=1) > 0.02 * diagonal.amax(dim=1)).any()):
+        return None
     triangle = gram.tril()
     if rational:
         spare, square = torch.empty_like(gram), torch.empty_like(gram)

@@ -33,8 +33,10 @@ def polynomial_steps(matrices: Tensor, steps: Iterable[Step]) -> Tensor:
 
 def rational_steps(
     matrices: Tensor, steps: Iterable[Step], spare: Tensor, square: Tensor, *, normalize: bool
-) -> None:
+) -> Tensor:
     """Apply x -> x (a + b x^2) / (1 + c x^2) to the singular values of `matrices`, in place.
+
+    Returns (b,), how many singular values were far below 1 / sqrt(c) before the last step: the sum of 1 / (1 + c x^2).
 
     With `normalize`, `matrices` are first divided by a bound on their spectral norm: the root of
     ||X^T X||_F, at most n^(1/4) too large. `spare` (b, m, n) and `square` (b, n, n) are workspace.
@@ -49,7 +51,9 @@ def rational_steps(
         inverses = cholesky_in_blocks(square)
         _solve_right_transposed(matrices, square, inverses, spare)
         solve_right(spare, square, inverses)
+        inside = torch.linalg.vecdot(matrices.flatten(1), spare.flatten(1))
         matrices.mul_(b / c).add_(spare, alpha=a - b / c)
+    return square.shape[2] - c * inside
 
 
 def quintic_step(matrices: Tensor, step: Step, spare: Tensor, square: Tensor) -> Tensor:

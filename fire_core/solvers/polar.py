@@ -25,6 +25,8 @@ PRECISIONS = ("fp32", "tf32")
 
 STACK_BYTES = {"cpu": 8 * 2**20, "cuda": 128 * 2**20}
 """Matrices of one call are worked on in stacks of at most this size (one matrix, if that is larger)."""
+CACHED_BYTES = 512 * 2**10
+"""The same on a CPU for the solvers that only multiply: every step then finds its stack in the processor's cache."""
 
 
 class Polar(NamedTuple):
@@ -48,6 +50,7 @@ def polar(
     normalize: str = "frobenius",
     tolerance: float = 1e-8,
     precision: str = "fp32",
+    measure: bool = True,
 ) -> Polar:
     """Move each matrix of `matrices` (..., m, n) to the nearest (semi-)orthogonal one, or part of the way.
 
@@ -83,6 +86,7 @@ def polar(
         autocast. "tf32" lets CUDA multiply in TF32 in all solvers but exact: expect a relative error of about
         2e-3, and a residual (measured in TF32 too) no better than 1e-4. exact ignores it, since no later step
         undoes early rounding; so does a CPU.
+    measure: False leaves `residual` NaN where the solver itself has no use for it (newton_schulz and quintic).
 
     Extra memory: about 4 times the larger of STACK_BYTES and the largest matrix, beside the result; a matrix that
         needs the float64 SVD takes up to 20 times its own size.
@@ -106,29 +110,36 @@ def polar(
                 return solve_exact(stack, allowed, rational)
             if solver == "fast":
                 return solve_fast(stack, rational)
-            return _published(
-                stack, CUBIC if solver == "newton_schulz" else MUON_QUINTIC, iterations, normalize
-            )
+            step = CUBIC if solver == "newton_schulz" else MUON_QUINTIC
+            return _published(stack, step, iterations, normalize, measure)
 
-        solved = _in_stacks(tall, solve)
+        repairs = solver in ("exact", "fast")
+        solved = _in_stacks(tall, solve, _stack_length(tall, repairs))
     factor = solved.factor if rows >= columns else solved.factor.mT
     parts = (solved.residual, solved.iterations, solved.completed)
     return Polar(factor.reshape(matrices.shape), *(part.reshape(batch_shape) for part in parts))
 
 
-def _published(matrices: Tensor, step: Step, iterations: int, normalize: str) -> Solved:
+def _published(matrices: Tensor, step: Step, iterations: int, normalize: str, measure: bool) -> Solved:
     """One step, repeated, from a start that is normalised as its authors do."""
     norm = torch.linalg.matrix_norm(matrices, 2 if normalize == "spectral" else "fro", keepdim=True)
     factor = polynomial_steps(matrices / norm, (step,) * iterations)
     count = torch.full((len(factor),), iterations, dtype=torch.int64, device=factor.device)
-    return Solved(factor, residual(factor), count, torch.zeros_like(count, dtype=torch.bool))
+    left = residual(factor) if measure else factor.new_full((len(factor),), torch.nan)
+    return Solved(factor, left, count, torch.zeros_like(count, dtype=torch.bool))
 
 
-def _in_stacks(tall: Tensor, solve: Callable[[Tensor], Solved]) -> Solved:
-    """Run `solve` on (b, m, n) in stacks of bounded size and put the pieces together."""
-    size = tall.shape[1] * tall.shape[2] * tall.element_size()
-    # repairing a stack needs a little more than the four copies that the first pass works on
-    length = max(1, 3 * STACK_BYTES.get(tall.device.type, STACK_BYTES["cuda"]) // (4 * size))
+def _stack_length(tall: Tensor, repairs: bool) -> int:
+    """How many of the matrices (b, m, n) are worked on at once."""
+    if tall.device.type == "cpu" and not repairs:
+        limit = CACHED_BYTES
+    else:  # repairing a stack needs a little more than the four copies that the first pass works on
+        limit = 3 * STACK_BYTES.get(tall.device.type, STACK_BYTES["cuda"]) // 4
+    return max(1, limit // (tall.shape[1] * tall.shape[2] * tall.element_size()))
+
+
+def _in_stacks(tall: Tensor, solve: Callable[[Tensor], Solved], length: int) -> Solved:
+    """Run `solve` on (b, m, n) in stacks of `length` and put the pieces together."""
     if len(tall) <= length and len(tall) > 0:
         return solve(tall)
     result = Solved(
