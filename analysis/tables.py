@@ -413,7 +413,8 @@ BENCHMARKS = (
     Benchmark(
         "bench_vision",
         "Speed of the vision loop",
-        "Images per second, interleaved with the usual loop (PIL pictures, ToTensor and Normalize in a DataLoader).",
+        "Images per second, interleaved with the usual loop (PIL pictures, ToTensor and Normalize in a DataLoader). "
+        "Compare the ratios: other work on the machine lowered some of the rates, both of a pair alike.",
         columns(
             ["model", "size", "image_size=pixels", "device", "variant=loop", "images_per_second=images/s",
              "ratio_to_usual=ratio"]
