@@ -401,13 +401,29 @@ BENCHMARKS = (
         "bench_fire",
         "Speed of the solvers",
         "Time of a plain loop of the published algorithm divided by ours, interleaved: above 1 ours is faster. "
-        "`exact, equal DfI`: against the loop iterated until it is as exact.",
+        "`exact, equal DfI`: against the loop iterated until it is as exact. `fire(model)` is the whole call, targets "
+        "found and results checked, against a loop over the same matrices that scales them and writes them back; "
+        "`read` also reads the figures of the report.",
         columns(
             ["row=matrices of", "kind=weights", "device", "iterations=iterations of the loop", "loop_seconds=loop, s",
              "ratio_exact=exact", "ratio_equal=exact, equal DfI", "ratio_each=each to its own", "ratio_fast=fast",
-             "ratio_newton_schulz=newton_schulz", "dfi_exact=largest DfI, exact", "dfi_newton_schulz=published",
+             "ratio_newton_schulz=newton_schulz", "ratio_call_exact=fire(model), exact",
+             "ratio_call_newton_schulz=newton_schulz ", "ratio_call_read_exact=read, exact",
+             "ratio_call_read_newton_schulz=newton_schulz  ", "dfi_exact=largest DfI, exact", "dfi_newton_schulz=published",
              "error_exact=largest error, exact", "error_fast=fast ", "error_newton_schulz=published ",
              "extra_memory=extra memory / unit"]
+        ),
+    ),
+    Benchmark(
+        "bench_fire_products",
+        "What limits the solvers",
+        "GFLOP of the matrix products of the plain loop and of `exact` by shape, and the share of the rate of a 2048 x 2048 "
+        "product that each reaches in its whole time. The ratio of the times is the ratio of the GFLOP times that of the "
+        "shares: small products run below the machine's rate; a Cholesky factor, QR or SVD counts as time without flops.",
+        columns(
+            ["row=matrices of", "kind=weights", "device", "iterations=iterations of the loop", "shape", "matrices",
+             "gflop_loop=GFLOP, loop", "gflop_exact=exact", "share_loop=share of the rate, loop", "share_exact=exact ",
+             "ratio"]
         ),
     ),
     Benchmark(

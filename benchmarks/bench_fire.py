@@ -20,6 +20,10 @@ error_*         largest ||Q - U V^T||_F / sqrt(min(m, n)) over a sample of matri
                 at a condition number k float32 itself is uncertain by 1e-8 k to 1e-7 k
 extra_memory    peak resident memory of `exact` beyond its input and its result, over the larger of the stack limit
                 and the largest matrix; measured on fresh weights in a process of its own (CPU only)
+
+A second file, bench_fire_products.csv, says shape by shape what limits the ratio: the flops of the matrix products of the
+loop and of `exact` (a Cholesky factor, QR or SVD is not counted as one), and the share of the rate of a large matrix
+product that each reaches. The ratio is that of the flops times that of the two shares.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.memory import peak_memory
 from benchmarks.results_file import merge
@@ -96,6 +101,33 @@ def ratios(groups: Groups, iterations: int, repeats: int, device: str) -> dict[s
         rounds = zip(times["loop"], times[name], strict=True)
         row[f"ratio_{name}"] = statistics.median(loop / ours for loop, ours in rounds)
     return row
+
+
+def products(groups: Groups, iterations: int, repeats: int, device: str) -> list[dict[str, Any]]:
+    """Flops and share of the machine's rate, the loop and `exact` on the stack of each shape."""
+    square = torch.randn(2048, 2048, device=device)
+    lines = []
+    for shape, stack in groups.items():
+        work = {
+            "loop": lambda s=stack: published_loop({(0, 0): s}, iterations),
+            "exact": lambda s=stack: polar(s),
+        }
+        line: dict[str, Any] = {"shape": "x".join(map(str, shape)), "matrices": len(stack)}
+        times: dict[str, list[float]] = defaultdict(list)
+        for _ in range(repeats):
+            for name, run in (("product", lambda: square @ square), *work.items()):
+                times[name].append(seconds(run, device))
+        rate = 2 * 2048**3 / statistics.median(times["product"])
+        for name, run in work.items():
+            with FlopCounterMode(display=False) as counter:
+                run()
+            line[f"gflop_{name}"] = counter.get_total_flops() / 1e9
+            line[f"share_{name}"] = counter.get_total_flops() / statistics.median(times[name]) / rate
+        line["rate_gflop_per_second"] = rate / 1e9
+        line["ratio"] = statistics.median(a / b for a, b in zip(times["loop"], times["exact"], strict=True))
+        lines.append(line)
+    most = max(line["gflop_loop"] for line in lines)
+    return [line for line in lines if line["gflop_loop"] >= 0.01 * most]
 
 
 def published_call(model: nn.Module, table: TargetTable, iterations: int) -> None:
@@ -234,6 +266,9 @@ def measure(row: str, kind: str, groups: Groups, options: argparse.Namespace) ->
     on_device = {s: stack.to(options.device) for s, stack in groups.items()}
     values: dict[str, Any] = {"row": row, "kind": kind, "device": options.device, "iterations": iterations}
     values |= ratios(on_device, iterations, options.repeats, options.device)
+    key = {name: values[name] for name in ("row", "kind", "device", "iterations")}
+    lines = products(on_device, iterations, options.repeats, options.device)
+    merge("bench_fire_products", [key | line for line in lines], (*key, "shape"))
     del on_device
     values |= accuracy(groups, iterations, options.sample)
     for loop in ("equal", "each"):
