@@ -13,9 +13,9 @@ import torch
 
 from fire_core.errors import UserError
 from harness.campaign import training
-from harness.campaign.__main__ import duration
+from harness.campaign.__main__ import check_options, duration, options_of
 from harness.campaign.manifest import Job, load
-from harness.campaign.rates import rate_of
+from harness.campaign.rates import end_of, rate_of, wait_for_step
 from harness.campaign.schedule import ready, simulate, spent_trunks, within
 from harness.campaign.work import EVALUATION, Work, assumed, stages_of, work_of
 from harness.config import CONF, compose_config
@@ -24,7 +24,7 @@ from harness.runs.trunk import FolderLock
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL_WORK = Work(
-    trunk=60, fork=40, trunk_tests=0, fork_tests=0, operations=None, precision="fp32", per_step=1,
+    trunk=60, fork=40, trunk_tests=0, fork_tests=0, operations=None, precision="fp32", compile=False, per_step=1,
     trunk_bytes=100, running_bytes=10, left_bytes=1, memory=5, trunk_memory=7,
 )  # fmt: skip
 
@@ -106,6 +106,42 @@ def test_a_probe_replaces_what_is_assumed():
     expected = assumed()["share"]["vision"]["fp32"] * assumed()["peak"]["fp32"] * 1e12 / 1e9 / 2
     assert guess.per_second == pytest.approx(expected)
     assert rate_of(one, {probe_key(one): 123.0}, processes=2).per_second == 123.0
+
+
+def test_compiled_cells_are_taken_to_be_faster_and_methods_that_watch_are_not_compiled(tmp_path):
+    path = tmp_path / "one.yaml"
+    path.write_text(
+        "{size: paper, first: [fire], jobs: {vision: 2}, cells: "
+        "[{experiment: fig2a_cifar10_resnet18, runs: [{seeds: [1], methods: [fire, snr]}]}]}"
+    )
+    rates = {}
+    for option in ("compile=true", "compile=false"):
+        for one in load(str(path), str(tmp_path), lambda domain, option=option: (option,)).jobs:
+            rates[one.method, option] = rate_of(one, {}, processes=2).per_second
+    factor = assumed()["compiled"]["vision"]
+    assert rates["fire", "compile=true"] == pytest.approx(factor * rates["fire", "compile=false"])
+    assert rates["snr", "compile=true"] == rates["snr", "compile=false"]
+
+
+def test_options_go_to_the_runs_that_have_the_key():
+    assert options_of("vision", ["data.folder=x", "env.game=y"]) == ("data.folder=x",)
+    check_options(["data.folder=${data.name}"])
+    for wrong in ("data.foldr=x", "data.folder"):
+        with pytest.raises(UserError, match=f"--option {wrong}: give KEY=VALUE"):
+            check_options([wrong])
+
+
+def test_a_run_that_ends_within_its_probe_is_measured_whole(tmp_path):
+    home = tmp_path / "cell" / "seed_1"
+    home.mkdir(parents=True)
+    (home / "config.yaml").write_text("")
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    one = job("none", None)
+    assert end_of(one, tmp_path) is None
+    assert wait_for_step(process, tmp_path, 5)[0] == 0
+    (home / "DONE").write_text("")
+    assert end_of(one, tmp_path)[0] == 60 + 40
 
 
 def test_a_rate_that_nobody_knows_says_so():

@@ -1,5 +1,6 @@
 """The vision script as a user runs it: resume after kills, trunks, sweeps, and what mistakes are answered with."""
 
+import json
 import os
 import shutil
 import signal
@@ -234,3 +235,24 @@ def test_config_of_a_run_is_resolved(tmp_path):
     run("experiment=label_noise", root=tmp_path)
     text = (tmp_path / "label_noise" / "smoke" / "fire" / "seed_1" / "config.yaml").read_text()
     assert "${" not in text and OmegaConf.create(text).method.iterations == 10
+
+
+def test_lower_precision_ends_within_the_spread_of_seeds(tmp_path):
+    run(
+        "-m",
+        "experiment=random_label",
+        "method=none",
+        "seed=1,2,3",
+        "precision=fp32,bf16,tf32",
+        root=tmp_path,
+    )
+    losses = {}
+    for precision in ("fp32", "bf16", "tf32"):
+        label = f"none-precision={precision}"
+        folders = [tmp_path / "random_label" / "smoke" / label / f"seed_{seed}" for seed in (1, 2, 3)]
+        losses[precision] = [json.loads((f / "summary.json").read_text())["train_loss"] for f in folders]
+    spread = max(losses["fp32"]) - min(losses["fp32"])
+    for precision in ("bf16", "tf32"):
+        differences = [a - b for a, b in zip(losses[precision], losses["fp32"], strict=True)]
+        assert max(map(abs, differences)) < spread
+    assert losses["bf16"] != losses["fp32"]

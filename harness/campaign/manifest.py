@@ -14,7 +14,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from fire_core.errors import UserError, did_you_mean
-from fire_core.methods import create
+from fire_core.methods import available, create
 from harness.campaign.work import Work, work_of
 from harness.config import CONF, compose, domain_of, options, parse, resolve
 from harness.launch import changes, identity, label, last_phase
@@ -84,6 +84,7 @@ def load(name: str, root: str, more: Callable[[str], tuple[str, ...]] = lambda d
     content = read(name)
     jobs: list[Job] = []
     missing: list[str] = []
+    known = available()
     for number, cell in enumerate(content["cells"]):
         experiment, domain = cell["experiment"], domain_of(cell["experiment"])
         if content["size"] not in sizes_of(experiment):
@@ -102,7 +103,10 @@ def load(name: str, root: str, more: Callable[[str], tuple[str, ...]] = lambda d
             axes = [[f"{key}={value}" for value in values] for key, values in group.get("sweep", {}).items()]
             for position, method in enumerate(group["methods"]):
                 for point in itertools.product(*axes):
-                    typed = [*always, f"method={method}", *point]
+                    # methods that watch activations cannot be compiled, the others of their cell can
+                    watches = method in known and known[method].watches_training
+                    fixed = [a.replace("compile=true", "compile=false") if watches else a for a in always]
+                    typed = [*fixed, f"method={method}", *point]
                     cfg = with_method(domain, composed, method, typed)
                     later = method not in content["first"]
                     ranks = {

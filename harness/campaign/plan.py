@@ -91,6 +91,7 @@ def describe(
     """The whole plan."""
     domains = dict.fromkeys(job.domain for job in jobs)
     gpu = max((assumed()["gpu_gb"][d] * manifest.at_a_time[d] for d in domains), default=0)
+    of_gpu = f"; of a GPU {gpu} GB (assumed)" if manifest.size == "paper" else ""
     trunks = ", ".join(manifest.delete_trunks) or "no domain"
     steps = ", ".join(f"{domain} {manifest.at_a_time[domain]}" for domain in domains)
     lines = [
@@ -106,7 +107,7 @@ def describe(
         f"time    {span(forecast.seconds)} with so many runs at a time: {steps}",
         f"disk    {forecast.disk / 1e9:.1f} GB at the peak, {forecast.left / 1e9:.1f} GB in the end; trunks of {trunks} "
         "are deleted after their last run",
-        f"memory  {forecast.memory / 1e9:.0f} GB at the peak; of a GPU {gpu} GB (assumed)",
+        f"memory  {forecast.memory / 1e9:.0f} GB at the peak{of_gpu}",
         "order   (hours at which the last run of a group ends)",
     ]
     groups = itertools.groupby(jobs, key=lambda job: (job.rank[:2], job.experiment))

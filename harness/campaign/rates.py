@@ -55,6 +55,7 @@ def rate_of(job: Job, probes: Mapping[str, float], processes: int) -> Rate:
             raise UserError(
                 f"precision={work.precision}: conf/campaign/assumed.yaml has no share of {job.domain}"
             )
+        share *= known["compiled"][job.domain] if work.compile else 1
         source = f"assumed: {share:.0%} of {peak} TFLOP/s of {known['machine']}"
         return Rate(share * peak * 1e12 / work.operations / processes, source)
     if "size=paper" in job.arguments:
@@ -115,10 +116,12 @@ def probe(job: Job, copies: int, seconds: float) -> float:
         running = [start(job, Path(folder) / str(copy), often) for copy in range(copies)]
         try:
             marks = [wait_for_step(process, home, FIRST_STEP[job.domain]) for process, home in running]
-            time.sleep(seconds)
+            until = time.monotonic() + seconds
+            while time.monotonic() < until and any(process.poll() is None for process, _ in running):
+                time.sleep(POLL_SECONDS)
             rates = []
             for (_, home), (step, at) in zip(running, marks, strict=True):
-                last, then = newest(home) or (step, at)
+                last, then = end_of(job, home) or newest(home) or (step, at)
                 if last <= step:
                     raise UserError(
                         f"{job.name}: no step was finished in {seconds:.0f} s; give more, as in --probe 300"
@@ -144,16 +147,27 @@ def start(job: Job, home: Path, more: Sequence[str]) -> tuple[subprocess.Popen[b
 
 
 def wait_for_step(process: subprocess.Popen[bytes], home: Path, step: int) -> tuple[int, float]:
-    """The first checkpoint at `step` or later, and when it was written; UserError where the script ends before that."""
+    """The first checkpoint at `step` or later, and when it was written; of a run that has ended before that, its start.
+
+    UserError where the script fails.
+    """
     until = time.monotonic() + START_SECONDS
     while time.monotonic() < until:
         if (found := newest(home)) and found[0] >= step:
             return found
+        if process.poll() == 0 and (started := next(home.rglob("config.yaml"), None)):
+            return 0, started.stat().st_mtime
         if process.poll() is not None:
             end = (home / "log").read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
             raise UserError(f"a probe ended with exit code {process.returncode}: {end[0]}")
         time.sleep(POLL_SECONDS)
     raise UserError(f"a probe reached no step {step} within {START_SECONDS} s")
+
+
+def end_of(job: Job, home: Path) -> tuple[int, float] | None:
+    """Steps of a whole run, and when it ended; None while it has not."""
+    done = next(home.rglob("seed_*/DONE"), None)
+    return done and ((job.work.trunk + job.work.fork) // job.work.per_step, done.stat().st_mtime)
 
 
 def newest(home: Path) -> tuple[int, float] | None:

@@ -26,10 +26,9 @@ class Work:
     """Of one run, in the units of its domain. Sizes in bytes.
 
     trunk, fork: trained before and after the first boundary. trunk_tests, fork_tests: evaluated meanwhile.
-    operations: of training on one unit, None where it is not known. precision: of training. per_step: units of a step, as
-    checkpoints count them. trunk_bytes: on disk, of the
-    shared phase 0; running_bytes: of the run's folder while it is trained; left_bytes: afterwards. memory: of the process;
-    trunk_memory: what all runs of one trunk read.
+    operations: of training on one unit, None where it is not known. precision, compile: of training. per_step: units of a
+    step, as checkpoints count them. trunk_bytes: on disk, of the shared phase 0; running_bytes: of the run's folder while
+    it is trained; left_bytes: afterwards. memory: of the process; trunk_memory: what all runs of one trunk read.
     """
 
     trunk: int
@@ -38,6 +37,7 @@ class Work:
     fork_tests: int
     operations: float | None
     precision: str
+    compile: bool
     per_step: int
     trunk_bytes: int
     running_bytes: int
@@ -86,6 +86,7 @@ def vision(cfg: DictConfig) -> Work:
         sum(tested[1:]),
         operations=3e9 * net["gflop"] if net else None,
         precision=cfg.precision,
+        compile=cfg.compile,
         per_step=cfg.batch_size,
         trunk_bytes=RESUMABLE * weights,
         running_bytes=(cfg.run.keep + 1) * RESUMABLE * weights,
@@ -135,6 +136,7 @@ def language(cfg: DictConfig) -> Work:
         (fork_tests + 2) * window,
         operations=6 * matrices + attention if cfg.size == "paper" else None,
         precision=cfg.precision,
+        compile=cfg.compile,
         per_step=per_iteration,
         trunk_bytes=(2 + len(cfg.phase_1.save_at)) * RESUMABLE * weights,
         running_bytes=(cfg.run.keep + 1) * RESUMABLE * weights,
@@ -157,6 +159,7 @@ def dqn(cfg: DictConfig) -> Work:
         tests * (second // cfg.eval_every + 1),
         operations=None,
         precision=cfg.precision,
+        compile=cfg.compile,
         per_step=1,
         trunk_bytes=shared,
         running_bytes=own,
@@ -178,6 +181,7 @@ def sac(cfg: DictConfig) -> Work:
         tests * (second // cfg.eval_every),
         operations=None,
         precision=cfg.precision,
+        compile=cfg.compile,
         per_step=1,
         trunk_bytes=replay,
         running_bytes=cfg.run.keep * replay,
