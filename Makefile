@@ -55,18 +55,25 @@ help: ## this list
 	@printf 'as in: make vision-sweep EXPERIMENT=random_label SIZE=smoke METHODS=none,fire SEEDS=1,2 JOBS=1 OVERRIDES=batch_size=32\n'
 
 # ---------------------------------------------------------------------------------------------- environment
+# pip's lines about downloads and installation, so that a first use shows what it does; its exit code counts
+pip = set -o pipefail; $(PY) -m pip install --disable-pip-version-check --progress-bar off $(1) 2>&1 | $(shown)
+shown = awk '/^ *Downloading|^Installing|ERROR|rror:/ {print substr($$0, 1, 100); fflush()}'
+
 $(PY):
-	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install -q --upgrade pip
+	@echo "First use: this creates $(VENV) and installs PyTorch and what the target needs, in 1 to 5 minutes."
+	@$(PYTHON) -m venv $(VENV)
+	@$(call pip,--upgrade pip)
 
 # torch goes first and alone, so that no other package picks its build; then one stamp for each extra
 $(VENV)/.with-torch: constraints.txt | $(PY)
-	$(PY) -m pip install -q -c constraints.txt torch numpy
-	touch $@
+	@echo "installing PyTorch"
+	@$(call pip,-c constraints.txt torch numpy)
+	@touch $@
 
 $(VENV)/.with-%: pyproject.toml constraints.txt $(VENV)/.with-torch
-	$(PY) -m pip install -q -c constraints.txt -e '.[$*]'
-	touch $@
+	@echo "installing what '$*' needs"
+	@$(call pip,-c constraints.txt -e '.[$*]')
+	@touch $@
 
 .PHONY: install
 install: $(VENV)/.with-suite ## create .venv and install what vision and analysis need
