@@ -17,7 +17,8 @@ OVERRIDES ?=
 
 methods = $(if $(filter all,$(METHODS)),$$($(PY) -m harness.domains $(1)),$(METHODS))
 launcher = $(if $(filter 1,$(JOBS)),,threads=1 hydra/launcher=ray $(ray_settings) $(gpus))
-ray_settings = +hydra.launcher.ray.init.num_cpus=$(JOBS) +hydra.launcher.ray.init.include_dashboard=false
+ray_settings = +hydra.launcher.ray.init.num_cpus=$(JOBS) +hydra.launcher.ray.init.include_dashboard=false \
+	+hydra.launcher.ray.init.logging_level=error
 # Ray hides the GPU from jobs that do not ask for a share of it
 gpus = $(if $(shell command -v nvidia-smi),+hydra.launcher.ray.remote.num_gpus=$(shell awk 'BEGIN {print 1 / $(JOBS)}'))
 export RAY_DEDUP_LOGS := 0
@@ -30,7 +31,7 @@ define sweep
 	$(PY) $(1) -m experiment=$(subst $(space),$(comma),$(strip $(experiments))) size=$(SIZE) method=$(call methods,$(2)) seed=$(SEEDS) run.root=$(RUNS) \
 		$(launcher) $(OVERRIDES) || status=$$?; \
 	$(PY) -m analysis tables --experiment $(experiments) --size $(SIZE) --root $(RUNS) $(call expected,$(2)) || status=$$?; \
-	exit $$status
+	{ set +x; } 2> /dev/null; exit $$status
 endef
 # the H1 tasks of the paper have link meshes, their _primitive variants have none
 meshes = $(if $(filter-out %_primitive %_hopper,$(filter fig4b%,$(experiments))),$(VENV)/.with-humanoid)
@@ -55,12 +56,12 @@ help: ## this list
 	@printf 'as in: make vision-sweep EXPERIMENT=random_label SIZE=smoke METHODS=none,fire SEEDS=1,2 JOBS=1 OVERRIDES=batch_size=32\n'
 
 # ---------------------------------------------------------------------------------------------- environment
-# pip's lines about downloads and installation, so that a first use shows what it does; its exit code counts
-pip = set -o pipefail; $(PY) -m pip install --disable-pip-version-check --progress-bar off $(1) 2>&1 | $(shown)
-shown = awk '/^ *Downloading|^Installing|ERROR|rror:/ {print substr($$0, 1, 100); fflush()}'
+# of pip's output the downloads, so that a first use shows that something happens, and the errors; its exit code counts
+pip = set -o pipefail; PYTHONUNBUFFERED=1 $(PY) -m pip install --disable-pip-version-check --progress-bar off $(1) 2>&1 \
+	| { grep --line-buffered -oE '^ *Downloading .{0,80}|^Installing|^.*(ERROR|error:).*' || true; }
 
 $(PY):
-	@echo "First use: this creates $(VENV) and installs PyTorch and what the target needs, in 1 to 5 minutes."
+	@echo "First use: creating $(VENV) and installing PyTorch and what this target needs. This takes 1 to 5 minutes."
 	@$(PYTHON) -m venv $(VENV)
 	@$(call pip,--upgrade pip)
 

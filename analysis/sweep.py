@@ -44,6 +44,7 @@ def show(options: argparse.Namespace) -> int:
         frame.to_csv(out / "estimates.csv", index=False, float_format="%.6g", lineterminator="\n")
         [picture, _] = plot.save(probes.draw(shown), out / "figure", ["png"], probes.CAPTION, shown)
         print(f"{text}\ntable: {out / 'table.md'}\nestimates: {out / 'estimates.csv'}\nfigure: {picture}")
+        print("\n".join(filter(None, (sentence(of(frame, part)) for part in shown))))
     for problem in results.problems:
         print(f"left out: {problem}", file=sys.stderr)
     for line in wrong:
@@ -64,6 +65,21 @@ def text_of(part: Results, rows: pd.DataFrame) -> str:
         title = group["measure"].iloc[0]
         blocks.append(f"{title[0].upper()}{title[1:]}\n\n{tables.markdown(tables.end_table(rows, metric))}\n")
     return "\n".join(blocks)
+
+
+def sentence(rows: pd.DataFrame) -> str:
+    """The headline of one setting in a sentence: FIRE, or else the best method, against the run without intervention."""
+    rows = rows[rows["headline"] & (rows["reference"] == "none")]
+    if rows.empty:
+        return ""
+    compared = estimates.decide(rows).set_index("label")
+    best = "idxmax" if rows["higher_is_better"].iloc[0] else "idxmin"
+    label = "fire" if "fire" in compared.index else compared["mean"].agg(best)
+    row = compared.loc[label]
+    told = f"is {row['word']} than" if row["word"] else "cannot be told apart from"
+    seeds = "1 seed" if row["pairs"] == 1 else f"{row['pairs']} seeds"
+    measure = f"{row['measure']} {tables.number(row['mean'])}, difference {tables.difference_text(row)}"
+    return f"{row['experiment']}: {plot.look(label).name} {told} no intervention ({measure}, {seeds})"
 
 
 def absent(results: Results, methods: Sequence[str], seeds: Sequence[int]) -> list[str]:
