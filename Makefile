@@ -58,7 +58,7 @@ help: ## this list
 # ---------------------------------------------------------------------------------------------- environment
 # of pip's output the downloads, so that a first use shows that something happens, and the errors; its exit code counts
 pip = set -o pipefail; PYTHONUNBUFFERED=1 $(PY) -m pip install --disable-pip-version-check --progress-bar off $(1) 2>&1 \
-	| { grep --line-buffered -oE '^ *Downloading .{0,80}|^Installing|^.*(ERROR|error:).*' || true; }
+	| { grep --line-buffered -oE '^ *Downloading .{0,80}|^Installing collected packages|^.*(ERROR|error:).*' || true; }
 
 $(PY):
 	@echo "First use: creating $(VENV) and installing PyTorch and what this target needs. This takes 1 to 5 minutes."

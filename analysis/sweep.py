@@ -76,10 +76,11 @@ def sentence(rows: pd.DataFrame) -> str:
     best = "idxmax" if rows["higher_is_better"].iloc[0] else "idxmin"
     label = "fire" if "fire" in compared.index else compared["mean"].agg(best)
     row = compared.loc[label]
-    told = f"is {row['word']} than" if row["word"] else "cannot be told apart from"
+    told = f"is {row['word']} than no intervention, by" if row["word"] else "differs from no intervention by"
+    chance = "" if row["word"] else f", which may be chance (corrected for {len(compared)} comparisons)"
     seeds = "1 seed" if row["pairs"] == 1 else f"{row['pairs']} seeds"
-    measure = f"{row['measure']} {tables.number(row['mean'])}, difference {tables.difference_text(row)}"
-    return f"{row['experiment']}: {plot.look(label).name} {told} no intervention ({measure}, {seeds})"
+    difference = f"{told} {tables.difference_text(row)} ({row['measure']}; {seeds}){chance}"
+    return f"{row['experiment']}: {plot.look(label).name} {difference}"
 
 
 def absent(results: Results, methods: Sequence[str], seeds: Sequence[int]) -> list[str]:

@@ -338,7 +338,7 @@ def test_a_sweeps_table_names_what_is_missing(root, tmp_path, capsys):
     )
     assert "[0.6995, 0.7045]" in row and "brand new" in text
     assert (tmp_path / "table.md").exists() and (tmp_path / "figure.png").exists()
-    assert "random_label: FIRE" in text and "no intervention (" in text.splitlines()[-1]
+    assert "random_label: FIRE" in text and "no intervention" in text.splitlines()[-1]
     assert command.main([*given, "--seeds", "1,2,3,4", "--methods", "none,fire"]) == 1
     assert "random_label fire seed 4: missing" in capsys.readouterr().err
     write_run(tmp_path / "runs", "fig3_x", "none", 1, [{"phase": 0, "step": 1, "speed": 1.0}], protocol="")
