@@ -1,4 +1,4 @@
-"""Nearest (semi-)orthogonal matrix of every matrix of a batch: the projection that FIRE is made of.
+"""The nearest (semi-)orthogonal matrix of every matrix of a batch: the projection behind FIRE.
 
 For W (m, n) with the singular value decomposition U S V^T, the nearest matrix with orthonormal columns
 (m >= n) or rows (m < n) in the Frobenius norm is U V^T (orthogonal Procrustes; FIRE, Eq. 4 and 5).
@@ -35,7 +35,7 @@ class Polar(NamedTuple):
     factor: Tensor
     """(..., m, n), float32 (float64 for float64 input)."""
     residual: Tensor
-    """(...), ||Q^T Q - I||_F^2 of the factor on its smaller side (FIRE, Eq. 2)."""
+    """(...), `||Q^T Q - I||_F^2` of the factor on its smaller side (FIRE, Eq. 2)."""
     iterations: Tensor
     """(...), int64, matrix iterations spent on each matrix."""
     completed: Tensor
@@ -54,42 +54,46 @@ def polar(
 ) -> Polar:
     """Move each matrix of `matrices` (..., m, n) to the nearest (semi-)orthogonal one, or part of the way.
 
-    Wide matrices get orthonormal rows, tall ones orthonormal columns. Lower types than float32 are converted
-    to it first, exactly; float64 stays. The input is left alone; no gradient flows. The scale of the input does
-    not matter: entries of 1e30 or 1e-30 are divided by a power of two before anything is squared.
+    Wide matrices get orthonormal rows, tall ones orthonormal columns. Types below float32 are first converted to it,
+    exactly; float64 stays. The input is not changed, and no gradient flows. The scale of the input does not matter: entries
+    of 1e30 or 1e-30 are divided by a power of two before anything is squared.
 
-    solver:
-        "newton_schulz": the published algorithm (FIRE, section 3): X = W / ||W||, then `iterations` steps
-            X <- 1.5 X - 0.5 X X^T X. It equals the formula up to rounding and gives the same bits for a matrix
-            alone or in a batch (on a CPU). *No* guarantee on the residual: 10 steps leave the small singular
-            values of a square matrix well below 1. Lost rank stays lost.
-        "quintic": the algorithm of Muon (Jordan et al. 2024): X = W / ||W||, then `iterations` steps
-            X <- 3.4445 X - 4.7750 X X^T X + 2.0315 (X X^T)^2 X, in float32; Muon takes 5. It is *inexact by design*: after 5
-            steps singular values that began above about 1e-2 of the norm lie between 0.68 and 1.21, not at 1, and
-            more steps bring them no nearer; smaller ones are on their way there.
-        "exact": the orthogonal polar factor U V^T. Guarantee: residual <= `tolerance` for every finite, non-zero input
-            of 25 to 768 columns, whatever its condition; below and above that the bound is in proportion to the columns
-            (float32 itself reaches about 1e-9 at 768).
-            The factor is that of the matrix up to rounding: relative error at most 1e-5 plus 2e-7 times the
-            condition number in float32, as any float32 method. Singular values below the machine epsilon times the largest
-            count as lost; `completed` says where, and the factor is then the nearest one to the rectangular
-            identity among all the equally near ones (see `fire_core.solvers.completion`).
-        "fast": one pass without repair. Error below that of the published 10 iterations, or both at the
-            float32 floor; no guarantee for singular values below about 1e-3 of the largest.
+    "newton_schulz" is the published algorithm (FIRE, section 3): X = W / `||W||`, then `iterations` steps
+    X <- 1.5 X - 0.5 X X^T X. It equals the formula up to rounding, and on a CPU a matrix gives the same bits alone or in a
+    batch. It guarantees *nothing* about the residual: 10 steps leave the small singular values of a square matrix well
+    below 1. Lost rank stays lost.
 
-    iterations, normalize: of newton_schulz and quintic; "frobenius" is the published start, "spectral" divides by the
-        largest singular value instead, which is worth 5 or 6 steps at 512 columns.
-    tolerance: of exact only; the error above is that of the default. A larger one saves repairs of single matrices,
-        not passes over all of them. One that the type cannot reach (1e-14 in float32) sends every matrix to the SVD,
-        and `residual` says what came out.
-    precision: "fp32" computes in full float32 whatever `torch.set_float32_matmul_precision` says, and under
-        autocast. "tf32" lets CUDA multiply in TF32 in all solvers but exact: expect a relative error of about
-        2e-3, and a residual (measured in TF32 too) no better than 1e-4. exact ignores it, since no later step
-        undoes early rounding; so does a CPU.
-    measure: False leaves `residual` NaN where the solver itself has no use for it (newton_schulz and quintic).
+    "quintic" is the algorithm of Muon (Jordan et al. 2024): X = W / `||W||`, then `iterations` steps
+    X <- 3.4445 X - 4.7750 X X^T X + 2.0315 (X X^T)^2 X, in float32. Muon takes 5. It is *inexact by design*: after 5 steps,
+    singular values that began above about 1e-2 of the norm lie between 0.68 and 1.21, and more steps bring them no closer
+    to 1. Smaller ones have not arrived yet.
 
-    Extra memory: about 4 times the larger of STACK_BYTES and the largest matrix, beside the result; a matrix that
-        needs the float64 SVD takes up to 20 times its own size.
+    "exact" is the orthogonal polar factor U V^T. It guarantees residual <= `tolerance` for every finite, non-zero input of
+    25 to 768 columns, whatever its condition; for fewer or more columns the bound is in proportion to their number (float32
+    itself reaches about 1e-9 at 768). The relative error of the factor is at most 1e-5 plus 2e-7 times the condition number
+    in float32, as for any float32 method. Singular values below the machine epsilon times the largest count as lost:
+    `completed` says where, and the factor is then the one nearest to the rectangular identity among all that are equally
+    near to W (see `fire_core.solvers.completion`).
+
+    "fast" is one pass without repair. Its error is below that of the published 10 iterations, or both are at the float32
+    floor. It guarantees nothing for singular values below about 1e-3 of the largest.
+
+    Memory: about 4 times the larger of STACK_BYTES and the largest matrix, beside the result; a matrix that needs the
+    float64 SVD takes up to 20 times its own size.
+
+    Args:
+        matrices: (..., m, n).
+        solver: "newton_schulz", "quintic", "exact" or "fast".
+        iterations: number of steps of newton_schulz and quintic.
+        normalize: the norm at the start of newton_schulz and quintic. "frobenius" is published; "spectral" divides by
+            the largest singular value instead, which is worth 5 or 6 steps at 512 columns.
+        tolerance: of exact only; the error above is for the default. A larger one saves repairs of single matrices, but no
+            passes over all of them. One that the type cannot reach (1e-14 in float32) sends every matrix to the SVD, and
+            `residual` says what was reached.
+        precision: "fp32" computes in full float32 whatever `torch.set_float32_matmul_precision` says, and under autocast.
+            "tf32" lets CUDA multiply in TF32: expect a relative error of about 2e-3 and a residual (measured in TF32 too) no
+            better than 1e-4. exact and CPUs ignore it.
+        measure: False leaves `residual` NaN where the solver itself has no use for it (newton_schulz and quintic).
     Raises: UserError for zero or non-finite matrices (with the index in the batch) and for unknown settings.
     """
     check_solver(solver, iterations, normalize, tolerance, precision)
