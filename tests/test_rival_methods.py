@@ -646,7 +646,7 @@ def test_batches_may_be_mappings_tuples_and_lists(inputs):
 
 # ------------------------------------------------------------------------------- one method, several models
 def test_a_second_model_of_the_same_name_gets_its_own_anchor_weights_and_hooks():
-    l2, parseval = create("l2_init", coefficient=2.0), create("parseval", coefficient=1.0)
+    l2 = create("l2_init", coefficient=2.0)
     units = create("cbp", replacement_rate=1.0, maturity=0)
     for shape in ((2, 3), (2, 4)):
         net = nn.Sequential(nn.Linear(*shape), nn.ReLU(), nn.Linear(shape[1], 1))
@@ -654,11 +654,18 @@ def test_a_second_model_of_the_same_name_gets_its_own_anchor_weights_and_hooks()
         with torch.no_grad():
             net[0].bias.add_(1.0)
         assert l2.penalty(state).item() == pytest.approx(shape[1], rel=1e-5)
-        assert parseval.penalty(state).item() > 0
         units.at_boundary(state, Phase(1))
         net(X)
         units.after_step(state)
         assert (net[2].weight == 0).all() and len(units.memory["net"]["0"]["age"]) == shape[1]
+
+
+def test_parseval_chooses_anew_for_a_second_model_of_the_same_name():
+    method = create("parseval", coefficient=1.0)
+    for net in (nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Identity(), nn.Linear(2, 2))):
+        weight = net[-1].weight
+        expected = (weight @ weight.T - torch.eye(2)).square().sum()
+        torch.testing.assert_close(method.penalty(state_of(net)), expected)
 
 
 def test_a_new_snapshot_of_the_same_model_is_a_new_anchor():
