@@ -66,6 +66,7 @@ class Report:
 
     @property
     def rows(self) -> list[Row]:
+        """One per target; the first reading computes the figures."""
         measurements, self._measurements = self._measurements, []
         for measure in measurements:
             measure()

@@ -1,6 +1,8 @@
 """Arrows between packages point down only, and no module imports itself in a circle."""
 
 import ast
+import importlib
+import inspect
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,3 +131,28 @@ def test_a_circle_and_an_arrow_up_would_be_found():
     assert {frozenset(c) for c in strong_components({"a": {"b"}, "b": {"a"}, "c": {"a"}})} == {
         frozenset("ab"), frozenset("c"),
     }  # fmt: skip
+
+
+def test_public_functions_of_the_library_say_what_they_do():
+    """A method that overrides one of its bases takes over what that says."""
+    missing = []
+    for name in modules():
+        runs = name.endswith("__main__")
+        if not name.startswith("fire_core.") or name.startswith("fire_core.integrations.") or runs:
+            continue
+        module = importlib.import_module(name)
+        for key, thing in vars(module).items():
+            if key.startswith("_") or getattr(thing, "__module__", None) != name:
+                continue
+            members = vars(thing).items() if inspect.isclass(thing) else ()
+            inside = [
+                (k, getattr(thing, k)) for k, v in members if inspect.isfunction(v) or isinstance(v, property)
+            ]
+            for member, value in [
+                (key, thing),
+                *((f"{key}.{k}", v) for k, v in inside if not k.startswith("_")),
+            ]:
+                is_code = inspect.isroutine(value) or inspect.isclass(value) or isinstance(value, property)
+                if is_code and not inspect.getdoc(value):
+                    missing.append(f"{name}.{member}")
+    assert missing == []

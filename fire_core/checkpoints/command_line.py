@@ -153,6 +153,7 @@ def markdown(title: str, table: TargetTable) -> str:
 
 
 def write_csv(path: Path, rows: list[dict[str, object]]) -> None:
+    """A table with the keys of its first row as columns."""
     with written_aside(path) as aside, aside.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()

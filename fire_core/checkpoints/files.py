@@ -39,6 +39,7 @@ class Shard:
 
     @property
     def safe(self) -> bool:
+        """Whether it is of the safetensors format."""
         return self.path.suffix == ".safetensors"
 
     def outline(self) -> dict[str, Tensor]:
@@ -54,6 +55,7 @@ class Shard:
         return outline
 
     def load(self) -> tuple[dict[str, Tensor], Any]:
+        """The tensors by name, and all that a torch file holds, for `save`."""
         if self.safe:
             with _opened(self.path) as file:
                 self.metadata = file.metadata()
@@ -80,6 +82,7 @@ class Checkpoint:
 
     @property
     def is_folder(self) -> bool:
+        """Whether the checkpoint is a folder of shards."""
         return self.path.is_dir()
 
     def outline(self) -> dict[str, Tensor]:

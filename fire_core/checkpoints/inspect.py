@@ -53,6 +53,7 @@ class Spectrum:
         return summary, values
 
     def to_dict(self) -> dict[str, object]:
+        """Plain values, the shape as text."""
         return {**asdict(self), "shape": "x".join(map(str, self.shape))}
 
 

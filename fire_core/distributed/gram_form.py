@@ -42,6 +42,7 @@ class GramProjection:
             self.row.dfi_factor = self.row.residual = float((gram / self.scale**2 - identity).square().sum())
 
     def misses_its_limit(self) -> bool:
+        """Whether the weights as stored are farther from orthogonal than the settings allow."""
         return self.scale is not None and self.row.residual is not None and self.row.residual > self.limit
 
 

@@ -34,6 +34,7 @@ class FireCallback(pl.Callback):
 
     @property
     def reports(self) -> list[tuple[int, Report]]:
+        """(global step, report) of each firing."""
         return self.treatment.reports
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

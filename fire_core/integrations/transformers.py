@@ -38,6 +38,7 @@ class FireCallback(TrainerCallback):
 
     @property
     def reports(self) -> list[tuple[int, Report]]:
+        """(global step, report) of each firing."""
         return self.treatment.reports
 
     def on_train_begin(

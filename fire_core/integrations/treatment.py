@@ -33,6 +33,7 @@ class Treatment:
         self.reports: list[tuple[int, Report]] = []
 
     def check(self, model: nn.Module) -> None:
+        """Raise UserError for targets that the model does not have."""
         find_targets(model, self.settings.get("targets", "all"))
 
     def apply(self, model: nn.Module, optimizers: Iterable[Optimizer], step: int) -> Report:

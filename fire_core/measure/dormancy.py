@@ -20,34 +20,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from fire_core.measure.inputs import call
 
 THRESHOLD = 0.025
-NONLINEAR = (
-    *(
-        "relu",
-        "gelu",
-        "silu",
-        "tanh",
-        "leaky_relu",
-        "elu",
-        "hardtanh",
-        "mish",
-        "softplus",
-        "hardswish",
-        "threshold",
-    ),
-    *("clamp_min", "prelu", "_prelu_kernel"),
-)
-PRODUCTS = (
-    "mm",
-    "addmm",
-    "bmm",
-    "baddbmm",
-    "convolution",
-    "mv",
-    "addmv",
-    "dot",
-    "embedding",
-    "_embedding_bag",
-)
+NONLINEAR = {
+    "relu", "gelu", "silu", "tanh", "leaky_relu", "elu", "hardtanh", "mish", "softplus", "hardswish", "threshold",
+    "clamp_min", "prelu", "_prelu_kernel",
+}  # fmt: skip
+PRODUCTS = {
+    "mm", "addmm", "bmm", "baddbmm", "convolution", "mv", "addmv", "dot", "embedding", "_embedding_bag",
+}  # fmt: skip
 MIXERS = ("_scaled_dot_product", "lstm", "gru", "rnn", "mkldnn_rnn", "_thnn")
 
 
@@ -123,6 +102,7 @@ class WatchUnits(TorchDispatchMode):
 
     @property
     def scores(self) -> list[Tensor]:
+        """Those of the layers seen so far, (units,) each."""
         return list(self._scores.values())
 
 

@@ -40,6 +40,7 @@ def integer(owner: Any, *names: str) -> int | None:
 
 
 def qkv(q: int, k: int, v: int, repeats: int = 1) -> Layout:
+    """q, k and v one after the other, or head by head."""
     how = "" if repeats == 1 else ", rows interleaved head by head"
     return Layout((("q", q), ("k", k), ("v", v)), repeats, why=f"part of a fused q/k/v{how}")
 
@@ -66,6 +67,8 @@ def qkv_in_order(name: str) -> Callable[[Any], Layout | None]:
 
 
 def kv_in_order(name: str) -> Callable[[Any], Layout | None]:
+    """k, then v, as in `qkv_in_order`."""
+
     def read(owner: Any) -> Layout | None:
         whole = qkv_in_order(name)(owner)
         return None if whole is None else replace(whole, sizes=whole.sizes[1:], why="part of a fused k/v")
@@ -112,29 +115,38 @@ def experts(name: str) -> Callable[[Any], Layout | None]:
     return read
 
 
+def head_by_head(m: Any) -> Layout:
+    """q, k and v of one head after those of the other."""
+    return qkv(m.head_dim, m.head_dim, m.head_dim, m.num_heads)
+
+
 def falcon(m: Any) -> Layout:
+    """Fused q/k/v of the three Falcon generations."""
     if m.new_decoder_architecture:
         return qkv(m.num_heads // m.num_kv_heads * m.head_dim, m.head_dim, m.head_dim, m.num_kv_heads)
     if m.multi_query:
         return qkv(m.num_heads * m.head_dim, m.head_dim, m.head_dim)
-    return qkv(m.head_dim, m.head_dim, m.head_dim, m.num_heads)
+    return head_by_head(m)
 
 
 def gpt2(m: Any) -> Layout:
+    """Fused q/k/v of GPT-2, k/v where it looks at another sequence."""
     if getattr(m, "is_cross_attention", False):
         return Layout((("k", m.split_size), ("v", m.split_size)), why="part of a fused k/v")
     return qkv(m.split_size, m.split_size, m.split_size)
 
 
 def gpt_bigcode(m: Any) -> Layout:
+    """Fused q/k/v of GPTBigCode, with one k and v for all heads or one for each."""
     if m.is_cross_attention:
         return Layout((("k", m.head_dim), ("v", m.head_dim)), m.num_heads, why="part of a fused k/v")
     if m.multi_query:
         return qkv(m.embed_dim, m.kv_dim, m.kv_dim)
-    return qkv(m.head_dim, m.head_dim, m.head_dim, m.num_heads)
+    return head_by_head(m)
 
 
 def gated_q(m: Any) -> Layout:
+    """q beside an output gate, head by head."""
     sizes = (("q", m.head_dim), ("gate", m.head_dim))
     return Layout(
         sizes, m.q_proj.out_features // (2 * m.head_dim), why="q or output gate, interleaved head by head"
@@ -142,6 +154,7 @@ def gated_q(m: Any) -> Layout:
 
 
 def delta_net_qkvz(m: Any) -> Layout:
+    """q, k, v and the output gate of a gated delta net."""
     value = m.num_v_heads // m.num_k_heads * m.head_v_dim
     sizes = (("q", m.head_k_dim), ("k", m.head_k_dim), ("v", value), ("gate", value))
     return Layout(sizes, m.num_k_heads, why="part of a fused q/k/v/gate, interleaved head by head")
@@ -208,14 +221,8 @@ LAYERS: tuple[Layer, ...] = (
         "query_key_value",
         lambda m: qkv(m.head_size, m.head_size, m.head_size, integer(m, "num_attention_heads") or 0),
     ),
-    Layer(
-        "BloomAttention", "query_key_value", lambda m: qkv(m.head_dim, m.head_dim, m.head_dim, m.num_heads)
-    ),
-    Layer(
-        "PersimmonAttention",
-        "query_key_value",
-        lambda m: qkv(m.head_dim, m.head_dim, m.head_dim, m.num_heads),
-    ),
+    Layer("BloomAttention", "query_key_value", head_by_head),
+    Layer("PersimmonAttention", "query_key_value", head_by_head),
     Layer("Falcon*Attention", "query_key_value", falcon),
     Layer(
         "CodeGenAttention",

@@ -50,6 +50,7 @@ class Place:
 
     @property
     def name(self) -> str:
+        """The parameter as the module that was chosen names it."""
         return f"{self.path}.{self.attribute}" if self.path else self.attribute
 
 
@@ -73,6 +74,7 @@ class Layout:
 
     @property
     def total(self) -> int:
+        """How many output rows the parts take."""
         return self.repeats * sum(size for _, size in self.sizes)
 
     def picks(self) -> Iterator[tuple[str, slice | list[int], int]]:
@@ -134,6 +136,7 @@ class Target:
 
     @property
     def is_view(self) -> bool:
+        """Whether `matrix` is a view of the parameter."""
         return not any(isinstance(entry, list) for entry in self.index)
 
     def write(self, source: nn.Module | Mapping[str, Tensor], value: Tensor) -> None:
@@ -149,6 +152,7 @@ class TargetTable(list):
 
     @property
     def included(self) -> list[Target]:
+        """The targets that are to be treated."""
         return [target for target in self if target.included]
 
     @property

@@ -12,7 +12,7 @@ from fire_core.measure.inputs import first_input
 from fire_core.units.graph import CONVOLUTIONS, UnitLayer
 
 
-def by_unit(activations: Tensor, units: int, convolution: bool) -> Tensor:
+def samples_by_unit(activations: Tensor, units: int, convolution: bool) -> Tensor:
     """A reader's input as (samples, units): batch, positions and a unit's several columns are all samples."""
     if convolution:
         return activations.movedim(1, -1).reshape(-1, units)
@@ -52,7 +52,7 @@ class Recorder:
                 with torch.no_grad():
                     read = first_input(arguments, keywords).detach()
                     self.values[layer.name] = reduce(
-                        by_unit(read, layer.units, isinstance(module, CONVOLUTIONS))
+                        samples_by_unit(read, layer.units, isinstance(module, CONVOLUTIONS))
                     )
 
         return hook

@@ -124,13 +124,16 @@ class WatchesOutputs:
         raise NotImplementedError
 
     def watch(self, net: nn.Module, layers: list[UnitLayer]) -> OutputRecorder:
+        """Hooks on what the layers themselves put out."""
         return OutputRecorder(net, layers, self.reduce)
 
     def check(self: Any, state: State) -> None:
+        """Hooks from the first step on, where the method begins there."""
         if self.first_phase == 0:
             self._start(state)
 
     def at_boundary(self: Any, state: State, phase: Phase) -> Report:
+        """The published boundary; where the method begins, also what the phase before ended with."""
         report = super().at_boundary(state, phase)  # type: ignore[misc]
         if phase.index == self.first_phase:
             for name, net in state.nets.items():
@@ -139,6 +142,7 @@ class WatchesOutputs:
         return report
 
     def after_test(self: Any, state: State) -> None:
+        """Keep what the last test images show."""
         if state.phase < self.first_phase:
             return
         for name, net in state.nets.items():
@@ -149,6 +153,20 @@ class WatchesOutputs:
         for layer, rows in seen.items():
             memory = self.memory[name][layer]
             memory["kept"] = last_rows(memory["kept"], rows)
+
+
+class ResetsRows:
+    """Recycles units with `reset_rows`: mix it in before the published class."""
+
+    def recycle(self: Any, state: State, name: str, layer: UnitLayer, rows: Tensor) -> None:
+        """Replace units of net `name`."""
+        self.counts["recycled"] += reset_rows(
+            state.nets[name],
+            layer,
+            rows,
+            generator=self.stream(state),
+            optimizers=state.optimizers.values(),
+        )
 
 
 def watch_test(state: State, net: nn.Module, recorder: OutputRecorder, method: str) -> dict[str, Tensor]:

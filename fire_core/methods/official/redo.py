@@ -12,10 +12,10 @@ from fire_core.methods import register
 from fire_core.methods.official import refuse_changed
 from fire_core.methods.official.outputs import (
     OutputRecorder,
+    ResetsRows,
     by_channel,
     chain,
     is_attention,
-    reset_rows,
     watch_test,
 )
 from fire_core.methods.redo import ReDo
@@ -25,7 +25,7 @@ from fire_core.units import UnitLayer
 
 @register
 @dataclass
-class OfficialReDo(ReDo):
+class OfficialReDo(ResetsRows, ReDo):
     """Looks at the last 512 test images after every test, at what a layer itself puts out, before its norm.
 
     The last two layers are never reset. Outgoing weights and Adam's moments stay (`reset_rows`).
@@ -55,15 +55,6 @@ class OfficialReDo(ReDo):
                 rows = dormant(seen[layer.name], self.threshold)
                 if len(rows):
                     self.recycle(state, name, layer, rows)
-
-    def recycle(self, state: State, name: str, layer: UnitLayer, rows: Tensor) -> None:
-        self.counts["recycled"] += reset_rows(
-            state.nets[name],
-            layer,
-            rows,
-            generator=self.stream(state),
-            optimizers=state.optimizers.values(),
-        )
 
 
 def magnitude(layer: UnitLayer, output: Tensor) -> Tensor:

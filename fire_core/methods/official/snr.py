@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fire_core.methods import register
 from fire_core.methods.official import refuse_changed
-from fire_core.methods.official.outputs import WatchesOutputs, by_channel, chain, last_rows, reset_rows
+from fire_core.methods.official.outputs import ResetsRows, WatchesOutputs, by_channel, chain, last_rows
 from fire_core.methods.snr import SelfNormalizedResets
 from fire_core.phases import State
 from fire_core.units import UnitLayer
@@ -21,7 +21,7 @@ FIRST = 10_000
 
 @register
 @dataclass
-class OfficialSNR(WatchesOutputs, SelfNormalizedResets):
+class OfficialSNR(WatchesOutputs, ResetsRows, SelfNormalizedResets):
     """Ages count samples: a unit is silent for as many more as are kept, when none of the kept ones makes it fire.
 
     A unit is an output of the layer itself, before its norm. The threshold is renewed at step 0 already, where it falls
@@ -85,12 +85,3 @@ class OfficialSNR(WatchesOutputs, SelfNormalizedResets):
         level = ages.gather(0, reached.int().argmax(dim=0, keepdim=True))[0].masked_fill(count == 0, 1)
         grown = (self.expansion * tau).to(tau.dtype)
         return torch.where(level < tau, level, grown).clamp(kept, LONGEST).to(tau.dtype)
-
-    def recycle(self, state: State, name: str, layer: UnitLayer, rows: Tensor) -> None:
-        self.counts["recycled"] += reset_rows(
-            state.nets[name],
-            layer,
-            rows,
-            generator=self.stream(state),
-            optimizers=state.optimizers.values(),
-        )
