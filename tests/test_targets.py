@@ -233,7 +233,7 @@ def test_presets_patterns_exclusions_and_callables() -> None:
         ("norm", "matches only norm.weight, which is out: gain of BatchNorm2d"),
         ("mlp", "leaves no matrix in; names that exist"),
         (lambda target: False, "leaves no matrix in"),
-        (3, "is no rule"),
+        (3, "is not a rule"),
     ],
 )
 def test_rules_that_pick_nothing_are_errors_that_name_what_exists(rule: object, message: str) -> None:
