@@ -1,6 +1,6 @@
 """DQN: our games and replay against the usual stack, interleaved.
 
-    python -m benchmarks.bench_dqn [--rounds 5] [--device cuda]
+    python -m benchmarks.bench_dqn [--rounds 5] [--device cuda] [--only-updates]
 
 Usual stack: gymnasium's AtariPreprocessing and FrameStackObservation in a (synchronous or asynchronous) vector
 environment, and a ring that stores every observation as a full stack. Both sides take the same random actions, clip rewards
@@ -106,15 +106,16 @@ def act_ours(games: Games, replay: FrameReplay, steps: int) -> None:
 
 
 def seconds(function: Callable[[], object], device: torch.device | None = None) -> float:
-    """Seconds by the clock; a GPU is waited for on both sides."""
+    """Seconds by the clock; a GPU as `device` is waited for on both sides, for a CPU it is processor time."""
     on_gpu = device is not None and device.type == "cuda"
+    clock = time.perf_counter if device is None or on_gpu else time.process_time
     if on_gpu:
         torch.cuda.synchronize()
-    started = time.perf_counter()
+    started = clock()
     function()
     if on_gpu:
         torch.cuda.synchronize()
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def bench_acting(
@@ -147,6 +148,17 @@ def bench_acting(
         f"{statistics.median(theirs):.0f} steps/s, median ratio {row['ratio']:.2f} ({listed})"
     )
     print(f"replay bytes for {steps * COUNT} transitions: ours / usual = {replay.bytes / ring.bytes:.3f}")
+    return replay, ring
+
+
+def played(folder: Path, steps: int = 250) -> tuple[FrameReplay, StackRing]:
+    """Both replays after so many steps of random play in four games of Breakout."""
+    usual, games = usual_environments("breakout", False), Games("breakout", COUNT, (SIZE, SIZE), seed=0)
+    ring = StackRing(steps)
+    replay = FrameReplay(steps * COUNT, COUNT, (SIZE, SIZE), folder=folder, reserve=0)
+    act_usual(usual, ring, steps)
+    act_ours(games, replay, steps)
+    usual.close()
     return replay, ring
 
 
@@ -191,7 +203,9 @@ def bench_learning(replay: FrameReplay, ring: StackRing, rounds: int, device: to
                 rates[name].append(count / taken)
     generator = np.random.default_rng(0)
     sampling, stacks = (
-        statistics.median(seconds(lambda r=r: r.sample(32, generator)) for _ in range(10 * rounds))
+        statistics.median(
+            seconds(lambda r=r: r.sample(32, generator), torch.device("cpu")) for _ in range(10 * rounds)
+        )
         for r in (replay, ring)
     )
     print(
@@ -240,8 +254,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=1000, help="steps of the four games in a round")
     parser.add_argument("--device", default="cpu", help="of the updates")
+    parser.add_argument("--only-updates", action="store_true", help="leave out acting and checkpoints")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.only_updates:
+        with tempfile.TemporaryDirectory() as folder:
+            bench_learning(*played(Path(folder)), options.rounds, torch.device(options.device))
+        return
     for asynchronous in (False, True):
         with tempfile.TemporaryDirectory() as folder:
             replays = bench_acting(options.game, asynchronous, options.rounds, options.steps, Path(folder))
