@@ -54,7 +54,7 @@ def spectra(weight: Tensor, shrink: float = 0.8) -> dict[str, Tensor]:
 
 def draw(found: dict[str, Tensor], title: str) -> Figure:
     """One curve for each treatment, on a logarithmic axis, so that the small values show."""
-    figure, axis = plt.subplots(figsize=(6.4, 3.2))
+    figure, axis = plt.subplots(figsize=(5.4, 3.0))
     for name, values in found.items():
         method, style = LINES[name]
         axis.plot(
