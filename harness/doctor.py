@@ -146,7 +146,11 @@ def machine() -> list[Check]:
     python_ok = sys.version_info >= (3, 11)
     free = shutil.disk_usage(ROOT).free / 1e9
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9 if hasattr(os, "sysconf") else 0.0
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none; size=paper is meant for one"
+    gpu = (
+        torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else "none found; size=paper is meant for a GPU"
+    )
     return [
         Check("core", "Python 3.11 or newer", "ok" if python_ok else "missing", platform.python_version()),
         Check("core", "processor", "ok", f"{os.cpu_count()} cores, {memory:.0f} GB memory"),
@@ -175,9 +179,11 @@ def _loads(library: str) -> bool:
 
 def main(given: Sequence[str] | None = None) -> int:
     checks = [*machine(), *packages(), *data()]
+    print("MISSING: the script does not start without it. optional: only some of its features need it.")
     for domain in dict.fromkeys(["core", *PACKAGES]):
         mine = [check for check in checks if check.domain == domain]
-        print(f"\n{domain}: {'cannot start' if any(c.state == 'missing' for c in mine) else 'ready'}")
+        remedies = dict.fromkeys(check.remedy for check in mine if check.state == "missing")
+        print(f"\n{domain}: {'cannot start; run ' + ' and '.join(remedies) if remedies else 'ready'}")
         for check in mine:
             mark = {"ok": "ok", "missing": "MISSING", "optional": "optional"}[check.state]
             remedy = f"   ->  {check.remedy}" if check.remedy and check.state != "ok" else ""

@@ -29,10 +29,11 @@ PUBLISHED = "published"
 
 @dataclass
 class Method:
-    """Base of all methods: does nothing anywhere.
+    """Base class of all methods. It does nothing.
 
-    first_phase: first phase in which the method does anything. Pure boundary methods have 1; a method that acts during
-    training has 0 or whatever its experiment says. Methods with first_phase >= 1 share the trunk of phase 0.
+    Args:
+        first_phase: the first phase in which the method acts. It is 1 for methods that act only at boundaries; for the
+            others the experiment decides. Methods with first_phase >= 1 share the training of phase 0.
     """
 
     first_phase: int = 1
@@ -146,9 +147,10 @@ def variants(name: str) -> list[str]:
 
 
 def create(name: str, *, variant: str = PUBLISHED, **settings: Any) -> Method:
-    """Method `name` with its settings; unknown names and settings are errors that name the nearest one.
+    """Method `name` with its settings. An unknown name or setting is an error that names the nearest one.
 
-    variant: "published" follows the method's own paper, "official" the code of the FIRE paper, where the two differ.
+    Args:
+        variant: "published" follows the method's own paper, "official" the code of the FIRE paper, where the two differ.
     """
     methods = available()
     if name in _broken:
