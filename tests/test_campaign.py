@@ -295,10 +295,10 @@ def test_the_manifest_of_the_paper_names_what_exists():
 
 # ------------------------------------------------------------------------------------------------ kill and resume
 @pytest.mark.timeout(600)
-def test_a_stopped_campaign_resumes_and_leaves_tables(medium_like):
-    path, folder = medium_like
-    root = folder / "runs"
-    command = [sys.executable, "-m", "harness.campaign", path, "--root", str(root), "--no-preflight"]
+def test_a_stopped_campaign_resumes_and_leaves_tables(medium_like, tmp_path):
+    path, root = tmp_path / "one_seed.yaml", tmp_path / "runs"
+    path.write_text(Path(medium_like[0]).read_text().replace("seeds: [1, 2]", "seeds: [1]"))
+    command = [sys.executable, "-m", "harness.campaign", str(path), "--root", str(root), "--no-preflight"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     first = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -311,11 +311,11 @@ def test_a_stopped_campaign_resumes_and_leaves_tables(medium_like):
     output, _ = first.communicate(timeout=300)
     assert first.returncode == 75, output[-3000:]
     done = set(root.glob("*/smoke/*/seed_*/DONE"))
-    assert 0 < len(done) < 7
+    assert 0 < len(done) < 4
     stamps = {mark: mark.stat().st_mtime_ns for mark in done}
     second = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
     assert second.returncode == 0, second.stdout[-3000:] + second.stderr[-3000:]
-    assert len(list(root.glob("*/smoke/*/seed_*/DONE"))) == 7
+    assert len(list(root.glob("*/smoke/*/seed_*/DONE"))) == 4
     assert {mark: mark.stat().st_mtime_ns for mark in done} == stamps  # what was done is not trained again
     assert "waiting for another run" not in "".join(
         log.read_text() for log in root.glob("campaign/logs/*.log")

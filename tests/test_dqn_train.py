@@ -3,14 +3,12 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from training_scripts import Script
 
 from fire_core.errors import UserError
 from harness.config import compose_config
@@ -20,53 +18,28 @@ from rl.dqn.memory import open_replay
 from rl.dqn.train import make_net
 from rl.replay import FrameReplay
 
-ROOT = Path(__file__).resolve().parents[1]
-SCRIPT = str(ROOT / "rl/dqn/train.py")
-
-# Runs several command lines one after the other, each in a fork of one process that has imported everything. A run with
-# `kill` gets the signal when its replay holds that many rows, so between two checkpoints.
-DRIVER = """
-import json, os, runpy, signal, sys
-sys.path.insert(0, {root!r})
-import rl.dqn.train
-from rl.replay import FrameReplay
-
-def start(arguments, row, number):
-    add = FrameReplay.add
-    def dying(self, *values):
-        add(self, *values)
-        if self.count == row:
-            os.kill(os.getpid(), number)
-    FrameReplay.add = dying
-    sys.argv = [{script!r}, *arguments]
-    runpy.run_path({script!r}, run_name="__main__")
-
-codes = []
-for arguments, row, number in json.loads(sys.argv[1]):
-    sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        code = 0
-        try:
-            start(arguments, row, number)
-        except SystemExit as end:
-            code = end.code or 0
-        sys.stdout.flush()
-        os._exit(code)
-    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-print("codes", json.dumps(codes))
-"""
+SCRIPT = Script("rl/dqn/train.py")
 KILL, TERM, SAVED = 9, 15, 75
 
 
 def drive(*runs, expect):
-    code = DRIVER.format(root=str(ROOT), script=SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "-c", code, json.dumps(runs)], capture_output=True, text=True, cwd=ROOT, timeout=280
-    )
-    assert "codes" in done.stdout, done.stderr[-3000:]
-    assert json.loads(done.stdout.rsplit("codes", 1)[1]) == expect, done.stdout + done.stderr[-3000:]
-    return done.stdout + done.stderr
+    """Run (command line, rows, signal) one after the other, each with the exit code that is expected of it; all that they
+    printed. A run with rows above 0 gets the signal when its replay holds that many, so between two checkpoints."""
+    codes, output = SCRIPT.run_all([(line, SIGNAL.format(row, number)) for line, row, number in runs])
+    assert codes == expect, output[-3000:]
+    return output
+
+
+SIGNAL = """
+import os
+from rl.replay import FrameReplay
+add = FrameReplay.add
+def dying(self, *values):
+    add(self, *values)
+    if self.count == {}:
+        os.kill(os.getpid(), {})
+FrameReplay.add = dying
+"""
 
 
 def arguments(root, *more):
@@ -187,15 +160,9 @@ def test_forks_share_the_trunk_and_differ_from_each_other_only_after_it(tmp_path
     ],
 )
 def test_mistakes_are_one_line_before_training_starts(tmp_path, override, message):
-    done = subprocess.run(
-        [sys.executable, SCRIPT, *arguments(tmp_path, *override.split())],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    assert done.returncode == 2, done.stderr
-    line = [x for x in done.stderr.splitlines() if x.startswith("error:")]
-    assert len(line) == 1 and message in line[0] and "Traceback" not in done.stderr
+    output = drive((arguments(tmp_path, *override.split()), 0, 0), expect=[2])
+    line = [x for x in output.splitlines() if x.startswith("error:")]
+    assert len(line) == 1 and message in line[0] and "Traceback" not in output
     assert not any(path.stat().st_size for path in tmp_path.glob("**/metrics.jsonl"))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
+from training_scripts import ROOT, Script, killed
 
 pytest.importorskip("mujoco")
 
@@ -23,55 +24,17 @@ from rl.sac.normaliser import RunningNormaliser
 from rl.sac.settings import check
 from rl.sac.train import build, explore, mean_policy, normalise
 
-ROOT = Path(__file__).resolve().parents[1]
-SCRIPT = str(ROOT / "rl/sac/train.py")
+SCRIPT = Script("rl/sac/train.py", "rl.sac.humanoid.environment")
 METHODS = ["none", "fire", "full_reset", "plasticity_injection", "fire_exact"]
-
-# Runs command lines one after the other, each in a fork of one process that has imported everything. `kill` ends a
-# run as SIGKILL would, right after the checkpoint of that agent step.
-DRIVER = """
-import json, os, runpy, sys
-sys.path.insert(0, {root!r})
-import rl.sac.train, rl.sac.humanoid.environment
-from harness.runs import Run
-
-def start(arguments, kill):
-    save = Run.save
-    def dying(self, step, parts, name=None):
-        save(self, step, parts, name)
-        if kill and step >= kill and name is None:
-            os._exit(9)
-    Run.save = dying
-    sys.argv = [{script!r}, *arguments]
-    runpy.run_path({script!r}, run_name="__main__")
-
-codes = []
-for arguments, kill in json.loads(sys.argv[1]):
-    sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        code = 0
-        try:
-            start(arguments, kill)
-        except SystemExit as end:
-            code = end.code or 0
-        sys.stdout.flush(), sys.stderr.flush()
-        os._exit(code)
-    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-print("codes", json.dumps(codes))
-"""
 
 
 def drive(*runs: tuple[list[str], int], before: str = "") -> tuple[list[int], str]:
-    """Exit codes of the runs, and all they printed. `before`: Python to run ahead of them."""
+    """Exit codes of the runs, and all they printed. A step above 0 kills a run right after the first checkpoint from there
+    on; `before` is Python that runs ahead of each."""
     fixed = ["size=smoke", "run.progress=false", "device=cpu"]
-    code = DRIVER.format(root=str(ROOT), script=SCRIPT).replace("codes = []", f"{before}\ncodes = []")
-    lines = json.dumps([([*fixed, *arguments], kill) for arguments, kill in runs])
-    done = subprocess.run(
-        [sys.executable, "-c", code, lines], capture_output=True, text=True, cwd=ROOT, timeout=250
+    return SCRIPT.run_all(
+        [([*fixed, *line], before + (killed(f"step >= {step}") if step else "")) for line, step in runs]
     )
-    assert "codes" in done.stdout, done.stderr[-3000:]
-    return json.loads(done.stdout.rsplit("codes", 1)[1]), done.stdout + done.stderr
 
 
 def folder(root: Path, label: str, experiment: str) -> Path:
@@ -337,7 +300,7 @@ def test_settings_that_no_run_can_have_are_one_line(override, message):
 
 def test_compiled_updates_without_a_compiler_are_one_line(tmp_path):
     line = ["experiment=fig4b_hopper", "compile=true", f"run.root={tmp_path}"]
-    codes, output = drive((line, 0), before="os.environ['CXX'] = '/nowhere/c++'")
+    codes, output = drive((line, 0), before="import os; os.environ['CXX'] = '/nowhere/c++'")
     assert codes == [2] and not list(tmp_path.rglob("metrics.jsonl"))
     assert "compile=true needs a C++ compiler, and there is no '/nowhere/c++' here" in output
 

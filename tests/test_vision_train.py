@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from omegaconf import OmegaConf
+from training_scripts import ROOT, Script
 
 from fire_core import UserError
 from fire_core.methods import create
@@ -20,7 +21,7 @@ from harness.config import CONF, compose, compose_config, resolve
 from harness.domains import methods_of
 from vision.train import train
 
-ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = Script("vision/train.py")
 SMOKE = ["size=smoke", "threads=1", "run.progress=false"]
 EXPERIMENTS = [
     p.stem for p in sorted((CONF / "experiment").glob("*.yaml")) if "domain: vision" in p.read_text()
@@ -32,9 +33,10 @@ def command(*overrides, root):
 
 
 def run(*overrides, root, expect=0):
-    done = subprocess.run(command(*overrides, root=root), cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == expect, done.stdout + done.stderr
-    return done
+    """All that a run printed."""
+    code, output = SCRIPT.run([*SMOKE, f"run.root={root}", *overrides])
+    assert code == expect, output
+    return output
 
 
 def metrics(root, experiment="fig2a_cifar10_resnet18", label="fire", seed=1):
@@ -133,12 +135,12 @@ def test_trunk_is_trained_once_and_equals_scratch(whole, tmp_path):
 def test_second_time_starts_nothing(tmp_path):
     run("experiment=label_noise", root=tmp_path)
     again = run("experiment=label_noise", root=tmp_path)
-    assert "finished already" in again.stdout
+    assert "finished already" in again
 
 
 def test_one_failed_run_does_not_hide_the_others(tmp_path):
     done = run("-m", "learning_rate=1e9,1e-3", "experiment=label_noise", root=tmp_path, expect=1)
-    assert "training loss is" in done.stderr and "failed:" in done.stderr
+    assert "training loss is" in done and "failed:" in done
     base = tmp_path / "label_noise" / "smoke"
     assert len(list(base.glob("fire-learning_rate=*/seed_1/FAILED"))) == 1
     assert len(list(base.glob("fire-learning_rate=*/seed_1/DONE"))) == 1
@@ -204,7 +206,7 @@ def test_corrupt_checkpoint_is_one_line(tmp_path):
     folder.mkdir(parents=True)
     (folder / "step_000000000004.pt").write_bytes(b"not a checkpoint")
     done = run("experiment=label_noise", root=tmp_path, expect=2)
-    assert "cannot be read" in done.stderr and "delete it" in done.stderr
+    assert "cannot be read" in done and "delete it" in done
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)

@@ -1,0 +1,75 @@
+"""Training scripts in forks of one process that has imported them: a run costs what it computes, and no imports."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SERVER = """
+import importlib, json, os, runpy, sys, traceback
+script, *modules = sys.argv[1:]
+for module in modules:
+    importlib.import_module(module)
+for line in sys.stdin:
+    arguments, before, log = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        for stream in (1, 2):
+            os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+        code, sys.argv = 0, [script, *arguments]
+        try:
+            exec(before, {})
+            runpy.run_path(script, run_name="__main__")
+        except SystemExit as end:
+            code = end.code or 0
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+class Script:
+    """One training script; `modules` are imported beside it. The process ends with the test process, whose pipe it reads."""
+
+    def __init__(self, path: str, *modules: str):
+        self.path = str(ROOT / path)
+        self.modules = (path.removesuffix(".py").replace("/", "."), *modules)
+        self.server: subprocess.Popen | None = None
+
+    def run(self, arguments: list[str], before: str = "") -> tuple[int, str]:
+        """Exit code of a command line (negative: the signal that ended it) and all that it printed. `before`: Python that
+        runs ahead of it."""
+        if self.server is None or self.server.poll() is not None:
+            command = [sys.executable, "-c", SERVER, self.path, *self.modules]
+            pipe = subprocess.PIPE
+            self.server = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+        with tempfile.NamedTemporaryFile("r") as log:
+            print(json.dumps([arguments, before, log.name]), file=self.server.stdin, flush=True)
+            code = self.server.stdout.readline()
+            output = log.read()
+        assert code, f"the process that runs {self.path} ended: {output}"
+        return int(code), output
+
+    def run_all(self, runs: list[tuple[list[str], str]]) -> tuple[list[int], str]:
+        """Exit codes of several command lines with what runs ahead of each, and all that they printed."""
+        done = [self.run(*one) for one in runs]
+        return [code for code, _ in done], "".join(output for _, output in done)
+
+
+def killed(condition: str) -> str:
+    """Python that ends a run as SIGKILL would, right after the first checkpoint whose `step` fulfils the condition."""
+    return f"""
+import os
+from harness.runs import Run
+save = Run.save
+def dying(self, step, parts, name=None):
+    save(self, step, parts, name)
+    if name is None and {condition}:
+        os._exit(9)
+Run.save = dying
+"""
