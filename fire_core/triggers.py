@@ -157,6 +157,29 @@ class Above(Trigger):
         return fires
 
 
+class Fall(Trigger):
+    """Fires when `metric` falls below `share` of its highest value; then starts afresh with the next value.
+
+    For the effective rank of the features and for the norm of the gradient, whose level depends on the network.
+    """
+
+    MEMORY = ("highest",)
+
+    def __init__(self, metric: str, share: float) -> None:
+        if not 0.0 < share < 1.0:
+            raise UserError(f"share={share} is not a share: give a value above 0 and below 1")
+        self.metric, self.share = metric, share
+        self.highest: float | None = None
+
+    def __call__(self, step: int, observed: Observed | None = None) -> bool:
+        value = self.observe(observed, self.metric)
+        if value is None:
+            return False
+        fires = self.highest is not None and value < self.share * self.highest
+        self.highest = None if fires else value if self.highest is None else max(self.highest, value)
+        return fires
+
+
 class DormantShare(Above):
     """Fires when the observed "dormant_share" (0 to 1, as `fire_core.measure.probe` gives it) rises above `limit`."""
 

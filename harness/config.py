@@ -21,9 +21,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fire_core.errors import UserError
-from fire_core.methods import create
+from fire_core.methods import Method, create
 from harness.domains import check_runs_in
 from harness.schema import check
+from harness.trigger import check_trigger
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 SIZES = ("smoke", "small", "medium", "paper")
@@ -103,18 +104,22 @@ def resolve(
         raise UserError(f"minutes={minutes!r}: minutes is a group of settings; an experiment's file has them")
     plain = {key: value for key, value in plain.items() if key not in TABLES}
     checked = check(domain, plain | {"experiment": experiment, "minutes": minutes.get(cfg.size)})
-    create_method(domain, checked["method"])
+    method = create_method(domain, checked["method"])
+    known = OmegaConf.load(CONF / "trigger" / f"{choices['trigger']}.yaml").keys()
+    trigger = check_trigger(checked.pop("trigger"), set(known), method)
     if "protocol" in checked:  # each protocol has some of the settings
         checked["protocol"] = {key: value for key, value in checked["protocol"].items() if value is not None}
-    resolved = OmegaConf.create(checked | {"domain": domain})
+    resolved = OmegaConf.create(checked | {"domain": domain} | ({"trigger": trigger} if trigger else {}))
     OmegaConf.set_readonly(resolved, True)
     return resolved
 
 
-def create_method(domain: str, settings: dict[str, Any]) -> None:
-    """Refuse settings that the method cannot have, and a method that does not run in this script."""
+def create_method(domain: str, settings: dict[str, Any]) -> Method:
+    """The method; UserError for settings that it cannot have, and for one that does not run in this script."""
     try:
-        check_runs_in(create(**settings), domain)
+        method = create(**settings)
+        check_runs_in(method, domain)
+        return method
     except UserError:
         raise
     except (TypeError, ValueError) as error:

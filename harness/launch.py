@@ -193,7 +193,7 @@ def identity(cfg: DictConfig, method: Method) -> tuple[dict[str, Any], dict[str,
     config = OmegaConf.to_container(cfg)
     assert isinstance(config, dict)
     numbers = numbers_only(cfg.domain, {k: v for k, v in config.items() if k != "domain"})
-    shares = cfg.run.trunk and method.first_phase >= 1
+    shares = cfg.run.trunk and method.first_phase >= 1 and "trigger" not in cfg
     return numbers, phase_0(cfg.domain, numbers) if shares else None
 
 
@@ -206,7 +206,7 @@ def phase_0(domain: str, numbers: dict[str, Any]) -> dict[str, Any]:
 def last_phase(cfg: DictConfig, method: Method, numbers: dict[str, Any]) -> dict[str, Any] | None:
     """What phase 1 of a language run depends on, where the method forgets what was trained before: not on the fork. None
     where it does depend on it."""
-    if cfg.domain != "language" or not method.forgets or cfg.optimizer_state != "clear":
+    if cfg.domain != "language" or not method.forgets or cfg.optimizer_state != "clear" or "trigger" in cfg:
         return None
     shared = {key: value for key, value in numbers.items() if key not in ("experiment", "size")}
     return shared | {"boundary": {k: v for k, v in numbers["boundary"].items() if k != "fork"}}

@@ -45,7 +45,7 @@ def manual(domain: str, script: Path) -> str:
         must = wanted[name].removeprefix("give ").removeprefix("choose ")
         rows.append((f"{name} [{shown}]", f"{entry.metadata['meaning']} ({must})"))
     settings = ", ".join(f"method.{key}" for key in config.method if key != "name")
-    found = {group: files(domain, group) for group in ("data", "model", "corpus", "env", "search")}
+    found = {group: files(domain, group) for group in ("data", "model", "corpus", "env", "search", "trigger")}
     groups = [f"{group}: {', '.join(names)}" for group, names in found.items() if names]
     return "\n".join(
         [

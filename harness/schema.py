@@ -62,6 +62,23 @@ class RunKeys:
 
 
 @dataclass
+class TriggerKeys:
+    """The settings that a trigger does not have stay null."""
+
+    name: str = key("when the method acts, one of conf/trigger")
+    metric: str | None = key("plateau: the logged metric")
+    mode: str | None = key(
+        "plateau: min where smaller is better, max where larger is", choices=(None, "min", "max")
+    )
+    patience: int | None = key("plateau: records without an improvement", least=1)
+    min_change: float | None = key("plateau: what counts as an improvement", least=0)
+    level: float | None = key("dormancy, dfi: acts above it", least=0)
+    share: float | None = key("rank, gradient: acts below this share of the highest value", above=0, most=1)
+    steps: int | None = key("every: steps between two acts", least=1)
+    cooldown: int | None = key("least steps between two acts", least=0)
+
+
+@dataclass
 class Keys:
     """What every script has."""
 
@@ -71,6 +88,7 @@ class Keys:
         "of everything random", least=0, most=2**63 - 1, form="give a whole number, 0 or more and below 2**63"
     )
     method: dict[str, Any] = key("what happens between phases; settings as in conf/method")
+    trigger: TriggerKeys = group(TriggerKeys)
     optimizer_state: str = key("optimizer state at a boundary", choices=POLICIES)
     batch_size: int = key("of a step", least=1)
     learning_rate: float = key("peak learning rate", above=0)

@@ -15,6 +15,7 @@ from fire_core.triggers import (
     Deviation,
     DormantShare,
     EveryNSteps,
+    Fall,
     Plateau,
     Trigger,
 )
@@ -51,6 +52,11 @@ def test_above_waits_until_the_value_has_fallen() -> None:
     assert fired(Deviation(0.35), "dfi", values) == [1, 4, 6]
 
 
+def test_fall_compares_with_the_highest_value_since_it_last_fired() -> None:
+    values = [4.0, 10.0, None, 5.0, 4.9, 2.0, 1.1, 0.9, 3.0]
+    assert fired(Fall("x", 0.5), "x", values) == [4, 7]
+
+
 def test_any_of_lets_every_member_see_every_call() -> None:
     trigger = AnyOf(EveryNSteps(4), Plateau("x", 2))
     assert fired(trigger, "x", [1, 1, 1, 0, 1, 1, 1, 1, 1]) == [2, 4, 5, 8]
@@ -78,6 +84,7 @@ MAKERS: list[Callable[[], Trigger]] = [
     lambda: EveryNSteps(3),
     lambda: Plateau("x", 2),
     lambda: Above("x", 2.5),
+    lambda: Fall("x", 0.5),
     lambda: AnyOf(EveryNSteps(4), Cooldown(Plateau("x", 2), 3)),
     lambda: AllOf(EveryNSteps(3), Above("x", 2.5), within=4),
     lambda: Cooldown(AnyOf(EveryNSteps(2), Above("x", 2.5)), 3),
@@ -108,6 +115,7 @@ def test_a_checkpoint_in_the_middle_changes_nothing(make: Callable[[], Trigger],
         (lambda: Plateau("x", 1, mode="down"), "mode='down'"),
         (lambda: Above("x", 1.0, rearm=2.0), "rearm=2.0 is above limit=1.0"),
         (lambda: DormantShare(1.5), "limit=1.5 is not a share"),
+        (lambda: Fall("x", 1.0), "share=1.0 is not a share"),
         (lambda: AnyOf(), "no triggers"),
         (lambda: Plateau("x", 1)(0, {"x": float("nan")}), "'x' is NaN"),
         (

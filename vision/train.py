@@ -26,12 +26,13 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from fire_core.errors import UserError
-from fire_core.measure.probe import curvature, plasticity
+from fire_core.measure.probe import curvature, plasticity, relative_gradient
 from fire_core.methods import create
 from fire_core.optim_state import apply_policy
 from fire_core.phases import Phase, State, snapshot
 from harness.launch import check_first_phase, launch, open_run, pick_device
 from harness.runs import generator, seeded
+from harness.trigger import Watch
 from vision import official
 from vision.data import load
 from vision.images import Images
@@ -68,6 +69,7 @@ def train(cfg: DictConfig) -> None:
     adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate, fused=True)
     state = State({"net": net}, initial=snapshot({"net": net}), loss=cross_entropy)
     method.check(state)
+    watch = Watch(cfg.get("trigger"))
     print(
         f"{images}; {sum(p.numel() for p in net.parameters()):,} parameters; {len(schedule)} epochs",
         flush=True,
@@ -75,12 +77,8 @@ def train(cfg: DictConfig) -> None:
 
     with run, seeded(cfg.seed, "train"):
         # -------------------------------------------------------------------------------------- where to begin
-        at = {
-            "epochs": 0,
-            "batch": 0,
-            "step": 0,
-            "treated": -1,
-        }  # treated: last phase whose boundary is behind us
+        # treated: the last phase whose boundary is behind us, or the last act of a trigger
+        at = {"epochs": 0, "batch": 0, "step": 0, "treated": -1}
         loss_sum = torch.zeros((), device=device)
         saved = run.resume()
         if saved is not None:
@@ -92,6 +90,7 @@ def train(cfg: DictConfig) -> None:
             net.load_state_dict(saved["net"])
             state.optimizers["net"].load_state_dict(saved["optimizer"])
             method.load_state_dict(saved["method"])
+            watch.load_state_dict(saved.get("watch", {}))
             torch.set_rng_state(saved["random"])
 
         def parts() -> dict[str, Any]:
@@ -99,6 +98,7 @@ def train(cfg: DictConfig) -> None:
                 "net": net.state_dict(),
                 "optimizer": state.optimizers["net"].state_dict(),
                 "method": method.state_dict(),
+                "watch": watch.state_dict(),
                 "random": torch.get_rng_state(),
                 "loss_sum": loss_sum,
                 "at": dict(at),
@@ -122,19 +122,22 @@ def train(cfg: DictConfig) -> None:
             )
 
             # ---------------------------------------------------------------------------------- boundary
-            if phase.index > 0 and at["treated"] < phase.index:
+            begins = phase.index > 0 and at["treated"] < phase.index
+            if (due := watch.due(phase.index if begins else None)) is not None:
+                index, cause = due
                 before = plasticity(net, probe)
                 net.train(cfg.mode_at_boundary == "train")  # for methods that use the net as they find it
-                report = method.at_boundary(state, Phase(phase.index, phase.name))
+                state.generator = generator(cfg.seed, "method", index)
+                report = method.at_boundary(state, Phase(index, phase.name))
                 state.copy_followers()
                 apply_policy(state.optimizers, cfg.optimizer_state, report)
-                state.optimizers["net"] = method.optimizer(net, adam, Phase(phase.index, phase.name))
-                state.phase = at["treated"] = phase.index
-                run.boundary(phase.index, report)
+                state.optimizers["net"] = method.optimizer(net, adam, Phase(index, phase.name))
+                state.phase = at["treated"] = index
+                run.boundary(index, report, **cause)
                 run.timing(phase=phase.index, boundary_seconds=report.seconds)
                 after = plasticity(net, probe) | test(net, images, phase, cfg)
                 if cfg.run.curvature:
-                    draw = generator(cfg.seed, "curvature", phase.index)
+                    draw = generator(cfg.seed, "curvature", index)
                     net.train()
                     after["hessian_norm"] = curvature(net, probe, probe_labels, cross_entropy, generator=draw)
                 run.log(
@@ -142,9 +145,11 @@ def train(cfg: DictConfig) -> None:
                     step=at["step"],
                     **{f"before_{key}": value for key, value in before.items()},
                     **{f"after_{key}": value for key, value in after.items()},
+                    **cause,
                 )
                 tqdm.write(
-                    f"boundary {phase.index}: {method.name}, {len(report.treated())} matrices, {report.seconds:.3f} s"
+                    f"{cause.get('cause', f'boundary {index}')}: {method.name}, {len(report.treated())} matrices, "
+                    f"{report.seconds:.3f} s"
                 )
 
             # ---------------------------------------------------------------------------------- one epoch
@@ -180,8 +185,12 @@ def train(cfg: DictConfig) -> None:
             if last:
                 hits = correct(net, images, phase, phase.indices, phase.labels, cfg, test=False)
                 values["train_accuracy"] = float(hits.mean())
+            if last or watch.measures:
                 values |= plasticity(net, probe)
+            if watch.measures:
+                values["relative_gradient"] = relative_gradient(net, probe, probe_labels, cross_entropy)
             run.log(phase=phase.index, epoch=epoch + 1, step=at["step"], **values)
+            watch.look(at["step"], values)
             results |= values
             method.after_test(state)
             loss_sum.zero_()

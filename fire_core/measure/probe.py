@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -70,6 +70,31 @@ def plasticity(
 def _learns(module: nn.Module) -> bool:
     """Whether any of its parameters is trained."""
     return any(p.requires_grad for p in module.parameters())
+
+
+def relative_gradient(
+    net: nn.Module, inputs: Any, targets: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
+) -> float:
+    """Norm of the gradient of `loss(net(inputs), targets)` by the trained weights, divided by the norm of these weights.
+
+    In evaluation mode; stored gradients are left alone.
+    """
+    arguments, keywords = arguments_of(inputs)
+    trained = [p for p in net.parameters() if p.requires_grad]
+    with in_mode(net, training=False), torch.enable_grad():
+        gradients = torch.autograd.grad(
+            loss(net(*arguments, **keywords), targets), trained, allow_unused=True
+        )
+    return relative_norm([g for g in gradients if g is not None], trained)
+
+
+def relative_norm(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+    """Frobenius norm of all `tensors` divided by that of all `others`."""
+    norms = [
+        torch.stack([t.detach().float().square().sum() for t in part]).sum().sqrt()
+        for part in (tensors, others)
+    ]
+    return float(norms[0] / norms[1])
 
 
 def curvature(

@@ -192,9 +192,9 @@ class Run:
         with (self.place / "timing.jsonl").open("a") as handle:
             handle.write(json.dumps({k: _plain(v) for k, v in values.items()}) + "\n")
 
-    def boundary(self, index: int, report: Report) -> None:
-        """Keep the report of boundary `index` as boundary_<index>.json."""
-        text = json.dumps({"phase": index, **report.to_dict()}, indent=1)
+    def boundary(self, index: int, report: Report, **cause: Any) -> None:
+        """Keep the report of boundary `index`, or of that act of a trigger, as boundary_<index>.json."""
+        text = json.dumps({"phase": index, **cause, **report.to_dict()}, indent=1)
         write_atomic(self.folder / f"boundary_{index}.json", text)
 
     def due(self, step: int) -> bool:

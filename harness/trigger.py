@@ -1,0 +1,103 @@
+"""When the method of a run acts: at the boundaries of its phases or, with `trigger=`, whenever a trigger fires.
+
+A trigger looks at what the script records: vision after every epoch, language and SAC at every evaluation, DQN at every
+line of metrics. Boundaries are not announced to it, and it acts before the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fire_core.errors import UserError
+from fire_core.methods import Method
+from fire_core.triggers import Cooldown, Deviation, DormantShare, EveryNSteps, Fall, Plateau, Trigger
+
+OFF = "boundary"
+# name -> (the figure that it looks at, how it is made from its settings)
+KINDS: dict[str, tuple[str, Callable[..., Trigger]]] = {
+    "every": ("", lambda steps: EveryNSteps(steps)),
+    "plateau": ("metric", lambda metric, patience, **how: Plateau(metric, patience, **how)),
+    "dormancy": ("dormant_share", lambda level: DormantShare(level)),
+    "dfi": ("dfi", lambda level: Deviation(level)),
+    "rank": ("feature_rank", lambda share: Fall("feature_rank", share)),
+    "gradient": ("relative_gradient", lambda share: Fall("relative_gradient", share)),
+}
+
+
+class Watch:
+    """The acts of one run. `settings`: those of `trigger=`, None where the method acts at boundaries."""
+
+    def __init__(self, settings: Mapping[str, Any] | None) -> None:
+        self.name = settings["name"] if settings else OFF
+        self.trigger = make(settings) if settings else None
+        self.figure = (
+            (settings["metric"] if self.name == "plateau" else KINDS[self.name][0]) if settings else ""
+        )
+        self.acts = 0
+        self.cause = ""  # why the method is to act before the next step, "" if it is not
+
+    @property
+    def measures(self) -> bool:
+        """Whether every record needs the figures of plasticity and the relative gradient."""
+        return self.name in ("dormancy", "dfi", "rank", "gradient")
+
+    def look(self, step: int, figures: Mapping[str, float]) -> None:
+        """Show what was recorded at a step to the trigger."""
+        if self.trigger is not None and self.trigger(step, figures):
+            seen = f": {self.figure}={figures[self.figure]:.4g}" if self.figure else ""
+            self.cause = f"{self.name}{seen} at step {step}"
+
+    def due(self, boundary: int | None) -> tuple[int, dict[str, Any]] | None:
+        """(number of the act, what is logged about it) where the method acts now: at `boundary`, the phase that begins, or
+        because the trigger has fired."""
+        if self.trigger is None:
+            return None if boundary is None else (boundary, {})
+        if not self.cause:
+            return None
+        cause, self.cause = self.cause, ""
+        self.acts += 1
+        return self.acts, {"act": self.acts, "cause": cause}
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.trigger is None:
+            return {}
+        return {"acts": self.acts, "cause": self.cause, "trigger": self.trigger.state_dict()}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        if self.trigger is not None:
+            self.acts, self.cause = saved["acts"], saved["cause"]
+            self.trigger.load_state_dict(saved["trigger"])
+
+
+def make(settings: Mapping[str, Any]) -> Trigger:
+    """The trigger of checked settings."""
+    given = {key: value for key, value in settings.items() if key not in ("name", "cooldown")}
+    trigger = KINDS[settings["name"]][1](**given)
+    return Cooldown(trigger, settings["cooldown"]) if settings.get("cooldown") else trigger
+
+
+def check_trigger(settings: dict[str, Any], known: set[str], method: Method) -> dict[str, Any] | None:
+    """The settings that were given a value, None where the method acts at boundaries.
+
+    known: settings that this trigger has.
+    Raises UserError for others, and for a method that cannot act whenever it is told to.
+    """
+    name, given = settings["name"], {key: value for key, value in settings.items() if value is not None}
+    if odd := sorted(given.keys() - known):
+        raise UserError(
+            f"trigger.{odd[0]}={given[odd[0]]!r}: trigger={name} has {', '.join(sorted(known - {'name'})) or 'no settings'}"
+        )
+    if missing := sorted(known - given.keys()):
+        raise UserError(f"trigger.{missing[0]}=null: trigger={name} needs a value")
+    if name == OFF:
+        return None
+    make(given)
+    boundary_only = type(method).treat is Method.treat and method.name != "none"
+    if boundary_only or method.changes_structure:
+        why = "changes the network's structure" if method.changes_structure else "acts during training"
+        raise UserError(
+            f"trigger={name} with method={method.name}, which {why}: choose one that treats weights at a boundary, such as "
+            "fire, shrink_perturb or full_reset"
+        )
+    return given

@@ -1,0 +1,106 @@
+"""`trigger=`: a run acts when its trigger fires, says why, and resumes to the same bytes; not every method can."""
+
+import json
+
+import pytest
+from omegaconf import OmegaConf
+from training_scripts import Script, killed
+
+from fire_core.errors import UserError
+from fire_core.methods import available
+from harness.config import CONF, compose_config, options
+from harness.schema import SCHEMAS
+from harness.trigger import KINDS, OFF, Watch
+
+VISION = Script("vision/train.py")
+FIRES = {  # settings under which each kind of state fires several times in a run of 24 steps
+    "every": ["trigger.steps=8"],
+    "plateau": ["trigger.patience=1", "trigger.min_change=0.1"],
+    "dormancy": ["trigger.level=0.01"],
+    "gradient": ["trigger.share=0.95"],
+}
+
+
+def run(script, root, *more, before=""):
+    fixed = ["size=smoke", f"run.root={root}", "run.progress=false", "device=cpu", "threads=1"]
+    return script.run([*fixed, *more], before)
+
+
+def record(root):
+    """(lines of metrics, {number: report}) of the only run below `root`."""
+    [path] = root.glob("*/smoke/*/seed_1/metrics.jsonl")
+    reports = [json.loads(p.read_text()) for p in path.parent.glob("boundary_*.json")]
+    kept = ("act", "cause", "changed", "rows")
+    return path.read_bytes(), {report["phase"]: {key: report[key] for key in kept} for report in reports}
+
+
+def test_every_kind_of_trigger_has_its_file_and_its_settings_make_it():
+    assert set(options("trigger")) == {OFF, *KINDS}
+    for name in KINDS:
+        settings = compose_config("vision", ["size=smoke", f"trigger={name}"]).trigger
+        assert set(settings) == set(OmegaConf.load(CONF / "trigger" / f"{name}.yaml"))
+        Watch(settings)
+
+
+@pytest.mark.parametrize("name", FIRES)
+def test_a_stopped_run_with_a_trigger_ends_in_the_same_bytes(name, tmp_path):
+    """Six epochs of four steps, killed twice on the way."""
+    what = ["experiment=random_label", f"trigger={name}", *FIRES[name], "run.checkpoint_steps=3"]
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    code, output = run(VISION, whole, *what)
+    assert code == 0, output
+    for step in (6, 15):
+        run(VISION, stopped, *what, before=killed(f"step == {step}"))
+    code, output = run(VISION, stopped, *what)
+    assert code == 0 and "resuming from" in output, output
+    assert record(whole) == record(stopped)
+    lines, reports = record(whole)
+    acts = [line for line in map(json.loads, lines.splitlines()) if "cause" in line]
+    assert acts and [line["act"] for line in acts] == sorted(reports) == list(range(1, len(acts) + 1))
+    for line in acts:
+        assert line["cause"].startswith(name) and reports[line["act"]]["cause"] == line["cause"]
+        assert line["after_dfi"] != line["before_dfi"]
+
+
+def test_an_act_waits_for_its_cooldown(tmp_path):
+    more = ["trigger=gradient", *FIRES["gradient"], "trigger.cooldown=1000", "experiment=random_label"]
+    run(VISION, tmp_path, *more)
+    assert sorted(record(tmp_path)[1]) == [1]
+
+
+def test_without_a_trigger_the_config_of_a_run_is_what_it_was():
+    for domain in SCHEMAS:
+        assert "trigger" not in compose_config(domain, ["size=smoke"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["trigger=foo"], "trigger=foo does not exist"),
+        (["trigger.patience=3"], "trigger.patience=3: trigger=boundary has no settings"),
+        (["trigger=rank", "trigger.level=1"], "trigger=rank has cooldown, share"),
+        (["trigger=rank", "trigger.share=null"], "trigger.share=null: trigger=rank needs a value"),
+        (["trigger=rank", "trigger.share=1"], "share=1.0 is not a share"),
+        (["trigger=plateau", "trigger.mode=up"], "trigger.mode='up': choose one of"),
+        (["trigger=every", "trigger.steps=0"], "trigger.steps=0: give a whole number, 1 or more"),
+    ],
+)
+def test_settings_that_no_trigger_has_are_one_line(overrides, words):
+    with pytest.raises(UserError) as caught:
+        compose_config("vision", ["size=smoke", *overrides])
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_methods_that_cannot_act_whenever_they_are_told_to_are_refused():
+    can, cannot = set(), set()
+    for domain in ("vision", "dqn"):
+        for method in available():
+            try:
+                compose_config(domain, ["size=smoke", "trigger=plateau", f"method={method}"])
+                can.add(method)
+            except UserError as error:
+                if "does not run in" not in str(error):
+                    assert f"trigger=plateau with method={method}" in str(error)
+                    cannot.add(method)
+    assert cannot == {"cbp", "l2_init", "muon", "parseval", "plasticity_injection", "redo", "snr"}
+    assert can >= {"none", "fire", "fire_exact", "full_reset", "shrink_perturb", "dash", "rescale"}
