@@ -31,12 +31,13 @@ from harness.launch import check_first_phase, launch, needs, open_run
 needs("language", "tokenizers")
 
 from fire_core.errors import UserError
-from fire_core.measure.probe import plasticity
+from fire_core.measure.probe import plasticity, relative_gradient
 from fire_core.methods import create
 from fire_core.optim_state import apply_policy
 from fire_core.phases import Phase, State, snapshot
 from harness.runs import generator, seeded
 from harness.transfer import send
+from harness.trigger import Watch
 from language.data import Corpus
 from language.distributed import Silent, World, save_decision, world_of
 from language.evaluate import autocast, evaluate, mean_loss
@@ -85,6 +86,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
     adam = adamw(net, betas=tuple(cfg.betas), weight_decay=cfg.weight_decay)
     state = State({"net": net}, initial=initial, loss=token_loss)
     method.check(state)
+    watch = Watch(cfg.get("trigger"))
     peak, peak_source = peak_flops(world.device, cfg.precision)
     peak = (cfg.run.peak_tflops * 1e12 if cfg.run.peak_tflops else peak) * world.size
     print(describe(net, plans, corpora), flush=True)
@@ -100,6 +102,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
             return world.weights(run, net, state.optimizers["net"], at["step"], name) | {
                 "scaler": scaler.state_dict(),
                 "method": method.state_dict(),
+                "watch": watch.state_dict(),
                 "random": torch.get_rng_state(),
                 "loss_sum": world.mean(loss_sum.clone()),
                 "count": count,
@@ -111,7 +114,8 @@ def train_in(world: World, cfg: DictConfig) -> None:
             nonlocal count, results
             at.update(saved["at"])
             results = dict(saved.get("results", {}))
-            state.phase = at["phase"]
+            watch.load_state_dict(saved.get("watch", {}))
+            state.phase = at["phase"] if watch.trigger is None else watch.acts
             state.optimizers["net"] = method.optimizer(net, adam, Phase(state.phase))
             method.rebuild(state)
             world.load(net, state.optimizers["net"], saved)
@@ -134,43 +138,14 @@ def train_in(world: World, cfg: DictConfig) -> None:
             at.update(phase=1, iteration=0)
 
         for phase in plans[at["phase"] :]:
-            # ---------------------------------------------------------------------------------- boundary
             state.generator = generator(cfg.seed, "method", phase.index)
             state.batches = lambda phase=phase: coming_batches(phase, cfg.boundary.batches, world.device)
-            if at["iteration"] == 0:
-                values = evaluate(forward, corpora, cfg, world)
-                if phase.index > 0:
-                    probe = next(coming_batches(phase, 1, world.device))[0][:8]
-                    values = {
-                        f"before_{k}": v for k, v in (values | plasticity(world.whole(net), probe)).items()
-                    }
-                    state.phase = phase.index
-                    report = method.at_boundary(state, Phase(phase.index, phase.name))
-                    state.copy_followers()
-                    apply_policy(state.optimizers, cfg.optimizer_state, report)
-                    state.optimizers["net"] = method.optimizer(net, adam, Phase(phase.index, phase.name))
-                    world.same_weights(net)
-                    scaler = torch.amp.GradScaler(world.device.type, enabled=cfg.precision == "fp16")
-                    loss_sum.zero_()
-                    count = 0
-                    run.boundary(phase.index, report)
-                    run.timing(phase=phase.index, boundary_seconds=report.seconds)
-                    after = evaluate(forward, corpora, cfg, world)
-                    values |= after | {
-                        f"after_{k}": v for k, v in (after | plasticity(world.whole(net), probe)).items()
-                    }
-                    print(f"boundary: {method.name}; {method_summary(report)}", flush=True)
-                run.log(phase=phase.index, iteration=0, step=at["step"], **values)
-                same = run.adopt_last_phase(values, at["step"]) if phase.index > 0 else None
-                same = world.from_leader(same)
-                if same is not None:  # after a full reset, whatever phase 1 was forked at
-                    world.load(net, None, same)
-                    results = {
-                        k: v for k, v in same["last"].items() if k not in ("phase", "iteration", "step")
-                    }
-                    at.update(iteration=phase.stop_at, step=at["step"] + phase.stop_at)
+            probe, probe_targets = (part[:8] for part in next(coming_batches(phase, 1, world.device)))
+            if at["iteration"] == 0 and (phase.index == 0 or watch.trigger is not None):
+                run.log(
+                    phase=phase.index, iteration=0, step=at["step"], **evaluate(forward, corpora, cfg, world)
+                )
 
-            # ---------------------------------------------------------------------------------- iterations
             per_pass = max(1, phase.mixture.tokens // (cfg.accumulation * cfg.batch_size * cfg.model.block))
             bar = tqdm(
                 total=phase.stop_at,
@@ -182,6 +157,43 @@ def train_in(world: World, cfg: DictConfig) -> None:
             started, timed = time.perf_counter(), 0
             net.train()
             while at["iteration"] < phase.stop_at:
+                # ------------------------------------------------------------------------------ boundary
+                begins = phase.index > 0 and at["iteration"] == 0
+                if (due := watch.due(phase.index if begins else None)) is not None:
+                    index, cause = due
+                    before = evaluate(forward, corpora, cfg, world) | plasticity(world.whole(net), probe)
+                    state.phase, state.generator = index, generator(cfg.seed, "method", index)
+                    report = method.at_boundary(state, Phase(index, phase.name))
+                    state.copy_followers()
+                    apply_policy(state.optimizers, cfg.optimizer_state, report)
+                    state.optimizers["net"] = method.optimizer(net, adam, Phase(index, phase.name))
+                    world.same_weights(net)
+                    scaler = torch.amp.GradScaler(world.device.type, enabled=cfg.precision == "fp16")
+                    loss_sum.zero_()
+                    count = 0
+                    run.boundary(index, report, **cause)
+                    run.timing(phase=phase.index, boundary_seconds=report.seconds)
+                    after = evaluate(forward, corpora, cfg, world)
+                    values = {f"before_{k}": v for k, v in before.items()} | after
+                    values |= {
+                        f"after_{k}": v for k, v in (after | plasticity(world.whole(net), probe)).items()
+                    }
+                    run.log(phase=phase.index, iteration=at["iteration"], step=at["step"], **values, **cause)
+                    print(
+                        f"{cause.get('cause', 'boundary')}: {method.name}; {method_summary(report)}",
+                        flush=True,
+                    )
+                    same = world.from_leader(run.adopt_last_phase(values, at["step"]))
+                    if same is not None:  # after a full reset, whatever phase 1 was forked at
+                        world.load(net, None, same)
+                        results = {
+                            k: v for k, v in same["last"].items() if k not in ("phase", "iteration", "step")
+                        }
+                        at.update(iteration=phase.stop_at, step=at["step"] + phase.stop_at)
+                        continue
+                    started = time.perf_counter()
+
+                # ------------------------------------------------------------------------------ one iteration
                 optimizer = state.optimizers["net"]
                 for group in optimizer.param_groups:
                     group["lr"] = phase.rate(at["iteration"]) * group.get("rate_factor", 1.0)
@@ -226,7 +238,14 @@ def train_in(world: World, cfg: DictConfig) -> None:
                     results |= evaluate(forward, corpora, cfg, world)
                     loss_sum.zero_()
                     count = 0
-                    run.log(phase=phase.index, iteration=at["iteration"], step=at["step"], **results)
+                    figures = dict(results)
+                    if watch.measures:
+                        whole = world.whole(net)
+                        figures |= plasticity(whole, probe)
+                        gradient = relative_gradient(whole, probe, probe_targets, token_loss)
+                        figures["relative_gradient"] = gradient
+                    run.log(phase=phase.index, iteration=at["iteration"], step=at["step"], **figures)
+                    watch.look(at["step"], world.from_leader(figures))
                     bar.set_postfix_str(f"{brief(results)}, {rate:,.0f} tokens/s, MFU {use:.0%}")
                     if phase.index == 0 and results["val_loss_a"] < at["best"]:
                         at["best"] = results["val_loss_a"]

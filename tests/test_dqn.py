@@ -13,8 +13,9 @@ from rl.captured import captured
 from rl.dqn.learn import epsilon, gradients, td_loss, td_targets, update
 from rl.dqn.measure import Window, measure
 from rl.dqn.network import DQN
+from rl.dqn.play import act
 from rl.dqn.settings import check
-from rl.dqn.train import act, renewed
+from rl.dqn.train import renewed
 from rl.replay import Batch, FrameReplay
 
 EXPERIMENTS = [path.stem for path in sorted((CONF / "experiment").glob("fig4a_*.yaml"))]

@@ -63,7 +63,7 @@ def test_frames_are_those_of_the_official_stack(game, fidelity):
 
 def test_official_runs_of_dqn_train_on_official_frames():
     from harness.config import compose_config
-    from rl.dqn.train import make_games
+    from rl.dqn.play import make_games
 
     first = {}
     for compat in ("official", "corrected"):

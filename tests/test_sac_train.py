@@ -21,8 +21,9 @@ from rl.replay import Batch
 from rl.sac.env import Task
 from rl.sac.network import Actor
 from rl.sac.normaliser import RunningNormaliser
+from rl.sac.policy import explore, mean_policy, normalise
 from rl.sac.settings import check
-from rl.sac.train import build, explore, mean_policy, normalise
+from rl.sac.train import build
 
 SCRIPT = Script("rl/sac/train.py", "rl.sac.humanoid.environment")
 METHODS = ["none", "fire", "full_reset", "plasticity_injection", "fire_exact"]

@@ -33,17 +33,15 @@ needs("dqn", "gymnasium", "ale_py", "psutil")
 from fire_core.methods import Method, create
 from fire_core.optim_state import apply_policy
 from fire_core.phases import Phase, State, snapshot
-from fire_core.seeding import derive
 from harness.runs import Run, checkpoint, generator, numpy_generator, seeded
-from harness.transfer import send
+from harness.trigger import Watch
 from rl.captured import captured
-from rl.dqn.env import SCORES, Games
 from rl.dqn.learn import epsilon, gradients, td_loss, td_targets, update, with_actions
 from rl.dqn.measure import Window, brief, measure
 from rl.dqn.memory import FOLDER, leave_trunk, open_replay
 from rl.dqn.network import DQN
+from rl.dqn.play import act, evaluate, make_games, random_play, video
 from rl.dqn.settings import check
-from rl.evaluate import Policy, normalized, play_episodes, play_steps, record_video
 from rl.replay import Batch
 
 SAY_SECONDS = 60  # between lines in a log, where there is no progress bar
@@ -66,6 +64,7 @@ def train(cfg: DictConfig) -> None:
     target.load_state_dict(net.state_dict())
     state = State({"net": net}, followers=[(target, net)], initial=snapshot({"net": net}), loss=td_loss)
     method.check(state)
+    watch = Watch(cfg.get("trigger"))
     if run.finished:
         shutil.rmtree(run.folder / FOLDER, ignore_errors=True)  # of a run that was killed in its last moment
         if cfg.run.video:
@@ -78,7 +77,7 @@ def train(cfg: DictConfig) -> None:
 
     with run, seeded(cfg.seed, "train"):
         # -------------------------------------------------------------------------------------- where to begin
-        at = {"step": 0, "updates": 0, "treated": 0}  # treated: 1 once the boundary is behind us
+        at = {"step": 0, "updates": 0, "treated": 0}  # treated: how often the method has acted
         probe: Batch | None = None  # fixed transitions on which plasticity is measured
         window, figures = Window(), {}
         saved = run.resume()
@@ -95,6 +94,7 @@ def train(cfg: DictConfig) -> None:
             probe = Batch(**{k: v.to(device) for k, v in saved["probe"].items()}) if saved["probe"] else None
             state.phase = at["treated"]
             adam = restore(saved, method, state, target, cfg)
+            watch.load_state_dict(saved.get("watch", {}))
             window.load_state_dict(saved["window"])
             figures = saved["figures"]
             observations = games.load_state_dict(saved["games"])
@@ -109,6 +109,7 @@ def train(cfg: DictConfig) -> None:
                 "target": target.state_dict(),
                 "optimizer": state.optimizers["net"].state_dict(),
                 "method": method.state_dict(),
+                "watch": watch.state_dict(),
                 "replay": replay.state_dict(),
                 "games": games.state_dict(),
                 "random": {name: stream.bit_generator.state for name, stream in random.items()},
@@ -125,25 +126,29 @@ def train(cfg: DictConfig) -> None:
         clock = said = time.perf_counter()
         while at["step"] < cfg.total_steps:
             # ---------------------------------------------------------------------------------- boundary
-            if at["step"] == cfg.midpoint and not at["treated"]:
-                state.generator = generator(cfg.seed, "method", 1)
+            begins = at["step"] == cfg.midpoint and not at["treated"]
+            if (due := watch.due(1 if begins else None)) is not None:
+                index, cause = due
+                state.generator = generator(cfg.seed, "method", index)
                 before = measure(net, target, probe, cfg.discount)
-                report = method.at_boundary(state, Phase(1, "second half"))
+                report = method.at_boundary(state, Phase(index, "second half"))
                 if report.changed:
                     state.copy_followers()
                 new = method.changes_structure  # then what changed is new, and no optimizer knows it yet
                 apply_policy(state.optimizers, cfg.optimizer_state, () if new else report)
                 if new:
                     adam = renewed(state.optimizers["net"], net, cfg)
-                state.optimizers["net"] = method.optimizer(net, adam, Phase(1))
-                state.phase = at["treated"] = 1
+                state.optimizers["net"] = method.optimizer(net, adam, Phase(index))
+                state.phase = at["treated"] = index
                 if cfg.compat == "official":
                     observations = games.reset()
                     replay.start(observations[:, -1])
-                run.boundary(1, report)
+                run.boundary(index, report, **cause)
                 after = measure(net, target, probe, cfg.discount) | evaluate(cfg, net, device, at["step"])
-                run.log(phase=1, step=at["step"], **{f"before_{k}": v for k, v in before.items()}, **after)
-                tqdm.write(f"boundary: {method.name}, evaluation right after {after['eval_return']:.2f}")
+                before = {f"before_{key}": value for key, value in before.items()}
+                run.log(phase=index, step=at["step"], **before, **after, **cause)
+                why = cause.get("cause", "boundary")
+                tqdm.write(f"{why}: {method.name}, evaluation right after {after['eval_return']:.2f}")
                 clock = time.perf_counter()
 
             # ---------------------------------------------------------------------------------- act
@@ -185,7 +190,11 @@ def train(cfg: DictConfig) -> None:
             # ---------------------------------------------------------------------------------- record
             if at["step"] % cfg.log_every == 0:
                 line = window.close(at["step"], net)
+                if watch.measures and probe is not None:
+                    line |= measure(net, target, probe, cfg.discount)
+                    line["relative_gradient"] = line["probe_gradient_norm"] / line["weight_norm"]
                 run.log(phase=at["treated"], step=at["step"], epsilon=exploring, **line)
+                watch.look(at["step"], line)
                 run.timing(step=at["step"], updates=at["updates"], seconds=time.perf_counter() - clock)
                 clock = time.perf_counter()
                 if bar.disable and clock - said >= SAY_SECONDS and "train_return" in line:
@@ -211,19 +220,6 @@ def train(cfg: DictConfig) -> None:
     if cfg.run.video:
         video(run, cfg, net, device)
     print(f"{method.name}: {brief(figures, window)}\nin {run.folder}")
-
-
-def make_games(cfg: DictConfig, purpose: str, position: int = 0) -> Games:
-    """The games of the run, or fresh ones for evaluation: the seed depends on the purpose and its position."""
-    return Games(
-        cfg.env.game,
-        cfg.env.environments,
-        (cfg.env.frame_size, cfg.env.frame_size),
-        seed=derive(cfg.seed, purpose, position) % 2**31,
-        sticky=cfg.env.sticky,
-        threads=cfg.run.emulator_threads,
-        grey_last=cfg.compat == "official",
-    )
 
 
 def make_net(cfg: DictConfig, actions: int) -> DQN:
@@ -267,68 +263,6 @@ def restore(
     return adam
 
 
-def act(
-    net: nn.Module,
-    observations: np.ndarray,
-    exploring: float,
-    actions: int,
-    stream: np.random.Generator,
-    device: torch.device,
-    compat: str,
-) -> np.ndarray:
-    """Epsilon-greedy actions (n,) of stacks (n, stack, h, w); compat=official draws once for all environments."""
-    count = len(observations)
-    explore = (
-        np.full(count, stream.random() < exploring)
-        if compat == "official"
-        else stream.random(count) < exploring
-    )
-    uniform = stream.integers(actions, size=count)
-    if explore.all():
-        return uniform
-    with torch.no_grad():
-        best = net(send(torch.from_numpy(observations), device)).argmax(dim=1).cpu().numpy()
-    return np.where(explore, uniform, best)
-
-
-def greedy(cfg: DictConfig, net: nn.Module, device: torch.device, position: int) -> Policy:
-    """The policy of evaluation: greedy but for a share `eval_epsilon` of random actions from a stream of its own."""
-    stream = numpy_generator(cfg.seed, "evaluation", position)
-
-    def policy(observations: np.ndarray) -> np.ndarray:
-        return act(net, observations, cfg.eval_epsilon, net.actions, stream, device, cfg.compat)
-
-    return policy
-
-
-def evaluate(cfg: DictConfig, net: nn.Module, device: torch.device, position: int) -> dict[str, float]:
-    """Score of the current policy in fresh games; the training games and their randomness are not touched."""
-    games = make_games(cfg, "evaluation", position)
-    policy = greedy(cfg, net, device, position)
-    if cfg.compat == "official":
-        result = play_steps(games, policy, cfg.eval_steps)
-    else:
-        result = play_episodes(games, policy, cfg.eval_episodes, cfg.eval_max_steps)
-    games.close()
-    figures = result.summary()
-    if cfg.env.game in SCORES:
-        figures["eval_normalized"] = normalized(result.mean, *SCORES[cfg.env.game])
-    return figures
-
-
-def random_play(cfg: DictConfig) -> dict[str, float]:
-    """Score of uniformly random actions under this very protocol, the level that learning has to beat."""
-    games = make_games(cfg, "random")
-    stream = numpy_generator(cfg.seed, "random")
-
-    def policy(observations: np.ndarray) -> np.ndarray:
-        return stream.integers(games.actions, size=len(observations))
-
-    result = play_episodes(games, policy, cfg.random_episodes, cfg.eval_max_steps)
-    games.close()
-    return {"random_return": result.mean, "random_return_std": float(np.std(result.returns))}
-
-
 def film(run: Run, cfg: DictConfig, method: Method, state: State, device: torch.device) -> None:
     """The video of a run that was finished before."""
     net = state.nets["net"]
@@ -337,12 +271,6 @@ def film(run: Run, cfg: DictConfig, method: Method, state: State, device: torch.
         method.rebuild(state)
     net.load_state_dict(checkpoint.load(run.folder / "checkpoint" / "final.pt", device)["net"])
     video(run, cfg, net, device)
-
-
-def video(run: Run, cfg: DictConfig, net: DQN, device: torch.device) -> None:
-    """One episode of the policy of evaluation, as policy.gif in the run's folder."""
-    path = record_video(make_games(cfg, "video"), greedy(cfg, net, device, -1), run.folder / "policy.gif")
-    print(f"video of the last policy: {path}")
 
 
 def replay_batches(cfg: DictConfig, replay: Any, target: nn.Module, device: torch.device) -> Any:

@@ -32,21 +32,22 @@ from harness.launch import check_first_phase, launch, needs, open_run, pick_devi
 needs("sac", "gymnasium", "mujoco", "psutil")
 
 from fire_core.errors import UserError
-from fire_core.measure.probe import plasticity
+from fire_core.measure.probe import plasticity, relative_norm
 from fire_core.methods import Method, create
 from fire_core.optim_state import apply_policy
 from fire_core.phases import Phase, State, snapshot
 from fire_core.seeding import derive
 from harness.runs import generator, numpy_generator
 from harness.transfer import send
-from rl.evaluate import Policy, normalized, play_episodes
+from harness.trigger import Watch
+from rl.evaluate import play_episodes
 from rl.replay import Batch, FlatReplay
 from rl.sac.env import EvaluationTasks, Task
-from rl.sac.humanoid.tasks import TASKS
-from rl.sac.network import Actor, Critics, Temperature, sample_action
+from rl.sac.network import Actor, Critics, Temperature
 from rl.sac.normaliser import RunningNormaliser
+from rl.sac.policy import explore, mean_policy, normalise, on_scale, random_play
 from rl.sac.settings import check
-from rl.sac.update import Learner, update
+from rl.sac.update import Learner, actor_pass, update
 
 NEVER = 1e8  # run.checkpoint_seconds from here on: no run lasts three years
 
@@ -80,6 +81,7 @@ def train(cfg: DictConfig) -> None:
         initial=snapshot({"actor": learner.actor, "critics": learner.critics}),
     )
     method.check(state)
+    watch = Watch(cfg.get("trigger"))
     weights = {name: sum(p.numel() for p in net.parameters()) for name, net in state.nets.items()}
     print(
         f"{cfg.env.name}: {task.observation_size} observations, {task.action_size} actions; weights {weights}"
@@ -104,6 +106,7 @@ def train(cfg: DictConfig) -> None:
             at, finished, last = saved["at"], saved["finished"], saved["last"]
             results = saved["results"]
             load(learner, state, method, saved)
+            watch.load_state_dict(saved.get("watch", {}))
             normaliser.load_state_dict(saved["normaliser"])
             replay.load_state_dict(saved["replay"])
             task.load_state_dict(saved["task"])
@@ -120,6 +123,7 @@ def train(cfg: DictConfig) -> None:
                     name: optimizer.state_dict() for name, optimizer in learner.optimizers.items()
                 },
                 "method": method.state_dict(),
+                "watch": watch.state_dict(),
                 "normaliser": normaliser.state_dict(),
                 "replay": replay.state_dict(),
                 "task": task.state_dict(),
@@ -141,7 +145,14 @@ def train(cfg: DictConfig) -> None:
             result |= on_scale(cfg.env.name, result["eval_return"])
             if len(replay):
                 stored = replay.sample(min(512, len(replay)), numpy_generator(cfg.seed, "probe", step))
-                result |= plasticity(learner.actor, normalise(stored, normaliser, device).observations)
+                batch = normalise(stored, normaliser, device)
+                result |= plasticity(learner.actor, batch.observations)
+                if watch.measures:
+                    normal = torch.randn(
+                        len(stored.rewards), task.action_size, generator=generator(cfg.seed, "probe", step)
+                    )
+                    gradients = actor_pass(learner, batch, normal.to(device))[1]["actor"]
+                    result["relative_gradient"] = relative_norm(gradients, learner.trained["actor"])
             return result
 
         # -------------------------------------------------------------------------------------- the loop
@@ -157,12 +168,14 @@ def train(cfg: DictConfig) -> None:
         )
         while at["step"] < cfg.steps:
             # ---------------------------------------------------------------------------------- boundary
-            if at["step"] == cfg.midpoint and at["phase"] == 0:
+            begins = at["step"] == cfg.midpoint and at["phase"] == 0
+            if (due := watch.due(1 if begins else None)) is not None:
                 if run.trunk is not None:
                     run.leave_trunk(at["step"], parts())
-                at["phase"] = state.phase = 1
-                state.generator = generator(cfg.seed, "method", 1)
-                report = method.at_boundary(state, Phase(1, "after the midpoint"))
+                index, cause = due
+                at["phase"] = state.phase = index
+                state.generator = generator(cfg.seed, "method", index)
+                report = method.at_boundary(state, Phase(index, "after the midpoint"))
                 # The official code leaves the run without intervention alone, in every respect.
                 if not official or method.name != "none":
                     state.copy_followers()
@@ -174,13 +187,12 @@ def train(cfg: DictConfig) -> None:
                 # There a treated run is a new process, which begins with a new episode; `none` is the old one going on.
                 if official and method.name != "none":
                     observation, blind = begin_episode(), True
-                run.boundary(1, report)
-                run.timing(phase=1, boundary_seconds=report.seconds)
+                run.boundary(index, report, **cause)
+                run.timing(phase=index, boundary_seconds=report.seconds)
                 after = test(at["step"])
-                run.log(phase=1, step=at["step"] * task.action_repeat, **after)
-                tqdm.write(
-                    f"boundary 1: {method.name}, return {after['eval_return']:.1f} right after; {report.seconds:.3f} s"
-                )
+                run.log(phase=index, step=at["step"] * task.action_repeat, **after, **cause)
+                what = f"return {after['eval_return']:.1f} right after; {report.seconds:.3f} s"
+                tqdm.write(f"{cause.get('cause', 'boundary 1')}: {method.name}, {what}")
                 started = time.perf_counter(), at["step"]
 
             # ---------------------------------------------------------------------------------- one agent step
@@ -225,6 +237,7 @@ def train(cfg: DictConfig) -> None:
                     results["train_return"] = float(np.mean(finished))
                 finished.clear()
                 run.log(phase=at["phase"], step=at["step"] * task.action_repeat, **results)
+                watch.look(at["step"] * task.action_repeat, results)
                 seconds, steps = time.perf_counter() - started[0], at["step"] - started[1]
                 started = time.perf_counter(), at["step"]
                 run.timing(phase=at["phase"], step=at["step"], seconds=seconds, agent_steps=steps)
@@ -309,55 +322,6 @@ def renew(
         stored = replay.sample(min(len(replay), 10_000), numpy_generator(cfg.seed, "renew"))
         normaliser.update(stored.observations.numpy())
     return changed
-
-
-def mean_policy(learner: Learner, normaliser: RunningNormaliser, device: torch.device) -> Policy:
-    """The policy of evaluation, without noise: observations (n, size) -> actions (n, actions) in (-1, 1)."""
-
-    def policy(observations: np.ndarray) -> np.ndarray:
-        with torch.no_grad():
-            mean, _ = learner.actor(send(torch.from_numpy(normaliser.normalise(observations)), device))
-        return torch.tanh(mean).cpu().numpy()
-
-    return policy
-
-
-def explore(
-    learner: Learner,
-    normaliser: RunningNormaliser,
-    observation: np.ndarray,
-    noise: torch.Generator,
-    device: torch.device,
-) -> np.ndarray:
-    """One action drawn from the policy, (actions,) in (-1, 1)."""
-    inputs = send(torch.from_numpy(normaliser.normalise(observation)).unsqueeze(0), device)
-    with torch.no_grad():
-        mean, log_std = learner.actor(inputs)
-        action, _ = sample_action(mean, log_std, send(torch.randn(mean.shape, generator=noise), device))
-    return action.squeeze(0).cpu().numpy()
-
-
-def normalise(batch: Batch, normaliser: RunningNormaliser, device: torch.device) -> Batch:
-    """Raw observations of a replay sample under the present statistics."""
-    mean, inverse = normaliser.affine(device)
-    now, following = batch.observations.to(device), batch.next_observations.to(device)
-    return batch._replace(observations=(now - mean) * inverse, next_observations=(following - mean) * inverse)
-
-
-def on_scale(env: str, value: float) -> dict[str, float]:
-    """`eval_normalized` where the task has published random and success scores."""
-    task = TASKS.get(env.removesuffix("-v0").removesuffix("-primitive"))
-    return {"eval_normalized": normalized(value, task.random_return, task.success_return)} if task else {}
-
-
-def random_play(cfg: DictConfig) -> dict[str, float]:
-    """Return of uniformly random actions under this very protocol, the level that learning has to beat."""
-    tasks = EvaluationTasks(cfg.random_episodes, **cfg.env)
-    tasks.seeds = [derive(cfg.seed, "random", i) % 2**31 for i in range(tasks.count)]
-    draws, shape = numpy_generator(cfg.seed, "random"), (tasks.count, tasks.tasks[0].action_size)
-    result = play_episodes(tasks, lambda o: draws.uniform(-1, 1, shape), tasks.count, cfg.eval_limit)
-    tasks.close()
-    return {"random_return": result.mean, "random_return_std": float(np.std(result.returns))}
 
 
 def episode_seed(cfg: DictConfig, episode: int) -> int:

@@ -1,0 +1,96 @@
+"""How the network is played and judged: in training, in evaluation, on video, and against random actions."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+from torch import nn
+
+from fire_core.seeding import derive
+from harness.runs import Run, numpy_generator
+from harness.transfer import send
+from rl.dqn.env import SCORES, Games
+from rl.dqn.network import DQN
+from rl.evaluate import Policy, normalized, play_episodes, play_steps, record_video
+
+
+def make_games(cfg: DictConfig, purpose: str, position: int = 0) -> Games:
+    """The games of the run, or fresh ones for evaluation: the seed depends on the purpose and its position."""
+    return Games(
+        cfg.env.game,
+        cfg.env.environments,
+        (cfg.env.frame_size, cfg.env.frame_size),
+        seed=derive(cfg.seed, purpose, position) % 2**31,
+        sticky=cfg.env.sticky,
+        threads=cfg.run.emulator_threads,
+        grey_last=cfg.compat == "official",
+    )
+
+
+def act(
+    net: nn.Module,
+    observations: np.ndarray,
+    exploring: float,
+    actions: int,
+    stream: np.random.Generator,
+    device: torch.device,
+    compat: str,
+) -> np.ndarray:
+    """Epsilon-greedy actions (n,) of stacks (n, stack, h, w); compat=official draws once for all environments."""
+    count = len(observations)
+    explore = (
+        np.full(count, stream.random() < exploring)
+        if compat == "official"
+        else stream.random(count) < exploring
+    )
+    uniform = stream.integers(actions, size=count)
+    if explore.all():
+        return uniform
+    with torch.no_grad():
+        best = net(send(torch.from_numpy(observations), device)).argmax(dim=1).cpu().numpy()
+    return np.where(explore, uniform, best)
+
+
+def greedy(cfg: DictConfig, net: nn.Module, device: torch.device, position: int) -> Policy:
+    """The policy of evaluation: greedy but for a share `eval_epsilon` of random actions from a stream of its own."""
+    stream = numpy_generator(cfg.seed, "evaluation", position)
+
+    def policy(observations: np.ndarray) -> np.ndarray:
+        return act(net, observations, cfg.eval_epsilon, net.actions, stream, device, cfg.compat)
+
+    return policy
+
+
+def evaluate(cfg: DictConfig, net: nn.Module, device: torch.device, position: int) -> dict[str, float]:
+    """Score of the current policy in fresh games; the training games and their randomness are not touched."""
+    games = make_games(cfg, "evaluation", position)
+    policy = greedy(cfg, net, device, position)
+    if cfg.compat == "official":
+        result = play_steps(games, policy, cfg.eval_steps)
+    else:
+        result = play_episodes(games, policy, cfg.eval_episodes, cfg.eval_max_steps)
+    games.close()
+    figures = result.summary()
+    if cfg.env.game in SCORES:
+        figures["eval_normalized"] = normalized(result.mean, *SCORES[cfg.env.game])
+    return figures
+
+
+def random_play(cfg: DictConfig) -> dict[str, float]:
+    """Score of uniformly random actions under this very protocol, the level that learning has to beat."""
+    games = make_games(cfg, "random")
+    stream = numpy_generator(cfg.seed, "random")
+
+    def policy(observations: np.ndarray) -> np.ndarray:
+        return stream.integers(games.actions, size=len(observations))
+
+    result = play_episodes(games, policy, cfg.random_episodes, cfg.eval_max_steps)
+    games.close()
+    return {"random_return": result.mean, "random_return_std": float(np.std(result.returns))}
+
+
+def video(run: Run, cfg: DictConfig, net: DQN, device: torch.device) -> None:
+    """One episode of the policy of evaluation, as policy.gif in the run's folder."""
+    path = record_video(make_games(cfg, "video"), greedy(cfg, net, device, -1), run.folder / "policy.gif")
+    print(f"video of the last policy: {path}")

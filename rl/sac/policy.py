@@ -1,0 +1,67 @@
+"""How the actor is played and judged: in evaluation, in training, and against random actions."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from omegaconf import DictConfig
+
+from fire_core.seeding import derive
+from harness.runs import numpy_generator
+from harness.transfer import send
+from rl.evaluate import Policy, normalized, play_episodes
+from rl.replay import Batch
+from rl.sac.env import EvaluationTasks
+from rl.sac.humanoid.tasks import TASKS
+from rl.sac.network import sample_action
+from rl.sac.normaliser import RunningNormaliser
+from rl.sac.update import Learner
+
+
+def mean_policy(learner: Learner, normaliser: RunningNormaliser, device: torch.device) -> Policy:
+    """The policy of evaluation, without noise: observations (n, size) -> actions (n, actions) in (-1, 1)."""
+
+    def policy(observations: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            mean, _ = learner.actor(send(torch.from_numpy(normaliser.normalise(observations)), device))
+        return torch.tanh(mean).cpu().numpy()
+
+    return policy
+
+
+def explore(
+    learner: Learner,
+    normaliser: RunningNormaliser,
+    observation: np.ndarray,
+    noise: torch.Generator,
+    device: torch.device,
+) -> np.ndarray:
+    """One action drawn from the policy, (actions,) in (-1, 1)."""
+    inputs = send(torch.from_numpy(normaliser.normalise(observation)).unsqueeze(0), device)
+    with torch.no_grad():
+        mean, log_std = learner.actor(inputs)
+        action, _ = sample_action(mean, log_std, send(torch.randn(mean.shape, generator=noise), device))
+    return action.squeeze(0).cpu().numpy()
+
+
+def normalise(batch: Batch, normaliser: RunningNormaliser, device: torch.device) -> Batch:
+    """Raw observations of a replay sample under the present statistics."""
+    mean, inverse = normaliser.affine(device)
+    now, following = batch.observations.to(device), batch.next_observations.to(device)
+    return batch._replace(observations=(now - mean) * inverse, next_observations=(following - mean) * inverse)
+
+
+def on_scale(env: str, value: float) -> dict[str, float]:
+    """`eval_normalized` where the task has published random and success scores."""
+    task = TASKS.get(env.removesuffix("-v0").removesuffix("-primitive"))
+    return {"eval_normalized": normalized(value, task.random_return, task.success_return)} if task else {}
+
+
+def random_play(cfg: DictConfig) -> dict[str, float]:
+    """Return of uniformly random actions under this very protocol, the level that learning has to beat."""
+    tasks = EvaluationTasks(cfg.random_episodes, **cfg.env)
+    tasks.seeds = [derive(cfg.seed, "random", i) % 2**31 for i in range(tasks.count)]
+    draws, shape = numpy_generator(cfg.seed, "random"), (tasks.count, tasks.tasks[0].action_size)
+    result = play_episodes(tasks, lambda o: draws.uniform(-1, 1, shape), tasks.count, cfg.eval_limit)
+    tasks.close()
+    return {"random_return": result.mean, "random_return_std": float(np.std(result.returns))}
