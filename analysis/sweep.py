@@ -11,6 +11,7 @@ import pandas as pd
 
 from analysis import estimates, plot, probes, tables
 from analysis.runs import Results, load, settings
+from analysis.text import difference_text, markdown
 from harness.status import comma_list, whole_numbers, with_missing
 
 NOTE = (
@@ -63,7 +64,7 @@ def text_of(part: Results, rows: pd.DataFrame) -> str:
     blocks = [f"## {part.first['experiment']}: {plot.title(part).replace(chr(10), ', ')}\n"]
     for metric, group in rows.groupby("metric", sort=False):
         title = group["measure"].iloc[0]
-        blocks.append(f"{title[0].upper()}{title[1:]}\n\n{tables.markdown(tables.end_table(rows, metric))}\n")
+        blocks.append(f"{title[0].upper()}{title[1:]}\n\n{markdown(tables.end_table(rows, metric))}\n")
     return "\n".join(blocks)
 
 
@@ -79,7 +80,7 @@ def sentence(rows: pd.DataFrame) -> str:
     told = f"is {row['word']} than no intervention, by" if row["word"] else "differs from no intervention by"
     chance = "" if row["word"] else f", which may be chance (corrected for {len(compared)} comparisons)"
     seeds = "1 seed" if row["pairs"] == 1 else f"{row['pairs']} seeds"
-    difference = f"{told} {tables.difference_text(row)} ({row['measure']}; {seeds}){chance}"
+    difference = f"{told} {difference_text(row)} ({row['measure']}; {seeds}){chance}"
     return f"{row['experiment']}: {plot.look(label).name} {difference}"
 
 

@@ -1,69 +1,21 @@
-"""Every table, drawn from the frame of estimates and from the benchmarks' CSV files, as Markdown, CSV and LaTeX."""
+"""Every table of runs, drawn from the frame of estimates; all tables as Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
 
 from analysis import estimates, paper, plot
-from analysis.runs import RESULTS, SIZES, Results, settings
+from analysis.benchmark_tables import benchmark_tables
+from analysis.runs import SIZES, Results, settings
+from analysis.text import difference_text, digits, markdown, mean_text, number, p_text, short
 
 RIVALS = ("none", "shrink_perturb", "full_reset", "dash")
 CONTROLS = ("none", "rescale", "keep_norm", "random_orthogonal", "fire_exact")
 
 
-# ------------------------------------------------------------------------------------------------ text of numbers
-def digits(values: Iterable[float]) -> int:
-    """Decimals for a column of one kind: four for accuracies and losses, one or none for returns."""
-    largest = max((abs(value) for value in values if pd.notna(value)), default=0.0)
-    return 4 if largest < 10 else 1 if largest < 10_000 else 0
-
-
-def number(value: float | None, decimals: int | None = None, sign: bool = False) -> str:
-    if value is None or pd.isna(value):
-        return "-"
-    decimals = digits([value]) if decimals is None else decimals
-    return f"{value:{'+' if sign else ''}.{decimals}f}"
-
-
-def spread(mean: float, low: float, high: float, decimals: int | None = None, sign: bool = False) -> str:
-    """`0.8443 [0.8359, 0.8528]`; without brackets for one seed."""
-    if pd.isna(mean):
-        return "-"
-    decimals = digits([mean, low, high]) if decimals is None else decimals
-    text = number(mean, decimals, sign)
-    return text if pd.isna(low) else f"{text} [{number(low, decimals, sign)}, {number(high, decimals, sign)}]"
-
-
-def mean_text(row: pd.Series, decimals: int | None = None) -> str:
-    return spread(row["mean"], row["low"], row["high"], decimals)
-
-
-def difference_text(row: pd.Series, decimals: int | None = None, negate: bool = False) -> str:
-    """Label minus reference; with `negate` reference minus label."""
-    mean, low, high = row["difference"], row["difference_low"], row["difference_high"]
-    if negate:
-        mean, low, high = -mean, -high, -low
-    return spread(mean, low, high, decimals, sign=True)
-
-
-def p_text(p: float) -> str:
-    return "-" if pd.isna(p) else "<0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
-
-
-def short(value: object) -> str:
-    """Two or three digits of a float, for measured quantities that are not results."""
-    return str(value) if not isinstance(value, float) else "-" if pd.isna(value) else f"{value:.3g}"
-
-
-def markdown(table: pd.DataFrame) -> str:
-    return table.to_markdown(index=False, disable_numparse=True) if len(table) else "Nothing was run yet."
-
-
-# ------------------------------------------------------------------------------------------------ tables of runs
 def status_matrix(results: Results) -> pd.DataFrame:
     """Panels of the paper against sizes: how many methods and seeds are finished, on which data."""
     done = results.finished
@@ -116,13 +68,7 @@ def claims_table(claims: pd.DataFrame) -> pd.DataFrame:
     """Rows of `claim_rows` as text: the paper's difference and ours, with the corrected p-value."""
     rows = []
     for row in claims.to_dict("records"):
-        theirs = paper.end_values(row["figure"], row["panel"])
-        known = row["better"] in theirs and row["worse"] in theirs
-        gap = (
-            (theirs[row["better"]] - theirs[row["worse"]]) * (-1 if row["figure"] == "fig3" else 1)
-            if known
-            else None
-        )
+        gap = _gap_of_paper(row)
         rows.append(
             {
                 "experiment": row["experiment"],
@@ -138,6 +84,32 @@ def claims_table(claims: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def _gap_of_paper(claim: dict[str, object]) -> float | None:
+    """The paper's difference between the end values of a claim's two methods, positive where it is as claimed."""
+    theirs = paper.end_values(claim["figure"], claim["panel"])
+    if claim["better"] not in theirs or claim["worse"] not in theirs:
+        return None
+    sign = -1 if claim["figure"] == "fig3" else 1  # of losses
+    return sign * (theirs[claim["better"]] - theirs[claim["worse"]])
+
+
+def claims_in_short(claims: pd.DataFrame) -> pd.DataFrame:
+    """One row an experiment and size: our gain and the paper's for each claim; a star where the claim holds, an x where the
+    opposite does."""
+    marks = {"better": " *", "worse": " x"}
+    rows: dict[tuple[str, str, str], dict[str, str]] = {}
+    for row in claims.to_dict("records"):
+        place = {"experiment": row["experiment"], "size": row["size"], "data": plot.data_name(row["data"])}
+        cells = rows.setdefault(tuple(place.values()), place)
+        claim = (
+            f"{plot.look(row['better']).name} > {plot.look(row['worse']).name.removesuffix(' (continue)')}"
+        )
+        gap = _gap_of_paper(row)
+        told = "" if gap is None else f" ({number(gap, sign=True)})"
+        cells[claim] = number(row["difference"], sign=True) + marks.get(row["word"], "") + told
+    return pd.DataFrame(rows.values()).fillna("-")
 
 
 def against(part: pd.DataFrame, labels: Iterable[str] | None = None) -> pd.DataFrame:
@@ -270,6 +242,33 @@ def ablation_table(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
+def triggers_table(part: Results, rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """FIRE under each trigger and the methods at boundaries in the headline measure, and what the comparison shows."""
+    acts = part.boundaries.groupby(["label", "seed"]).size().groupby("label").mean()
+    compared = estimates.decide(rows[rows["reference"] == "fire"]).set_index("label")
+    means = estimates.means(rows).set_index("label")
+    table, words = [], {"better": [], "worse": [], "": []}
+    for label in plot.ordered(means.index):
+        row = {"method": plot.look(label).name.replace("[trigger=", "[")}
+        row |= {"acts": short(float(acts.get(label, 0))), "mean [95 %]": mean_text(means.loc[label])}
+        row |= {"minus FIRE [95 %]": "-", "p, corrected": "-", "seeds": means.loc[label, "n"]}
+        if label in compared.index:
+            gap = compared.loc[label]
+            row |= {"minus FIRE [95 %]": difference_text(gap), "p, corrected": p_text(gap["p_holm"])}
+            if label.startswith("fire-trigger="):
+                words[gap["word"]].append(label.removeprefix("fire-trigger="))
+        table.append(row)
+    told = {
+        "better": "better than FIRE at the boundaries",
+        "worse": "worse than FIRE at the boundaries",
+        "": "not told apart from it",
+    }
+    found = [
+        f"{', '.join(f'`{name}`' for name in names)}: {told[word]}" for word, names in words.items() if names
+    ]
+    return pd.DataFrame(table), f"Triggers that are not told anything: {'; '.join(found)}."
+
+
 # the settings of README.md's table: one a kind of training, and the two probes that show a loss of plasticity
 OVERVIEW = ("random_label", "label_noise", "pictures_resnet18", "fig3_60k", "fig4b_balance_simple")
 
@@ -291,188 +290,6 @@ def overview_table(results: Results, frame: pd.DataFrame) -> pd.DataFrame:
             row[plot.look(label).name] = number(ends.get(label), decimals)
         table.append(row)
     return pd.DataFrame(table)
-
-
-# ------------------------------------------------------------------------------------------------ tables of benchmarks
-@dataclass(frozen=True)
-class Benchmark:
-    """One CSV of `analysis/results`: its title, what its columns mean, how it becomes a table of text."""
-
-    file: str
-    title: str
-    legend: str
-    table: Callable[[pd.DataFrame], pd.DataFrame]
-
-
-def convergence_table(frame: pd.DataFrame) -> pd.DataFrame:
-    return _by_iterations(frame, ["kind", "condition"], "dfi", "relative_error")
-
-
-def models_table(frame: pd.DataFrame) -> pd.DataFrame:
-    return _by_iterations(frame, ["model", "weights", "matrices"], "dfi_median", "dfi_max")
-
-
-def _by_iterations(frame: pd.DataFrame, keys: list[str], first: str, second: str) -> pd.DataFrame:
-    """`first` (`second`) in one column for each solver, normalisation and number of iterations."""
-    newton = frame["solver"] == "newton_schulz"
-    frame = frame[~newton | frame["iterations"].isin([5, 10, 20, 40])]
-    named = frame["normalize"] + " " + frame["iterations"].astype("Int64").astype(str)
-    column = named.where(frame["solver"] == "newton_schulz", frame["solver"])
-    value = frame[first].map("{:.2g}".format) + " (" + frame[second].map("{:.2g}".format) + ")"
-    table = frame.assign(column=column, value=value).pivot_table(
-        index=keys, columns="column", values="value", aggfunc="last", sort=False
-    )
-    return (
-        table.fillna("-")
-        .reset_index()
-        .map(lambda cell: f"{cell:.2g}" if isinstance(cell, float) else str(cell))
-    )
-
-
-def method_costs_table(frame: pd.DataFrame) -> pd.DataFrame:
-    return beside_table_1(
-        frame,
-        [
-            "method",
-            "boundary_seconds=boundary, s",
-            "boundary_mb=boundary, MB",
-            "step_seconds=step, s",
-            "step_mb=step, MB",
-        ],
-    )
-
-
-def table_1(frame: pd.DataFrame) -> pd.DataFrame:
-    return beside_table_1(
-        frame.assign(boundary_mb=frame["boundary_mb"].round().astype(int)),
-        ["method", "device", "hardware", "images", "batch", "boundary_seconds=seconds", "boundary_mb=MB"],
-    )
-
-
-def beside_table_1(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:
-    """Columns of a CSV with a line for each method, and those of the paper's Table 1 beside them."""
-    theirs = paper.boundary_costs()
-    pairs = [theirs.get(method, ("-", "-")) for method in frame["method"]]
-    table = columns(names)(frame)
-    return table.assign(**{"paper (GPU), s": [a for a, _ in pairs], "paper, MB": [b for _, b in pairs]})
-
-
-def columns(names: list[str]) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    """The columns `name=title` of a CSV (those that it has), numbers shortened."""
-    pairs = [name.partition("=")[::2] for name in names]
-
-    def table(frame: pd.DataFrame) -> pd.DataFrame:
-        return pd.DataFrame({title or name: frame[name].map(short) for name, title in pairs if name in frame})
-
-    return table
-
-
-BENCHMARKS = (
-    Benchmark(
-        "convergence",
-        "Convergence by kind of matrix",
-        "DfI of the factor, in brackets its relative error against the SVD in float64, after 5, 10, 20 and 40 published "
-        "iterations with either normalisation, and of the exact solver.",
-        convergence_table,
-    ),
-    Benchmark(
-        "convergence_models",
-        "Convergence by model",
-        "Median DfI over the target matrices, in brackets the largest.",
-        models_table,
-    ),
-    Benchmark(
-        "method_costs",
-        "Cost of each method",
-        "ResNet-18 at full width on one CPU thread: a boundary with its report, and a training step of 32 images (memory "
-        "with optimizer and activations). The boundary of DASH is a pass over 512 images here, and over CIFAR-10 in the "
-        "paper's Table 1, which was measured on a GPU.",
-        method_costs_table,
-    ),
-    Benchmark(
-        "table1",
-        "Table 1 on this hardware",
-        "One boundary of ResNet-18 with batches of 256 images of 32 x 32 pixels. In the paper DASH looks at CIFAR-10's "
-        "50,000 images, so its seconds are comparable only where `images` is 50,000. On a CPU: processor seconds of one "
-        "thread and resident memory; on a GPU: seconds of the wall clock and memory of tensors.",
-        table_1,
-    ),
-    Benchmark(
-        "bench_fire",
-        "Speed of the solvers",
-        "Time of a plain loop of the published algorithm divided by ours, interleaved: above 1 ours is faster. "
-        "`exact, equal DfI`: against the loop iterated until it is as exact. `fire(model)` is the whole call, targets "
-        "found and results checked, against a loop over the same matrices that scales them and writes them back; "
-        "`read` also reads the figures of the report.",
-        columns(
-            ["row=matrices of", "kind=weights", "device", "iterations=iterations of the loop", "loop_seconds=loop, s",
-             "ratio_exact=exact", "ratio_equal=exact, equal DfI", "ratio_each=each to its own", "ratio_fast=fast",
-             "ratio_newton_schulz=newton_schulz", "ratio_call_exact=fire(model), exact",
-             "ratio_call_newton_schulz=newton_schulz ", "ratio_call_read_exact=read, exact",
-             "ratio_call_read_newton_schulz=newton_schulz  ", "dfi_exact=largest DfI, exact", "dfi_newton_schulz=published",
-             "error_exact=largest error, exact", "error_fast=fast ", "error_newton_schulz=published ",
-             "extra_memory=extra memory / unit"]
-        ),
-    ),
-    Benchmark(
-        "bench_fire_products",
-        "What limits the solvers",
-        "GFLOP of the matrix products of the plain loop and of `exact` by shape, and the share of the rate of a 2048 x 2048 "
-        "product that each reaches in its whole time. The ratio of the times is the ratio of the GFLOP times that of the "
-        "shares: small products run below the machine's rate; a Cholesky factor, QR or SVD counts as time without flops.",
-        columns(
-            ["row=matrices of", "kind=weights", "device", "iterations=iterations of the loop", "shape", "matrices",
-             "gflop_loop=GFLOP, loop", "gflop_exact=exact", "share_loop=share of the rate, loop", "share_exact=exact ",
-             "ratio"]
-        ),
-    ),
-    Benchmark(
-        "bench_vision",
-        "Speed of the vision loop",
-        "Images per second, interleaved with the usual loop (PIL pictures, ToTensor and Normalize in a DataLoader). "
-        "Compare the ratios: other work on the machine lowered some of the rates, both of a pair alike.",
-        columns(
-            ["model", "size", "image_size=pixels", "device", "variant=loop", "images_per_second=images/s",
-             "ratio_to_usual=ratio"]
-        ),
-    ),
-    Benchmark(
-        "bench_loops",
-        "Speed of the other loops",
-        "Rates of our loop and of a plain one of the usual kind, interleaved; the ratio is the median over the rounds, with "
-        "those of single rounds beside it. Replay memory: our bytes divided by those of a buffer of whole stacks. Sampling: "
-        "share of an update's time.",
-        columns(
-            ["domain", "setting", "device", "unit", "ours", "usual", "ratio", "lowest", "highest",
-             "replay_bytes_ratio=replay memory", "sampling_share=sampling", "rounds"]
-        ),
-    ),
-    Benchmark(
-        "calibration",
-        "Settings that were tried",
-        "Each setting that was tried before methods were compared, with the two numbers that decided about it.",
-        lambda frame: frame.map(short),
-    ),
-)  # fmt: skip
-
-
-def benchmark_tables(folder: Path = RESULTS) -> dict[str, tuple[Benchmark, pd.DataFrame, str]]:
-    """{file: (benchmark, its table, where it was measured)} for the files that are in `folder`."""
-    found = {}
-    for benchmark in BENCHMARKS:
-        path = folder / f"{benchmark.file}.csv"
-        if path.exists():
-            frame = pd.read_csv(path)
-            found[benchmark.file] = benchmark, benchmark.table(frame), _origin(frame)
-    return found
-
-
-def _origin(frame: pd.DataFrame) -> str:
-    if not {"commit", "hardware"} <= set(frame):
-        return ""
-    commits = sorted({str(commit)[:10] for commit in frame["commit"]})
-    shown = ", ".join(commits) if len(commits) <= 4 else f"{len(commits)} different ones"
-    return f"Machine: {', '.join(sorted(set(frame['hardware'])))}; commit: {shown}."
 
 
 def write_all(results: Results, out: Path) -> list[Path]:

@@ -22,8 +22,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fire_core.errors import UserError
 from fire_core.methods import Method, create
+from harness.checks import check
 from harness.domains import check_runs_in
-from harness.schema import check
 from harness.trigger import check_trigger
 
 CONF = Path(__file__).resolve().parents[1] / "conf"

@@ -36,13 +36,13 @@ from omegaconf import DictConfig, OmegaConf
 from fire_core.errors import UserError, first_line
 from fire_core.methods import Method, create
 from harness import stop, sweep
+from harness.checks import keys, numbers_only
 from harness.config import CONF, compose, is_group, is_hydra, resolve, typed_in
 from harness.manual import manual
 from harness.overrides import check_overrides, check_sweep, split
 from harness.runs import Run
 from harness.runs.record import FinishedElsewhere
 from harness.runs.trunk import fingerprint
-from harness.schema import keys, numbers_only
 
 BAD_INPUT = 2
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -10,10 +10,10 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from fire_core.methods import available
+from harness.checks import keys, wanted_values
 from harness.config import CONF, SIZES, compose, options, resolve
 from harness.domains import methods_of
 from harness.overrides import files
-from harness.schema import keys, wanted_values
 
 WIDTH = 110
 

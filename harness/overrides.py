@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 
 from fire_core.errors import UserError
 from fire_core.methods import available
+from harness.checks import keys
 from harness.config import (
     CONF,
     compose,
@@ -25,7 +26,6 @@ from harness.config import (
     parse,
     resolve,
 )
-from harness.schema import keys
 
 # options of Hydra that every script has; the next word after one of the second kind is its value
 FLAGS = ("-m", "--multirun", "-h", "--help", "--hydra-help", "--version", "-r", "--run", "--resolve")

@@ -10,7 +10,20 @@ import pytest
 from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_run
 
 from analysis import __main__ as command
-from analysis import estimates, fig2, fig3, fig4, fig5, measures, pages, paper, plot, probes, tables
+from analysis import (
+    benchmark_tables,
+    estimates,
+    fig2,
+    fig3,
+    fig4,
+    fig5,
+    measures,
+    pages,
+    paper,
+    plot,
+    probes,
+    tables,
+)
 from analysis.notebooks import __main__ as notebooks
 from analysis.runs import load, settings
 from benchmarks import results_file
@@ -385,7 +398,7 @@ def test_benchmarks_replace_their_own_lines_and_become_tables(tmp_path, monkeypa
     other = results_file.loop_row("sac", "updates", "updates/s", "cpu", [5.0], [10.0])
     results_file.merge_loops([slow, other])
     results_file.merge_loops([slow | {"ratio": 4.0, "bytes": 1}])
-    ((benchmark, table, origin),) = tables.benchmark_tables(tmp_path).values()
+    ((benchmark, table, origin),) = benchmark_tables.benchmark_tables(tmp_path).values()
     assert benchmark.file == "bench_loops" and "Machine: " in origin
     assert dict(zip(table["domain"], table["ratio"])) == {"sac": "0.5", "dqn": "4"}
     assert slow["ratio"] == 2.0 and slow["ours"] == 200.0
@@ -396,7 +409,7 @@ def test_table_1_stands_beside_the_papers(tmp_path, monkeypatch):
     monkeypatch.setattr(results_file, "RESULTS", tmp_path)
     row = {"images": 50_000, "batch": 256, "device": "cuda", "boundary_seconds": 0.5, "boundary_mb": 60.0}
     results_file.merge("table1", [row | {"method": name} for name in ("fire", "full_reset")], ("method",))
-    ((_, table, _),) = tables.benchmark_tables(tmp_path).values()
+    ((_, table, _),) = benchmark_tables.benchmark_tables(tmp_path).values()
     fire, reset = table.to_dict("records")
     assert (fire["seconds"], fire["MB"], fire["paper (GPU), s"], fire["paper, MB"]) == ("0.5", "60", 0.06, 55)
     assert (reset["seconds"], reset["paper, MB"]) == ("0.5", "-")

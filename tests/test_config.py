@@ -8,11 +8,12 @@ from omegaconf import OmegaConf
 
 from fire_core.errors import UserError
 from harness import sweep
+from harness.checks import keys, numbers_only
 from harness.config import compose, compose_config, domain_of, options, parse, resolve
 from harness.launch import LABEL_LENGTH, label, phase_0, pick_device
 from harness.manual import manual
 from harness.overrides import check_overrides, check_sweep, nearest, split
-from harness.schema import SCHEMAS, keys, numbers_only
+from harness.schema import SCHEMAS
 from rl.sac.settings import check as check_sac
 
 NATURAL = {

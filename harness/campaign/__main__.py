@@ -21,9 +21,9 @@ from harness.campaign.rates import measure, one_of_each, probes_in, rate_of
 from harness.campaign.schedule import simulate, within
 from harness.campaign.training import Stopped, command, train
 from harness.campaign.work import assumed
+from harness.checks import keys
 from harness.launch import BAD_INPUT
 from harness.runs.record import STOPPED
-from harness.schema import keys
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 

@@ -1,0 +1,54 @@
+"""Numbers and tables as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pandas as pd
+
+
+def digits(values: Iterable[float]) -> int:
+    """Decimals for a column of one kind: four for accuracies and losses, one or none for returns."""
+    largest = max((abs(value) for value in values if pd.notna(value)), default=0.0)
+    return 4 if largest < 10 else 1 if largest < 10_000 else 0
+
+
+def number(value: float | None, decimals: int | None = None, sign: bool = False) -> str:
+    if value is None or pd.isna(value):
+        return "-"
+    decimals = digits([value]) if decimals is None else decimals
+    return f"{value:{'+' if sign else ''}.{decimals}f}"
+
+
+def spread(mean: float, low: float, high: float, decimals: int | None = None, sign: bool = False) -> str:
+    """`0.8443 [0.8359, 0.8528]`; without brackets for one seed."""
+    if pd.isna(mean):
+        return "-"
+    decimals = digits([mean, low, high]) if decimals is None else decimals
+    text = number(mean, decimals, sign)
+    return text if pd.isna(low) else f"{text} [{number(low, decimals, sign)}, {number(high, decimals, sign)}]"
+
+
+def mean_text(row: pd.Series, decimals: int | None = None) -> str:
+    return spread(row["mean"], row["low"], row["high"], decimals)
+
+
+def difference_text(row: pd.Series, decimals: int | None = None, negate: bool = False) -> str:
+    """Label minus reference; with `negate` reference minus label."""
+    mean, low, high = row["difference"], row["difference_low"], row["difference_high"]
+    if negate:
+        mean, low, high = -mean, -high, -low
+    return spread(mean, low, high, decimals, sign=True)
+
+
+def p_text(p: float) -> str:
+    return "-" if pd.isna(p) else "<0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+def short(value: object) -> str:
+    """Two or three digits of a float, for measured quantities that are not results."""
+    return str(value) if not isinstance(value, float) else "-" if pd.isna(value) else f"{value:.3g}"
+
+
+def markdown(table: pd.DataFrame) -> str:
+    return table.to_markdown(index=False, disable_numparse=True) if len(table) else "Nothing was run yet."
