@@ -106,7 +106,7 @@ def resolve(
     checked = check(domain, plain | {"experiment": experiment, "minutes": minutes.get(cfg.size)})
     method = create_method(domain, checked["method"])
     known = OmegaConf.load(CONF / "trigger" / f"{choices['trigger']}.yaml").keys()
-    trigger = check_trigger(checked.pop("trigger"), set(known), method)
+    trigger = check_trigger(choices["trigger"], checked.pop("trigger"), set(known), method)
     if "protocol" in checked:  # each protocol has some of the settings
         checked["protocol"] = {key: value for key, value in checked["protocol"].items() if value is not None}
     resolved = OmegaConf.create(checked | {"domain": domain} | ({"trigger": trigger} if trigger else {}))

@@ -77,13 +77,17 @@ def make(settings: Mapping[str, Any]) -> Trigger:
     return Cooldown(trigger, settings["cooldown"]) if settings.get("cooldown") else trigger
 
 
-def check_trigger(settings: dict[str, Any], known: set[str], method: Method) -> dict[str, Any] | None:
+def check_trigger(
+    chosen: str, settings: dict[str, Any], known: set[str], method: Method
+) -> dict[str, Any] | None:
     """The settings that were given a value, None where the method acts at boundaries.
 
-    known: settings that this trigger has.
+    known: settings that the trigger `chosen` has.
     Raises UserError for others, and for a method that cannot act whenever it is told to.
     """
     name, given = settings["name"], {key: value for key, value in settings.items() if value is not None}
+    if name != chosen:
+        raise UserError(f"trigger.name={name!r}: choose a trigger as in trigger=plateau")
     if odd := sorted(given.keys() - known):
         raise UserError(
             f"trigger.{odd[0]}={given[odd[0]]!r}: trigger={name} has {', '.join(sorted(known - {'name'})) or 'no settings'}"

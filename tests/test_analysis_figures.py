@@ -379,7 +379,7 @@ def test_documents_say_what_was_run_and_what_was_not(results, frame):
     assert text == pages.reproduced(results, frame)
     assert re.search(r"\| 4b +\| run +\| not run", text) and "5 methods x 3 seeds, Fashion-MNIST" in text
     assert "fig4b_run (FIRE > none (continue)" in text  # among the claims that were not run
-    assert text.index("## Convergence by kind of matrix") < text.index("## The paper's claims")
+    assert text.index("## Convergence and DfI") < text.index("## The paper's claims")
     assert re.search(r"\| fire +\| +[\d.]+ +\| +\d+ .*\| +0\.06 +\| +55 +\|", text)  # the paper's Table 1
     page = pages.page(results.select(experiment="fig2a_cifar10_resnet18"), frame)
     assert "METHODS=fire,none,shrink_perturb,full_reset,brand_new SEEDS=1,2,3" in page and "brand new" in page

@@ -91,6 +91,7 @@ def test_without_a_trigger_the_config_of_a_run_is_what_it_was():
     [
         (["trigger=foo"], "trigger=foo does not exist"),
         (["trigger.patience=3"], "trigger.patience=3: trigger=boundary has no settings"),
+        (["trigger.name=rank"], "trigger.name='rank': choose a trigger as in trigger=plateau"),
         (["trigger=rank", "trigger.level=1"], "trigger=rank has cooldown, share"),
         (["trigger=rank", "trigger.share=null"], "trigger.share=null: trigger=rank needs a value"),
         (["trigger=rank", "trigger.share=1"], "share=1.0 is not a share"),
