@@ -15,7 +15,7 @@ from fire_core.errors import UserError
 from harness.campaign import training
 from harness.campaign.__main__ import check_options, duration, options_of
 from harness.campaign.manifest import Job, load
-from harness.campaign.rates import end_of, rate_of, wait_for_step
+from harness.campaign.rates import end_of, first_step, learning_starts, rate_of, wait_for_step
 from harness.campaign.schedule import ready, simulate, spent_trunks, within
 from harness.campaign.work import EVALUATION, Work, assumed, stages_of, work_of
 from harness.config import CONF, compose_config
@@ -129,6 +129,18 @@ def test_options_go_to_the_runs_that_have_the_key():
     for wrong in ("data.foldr=x", "data.folder"):
         with pytest.raises(UserError, match=f"--option {wrong}: give KEY=VALUE"):
             check_options([wrong])
+
+
+@pytest.mark.parametrize(("experiment", "size"), [("fig4b_hopper", "smoke"), ("fig4a_asterix", "paper")])
+def test_probes_of_agents_learn_before_the_boundary(experiment, size, tmp_path):
+    path = tmp_path / "one.yaml"
+    path.write_text(
+        f"{{size: {size}, first: [none], jobs: {{dqn: 1, sac: 1}}, cells: "
+        f"[{{experiment: {experiment}, runs: [{{seeds: [1], methods: [none]}}]}}]}}"
+    )
+    (one,) = load(str(path), str(tmp_path)).jobs
+    cfg = compose_config(one.domain, [*one.arguments, f"learning_starts={learning_starts(one)}"])
+    assert 0 < learning_starts(one) < first_step(one) < cfg.midpoint
 
 
 def test_a_run_that_ends_within_its_probe_is_measured_whole(tmp_path):

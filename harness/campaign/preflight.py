@@ -12,7 +12,7 @@ import torch
 
 from fire_core.errors import UserError
 from harness.campaign.manifest import Job
-from harness.campaign.rates import FIRST_STEP, one_of_each, start, stop, wait_for_step
+from harness.campaign.rates import first_step, one_of_each, start, stop, wait_for_step
 from harness.campaign.schedule import Forecast
 
 
@@ -42,13 +42,11 @@ def check_cells(jobs: Sequence[Job]) -> list[str]:
     wrong = []
     for job in one_of_each(jobs):
         with tempfile.TemporaryDirectory() as folder:
-            process, home = start(
-                job, Path(folder) / "run", [f"run.checkpoint_steps={FIRST_STEP[job.domain]}"]
-            )
+            process, home = start(job, Path(folder) / "run", [f"run.checkpoint_steps={first_step(job)}"])
             try:
-                wait_for_step(process, home, FIRST_STEP[job.domain])
+                wait_for_step(process, home, first_step(job))
                 found = [line for line in (home / "log").read_text().splitlines() if "; " in line]
-                print(f"one step of {job.experiment}: {' '.join(found[:1])}", flush=True)
+                print(f"one step of {job.experiment}: {(found or ['done'])[0]}", flush=True)
             except UserError as error:
                 wrong.append(f"{job.experiment}: {error}")
             finally:

@@ -25,10 +25,11 @@ START_SECONDS = 900  # until the first steps: data, compiling
 PROBE = {
     "vision": [],
     "language": ["eval_windows=8"],
-    "dqn": ["learning_starts=200", "random_episodes=4", "eval_steps=100", "eval_episodes=4"],
-    "sac": ["learning_starts=100", "random_episodes=1", "eval_episodes=1", "eval_limit=20"],
+    "dqn": ["random_episodes=4", "eval_steps=100", "eval_episodes=4"],
+    "sac": ["random_episodes=1", "eval_episodes=1", "eval_limit=20"],
 }
-FIRST_STEP = {"vision": 1, "language": 1, "dqn": 240, "sac": 120}
+LEARNING_STARTS = {"dqn": 200, "sac": 100}
+WARM_STEPS = 40  # after that
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def probe(job: Job, copies: int, seconds: float) -> float:
         often = [f"run.checkpoint_seconds={seconds / 4}", "run.checkpoint_share=1"]
         running = [start(job, Path(folder) / str(copy), often) for copy in range(copies)]
         try:
-            marks = [wait_for_step(process, home, FIRST_STEP[job.domain]) for process, home in running]
+            marks = [wait_for_step(process, home, first_step(job)) for process, home in running]
             until = time.monotonic() + seconds
             while time.monotonic() < until and any(process.poll() is None for process, _ in running):
                 time.sleep(POLL_SECONDS)
@@ -133,10 +134,24 @@ def probe(job: Job, copies: int, seconds: float) -> float:
     return min(rates) * job.work.per_step
 
 
+def learning_starts(job: Job) -> int | None:
+    """Where learning begins in a probe of an agent: soon, and before the boundary; a multiple of four environments."""
+    limit = LEARNING_STARTS.get(job.domain)
+    return None if limit is None else min(limit, job.work.trunk // 8 * 4)
+
+
+def first_step(job: Job) -> int:
+    """The step from which on a probe shows full training."""
+    begins = learning_starts(job)
+    return 1 if begins is None else begins + min(WARM_STEPS, job.work.trunk // 8 * 4)
+
+
 def start(job: Job, home: Path, more: Sequence[str]) -> tuple[subprocess.Popen[bytes], Path]:
     """The script of a job in a folder of its own, output to `log`."""
     home.mkdir(parents=True)
     typed = [a for a in job.arguments if not a.startswith("run.root=")]
+    if (begins := learning_starts(job)) is not None:
+        typed.append(f"learning_starts={begins}")
     command = [sys.executable, str(CONF.parent / SCRIPTS[job.domain]), *typed, *PROBE[job.domain], *more]
     with (home / "log").open("wb") as log:
         process = subprocess.Popen(
