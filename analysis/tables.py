@@ -244,7 +244,8 @@ def ablation_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def triggers_table(part: Results, rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """FIRE under each trigger and the methods at boundaries in the headline measure, and what the comparison shows."""
-    acts = part.boundaries.groupby(["label", "seed"]).size().groupby("label").mean()
+    acted = part.boundaries[part.boundaries["matrices"] > 0]
+    acts = acted.groupby(["label", "seed"]).size().groupby("label").mean()
     compared = estimates.decide(rows[rows["reference"] == "fire"]).set_index("label")
     means = estimates.means(rows).set_index("label")
     table, words = [], {"better": [], "worse": [], "": []}

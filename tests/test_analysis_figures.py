@@ -374,6 +374,26 @@ def test_every_table_in_three_formats(results, tmp_path):
     assert "iterations=20" in (tmp_path / "ablations.md").read_text()
 
 
+def test_triggers_are_compared_with_the_boundaries_and_their_acts_counted(tmp_path):
+    levels = {"fire": 0.8, "fire-trigger=rank": 0.9, "fire-trigger=plateau": 0.8, "none": 0.3}
+    for label, level in levels.items():
+        for seed in (1, 2, 3):
+            lines = task_lines([level + (0.01 * seed if label != "fire" else 0)] * 4, seed)
+            report = boundary_report("fire") if label != "none" else None
+            write_run(
+                tmp_path, "trigger_random_label", label, seed, lines, protocol="random_label", boundary=report
+            )
+    results = load(tmp_path)
+    [_, text, sentence, table, _] = pages.triggers(results, estimates.frame(results))
+    assert "`rank`: better than FIRE at the boundaries; `plateau`: not told apart from it." in sentence
+    rows = {
+        cells[1].strip(): [cell.strip() for cell in cells]
+        for cells in map(lambda x: x.split("|"), table.splitlines())
+    }
+    assert rows["FIRE"][2] == rows["FIRE [rank]"][2] == "1" and rows["none (continue)"][2] == "0"
+    assert rows["FIRE [rank]"][3].startswith("0.9220") and "p-values corrected" in text
+
+
 def test_documents_say_what_was_run_and_what_was_not(results, frame):
     text = pages.reproduced(results, frame)
     assert text == pages.reproduced(results, frame)
