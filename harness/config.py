@@ -116,6 +116,8 @@ def resolve(
 
 def create_method(domain: str, settings: dict[str, Any]) -> Method:
     """The method; UserError for settings that it cannot have, and for one that does not run in this script."""
+    if not isinstance(settings.get("name"), str):
+        raise UserError(f"method.name={settings.get('name')!r}: choose a method as in method=fire")
     try:
         method = create(**settings)
         check_runs_in(method, domain)
