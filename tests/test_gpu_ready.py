@@ -35,8 +35,8 @@ SMALLEST = {
 }
 # Where the host may wait in every step.
 DOCUMENTED = {
-    "dqn": {"rl/dqn/train.py act"},  # the emulators need the actions
-    "sac": {"rl/sac/train.py explore"},  # so does the simulator
+    "dqn": {"rl/dqn/play.py act"},  # the emulators need the actions
+    "sac": {"rl/sac/policy.py explore"},  # so does the simulator
 }
 # These methods decide on the CPU, after every step, which units are replaced, and replace them.
 UNITS = {f"fire_core/methods/{name}.py choose" for name in ("cbp", "snr", "official/snr")}

@@ -126,7 +126,7 @@ def test_mistakes_name_the_remedy(monkeypatch):
         Task("CartPole-v1")
     with pytest.raises(UserError, match=r"backend='gym'.*gymnasium, humanoid_bench, dm_control"):
         Task("Hopper-v5", backend="gym")
-    with pytest.raises(UserError, match="no MuJoCo task"):
+    with pytest.raises(UserError, match="not a MuJoCo task"):
         Task("Pendulum-v1").state_dict()
 
     def missing(name: str):

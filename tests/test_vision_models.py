@@ -97,8 +97,8 @@ def test_same_seed_same_net():
         ("resnet18", {"heads": 3}, "no setting 'heads'"),
         ("vgg16", {"depth": 12}, "depth=12"),
         ("vgg16", {"image_size": 16}, "at least 32"),
-        ("vit_tiny", {"image_size": 30}, "no multiple"),
-        ("vit_tiny", {"width": 10}, "no multiple"),
+        ("vit_tiny", {"image_size": 30}, "not a multiple"),
+        ("vit_tiny", {"width": 10}, "not a multiple"),
         ("keras:resnet", {}, "keras"),
     ],
 )
