@@ -9,6 +9,7 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,11 @@ SHIPPED = ("encyclopaedic", "technical")
 HUB = {  # name -> repository, configuration
     "wikitext103": ("Salesforce/wikitext", "wikitext-103-v1"),
     "openwebtext": ("Skylion007/openwebtext", "plain_text"),
+    "wikipedia": ("wikimedia/wikipedia", "20231101.en"),
 }
+WIKIPEDIA_ARTICLES = 5000  # the first ones of at least 2,000 characters, about 100 MB; read without downloading the rest
+WIKIPEDIA_CHARACTERS = 2000
+WIKIPEDIA_VALIDATION = 100  # every hundredth of them is validation
 KINDS = ("folder", "jsonl")  # of text that the user brings, written KIND:PATH
 HUB_BRANCH = "refs/convert/parquet"  # has one folder of Parquet files for each configuration
 HUB_VALIDATION = {"test_size": 0.0005, "seed": 2357, "shuffle": True}  # the split of the official code
@@ -49,7 +54,8 @@ def open_source(
 ) -> Source:
     """The source that a command line names.
 
-    encyclopaedic, technical: shipped. wikitext103, openwebtext: through `datasets`, needs a network the first time.
+    encyclopaedic, technical: shipped. wikitext103, openwebtext, wikipedia (5,000 articles): through `datasets`, needs a
+    network the first time.
     folder:PATH: every .txt file below PATH is a document. jsonl:PATH: `field` of every line is one; PATH is a file
     (.jsonl, .jsonl.xz, .jsonl.gz) or a folder of them.
     Of folders and JSONL, `validation_share` of the documents, picked by the SHA-256 of their position, is validation.
@@ -163,13 +169,24 @@ def _fields(line: bytes, fields: tuple[str, ...], where: str) -> tuple[str, ...]
 
 
 def _hub(name: str, part: str) -> Iterator[str]:
+    if name == "wikipedia":
+        yield from _wikipedia(part)
+        return
     rows = _load_hub(*HUB[name]).train_test_split(**HUB_VALIDATION)
     for row in rows["train" if part == "train" else "test"]:
         if row["text"].strip():  # WikiText has a row for each blank line
             yield row["text"]
 
 
-def _load_hub(repository: str, configuration: str) -> Any:
+def _wikipedia(part: str) -> Iterator[str]:
+    rows = _load_hub(*HUB["wikipedia"], streaming=True)
+    texts = (row["text"] for row in rows if len(row["text"]) >= WIKIPEDIA_CHARACTERS)
+    for position, text in enumerate(islice(texts, WIKIPEDIA_ARTICLES), 1):
+        if (position % WIKIPEDIA_VALIDATION == 0) == (part == "validation"):
+            yield text
+
+
+def _load_hub(repository: str, configuration: str, *, streaming: bool = False) -> Any:
     """The rows of the training split: from the main branch, or where that has a script, from the Parquet branch.
 
     On the main branch Parquet files belong to named configurations. The branch that the hub converts has no
@@ -184,7 +201,7 @@ def _load_hub(repository: str, configuration: str) -> Any:
     failures = []
     for choice in ({"name": configuration}, {"data_dir": configuration, "revision": HUB_BRANCH}):
         try:
-            return load_dataset(repository, split="train", **choice)
+            return load_dataset(repository, split="train", streaming=streaming, **choice)
         except (OSError, ValueError, RuntimeError) as error:
             failures.append(f"{choice.get('revision', 'main')}: {first_line(error)}")
     raise UserError(

@@ -362,12 +362,12 @@ def test_token_counts_are_compared_with_those_expected(jsonl, tmp_path, capsys):
 ROWS = [f"Row {i} of a corpus." if i % 3 else "" for i in range(3000)]
 
 
-def parquet(path):
+def parquet(path, texts=ROWS):
     import pyarrow
     from pyarrow.parquet import write_table
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_table(pyarrow.table({"text": ROWS}), path)
+    write_table(pyarrow.table({"text": texts}), path)
 
 
 def main_of_plain_parquet(folder, configuration):
@@ -416,6 +416,26 @@ def test_both_layouts_of_the_hub_load(tmp_path, monkeypatch, name, main_branch):
     assert set(asked) == (
         {"main"} if main_branch is main_of_plain_parquet else {"main", "refs/convert/parquet"}
     )
+
+
+def test_wikipedia_is_streamed_and_short_articles_are_left_out(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    texts = [f"article {number} ".ljust(2000 if number % 3 else 1999, "x") for number in range(30)]
+    parquet(tmp_path / "hub" / "0000.parquet", texts)
+    real, asked = datasets.load_dataset, []
+
+    def local(path, name=None, **settings):
+        asked.append((path, name, settings["streaming"]))
+        return real("parquet", data_dir=str(tmp_path / "hub"), **settings)
+
+    monkeypatch.setattr(datasets, "load_dataset", local)
+    monkeypatch.setattr("language.sources.WIKIPEDIA_ARTICLES", 15)
+    monkeypatch.setattr("language.sources.WIKIPEDIA_VALIDATION", 5)
+    long = [text for text in texts if len(text) == 2000][:15]  # of 20
+    source = open_source("wikipedia")
+    assert list(source.documents("validation")) == long[4::5]
+    assert list(source.documents("train")) == [text for text in long if text not in long[4::5]]
+    assert asked == [("wikimedia/wikipedia", "20231101.en", True)] * 2
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch):
