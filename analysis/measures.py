@@ -34,6 +34,8 @@ class Measure:
 
 TEST = Measure("test_accuracy", "test accuracy, end")
 SEEN = Measure("seen_accuracy", "test accuracy on the classes seen, end")
+OLD = Measure("old_accuracy", "test accuracy on the classes of earlier phases, end")
+NEW = Measure("new_accuracy", "test accuracy on the classes of the last phase, end")
 TEST_AFTER = Measure("after_test_accuracy", "test accuracy right after the last boundary, before training")
 MEMORISED = Measure(
     "train_accuracy", "training accuracy at the end of a task, last quarter of the tasks", "late_phases"
@@ -59,7 +61,7 @@ CUT = Measure("eval_unfinished", "evaluation episodes that the step limit ended"
 BY_PROTOCOL = {
     "warm_start": [TEST, TEST_AFTER],
     "continual": [TEST, TEST_AFTER],
-    "class_incremental": [TEST, SEEN, TEST_AFTER],
+    "class_incremental": [TEST, SEEN, OLD, NEW, TEST_AFTER],
     "random_label": [MEMORISED],
     "label_noise": [TEST, TEST_AFTER],
     "permuted": [LATE_TEST, MEMORISED],

@@ -109,6 +109,9 @@ class Protocol:
     )
     share: float | None = key("share of the data in the first phase", above=0, most=1)
     stages: int | None = key("number of phases", least=1)
+    replay: float | None = key(
+        "share of the images of earlier phases that stays; null: all, as in the paper", least=0, most=1
+    )
     tasks: int | None = key("number of phases", least=1)
     count: int | None = key("images of a task", least=1)
     noisy: int | None = key("images with random labels", least=1)

@@ -632,6 +632,36 @@ def test_class_incremental_adds_classes_and_keeps_the_old():
     assert [len(p.seen) for p in uneven] == [3, 6, 8, 10]
 
 
+def test_replay_keeps_the_same_share_of_every_old_class():
+    images = numbers(classes=10)
+    whole = make_phases("class_incremental", images, 1, stages=5, epochs=3)
+    phases = make_phases("class_incremental", images, 1, stages=5, epochs=3, replay=0.25)
+    for before, after in pairwise(phases):
+        assert set(after.seen.tolist()) == set(before.seen.tolist()) | set(after.new.tolist())
+        old = torch.isin(after.labels, before.seen)
+        assert torch.bincount(after.labels[old]).sum() == 5 * len(before.seen)
+        assert {len(after.labels[after.labels == c]) for c in before.seen.tolist()} == {5}
+        assert {len(after.labels[after.labels == c]) for c in after.new.tolist()} == {20}
+        assert set(after.indices[old].tolist()) <= set(before.indices.tolist())
+    nothing = make_phases("class_incremental", images, 1, stages=5, epochs=3, replay=0.0)
+    assert all(torch.equal(p.labels.unique(), p.new) for p in nothing)
+    everything = make_phases("class_incremental", images, 1, stages=5, epochs=3, replay=1.0)
+    assert all(torch.equal(a.indices, b.indices) for a, b in zip(everything, whole, strict=True))
+    assert whole[1].new is None
+
+
+def test_replay_in_continual_keeps_the_same_share_of_every_earlier_stage():
+    whole = make_phases("continual", numbers(), 1, stages=4)
+    phases = make_phases("continual", numbers(), 1, stages=4, replay=0.1)
+    assert [len(p.indices) for p in phases] == [50, 55, 60, 65]
+    fresh = [set(a.indices.tolist()) - set(b.indices.tolist()) for b, a in pairwise(whole)]
+    for before, after, new in zip(phases, phases[1:], fresh, strict=False):
+        old = set(after.indices.tolist()) - new
+        assert new < set(after.indices.tolist()) and old < set(before.indices.tolist())
+    everything = make_phases("continual", numbers(), 1, stages=4, replay=1.0)
+    assert all(torch.equal(a.indices, b.indices) for a, b in zip(everything, whole, strict=True))
+
+
 def test_random_labels_are_fresh_on_fresh_images():
     images = numbers()
     tasks = make_phases("random_label", images, 1, tasks=5, count=50, epochs=2)
@@ -692,6 +722,9 @@ def test_batches_are_a_pure_function_and_cover_everything():
         ("warm_start", {"epochs": [1, 2, 3]}, r"epochs=\[1, 2, 3\]"),
         ("continual", {"stages": 0}, "stages=0"),
         ("class_incremental", {"stages": 11}, "more than the 10 classes"),
+        ("class_incremental", {"stages": 2, "replay": 1.5}, r"replay=1.5 is outside \[0, 1\]"),
+        ("continual", {"replay": -0.1}, r"replay=-0.1 is outside \[0, 1\]"),
+        ("warm_start", {"replay": 0.5}, "share, epochs"),
         ("random_label", {"count": 201}, "200 training images"),
         ("label_noise", {"epochs": 0}, "positive"),
     ],

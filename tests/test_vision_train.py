@@ -125,6 +125,25 @@ def test_official_hooks_survive_a_kill(method, settings, tmp_path, monkeypatch):
     assert all(torch.equal(nets[0][key], nets[1][key]) for key in nets[0])
 
 
+def test_with_replay_old_and_new_classes_are_logged_apart(tmp_path):
+    """The accuracy on the classes seen is the mean of both, weighted by their numbers: 4, 3 and 3 of 10 classes."""
+    what = ["experiment=fig2c_tiny_imagenet_vgg16", "run.trunk=false", "method=none"]
+    run(*what, "protocol.replay=0.5", root=tmp_path)
+    run(*what, root=tmp_path)
+    label = "none-protocol.replay=0.5"
+    lines, plain = (
+        [json.loads(line) for line in metrics(tmp_path, "fig2c_tiny_imagenet_vgg16", name).splitlines()]
+        for name in (label, "none")
+    )
+    ends = [line for line in lines if "seen_accuracy" in line]
+    assert "old_accuracy" not in ends[0] and ends[0]["new_accuracy"] == ends[0]["seen_accuracy"]
+    for old, line in zip((4, 7), ends[1:], strict=True):
+        mean = (old * line["old_accuracy"] + 3 * line["new_accuracy"]) / (old + 3)
+        assert line["seen_accuracy"] == pytest.approx(mean)
+    assert any("after_old_accuracy" in line for line in lines)
+    assert not any("old_accuracy" in key or "new_accuracy" in key for line in plain for key in line)
+
+
 def test_trunk_is_trained_once_and_equals_scratch(whole, tmp_path):
     run("-m", "method=none,fire,full_reset", "experiment=random_label", root=tmp_path)
     assert metrics(tmp_path, "random_label") == whole

@@ -29,6 +29,7 @@ class PhaseData:
 
     indices: (n,) int64 into the training set. labels: (n,) int64 in the same order, true ones or the probe's.
     epochs: length of the phase. seen: (k,) sorted classes trained on so far, None where that is all of them.
+    new: (k,) those of them that come in this phase, None unless `replay` was given.
     permutation: (height * width,) int64 order of the pixels, None for the usual one. measure: "test" or "train",
     the accuracy that the protocol is about.
     """
@@ -39,6 +40,7 @@ class PhaseData:
     labels: Tensor
     epochs: int
     seen: Tensor | None = None
+    new: Tensor | None = None
     permutation: Tensor | None = None
     measure: str = "test"
 
@@ -114,21 +116,38 @@ def warm_start(
 
 
 def continual(
-    images: Images, seed: int, *, stages: int = 10, epochs: int | Sequence[int] = 100, splits: str = "ours"
+    images: Images,
+    seed: int,
+    *,
+    stages: int = 10,
+    epochs: int | Sequence[int] = 100,
+    replay: float | None = None,
+    splits: str = "ours",
 ) -> list[PhaseData]:
-    """1/stages of the training set, then 2/stages, ... and all of it; nothing is taken away (paper, Figure 2b)."""
+    """1/stages of the training set, then 2/stages, ... and all of it; nothing is taken away (paper, Figure 2b).
+
+    replay: only this share of what an earlier phase brought stays, the same images from then on.
+    """
     shares = [(stage + 1) / stages for stage in range(_positive("stages", stages))]
-    return _growing(images, seed, "continual", shares, epochs, splits)
+    return _growing(images, seed, "continual", shares, epochs, splits, replay)
 
 
 def class_incremental(
-    images: Images, seed: int, *, stages: int = 20, epochs: int | Sequence[int] = 100, splits: str = "ours"
+    images: Images,
+    seed: int,
+    *,
+    stages: int = 20,
+    epochs: int | Sequence[int] = 100,
+    replay: float | None = None,
+    splits: str = "ours",
 ) -> list[PhaseData]:
     """An equal number of new classes each phase, those before kept (paper, Figure 2c).
 
     Which classes come when is a permutation by the run's seed. Where the classes cannot be shared out evenly, the
-    first phases get one more.
+    first phases get one more. replay: only this share of the images of each earlier class stays, the same ones from
+    then on.
     """
+    _share("replay", replay)
     if _positive("stages", stages) > images.classes:
         raise UserError(
             f"protocol.stages={stages} is more than the {images.classes} classes of {images.name}"
@@ -140,15 +159,20 @@ def class_incremental(
     lengths = _epochs(epochs, stages)
     labels = images.train_labels.cpu()
     result, seen = [], np.array([], dtype=np.int64)
+    stays = torch.zeros(len(labels), dtype=torch.bool)
     for index, new in enumerate(np.array_split(order, stages)):
         seen = np.sort(np.concatenate([seen, new]))
         chosen = torch.isin(labels, torch.from_numpy(seen)).nonzero().flatten()
         # data sets may come class by class, and plasticity is measured on the first images
         mixed = torch.randperm(len(chosen), generator=generator(seed, "class_incremental", index))
         chosen = chosen[mixed]
-        result.append(
-            _phase(images, index, f"{len(seen)} classes", chosen, lengths[index], seen=torch.from_numpy(seen))
-        )
+        classes = {"seen": torch.from_numpy(seen)}
+        if replay is not None:
+            classes["new"] = torch.from_numpy(np.sort(new))
+            chosen = chosen[torch.isin(labels[chosen], classes["new"]) | stays[chosen]]
+            for label in new.tolist():
+                stays[_first(chosen[labels[chosen] == label], replay)] = True
+        result.append(_phase(images, index, f"{len(seen)} classes", chosen, lengths[index], **classes))
     return result
 
 
@@ -222,18 +246,33 @@ PROTOCOLS: dict[str, Callable[..., list[PhaseData]]] = {
 
 
 def _growing(
-    images: Images, seed: int, purpose: str, shares: list[float], epochs: int | Sequence[int], splits: str
+    images: Images,
+    seed: int,
+    purpose: str,
+    shares: list[float],
+    epochs: int | Sequence[int],
+    splits: str,
+    replay: float | None = None,
 ) -> list[PhaseData]:
+    _share("replay", replay)
     if splits == "official":
         order = torch.from_numpy(official.image_order(images, seed))
     else:
         order = _shuffle(images, seed, purpose, 0)
     lengths = _epochs(epochs, len(shares))
-    result = []
+    result: list[PhaseData] = []
+    stays, end = order[:0], 0
     for index, share in enumerate(shares):
-        chosen = order[: max(1, round(share * len(order)))]
+        start, end = end, max(1, round(share * len(order)))
+        chosen = torch.cat([stays, order[start:end]])
+        stays = torch.cat([stays, _first(order[start:end], 1.0 if replay is None else replay)])
         result.append(_phase(images, index, f"{share:.0%} of the data", chosen, lengths[index]))
     return result
+
+
+def _first(indices: Tensor, share: float) -> Tensor:
+    """The first `share` of the indices."""
+    return indices[: round(share * len(indices))]
 
 
 def _shuffle(images: Images, seed: int, purpose: str, round_number: int) -> Tensor:
@@ -269,6 +308,11 @@ def _positive(key: str, value: int) -> int:
     return value
 
 
+def _share(key: str, value: float | None) -> None:
+    if value is not None and not 0.0 <= value <= 1.0:
+        raise UserError(f"protocol.{key}={value} is outside [0, 1]")
+
+
 def _epochs(epochs: int | Sequence[int], count: int) -> list[int]:
     lengths = [epochs] * count if isinstance(epochs, int) else list(epochs)
     if len(lengths) != count or min(lengths) < 1:
@@ -287,12 +331,13 @@ def _phase(
     *,
     labels: Tensor | None = None,
     seen: Tensor | None = None,
+    new: Tensor | None = None,
     permutation: Tensor | None = None,
     measure: str = "test",
 ) -> PhaseData:
     device = images.train_labels.device
-    indices, labels, seen, permutation = (
-        None if part is None else part.to(device) for part in (indices, labels, seen, permutation)
+    indices, labels, seen, new, permutation = (
+        None if part is None else part.to(device) for part in (indices, labels, seen, new, permutation)
     )
     labels = images.train_labels[indices] if labels is None else labels
-    return PhaseData(index, name, indices, labels, epochs, seen, permutation, measure)
+    return PhaseData(index, name, indices, labels, epochs, seen, new, permutation, measure)

@@ -256,12 +256,19 @@ def mean_loss(loss_sum: Tensor, count: int, phase: PhaseData, step: int, cfg: Di
 
 
 def test(net: nn.Module, images: Images, phase: PhaseData, cfg: DictConfig) -> dict[str, float]:
-    """Accuracy on the whole test set and, where classes come one by one, on the test images of those seen."""
+    """Accuracy on the whole test set and, where classes come one by one, on the test images of those seen; where old
+    images are left out, also on those of the old and of the new classes."""
     everything = torch.arange(len(images.test_labels), device=images.test_labels.device)
     hits = correct(net, images, phase, everything, images.test_labels, cfg, test=True)
     result = {"test_accuracy": float(hits.mean())}
     if phase.seen is not None:
-        result["seen_accuracy"] = float(hits[torch.isin(images.test_labels, phase.seen)].mean())
+        seen = torch.isin(images.test_labels, phase.seen)
+        result["seen_accuracy"] = float(hits[seen].mean())
+        if phase.new is not None:
+            new = torch.isin(images.test_labels, phase.new)
+            result["new_accuracy"] = float(hits[new].mean())
+            if phase.index > 0:
+                result["old_accuracy"] = float(hits[seen & ~new].mean())
     return result
 
 
