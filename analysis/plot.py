@@ -58,6 +58,7 @@ METHODS = {  # in the order of every legend and table
     "random_orthogonal": Look("random orthogonal", "#44AA99", "X"),
     "interpolate": Look("interpolate", "#A0785A", "o"),
     "fire_all": Look("FIRE, all layers", "#B03A2E", "s"),
+    "fire_muon": Look("FIRE with Muon", "#C71585", "h"),
     "fire_no_head": Look("FIRE, without the head", "#C39BD3", "^"),
     "fire_attention": Look("FIRE, attention only", "#6E2C00", "v"),
     "random_actions": Look("random actions", "#9A9A9A", "_"),  # a level, not a method

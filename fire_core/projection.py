@@ -33,6 +33,7 @@ def fire(
     iterations: int = FireSettings.iterations,
     normalize: Normalize = FireSettings.normalize,
     scale: Scale = FireSettings.scale,
+    variance_factor: float = FireSettings.variance_factor,
     strength: float = FireSettings.strength,
     degenerate: Degenerate = FireSettings.degenerate,
     min_norm: float = FireSettings.min_norm,
@@ -50,8 +51,8 @@ def fire(
 
     Args:
         targets: which matrices, see `fire_core.targets`: preset, pattern, list of them, callable, or a TargetTable.
-        solver, iterations, normalize, scale, strength, degenerate, min_norm, tolerance, precision, stage_limit: see
-            `FireSettings`.
+        solver, iterations, normalize, scale, variance_factor, strength, degenerate, min_norm, tolerance, precision,
+            stage_limit: see `FireSettings`.
         initial: starting weights by parameter name: for scale="initial", and to report the distance moved relative to a
             full reset.
         dry_run: write nothing; the report says what would be done.
@@ -64,6 +65,7 @@ def fire(
         iterations=iterations,
         normalize=normalize,
         scale=scale,
+        variance_factor=variance_factor,
         strength=strength,
         degenerate=degenerate,
         min_norm=min_norm,
@@ -144,7 +146,8 @@ def treatment(settings: FireSettings, initial: Mapping[str, Tensor] | None = Non
         if settings.scale == "official":
             scale = official_scales(group, stack)
         elif settings.scale == "initial":
-            scale = _initial_norms(group, stack, initial) / torch.linalg.matrix_norm(factor, keepdim=True)
+            goal = _initial_norms(group, stack, initial) * settings.variance_factor**0.5
+            scale = goal / torch.linalg.matrix_norm(factor, keepdim=True)
         if settings.strength == 1.0 and scale is not None:
             return Treated(factor.mul_(scale), None, iterations, completed, residual, scale)
         goal = factor if scale is None else factor * scale

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from numbers import Real
 from typing import Any, Literal, get_args
@@ -25,11 +26,14 @@ class FireSettings:
     Args:
         solver: "newton_schulz" is the published algorithm, `iterations` cubic steps. It is *not* a projection to a
             tolerance: read `dfi_factor` in the report. "exact" is the orthogonal polar factor to `tolerance`. "fast" is
-            closer than the published 10 iterations, in less time. "quintic" is Muon's iteration (see `polar`).
+            closer than the published 10 iterations, in less time. "quintic" is Muon's iteration, inexact by design:
+            singular values end in a band from 0.68 to 1.21, not at 1 (see `polar`).
         iterations: number of steps of newton_schulz and quintic.
         normalize: the norm that newton_schulz and quintic divide by at the start, "frobenius" (published) or "spectral".
         scale: what the orthogonal factor is multiplied by. "official" is sqrt(out / in), divided by the number of taps
             for convolutions; "none" is 1; "initial" gives each matrix its Frobenius norm at initialisation.
+        variance_factor: with scale="initial", the mean square of the result's entries as a multiple of that at
+            initialisation; 1 is the initial norm itself.
         strength: the result is W + strength * (fire(W) - W); 1 is FIRE.
         degenerate: what to do with zero matrices and those below `min_norm`. "raise" names them before anything is
             changed; "skip" leaves them as they are, with the reason in the report. NaN and infinite weights always raise.
@@ -44,6 +48,7 @@ class FireSettings:
     iterations: int = 10
     normalize: Normalize = "frobenius"
     scale: Scale = "official"
+    variance_factor: float = 1.0
     strength: float = 1.0
     degenerate: Degenerate = "raise"
     min_norm: float = 0.0
@@ -57,6 +62,13 @@ class FireSettings:
         check_word("degenerate", self.degenerate, Degenerate)
         if not isinstance(self.strength, Real) or not 0.0 <= self.strength <= 1.0:
             raise UserError(f"strength={self.strength!r} is outside [0, 1]: 0 keeps the weights, 1 is FIRE")
+        factor = self.variance_factor
+        if not isinstance(factor, Real) or not 0.0 < factor < math.inf:
+            raise UserError(f"variance_factor={factor!r} must be a number above 0")
+        if factor != 1.0 and self.scale != "initial":
+            raise UserError(
+                f"variance_factor={factor!r} has no effect with scale={self.scale!r}: choose scale='initial'"
+            )
         for name in ("min_norm", "stage_limit"):
             value = getattr(self, name)
             if not isinstance(value, Real) or not value >= 0.0:

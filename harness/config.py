@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fire_core.errors import UserError
-from fire_core.methods import Method, create
+from fire_core.methods import Method, create, without_added
 from harness.checks import check
 from harness.domains import check_runs_in
 from harness.trigger import check_trigger
@@ -105,6 +105,7 @@ def resolve(
     plain = {key: value for key, value in plain.items() if key not in TABLES}
     checked = check(domain, plain | {"experiment": experiment, "minutes": minutes.get(cfg.size)})
     method = create_method(domain, checked["method"])
+    checked["method"] = without_added(method, checked["method"])
     known = OmegaConf.load(CONF / "trigger" / f"{choices['trigger']}.yaml").keys()
     trigger = check_trigger(choices["trigger"], checked.pop("trigger"), set(known), method)
     if "protocol" in checked:  # each protocol has some of the settings

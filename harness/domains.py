@@ -7,7 +7,8 @@ from fire_core.methods import Method, available
 
 DOMAINS = ("vision", "language", "dqn", "sac")
 # Methods that are not listed run everywhere. CBP, DASH, ReDo and SNR need one net with its batches, plasticity injection an
-# encoder and a head; outside of DQN `fire` is already what `fire_all` is there.
+# encoder and a head; outside of DQN `fire` is already what `fire_all` is there. `fire_muon` is a question about
+# supervised training.
 ONE_NET = ("vision", "language", "dqn")
 RUNS_IN = {
     "cbp": ONE_NET,
@@ -16,6 +17,7 @@ RUNS_IN = {
     "snr": ONE_NET,
     "plasticity_injection": ("dqn", "sac"),
     "fire_all": ("dqn",),
+    "fire_muon": ("vision", "language"),
 }
 
 

@@ -7,10 +7,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from fire_core.errors import UserError
+from fire_core.methods import create
 from harness import sweep
 from harness.checks import keys, numbers_only
 from harness.config import compose, compose_config, domain_of, options, parse, resolve
-from harness.launch import LABEL_LENGTH, label, phase_0, pick_device
+from harness.launch import LABEL_LENGTH, identity, label, phase_0, pick_device
 from harness.manual import manual
 from harness.overrides import check_overrides, check_sweep, nearest, split
 from harness.schema import SCHEMAS
@@ -126,6 +127,20 @@ def test_nearest_key_first():
     assert nearest("lr", known) == "; did you mean 'learning_rate'?"
     assert nearest("bath_size", known) == "; did you mean 'batch_size'?"
     assert nearest("qqqq", known).startswith("; the nearest are ")
+
+
+ADDED = {"fire": {"min_norm", "variance_factor"}, "rescale": {"min_norm"}}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_a_setting_that_was_added_to_a_method_is_in_the_config_where_it_is_set(name):
+    plain = compose_config("vision", ["size=smoke", f"method={name}"])
+    assert not ADDED[name] & set(plain.method)
+    same = compose_config("vision", ["size=smoke", f"method={name}", "method.min_norm=0"])
+    assert identity(same, create(**same.method)) == identity(plain, create(**plain.method))
+    other = compose_config("vision", ["size=smoke", f"method={name}", "method.min_norm=1e-3"])
+    assert other.method.min_norm == 1e-3 and create(**other.method).min_norm == 1e-3
+    assert identity(other, create(**other.method)) != identity(plain, create(**plain.method))
 
 
 def test_what_cannot_change_numbers_is_not_part_of_a_runs_identity():

@@ -19,6 +19,7 @@ from fire_core.checkpoints.command_line import main
 from fire_core.methods import available, create, list_methods
 from fire_core.methods.controls import keep_norm, random_orthogonal, rescale
 from fire_core.methods.dash import dash
+from fire_core.methods.fire import Projection
 from fire_core.methods.full_reset import full_reset
 from fire_core.methods.plasticity_injection import inject
 from fire_core.methods.shrink_perturb import shrink_perturb
@@ -299,6 +300,49 @@ def test_rules_that_overlap_are_refused_before_anything_changes(name):
     assert all(torch.equal(p, before[key]) for key, p in net.named_parameters())
 
 
+PROJECTIONS = [name for name, cls in available().items() if issubclass(cls, Projection)]
+
+
+@pytest.mark.parametrize("name", PROJECTIONS)
+def test_min_norm_leaves_small_matrices_alone_and_is_told(name):
+    net, state = small_state()
+    with torch.no_grad():
+        net[2].weight.mul_(1e-5)
+    small = net[2].weight.detach().clone()
+    report = create(name, min_norm=1e-2).at_boundary(state, Phase(1))
+    assert torch.equal(net[2].weight, small) and report.changed == {"net.0.weight"}
+    assert [row.reason.split(" is ")[1] for row in report.rows if row.name == "net.2.weight"] == [
+        "below min_norm=0.01"
+    ]
+
+
+@pytest.mark.parametrize("name", ["fire", "fire_exact", "fire_all", "interpolate"])
+def test_variance_factor_is_the_share_of_the_initial_mean_square(name):
+    net, state = small_state()
+    start = state.initial["net"]["0.weight"]
+    create(name, scale="initial", variance_factor=0.25, strength=1.0).at_boundary(state, Phase(1))
+    assert (net[0].weight.square().mean() / start.square().mean()).item() == pytest.approx(0.25, rel=1e-5)
+    with pytest.raises(UserError, match=r"variance_factor=0\.25 has no effect with scale='official'"):
+        create(name, variance_factor=0.25)
+    with pytest.raises(UserError, match=r"variance_factor=0\.0 must be a number above 0"):
+        create(name, scale="initial", variance_factor=0.0)
+
+
+def test_fire_muon_projects_at_a_boundary_and_trains_with_muon():
+    net, state = small_state()
+    twin, twin_state = small_state()
+    default = torch.optim.Adam(net.parameters(), lr=1e-3)
+    method = create("fire_muon", iterations=7, projected="no_head")
+    assert method.optimizer(net, default, Phase(0)) is default
+    report = method.at_boundary(state, Phase(1))
+    create("fire", iterations=7, targets="no_head").at_boundary(twin_state, Phase(1))
+    assert report.changed == {"net.0.weight"} and torch.equal(net[0].weight, twin[0].weight)
+    groups = method.optimizer(net, default, Phase(1)).param_groups
+    assert [g["lr"] for g in groups if net[0].weight in set(g["params"])] == [pytest.approx(1e-2)]
+    with pytest.raises(UserError, match="'nowhere' matches nothing"):
+        create("fire_muon", projected="nowhere").check(state)
+
+
 def test_rescale_keeps_directions_and_takes_the_norm_of_fire():
     net, state = small_state()
     twin, twin_state = small_state()
@@ -368,7 +412,7 @@ def test_methods_are_imported_where_there_is_no_fcntl():
 
 
 def test_methods_are_listed_by_pattern():
-    assert list_methods("fire*") == ["fire", "fire_all", "fire_exact"]
+    assert list_methods("fire*") == ["fire", "fire_all", "fire_exact", "fire_muon"]
     assert list_methods(["*norm", "muon"]) == ["keep_norm", "muon"]
     assert list_methods("none", with_description=True) == [("none", available()["none"].summary)]
     assert list_methods() == list(available()) and list_methods("nothing") == []

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
@@ -25,6 +25,11 @@ from fire_core.phases import Phase, State
 from fire_core.report import Report
 
 PUBLISHED = "published"
+
+
+def added(default: Any) -> Any:
+    """A setting that a method got later: runs that leave it at its default keep the identity that they had without it."""
+    return field(default=default, metadata={"added": True})
 
 
 @dataclass
@@ -174,6 +179,12 @@ def create(name: str, *, variant: str = PUBLISHED, **settings: Any) -> Method:
         if not _fits(value, known[key]):
             raise UserError(f"method {name!r}: {key}={value!r} should be like its default, {known[key]!r}")
     return cls(**settings)
+
+
+def without_added(method: Method, settings: dict[str, Any]) -> dict[str, Any]:
+    """`settings` of `method` without those of `added` that are at their default."""
+    unset = {f.name for f in fields(method) if f.metadata.get("added") and settings.get(f.name) == f.default}
+    return {name: value for name, value in settings.items() if name not in unset}
 
 
 def _has(folder: str, name: str) -> bool:

@@ -32,7 +32,7 @@ def rescale(
 ) -> Report:
     """Every target of `model` gets the Frobenius norm that `fire` would give it, and keeps the rest, in place.
 
-    options: `degenerate` and `initial`, as in `fire`.
+    options: `degenerate`, `min_norm` and `initial`, as in `fire`.
     """
 
     def treat(stack: Tensor, group: list[Target]) -> Treated:
@@ -54,7 +54,7 @@ def keep_norm(
 ) -> Report:
     """Every target W of `model` becomes its polar factor, scaled to the Frobenius norm of W, in place.
 
-    solver, iterations, normalize and the options `degenerate` and `initial`: as in `fire`.
+    solver, iterations, normalize and the options `degenerate`, `min_norm` and `initial`: as in `fire`.
     """
 
     def treat(stack: Tensor, group: list[Target]) -> Treated:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from fire_core.errors import UserError
-from fire_core.methods import Method, register
+from fire_core.methods import Method, added, register
 from fire_core.methods.full_reset import restore
 from fire_core.phases import State
 from fire_core.projection import fire
@@ -21,12 +21,14 @@ from fire_core.targets import find_targets, match_parameters
 class Projection(Method):
     """Base of FIRE and its controls: `project` what `targets` names.
 
-    `reset` names layers that go back to their initial values instead (DQN: the linear ones). degenerate: see `FireSettings`.
+    `reset` names layers that go back to their initial values instead (DQN: the linear ones). degenerate and min_norm: see
+    `FireSettings`.
     """
 
     targets: str | list[str] = "all"
     reset: str | list[str] | None = None
     degenerate: str = "skip"
+    min_norm: float = added(FireSettings.min_norm)
 
     treats_shards: ClassVar[bool] = True
 
@@ -65,6 +67,7 @@ class Fire(Projection):
     iterations: int = FireSettings.iterations
     normalize: str = FireSettings.normalize
     scale: str = FireSettings.scale
+    variance_factor: float = added(FireSettings.variance_factor)
     strength: float = FireSettings.strength
 
     name: ClassVar[str] = "fire"
