@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from fire_core.errors import UserError
 from harness.launch import pick_device
-from harness.runs.record import STOPPED
+from harness.runs.signals import STOPPED
 from language import sharded
 from language.model import Decoder
 

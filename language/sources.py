@@ -22,8 +22,8 @@ HUB = {  # name -> repository, configuration
     "openwebtext": ("Skylion007/openwebtext", "plain_text"),
     "wikipedia": ("wikimedia/wikipedia", "20231101.en"),
 }
-WIKIPEDIA_ARTICLES = 5000  # the first ones of at least 2,000 characters, about 100 MB; read without downloading the rest
-WIKIPEDIA_CHARACTERS = 2000
+WIKIPEDIA_ARTICLES = 5000  # the first ones that are long enough, about 100 MB; the rest is not downloaded
+WIKIPEDIA_CHARACTERS = 2000  # at least
 WIKIPEDIA_VALIDATION = 100  # every hundredth of them is validation
 KINDS = ("folder", "jsonl")  # of text that the user brings, written KIND:PATH
 HUB_BRANCH = "refs/convert/parquet"  # has one folder of Parquet files for each configuration

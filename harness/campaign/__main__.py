@@ -23,7 +23,7 @@ from harness.campaign.training import Stopped, command, train
 from harness.campaign.work import assumed
 from harness.checks import keys
 from harness.launch import BAD_INPUT
-from harness.runs.record import STOPPED
+from harness.runs.signals import STOPPED
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 

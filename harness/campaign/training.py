@@ -16,7 +16,7 @@ from harness.campaign.manifest import SCRIPTS, Job, Manifest
 from harness.campaign.rates import stop
 from harness.campaign.schedule import ready, spent_trunks
 from harness.config import CONF
-from harness.runs.record import STOPPED
+from harness.runs.signals import STOPPED
 from harness.runs.trunk import FolderLock
 
 POLL_SECONDS = 0.5

@@ -102,3 +102,15 @@ def _stem(step: int) -> str:
 
 def _numbered(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"{PREFIX}*.pt"))
+
+
+def check_owner(path: Path, parts: dict[str, Any], owner: str | None) -> None:
+    """Refuse the checkpoint of another config; those of earlier versions do not tell."""
+    if not isinstance(parts.get("_metrics_bytes"), int):
+        raise UserError(f"checkpoint {path} is not a checkpoint of a run: delete it, or {START_OVER}")
+    known = parts.get("_identity")
+    if known not in (None, owner):
+        raise UserError(
+            f"checkpoint {path} belongs to config {known}, this run is {owner}: "
+            f"delete {path.parent.parent}, or choose another run.root"
+        )

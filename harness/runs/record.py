@@ -16,12 +16,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import sys
 import time
 import traceback
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from fire_core.checkpoints.atomic import remove_torn, write_atomic
@@ -30,13 +28,12 @@ from fire_core.report import Report
 from harness.runs import checkpoint as checkpoints
 from harness.runs.folders import read_meta
 from harness.runs.machine import describe
+from harness.runs.metrics import NAME, MetricsFile, as_line, plain
+from harness.runs.signals import STOPPED, StopRequest
 from harness.runs.tracker import Tracker, open_tracker
-from harness.runs.trunk import FolderLock, fingerprint
+from harness.runs.trunk import FolderLock, fingerprint, same_last_phase
 
-# exit code of a run that saved and stopped on SIGTERM, SIGINT or SIGUSR1: the same command resumes it
-STOPPED = 75
 WAIT_SECONDS = 0.5  # between looks at the lock of a trunk that another run trains
-SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, n))
 
 
 class FinishedElsewhere(Exception):
@@ -58,15 +55,14 @@ class Run:
         self.keep = 2
         self.tracker_name = "none"
         self._tracker: Tracker | None = None
-        self._metrics: Any = None
+        self._metrics = MetricsFile()
         self._lock = FolderLock(folder)
         self._trunk_lock: FolderLock | None = None
-        self._old_handlers: dict[int, Any] = {}
+        self._stop = StopRequest()
         self._saved_at = (time.monotonic(), 0)
         self._due_at: float | None = None  # since when the next checkpoint is being made
         self._saving_took = 0.0  # seconds of the latest one
         self._complete = False
-        self.stop_signal: str | None = None
 
     @classmethod
     def open(
@@ -113,6 +109,11 @@ class Run:
         return run
 
     @property
+    def stop_signal(self) -> str | None:
+        """Name of the signal that asks this run to save and stop."""
+        return self._stop.name
+
+    @property
     def finished(self) -> bool:
         """Whether this very run was completed before; says so."""
         if not self._is_done():
@@ -143,13 +144,11 @@ class Run:
             raise UserError(
                 f"cannot write in {self.folder}: {error.strerror}; choose another run.root"
             ) from error
-        for number in SIGNALS:
-            self._old_handlers[number] = signal.signal(number, self._on_signal)
+        self._stop.watch()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        for number, handler in self._old_handlers.items():
-            signal.signal(number, handler)
+        self._stop.unwatch()
         try:
             if error is None:
                 try:
@@ -181,16 +180,14 @@ class Run:
 
     def log(self, **values: Any) -> None:
         """One line of metrics.jsonl. Deterministic values only: time goes to `timing`."""
-        line = json.dumps({k: _plain(v) for k, v in values.items()}, allow_nan=False)
-        self._file().write(line.encode() + b"\n")
-        self._file().flush()
+        self._metrics.append(values)
         if self._tracker is not None:
             self._tracker.log(values)
 
     def timing(self, **values: Any) -> None:
         """One line of timing.jsonl: seconds, throughput, memory; not part of the run's identity."""
         with (self.place / "timing.jsonl").open("a") as handle:
-            handle.write(json.dumps({k: _plain(v) for k, v in values.items()}) + "\n")
+            handle.write(as_line(values))
 
     def boundary(self, index: int, report: Report, **cause: Any) -> None:
         """Keep the report of boundary `index`, or of that act of a trigger, as boundary_<index>.json."""
@@ -218,9 +215,7 @@ class Run:
 
     def save(self, step: int, parts: dict[str, Any], name: str | None = None) -> None:
         """Write a checkpoint; after a signal, end the process with exit code 75."""
-        self._file().flush()
-        os.fsync(self._file().fileno())  # a checkpoint must not outlive the lines it counts
-        parts = {**parts, "_metrics_bytes": self._file().tell(), "_identity": self._owner()}
+        parts = {**parts, "_metrics_bytes": self._metrics.to_disk(), "_identity": self._owner()}
         path = checkpoints.save(self.place / "checkpoint", step, parts, name=name, keep=self.keep)
         self._saved_at = (time.monotonic(), step)
         if name is None and self._due_at is not None:
@@ -241,7 +236,7 @@ class Run:
         """
         if self.trunk is not None and self.place == self.trunk:
             self.save(step, parts, name="end")
-            self._close_metrics()
+            self._metrics.close()
             write_atomic(self.trunk / "DONE", "")
             for old in (self.trunk / "checkpoint").glob("step_*.pt"):
                 old.unlink()
@@ -249,7 +244,7 @@ class Run:
             self._release_trunk()
             if fork:
                 return self._fork(self.trunk, fork)
-            self._copy_metrics(self.trunk, (self.trunk / "metrics.jsonl").stat().st_size)
+            self._copy_metrics(self.trunk, (self.trunk / NAME).stat().st_size)
             return None
         if fork is None:
             return None
@@ -270,35 +265,20 @@ class Run:
         Returns:
             Parts of its final checkpoint and the last line of its metrics; None where there is no such run.
         """
-        for path in sorted(self.folder.parents[3].glob(f"*/*/*/{self.folder.name}/meta.json")):
-            other, theirs = path.parent, read_meta(path.parent)
-            same = (
-                self.meta.get("last_phase") is not None
-                and theirs.get("last_phase") == self.meta["last_phase"]
-            )
-            if not same or other == self.folder or not (other / "DONE").exists():
-                continue
-            lines = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
-            start = next(number for number, line in enumerate(lines) if line["phase"] == 1)
-            after = {key: value for key, value in boundary.items() if key.startswith("after_")}
-            if any(lines[start].get(key) != _plain(value) for key, value in after.items()):
-                continue
-            if not (other / "checkpoint" / "final.pt").is_file():
-                continue
-            for line in lines[start + 1 :]:
-                self.log(**line | {"step": line["step"] - lines[start]["step"] + step})
-            meta = read_meta(self.folder) | {
-                "last_phase_from": str(other.relative_to(self.folder.parents[3]))
-            }
-            write_atomic(self.folder / "meta.json", json.dumps(meta, indent=1))
-            print(f"phase 1 from {other}: it is the same", flush=True)
-            return {**checkpoints.load(other / "checkpoint" / "final.pt"), "last": lines[-1]}
-        return None
+        found = same_last_phase(self.folder, self.meta.get("last_phase"), boundary)
+        if found is None:
+            return None
+        other, lines = found
+        for line in lines[1:]:
+            self.log(**line | {"step": line["step"] - lines[0]["step"] + step})
+        meta = read_meta(self.folder) | {"last_phase_from": str(other.relative_to(self.folder.parents[3]))}
+        write_atomic(self.folder / "meta.json", json.dumps(meta, indent=1))
+        print(f"phase 1 from {other}: it is the same", flush=True)
+        return {**checkpoints.load(other / "checkpoint" / "final.pt"), "last": lines[-1]}
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write summary.json; the run counts as done when the `with` body ends."""
-        self._file().flush()
-        text = json.dumps({k: _plain(v) for k, v in summary.items()}, indent=1)
+        text = json.dumps({k: plain(v) for k, v in summary.items()}, indent=1)
         write_atomic(self.folder / "summary.json", text)
         self._complete = True
 
@@ -308,7 +288,7 @@ class Run:
         """Close the files of a run that ended without an error; DONE where it called `finish`."""
         self._close()
         if self._complete:
-            size = (self.folder / "metrics.jsonl").stat().st_size
+            size = (self.folder / NAME).stat().st_size
             write_atomic(self.folder / "DONE", f"{size} bytes of metrics.jsonl\n")
             for path in (self.folder / "checkpoint").glob("step_*.pt"):
                 path.unlink()
@@ -322,7 +302,7 @@ class Run:
 
     def _is_done(self) -> bool:
         """DONE and the metrics that it counts; DONE alone is no run."""
-        done, metrics = self.folder / "DONE", self.folder / "metrics.jsonl"
+        done, metrics = self.folder / "DONE", self.folder / NAME
         if not done.exists():
             return False
         if not metrics.is_file() or metrics.stat().st_size == 0:
@@ -389,29 +369,21 @@ class Run:
         parts = checkpoints.load(
             path, remedy=f"delete {trunk} and the same command trains the shared phase 0 again"
         )
-        _check_owner(path, parts, trunk.name)
+        checkpoints.check_owner(path, parts, trunk.name)
         self._copy_metrics(trunk, parts["_metrics_bytes"])
         return parts
 
     def _copy_metrics(self, trunk: Path, size: int) -> None:
         self.place = self.folder
-        _check_size(trunk / "metrics.jsonl", size)
-        with (trunk / "metrics.jsonl").open("rb") as source:
-            lines = source.read(size)
-        (self.folder / "metrics.jsonl").write_bytes(lines)
-        self._open_metrics()
+        self._metrics.open_copy(trunk, self.folder, size)
+        self._open_tracker()
 
     def _load(self, path: Path | None) -> dict[str, Any] | None:
         parts = None if path is None else checkpoints.load(path)
         if path is not None and parts is not None:
-            _check_owner(path, parts, self._owner())
-        size = parts["_metrics_bytes"] if parts else 0
-        metrics = self.place / "metrics.jsonl"
-        metrics.touch()
-        _check_size(metrics, size)
-        with metrics.open("r+b") as handle:
-            handle.truncate(size)
-        self._open_metrics()
+            checkpoints.check_owner(path, parts, self._owner())
+        self._metrics.open_at(self.place, parts["_metrics_bytes"] if parts else 0)
+        self._open_tracker()
         if path is not None:
             print(f"resuming from {path}", flush=True)
         return parts
@@ -421,24 +393,12 @@ class Run:
         in_trunk = self.trunk is not None and self.place == self.trunk
         return self.place.name if in_trunk else self.meta.get("identity")
 
-    def _open_metrics(self) -> None:
-        self._close_metrics()
-        self._metrics = (self.place / "metrics.jsonl").open("ab")
+    def _open_tracker(self) -> None:
         if self.tracker_name != "none" and self._tracker is None:
             self._tracker = open_tracker(self.tracker_name, self.folder, self.config)
 
-    def _file(self) -> Any:
-        if self._metrics is None:
-            raise RuntimeError("call Run.resume() before logging or saving")
-        return self._metrics
-
-    def _close_metrics(self) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
-            self._metrics = None
-
     def _close(self) -> None:
-        self._close_metrics()
+        self._metrics.close()
         if self._tracker is not None:
             self._tracker.close()
             self._tracker = None
@@ -448,12 +408,6 @@ class Run:
             self._trunk_lock.release()
             self._trunk_lock = None
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.stop_signal is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.stop_signal = signal.Signals(number).name
-        print(f"\n{self.stop_signal}: saving at the next step (Ctrl-C again to stop at once)", flush=True)
-
 
 def _identity(folder: Path) -> str | None:
     """Whose run lies in `folder`: from meta.json, or from a checkpoint where that file is lost or torn."""
@@ -462,39 +416,6 @@ def _identity(folder: Path) -> str | None:
         return identity
     saved = sorted((folder / "checkpoint").glob("*.pt"))
     return checkpoints.load(saved[-1]).get("_identity") if saved else None
-
-
-def _check_owner(path: Path, parts: dict[str, Any], owner: str | None) -> None:
-    """Refuse the checkpoint of another config; those of earlier versions do not tell."""
-    if not isinstance(parts.get("_metrics_bytes"), int):
-        raise UserError(
-            f"checkpoint {path} is not a checkpoint of a run: delete it, or {checkpoints.START_OVER}"
-        )
-    known = parts.get("_identity")
-    if known not in (None, owner):
-        raise UserError(
-            f"checkpoint {path} belongs to config {known}, this run is {owner}: "
-            f"delete {path.parent.parent}, or choose another run.root"
-        )
-
-
-def _check_size(metrics: Path, size: int) -> None:
-    """Refuse to resume from a checkpoint whose metrics are lost."""
-    actual = metrics.stat().st_size if metrics.is_file() else 0
-    if actual < size:
-        raise UserError(
-            f"{metrics} has {actual} bytes, but its checkpoint counts {size}: lines are lost; "
-            f"put the file back, or delete {metrics.parent} to start over"
-        )
-
-
-def _plain(value: Any) -> Any:
-    """Tensors and numpy scalars as Python numbers; NaN and infinity as null, which JSON has."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    return value
 
 
 def _as_yaml(config: dict[str, Any]) -> str:
