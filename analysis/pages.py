@@ -13,7 +13,6 @@ from analysis import benchmark_tables, estimates, paper, plot, tables
 from analysis.runs import RESULTS, SIZES, Results, load_exported, settings
 from analysis.text import markdown
 from fire_core.errors import UserError
-from harness.campaign import manifest
 
 ROOT = RESULTS.parents[1]
 FOLDER = RESULTS / "pages"
@@ -56,9 +55,12 @@ CONVERGENCE = """DfI of the factor after 5, 10, 20 and 40 published iterations a
 median over its target matrices with first weights (`fresh`), columns scaled down to 1e-4 (`ill`), and all but a tenth of the
 singular values times 1e-3 (`collapsed`). Relative errors, other matrices and spectral normalisation:
 [benchmarks](analysis/results/pages/benchmarks.md)."""
+TRIGGER = "trigger_random_label"
 TRIGGERS = """New tasks with random labels are memorised one after the other; training accuracy over the last quarter of the
-tasks. `FIRE` and `full reset` are told when a task begins; with a trigger, FIRE sees only what is logged. Acts: how often
-the method acted in a run. Differences are from FIRE at the boundaries, p-values corrected over this table."""
+tasks. `FIRE` and `full reset` are told when a task begins; with a trigger, FIRE sees only what is logged."""
+ACTS = """Acts: how often the method acted in a run. Differences are from FIRE at the boundaries, p-values corrected over
+this table."""
+PAPER = "`make paper` runs every cell of the paper at its size; each page below has the command of its experiment.\n"
 LEARNING = "Raw returns in the half that all methods share, against random actions under the same protocol."
 
 
@@ -93,7 +95,7 @@ def reproduced(results: Results, frame: pd.DataFrame) -> str:
     found = benchmark_tables.benchmark_tables()
     claims = tables.claim_rows(frame)
     of_paper = claims[claims["source"].str.startswith("the paper's")]
-    blocks = [HEAD, "## What was run\n", markdown(tables.status_matrix(results)), "", *_commands()]
+    blocks = [HEAD, "## What was run\n", markdown(tables.status_matrix(results)), "", PAPER]
     if {"convergence", "convergence_models"} <= found.keys():
         table, where = benchmark_tables.convergence_in_short(), found["convergence"][2]
         blocks += ["## Convergence and DfI\n", f"{CONVERGENCE} {where}\n", markdown(table), ""]
@@ -109,30 +111,9 @@ def reproduced(results: Results, frame: pd.DataFrame) -> str:
     blocks += [not_run(claims), "", "## Isometry, norm or randomness: the controls\n", CONTROLS]
     blocks += [controls_sentence(frame), "", markdown(tables.controls_table(frame)), ""]
     blocks += triggers(results, frame)
-    blocks += _benchmark(found, "method_costs")
+    blocks += _benchmark(found, "table1")
     blocks += ["## Everything else\n", *_links(results)]
     return "\n".join(blocks) + "\n"
-
-
-def _commands() -> list[str]:
-    """How the cells of the paper are run at its size: the methods and seeds of the campaign `paper`, figure by figure."""
-    cells = {cell["experiment"]: cell["runs"][0] for cell in manifest.read("paper")["cells"]}
-    lines = []
-    for figure, panels in itertools.groupby(paper.cells(), key=lambda cell: cell[0]):
-        names = [f"{figure}_{panel}" for _, panel in panels]
-        runs = cells[names[0]]
-        methods, seeds = (",".join(map(str, runs[key])) for key in ("methods", "seeds"))
-        script = manifest.SCRIPTS[manifest.domain_of(names[0])]
-        lines.append(
-            f"python {script} -m size=paper method={methods} seed={seeds} experiment={','.join(names)}"
-        )
-    return [
-        "At the paper's size, each figure is one sweep; `make paper` runs all of them:\n",
-        "```bash",
-        *lines,
-        "```",
-        "",
-    ]
 
 
 def claims_page(frame: pd.DataFrame) -> str:
@@ -208,15 +189,14 @@ def controls_sentence(frame: pd.DataFrame) -> str:
 
 
 def triggers(results: Results, frame: pd.DataFrame) -> list[str]:
-    """FIRE when a trigger fires against FIRE at announced boundaries."""
-    rows = frame[frame["headline"] & (frame["experiment"] == "trigger_random_label")]
+    """FIRE when a trigger fires against FIRE at announced boundaries: what the comparison shows."""
+    rows = frame[frame["headline"] & (frame["experiment"] == TRIGGER)]
     if rows.empty:
         return []
-    part = results.select(experiment="trigger_random_label", size=rows["size"].iloc[0])
-    table, sentence = tables.triggers_table(part, rows[rows["size"] == rows["size"].iloc[0]])
+    part = results.select(experiment=TRIGGER, size=rows["size"].iloc[0])
+    _, sentence = tables.triggers_table(part, rows[rows["size"] == rows["size"].iloc[0]])
     title = f"## When to act if no task is announced: {plot.title(part).replace(chr(10), ', ')}\n"
-    page = "[Every measure](analysis/results/pages/trigger_random_label.md)."
-    return [title, f"{TRIGGERS}\n", f"{sentence} {page}\n", markdown(table), ""]
+    return [title, f"{TRIGGERS} {sentence} [Every measure](analysis/results/pages/{TRIGGER}.md).\n"]
 
 
 def not_run(claims: pd.DataFrame) -> str:
@@ -274,6 +254,9 @@ def page(results: Results, frame: pd.DataFrame) -> str:
                 markdown(tables.end_table(rows, metric)),
                 "",
             ]
+        if first["experiment"] == TRIGGER and (chosen := rows["headline"]).any():
+            table, sentence = tables.triggers_table(part, rows[chosen])
+            blocks += ["### FIRE under a trigger\n", f"{sentence} {ACTS}\n", markdown(table), ""]
         sections = {
             "FIRE against each other method": tables.against_table(rows),
             "Overrides": tables.ablation_table(rows).drop(columns=["experiment", "size"], errors="ignore"),
