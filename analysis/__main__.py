@@ -7,12 +7,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis import fig2, fig3, fig4, fig5, pages, plot, probes, readme_figure, sweep, tables
+from analysis import fig2, fig3, fig4, fig5, pages, plot, probes, readme_figure, sensitivity, sweep, tables
 from analysis.runs import RESULTS, SIZES, export, load, open_results, settings
 from fire_core.errors import UserError
 from harness import status
 
-FIGURES = {"fig2": fig2, "fig3": fig3, "fig4": fig4, "fig5": fig5, "probes": probes, "readme": readme_figure}
+FIGURES = {
+    "fig2": fig2,
+    "fig3": fig3,
+    "fig4": fig4,
+    "fig5": fig5,
+    "probes": probes,
+    "sensitivity": sensitivity,
+    "readme": readme_figure,
+}
 
 
 def draw_figures(given: Sequence[str]) -> int:

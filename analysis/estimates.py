@@ -2,7 +2,8 @@
 
 One row a setting (experiment, size, data), measure, label and reference. `reference` is what the label is compared with:
 "none" (the run that continues, under the same overrides where there is one), "fire", "unchanged" (the same method without
-overrides) or "random_actions"; "" for a label without any. Differences are label minus reference, paired by seed.
+overrides), "muon" (for FIRE with Muon) or "random_actions"; "" for a label without any. Differences are label minus
+reference, paired by seed.
 `kind`: "result" (the first measure of a setting is its `headline`), "learning", "boundary" or "cost".
 """
 
@@ -123,6 +124,7 @@ def _references(label: str, values: Values, methods: dict[str, str]) -> dict[str
         "none": f"none{overrides}" if f"none{overrides}" in values else "none",
         "fire": "fire",
         "unchanged": method if overrides else "",
+        "muon": "muon" if method == "fire_muon" else "",
         "random_actions": "random_actions",
     }
     return {name: other for name, other in wanted.items() if other in values and other != label}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from analysis import benchmark_tables, estimates, paper, plot, tables
+from analysis import benchmark_tables, estimates, paper, plot, questions, tables
 from analysis.runs import RESULTS, SIZES, Results, load_exported, settings
 from analysis.text import markdown
 from fire_core.errors import UserError
@@ -87,6 +87,8 @@ def texts() -> dict[Path, str]:
     found |= {FOLDER / "claims.md": claims_page(frame), FOLDER / "beside_the_paper.md": beside(frame)}
     for experiment in sorted(results.finished["experiment"].unique()):
         found[FOLDER / f"{experiment}.md"] = page(results.select(experiment=experiment), frame)
+    for name, text in questions.pages(results, frame).items():
+        found[FOLDER / f"{name}.md"] = text.replace("{back}", BACK)
     return found | {readme: fill(readme.read_text(encoding="utf-8"), overview(results, frame))}
 
 
@@ -111,6 +113,7 @@ def reproduced(results: Results, frame: pd.DataFrame) -> str:
     blocks += [not_run(claims), "", "## Isometry, norm or randomness: the controls\n", CONTROLS]
     blocks += [controls_sentence(frame), "", markdown(tables.controls_table(frame)), ""]
     blocks += triggers(results, frame)
+    blocks += questions.sections(results, frame)
     blocks += _benchmark(found, "table1")
     blocks += ["## Everything else\n", *_links(results)]
     return "\n".join(blocks) + "\n"

@@ -1,0 +1,204 @@
+"""What people ask about FIRE beside the paper's experiments: sections of REPRODUCED.md and the pages behind them."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis import estimates, plot, sensitivity, theory
+from analysis.runs import RESULTS, Results, settings
+from analysis.text import difference_text, markdown, mean_text, p_text, short
+
+PAGES = "analysis/results/pages"
+SETTINGS = {"settings_random_label": "random labels", "settings_warm_start": "warm start"}
+MUON = {"settings_random_label": "random labels", "muon_fig3_60k": "language, loss"}
+ABOUT_SETTINGS = """Each row changes one thing about FIRE as published (10 iterations, Frobenius normalisation, official
+scale, optimizer state cleared). DfI of the stored weights and of the factor before scaling (the residual of the solver) are
+sums over the matrices at the last boundary, seconds are those of one boundary. Differences are from FIRE, paired by seed,
+p-values corrected over the table. `min_norm=1e-3` skips no matrix here, so that run is FIRE itself."""
+ABOUT_THEORY = """The theorems are about feed-forward nets without biases; here the weights are those of an MLP after eight
+tasks of random labels, before and after each method, read without its biases on 512 images of the last task. Theorem 2
+assumes whitened inputs; the largest eigenvalue of the inputs' covariance stands in its bound where whitening would put 1.
+Theorems 3 and 4 do not see the scale of a matrix, so their premise is given the best one. Theorem 4 needs no more units
+than inputs. Positive eigenvalues in Theorem 3 are those above 1e-6 of the largest."""
+
+
+def sections(results: Results, frame: pd.DataFrame) -> list[str]:
+    """Blocks of REPRODUCED.md, without what was not run."""
+    found = [*_settings(frame), *_muon(frame), *_theory(), *_where(results)]
+    return ["## Settings, optimizer, layers, theory\n", *found, ""] if found else []
+
+
+def pages(results: Results, frame: pd.DataFrame) -> dict[str, str]:
+    """{name: text} of the pages."""
+    found = {}
+    rows = settings_rows(frame)
+    if len(rows):
+        found["settings"] = (
+            f"# Settings of FIRE\n\n{{back}}\n\n{ABOUT_SETTINGS}\n\n{markdown(settings_table(rows, frame))}\n"
+        )
+    layers, nets = _theory_frames()
+    if len(layers):
+        blocks = [
+            "# The theorems, measured",
+            "{back}",
+            "![Theorems](../figures/theory.png)",
+            theory.CAPTION,
+            ABOUT_THEORY,
+        ]
+        blocks += [markdown(theory.table(layers)), "## How often DfI is below 1"]
+        blocks += [
+            "Target matrices of trained networks, all seeds.",
+            markdown(theory.premise_table(nets, layers)),
+        ]
+        commits, machines = (sorted(set(layers[column].str[:20])) for column in ("commit", "hardware"))
+        blocks += [f"Commit: {', '.join(name[:10] for name in commits)}; machine: {', '.join(machines)}."]
+        found["theory"] = "\n\n".join(blocks) + "\n"
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ settings
+def settings_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """Headline comparisons with FIRE as published, all of them one family."""
+    rows = frame[frame["headline"] & frame["experiment"].isin(SETTINGS) & (frame["reference"] == "fire")]
+    rows = rows[~rows["method"].isin(["muon", "fire_muon"])]
+    return estimates.decide(rows) if len(rows) else rows
+
+
+def settings_table(rows: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
+    """One row an experiment and setting: what the boundary did, and where training ended."""
+    table = []
+    for experiment, name in SETTINGS.items():
+        part = frame[frame["experiment"] == experiment]
+        ends = estimates.means(part[part["headline"]]).set_index("label")
+        measured = estimates.means(part[part["kind"] == "boundary"])
+        measured = measured.pivot_table(index="label", columns="metric", values="mean")
+        gaps = rows[rows["experiment"] == experiment].set_index("label")
+        for label in plot.ordered(ends.index):
+            cells = measured.loc[label] if label in measured.index else pd.Series(dtype=float)
+            row = {"experiment": name, "setting": plot.look(label).name}
+            for column, title in (("dfi_after", "DfI"), ("dfi_factor", "residual"), ("seconds", "seconds")):
+                row[title] = short(float(cells.get(column, float("nan"))))
+            row |= {
+                "end accuracy [95 %]": mean_text(ends.loc[label]),
+                "minus FIRE [95 %]": "-",
+                "p, corrected": "-",
+            }
+            if label in gaps.index:
+                row |= {
+                    "minus FIRE [95 %]": difference_text(gaps.loc[label]),
+                    "p, corrected": p_text(gaps.loc[label, "p_holm"]),
+                }
+            table.append(row | {"seeds": ends.loc[label, "n"]})
+    return pd.DataFrame(table)
+
+
+def _settings(frame: pd.DataFrame) -> list[str]:
+    rows = settings_rows(frame)
+    if rows.empty:
+        return []
+    told = []
+    for experiment, name in SETTINGS.items():
+        part = rows[(rows["experiment"] == experiment) & (rows["method"] != "none")]
+        if part.empty:
+            continue
+        words = [
+            f"{word} than FIRE as published: {', '.join(_named(row) for row in found)}"
+            for word in ("better", "worse")
+            if (found := part[part["word"] == word].to_dict("records"))
+        ]
+        widest = part.loc[part["difference"].abs().idxmax()]
+        told.append(
+            f"{name}: {'; '.join(words) or 'none of them is told apart from FIRE as published'} (of {len(part)} settings; "
+            f"largest difference {_named(widest.to_dict())})"
+        )
+    return [
+        f"- **Settings** ([table]({PAGES}/settings.md): DfI, residual, time and end accuracy of each). "
+        f"{'. '.join(text[0].upper() + text[1:] for text in told)}."
+    ]
+
+
+def _named(row: dict) -> str:
+    return f"`{row['label'].removeprefix('fire-')}` {difference_text(row)}"
+
+
+# ------------------------------------------------------------------------------------------------ Muon
+def _muon(frame: pd.DataFrame) -> list[str]:
+    """Whether FIRE adds something to Muon."""
+    rows = frame[frame["headline"] & frame["experiment"].isin(MUON) & (frame["label"] == "fire_muon")]
+    rows = rows[rows["reference"].isin(["muon", "fire"])]
+    if rows.empty:
+        return []
+    rows = estimates.decide(rows)
+    told = []
+    for experiment, name in MUON.items():
+        part = rows[rows["experiment"] == experiment].set_index("reference")
+        if len(part) == 2:
+            texts = [
+                f"{difference_text(part.loc[reference])} against {title} alone (p {p_text(part.loc[reference, 'p_holm'])})"
+                for reference, title in (("muon", "Muon"), ("fire", "FIRE"))
+            ]
+            told.append(f"[{name}]({PAGES}/{experiment}.md): {', '.join(texts)}")
+    return [
+        "- **Is FIRE redundant under Muon?** FIRE at the boundaries with Muon between them, difference at the end of "
+        f"training: {'; '.join(told)}."
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ theory
+def _theory_frames() -> tuple[pd.DataFrame, pd.DataFrame]:
+    paths = [RESULTS / "theory.csv", RESULTS / "theory_premise.csv"]
+    return tuple(pd.read_csv(path) if path.exists() else pd.DataFrame() for path in paths)  # type: ignore[return-value]
+
+
+def _theory() -> list[str]:
+    layers, nets = _theory_frames()
+    if layers.empty:
+        return []
+    layers = layers.assign(theorem=layers["theorem"].astype(str))
+    moved = layers[(layers["theorem"] == "1") & (layers["method"] != "none")]
+    told = layers[layers["bound"].notna() & ~((layers["theorem"] == "1") & (layers["method"] == "none"))]
+    hessian = layers[layers["theorem"] == "2"]
+    mlp = layers[layers["theorem"] == "3"]
+    shares = []
+    for method, name in (
+        ("none", "before"),
+        ("fire", "after FIRE as published"),
+        ("fire_exact", "after the exact projection"),
+    ):
+        part, other = mlp[mlp["method"] == method], nets[nets["method"] == method]
+        below = int((part["dfi"] < 1).sum() + other["below_1"].sum())
+        scaled = int((part["dfi_scaled"] < 1).sum() + other["below_1_scaled"].sum())
+        total = len(part) + int(other["matrices"].sum())
+        shares.append(f"{name} in {below} of {total} matrices ({scaled} up to a scale)")
+    held, empty = (told["holds"].astype(str) == "True").sum(), (moved["bound"] >= 2).sum()
+    return [
+        f"- **Theory against measurement** ([figure and table]({PAGES}/theory.md)). The premise DfI < 1 holds "
+        f"{', '.join(shares)}. Of {len(told)} bounds that are defined, {held} hold, but Theorem 1's says nothing in {empty} "
+        f"of {len(moved)} layers (it is above 2, which no shift exceeds), and Theorem 2's is "
+        f"{(hessian['bound'] / hessian['measured']).median():.2g} times the measured norm of the Hessian (median)."
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ where
+def _where(results: Results) -> list[str]:
+    """The most sensitive layer of each network that was swept."""
+    told = []
+    names = [name for name in results.runs["experiment"].unique() if name.startswith(sensitivity.PREFIXES)]
+    for part in settings(results.select(experiment=names)):
+        rows = sensitivity.differences(part)
+        rows = rows[rows["block"] != "all"]
+        better = rows["difference"] * rows["higher_is_better"].map({True: 1, False: -1})
+        best, worst = (rows.loc[place].to_dict() for place in (better.idxmax(), better.idxmin()))
+        size, seeds = part.first["size"], best["pairs"]
+        told.append(
+            f"[{plot.title(part).splitlines()[0]}](analysis/results/figures/sensitivity-{size}.png), {size}, {seeds} "
+            f"seed{'s' if seeds > 1 else ''}: best {_layer(best)}, worst {_layer(worst)}, "
+            f"{(rows['word'] != '').sum()} of {len(rows)} told apart from no treatment"
+        )
+    return (
+        [f"- **Where?** FIRE on one layer at a time, minus no treatment: {'; '.join(told)}."] if told else []
+    )
+
+
+def _layer(row: dict) -> str:
+    return f"`{row['label'].removeprefix(sensitivity.PREFIX).removeprefix('name_')}` {difference_text(row)}"

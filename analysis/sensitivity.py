@@ -1,0 +1,80 @@
+"""FIRE on one layer at a time: what each layer alone is worth, as a heat map over blocks and the layers in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from analysis import estimates, plot
+from analysis.plot import Axes, Figure, plt
+from analysis.runs import Results
+from analysis.text import number
+
+PREFIXES = ("sensitivity_",)
+PREFIX = "fire-targets="
+CAPTION = (
+    "FIRE on one layer at a time, minus no treatment, at the end of training (paired by seed, mean over the seeds); `all`: "
+    "FIRE as published. Blue is better than no treatment. A star: the difference is told apart from zero by the corrected "
+    "test over this panel."
+)
+
+
+def differences(part: Results) -> pd.DataFrame:
+    """One row a layer: block, layer, the difference to `none` and what the corrected test says of it."""
+    frame = estimates.frame(part)
+    rows = frame[frame["headline"] & (frame["reference"] == "none")]
+    rows = rows[rows["label"].str.startswith(PREFIX) | (rows["label"] == "fire")]
+    rows = estimates.decide(rows)
+    places = [place_of(label.removeprefix(PREFIX)) for label in rows["label"]]
+    return rows.assign(block=[block for block, _ in places], layer=[layer for _, layer in places])
+
+
+def place_of(layer: str) -> tuple[str, str]:
+    """(block, layer in it): `layer1.0.conv1` is `conv1` of `layer1.0`, `h.0.mlp.c_fc` is `mlp.c_fc` of `h.0`."""
+    parts = layer.removeprefix("name_").split(".")
+    if layer == "fire":
+        return "all", "all"
+    return (".".join(parts[:2]), ".".join(parts[2:])) if len(parts) > 2 else ("single", layer)
+
+
+def draw(parts: Sequence[Results], paper_curves: bool = False, interest: Sequence[str] = ()) -> Figure:
+    """One heat map a network; the paper has no such figure, so `paper_curves` changes nothing."""
+    figure, grid = plt.subplots(1, len(parts), figsize=(5.4 * len(parts), 3.6), squeeze=False)
+    for axis, part in zip(grid[0], parts):
+        draw_map(axis, differences(part))
+        axis.set_title(plot.title(part))
+    figure.tight_layout()
+    return figure
+
+
+def draw_map(axis: Axes, rows: pd.DataFrame) -> None:
+    """Blocks downwards, the layers of a block to the right; single layers and `all` in a row of their own."""
+    inside = rows[~rows["block"].isin(["single", "all"])]
+    columns, blocks = list(dict.fromkeys(inside["layer"])), sorted(inside["block"].unique())
+    alone = rows[rows["block"].isin(["single", "all"])]
+    width = max(len(columns), len(alone))
+    values, texts = np.full((len(blocks) + 1, width), np.nan), {}
+    for row in rows.to_dict("records"):
+        single = row["block"] in ("single", "all")
+        place = (len(blocks), list(alone["label"]).index(row["label"])) if single else (
+            blocks.index(row["block"]),
+            columns.index(row["layer"]),
+        )  # fmt: skip
+        better = row["difference"] if row["higher_is_better"] else -row["difference"]
+        values[place] = better
+        star = " *" if row["word"] else ""
+        name = f"{row['layer'].removeprefix('name_')}\n" if single else ""
+        texts[place] = f"{name}{number(row['difference'], 3, sign=True)}{star}"
+    limit = np.nanmax(np.abs(values))
+    axis.imshow(values, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
+    for (down, across), text in texts.items():
+        dark = abs(values[down, across]) > 0.6 * limit
+        axis.text(
+            across, down, text, ha="center", va="center", fontsize=6.5, color="white" if dark else "#222222"
+        )
+    axis.set_yticks(range(len(blocks) + 1), [*blocks, ""])
+    axis.set_xticks(range(len(columns)), columns)
+    axis.axhline(len(blocks) - 0.5, color="#222222", linewidth=0.8)
+    axis.grid(False)

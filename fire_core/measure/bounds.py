@@ -1,0 +1,86 @@
+"""The bounds of the FIRE paper's theorems, to be held against what is measured (Han et al. 2026, Theorems 1 to 4).
+
+They are about feed-forward nets without biases, H_l = sigma(H_{l-1} W_l^T), W_l (out, in), with 1-Lipschitz activations.
+`deviation` is a DfI; Theorems 3 and 4 say something only where it is below 1, and None is returned elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from fire_core.measure.metrics import smaller_gram, squared_frobenius_error
+
+
+def deviation_up_to_scale(matrix: Tensor) -> Tensor:
+    """Smallest DfI of any multiple of `matrix` (..., m, n): Theorems 3 and 4 do not see a scale. NaN for a zero matrix."""
+    gram = smaller_gram(matrix)
+    trace = gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
+    return (gram.shape[-1] - trace.square() / gram.square().sum(dim=(-2, -1))).clamp_min(0.0)
+
+
+def covariance_bounds(
+    before: Sequence[Tensor],
+    after: Sequence[Tensor],
+    inputs: Tensor,
+    features: Sequence[Tensor],
+    other: Sequence[Tensor],
+) -> list[float]:
+    """Theorem 1: bound on `covariance_shift` of the features of each layer between two nets.
+
+    Args:
+        before, after: weights of the layers, first one first. inputs: Z (samples, units).
+        features, other: outputs of the layers of either net for these inputs.
+    """
+    bounds, norms, inverse, error = [], 1.0, 0.0, 0.0
+    for w, v, h, g in zip(before, after, features, other, strict=True):
+        largest = float(max(torch.linalg.matrix_norm(w, 2), torch.linalg.matrix_norm(v, 2)))
+        norms *= largest**2
+        inverse += largest**-2
+        error += float(squared_frobenius_error(w, v))
+        smallest = float(min(h.norm(), g.norm())) ** 2
+        scale = 16 * float(inputs.norm()) ** 2 / smallest if smallest > 0 else math.inf
+        bounds.append(scale * norms * inverse * error)
+    return bounds
+
+
+def curvature_bound(
+    deviations: Sequence[float], hessian: float, gradient: float, input_variance: float = 1.0
+) -> float:
+    """Theorem 2: bound on the norm of the Hessian by all weights.
+
+    Args:
+        deviations: DfI of each layer. hessian, gradient: largest norms, over the samples, of the second and the first
+            derivative of the loss by the output. input_variance: largest eigenvalue of Z^T Z / n; the paper's inputs are
+            whitened, which makes it 1.
+    """
+    norms = [1 + math.sqrt(deviation) for deviation in deviations]
+
+    def product_without(*left_out: int) -> float:
+        return math.prod(norm for place, norm in enumerate(norms) if place not in left_out)
+
+    first = sum(product_without(k) for k in range(len(norms)))
+    second = sum(product_without(k, j) for k, j in combinations(range(len(norms)), 2))
+    return input_variance * hessian * first + 2 * math.sqrt(input_variance) * gradient * second
+
+
+def rank_bound(deviation: float, eigenvalues: Tensor, delta: float = 0.01) -> int | None:
+    """Theorem 3: least `feature_rank` of Z W^T. eigenvalues: the positive ones of the inputs' covariance that W reads."""
+    if not deviation < 1 or not len(eigenvalues):
+        return None
+    spread = _spread(deviation) * math.sqrt(float(eigenvalues.max() / eigenvalues.min()))
+    return math.ceil((1 - delta) * len(eigenvalues) / (delta * spread + 1 - delta))
+
+
+def activity_bound(deviation: float) -> float | None:
+    """Theorem 4: most that the mean activity of a unit on Gaussian inputs is above the layer's mean; 1 over it, below."""
+    return _spread(deviation) if deviation < 1 else None
+
+
+def _spread(deviation: float) -> float:
+    epsilon = math.sqrt(deviation)
+    return math.sqrt((1 + epsilon) / (1 - epsilon))
