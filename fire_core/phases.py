@@ -34,6 +34,7 @@ class State:
             `count` samples or more where there are as many, for the same methods.
         generator: CPU generator of this method's own randomness.
         phase: index of the current phase.
+        compiled: whether the nets are trained through torch.compile; methods then compile their own passes too.
     """
 
     nets: dict[str, nn.Module]
@@ -46,6 +47,7 @@ class State:
     last_inputs: Callable[[int], Iterable[Tensor]] | None = None
     generator: torch.Generator | None = None
     phase: int = 0
+    compiled: bool = False
 
     def copy_followers(self) -> None:
         """Give every follower its source's weights and buffers (a target network after its source was treated)."""

@@ -67,7 +67,7 @@ def train(cfg: DictConfig) -> None:
     net.to(device, memory_format=torch.channels_last if cfg.channels_last else torch.preserve_format)
     forward = torch.compile(net) if cfg.compile else net
     adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate, fused=True)
-    state = State({"net": net}, initial=snapshot({"net": net}), loss=cross_entropy)
+    state = State({"net": net}, initial=snapshot({"net": net}), loss=cross_entropy, compiled=cfg.compile)
     method.check(state)
     watch = Watch(cfg.get("trigger"))
     print(

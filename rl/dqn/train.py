@@ -62,7 +62,13 @@ def train(cfg: DictConfig) -> None:
         layout = {"memory_format": torch.channels_last if cfg.channels_last else torch.preserve_format}
         net, target = (make_net(cfg, games.actions).to(device, **layout) for _ in range(2))
     target.load_state_dict(net.state_dict())
-    state = State({"net": net}, followers=[(target, net)], initial=snapshot({"net": net}), loss=td_loss)
+    state = State(
+        {"net": net},
+        followers=[(target, net)],
+        initial=snapshot({"net": net}),
+        loss=td_loss,
+        compiled=cfg.compile,
+    )
     method.check(state)
     watch = Watch(cfg.get("trigger"))
     if run.finished:
