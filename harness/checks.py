@@ -45,8 +45,20 @@ def numbers_only(domain: str, config: dict[str, Any]) -> dict[str, Any]:
     Where the data are is a matter of one machine, unless the folder is the only name that they have.
     """
     own_images = config.get("data", {}).get("name") == "image_folder"
-    hidden = {name for name, entry in keys(domain).items() if not entry.metadata["numbers"]}
+    hidden = {
+        name
+        for name, entry in keys(domain).items()
+        if not entry.metadata["numbers"] or (entry.metadata["added"] and _at(config, name) is None)
+    }
     return _without(config, hidden - {"data.folder"} if own_images else hidden, "")
+
+
+def _at(config: dict[str, Any], name: str) -> Any:
+    """The value of a dotted key, None where a part of the way is not there."""
+    value: Any = config
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def _without(node: dict[str, Any], hidden: set[str], prefix: str) -> dict[str, Any]:

@@ -25,11 +25,14 @@ def key(
     each: type | None = None,
     form: str = "",
     numbers: bool = True,
+    added: bool = False,
 ) -> Any:
     """One key. Of type Any: one value of type `each`, or a list of them. `form`: what a value must be, where type and range
-    do not say it; `numbers`: whether it can change the numbers of a run."""
+    do not say it; `numbers`: whether it can change the numbers of a run; `added`: whether there were runs before it, which
+    keep their folders because null is left out of what identifies a run."""
     metadata = {"meaning": meaning, "least": least, "above": above, "most": most, "choices": choices}
-    return field(default=MISSING, metadata=metadata | {"each": each, "form": form, "numbers": numbers})
+    metadata |= {"each": each, "form": form, "numbers": numbers, "added": added}
+    return field(default=MISSING, metadata=metadata)
 
 
 def group(cls: type) -> Any:
@@ -208,6 +211,9 @@ class LanguageModel:
     bias: bool = key("linear layers with a bias")
     tied: bool = key("the head is the token embedding")
     dropout: float = key("share of activations dropped", least=0, most=1)
+    residual_lambdas: bool | None = key(
+        "blocks read a learned weighting of the residual stream and the embedding; null: false", added=True
+    )
 
 
 @dataclass
@@ -216,6 +222,7 @@ class TextPhase:
     iterations: int | None = key("length in iterations", least=1)
     stop_at: int | None = key("iteration at which it ends before its schedule does", least=1)
     share_a: float = key("share of corpus A", least=0, most=1)
+    block: int | None = key("tokens of a window; null: model.block", least=1, added=True)
     eval_every: int | None = key("iterations; null: min(2000, iterations // 20)", least=1)
     save_at: list[int] = key("iterations whose checkpoint is kept by name", least=1)
 

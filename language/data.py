@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,22 @@ from harness.runs import generator
 
 PARTS = ("train", "validation")
 BLOCK = 1 << 24  # token ids read at a time while a file is checked
+IGNORED = -100  # a target that the loss does not count
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The two token files of one corpus. `train` and `validation` are one-dimensional memory maps of token ids."""
+    """The two token files of one corpus. `train` and `validation` are one-dimensional memory maps of token ids.
+
+    answers: {part: (tokens,) bool}, the tokens that the loss counts where documents are questions with answers; empty
+    where it counts all.
+    """
 
     name: str
     train: np.ndarray
     validation: np.ndarray
     manifest: dict[str, Any]
+    answers: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def open_corpus(
@@ -73,7 +79,18 @@ def open_corpus(
                 f"{folder}/{part}.bin gives {len(parts[part])} tokens, too few for one window of block={block}: "
                 "use a longer text, a smaller block, or a larger limit"
             )
-    return Corpus(manifest["name"], parts["train"], parts["validation"], manifest)
+    answers = {}
+    if manifest.get("answer") is not None:
+        ids = manifest["answer"], manifest["tokenizer"]["end_of_text"]
+        answers = {part: in_answers(tokens, *ids) for part, tokens in parts.items()}
+    return Corpus(manifest["name"], parts["train"], parts["validation"], manifest, answers)
+
+
+def in_answers(tokens: np.ndarray, answer: int, end_of_text: int) -> np.ndarray:
+    """(tokens,) bool: from after the id `answer` up to the end of its document, that included."""
+    ends = np.append(np.flatnonzero((tokens == answer) | (tokens == end_of_text)), len(tokens) - 1)
+    following = ends[np.searchsorted(ends[:-1], np.arange(len(tokens)))]
+    return np.asarray(tokens[following] == end_of_text)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -150,7 +167,7 @@ class Mixture:
         )
         tokens = self.corpora[chosen].train
         starts = torch.randint(len(tokens) - self.block, (self.batch_size,), generator=random)
-        return _windows(tokens, starts.tolist(), self.block)
+        return _windows(tokens, starts.tolist(), self.block, self.corpora[chosen].answers.get("train"))
 
 
 def mixture(corpora: tuple[Corpus, ...], share_a: float, **settings: Any) -> Mixture:
@@ -166,11 +183,19 @@ def validation_batches(
     """The first `limit` windows of the validation part side by side (no overlap, no randomness), in batches."""
     starts = list(range(0, len(corpus.validation) - block, block))[:limit]
     for first in range(0, len(starts), batch_size):
-        yield _windows(corpus.validation, starts[first : first + batch_size], block)
+        yield _windows(
+            corpus.validation, starts[first : first + batch_size], block, corpus.answers.get("validation")
+        )
 
 
-def _windows(tokens: np.ndarray, starts: list[int], block: int) -> tuple[Tensor, Tensor]:
-    windows = torch.from_numpy(
-        np.stack([tokens[start : start + block + 1] for start in starts]).astype(np.int64)
-    )
-    return windows[:, :-1], windows[:, 1:]
+def _windows(
+    tokens: np.ndarray, starts: list[int], block: int, counted: np.ndarray | None
+) -> tuple[Tensor, Tensor]:
+    def cut(row: np.ndarray) -> np.ndarray:
+        return np.stack([row[start : start + block + 1] for start in starts])
+
+    windows = torch.from_numpy(cut(tokens).astype(np.int64))
+    inputs, targets = windows[:, :-1], windows[:, 1:]
+    if counted is None:
+        return inputs, targets
+    return inputs, torch.where(torch.from_numpy(cut(counted))[:, 1:], targets, IGNORED)

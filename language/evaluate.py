@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fire_core.errors import UserError
 from harness.transfer import send
-from language.data import Corpus, validation_batches
+from language.data import IGNORED, Corpus, validation_batches
 from language.distributed import World
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -23,21 +23,25 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 @torch.no_grad()
 def evaluate(
-    net: nn.Module, corpora: tuple[Corpus, Corpus], cfg: DictConfig, world: World
+    net: nn.Module, corpora: tuple[Corpus, Corpus], cfg: DictConfig, world: World, block: int
 ) -> dict[str, float]:
-    """Validation losses in nats a token: on A, on B, and on the mixture of phase 2 (the mean with its shares)."""
+    """Validation losses in nats a token: on A, on B, and on the mixture of phase 2 (the mean with its shares).
+
+    block: tokens of a window, those of the phase.
+    """
     net.eval()
     losses = []
     for corpus in corpora:
         total = torch.zeros(2, device=world.device, dtype=torch.float64)  # loss and number of all tokens
-        batches = validation_batches(corpus, cfg.model.block, cfg.eval_batch_size, cfg.eval_windows)
+        batches = validation_batches(corpus, block, cfg.eval_batch_size, cfg.eval_windows)
         for batch, counts in world.deal(batches):
             tokens, targets = (send(part, world.device) for part in batch)
             with autocast(world.device, cfg.precision):
                 loss = net(tokens, targets)
             if counts:
-                total[0] += loss.double() * targets.numel()
-                total[1] += targets.numel()
+                told = (targets != IGNORED).sum()
+                total[0] += loss.double() * told
+                total[1] += told
         summed = world.mean(total)
         losses.append(finite(float(summed[0] / summed[1]), f"validation loss on {corpus.name}", cfg))
     net.train()

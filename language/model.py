@@ -27,7 +27,8 @@ class Shape:
     key_value_heads: fewer than `heads` gives grouped-query attention; None means as many.
     qkv: "fused" (one matrix, which methods still see as q, k and v) or "split" (three).
     activation: "gelu" (exact), "squared_relu", or "swiglu" (gated, hidden width 8/3 of `width` rounded up to 32, so
-    about as many weights). tied: the output layer is the token embedding.
+    about as many weights). tied: the output layer is the token embedding. residual_lambdas: block i reads
+    r_i * stream + e_i * embedding with learned numbers that start at r_i = 1 and e_i = 0.
     """
 
     layers: int = 12
@@ -41,6 +42,7 @@ class Shape:
     bias: bool = False
     tied: bool = True
     dropout: float = 0.0
+    residual_lambdas: bool = False
 
     def __post_init__(self) -> None:
         for name in ("layers", "heads", "width", "block", "vocabulary", "key_value_heads"):
@@ -156,6 +158,9 @@ class Decoder(nn.Module):
         self.wpe = nn.Embedding(shape.block, shape.width)
         self.drop = nn.Dropout(shape.dropout)
         self.h = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        if shape.residual_lambdas:
+            self.residual_lambdas = nn.Parameter(torch.ones(shape.layers))
+            self.embedding_lambdas = nn.Parameter(torch.zeros(shape.layers))
         self.ln_f = nn.LayerNorm(shape.width, bias=shape.bias)
         self.lm_head = nn.Linear(shape.width, shape.vocabulary, bias=False)
         if shape.tied:
@@ -169,19 +174,22 @@ class Decoder(nn.Module):
         """
         if tokens.shape[1] > self.shape.block:
             raise UserError(f"sequence of {tokens.shape[1]} tokens, but block={self.shape.block}: shorten it")
-        x = self.drop(self.wte(tokens) + self.wpe.weight[: tokens.shape[1]])
-        for block in self.h:
+        x = start = self.drop(self.wte(tokens) + self.wpe.weight[: tokens.shape[1]])
+        for index, block in enumerate(self.h):
+            if self.shape.residual_lambdas:
+                x = self.residual_lambdas[index] * x + self.embedding_lambdas[index] * start
             x = block(x)
         logits = self.lm_head(self.ln_f(x))
         return logits if targets is None else token_loss(logits, targets)
 
-    def flops_per_token(self) -> int:
-        """Floating point operations of training on one token, forward and backward: 6 for each weight that multiplies
-        (embedding look-ups are free) and 12 * layers * width * block for attention (Chowdhery et al. 2022, appendix B)."""
-        shape = self.shape
+    def flops_per_token(self, block: int | None = None) -> int:
+        """Floating point operations of training on one token of a window of `block` (None: the longest), both passes: 6 for
+        each weight that multiplies (embedding look-ups are free) and 12 * layers * width * block for attention (Chowdhery
+        et al. 2022, appendix B)."""
+        shape, block = self.shape, block or self.shape.block
         looked_up = shape.block * shape.width + (0 if shape.tied else self.wte.weight.numel())
         weights = sum(p.numel() for p in self.parameters()) - looked_up
-        return 6 * weights + 12 * shape.layers * shape.width * shape.block
+        return 6 * weights + 12 * shape.layers * shape.width * block
 
     def _initialise(self) -> None:
         residual_std = INITIAL_STD / math.sqrt(2 * self.shape.layers)
@@ -195,7 +203,8 @@ class Decoder(nn.Module):
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy in nats of logits (batch, time, vocabulary) against ids (batch, time), in float32."""
+    """Mean cross-entropy in nats of logits (batch, time, vocabulary) against ids (batch, time), in float32. Targets of
+    -100 are not counted."""
     return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 

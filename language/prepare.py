@@ -146,8 +146,20 @@ def _prepare(
         "dtype": dtype,
         "parts": parts,
     }
+    if source.answer:
+        manifest["answer"] = _answer_id(source, tokenizer)
     write_atomic(folder / "manifest.json", json.dumps(manifest, indent=2) + "\n")
     shutil.rmtree(pieces)
+
+
+def _answer_id(source: Source, tokenizer: TextTokenizer) -> int:
+    """The token that divides question and answer."""
+    ids = tokenizer.encode_batch([source.answer])[0]
+    if len(ids) != 1:
+        raise UserError(
+            f"tokenizer {tokenizer.name} has no token of its own for {source.answer!r}: use another for {source.name}"
+        )
+    return int(ids[0])
 
 
 def _claim(pieces: Path, settings: dict[str, Any]) -> None:

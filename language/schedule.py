@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from fire_core.errors import UserError
 from language.data import Corpus, Mixture, mixture, open_corpus
 from language.prepare import folder_name, prepare
-from language.sources import SHIPPED, open_source
+from language.sources import MADE, SHIPPED, open_source
 
 FORKS = ("best", "last")  # beside these, any iteration of phase_1.save_at
 
@@ -49,7 +49,7 @@ def open_corpora(cfg: DictConfig, *, check: bool = True) -> tuple[Corpus, Corpus
         entry = cfg.corpus[key]
         root = Path(cfg.run.data_root) / "language"
         folder = root / folder_name(entry.name, cfg.corpus.tokenizer, cfg.corpus.documents)
-        if entry.folder is None and entry.name in SHIPPED:
+        if entry.folder is None and entry.name in (*SHIPPED, *MADE):
             prepare(
                 open_source(entry.name),
                 cfg.corpus.tokenizer,
@@ -80,15 +80,16 @@ def plan(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePlan]:
     plans = []
     for index, key in enumerate(("phase_1", "phase_2")):
         entry = cfg[key]
+        block = entry.block or cfg.model.block
         mixed = mixture(
             corpora,
             entry.share_a,
-            block=cfg.model.block,
+            block=block,
             batch_size=cfg.batch_size,
             seed=cfg.seed,
             phase=index,
         )
-        per_iteration = cfg.accumulation * cfg.batch_size * cfg.model.block
+        per_iteration = cfg.accumulation * cfg.batch_size * block
         iterations = entry.iterations
         if iterations is None:
             iterations = int(entry.passes * mixed.tokens / per_iteration)

@@ -17,4 +17,9 @@ def check_settings(cfg: DictConfig) -> Shape:
             raise UserError(
                 f"{key}.passes=null and {key}.iterations=null: give one of them, the phase has no length"
             )
+        if (cfg[key].block or 0) > cfg.model.block:
+            raise UserError(
+                f"{key}.block={cfg[key].block}: the model has {cfg.model.block} positions; set model.block to the longest "
+                "window of both phases"
+            )
     return Shape(**{k: v for k, v in cfg.model.items() if k != "name" and v is not None})

@@ -17,6 +17,9 @@ from fire_core.errors import UserError, first_line, shown
 from language.build_corpora import ASSETS, DOCUMENT_SEPARATOR
 
 SHIPPED = ("encyclopaedic", "technical")
+MADE = ("questions",)  # from shipped text
+EXAMPLE = '; "'  # begins the examples of an entry
+ANSWER = "\n"  # between the question and the answer of a document of `questions`, and nowhere else in it
 HUB = {  # name -> repository, configuration
     "wikitext103": ("Salesforce/wikitext", "wikitext-103-v1"),
     "openwebtext": ("Skylion007/openwebtext", "plain_text"),
@@ -38,7 +41,8 @@ SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "
 class Source:
     """name: of the prepared corpus. documents: part ("train" or "validation") -> iterator of texts, same each time.
 
-    validation_share, field, split: where the user chooses them, else None.
+    validation_share, field, split: where the user chooses them, else None. answer: what divides a document into a question
+    and its answer, "" where the documents are plain text.
     """
 
     name: str
@@ -47,6 +51,7 @@ class Source:
     validation_share: float | None = None
     field: str | None = None
     split: str | None = None
+    answer: str = ""
 
 
 def open_source(
@@ -54,20 +59,22 @@ def open_source(
 ) -> Source:
     """The source that a command line names.
 
-    encyclopaedic, technical: shipped. wikitext103, openwebtext, wikipedia (5,000 articles): through `datasets`, needs a
-    network the first time.
+    encyclopaedic, technical: shipped. questions: made from encyclopaedic, see `_questions`. wikitext103, openwebtext,
+    wikipedia (5,000 articles): through `datasets`, needs a network the first time.
     folder:PATH: every .txt file below PATH is a document. jsonl:PATH: `field` of every line is one; PATH is a file
     (.jsonl, .jsonl.xz, .jsonl.gz) or a folder of them.
     Of folders and JSONL, `validation_share` of the documents, picked by the SHA-256 of their position, is validation.
     For JSONL the field `split` may say it instead: train, or validation (valid, val); other lines are left out.
     """
+    if text in MADE:
+        return Source(text, "questions on the shipped encyclopaedic text", _questions, answer=ANSWER)
     if text in SHIPPED:
         return Source(text, f"shipped with the suite: {text}", lambda part: _shipped(text, part))
     if text in HUB:
         return Source(text, "/".join(HUB[text]), lambda part: _hub(text, part))
     kind, _, place = text.partition(":")
     if kind not in KINDS or not place:
-        known = ", ".join((*SHIPPED, *HUB, "folder:PATH", "jsonl:PATH"))
+        known = ", ".join((*SHIPPED, *MADE, *HUB, "folder:PATH", "jsonl:PATH"))
         raise UserError(f"text source {text!r} is not known: choose one of {known}")
     path = Path(place)
     if not path.exists():
@@ -115,6 +122,16 @@ def _shipped(name: str, part: str) -> Iterator[str]:
             f"{path} is not the shipped file (its SHA-256 differs): check the repository out again"
         )
     yield from lzma.decompress(packed).decode().split(DOCUMENT_SEPARATOR)
+
+
+def _questions(part: str) -> Iterator[str]:
+    """A question and its answer for each entry `name, other name: meaning; example` of the encyclopaedic text.
+
+    What does "name" mean? <line break> meaning. Other names and quoted examples are left out.
+    """
+    for entry in _shipped("encyclopaedic", part):
+        names, _, meaning = entry.partition(": ")
+        yield f'What does "{names.partition(", ")[0]}" mean?{ANSWER}{meaning.partition(EXAMPLE)[0]}'
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:

@@ -84,7 +84,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
     forward: nn.Module = torch.compile(net) if cfg.compile else net  # type: ignore[assignment]
     trained = world.wrap(forward)
     adam = adamw(net, betas=tuple(cfg.betas), weight_decay=cfg.weight_decay)
-    state = State({"net": net}, initial=initial, loss=token_loss)
+    state = State({"net": net}, initial=initial, loss=token_loss, compiled=cfg.compile)
     method.check(state)
     watch = Watch(cfg.get("trigger"))
     peak, peak_source = peak_flops(world.device, cfg.precision)
@@ -138,15 +138,15 @@ def train_in(world: World, cfg: DictConfig) -> None:
             at.update(phase=1, iteration=0)
 
         for phase in plans[at["phase"] :]:
+            block = phase.mixture.block
             state.generator = generator(cfg.seed, "method", phase.index)
             state.batches = lambda phase=phase: coming_batches(phase, cfg.boundary.batches, world.device)
             probe, probe_targets = (part[:8] for part in next(coming_batches(phase, 1, world.device)))
             if at["iteration"] == 0 and (phase.index == 0 or watch.trigger is not None):
-                run.log(
-                    phase=phase.index, iteration=0, step=at["step"], **evaluate(forward, corpora, cfg, world)
-                )
+                first = evaluate(forward, corpora, cfg, world, block)
+                run.log(phase=phase.index, iteration=0, step=at["step"], **first)
 
-            per_pass = max(1, phase.mixture.tokens // (cfg.accumulation * cfg.batch_size * cfg.model.block))
+            per_pass = max(1, phase.mixture.tokens // (cfg.accumulation * cfg.batch_size * block))
             bar = tqdm(
                 total=phase.stop_at,
                 initial=at["iteration"],
@@ -161,7 +161,9 @@ def train_in(world: World, cfg: DictConfig) -> None:
                 begins = phase.index > 0 and at["iteration"] == 0
                 if (due := watch.due(phase.index if begins else None)) is not None:
                     index, cause = due
-                    before = evaluate(forward, corpora, cfg, world) | plasticity(world.whole(net), probe)
+                    before = evaluate(forward, corpora, cfg, world, block) | plasticity(
+                        world.whole(net), probe
+                    )
                     state.phase, state.generator = index, generator(cfg.seed, "method", index)
                     report = method.at_boundary(state, Phase(index, phase.name))
                     state.copy_followers()
@@ -173,7 +175,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
                     count = 0
                     run.boundary(index, report, **cause)
                     run.timing(phase=phase.index, boundary_seconds=report.seconds)
-                    after = evaluate(forward, corpora, cfg, world)
+                    after = evaluate(forward, corpora, cfg, world, block)
                     values = {f"before_{k}": v for k, v in before.items()} | after
                     values |= {
                         f"after_{k}": v for k, v in (after | plasticity(world.whole(net), probe)).items()
@@ -222,10 +224,10 @@ def train_in(world: World, cfg: DictConfig) -> None:
                 # ------------------------------------------------------------------------------ record it
                 if at["iteration"] % phase.eval_every == 0 or at["iteration"] == phase.stop_at:
                     synchronise(world.device)
-                    tokens_done = timed * cfg.accumulation * cfg.batch_size * cfg.model.block
+                    tokens_done = timed * cfg.accumulation * cfg.batch_size * block
                     seconds = time.perf_counter() - started
                     rate = tokens_done / seconds
-                    use = rate * net.flops_per_token() / peak
+                    use = rate * net.flops_per_token(block) / peak
                     run.timing(
                         phase=phase.index,
                         iteration=at["iteration"],
@@ -235,7 +237,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
                         peak=peak_source,
                     )
                     results = {"train_loss": mean_loss(world.mean(loss_sum.clone()), count, at["step"], cfg)}
-                    results |= evaluate(forward, corpora, cfg, world)
+                    results |= evaluate(forward, corpora, cfg, world, block)
                     loss_sum.zero_()
                     count = 0
                     figures = dict(results)

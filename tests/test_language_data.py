@@ -5,6 +5,7 @@ import hashlib
 import json
 import lzma
 import os
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -134,6 +135,29 @@ def test_shipped_text_is_whole_and_no_document_is_in_both_parts():
         assert len(shared) <= 0.002 * len(documents["validation"])  # a few synsets have the same text
     for notice in ("WORDNET.txt", "PYTHON.txt"):
         assert (ASSETS / "licences" / notice).stat().st_size > 1000
+
+
+def test_questions_are_made_from_entries_and_only_answers_count(tmp_path):
+    documents = list(open_source("questions").documents("validation"))
+    entries = list(open_source("encyclopaedic").documents("validation"))
+    assert len(documents) == len(entries) == 2320
+    assert all(text.count("\n") == 1 and not text.endswith("\n") for text in documents)
+    assert entries[2].startswith("Turpin, Dick Turpin: English highwayman")
+    assert documents[2] == 'What does "Turpin" mean?\nEnglish highwayman (1706-1739)'
+
+    folder = prepare(open_source("questions"), "small", tmp_path, documents=40, progress=False)
+    corpus, tokenizer = open_corpus(folder, block=64, vocabulary=2048), load_tokenizer("small")
+    for part, tokens in (("train", corpus.train), ("validation", corpus.validation)):
+        told = np.split(tokens[corpus.answers[part]], np.flatnonzero(tokens[corpus.answers[part]] == 0) + 1)
+        answers = [text.partition("\n")[2] for text in islice(open_source("questions").documents(part), 40)]
+        assert [tokenizer.decode(row[:-1].tolist()) for row in told[:-1]] == answers and not len(told[-1])
+    [(inputs, targets)] = validation_batches(corpus, 64, 3, 3)
+    window = slice(64, 128)  # the second
+    assert inputs[1].tolist() == corpus.validation[window].tolist()
+    counted = corpus.answers["validation"][65:129]
+    assert 0 < counted.mean() < 1
+    wanted = np.where(counted, corpus.validation[65:129].astype(int), -100)
+    assert targets[1].tolist() == wanted.tolist()
 
 
 def test_split_depends_on_names_only():

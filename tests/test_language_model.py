@@ -173,9 +173,26 @@ def test_activations_by_hand(activation):
     assert torch.allclose(net(x), hidden @ net.c_proj.weight.T, atol=1e-6)
 
 
+def test_residual_lambdas_weigh_stream_and_embedding_and_start_neutral():
+    plain, net = tiny(), tiny(residual_lambdas=True)
+    assert torch.equal(plain(tokens()), net(tokens()))
+    net(tokens(), tokens(seed=2)).backward()
+    assert net.residual_lambdas.grad.abs().min() > 0 and net.embedding_lambdas.grad[1].abs() > 0
+    with torch.no_grad():
+        net.residual_lambdas.copy_(torch.tensor([0.5, 2.0]))
+        net.embedding_lambdas.copy_(torch.tensor([0.25, -1.0]))
+        start = net.wte(tokens()) + net.wpe.weight
+        first = net.h[0](0.75 * start)
+        by_hand = net.lm_head(net.ln_f(net.h[1](2.0 * first - start)))
+        assert torch.allclose(net(tokens()), by_hand, atol=1e-6)
+    assert [t.name for t in find_targets(net).included] == [t.name for t in find_targets(plain).included]
+
+
 def test_flops_by_hand():
     # 2 layers of 12 * 32^2, head 61 * 32, norms 5 * 32; attention 12 * layers * width * block
-    assert tiny().flops_per_token() == 6 * (2 * 12 * 32**2 + 61 * 32 + 5 * 32) + 12 * 2 * 32 * 16
+    weights = 6 * (2 * 12 * 32**2 + 61 * 32 + 5 * 32)
+    assert tiny().flops_per_token() == weights + 12 * 2 * 32 * 16
+    assert tiny().flops_per_token(4) == weights + 12 * 2 * 32 * 4
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,18 @@ import torch
 from omegaconf import OmegaConf
 
 from fire_core.errors import UserError
-from harness.config import compose_config
+from harness.config import compose_config, domain_of, options
+from harness.runs import seeded
 from language.data import mixture
 from language.distributed import World
 from language.evaluate import finite
+from language.model import Decoder
 from language.schedule import PhasePlan
 from language.settings import check_settings
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = str(ROOT / "language/train.py")
+EXPERIMENTS = [name for name in options("experiment") if domain_of(name) == "language"]
 
 # Runs several command lines one after the other, each in a fork of one process that has imported everything, or in
 # several. `kill` ends a run like SIGKILL would, right after the checkpoint of that step.
@@ -179,6 +182,32 @@ def test_without_a_trunk_a_run_that_forked_early_is_gone_on_with(tmp_path, data)
         assert metrics(root, label)[-1]["step"] == 11
 
 
+def test_windows_grow_at_the_boundary_and_are_evaluated_at_the_length_of_their_phase(tmp_path, data):
+    """Phase 1 with windows of half the positions does not train the others, phase 2 does."""
+    codes, output = drive(
+        (smoke(tmp_path / "narrow", data, "phase_1.block=16", "method=none"), 0),
+        (smoke(tmp_path, data, "method=none"), 0),
+        (smoke(tmp_path, data, "phase_1.block=64"), 0),
+    )
+    assert codes == [0, 0, 2] and "phase_1.block=64: the model has 32 positions" in output, output
+    cfg = compose_config("language", ["size=smoke"])
+    with seeded(1, "init"):
+        start = Decoder(check_settings(cfg)).wpe.weight[16:].detach()
+    [trunk] = tmp_path.glob("narrow/trunks/*/checkpoint/end.pt")
+    run = tmp_path / "narrow/fig3_best/smoke/none-phase_1.block=16/seed_1"
+    beyond = [
+        torch.load(p, weights_only=True)["net"]["wpe.weight"][16:]
+        for p in (trunk, run / "checkpoint/final.pt")
+    ]
+    assert (beyond[0] / start).std() < 1e-5, "they have only decayed"
+    assert (beyond[1] / start).std() > 1e-2
+    narrow = metrics(tmp_path / "narrow", "none-phase_1.block=16")
+    wide = metrics(tmp_path, "none")
+    assert narrow[0]["val_loss_a"] != wide[0]["val_loss_a"]  # nothing is trained yet
+    boundary = next(line for line in narrow if "before_val_loss_a" in line)
+    assert boundary["before_val_loss_a"] not in [line["val_loss_a"] for line in narrow if line["phase"] == 0]
+
+
 def assert_losses_agree(one: list[dict], two: list[dict]) -> None:
     assert len(one) == len(two) and one[-1]["phase"] == 1
     for a, b in zip(one, two, strict=True):
@@ -276,7 +305,7 @@ def test_numbers_that_cannot_be_used_are_refused(override, words):
 
 
 @pytest.mark.parametrize("size", ["smoke", "small", "paper"])
-@pytest.mark.parametrize("experiment", ["fig3_best", "fig3_30k", "fig3_60k"])
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_the_experiments_pass_the_checks(experiment, size):
     check_settings(compose_config("language", [f"experiment={experiment}", f"size={size}"]))
 
