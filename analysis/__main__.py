@@ -7,7 +7,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis import fig2, fig3, fig4, fig5, pages, plot, probes, readme_figure, sensitivity, sweep, tables
+from analysis import (
+    fig2,
+    fig3,
+    fig4,
+    fig5,
+    other_boundaries,
+    pages,
+    plot,
+    probes,
+    readme_figure,
+    sensitivity,
+    sweep,
+    tables,
+)
 from analysis.runs import RESULTS, SIZES, export, load, open_results, settings
 from fire_core.errors import UserError
 from harness import status
@@ -19,6 +32,7 @@ FIGURES = {
     "fig5": fig5,
     "probes": probes,
     "sensitivity": sensitivity,
+    "dormancy": other_boundaries,
     "readme": readme_figure,
 }
 

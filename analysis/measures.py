@@ -50,6 +50,7 @@ LOSSES = [
     Measure("val_loss_mix", "validation loss on the mixture, right after the boundary", "after", False),
     Measure("val_loss_a", "validation loss on the old corpus, right after the boundary", "after", False),
     Measure("val_loss_b", "validation loss on the new corpus, right after the boundary", "after", False),
+    Measure("dormant_share", "dormant share, end", "final", False),
 ]
 EVALUATED = Measure("eval_return", "evaluation return, end")
 PLAYED = Measure("train_return", "training return, last tenth of the steps", "tail")
@@ -82,7 +83,8 @@ def of(part: Results) -> list[Measure]:
     """The measures of one setting whose metric was really logged, the headline first. An experiment that is not in a
     figure is read by its protocol or, failing that, by what it logs."""
     logged = set(part.metrics["metric"])
-    wanted = BY_PROTOCOL.get(part.first["protocol"]) or BY_FIGURE.get(part.first["figure"]) or OTHERWISE
+    otherwise = LOSSES if LOSSES[0].metric in logged else OTHERWISE
+    wanted = BY_PROTOCOL.get(part.first["protocol"]) or BY_FIGURE.get(part.first["figure"]) or otherwise
     return [m for m in wanted if m.metric in logged] or [m for m in OTHERWISE if m.metric in logged][:1]
 
 

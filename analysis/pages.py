@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from analysis import benchmark_tables, estimates, paper, plot, questions, tables
+from analysis import benchmark_tables, estimates, other_boundaries, paper, plot, questions, tables
 from analysis.runs import RESULTS, SIZES, Results, load_exported, settings
 from analysis.text import markdown
 from fire_core.errors import UserError
@@ -85,6 +85,8 @@ def texts() -> dict[Path, str]:
     frame, readme = estimates.frame(results), ROOT / "README.md"
     found = {ROOT / "REPRODUCED.md": reproduced(results, frame), FOLDER / "benchmarks.md": benchmarks()}
     found |= {FOLDER / "claims.md": claims_page(frame), FOLDER / "beside_the_paper.md": beside(frame)}
+    if other := other_boundaries.page(frame):
+        found[FOLDER / "other_boundaries.md"] = f"# Other boundaries\n\n{BACK}\n\n{other}\n"
     for experiment in sorted(results.finished["experiment"].unique()):
         found[FOLDER / f"{experiment}.md"] = page(results.select(experiment=experiment), frame)
     for name, text in questions.pages(results, frame).items():
@@ -114,6 +116,7 @@ def reproduced(results: Results, frame: pd.DataFrame) -> str:
     blocks += [controls_sentence(frame), "", markdown(tables.controls_table(frame)), ""]
     blocks += triggers(results, frame)
     blocks += questions.sections(results, frame)
+    blocks += other_boundaries.sections(frame)
     blocks += _benchmark(found, "table1")
     blocks += ["## Everything else\n", *_links(results)]
     return "\n".join(blocks) + "\n"
