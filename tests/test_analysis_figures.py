@@ -471,6 +471,14 @@ def test_the_five_minutes_notebook_runs(monkeypatch, tmp_path):
     assert "FIRE exact" in text and "random orthogonal" in text
 
 
+@pytest.mark.slow
+def test_the_notebook_of_failures_runs(monkeypatch, tmp_path):
+    monkeypatch.setenv("FIRE_SIZE", "smoke")
+    pytest.importorskip("nbclient")
+    text = "".join("".join(out.get("text", "")) for out in outputs(notebooks.execute("failures", tmp_path)))
+    assert "`.data` replaced: outputs changed by 0\n" in text and "published loop: [nan" in text
+
+
 def test_probes_draw_any_experiment(results):
     figure = probes.draw([part_of(results, "random_label")])
     assert figure.axes[0].get_xlabel() == "task (value at its end)"
