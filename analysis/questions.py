@@ -166,7 +166,7 @@ def _theory() -> list[str]:
     mlp = layers[layers["theorem"] == "3"]
     shares = []
     for method, name in (
-        ("none", "before"),
+        ("none", "before FIRE"),
         ("fire", "after FIRE as published"),
         ("fire_exact", "after the exact projection"),
     ):
