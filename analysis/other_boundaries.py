@@ -96,17 +96,18 @@ def _old_data_told(frame: pd.DataFrame) -> list[str]:
     """What each share of old data shows."""
     gaps, told = _replay_compared(frame), []
     for share, part in gaps.groupby("share"):
-        words = ", ".join(_named(row) for row in _in_order(part))
         means = estimates.means(_replay(frame)).query("share == @share and metric == 'old_accuracy'")
         old = {row["method"]: row["mean"] for row in means.to_dict("records")}
-        kept = (
-            f"; old classes: FIRE {old['fire']:.3f}, none {old['none']:.3f}"
-            if {"fire", "none"} <= old.keys()
-            else ""
+        pair = ", ".join(
+            f"{plot.look(name).name} {old[name]:.3f}" for name in ("fire", "none") if name in old
         )
-        told.append(f"with {share:.0%} of the old images {words}{kept}")
+        words = ", ".join(_named(row) for row in _in_order(part))
+        told.append(f"{share:.0%} of the old images: {words}; old classes alone: {pair}")
+    resets = gaps[gaps["method"] == "full_reset"]
+    if len(resets) and not (resets["word"] == "better").any():
+        told.append("A full reset is nowhere better than `none`, so no loss of plasticity is shown here")
     return (
-        [f"- **Old data gone**, accuracy over all classes minus `none`: {'; '.join(told)}."] if told else []
+        [f"- **Old data gone**, accuracy over all classes minus `none`. {'. '.join(told)}."] if told else []
     )
 
 
