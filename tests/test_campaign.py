@@ -13,10 +13,11 @@ import torch
 
 from fire_core.errors import UserError
 from harness.campaign import training
-from harness.campaign.__main__ import check_options, duration, options_of
+from harness.campaign.__main__ import at_a_time, check_options, duration, launcher_of, options_of
 from harness.campaign.manifest import Job, load
 from harness.campaign.rates import end_of, first_step, learning_starts, rate_of, wait_for_step
 from harness.campaign.schedule import ready, simulate, spent_trunks, within
+from harness.campaign.training import command
 from harness.campaign.work import EVALUATION, Work, assumed, stages_of, work_of
 from harness.config import CONF, compose_config
 from harness.launch import identity
@@ -243,6 +244,30 @@ def test_a_budget_takes_the_first_that_fit_and_charges_a_trunk_once():
         "fire",
         "fire3",
     ]  # 100 + 40 + 40; another trunk does not fit
+
+
+def test_a_launcher_makes_each_run_a_sweep_of_one(medium_like):
+    manifest = load(medium_like[0], str(medium_like[1]))
+    chosen = launcher_of("submitit_slurm hydra.launcher.partition=gpu", gpus=1)
+    _, script, *rest = command(manifest.jobs[0], 1, chosen)
+    assert script.endswith("vision/train.py")
+    assert rest[-3:] == ["-m", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu"]
+    assert tuple(rest[:-3]) == manifest.jobs[0].arguments
+    assert launcher_of("", gpus=8) == ()
+    assert set(at_a_time(manifest, 7).at_a_time.values()) == {7}
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "told"),
+    [
+        ("slurm", 1, "--launcher slurm: choose one of ray, submitit_local, submitit_slurm"),
+        ("ray threads=2", 1, "settings of a launcher begin with hydra.launcher."),
+        ("ray", 8, "--gpus 8 is torchrun on this machine"),
+    ],
+)
+def test_launchers_that_cannot_work_are_named(text, gpus, told):
+    with pytest.raises(UserError, match=told):
+        launcher_of(text, gpus)
 
 
 def test_durations():

@@ -57,6 +57,14 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--root", default="runs", help="folder of all runs (runs)")
     result.add_argument("--gpus", type=int, default=1, help="GPUs of a language run, through torchrun (1)")
+    result.add_argument(
+        "--launcher",
+        default="",
+        help="Hydra launcher of every run and its settings, as in 'submitit_slurm hydra.launcher.partition=gpu' or ray",
+    )
+    result.add_argument(
+        "--jobs", type=int, metavar="N", help="runs at a time in every domain; default: as in the manifest"
+    )
     result.add_argument("--no-preflight", action="store_true", help="do not make one step of each cell first")
     return result
 
@@ -72,10 +80,13 @@ def main() -> int:
         options.root,
         lambda domain: (*precision(domain, options.precision), *options_of(domain, options.option)),
     )
+    if options.jobs is not None:
+        manifest = at_a_time(manifest, options.jobs)
+    launcher = launcher_of(options.launcher, options.gpus)
     waiting = [job for job in once(manifest.jobs) if not job.done]
     if options.commands:
         for job in waiting:
-            print(shlex.join(command(job, options.gpus)))
+            print(shlex.join(command(job, options.gpus, launcher)))
         return 0
     path = root / "campaign" / "rates.json"
     if options.probe:
@@ -106,7 +117,7 @@ def main() -> int:
     if wrong:
         raise UserError("\nerror: ".join(wrong))
     try:
-        failed = train(manifest, chosen, root, budget, options.gpus)
+        failed = train(manifest, chosen, root, budget, options.gpus, launcher)
     except Stopped as stopped:
         print(f"{stopped}; the same command resumes")
         return STOPPED
@@ -116,6 +127,30 @@ def main() -> int:
     for name in failed:
         print(f"failed: {name}, see {root / 'campaign' / 'logs'}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def at_a_time(manifest: Manifest, jobs: int) -> Manifest:
+    """The same manifest with so many runs at a time in every domain."""
+    if jobs < 1:
+        raise UserError(f"--jobs {jobs}: give a number of runs, 1 or more")
+    return dataclasses.replace(manifest, at_a_time=dict.fromkeys(manifest.at_a_time, jobs), per_core=())
+
+
+def launcher_of(text: str, gpus: int) -> tuple[str, ...]:
+    """The overrides that choose a Hydra launcher; none where runs are started on this machine."""
+    if not text:
+        return ()
+    name, *settings = shlex.split(text)
+    known = ("ray", "submitit_local", "submitit_slurm")
+    if name not in known:
+        raise UserError(f"--launcher {name}: choose one of {', '.join(known)}{did_you_mean(name, known)}")
+    if not all(setting.lstrip("+").startswith("hydra.launcher.") for setting in settings):
+        raise UserError(f"--launcher {text!r}: settings of a launcher begin with hydra.launcher.")
+    if gpus > 1:
+        raise UserError(
+            f"--gpus {gpus} is torchrun on this machine; with --launcher each run has one process"
+        )
+    return (f"hydra/launcher={name}", *settings)
 
 
 def on_assumed_machine(manifest: Manifest) -> Manifest:

@@ -29,13 +29,19 @@ class Stopped(Exception):
 
 
 def train(
-    manifest: Manifest, jobs: Sequence[Job], root: Path, budget: float | None = None, gpus: int = 1
+    manifest: Manifest,
+    jobs: Sequence[Job],
+    root: Path,
+    budget: float | None = None,
+    gpus: int = 1,
+    launcher: Sequence[str] = (),
 ) -> list[str]:
     """Train every job that is not done; the names of those that failed. Raises Stopped after SIGINT or SIGTERM.
 
     Args:
         budget: seconds after which nothing is started any more.
         gpus: processes of a language run.
+        launcher: overrides that choose a Hydra launcher, as in "hydra/launcher=submitit_slurm".
     """
     began, failed = time.monotonic(), list[str]()
     waiting = [job for job in jobs if not job.done]
@@ -57,7 +63,7 @@ def train(
             }
             for job in ready(free, running, manifest.at_a_time, trunks, busy):
                 waiting.remove(job)
-                running[job] = start(job, root, gpus)
+                running[job] = start(job, root, command(job, gpus, launcher))
                 print(f"started  {job.name}", flush=True)
             if waiting and not running and not said:
                 print("waiting for runs that another process trains", flush=True)
@@ -119,9 +125,11 @@ def held(folder: Path) -> bool:
     return False
 
 
-def command(job: Job, gpus: int = 1) -> list[str]:
-    """The command line of a run."""
+def command(job: Job, gpus: int = 1, launcher: Sequence[str] = ()) -> list[str]:
+    """The command line of a run. With a launcher it is a sweep of one run, which ends when that run has ended."""
     script = [str(CONF.parent / SCRIPTS[job.domain]), *job.arguments]
+    if launcher:
+        return [sys.executable, *script, "-m", *launcher]
     if job.domain == "language" and gpus > 1:
         return [
             sys.executable,
@@ -134,13 +142,13 @@ def command(job: Job, gpus: int = 1) -> list[str]:
     return [sys.executable, *script]
 
 
-def start(job: Job, root: Path, gpus: int) -> subprocess.Popen[bytes]:
+def start(job: Job, root: Path, command: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start a run; what it prints goes to <root>/campaign/logs/."""
     log = root / "campaign" / "logs" / f"{job.name.replace('/', '-')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         return subprocess.Popen(
-            [*command(job, gpus), "run.progress=false"],
+            [*command, "run.progress=false"],
             stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
 
