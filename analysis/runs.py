@@ -51,6 +51,7 @@ BOUNDARY_COLUMNS = [
 COST_COLUMNS = [*KEYS, "train_seconds", "shared_seconds", "boundary_seconds", "machine"]
 TEXT = dict.fromkeys([c for c in RUN_COLUMNS if c not in ("seed", "dirty")] + ["metric"], str)
 COORDINATES = ("phase", "step", "epoch")
+CURVES = ["label", "seed", "metric", "phase", "step"]  # order of the lines of an exported curve
 POINTS = 60  # an exported curve keeps the first and last value of each phase and about this many between
 ALSO_EXPORTED = (
     "dormant_share",
@@ -129,22 +130,24 @@ def open_results(root: str | Path, size: str | None = None, prefixes: Sequence[s
             absent = sorted({e for e, s in others if (e, s) not in own and e.startswith(prefixes)})
             if absent:
                 print(f"from the committed results in analysis/results: {', '.join(absent)}", file=sys.stderr)
-                results = _together(results, committed, own)
+                results = _together(results, committed, ["experiment", "size"])
     names = [name for name in results.runs["experiment"].unique() if name.startswith(prefixes)]
     results = results.select(experiment=names)
     return results.select(size=size) if size else results
 
 
-def _together(own: Results, committed: Results, pairs: set[tuple[str, str]]) -> Results:
-    """Both, the committed frames without the (experiment, size) that `own` has finished."""
+def _together(own: Results, committed: Results, by: Sequence[str]) -> Results:
+    """Both, the committed frames without what `own` has finished: rows that are equal in the columns `by`."""
+    names = list(by)
+    known = set(own.finished[names].itertuples(index=False, name=None))
 
     def both(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
-        rest = [pair not in pairs for pair in zip(theirs["experiment"], theirs["size"])]
+        rest = [row not in known for row in theirs[names].itertuples(index=False, name=None)]
         frames = [frame for frame in (ours, theirs[rest]) if len(frame)]
         return pd.concat(frames, ignore_index=True) if frames else ours
 
-    names = ("runs", "metrics", "boundaries", "costs")
-    return Results(*(both(getattr(own, name), getattr(committed, name)) for name in names), own.problems)
+    frames = ("runs", "metrics", "boundaries", "costs")
+    return Results(*(both(getattr(own, name), getattr(committed, name)) for name in frames), own.problems)
 
 
 def _empty() -> Results:
@@ -280,19 +283,23 @@ def load_exported(folder: str | Path = RESULTS) -> Results:
 
 
 def export(results: Results, folder: Path = RESULTS) -> list[Path]:
-    """Write the finished runs as CSV, small enough to commit; what `folder` holds of other experiments is kept."""
-    own = results.finished.assign(path="")
-    pairs = set(zip(own["experiment"], own["size"]))
-    paths = []
-    for experiment, size in sorted(pairs):
+    """Write the finished runs as CSV, small enough to commit. Of what `folder` holds, a run is replaced only by the same
+    run: that of this experiment, size, data, label and seed."""
+    own, curves = results.finished.assign(path=""), [pd.DataFrame(columns=METRIC_COLUMNS)]
+    settings = sorted(set(zip(own["experiment"], own["size"])))
+    for experiment, size in settings:
         part = results.select(experiment=experiment, size=size)
         wanted = {measure.metric for measure in [*measures.of(part), *measures.OTHERWISE]} | set(
             ALSO_EXPORTED
         )
-        rows = thin(part.metrics[part.metrics["metric"].isin(wanted)])
+        curves.append(thin(part.metrics[part.metrics["metric"].isin(wanted)]))
+    done = Results(own, pd.concat(curves), results.boundaries, results.costs)
+    table = _together(done, load_exported(folder), [key for key in KEYS if key != "method"])
+    metrics = table.metrics.sort_values(CURVES, kind="stable")
+    paths = []
+    for experiment, size in settings:
+        rows = metrics[(metrics["experiment"] == experiment) & (metrics["size"] == size)]
         paths.append(_write(rows[METRIC_COLUMNS], folder / "metrics" / f"{experiment}-{size}.csv"))
-    done = Results(own, results.metrics, results.boundaries, results.costs)
-    table = _together(done, load_exported(folder), pairs)
     for name, columns in (("runs", RUN_COLUMNS), ("boundaries", BOUNDARY_COLUMNS), ("costs", COST_COLUMNS)):
         order = [c for c in ("experiment", "size", "label", "seed", "phase") if c in columns]
         frame = getattr(table, name).sort_values(order, kind="stable")
@@ -303,9 +310,8 @@ def export(results: Results, folder: Path = RESULTS) -> list[Path]:
 def thin(rows: pd.DataFrame) -> pd.DataFrame:
     """At most about POINTS values a phase of each label, seed and metric; the ends of phases are always kept, and all
     seeds keep the same places."""
-    keys = ["label", "seed", "metric", "phase"]
-    rows = rows.sort_values([*keys, "step"], kind="stable")
-    groups = rows.groupby(keys)["step"]
+    rows = rows.sort_values(CURVES, kind="stable")
+    groups = rows.groupby(CURVES[:-1])["step"]
     place, count = groups.cumcount(), groups.transform("size")
     every = (count // POINTS).clip(lower=1)
     return rows[(place == 0) | (place == count - 1) | ((place + 1) % every == 0)]

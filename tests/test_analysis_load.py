@@ -171,6 +171,22 @@ def test_an_export_is_read_back_and_keeps_other_experiments(root, tmp_path):
     assert {path: path.read_bytes() for path in paths} == before
 
 
+def test_an_export_replaces_the_same_runs_alone(tmp_path):
+    first, second, out = tmp_path / "first", tmp_path / "second", tmp_path / "out"
+    for label, seed in (("none", 1), ("none", 2), ("fire", 1)):
+        write_run(first, "random_label", label, seed, task_lines([0.5] * 4, 0), protocol="random_label")
+    write_run(second, "random_label", "none", 2, task_lines([0.75] * 4, 0), protocol="random_label")
+    export(load(first), out)
+    export(load(second), out)
+    again = load_exported(out)
+    assert sorted(zip(again.runs["label"], again.runs["seed"])) == [("fire", 1), ("none", 1), ("none", 2)]
+    ends = (
+        again.metrics[again.metrics["metric"] == "train_accuracy"].groupby(["label", "seed"])["value"].last()
+    )
+    assert ends.to_dict() == {("fire", 1): 0.5, ("none", 1): 0.5, ("none", 2): 0.75}
+    assert len(again.costs) == 3
+
+
 def test_own_runs_do_not_hide_the_committed_ones(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     committed = set(load_exported(RESULTS).runs["experiment"])
