@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from fire_core import Phase, State, snapshot
 from fire_core.errors import UserError
 from fire_core.methods import create
 from harness import sweep
@@ -15,7 +16,11 @@ from harness.launch import LABEL_LENGTH, identity, label, phase_0, pick_device
 from harness.manual import manual
 from harness.overrides import check_overrides, check_sweep, nearest, split
 from harness.schema import SCHEMAS
+from language.model import Decoder, Shape
+from rl.dqn.network import DQN
+from rl.sac.network import Actor
 from rl.sac.settings import check as check_sac
+from vision.models import build as vision_net
 
 NATURAL = {
     "vision": ["protocol.epochs=[20,2]", "data.image_size=16", "model.width=16", "batch_size=64"],
@@ -127,6 +132,27 @@ def test_nearest_key_first():
     assert nearest("lr", known) == "; did you mean 'learning_rate'?"
     assert nearest("bath_size", known) == "; did you mean 'batch_size'?"
     assert nearest("qqqq", known).startswith("; the nearest are ")
+
+
+NETS = {
+    "vision": (lambda: vision_net("resnet18", classes=3, channels=1, image_size=16, width=4), "layer4"),
+    "language": (lambda: Decoder(Shape(layers=4, heads=2, width=8, block=8, vocabulary=32)), "h.0"),
+    "dqn": (lambda: DQN(3, frame_shape=(36, 36), hidden=8), "encoder.0"),
+    "sac": (lambda: Actor(4, 2, 8), "head.0"),
+}
+
+
+@pytest.mark.parametrize("domain", NETS)
+def test_layers_are_chosen_from_the_command_line_of_every_script_as_its_readme_says(domain):
+    make, rule = NETS[domain]
+    folder = Path(__file__).parents[1] / ("rl" if domain in ("dqn", "sac") else "") / domain
+    assert f"`{rule}`" in (text := (folder / "README.md").read_text()) or f"method.targets={rule}" in text
+    cfg = compose_config(domain, ["size=smoke", "method=fire", f"method.targets={rule}"])
+    state = State({"net": make()})
+    state.initial = snapshot(state.nets)
+    report = create(**cfg.method).at_boundary(state, Phase(1))
+    projected = {row.parameter for row in report.rows if row.action == "projected"}
+    assert projected and all(name.startswith(f"net.{rule}.") for name in projected)
 
 
 ADDED = {"fire": {"min_norm", "variance_factor"}, "rescale": {"min_norm"}}
