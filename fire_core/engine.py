@@ -206,7 +206,7 @@ def _degenerate(
     peaks: list[Tensor] = []
     norms: list[Tensor] = []
     for stack in stacks:
-        peaks += [_peak(matrix) for matrix in stack]
+        peaks += _peaks(stack)
         if min_norm > 0.0:
             norms += torch.linalg.matrix_norm(stack).double()
     names = [t.name for group in groups for t in group]
@@ -229,9 +229,9 @@ def _degenerate(
     return small
 
 
-def _peak(matrix: Tensor) -> Tensor:
-    """Largest absolute entry; NaN and infinity survive."""
-    low, high = torch.aminmax(matrix)
+def _peaks(stack: Tensor) -> Tensor:
+    """Largest absolute entry of each matrix; NaN and infinity survive."""
+    low, high = map(torch.stack, zip(*map(torch.aminmax, stack), strict=True))
     return torch.maximum(high, -low).double()
 
 
@@ -280,7 +280,7 @@ def _check_shape(group: list[Target], old: Tensor, new: Tensor) -> None:
 def _check_finite(stacks: list[tuple[list[Target], Tensor]]) -> None:
     """Raise UserError for results with NaN or infinity; one transfer a device in all."""
     targets = [t for group, _ in stacks for t in group]
-    peaks = fetch([_peak(matrix) for _, new in stacks for matrix in new])
+    peaks = fetch([peak for _, new in stacks for peak in _peaks(new)])
     bad = [t.name for t, peak in zip(targets, peaks, strict=True) if not peak < float("inf")]
     if bad:
         raise UserError(f"the treatment gave NaN or infinite values for {_some(bad)}: they were not written")

@@ -4,8 +4,11 @@ import json
 from collections.abc import Callable
 
 import pytest
+import torch
+from torch import nn
 
 from fire_core.errors import UserError
+from fire_core.measure.probe import plasticity
 from fire_core.triggers import (
     Above,
     AllOf,
@@ -19,6 +22,19 @@ from fire_core.triggers import (
     Plateau,
     Trigger,
 )
+
+
+class FunctionalReLU(nn.Module):
+    """A hidden layer of two units that both fire on positive inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(2, 2), nn.Linear(2, 1)
+        nn.init.ones_(self.first.weight)
+        nn.init.zeros_(self.first.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(nn.functional.relu(self.first(x)))
 
 
 def fired(trigger: Trigger, key: str, values: list) -> list[int]:
@@ -66,6 +82,14 @@ def test_all_of_waits_for_all() -> None:
     assert fired(AllOf(EveryNSteps(3), Above("x", 0.5)), "x", [1, 0, 0, 0, 1, 1, 1, 0, 1]) == [3, 6]
     assert fired(AllOf(EveryNSteps(3), Above("x", 0.5), within=0), "x", [0, 0, 0, 1, 0, 0, 0, 1]) == [3]
     assert fired(AllOf(EveryNSteps(3), Above("x", 0.5), within=1), "x", [0, 0, 0, 0, 1, 0, 0, 0, 1]) == [4]
+
+
+def test_one_dead_unit_behind_a_functional_relu_fires_the_lowest_limit() -> None:
+    net = FunctionalReLU()
+    assert not DormantShare(0.0)(0, plasticity(net, torch.ones(4, 2)))
+    with torch.no_grad():
+        net.first.weight[1] = -1.0
+    assert DormantShare(0.0)(0, plasticity(net, torch.ones(4, 2)))
 
 
 def test_a_metric_that_comes_late_is_waited_for() -> None:

@@ -285,6 +285,10 @@ LAYERS: tuple[Layer, ...] = (
     *(Layer("*", name, kv_in_order(name)) for name in ("kv", "to_kv", "Wkv")),
 )
 
+LAYERS_BY_NAME = {
+    name: [layer for layer in LAYERS if layer.name == name] for name in {l.name for l in LAYERS}
+}
+
 LOOKS_FUSED = {layer.name for layer in LAYERS if layer.owner == "*"} | {
     "query_key_value",
     "kv_proj",
@@ -346,9 +350,8 @@ def _declared(place: Place) -> Sizes:
 
 
 def _read(owner: nn.Module, name: str) -> Layout | None:
-    classes = [cls.__name__ for cls in type(owner).__mro__]
-    for layer in LAYERS:
-        if layer.name == name and any(fnmatchcase(cls, layer.owner) for cls in classes):
+    for layer in LAYERS_BY_NAME.get(name, ()):
+        if any(fnmatchcase(cls.__name__, layer.owner) for cls in type(owner).__mro__):
             try:
                 rows = layer.read(owner)
             except AttributeError:

@@ -29,10 +29,7 @@ def role_of(name: str, parents: tuple[nn.Module, ...]) -> str:
     path = re.sub(r"\[.*", "", name).split(".")
     leaf = path[-1] if path[-1] != "weight" else (path[-2] if len(path) > 1 else "")
     around = [part.lower() for part in path] + [type(parent).__name__.lower() for parent in parents[1:]]
-    attention = any("attn" in word or "attention" in word for word in around)
-    beside = {name.lower() for parent in parents[-2:] for name in (*parent._modules, *parent._parameters)}
-    attention = attention or bool(beside & Q and beside & K)
-    if attention:
+    if any("attn" in word or "attention" in word for word in around) or _has_q_and_k(parents[-2:]):
         for role, words in (("q", Q), ("k", K), ("v", V)):
             if leaf.lower() in words:
                 return role
@@ -40,3 +37,8 @@ def role_of(name: str, parents: tuple[nn.Module, ...]) -> str:
     if leaf.lower() in MLP_LAYERS or any(part.lower() in MLP for part in path):
         return "mlp"
     return ""
+
+
+def _has_q_and_k(modules: tuple[nn.Module, ...]) -> bool:
+    names = {name.lower() for module in modules for name in (*module._modules, *module._parameters)}
+    return bool(names & Q and names & K)

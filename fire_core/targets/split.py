@@ -77,7 +77,7 @@ def _target(place: Place, part: Part, why_out: str) -> Target:
 def split(place: Place) -> list[Part]:
     """All parts of one parameter; at least one, included or not."""
     role = "head" if place.head else role_of(place.name, (*place.parents, place.module))
-    return [replace(part, role=part.role or role) for part in _split(place)]
+    return [part if part.role or not role else replace(part, role=role) for part in _split(place)]
 
 
 def _split(place: Place) -> Iterator[Part]:
@@ -133,10 +133,9 @@ def _skipped(place: Place) -> Part | None:
             "lora", "low-rank adapter: the product B A is the update, neither factor is a layer's matrix"
         )
     leaf = place.path.rpartition(".")[2]
-    for owner in (module, *place.parents[-1:]):
-        for word in (attribute, leaf):
-            if hasattr(owner, "A_log") and word in STATE_SPACE and hasattr(owner, word):
-                return Part("state_space", STATE_SPACE[word])
+    for word in {attribute, leaf} & STATE_SPACE.keys():
+        if any(hasattr(owner, "A_log") and hasattr(owner, word) for owner in (module, *place.parents[-1:])):
+            return Part("state_space", STATE_SPACE[word])
     if attribute in ADDED:
         return Part("embedding", "learned token or position: added, not multiplied")
     if "bias" in attribute:

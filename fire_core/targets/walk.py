@@ -28,16 +28,11 @@ def places(model: nn.Module) -> list[Place]:
     Embedding)."""
     modules = dict(model.named_modules())
     refuse_flat_shards(modules)
-    refuse_partitioned(model)
     owners: dict[object, list[tuple[str, str]]] = {}
     for path, module in modules.items():
         for attribute, parameter in module._parameters.items():
-            if isinstance(parameter, UninitializedParameter):
-                name = f"{path}.{attribute}".lstrip(".")
-                raise UserError(
-                    f"parameter {name!r} is lazy and not initialised: run one batch through the model first"
-                )
             if parameter is not None:
+                refuse_without_values(f"{path}.{attribute}".lstrip("."), parameter)
                 owners.setdefault(_identity(parameter), []).append((path, attribute))
     heads = _heads(model, modules)
     return [_place(modules, owned, heads) for owned in owners.values()]
@@ -107,15 +102,18 @@ def refuse_flat_shards(modules: dict[str, nn.Module]) -> None:
         )
 
 
-def refuse_partitioned(model: nn.Module) -> None:
-    """DeepSpeed ZeRO stage 3 leaves empty parameters behind and keeps their shapes elsewhere."""
-    for name, parameter in model.named_parameters():
-        shape = getattr(parameter, "ds_shape", None)
-        if shape is not None and tuple(shape) != tuple(parameter.shape):
-            raise UserError(
-                f"parameter {name!r} is partitioned by DeepSpeed ZeRO stage 3 and not here: call this inside "
-                "deepspeed.zero.GatheredParameters(list(model.parameters()), modifier_rank=0)"
-            )
+def refuse_without_values(name: str, parameter: nn.Parameter) -> None:
+    """Lazy parameters have no shape yet; DeepSpeed ZeRO stage 3 leaves empty ones and keeps their shapes elsewhere."""
+    if isinstance(parameter, UninitializedParameter):
+        raise UserError(
+            f"parameter {name!r} is lazy and not initialised: run one batch through the model first"
+        )
+    shape = getattr(parameter, "ds_shape", None)
+    if shape is not None and tuple(shape) != tuple(parameter.shape):
+        raise UserError(
+            f"parameter {name!r} is partitioned by DeepSpeed ZeRO stage 3 and not here: call this inside "
+            "deepspeed.zero.GatheredParameters(list(model.parameters()), modifier_rank=0)"
+        )
 
 
 def class_name(module: nn.Module) -> str:
