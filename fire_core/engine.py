@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, check_word
 from fire_core.measure.metrics import (
     deviation_from_isometry,
     deviation_of_gram,
@@ -23,8 +23,8 @@ from fire_core.measure.metrics import (
     squared_frobenius_error,
 )
 from fire_core.report import Report, Row
-from fire_core.settings import STAGE_LIMIT, Degenerate, check_word
-from fire_core.targets import Target, TargetTable
+from fire_core.settings import STAGE_LIMIT, Degenerate
+from fire_core.targets import Target, TargetTable, shorten
 from fire_core.targets.memory import sharing
 
 CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
@@ -97,7 +97,7 @@ def apply(
             except Exception as error:
                 if written:
                     raise UserError(
-                        f"{type(error).__name__}: {error}; changed before that: {_some(written)}; reload these, or stage "
+                        f"{type(error).__name__}: {error}; changed before that: {shorten(written)}; reload these, or stage "
                         "the results with a higher stage_limit"
                     ) from error
                 raise
@@ -214,7 +214,7 @@ def _degenerate(
     bad = [name for name, peak in zip(names, found) if not peak < float("inf")]
     if bad:
         raise UserError(
-            f"NaN or infinite values in {_some(bad)}: nothing was changed; restore finite weights first"
+            f"NaN or infinite values in {shorten(bad)}: nothing was changed; restore finite weights first"
         )
     small = {name: "all-zero matrix" for name, peak in zip(names, found) if peak == 0.0}
     for name, norm in zip(names, found[len(names) :]):
@@ -222,7 +222,7 @@ def _degenerate(
             small.setdefault(name, f"norm {norm:.3g} is below min_norm={min_norm:g}")
     if small and degenerate == "raise":
         raise UserError(
-            f"{next(iter(small.values()))} in {_some(list(small))}: it has no nearest orthogonal matrix that could be "
+            f"{next(iter(small.values()))} in {shorten(list(small))}: it has no nearest orthogonal matrix that could be "
             "trusted, and nothing was changed; pass degenerate='skip' to leave such matrices as they are, or exclude "
             "them with targets"
         )
@@ -272,7 +272,7 @@ def _stack(group: list[Target], parameters: Mapping[str, Tensor]) -> Tensor:
 def _check_shape(group: list[Target], old: Tensor, new: Tensor) -> None:
     if new.shape != old.shape:
         raise UserError(
-            f"the treatment made {tuple(new.shape)} of a stack {tuple(old.shape)} ({_some([t.name for t in group])}): "
+            f"the treatment made {tuple(new.shape)} of a stack {tuple(old.shape)} ({shorten([t.name for t in group])}): "
             "nothing was written; it must keep the shape"
         )
 
@@ -283,7 +283,9 @@ def _check_finite(stacks: list[tuple[list[Target], Tensor]]) -> None:
     peaks = fetch([peak for _, new in stacks for peak in _peaks(new)])
     bad = [t.name for t, peak in zip(targets, peaks, strict=True) if not peak < float("inf")]
     if bad:
-        raise UserError(f"the treatment gave NaN or infinite values for {_some(bad)}: they were not written")
+        raise UserError(
+            f"the treatment gave NaN or infinite values for {shorten(bad)}: they were not written"
+        )
 
 
 def _write(stacks: list[tuple[list[Target], Tensor]], parameters: Mapping[str, Tensor]) -> None:
@@ -330,7 +332,3 @@ def official_scales(group: list[Target], like: Tensor) -> Tensor:
 
 def _working(matrix: Tensor) -> Tensor:
     return matrix.detach() if matrix.dtype == torch.float64 else matrix.detach().float()
-
-
-def _some(names: list[str], limit: int = 5) -> str:
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

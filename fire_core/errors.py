@@ -3,6 +3,7 @@
 import difflib
 import os
 from collections.abc import Iterable
+from typing import Any, get_args
 
 
 class UserError(ValueError):
@@ -14,6 +15,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     names = list(known)
     close = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names[:30])}"
+
+
+def check_word(name: str, value: object, allowed: Any) -> None:
+    """Raise UserError for a value that is not in the Literal `allowed`."""
+    if value not in get_args(allowed):
+        raise UserError(f"{name}={value!r} is unknown: choose one of {', '.join(get_args(allowed))}")
 
 
 def shown(path: str | os.PathLike[str]) -> str:

@@ -17,8 +17,8 @@ from fire_core.engine import Treated, Treatment, official_scales
 from fire_core.errors import UserError
 from fire_core.placement import apply_to_model, table_of
 from fire_core.report import Report
-from fire_core.settings import Degenerate, FireSettings, Normalize, Precision, Scale, Solver
-from fire_core.solvers.polar import Polar, polar
+from fire_core.settings import Degenerate, FireSettings, Scale
+from fire_core.solvers.polar import Normalize, Polar, Precision, Solver, polar
 from fire_core.targets import Target
 
 if TYPE_CHECKING:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from fire_core.errors import UserError, did_you_mean
-from fire_core.solvers.polar import check_solver
+from fire_core.errors import UserError, check_word, did_you_mean
+from fire_core.solvers.polar import Normalize, Precision, Solver, check_solver
 
-Solver = Literal["newton_schulz", "exact", "fast", "quintic"]
-Normalize = Literal["frobenius", "spectral"]
 Scale = Literal["official", "none", "initial"]
 Degenerate = Literal["raise", "skip"]
-Precision = Literal["fp32", "tf32"]
 
 STAGE_LIMIT = 4 * 2**30
 
@@ -88,9 +85,3 @@ class FireSettings:
             if name not in known:
                 raise UserError(f"fire has no setting {name!r}{did_you_mean(name, [*known, 'targets'])}")
         return cls(**settings)
-
-
-def check_word(name: str, value: object, allowed: Any) -> None:
-    """Raise UserError for a value that is not in the Literal `allowed`."""
-    if value not in get_args(allowed):
-        raise UserError(f"{name}={value!r} is unknown: choose one of {', '.join(get_args(allowed))}")

@@ -1,6 +1,8 @@
 """fire(): the published formula, the exact projection, and what happens to awkward weights."""
 
 import math
+from dataclasses import fields
+from inspect import signature
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import fire_core
 from fire_core import FireSettings, UserError, apply_policy, find_targets, fire, project_
 from fire_core.engine import Treated, apply
 from fire_core.measure.metrics import deviation_from_isometry
+from fire_core.solvers.polar import polar
 from language.model import Decoder, Shape
 from vision.models import build
 
@@ -398,6 +401,14 @@ def test_initial_scale_gives_back_the_starting_norm():
         fire(net, scale="initial")
     with pytest.raises(UserError, match=r"initial holds no 1\.weight"):
         fire(net, scale="initial", initial={"0.weight": start["0.weight"]})
+
+
+def test_polar_and_fire_have_the_same_defaults():
+    """Except for the solver, which is exact where one matrix is asked for."""
+    parameters = signature(polar).parameters
+    shared = {f.name: f.default for f in fields(FireSettings) if f.name in parameters and f.name != "solver"}
+    assert shared == {name: parameters[name].default for name in shared}
+    assert len(shared) == 4
 
 
 @pytest.mark.parametrize("setting", [{"iterations": 3}, {"normalize": "spectral"}])

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fire_core.errors import UserError
-from fire_core.seeding import generator, numpy_generator
+from harness.runs.seeding import generator, numpy_generator
 from harness.transfer import send
 from vision import official
 from vision.images import Images

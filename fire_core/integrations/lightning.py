@@ -14,7 +14,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerFn
 
-from fire_core.integrations.treatment import Treatment, numbers
+from fire_core.integrations.triggered import TriggeredFire, scalars
 from fire_core.report import Report
 from fire_core.triggers import Trigger
 
@@ -27,7 +27,7 @@ class FireCallback(pl.Callback):
     """
 
     def __init__(self, trigger: Trigger, *, optimizer_state: str = "clear_changed", **settings: Any) -> None:
-        self.treatment = Treatment(trigger, optimizer_state, settings)
+        self.triggered = TriggeredFire(trigger, optimizer_state, settings)
         self._last_step = -1
         self._before: dict[str, Any] = {}
         self._validated: set[str] = set()
@@ -35,10 +35,10 @@ class FireCallback(pl.Callback):
     @property
     def reports(self) -> list[tuple[int, Report]]:
         """(global step, report) of each firing."""
-        return self.treatment.reports
+        return self.triggered.reports
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.treatment.check(pl_module)
+        self.triggered.check(pl_module)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -56,23 +56,23 @@ class FireCallback(pl.Callback):
         now = trainer.callback_metrics  # keeps old values: those of this validation are new tensors
         fresh = {name: value for name, value in now.items() if value is not self._before.get(name)}
         self._validated |= fresh.keys()
-        self._look(trainer, pl_module, numbers(fresh))
+        self._look(trainer, pl_module, scalars(fresh))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         logged = {n: v for n, v in trainer.callback_metrics.items() if n not in self._validated}
-        self._look(trainer, pl_module, {**numbers(logged), "epoch": float(trainer.current_epoch)})
+        self._look(trainer, pl_module, {**scalars(logged), "epoch": float(trainer.current_epoch)})
 
     def _look(self, trainer: pl.Trainer, module: pl.LightningModule, observed: dict[str, float]) -> None:
         step = trainer.global_step
-        if not self.treatment.is_due(step, observed, trainer.strategy.root_device):
+        if not self.triggered.is_due(step, observed, trainer.strategy.root_device):
             return
-        report = self.treatment.apply(module, trainer.optimizers, step)
+        report = self.triggered.apply(module, trainer.optimizers, step)
         for logger in trainer.loggers:
             logger.log_metrics({f"fire/{name}": value for name, value in report.summary().items()}, step)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"trigger": self.treatment.trigger.state_dict(), "last_step": self._last_step}
+        return {"trigger": self.triggered.trigger.state_dict(), "last_step": self._last_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.treatment.trigger.load_state_dict(state_dict["trigger"])
+        self.triggered.trigger.load_state_dict(state_dict["trigger"])
         self._last_step = state_dict["last_step"]

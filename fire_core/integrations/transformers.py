@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from fire_core.errors import UserError
-from fire_core.integrations.treatment import Treatment, numbers
+from fire_core.integrations.triggered import TriggeredFire, scalars
 from fire_core.report import Report
 from fire_core.triggers import Trigger
 
@@ -32,20 +32,20 @@ class FireCallback(TrainerCallback):
     def __init__(
         self, trigger: Trigger, *, optimizer_state: str = "clear_changed", name: str = "fire", **settings: Any
     ) -> None:
-        self.treatment = Treatment(trigger, optimizer_state, settings)
+        self.triggered = TriggeredFire(trigger, optimizer_state, settings)
         self._key = f"FireCallback {name!r}"
         self._training = False
 
     @property
     def reports(self) -> list[tuple[int, Report]]:
         """(global step, report) of each firing."""
-        return self.treatment.reports
+        return self.triggered.reports
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._training = True
-        self.treatment.check(kwargs["model"])
+        self.triggered.check(kwargs["model"])
         saved = _stored(state).pop(self._key, None)
         if state.global_step > 0:
             if saved is None:
@@ -53,7 +53,7 @@ class FireCallback(TrainerCallback):
                     f"the checkpoint holds no state of {self._key}: resume from a run with this callback, and give "
                     "each of several callbacks its own name"
                 )
-            self.treatment.trigger.load_state_dict(saved)
+            self.triggered.trigger.load_state_dict(saved)
         elif saved is not None:
             raise UserError(f"two callbacks are called {self._key}: give each its own name")
         else:
@@ -73,7 +73,7 @@ class FireCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if self._training:  # trainer.evaluate() looks at a model, it does not change it
-            self._look(args, state, numbers(kwargs["metrics"]), kwargs["model"], kwargs["optimizer"])
+            self._look(args, state, scalars(kwargs["metrics"]), kwargs["model"], kwargs["optimizer"])
 
     def _look(
         self,
@@ -83,15 +83,15 @@ class FireCallback(TrainerCallback):
         model: nn.Module,
         optimizer: Optimizer,
     ) -> None:
-        if self.treatment.is_due(state.global_step, observed, args.device):
-            report = self.treatment.apply(model, [optimizer], state.global_step)
+        if self.triggered.is_due(state.global_step, observed, args.device):
+            report = self.triggered.apply(model, [optimizer], state.global_step)
             summary = {f"fire/{name}": value for name, value in report.summary().items()}
             state.log_history.append({**summary, "step": state.global_step})
         self._remember(state)
 
     def _remember(self, state: TrainerState) -> None:
         """Store the triggers in the state that the trainer saves: its own restoring confuses two callbacks of one class."""
-        _stored(state)[self._key] = self.treatment.trigger.state_dict()
+        _stored(state)[self._key] = self.triggered.trigger.state_dict()
 
 
 def _stored(state: TrainerState) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def dormant_share(activations: Tensor, threshold: float = THRESHOLD) -> Tensor:
 class _Source(NamedTuple):
     """The matrix product that values come from, how many units it has, and whether a nonlinearity came after it."""
 
-    number: int
+    place: int
     units: int
     counted: bool
     active: bool = False
@@ -87,7 +87,7 @@ class WatchUnits(TorchDispatchMode):
             return result
         known = [source for tensor in read if (source := self._sources.get(tensor)) is not None]
         if known:
-            source = max(known, key=lambda source: (source.active, source.number))
+            source = max(known, key=lambda source: (source.active, source.place))
             source = source._replace(active=source.active or name in NONLINEAR)
             for leaf in tree_leaves(result):
                 if isinstance(leaf, Tensor):
@@ -97,8 +97,8 @@ class WatchUnits(TorchDispatchMode):
     def note(self, activations: Tensor) -> None:
         """Compute the scores of a layer once, from the activations that the next layer reads."""
         source = self._sources.get(activations)
-        if source is not None and source.active and source.counted and source.number not in self._scores:
-            self._scores[source.number] = dormancy_scores(by_unit(activations, source.units))
+        if source is not None and source.active and source.counted and source.place not in self._scores:
+            self._scores[source.place] = dormancy_scores(by_unit(activations, source.units))
 
     @property
     def scores(self) -> list[Tensor]:

@@ -53,7 +53,7 @@ class UnitMethod(Method):
         raise NotImplementedError
 
     def before_recycling(
-        self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], rows: Tensor
+        self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], chosen: Tensor
     ) -> None:
         """Called with the units that are about to be replaced."""
 
@@ -81,17 +81,17 @@ class UnitMethod(Method):
                 if measured is None:  # the first step of a run that starts in phase 0 was not recorded
                     continue
                 memory = self.memory[name][layer.name]
-                rows = self.choose(net, layer, memory, measured)
-                if len(rows):
-                    self.before_recycling(net, layer, memory, rows)
-                    self.recycle(state, name, layer, rows)
+                chosen = self.choose(net, layer, memory, measured)
+                if len(chosen):
+                    self.before_recycling(net, layer, memory, chosen)
+                    self.recycle(state, name, layer, chosen)
 
-    def recycle(self, state: State, name: str, layer: UnitLayer, rows: Tensor) -> None:
+    def recycle(self, state: State, name: str, layer: UnitLayer, chosen: Tensor) -> None:
         """Replace units of net `name`."""
         self.counts["recycled"] += recycle(
             state.nets[name],
             layer,
-            rows,
+            chosen,
             generator=self.stream(state),
             initial=state.initial[name] if self.fresh == "initial" else None,
             optimizers=state.optimizers.values() if self.reset_moments else (),
@@ -125,9 +125,8 @@ class UnitMethod(Method):
             if name in self.recorders:
                 if self.recorders[name].net is net:
                     continue
-                self.recorders.pop(
-                    name
-                ).remove()  # another model of the same name: nothing of the old one holds
+                # another model of the same name: nothing of the old one holds
+                self.recorders.pop(name).remove()
                 self.layers.pop(name), self.memory.pop(name)
             layers = self.find_layers(state, name)
             device = next(net.parameters()).device

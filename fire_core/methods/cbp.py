@@ -73,19 +73,19 @@ class ContinualBackprop(UnitMethod):
 
     @torch.no_grad()
     def before_recycling(
-        self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], rows: Tensor
+        self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], chosen: Tensor
     ) -> None:
         if self.compensate:
-            correction = 1 - self.decay ** memory["age"][rows].double()
-            mean = memory["mean"][rows] / correction.to(memory["mean"])
+            correction = 1 - self.decay ** memory["age"][chosen].double()
+            mean = memory["mean"][chosen] / correction.to(memory["mean"])
             for name, columns in layer.outgoing:
                 reader: Any = net.get_submodule(name)
                 if reader.bias is not None:
-                    weight = reader.weight.unflatten(1, (layer.units, columns))[:, rows]
+                    weight = reader.weight.unflatten(1, (layer.units, columns))[:, chosen]
                     reader.bias += (weight.flatten(2).sum(dim=2) * mean.to(weight)).sum(dim=1)
-        memory["age"][rows] = 0
-        memory["utility"][rows] = 0.0
-        memory["mean"][rows] = 0.0
+        memory["age"][chosen] = 0
+        memory["utility"][chosen] = 0.0
+        memory["mean"][chosen] = 0.0
 
 
 @torch.no_grad()

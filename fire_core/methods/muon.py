@@ -14,9 +14,8 @@ from torch.optim import Optimizer
 from fire_core.errors import UserError
 from fire_core.methods import Method, register, stacked_weights
 from fire_core.phases import Phase, State
+from fire_core.solvers.schedules import MUON_QUINTIC
 from fire_core.targets import find_targets
-
-QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
@@ -28,7 +27,7 @@ def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(1e-7)
-    a, b, c = QUINTIC
+    a, b, c = MUON_QUINTIC
     for _ in range(steps):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
@@ -156,7 +155,7 @@ class Muon(Method):
         stacked = [p for p in weights if id(p) in stacks]
         most = (
             2 if hasattr(torch.optim, "Muon") else 0
-        )  # dimensions that torch's own takes; torch below 2.9 has none
+        )  # dimensions that torch's own takes, which 2.9 brought
         matrices = [p for p in weights if p.ndim <= most]
         convolutions = [p for p in weights if p.ndim > most and id(p) not in stacks]
         parts: list[Optimizer] = []

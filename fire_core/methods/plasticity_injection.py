@@ -120,9 +120,7 @@ def _report(model: nn.Module, head: str) -> Report:
 
 def _frozen(module: nn.Module) -> nn.Module:
     for parameter in module.parameters():
-        parameter.requires_grad_(
-            False
-        ).grad = None  # a gradient left behind would count in norms and clipping
+        parameter.requires_grad_(False).grad = None  # one left behind would count in norms and clipping
     return module
 
 

@@ -109,9 +109,9 @@ class ReDo(UnitMethod):
             layers = self.find_layers(state, name)
             scores = dormancy(net, self._inputs(state, name), layers, compiled=state.compiled)
             for layer in layers:
-                rows = (scores[layer.name] <= self.threshold).nonzero().flatten().cpu()
-                if len(rows):
-                    self.recycle(state, name, layer, rows)
+                chosen = (scores[layer.name] <= self.threshold).nonzero().flatten().cpu()
+                if len(chosen):
+                    self.recycle(state, name, layer, chosen)
 
     def _inputs(self, state: State, name: str) -> list[Any]:
         if state.batches is None:

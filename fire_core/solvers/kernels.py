@@ -41,9 +41,9 @@ def rational_steps(
     With `normalize`, `matrices` are first divided by a bound on their spectral norm: the root of
     ||X^T X||_F, at most n^(1/4) too large. `spare` (b, m, n) and `square` (b, n, n) are workspace.
     """
-    for number, (a, b, c) in enumerate(steps):
+    for step, (a, b, c) in enumerate(steps):
         lower_gram(matrices, square)
-        if normalize and number == 0:
+        if normalize and step == 0:
             bound = frobenius_of_lower(square).sqrt_()
             matrices.div_(bound)
             square.div_(bound.square())

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from numbers import Integral, Real
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, check_word
 from fire_core.solvers.exact import Solved, solve_exact, solve_fast
 from fire_core.solvers.kernels import polynomial_steps, residual
 from fire_core.solvers.precision import matmul_precision
 from fire_core.solvers.schedules import CUBIC, MUON_QUINTIC, Step
 
-SOLVERS = ("newton_schulz", "exact", "fast", "quintic")
-NORMALIZATIONS = ("frobenius", "spectral")
-PRECISIONS = ("fp32", "tf32")
+Solver = Literal["newton_schulz", "exact", "fast", "quintic"]
+Normalize = Literal["frobenius", "spectral"]
+Precision = Literal["fp32", "tf32"]
 
 STACK_BYTES = {"cpu": 8 * 2**20, "cuda": 128 * 2**20}
 """Matrices of one call are worked on in stacks of at most this size (one matrix, if that is larger)."""
@@ -166,13 +166,9 @@ def _moderate(matrices: Tensor) -> Tensor:
 
 def check_solver(solver: str, iterations: int, normalize: str, tolerance: float, precision: str) -> None:
     """Raise UserError for a setting of `polar` that it cannot use."""
-    for name, value, allowed in (
-        ("solver", solver, SOLVERS),
-        ("normalize", normalize, NORMALIZATIONS),
-        ("precision", precision, PRECISIONS),
-    ):
-        if value not in allowed:
-            raise UserError(f"{name}={value!r} is unknown: choose one of {', '.join(allowed)}")
+    check_word("solver", solver, Solver)
+    check_word("normalize", normalize, Normalize)
+    check_word("precision", precision, Precision)
     if not isinstance(iterations, Integral) or isinstance(iterations, bool) or iterations < 1:
         raise UserError(f"iterations={iterations!r} must be a whole number, at least 1")
     if not isinstance(tolerance, Real) or not tolerance > 0:

@@ -21,8 +21,7 @@ from fire_core.targets.table import Layout, Place, Sizes
 
 @dataclass(frozen=True)
 class Layer:
-    """owner: class that holds `name`, a layer or a parameter. read(owner): its Layout, or None where it does
-    not apply."""
+    """owner: class that holds `name`, a layer or a parameter. read(owner): its Layout, or None where it does not apply."""
 
     owner: str
     name: str
@@ -96,21 +95,20 @@ def gate_and_up(mate: str, *parts: str) -> Callable[[Any], Layout | None]:
 
 
 def experts(name: str) -> Callable[[Any], Layout | None]:
-    """Stacks of transformers' expert modules, which say how they are stored (`is_transposed`,
-    `is_concatenated`)."""
+    """Stacks of transformers' expert modules, which say how they are stored (`is_transposed`, `is_concatenated`)."""
 
     def read(owner: Any) -> Layout | None:
         transposed = getattr(owner, "is_transposed", None)
         if transposed is None:
             return None
-        rows = Layout(transposed=transposed, kind="expert", why="one expert")
+        layout = Layout(transposed=transposed, kind="expert", why="one expert")
         if name != "gate_up_proj":
-            return rows
+            return layout
         width = getattr(owner, name).shape[2 if transposed else 1] // 2
-        rows = replace(rows, why="gate or up half of one expert")
+        layout = replace(layout, why="gate or up half of one expert")
         if owner.is_concatenated:
-            return replace(rows, sizes=(("gate", width), ("up", width)))
-        return replace(rows, sizes=(("gate", 1), ("up", 1)), repeats=width)
+            return replace(layout, sizes=(("gate", width), ("up", width)))
+        return replace(layout, sizes=(("gate", 1), ("up", 1)), repeats=width)
 
     return read
 
@@ -299,18 +297,15 @@ LOOKS_FUSED = {layer.name for layer in LAYERS if layer.owner == "*"} | {
 def known_layout(place: Place) -> Layout | None:
     """The layout of one parameter of at least two dimensions, or None for an ordinary one.
 
-    What the module declares comes first, then the table, by the parameter's own module and by the module
-    above it.
+    What the module declares comes first, then the table, by the parameter's own module and by the module above it.
     """
     module: Any = place.module
-    attribute, rows = place.attribute, None
+    attribute, layout = place.attribute, None
     outputs = place.parameter.shape[-2]
     transposed = hasattr(module, "nf") and any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
     if transposed:
-        outputs, rows = (
-            place.parameter.shape[-1],
-            Layout(transposed=True, why="weight of Conv1D, stored (in, out)"),
-        )
+        outputs = place.parameter.shape[-1]
+        layout = Layout(transposed=True, why="weight of Conv1D, stored (in, out)")
     if attribute == "weight" and hasattr(module, "fused_rows"):
         sizes = _declared(place)
         return Layout(
@@ -335,7 +330,7 @@ def known_layout(place: Place) -> Layout | None:
             f"looks fused, but {sizes_text}, {found.repeats} times, is not its {outputs} rows: set fused_rows"
         )
         return Layout(why_out=why_out)
-    return found or rows
+    return found or layout
 
 
 def _declared(place: Place) -> Sizes:
@@ -353,9 +348,9 @@ def _read(owner: nn.Module, name: str) -> Layout | None:
     for layer in LAYERS_BY_NAME.get(name, ()):
         if any(fnmatchcase(cls.__name__, layer.owner) for cls in type(owner).__mro__):
             try:
-                rows = layer.read(owner)
+                layout = layer.read(owner)
             except AttributeError:
                 continue
-            if rows is not None:
-                return rows
+            if layout is not None:
+                return layout
     return None

@@ -19,8 +19,7 @@ ATTENTION = ("q", "k", "v", "o", "attention")
 
 
 def role_of(name: str, parents: tuple[nn.Module, ...]) -> str:
-    """Role of the parameter `name`, whose modules from the outermost to the innermost are `parents`; "" if
-    unknown.
+    """Role of the parameter `name`, whose modules from the outermost to the innermost are `parents`; "" if unknown.
 
     Attention is recognised by a path component or a class name with "attn" or "attention" in it, the model's
     own class aside, or by a q and a k side by side in one module: a lone "value" or "q" is a head of reinforcement

@@ -83,7 +83,7 @@ def split(place: Place) -> list[Part]:
 def _split(place: Place) -> Iterator[Part]:
     module, parameter = place.module, place.parameter
     skipped = _skipped(place)
-    rows = known_layout(place) if skipped is None and parameter.dim() >= 2 else None
+    layout = known_layout(place) if skipped is None and parameter.dim() >= 2 else None
     if skipped is not None:
         yield skipped
     elif parameter.dim() == 3 and getattr(module, "stacked_matrices", False):
@@ -91,8 +91,8 @@ def _split(place: Place) -> Iterator[Part]:
         yield from _known(
             place, Layout(transposed=module.stacked_matrices == "in_out", kind="ensemble", why=why)
         )
-    elif rows is not None and parameter.dim() in (2, 3):
-        yield from _known(place, rows)
+    elif layout is not None and parameter.dim() in (2, 3):
+        yield from _known(place, layout)
     elif isinstance(module, nn.Linear | conv._ConvNd) and place.attribute != "weight":
         yield Part("other", REPARAMETRISED)
     elif isinstance(module, nn.Linear) and parameter.dim() == 2:
@@ -153,50 +153,50 @@ def _skipped(place: Place) -> Part | None:
     return None
 
 
-def _known(place: Place, rows: Layout) -> Iterator[Part]:
+def _known(place: Place, layout: Layout) -> Iterator[Part]:
     """Layers with a known layout: fused rows, transposed storage, stacks of experts."""
     parameter = place.parameter
-    if rows.why_out:
-        yield Part(rows.kind, rows.why_out)
+    if layout.why_out:
+        yield Part(layout.kind, layout.why_out)
     elif parameter.dim() == 3:
         for i in range(parameter.shape[0]):
-            yield from _blocks(place, rows, (i,), tuple(parameter.shape[1:]))
+            yield from _blocks(place, layout, (i,), tuple(parameter.shape[1:]))
     else:
-        yield from _blocks(place, rows, (), tuple(parameter.shape))
+        yield from _blocks(place, layout, (), tuple(parameter.shape))
 
 
-def _blocks(place: Place, rows: Layout, lead: tuple, stored: tuple[int, ...]) -> Iterator[Part]:
-    """The row blocks of one stored matrix; with `rows.transposed` the outputs are its columns."""
-    outputs, inputs = reversed(stored) if rows.transposed else stored
+def _blocks(place: Place, layout: Layout, lead: tuple, stored: tuple[int, ...]) -> Iterator[Part]:
+    """The row blocks of one stored matrix; with `layout.transposed` the outputs are its columns."""
+    outputs, inputs = reversed(stored) if layout.transposed else stored
     prefix = [str(i) for i in lead]
-    if not rows.sizes:
-        yield Part(rows.kind, rows.why, True, ",".join(prefix), lead, rows.transposed, (outputs, inputs))
+    if not layout.sizes:
+        yield Part(
+            layout.kind, layout.why, True, ",".join(prefix), lead, layout.transposed, (outputs, inputs)
+        )
         return
-    if rows.total != outputs:
-        sizes = " + ".join(f"{name} {size}" for name, size in rows.sizes)
+    if layout.total != outputs:
+        sizes = " + ".join(f"{name} {size}" for name, size in layout.sizes)
         raise UserError(
-            f"{place.name!r} has {outputs} output rows, but its parts add up to {rows.total} ({sizes}): "
+            f"{place.name!r} has {outputs} output rows, but its parts add up to {layout.total} ({sizes}): "
             "correct fused_rows on the module"
         )
     whole = role_of(place.name, (*place.parents, place.module))
-    for name, picked, size in rows.picks():
-        index = (*lead, EVERYTHING, picked) if rows.transposed else (*lead, picked)
-        why = rows.left_out.get(name, rows.why)
+    for name, picked, size in layout.picks():
+        index = (*lead, EVERYTHING, picked) if layout.transposed else (*lead, picked)
+        why = layout.left_out.get(name, layout.why)
         head_by_head = name.split(".")[0]
         role = head_by_head if head_by_head in ATTENTION else "attention" if whole in ATTENTION else ""
         label = ",".join([*prefix, name])
-        included = name not in rows.left_out
-        if included and lead and rows.transposed and isinstance(picked, list):
+        included = name not in layout.left_out
+        if included and lead and layout.transposed and isinstance(picked, list):
             included, why = False, "scattered columns of a stack: no single view"
-        yield Part(rows.kind, why, included, label, index, rows.transposed, (size, inputs), 1, role)
+        yield Part(layout.kind, why, included, label, index, layout.transposed, (size, inputs), 1, role)
 
 
 def _conv(module: conv._ConvNd, parameter: torch.Tensor) -> Iterator[Part]:
-    """One target a spatial tap and group. Groups are separate maps, so each group is its own (out/groups,
-    in/groups).
+    """One target a spatial tap and group. Groups are separate maps, so each group is its own (out/groups, in/groups).
 
-    A convolution whose groups see one channel each (depthwise) holds no matrix: every block is a single
-    column.
+    A convolution whose groups see one channel each (depthwise) holds no matrix: every block is a single column.
     """
     if module.groups > 1 and module.in_channels == module.groups:
         yield Part("conv", "depthwise convolution: each filter sees one channel, so there is no matrix")

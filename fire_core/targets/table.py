@@ -19,8 +19,7 @@ Sizes = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Part:
-    """One block of a parameter. shape: (out, in), or () where there is no matrix; taps: spatial positions of
-    a conv."""
+    """One block of a parameter. shape: (out, in), or () where there is no matrix; taps: spatial positions of a conv."""
 
     kind: str
     reason: str
@@ -35,8 +34,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a parameter sits: the module that holds it, that module's parents (outermost first), and its
-    names."""
+    """Where a parameter sits: the module that holds it, that module's parents (outermost first), and its names."""
 
     path: str
     attribute: str
@@ -59,8 +57,7 @@ class Layout:
     """Parts of a weight's output rows, in order; no parts: the matrix is whole.
 
     repeats: the pattern of parts comes that many times (q/k/v head by head). transposed: stored as (in, out).
-    left_out: parts that are no targets, with the reason. why_out: the whole weight is out. declared: by the
-    user.
+    left_out: parts that are no targets, with the reason. why_out: the whole weight is out. declared: by the user.
     """
 
     sizes: Sizes = ()
@@ -78,8 +75,7 @@ class Layout:
         return self.repeats * sum(size for _, size in self.sizes)
 
     def picks(self) -> Iterator[tuple[str, slice | list[int], int]]:
-        """(name, rows, how many) of each part: a slice, or a list of row numbers where the part is
-        scattered."""
+        """(name, rows, how many) of each part: a slice, or a list of row numbers where the part is scattered."""
         period, start = sum(size for _, size in self.sizes), 0
         for name, size in self.sizes:
             if self.repeats == 1:
@@ -98,12 +94,10 @@ class Target:
 
     name: the parameter and the part of it, e.g. "layer1.0.conv1.weight[0,2]", "h.0.attn.c_attn.weight[q]".
     parameter: the name in `model.named_parameters()`; a tied weight has one name there and one target here.
-    kind: "linear", "conv", "embedding", "expert", "ensemble", "recurrent", "bias", "norm", "state_space",
-    "lora", ...
+    kind: "linear", "conv", "embedding", "expert", "ensemble", "recurrent", "bias", "norm", "state_space", "lora", ...
     index: applied to the parameter, gives the stored block. `transposed`: that block is (in, out).
     shape: (out, in) of the matrix, () for a parameter without matrices.
-    scale: sqrt(out / in), for convolutions divided by the number of taps (the published scale of a projected
-    matrix).
+    scale: sqrt(out / in), for convolutions divided by the number of taps (the published scale of a projected matrix).
     reason: why it is out, or why it is in.
     role: what the matrix does where that is known ("q", "k", "v", "o", "mlp", "head", ...), else "".
     module: the module that holds the parameter. aliases: further names that patterns may use.
@@ -147,8 +141,7 @@ class Target:
 
 
 class TargetTable(list):
-    """A list of every `Target` of a model, in module order. `str()` prints it, equal neighbours in one
-    line."""
+    """A list of every `Target` of a model, in module order. `str()` prints it, equal neighbours in one line."""
 
     @property
     def included(self) -> list[Target]:

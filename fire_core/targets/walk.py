@@ -24,8 +24,7 @@ MATRIX_LAYERS = (nn.Linear, conv._ConvNd)
 
 
 def places(model: nn.Module) -> list[Place]:
-    """Every parameter of `model` once, seen from the module that says most about it (a Linear before an
-    Embedding)."""
+    """Every parameter of `model` once, seen from the module that says most about it (a Linear before an Embedding)."""
     modules = dict(model.named_modules())
     refuse_flat_shards(modules)
     owners: dict[object, list[tuple[str, str]]] = {}

@@ -32,38 +32,38 @@ def recycle(
     Args:
         chosen: bool (units,) or int64 indices of units. generator: CPU generator of the new weights.
     """
-    rows = (chosen.nonzero().flatten() if chosen.dtype == torch.bool else chosen).cpu()
-    if len(rows) == 0:
+    chosen = (chosen.nonzero().flatten() if chosen.dtype == torch.bool else chosen).cpu()
+    if len(chosen) == 0:
         return 0
     modules = dict(net.named_modules())
     for name in layer.incoming:
         module = modules[name]
         for kind, parameter in module.named_parameters(recurse=False):
-            fresh = torch.zeros_like(parameter[rows], device="cpu")
+            fresh = torch.zeros_like(parameter[chosen], device="cpu")
             if initial is not None:
-                fresh = initial[f"{name}.{kind}" if name else kind][rows]
+                fresh = initial[f"{name}.{kind}" if name else kind][chosen]
             elif parameter.ndim > 1:
                 bound = parameter[0].numel() ** -0.5
                 fresh = torch.rand(fresh.shape, generator=generator).mul_(2 * bound).sub_(bound)
-            parameter[rows] = fresh.to(parameter)
-            _clear_moments(optimizers, parameter, (rows,))
+            parameter[chosen] = fresh.to(parameter)
+            _clear_moments(optimizers, parameter, (chosen,))
     for name in layer.norms:
-        _restart_norm(modules[name], rows, layer.units, optimizers)
+        _restart_norm(modules[name], chosen, layer.units, optimizers)
     for name, columns in layer.outgoing:
         weight = modules[name].weight
-        places = (rows[:, None] * columns + torch.arange(columns)).flatten()
+        places = (chosen[:, None] * columns + torch.arange(columns)).flatten()
         weight[:, places] = 0.0
         _clear_moments(optimizers, weight, (slice(None), places))
-    return len(rows)
+    return len(chosen)
 
 
-def _restart_norm(norm: nn.Module, rows: Tensor, units: int, optimizers: Iterable[Optimizer]) -> None:
+def _restart_norm(norm: nn.Module, chosen: Tensor, units: int, optimizers: Iterable[Optimizer]) -> None:
     fresh = {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}
     for key, value in fresh.items():
         tensor = getattr(norm, key, None)
         if tensor is not None and tensor.shape == (units,):
-            tensor[rows] = value
-            _clear_moments(optimizers, tensor, (rows,))
+            tensor[chosen] = value
+            _clear_moments(optimizers, tensor, (chosen,))
 
 
 def _clear_moments(optimizers: Iterable[Optimizer], parameter: Tensor, place: tuple[Any, ...]) -> None:

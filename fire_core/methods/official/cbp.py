@@ -82,10 +82,10 @@ class OfficialCBP(WatchesOutputs, ContinualBackprop):
         return utility.masked_fill(~mature, torch.inf).topk(count, largest=False).indices
 
     @torch.no_grad()
-    def recycle(self, state: State, name: str, layer: UnitLayer, rows: Tensor) -> None:
+    def recycle(self, state: State, name: str, layer: UnitLayer, chosen: Tensor) -> None:
         net, memory = state.nets[name], self.memory[name][layer.name]
         columns = columns_of(layer) // layer.units
-        channels = rows if columns == 1 else (rows // columns).unique()
+        channels = chosen if columns == 1 else (chosen // columns).unique()
         module: Any = net.get_submodule(layer.name)
         deviation = 2**0.5 * module.weight[0].numel() ** -0.5
         fresh = torch.empty(len(channels), *module.weight.shape[1:])
@@ -103,14 +103,14 @@ class OfficialCBP(WatchesOutputs, ContinualBackprop):
                 tensor[channels] = value
         for reader, _ in layer.outgoing:
             weight: Any = net.get_submodule(reader).weight
-            weight[:, rows] = 0.0
+            weight[:, chosen] = 0.0
         if not layer.outgoing:
-            memory["magnitude"][rows] = 0.0
+            memory["magnitude"][chosen] = 0.0
         memory["age"][channels] = 0
-        self.counts["recycled"] += len(rows)
+        self.counts["recycled"] += len(chosen)
 
     def before_recycling(
-        self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], rows: Tensor
+        self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], chosen: Tensor
     ) -> None:
         """Nothing is taken over by the readers."""
 

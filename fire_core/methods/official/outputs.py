@@ -158,12 +158,12 @@ class WatchesOutputs:
 class ResetsRows:
     """Recycles units with `reset_rows`: mix it in before the published class."""
 
-    def recycle(self: Any, state: State, name: str, layer: UnitLayer, rows: Tensor) -> None:
+    def recycle(self: Any, state: State, name: str, layer: UnitLayer, chosen: Tensor) -> None:
         """Replace units of net `name`."""
         self.counts["recycled"] += reset_rows(
             state.nets[name],
             layer,
-            rows,
+            chosen,
             generator=self.stream(state),
             optimizers=state.optimizers.values(),
         )
@@ -199,7 +199,7 @@ def watch_last(
 def reset_rows(
     net: nn.Module,
     layer: UnitLayer,
-    rows: Tensor,
+    chosen: Tensor,
     *,
     generator: torch.Generator,
     optimizers: Iterable[Optimizer] = (),
@@ -207,20 +207,20 @@ def reset_rows(
     """Give units PyTorch's default draw in weight and bias, in place; returns how many.
 
     Outgoing weights, norms and Adam's moments stay, but step counts become 0 for the whole of every parameter touched,
-    the reader's weight included. The draw is that of a whole layer, of which the rows are taken.
+    the reader's weight included. The draw is that of a whole layer, of which theirs are taken.
     """
     module: Any = net.get_submodule(layer.name)
     fresh = nn.init.kaiming_uniform_(torch.empty(module.weight.shape), a=5**0.5, generator=generator)
-    module.weight[rows] = fresh[rows].to(module.weight)
+    module.weight[chosen] = fresh[chosen].to(module.weight)
     touched = [module.weight, *(net.get_submodule(name).weight for name, _ in layer.outgoing)]
     if module.bias is not None:
         bound = module.weight[0].numel() ** -0.5
         fresh = torch.empty(module.bias.shape).uniform_(-bound, bound, generator=generator)
-        module.bias[rows] = fresh[rows].to(module.bias)
+        module.bias[chosen] = fresh[chosen].to(module.bias)
         touched.append(module.bias)
     for optimizer in optimizers:
         for parameter in touched:
             step = optimizer.state.get(parameter, {}).get("step")
             if step is not None:
                 step.zero_()
-    return len(rows)
+    return len(chosen)

@@ -52,9 +52,9 @@ class OfficialReDo(ResetsRows, ReDo):
             seen = watch_test(state, net, recorder, self.name)
             recorder.remove()
             for layer in layers:
-                rows = dormant(seen[layer.name], self.threshold)
-                if len(rows):
-                    self.recycle(state, name, layer, rows)
+                chosen = dormant(seen[layer.name], self.threshold)
+                if len(chosen):
+                    self.recycle(state, name, layer, chosen)
 
 
 def magnitude(layer: UnitLayer, output: Tensor) -> Tensor:

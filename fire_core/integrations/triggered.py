@@ -18,7 +18,7 @@ from fire_core.targets import find_targets
 from fire_core.triggers import Trigger
 
 
-class Treatment:
+class TriggeredFire:
     """A trigger, the settings of `fire`, and what becomes of the optimizer's state ("clear_changed", "clear", "keep").
 
     Settings are checked here and targets in `check`, so that a mistake stops the run before training, not at the
@@ -57,7 +57,7 @@ class Treatment:
         return due
 
 
-def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The metrics that are single numbers, as floats, for triggers."""
     found = {}
     for name, value in metrics.items():
