@@ -1,0 +1,94 @@
+"""Settings, Muon, single layers and theorems: tables and sentences from runs whose numbers are known by hand."""
+
+import math
+
+import pandas as pd
+import pytest
+import torch
+
+from analysis import estimates, questions, sensitivity, theory
+from analysis.runs import load
+from tests.synthetic_runs import task_lines, warm_start_lines, write_run
+from vision.models import build
+
+
+def test_settings_are_held_against_fire_and_muon_against_both(tmp_path):
+    levels = {
+        "none": 0.3,
+        "fire": 0.8,
+        "fire-scale=initial": 0.6,
+        "fire-normalize=spectral": 0.8,
+        "muon": 0.5,
+    }
+    for label, level in (levels | {"fire_muon": 0.9}).items():
+        for seed in (1, 2, 3):
+            noise = 0.0005 * ((seed * len(label)) % 3)
+            report = {"phase": 1, "seconds": 0.25, "rows": []}
+            lines = task_lines([level, level + noise], seed)
+            write_run(
+                tmp_path,
+                "settings_random_label",
+                label,
+                seed,
+                lines,
+                protocol="random_label",
+                boundary=report,
+            )
+    frame = estimates.frame(load(tmp_path))
+    rows = questions.settings_rows(frame)
+    words = rows.set_index("label")["word"].to_dict()
+    assert words == {"none": "worse", "fire-scale=initial": "worse", "fire-normalize=spectral": ""}
+    table = questions.settings_table(rows, frame).set_index("setting")
+    assert table.loc["FIRE [scale=initial]", "minus FIRE [95 %]"].startswith("-0.20")
+    assert table.loc["FIRE [scale=initial]", "seconds"] == "0.25" and table.loc["FIRE", "p, corrected"] == "-"
+    (told,) = questions._settings(frame)
+    assert "worse than FIRE as published: `scale=initial` -0.2" in told and "spectral" not in told
+    (told,) = questions._muon(frame)
+    assert "+0.4" in told.partition("against Muon alone")[0] and "+0.1" in told.partition("Muon alone")[2]
+
+
+def test_places_of_layers():
+    assert sensitivity.place_of("layer1.0.conv1") == ("layer1.0", "conv1")
+    assert sensitivity.place_of("h.3.mlp.c_fc") == ("h.3", "mlp.c_fc")
+    assert sensitivity.place_of("conv1") == ("single", "conv1") and sensitivity.place_of("fire") == (
+        "all",
+        "all",
+    )
+
+
+def test_the_map_of_layers_shows_each_difference(tmp_path):
+    levels = {
+        "none": 0.5,
+        "fire": 0.7,
+        "fire-targets=layer1.0.conv1": 0.6,
+        "fire-targets=layer2.0.conv2": 0.4,
+    }
+    for label, level in (levels | {"fire-targets=name_head": 0.55}).items():
+        write_run(tmp_path, "sensitivity_resnet18", label, 1, warm_start_lines(level, 1))
+    results = load(tmp_path)
+    texts = {text.get_text() for text in sensitivity.draw([results]).axes[0].texts}
+    assert texts == {"+0.100", "-0.100", "head\n+0.050", "all\n+0.200"}
+    (told,) = questions._where(results)
+    assert "1 seed: best `layer1.0.conv1` +0.1000, worst `layer2.0.conv2` -0.1000" in told
+
+
+def test_theorems_on_a_net_before_and_after_the_exact_projection():
+    torch.manual_seed(0)
+    make = {"classes": 4, "channels": 1, "image_size": 4, "width": 12, "depth": 2}
+    net, trained = build("mlp", **make), build("mlp", **make)
+    trained.load_state_dict(net.state_dict())
+    inputs, labels = torch.randn(64, 16), torch.randint(4, (64,))
+    before = pd.DataFrame(theory.rows_of(net, trained, inputs, labels))
+    assert len(before) == 10 and (before[before["theorem"] == "1"]["measured"] == 0).all()
+    theory.treated(net, {}, "fire_exact", 1)
+    after = pd.DataFrame(theory.rows_of(net, trained, inputs, labels))
+    assert after["holds"].all() and after["bound"].notna().all()
+    activity = after[after["theorem"] == "4"]["measured"]
+    assert activity.max() == pytest.approx(1.0, abs=1e-4)  # rows of one length
+    weights, features = theory.weights_and_features(trained, inputs)
+    assert len(weights) == 3 and math.isclose(float(features[0].min()), 0.0)
+    both = pd.concat([before.assign(method="none"), after.assign(method="fire_exact")]).assign(network="MLP")
+    nets = pd.DataFrame(columns=["network", "method", "matrices", "below_1", "below_1_scaled"])
+    line = theory.premise_table(nets, both).iloc[0]
+    # squared scales 12/16, 1 and 4/12 leave 12 (1 - 3/4)^2, 0 and 4 (1 - 1/3)^2 = 16/9
+    assert line["FIRE exact: as stored"] == "67%" and list(line)[-1] == "100%"
