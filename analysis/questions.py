@@ -206,4 +206,4 @@ def _where(results: Results) -> list[str]:
 
 
 def _layer(row: dict) -> str:
-    return f"`{row['label'].removeprefix(sensitivity.PREFIX).removeprefix('name_')}` {difference_text(row)}"
+    return f"`{row['label'].removeprefix(sensitivity.PREFIX)}` {difference_text(row)}"

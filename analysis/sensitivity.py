@@ -33,7 +33,7 @@ def differences(part: Results) -> pd.DataFrame:
 
 def place_of(layer: str) -> tuple[str, str]:
     """(block, layer in it): `layer1.0.conv1` is `conv1` of `layer1.0`, `h.0.mlp.c_fc` is `mlp.c_fc` of `h.0`."""
-    parts = layer.removeprefix("name_").split(".")
+    parts = layer.split(".")
     if layer == "fire":
         return "all", "all"
     return (".".join(parts[:2]), ".".join(parts[2:])) if len(parts) > 2 else ("single", layer)
@@ -65,7 +65,7 @@ def draw_map(axis: Axes, rows: pd.DataFrame) -> None:
         better = row["difference"] if row["higher_is_better"] else -row["difference"]
         values[place] = better
         star = " *" if row["word"] else ""
-        name = f"{row['layer'].removeprefix('name_')}\n" if single else ""
+        name = f"{row['layer']}\n" if single else ""
         texts[place] = f"{name}{number(row['difference'], 3, sign=True)}{star}"
     limit = np.nanmax(np.abs(values))
     axis.imshow(values, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")

@@ -8,6 +8,9 @@ import torch
 
 from analysis import estimates, questions, sensitivity, theory
 from analysis.runs import load
+from fire_core import find_targets
+from harness.config import compose
+from language.model import Decoder, Shape
 from tests.synthetic_runs import task_lines, warm_start_lines, write_run
 from vision.models import build
 
@@ -56,6 +59,24 @@ def test_places_of_layers():
     )
 
 
+@pytest.mark.parametrize(
+    ("domain", "experiment", "net"),
+    [
+        (
+            "vision",
+            "sensitivity_resnet18",
+            lambda: build("resnet18", classes=3, channels=1, image_size=16, width=4),
+        ),
+        ("language", "sensitivity_gpt", lambda: Decoder(Shape(4, 2, width=8, block=8, vocabulary=32))),
+    ],
+)
+def test_the_sweep_over_layers_takes_each_matrix_once(domain, experiment, net):
+    values = compose(domain, [f"experiment={experiment}"]).hydra.sweeper.params["method.targets"].split(",")
+    made = net()
+    taken = [target.name for value in values for target in find_targets(made, value).included]
+    assert sorted(taken) == sorted(target.name for target in find_targets(made).included)
+
+
 def test_the_map_of_layers_shows_each_difference(tmp_path):
     levels = {
         "none": 0.5,
@@ -63,7 +84,7 @@ def test_the_map_of_layers_shows_each_difference(tmp_path):
         "fire-targets=layer1.0.conv1": 0.6,
         "fire-targets=layer2.0.conv2": 0.4,
     }
-    for label, level in (levels | {"fire-targets=name_head": 0.55}).items():
+    for label, level in (levels | {"fire-targets=head": 0.55}).items():
         write_run(tmp_path, "sensitivity_resnet18", label, 1, warm_start_lines(level, 1))
     results = load(tmp_path)
     texts = {text.get_text() for text in sensitivity.draw([results]).axes[0].texts}
