@@ -6,7 +6,8 @@
 Reads `none` and `full_reset` of one experiment, from the committed results or from a folder of runs with `--root`. Adds
 rows to analysis/results/calibration.csv, each a paired difference over the seeds with its 95 % interval (Student's t):
 
-- images, lost: test accuracy at the end, `full_reset` minus `none`;
+- images, lost: test accuracy at the end, `full_reset` minus `none`; with random labels training accuracy at the end of a
+  task, over the last quarter of the tasks;
 - language, lost: validation loss on the mixture at the end, `none` minus `full_reset`; overfitted: loss on the old
   corpus right before the boundary, minus its lowest value;
 - RL, learned: level of `none` at the end of the first half, minus that of random actions; lost: gain of `full_reset` in the
@@ -76,7 +77,9 @@ def interval(differences: pd.Series) -> str:
 
 def rows(experiment: str, lines: pd.DataFrame) -> list[dict[str, object]]:
     """The rows of a setting, without what names it."""
-    if experiment.startswith("fig2"):
+    if experiment == "random_label":
+        return [lost_in_late_tasks(lines)]
+    if experiment.startswith(("fig2", "label_noise")):
         return [lost_at_the_end(lines, "test_accuracy", better=1)]
     if experiment.startswith("fig3"):
         return [overfitted(lines), lost_at_the_end(lines, "val_loss_mix", better=-1)]
@@ -91,6 +94,18 @@ def lost_at_the_end(lines: pd.DataFrame, metric: str, *, better: int) -> dict[st
     return {
         "seeds": len(end), "metric": f"lost: {metric} at the end", "none": end.none.mean(),
         "full_reset": end.full_reset.mean(), "difference": lost.mean(), "interval": interval(lost),
+    }  # fmt: skip
+
+
+def lost_in_late_tasks(lines: pd.DataFrame) -> dict[str, object]:
+    """How much better a full reset learns the last quarter of the tasks than no reset."""
+    learned = lines[lines.metric == "train_accuracy"].sort_values("step")
+    ends = learned.groupby(["seed", "method", "phase"]).value.last().unstack("phase")
+    late = ends.iloc[:, -(ends.shape[1] // 4) :].mean(axis=1).unstack("method").dropna()
+    lost = late.full_reset - late.none
+    return {
+        "seeds": len(late), "metric": "lost: train_accuracy of the last quarter of the tasks", "none": late.none.mean(),
+        "full_reset": late.full_reset.mean(), "difference": lost.mean(), "interval": interval(lost),
     }  # fmt: skip
 
 

@@ -27,6 +27,18 @@ def test_images_lose_what_a_full_reset_ends_above_no_reset():
     )  # 0.04 -+ 12.706 * 0.01, Student's t with one degree of freedom
 
 
+def test_random_labels_are_judged_by_the_last_quarter_of_the_tasks():
+    told = [
+        (method, 1, task, 10 * task + epoch, (level if task >= 6 else 1.0) if epoch else 0.5)
+        for method, level in (("none", 0.3), ("full_reset", 0.7))
+        for task in range(8)
+        for epoch in (0, 9)
+    ]
+    (row,) = calibrate.rows("random_label", lines("train_accuracy", told))
+    assert (row["none"], row["full_reset"]) == (pytest.approx(0.3), pytest.approx(0.7))
+    assert row["difference"] == pytest.approx(0.4)
+
+
 def test_language_overfits_and_loses():
     old = [("none", 1, 0, step, value) for step, value in ((0, 5.0), (10, 3.0), (20, 3.5))]
     mixture = [(m, 1, 1, 30, v) for m, v in (("none", 4.2), ("full_reset", 4.0))]
