@@ -112,6 +112,38 @@ def claims_in_short(claims: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows.values()).fillna("-")
 
 
+def wins_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """In how many of the paper's panels FIRE ends ahead of each rival, at each size that ran; all comparisons of one size
+    are one family for Holm's correction. Beside it the paper's own count over the same panels."""
+    panels = {f"{figure}_{panel}": (figure, panel) for figure, panel in paper.cells()}
+    rows = frame[frame["headline"] & (frame["reference"] == "fire") & frame["label"].isin(RIVALS)]
+    rows = rows[rows["experiment"].isin(panels)]
+    table = []
+    for size in (size for size in SIZES if size in set(rows["size"])):
+        decided = estimates.decide(rows[rows["size"] == size])
+        ahead = (decided["difference"] < 0) == decided["higher_is_better"].astype(bool)
+        for rival in RIVALS:
+            ours = decided["label"] == rival
+            if not ours.any():
+                continue
+            theirs = [_gap_of_paper({"figure": f, "panel": p, "better": "fire", "worse": rival})
+                      for f, p in map(panels.get, decided[ours]["experiment"])]  # fmt: skip
+            known = [gap for gap in theirs if gap is not None]
+            words = decided[ours]["word"]  # of the rival against FIRE
+            table.append(
+                {
+                    "size": size,
+                    "FIRE against": plot.look(rival).name,
+                    "panels": int(ours.sum()),
+                    "ends ahead": int(ahead[ours].sum()),
+                    "beyond chance": int((words == "worse").sum()),
+                    "behind beyond chance": int((words == "better").sum()),
+                    "in the paper": f"{sum(gap > 0 for gap in known)} of {len(known)}",
+                }
+            )
+    return pd.DataFrame(table)
+
+
 def against(part: pd.DataFrame, labels: Iterable[str] | None = None) -> pd.DataFrame:
     """FIRE minus each other method of one setting in the headline measure; all of them are one family."""
     rows = part[part["headline"] & (part["reference"] == "fire")]

@@ -398,6 +398,14 @@ def test_triggers_are_compared_with_the_boundaries_and_their_acts_counted(tmp_pa
     assert rows["FIRE [rank]"][3].startswith("0.9220") and "p-values corrected" in table
 
 
+def test_wins_are_counted_over_the_panels_of_the_paper_alone(frame):
+    table = tables.wins_table(frame).set_index("FIRE against")
+    assert table.loc["none (continue)", "panels"] == 3  # random labels are no panel of the paper
+    assert table["ends ahead"].to_dict() == {"none (continue)": 3, "shrink & perturb": 3, "full reset": 0}
+    assert table.loc["none (continue)", "in the paper"] == "3 of 3"
+    assert table.loc["full reset", "in the paper"] == "2 of 3"  # its full reset ends ahead in Figure 2a alone
+
+
 def test_documents_say_what_was_run_and_what_was_not(results, frame):
     text = pages.reproduced(results, frame)
     assert text == pages.reproduced(results, frame)
