@@ -27,8 +27,7 @@ without any text of the first; windows of 512 tokens instead of 128, with a tent
 encyclopaedic entries (What does "name" mean?), of which only the tokens of the answers count. Losses at the end in
 nats a token, on the texts of phase 2 and on the old corpus; right after the boundary in brackets. Differences are
 from `none`, paired by seed, p-values corrected over all of them."""
-NETS = """Decoders that nothing is done to at the boundary: validation loss and dormant share at the end of training.
-Squared ReLU and SwiGLU have three seeds, the others one."""
+NETS = """Decoders that nothing is done to at the boundary: validation loss and dormant share at the end of training."""
 CAPTION = (
     "Dormant units while a decoder is trained on the encyclopaedic corpus and, after the thin line, on the technical one "
     "with a tenth of the first: share of the units of all layers whose mean |activation| is at most 0.025 of the mean of "
@@ -175,7 +174,8 @@ def _nets_told(frame: pd.DataFrame) -> list[str]:
     if len(shares) < 2:
         return []
     text = ", ".join(f"{DRAWN[net][0]} {mean_text(shares.loc[net], 3)}" for net in DRAWN)
-    return [f"- **Dormant units of a decoder** at the end of training: {text}."]
+    few = " (one seed, no interval)" if shares["n"].max() == 1 else ""
+    return [f"- **Dormant units of a decoder** at the end of training: {text}{few}."]
 
 
 def _in_order(rows: pd.DataFrame) -> list[dict]:
