@@ -285,7 +285,7 @@ def load_exported(folder: str | Path = RESULTS) -> Results:
 def export(results: Results, folder: Path = RESULTS) -> list[Path]:
     """Write the finished runs as CSV, small enough to commit. Of what `folder` holds, a run is replaced only by the same
     run: that of this experiment, size, data, label and seed."""
-    own, curves = results.finished.assign(path=""), [pd.DataFrame(columns=METRIC_COLUMNS)]
+    own, curves = results.finished.assign(path=""), list[pd.DataFrame]()
     settings = sorted(set(zip(own["experiment"], own["size"])))
     for experiment, size in settings:
         part = results.select(experiment=experiment, size=size)
@@ -293,7 +293,8 @@ def export(results: Results, folder: Path = RESULTS) -> list[Path]:
             ALSO_EXPORTED
         )
         curves.append(thin(part.metrics[part.metrics["metric"].isin(wanted)]))
-    done = Results(own, pd.concat(curves), results.boundaries, results.costs)
+    thinned = pd.concat(curves, ignore_index=True) if curves else results.metrics
+    done = Results(own, thinned, results.boundaries, results.costs)
     table = _together(done, load_exported(folder), [key for key in KEYS if key != "method"])
     metrics = table.metrics.sort_values(CURVES, kind="stable")
     paths = []

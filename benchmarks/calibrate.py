@@ -26,6 +26,7 @@ import pandas as pd
 from scipy import stats
 
 RESULTS = Path(__file__).resolve().parents[1] / "analysis" / "results"
+PAIR = ["none", "full_reset"]
 COLUMNS = ["panel", "setting", "seeds", "metric", "none", "full_reset", "random", "difference", "interval"]
 COLUMNS += ["minutes", "commit", "chosen"]
 
@@ -59,9 +60,7 @@ def on_disk(root: Path, experiment: str, size: str) -> tuple[pd.DataFrame, float
 
 def levels(lines: pd.DataFrame, metric: str, phase: int) -> pd.DataFrame:
     """Mean over the last quarter of a half: rows are seeds, columns methods."""
-    half = lines[
-        (lines.metric == metric) & (lines.phase == phase) & lines.method.isin(["none", "full_reset"])
-    ]
+    half = lines[(lines.metric == metric) & (lines.phase == phase) & lines.method.isin(PAIR)]
     first, last = half.step.min(), half.step.max()
     tail = half[half.step > last - (last - first) / 4]
     return tail.groupby(["seed", "method"]).value.mean().unstack("method")
@@ -71,6 +70,8 @@ def interval(differences: pd.Series) -> str:
     """95 % interval of the mean as "low..high"; empty for one seed."""
     if len(differences) < 2:
         return ""
+    if differences.nunique() == 1:
+        return f"{differences.iloc[0]:.4g}..{differences.iloc[0]:.4g}"
     low, high = stats.t.interval(0.95, len(differences) - 1, differences.mean(), stats.sem(differences))
     return f"{low:.4g}..{high:.4g}"
 
@@ -89,7 +90,7 @@ def rows(experiment: str, lines: pd.DataFrame) -> list[dict[str, object]]:
 def lost_at_the_end(lines: pd.DataFrame, metric: str, *, better: int) -> dict[str, object]:
     """How much better a full reset ends than no reset; `better` is 1 where high values are good, else -1."""
     ordered = lines[lines.metric == metric].sort_values("step")
-    end = ordered.groupby(["seed", "method"]).value.last().unstack("method").dropna()
+    end = ordered.groupby(["seed", "method"]).value.last().unstack("method")[PAIR].dropna()
     lost = better * (end.full_reset - end.none)
     return {
         "seeds": len(end), "metric": f"lost: {metric} at the end", "none": end.none.mean(),
@@ -101,7 +102,7 @@ def lost_in_late_tasks(lines: pd.DataFrame) -> dict[str, object]:
     """How much better a full reset learns the last quarter of the tasks than no reset."""
     learned = lines[lines.metric == "train_accuracy"].sort_values("step")
     ends = learned.groupby(["seed", "method", "phase"]).value.last().unstack("phase")
-    late = ends.iloc[:, -(ends.shape[1] // 4) :].mean(axis=1).unstack("method").dropna()
+    late = ends.iloc[:, -(ends.shape[1] // 4) :].mean(axis=1).unstack("method")[PAIR].dropna()
     lost = late.full_reset - late.none
     return {
         "seeds": len(late), "metric": "lost: train_accuracy of the last quarter of the tasks", "none": late.none.mean(),
