@@ -73,7 +73,7 @@ def settings_table(rows: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
     """One row an experiment and setting: what the boundary did, and where training ended."""
     table = []
     for experiment, name in SETTINGS.items():
-        part = frame[frame["experiment"] == experiment]
+        part = frame[(frame["experiment"] == experiment) & ~frame["method"].isin(["muon", "fire_muon"])]
         ends = estimates.means(part[part["headline"]]).set_index("label")
         measured = estimates.means(part[part["kind"] == "boundary"])
         measured = measured.pivot_table(index="label", columns="metric", values="mean")
@@ -138,10 +138,11 @@ def _muon(frame: pd.DataFrame) -> list[str]:
     for experiment, name in MUON.items():
         part = rows[rows["experiment"] == experiment].set_index("reference")
         if len(part) == 2:
-            texts = [
-                f"{difference_text(part.loc[reference])} against {title} alone (p {p_text(part.loc[reference, 'p_holm'])})"
-                for reference, title in (("muon", "Muon"), ("fire", "FIRE"))
-            ]
+            texts = []
+            for reference, title in (("muon", "Muon"), ("fire", "FIRE")):
+                row = part.loc[reference]
+                sure = "one seed" if row["pairs"] == 1 else f"p {p_text(row['p_holm'])}, {row['pairs']} seeds"
+                texts.append(f"{difference_text(row)} against {title} alone ({sure})")
             told.append(f"[{name}]({PAGES}/{experiment}.md): {', '.join(texts)}")
     return [
         "- **Is FIRE redundant under Muon?** FIRE at the boundaries with Muon between them, difference at the end of "

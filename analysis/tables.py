@@ -187,6 +187,9 @@ def controls_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 def against_controls(frame: pd.DataFrame) -> pd.DataFrame:
     rows = frame[frame["headline"] & (frame["reference"] == "fire") & frame["label"].isin(CONTROLS)]
+    rows = rows[
+        ~rows["experiment"].str.startswith("settings_")
+    ]  # other experiments' settings, in a table of their own
     keys = ["experiment", "size", "data"]
     ran = rows[rows["label"].isin(CONTROLS[1:])].drop_duplicates(keys)[keys]
     return estimates.decide(rows.merge(ran, on=keys))
