@@ -94,4 +94,5 @@ def draw_panel(axis: Axes, part: Results, interest: Sequence[str] = plot.INTERES
         plot.fit_limits(inset, late, (marks[-1] + late["x"].max()) / 2)
         plot.draw_boundaries(inset, marks[-1:])
         inset.tick_params(labelsize=6)
+    plot.draw_calibration(axis, part)
     return drawn

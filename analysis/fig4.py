@@ -75,4 +75,5 @@ def draw_panel(
     if len(random) and metric in METRICS:
         plot.draw_level(axis, float(random.mean()), "random_actions")
     plot.draw_boundaries(axis, plot.boundaries(rows))
+    plot.draw_calibration(axis, part)
     return drawn

@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis import paper
-from analysis.runs import Results
+from analysis.runs import RESULTS, Results
 
 BAND = "Lines are means over the seeds, bands run from the lowest to the highest seed."
 BINS = 50
@@ -160,6 +160,25 @@ def title(part: Results) -> str:
     seeds = seeds.removesuffix("s") if counts.max() == 1 else seeds
     protocol = "" if run["figure"].startswith("fig2") else PROTOCOLS.get(run["protocol"], "")
     return f"{model} on {data}\n{', '.join(filter(None, [run['detail'], protocol, seeds]))}"
+
+
+def loses_nothing(part: Results) -> bool:
+    """Whether the calibration of a setting did not show that plasticity is lost in it: the interval of a full reset minus
+    no reset does not lie above 0. False where it was not calibrated."""
+    path = RESULTS / "calibration.csv"
+    tried = pd.read_csv(path, dtype=str, keep_default_na=False)
+    here = (tried["panel"] == part.first["experiment"]) & (tried["size"] == part.first["size"])
+    lost = tried[here & tried["metric"].str.startswith("lost") & (tried["chosen"] == "yes")]["interval"]
+    return bool(len(lost)) and float(lost.iloc[-1].partition("..")[0] or "nan") <= 0
+
+
+def draw_calibration(axis: Axes, part: Results) -> None:
+    """Say in a panel that its setting was not shown to lose plasticity, so that no method has much to restore."""
+    if loses_nothing(part):
+        axis.text(
+            0.02, 0.98, "no loss of plasticity shown", transform=axis.transAxes, va="top", color="#6F6F6F",
+            fontsize=6.5, zorder=5,
+        )  # fmt: skip
 
 
 def data_name(name: str) -> str:

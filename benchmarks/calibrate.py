@@ -27,7 +27,18 @@ from scipy import stats
 
 RESULTS = Path(__file__).resolve().parents[1] / "analysis" / "results"
 PAIR = ["none", "full_reset"]
-COLUMNS = ["panel", "setting", "seeds", "metric", "none", "full_reset", "random", "difference", "interval"]
+COLUMNS = [
+    "panel",
+    "size",
+    "setting",
+    "seeds",
+    "metric",
+    "none",
+    "full_reset",
+    "random",
+    "difference",
+    "interval",
+]
 COLUMNS += ["minutes", "commit", "chosen"]
 
 
@@ -154,7 +165,8 @@ def main() -> None:
     options = parser.parse_args()
     read = (options.experiment, options.size)
     lines, minutes, commit = on_disk(options.root, *read) if options.root else committed(*read)
-    named = {"panel": options.panel or options.experiment, "setting": options.setting, "minutes": minutes}
+    named = {"panel": options.panel or options.experiment, "size": options.size, "setting": options.setting}
+    named |= {"minutes": minutes}
     named |= {"commit": commit, "chosen": "yes" if options.chosen else "no"}
     table = pd.DataFrame([named | row for row in rows(options.experiment, lines)], columns=COLUMNS)
     path = RESULTS / "calibration.csv"

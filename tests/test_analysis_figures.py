@@ -398,6 +398,22 @@ def test_triggers_are_compared_with_the_boundaries_and_their_acts_counted(tmp_pa
     assert rows["FIRE [rank]"][3].startswith("0.9220") and "p-values corrected" in table
 
 
+@pytest.mark.parametrize(
+    ("interval", "chosen", "said"),
+    [("-0.01..0.04", "yes", True), ("0.01..0.04", "yes", False), ("-0.01..0.04", "no", False)],
+)
+def test_a_panel_says_where_no_loss_was_shown(results, tmp_path, monkeypatch, interval, chosen, said):
+    lines = ["panel,size,metric,interval,chosen"]
+    lines += [f"fig2a_cifar10_resnet18,small,lost: test_accuracy at the end,{interval},{chosen}"]
+    lines += ["fig2a_cifar10_resnet18,medium,lost: test_accuracy at the end,-1..1,yes"]
+    (tmp_path / "calibration.csv").write_text("\n".join(lines))
+    monkeypatch.setattr(plot, "RESULTS", tmp_path)
+    figure, axis = plot.plt.subplots()
+    fig2.draw_panel(axis, results.select(experiment="fig2a_cifar10_resnet18"))
+    assert ("no loss of plasticity shown" in [text.get_text() for text in axis.texts]) is said
+    plot.plt.close(figure)
+
+
 def test_wins_are_counted_over_the_panels_of_the_paper_alone(frame):
     table = tables.wins_table(frame).set_index("FIRE against")
     assert table.loc["none (continue)", "panels"] == 3  # random labels are no panel of the paper
