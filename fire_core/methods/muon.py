@@ -153,9 +153,8 @@ class Muon(Method):
         rate = default.param_groups[0]["lr"]
         stacks = {id(weight) for weight in stacked_weights(net).values()}
         stacked = [p for p in weights if id(p) in stacks]
-        most = (
-            2 if hasattr(torch.optim, "Muon") else 0
-        )  # dimensions that torch's own takes, which 2.9 brought
+        # dimensions that torch's own takes, which came with 2.9
+        most = 2 if hasattr(torch.optim, "Muon") else 0
         matrices = [p for p in weights if p.ndim <= most]
         convolutions = [p for p in weights if p.ndim > most and id(p) not in stacks]
         parts: list[Optimizer] = []

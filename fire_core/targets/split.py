@@ -133,8 +133,9 @@ def _skipped(place: Place) -> Part | None:
             "lora", "low-rank adapter: the product B A is the update, neither factor is a layer's matrix"
         )
     leaf = place.path.rpartition(".")[2]
-    for word in {attribute, leaf} & STATE_SPACE.keys():
-        if any(hasattr(owner, "A_log") and hasattr(owner, word) for owner in (module, *place.parents[-1:])):
+    for word in (attribute, leaf):
+        owners = (module, *place.parents[-1:]) if word in STATE_SPACE else ()
+        if any(hasattr(owner, "A_log") and hasattr(owner, word) for owner in owners):
             return Part("state_space", STATE_SPACE[word])
     if attribute in ADDED:
         return Part("embedding", "learned token or position: added, not multiplied")
