@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from analysis import benchmark_tables, estimates, other_boundaries, paper, plot, questions, tables
+from analysis import benchmark_tables, estimates, follow_up, other_boundaries, paper, plot, tables
 from analysis.runs import RESULTS, SIZES, Results, load_exported, settings
 from analysis.text import markdown
 from fire_core.errors import UserError
@@ -42,8 +42,8 @@ CLAIMS_IN_SHORT = """Our gain of the first method over the second at the end of 
 positive when it falls as claimed. A star: the claim holds; an x: the opposite does, after correction over all comparisons at
 one size. With intervals and p-values: [claims](analysis/results/pages/claims.md).
 """
-WINS = """How often FIRE ends ahead of a rival, over the paper's panels. Beyond chance: after correction over all comparisons
-at one size.
+WINS = """How often FIRE ends ahead of a rival, over the paper's panels at the largest size that ran. Beyond chance: after
+correction over all comparisons of this table.
 """
 CLAIMS = """Each row compares two methods at the end of training, the one that is said to be better first. A gain is positive
 when it falls as claimed. For the correction, the paper's own claims at one size are one family, and the others at that size
@@ -92,7 +92,7 @@ def texts() -> dict[Path, str]:
         found[FOLDER / "other_boundaries.md"] = f"# Other boundaries\n\n{BACK}\n\n{other}\n"
     for experiment in sorted(results.finished["experiment"].unique()):
         found[FOLDER / f"{experiment}.md"] = page(results.select(experiment=experiment), frame)
-    for name, text in questions.pages(results, frame).items():
+    for name, text in follow_up.pages(results, frame).items():
         found[FOLDER / f"{name}.md"] = text.replace("{back}", BACK)
     return found | {readme: fill(readme.read_text(encoding="utf-8"), overview(results, frame))}
 
@@ -126,7 +126,7 @@ def reproduced(results: Results, frame: pd.DataFrame) -> str:
     ]
     blocks += [controls_sentence(frame), "", markdown(tables.controls_table(frame)), ""]
     blocks += triggers(results, frame)
-    blocks += questions.sections(results, frame)
+    blocks += follow_up.sections(results, frame)
     blocks += other_boundaries.sections(frame)
     blocks += _benchmark(found, "table1")
     blocks += ["## Everything else\n", *_links(results)]

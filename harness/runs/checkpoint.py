@@ -11,6 +11,7 @@ import torch
 
 from fire_core.checkpoints.atomic import remove_torn, written_aside
 from fire_core.errors import UserError
+from harness.runs.folders import read_meta
 
 PREFIX = "step_"
 START_OVER = "delete its run folder to start over"
@@ -114,3 +115,12 @@ def check_owner(path: Path, parts: dict[str, Any], owner: str | None) -> None:
             f"checkpoint {path} belongs to config {known}, this run is {owner}: "
             f"delete {path.parent.parent}, or choose another run.root"
         )
+
+
+def identity_of(folder: Path) -> str | None:
+    """Whose run lies in `folder`: from meta.json, or from a checkpoint where that file is lost or torn."""
+    identity = read_meta(folder).get("identity")
+    if isinstance(identity, str):
+        return identity
+    saved = sorted((folder / "checkpoint").glob("*.pt"))
+    return load(saved[-1]).get("_identity") if saved else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -13,6 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from fire_core.checkpoints.atomic import write_atomic
+from harness.runs.folders import read_meta
 
 
 def describe() -> dict[str, Any]:
@@ -28,6 +32,18 @@ def describe() -> dict[str, Any]:
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def write_meta(folder: Path, facts: dict[str, Any]) -> None:
+    """meta.json of a start: `facts` and `describe()`. What earlier starts were made with stays under `earlier`."""
+    before = read_meta(folder)
+    try:
+        start = {key: before[key] for key in ("commit", "dirty", "started")}
+        earlier = [*before.get("earlier", []), start]
+    except (KeyError, TypeError):
+        earlier = []
+    text = json.dumps(facts | describe() | ({"earlier": earlier} if earlier else {}), indent=1)
+    write_atomic(folder / "meta.json", text)
 
 
 def versions() -> dict[str, str]:

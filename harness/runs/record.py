@@ -27,7 +27,7 @@ from fire_core.errors import UserError
 from fire_core.report import Report
 from harness.runs import checkpoint as checkpoints
 from harness.runs.folders import read_meta
-from harness.runs.machine import describe
+from harness.runs.machine import describe, write_meta
 from harness.runs.metrics import NAME, MetricsFile, as_line, plain
 from harness.runs.signals import STOPPED, StopRequest
 from harness.runs.tracker import Tracker, open_tracker
@@ -93,7 +93,7 @@ class Run:
         identity = fingerprint(config)
         home = Path(root) / experiment / size
         folder = home / label / f"seed_{seed}"
-        if _identity(folder) not in (None, identity):
+        if checkpoints.identity_of(folder) not in (None, identity):
             folder = home / f"{label}-{identity[:8]}" / f"seed_{seed}"
             print(
                 f"note: the config differs from the one in {home / label}; this run goes to {folder}",
@@ -136,7 +136,7 @@ class Run:
                 (self.folder / mark).unlink(missing_ok=True)
             write_atomic(self.folder / "RUNNING", f"{os.getpid()}\n")
             write_atomic(self.folder / "config.yaml", _as_yaml(self.config))
-            self._write_meta(self.folder)
+            write_meta(self.folder, self.meta)
         except OSError as error:
             with contextlib.suppress(OSError):
                 (self.folder / "RUNNING").unlink(missing_ok=True)
@@ -329,19 +329,6 @@ class Run:
             self._lock.release()
             raise FinishedElsewhere(f"finished by another process: {self.folder}")
 
-    def _write_meta(self, folder: Path) -> None:
-        """meta.json of a start; what earlier starts of the run were made with stays under `earlier`."""
-        path, now, before = folder / "meta.json", describe(), read_meta(folder)
-        try:
-            earlier = [
-                *before.get("earlier", []),
-                {key: before[key] for key in ("commit", "dirty", "started")},
-            ]
-        except (KeyError, TypeError):
-            earlier = []
-        text = json.dumps(self.meta | now | ({"earlier": earlier} if earlier else {}), indent=1)
-        write_atomic(path, text)
-
     def _enter_trunk(self, trunk: Path, fork: str | None) -> dict[str, Any] | None:
         self._trunk_lock = FolderLock(trunk)
         said = False
@@ -360,7 +347,7 @@ class Run:
         for part in (trunk, trunk / "checkpoint"):
             remove_torn(part)  # of a process that was killed while it trained this trunk
         write_atomic(trunk / "config.yaml", _as_yaml(self.config))
-        self._write_meta(trunk)
+        write_meta(trunk, self.meta)
         self.place = trunk
         return self._load(checkpoints.latest(trunk / "checkpoint"))
 
@@ -407,15 +394,6 @@ class Run:
         if self._trunk_lock is not None:
             self._trunk_lock.release()
             self._trunk_lock = None
-
-
-def _identity(folder: Path) -> str | None:
-    """Whose run lies in `folder`: from meta.json, or from a checkpoint where that file is lost or torn."""
-    identity = read_meta(folder).get("identity")
-    if isinstance(identity, str):
-        return identity
-    saved = sorted((folder / "checkpoint").glob("*.pt"))
-    return checkpoints.load(saved[-1]).get("_identity") if saved else None
 
 
 def _as_yaml(config: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis import estimates, questions, sensitivity, theory
+from analysis import estimates, follow_up, sensitivity, theory
 from analysis.runs import load
 from fire_core import find_targets
 from harness.config import compose
@@ -38,15 +38,15 @@ def test_settings_are_held_against_fire_and_muon_against_both(tmp_path):
                 boundary=report,
             )
     frame = estimates.frame(load(tmp_path))
-    rows = questions.settings_rows(frame)
+    rows = follow_up.settings_rows(frame)
     words = rows.set_index("label")["word"].to_dict()
     assert words == {"none": "worse", "fire-scale=initial": "worse", "fire-normalize=spectral": ""}
-    table = questions.settings_table(rows, frame).set_index("setting")
+    table = follow_up.settings_table(rows, frame).set_index("setting")
     assert table.loc["FIRE [scale=initial]", "minus FIRE [95 %]"].startswith("-0.20")
     assert table.loc["FIRE [scale=initial]", "seconds"] == "0.25" and table.loc["FIRE", "p, corrected"] == "-"
-    (told,) = questions._settings(frame)
+    (told,) = follow_up._settings(frame)
     assert "worse than FIRE as published: `scale=initial` -0.2" in told and "spectral" not in told
-    (told,) = questions._muon(frame)
+    (told,) = follow_up._muon(frame)
     assert "+0.4" in told.partition("against Muon alone")[0] and "+0.1" in told.partition("Muon alone")[2]
 
 
@@ -89,7 +89,7 @@ def test_the_map_of_layers_shows_each_difference(tmp_path):
     results = load(tmp_path)
     texts = {text.get_text() for text in sensitivity.draw([results]).axes[0].texts}
     assert texts == {"+0.100", "-0.100", "head\n+0.050", "all\n+0.200"}
-    (told,) = questions._where(results)
+    (told,) = follow_up._where(results)
     assert "1 seed: best `layer1.0.conv1` +0.1000, worst `layer2.0.conv2` -0.1000" in told
 
 
