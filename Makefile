@@ -79,13 +79,14 @@ $(VENV)/.with-%: pyproject.toml constraints.txt $(VENV)/.with-torch
 .PHONY: install
 install: $(VENV)/.with-suite ## create .venv and install what vision and analysis need
 
-.PHONY: install-vision install-language install-dqn install-sac install-control install-ray install-all
+.PHONY: install-vision install-language install-dqn install-sac install-control install-ray install-slurm install-all
 install-vision: $(VENV)/.with-suite $(VENV)/.with-vision ## what vision/train.py needs, nets of torchvision included
 install-language: $(VENV)/.with-suite $(VENV)/.with-language ## what language/train.py needs
 install-dqn: $(VENV)/.with-suite $(VENV)/.with-dqn ## what rl/dqn/train.py needs
 install-sac: $(VENV)/.with-suite $(VENV)/.with-sac $(VENV)/.with-humanoid ## what rl/sac/train.py needs, the H1 robot included
 install-control: $(VENV)/.with-suite $(VENV)/.with-sac $(VENV)/.with-control ## what env.backend=dm_control needs
 install-ray: $(VENV)/.with-suite $(VENV)/.with-ray ## several runs at a time
+install-slurm: $(VENV)/.with-suite $(VENV)/.with-slurm ## runs on a cluster, through submitit
 install-all: install-vision install-language install-dqn install-sac ## all four scripts
 
 .PHONY: doctor

@@ -23,8 +23,8 @@ p-values corrected over the table. `min_norm=1e-3` skips no matrix here, so that
 ABOUT_THEORY = """The theorems are about feed-forward nets without biases; here the weights are those of an MLP after eight
 tasks of random labels, before and after each method, read without its biases on 512 images of the last task. Theorem 2
 assumes whitened inputs; the largest eigenvalue of the inputs' covariance stands in its bound where whitening would put 1.
-Theorems 3 and 4 do not see the scale of a matrix, so their premise is given the best one. Theorem 4 needs no more units
-than inputs. Positive eigenvalues in Theorem 3 are those above 1e-6 of the largest."""
+Theorems 3 and 4 do not see the scale of a matrix, so their premise is given the best one. Theorem 4 is about layers with at
+most as many units as inputs. Positive eigenvalues in Theorem 3 are those above 1e-6 of the largest."""
 
 
 def sections(results: Results, frame: pd.DataFrame) -> list[str]:
@@ -103,7 +103,9 @@ def _settings(frame: pd.DataFrame) -> list[str]:
         return []
     told = []
     for experiment, name in SETTINGS.items():
-        part = rows[(rows["experiment"] == experiment) & (rows["method"] != "none")]
+        part = rows[
+            (rows["experiment"] == experiment) & (rows["method"] != "none") & (rows["difference"] != 0)
+        ]
         if part.empty:
             continue
         words = [
@@ -111,10 +113,8 @@ def _settings(frame: pd.DataFrame) -> list[str]:
             for word in ("better", "worse")
             if (found := part[part["word"] == word].to_dict("records"))
         ]
-        widest = part.loc[part["difference"].abs().idxmax()]
         told.append(
-            f"{name}: {'; '.join(words) or 'none of them is told apart from FIRE as published'} (of {len(part)} settings; "
-            f"largest difference {_named(widest.to_dict())})"
+            f"{name}: {'; '.join(words) or 'none is told apart from FIRE as published'} (of {len(part)} settings)"
         )
     return [
         f"- **Settings** ([table]({PAGES}/settings.md): DfI, residual, time and end accuracy of each). "
@@ -123,7 +123,7 @@ def _settings(frame: pd.DataFrame) -> list[str]:
 
 
 def _named(row: dict) -> str:
-    return f"`{row['label'].removeprefix('fire-')}` {difference_text(row)}"
+    return f"`{row['label'].removeprefix('fire-').replace('-variance_factor', ' variance_factor')}` {difference_text(row)}"
 
 
 # ------------------------------------------------------------------------------------------------ Muon
@@ -193,6 +193,8 @@ def _where(results: Results) -> list[str]:
     for part in settings(results.select(experiment=names)):
         rows = sensitivity.differences(part)
         rows = rows[rows["block"] != "all"]
+        if rows.empty:
+            continue
         better = rows["difference"] * rows["higher_is_better"].map({True: 1, False: -1})
         best, worst = (rows.loc[place].to_dict() for place in (better.idxmax(), better.idxmin()))
         size, seeds = part.first["size"], best["pairs"]

@@ -101,7 +101,7 @@ def _old_data_told(frame: pd.DataFrame) -> list[str]:
             f"{plot.look(name).name} {old[name]:.3f}" for name in ("fire", "none") if name in old
         )
         words = ", ".join(_named(row) for row in _in_order(part))
-        told.append(f"{share:.0%} of the old images: {words}; old classes alone: {pair}")
+        told.append(f"{share:.0%} of the old images kept: {words}; old classes alone: {pair}")
     resets = gaps[gaps["method"] == "full_reset"]
     if len(resets) and not (resets["word"] == "better").any():
         told.append("A full reset is nowhere better than `none`, so no loss of plasticity is shown here")

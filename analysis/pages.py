@@ -42,8 +42,8 @@ CLAIMS_IN_SHORT = """Our gain of the first method over the second at the end of 
 positive when it falls as claimed. A star: the claim holds; an x: the opposite does, after correction over all comparisons at
 one size. With intervals and p-values: [claims](analysis/results/pages/claims.md).
 """
-WINS = """How often FIRE ends ahead of a rival, over the paper's panels at the largest size that ran. Beyond chance: after
-correction over all comparisons of this table.
+WINS = """How often FIRE ends ahead of a rival, over the paper's panels. Beyond chance: after correction over all comparisons
+at one size.
 """
 CLAIMS = """Each row compares two methods at the end of training, the one that is said to be better first. A gain is positive
 when it falls as claimed. For the correction, the paper's own claims at one size are one family, and the others at that size

@@ -11,6 +11,7 @@ from analysis import estimates, plot
 from analysis.plot import Axes, Figure, plt
 from analysis.runs import Results
 from analysis.text import number
+from fire_core.errors import UserError
 
 PREFIXES = ("sensitivity_",)
 PREFIX = "fire-targets="
@@ -43,6 +44,8 @@ def draw(parts: Sequence[Results], paper_curves: bool = False, interest: Sequenc
     """One heat map a network; the paper has no such figure, so `paper_curves` changes nothing."""
     figure, grid = plt.subplots(1, len(parts), figsize=(5.4 * len(parts), 3.6), squeeze=False)
     for axis, part in zip(grid[0], parts):
+        if differences(part).empty:
+            raise UserError(f"{part.first['experiment']}: nothing to compare with; run method=none too")
         draw_map(axis, differences(part))
         axis.set_title(plot.title(part))
     figure.tight_layout()

@@ -24,7 +24,7 @@ class FireSettings:
         solver: "newton_schulz" is the published algorithm, `iterations` cubic steps. It is *not* a projection to a
             tolerance: read `dfi_factor` in the report. "exact" is the orthogonal polar factor to `tolerance`. "fast" is
             closer than the published 10 iterations, in less time. "quintic" is Muon's iteration, inexact by design:
-            singular values end in a band from 0.68 to 1.21, not at 1 (see `polar`).
+            after about ten steps singular values lie in a band from 0.68 to 1.21, not at 1 (see `polar`).
         iterations: number of steps of newton_schulz and quintic.
         normalize: the norm that newton_schulz and quintic divide by at the start, "frobenius" (published) or "spectral".
         scale: what the orthogonal factor is multiplied by. "official" is sqrt(out / in), divided by the number of taps

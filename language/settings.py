@@ -7,6 +7,8 @@ from omegaconf import DictConfig
 from fire_core.errors import UserError
 from language.model import Shape
 
+SHORTEST_OF_QUESTIONS = 32  # tokens of a window
+
 
 def check_settings(cfg: DictConfig) -> Shape:
     """The model's shape, once every setting can be used; else UserError."""
@@ -22,4 +24,10 @@ def check_settings(cfg: DictConfig) -> Shape:
                 f"{key}.block={cfg[key].block}: the model has {cfg.model.block} positions; set model.block to the longest "
                 "window of both phases"
             )
+    shortest = min(cfg[key].block or cfg.model.block for key in ("phase_1", "phase_2"))
+    if "questions" in (cfg.corpus.a.name, cfg.corpus.b.name) and shortest < SHORTEST_OF_QUESTIONS:
+        raise UserError(
+            f"windows of {shortest} tokens with the corpus questions: only answers count in its loss, and so short a window "
+            f"may hold none; use a block of {SHORTEST_OF_QUESTIONS} or more"
+        )
     return Shape(**{k: v for k, v in cfg.model.items() if k != "name" and v is not None})

@@ -198,9 +198,14 @@ def _hub(name: str, part: str) -> Iterator[str]:
 def _wikipedia(part: str) -> Iterator[str]:
     rows = _load_hub(*HUB["wikipedia"], streaming=True)
     texts = (row["text"] for row in rows if len(row["text"]) >= WIKIPEDIA_CHARACTERS)
-    for position, text in enumerate(islice(texts, WIKIPEDIA_ARTICLES), 1):
-        if (position % WIKIPEDIA_VALIDATION == 0) == (part == "validation"):
-            yield text
+    try:
+        for position, text in enumerate(islice(texts, WIKIPEDIA_ARTICLES), 1):
+            if (position % WIKIPEDIA_VALIDATION == 0) == (part == "validation"):
+                yield text
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"the connection to {HUB['wikipedia'][0]} broke ({first_line(error)}): run the same command again"
+        ) from error
 
 
 def _load_hub(repository: str, configuration: str, *, streaming: bool = False) -> Any:

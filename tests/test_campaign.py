@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fire_core.errors import UserError
+from harness.campaign import __main__ as campaign
 from harness.campaign import training
 from harness.campaign.__main__ import at_a_time, check_options, duration, launcher_of, options_of
 from harness.campaign.manifest import Job, load
@@ -246,7 +247,14 @@ def test_a_budget_takes_the_first_that_fit_and_charges_a_trunk_once():
     ]  # 100 + 40 + 40; another trunk does not fit
 
 
-def test_a_launcher_makes_each_run_a_sweep_of_one(medium_like):
+def test_a_launcher_that_is_not_installed_names_its_target(monkeypatch):
+    monkeypatch.setitem(campaign.LAUNCHERS, "ray", ("hydra_plugins.nowhere", "install-ray"))
+    with pytest.raises(UserError, match="--launcher ray needs a plugin of Hydra: make install-ray"):
+        launcher_of("ray", gpus=1)
+
+
+def test_a_launcher_makes_each_run_a_sweep_of_one(medium_like, monkeypatch):
+    monkeypatch.setitem(campaign.LAUNCHERS, "submitit_slurm", ("json", "install-slurm"))
     manifest = load(medium_like[0], str(medium_like[1]))
     chosen = launcher_of("submitit_slurm hydra.launcher.partition=gpu", gpus=1)
     _, script, *rest = command(manifest.jobs[0], 1, chosen)
@@ -260,12 +268,15 @@ def test_a_launcher_makes_each_run_a_sweep_of_one(medium_like):
 @pytest.mark.parametrize(
     ("text", "gpus", "told"),
     [
-        ("slurm", 1, "--launcher slurm: choose one of ray, submitit_local, submitit_slurm"),
+        ("slurm", 1, "--launcher slurm is unknown; did you mean 'submitit_slurm'"),
+        ("ray 'x", 1, "give a launcher and its settings"),
+        (" ", 1, "give a launcher and its settings"),
         ("ray threads=2", 1, "settings of a launcher begin with hydra.launcher."),
         ("ray", 8, "--gpus 8 is torchrun on this machine"),
     ],
 )
-def test_launchers_that_cannot_work_are_named(text, gpus, told):
+def test_launchers_that_cannot_work_are_named(text, gpus, told, monkeypatch):
+    monkeypatch.setattr(campaign, "LAUNCHERS", dict.fromkeys(campaign.LAUNCHERS, ("json", "install-it")))
     with pytest.raises(UserError, match=told):
         launcher_of(text, gpus)
 

@@ -48,6 +48,7 @@ class ConvMuon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update; returns what `closure` returns, which is called first."""
         loss = _evaluate(closure)
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -86,6 +87,7 @@ class Together(Optimizer):
             start += count
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update; returns what `closure` returns, which is called first."""
         loss = _evaluate(closure)
         for part in self.parts:
             part.step()

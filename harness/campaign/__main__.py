@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -25,6 +26,11 @@ from harness.checks import keys
 from harness.launch import BAD_INPUT
 from harness.runs.signals import STOPPED
 
+LAUNCHERS = {  # name -> package, target of make
+    "ray": ("hydra_plugins.hydra_ray_launcher", "install-ray"),
+    "submitit_local": ("hydra_plugins.hydra_submitit_launcher", "install-slurm"),
+    "submitit_slurm": ("hydra_plugins.hydra_submitit_launcher", "install-slurm"),
+}
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -60,7 +66,8 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--launcher",
         default="",
-        help="Hydra launcher of every run and its settings, as in 'submitit_slurm hydra.launcher.partition=gpu' or ray",
+        help="Hydra launcher of every run and its settings, as in 'submitit_slurm hydra.launcher.partition=gpu' or ray; "
+        "jobs of Slurm go on when the campaign is stopped, and need scancel",
     )
     result.add_argument(
         "--jobs", type=int, metavar="N", help="runs at a time in every domain; default: as in the manifest"
@@ -75,6 +82,9 @@ def main() -> int:
     budget = duration(options.budget) if options.budget else None
     root = Path(options.root)
     check_options(options.option)
+    launcher = launcher_of(options.launcher, options.gpus)
+    if options.jobs is not None and options.jobs < 1:
+        raise UserError(f"--jobs {options.jobs}: give a number of runs, 1 or more")
     manifest = load(
         options.manifest,
         options.root,
@@ -82,7 +92,6 @@ def main() -> int:
     )
     if options.jobs is not None:
         manifest = at_a_time(manifest, options.jobs)
-    launcher = launcher_of(options.launcher, options.gpus)
     waiting = [job for job in once(manifest.jobs) if not job.done]
     if options.commands:
         for job in waiting:
@@ -131,8 +140,6 @@ def main() -> int:
 
 def at_a_time(manifest: Manifest, jobs: int) -> Manifest:
     """The same manifest with so many runs at a time in every domain."""
-    if jobs < 1:
-        raise UserError(f"--jobs {jobs}: give a number of runs, 1 or more")
     return dataclasses.replace(manifest, at_a_time=dict.fromkeys(manifest.at_a_time, jobs), per_core=())
 
 
@@ -140,10 +147,21 @@ def launcher_of(text: str, gpus: int) -> tuple[str, ...]:
     """The overrides that choose a Hydra launcher; none where runs are started on this machine."""
     if not text:
         return ()
-    name, *settings = shlex.split(text)
-    known = ("ray", "submitit_local", "submitit_slurm")
-    if name not in known:
-        raise UserError(f"--launcher {name}: choose one of {', '.join(known)}{did_you_mean(name, known)}")
+    try:
+        name, *settings = shlex.split(text)
+    except ValueError:  # empty, or a quotation mark without its other
+        raise UserError(
+            f"--launcher {text!r}: give a launcher and its settings, as in 'submitit_slurm hydra.launcher.partition=gpu'"
+        ) from None
+    if name not in LAUNCHERS:
+        raise UserError(f"--launcher {name} is unknown{did_you_mean(name, LAUNCHERS)}")
+    plugin, target = LAUNCHERS[name]
+    try:
+        found = importlib.util.find_spec(plugin)
+    except ModuleNotFoundError:  # not even the package that would hold it
+        found = None
+    if found is None:
+        raise UserError(f"--launcher {name} needs a plugin of Hydra: make {target}")
     if not all(setting.lstrip("+").startswith("hydra.launcher.") for setting in settings):
         raise UserError(f"--launcher {text!r}: settings of a launcher begin with hydra.launcher.")
     if gpus > 1:

@@ -28,7 +28,9 @@ def find_folders(
     """Every `seed_*` folder below `root` in sorted order; UserError if `root` does not exist."""
     root = Path(root)
     if not root.is_dir():
-        raise UserError(f"no run folder at '{root}': start a sweep first (make vision-sweep), or give --root")
+        raise UserError(
+            f"no run folder at '{root}': start a sweep first (make vision-sweep), or name another folder"
+        )
     names = sorted(experiments) if experiments else sorted(p.name for p in root.iterdir() if p.is_dir())
     found = []
     for name in names:

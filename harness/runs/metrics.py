@@ -9,7 +9,7 @@ from typing import Any
 
 from fire_core.errors import UserError
 
-NAME = "metrics.jsonl"
+METRICS = "metrics.jsonl"
 
 
 class MetricsFile:
@@ -21,7 +21,7 @@ class MetricsFile:
     def open_at(self, folder: Path, size: int) -> None:
         """Keep the first `size` bytes, which are what a checkpoint counts, and append after them."""
         self.close()
-        path = folder / NAME
+        path = folder / METRICS
         path.touch()
         check_size(path, size)
         self._handle = path.open("r+b")
@@ -30,9 +30,9 @@ class MetricsFile:
 
     def open_copy(self, source: Path, folder: Path, size: int) -> None:
         """Begin with the first `size` bytes of the metrics in another folder."""
-        check_size(source / NAME, size)
-        with (source / NAME).open("rb") as lines:
-            (folder / NAME).write_bytes(lines.read(size))
+        check_size(source / METRICS, size)
+        with (source / METRICS).open("rb") as lines:
+            (folder / METRICS).write_bytes(lines.read(size))
         self.open_at(folder, size)
 
     def append(self, values: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ def check_size(path: Path, size: int) -> None:
 
 def read(folder: Path) -> list[dict[str, Any]]:
     """All lines of a finished run."""
-    return [json.loads(line) for line in (folder / NAME).read_text().splitlines()]
+    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
 
 
 def as_line(values: dict[str, Any], *, allow_nan: bool = True) -> str:

@@ -28,7 +28,7 @@ from fire_core.report import Report
 from harness.runs import checkpoint as checkpoints
 from harness.runs.folders import read_meta
 from harness.runs.machine import describe, write_meta
-from harness.runs.metrics import NAME, MetricsFile, as_line, plain
+from harness.runs.metrics import METRICS, MetricsFile, as_line, plain
 from harness.runs.signals import STOPPED, StopRequest
 from harness.runs.tracker import Tracker, open_tracker
 from harness.runs.trunk import FolderLock, fingerprint, same_last_phase
@@ -244,7 +244,7 @@ class Run:
             self._release_trunk()
             if fork:
                 return self._fork(self.trunk, fork)
-            self._copy_metrics(self.trunk, (self.trunk / NAME).stat().st_size)
+            self._copy_metrics(self.trunk, (self.trunk / METRICS).stat().st_size)
             return None
         if fork is None:
             return None
@@ -288,7 +288,7 @@ class Run:
         """Close the files of a run that ended without an error; DONE where it called `finish`."""
         self._close()
         if self._complete:
-            size = (self.folder / NAME).stat().st_size
+            size = (self.folder / METRICS).stat().st_size
             write_atomic(self.folder / "DONE", f"{size} bytes of metrics.jsonl\n")
             for path in (self.folder / "checkpoint").glob("step_*.pt"):
                 path.unlink()
@@ -302,7 +302,7 @@ class Run:
 
     def _is_done(self) -> bool:
         """DONE and the metrics that it counts; DONE alone is no run."""
-        done, metrics = self.folder / "DONE", self.folder / NAME
+        done, metrics = self.folder / "DONE", self.folder / METRICS
         if not done.exists():
             return False
         if not metrics.is_file() or metrics.stat().st_size == 0:
