@@ -89,7 +89,7 @@ def draw_panel(axis: Axes, part: Results, interest: Sequence[str] = plot.INTERES
     marks = plot.boundaries(rows)
     plot.draw_boundaries(axis, marks)
     if len(marks) >= MANY_STAGES:
-        inset = axis.inset_axes((0.45, 0.08, 0.53, 0.4))
+        inset = axis.inset_axes((0.52, 0.13, 0.46, 0.31))
         late = plot.draw_curves(inset, rows[rows["x"] > marks[-2]], interest)
         plot.fit_limits(inset, late, (marks[-1] + late["x"].max()) / 2)
         plot.draw_boundaries(inset, marks[-1:])
