@@ -42,8 +42,8 @@ def test_sentences_and_tables_say_what_the_runs_say(root):
     frame = estimates.frame(load(root))
     _, old_data, language, nets, _ = other_boundaries.sections(frame)
     assert (
-        "10% of the old images kept: FIRE +0.202 [+0.200, +0.204] (better); old classes alone: FIRE 0.602, none (continue) 0.400."
-        in old_data
+        "10% of the old images kept: FIRE +0.202 [+0.200, +0.204] (better); "
+        "old classes alone: FIRE 0.602, none (continue) 0.400." in old_data
     )
     assert "100% of the old images kept: FIRE +0.000" in old_data
     assert "new domain alone: FIRE +0.502 [+0.500, +0.504] (worse)" in language
