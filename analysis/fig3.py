@@ -63,5 +63,5 @@ def draw_panel(axis: Axes, part: Results, text: str, interest: Sequence[str] = p
     axis.set_title(f"{text}\nGPT, {detail}\n{plot.data_name(part.first['data'])}")
     axis.set_xlabel("iteration of phase 2")
     axis.xaxis.set_major_locator(plot.MaxNLocator(nbins=6, integer=True))
-    plot.draw_calibration(axis, part)
+    plot.draw_calibration(axis, part, top=False)
     return plot.draw_curves(axis, panel_data(part), interest)

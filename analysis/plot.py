@@ -172,12 +172,12 @@ def loses_nothing(part: Results) -> bool:
     return bool(len(lost)) and float(lost.iloc[-1].partition("..")[0] or "nan") <= 0
 
 
-def draw_calibration(axis: Axes, part: Results) -> None:
+def draw_calibration(axis: Axes, part: Results, *, top: bool = True) -> None:
     """Say in a panel that its setting was not shown to lose plasticity, so that no method has much to restore."""
     if loses_nothing(part):
         axis.text(
-            0.02, 0.98, "no loss of plasticity shown", transform=axis.transAxes, va="top", color="#6F6F6F",
-            fontsize=6.5, zorder=5,
+            0.02, 0.98 if top else 0.02, "no loss of plasticity shown", transform=axis.transAxes,
+            va="top" if top else "bottom", color="#6F6F6F", fontsize=6.5, zorder=5,
         )  # fmt: skip
 
 

@@ -309,7 +309,7 @@ def triggers_table(part: Results, rows: pd.DataFrame) -> tuple[pd.DataFrame, str
 OVERVIEW = {
     "fig2a_cifar10_resnet18": "medium",
     "fig2a_tiny_imagenet_vgg16": "medium",
-    "fig3_60k": "small",
+    "fig3_60k": "medium",
     "fig4b_balance_simple": "small",
     "random_label": "small",
 }
