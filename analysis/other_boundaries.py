@@ -100,6 +100,10 @@ def _old_data_told(frame: pd.DataFrame) -> list[str]:
         pair = ", ".join(
             f"{plot.look(name).name} {old[name]:.3f}" for name in ("fire", "none") if name in old
         )
+        if max(old.values()) == 0:
+            pair = (
+                "0 under every method, so that accuracy over all classes is at most the share of the new ones"
+            )
         words = ", ".join(_named(row) for row in _in_order(part))
         told.append(f"{share:.0%} of the old images kept: {words}; old classes alone: {pair}")
     resets = gaps[gaps["method"] == "full_reset"]

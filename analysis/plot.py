@@ -91,6 +91,8 @@ DATA = {
     "tiny_imagenet": "Tiny ImageNet",
     "fashion_mnist": "Fashion-MNIST",
     "image_folder": "a folder of pictures",
+    "wikipedia+technical": "Wikipedia, then technical texts",
+    "encyclopaedic+technical": "encyclopaedic, then technical texts",
     "beam_rider": "BeamRider",
     "demon_attack": "DemonAttack",
     "h1-walk-v0": "H1 walk",

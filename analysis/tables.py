@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
+from scipy import stats
 
 from analysis import estimates, paper, plot
 from analysis.benchmark_tables import benchmark_tables
@@ -79,11 +81,25 @@ def claims_table(claims: pd.DataFrame) -> pd.DataFrame:
                 "our gain [95 %]": difference_text(row),
                 "seeds": row["pairs"],
                 "p, corrected": p_text(row["p_holm"]),
-                "verdict": {"better": "holds", "worse": "the opposite holds"}.get(row["word"], ""),
+                "verdict": {"better": "holds", "worse": "the opposite holds"}.get(row["word"], "not decided"),
                 "source": row["source"],
             }
         )
     return pd.DataFrame(rows)
+
+
+def at_largest_size(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of each experiment the rows of the largest size at which it was run."""
+    rank = rows["size"].map({size: place for place, size in enumerate(SIZES)})
+    return rows[rank == rank.groupby(rows["experiment"]).transform("min")]
+
+
+def seeds_to_decide(row: dict) -> int:
+    """Seeds at which the interval of a paired difference would exclude 0 if its mean and its spread stayed the same."""
+    t = stats.t.ppf(0.975, row["pairs"] - 1)
+    spread = (row["difference_high"] - row["difference"]) * row["pairs"] ** 0.5 / t
+    ratio = (spread / row["difference"]) ** 2
+    return next(n for n in itertools.count(2) if stats.t.ppf(0.975, n - 1) ** 2 * ratio < n)
 
 
 def _gap_of_paper(claim: dict[str, object]) -> float | None:
@@ -93,23 +109,6 @@ def _gap_of_paper(claim: dict[str, object]) -> float | None:
         return None
     sign = -1 if claim["figure"] == "fig3" else 1  # of losses
     return sign * (theirs[claim["better"]] - theirs[claim["worse"]])
-
-
-def claims_in_short(claims: pd.DataFrame) -> pd.DataFrame:
-    """One row an experiment and size: our gain and the paper's for each claim; a star where the claim holds, an x where the
-    opposite does."""
-    marks = {"better": " *", "worse": " x"}
-    rows: dict[tuple[str, str, str], dict[str, str]] = {}
-    for row in claims.to_dict("records"):
-        place = {"experiment": row["experiment"], "size": row["size"], "data": plot.data_name(row["data"])}
-        cells = rows.setdefault(tuple(place.values()), place)
-        claim = (
-            f"{plot.look(row['better']).name} > {plot.look(row['worse']).name.removesuffix(' (continue)')}"
-        )
-        gap = _gap_of_paper(row)
-        told = "" if gap is None else f" ({number(gap, sign=True)})"
-        cells[claim] = number(row["difference"], sign=True) + marks.get(row["word"], "") + told
-    return pd.DataFrame(rows.values()).fillna("-")
 
 
 def wins_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -170,9 +169,8 @@ def against_table(part: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def controls_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """FIRE minus `none` and minus each control, settings that ran a control; a star: Holm-corrected over the whole table."""
-    rows = against_controls(frame)
+def controls_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `against_controls` as text: FIRE minus each of the others, a star where the corrected test says so."""
     table = []
     for (experiment, size), group in rows.groupby(["experiment", "size"]):
         cells = {row["label"]: row for row in group.to_dict("records")}
@@ -186,6 +184,7 @@ def controls_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def against_controls(frame: pd.DataFrame) -> pd.DataFrame:
+    """`none` and the controls against FIRE in all settings that ran a control: one family for Holm's correction."""
     rows = frame[frame["headline"] & (frame["reference"] == "fire") & frame["label"].isin(CONTROLS)]
     rows = rows[
         ~rows["experiment"].str.startswith("settings_")
@@ -340,7 +339,7 @@ def write_all(results: Results, out: Path) -> list[Path]:
     tables = {
         "status": status_matrix(results),
         "claims": claims_table(claim_rows(frame)),
-        "controls": controls_table(frame),
+        "controls": controls_table(against_controls(frame)),
         "overview": overview_table(results, frame),
         "learning": learning_table(frame),
         "ablations": ablation_table(frame),

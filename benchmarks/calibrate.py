@@ -28,18 +28,9 @@ from scipy import stats
 RESULTS = Path(__file__).resolve().parents[1] / "analysis" / "results"
 PAIR = ["none", "full_reset"]
 COLUMNS = [
-    "panel",
-    "size",
-    "setting",
-    "seeds",
-    "metric",
-    "none",
-    "full_reset",
-    "random",
-    "difference",
-    "interval",
-]
-COLUMNS += ["minutes", "commit", "chosen"]
+    "panel", "size", "setting", "seeds", "metric", "none", "full_reset", "random", "difference", "interval",
+    "minutes", "commit", "chosen",
+]  # fmt: skip
 
 
 def committed(experiment: str, size: str) -> tuple[pd.DataFrame, float, str]:

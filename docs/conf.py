@@ -14,7 +14,8 @@ FOLDERS = {  # caption in the sidebar: folder and pages
     "Library": ("docs/concepts", "targets solvers report optimizer triggers methods architectures"),
     "How-to": (
         "docs/how-to",
-        "continual reinforcement_learning parallel lightning transformers checkpoints dormant_units add_a_method",
+        "continual reinforcement_learning parallel lightning transformers checkpoints dormant_units add_a_method "
+        "run_a_campaign",
     ),
     "API": ("docs/api", "fire targets methods triggers measure integrations checkpoints"),
     "Experiments": (
@@ -22,7 +23,7 @@ FOLDERS = {  # caption in the sidebar: folder and pages
         "vision/README language/README rl/dqn/README rl/sac/README analysis/README CONTRIBUTING",
     ),
     "Results": (".", "REPRODUCED DEVIATIONS FIDELITY analysis/paper/README tests/official/README"),
-    "Notebooks": ("analysis/notebooks", "fire_in_five_minutes figure_2 figure_3 figure_4 figure_5"),
+    "Notebooks": ("analysis/notebooks", "fire_in_five_minutes figure_2 figure_3 figure_4 figure_5 failures"),
 }
 CONTENTS = {
     caption: [(Path(folder) / page).as_posix() for page in pages.split()]

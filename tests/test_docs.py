@@ -22,6 +22,7 @@ from fire_core import State, UserError
 from fire_core.checkpoints.command_line import main
 from fire_core.methods import create
 from fire_core.targets.rules import PRESETS
+from harness.campaign import __main__ as campaign
 
 ROOT = Path(__file__).parents[1]
 CONCEPTS, HOW_TO = ROOT / "docs/concepts", ROOT / "docs/how-to"
@@ -229,6 +230,18 @@ def test_make_targets_and_scripts_that_are_named_exist() -> None:
                 continue
             named += 1
     assert named > 20
+
+
+def test_the_commands_of_the_campaign_page_are_understood() -> None:
+    lines = "\n".join(blocks(HOW_TO / "run_a_campaign.md", "bash")).splitlines()
+    commands = [shlex.split(line.partition("#")[0]) for line in lines if line.startswith("python")]
+    for words in commands:
+        assert words[:3] == ["python", "-m", "harness.campaign"]
+        options = campaign.parser().parse_args(words[3:])
+        campaign.check_options(options.option)
+        assert (ROOT / f"conf/campaign/{options.manifest}.yaml").exists()
+        assert not options.budget or campaign.duration(options.budget) > 0
+    assert len(commands) > 5
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))

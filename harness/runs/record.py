@@ -278,6 +278,7 @@ class Run:
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write summary.json; the run counts as done when the `with` body ends."""
+        self._metrics.to_disk()
         text = json.dumps({k: plain(v) for k, v in summary.items()}, indent=1)
         write_atomic(self.folder / "summary.json", text)
         self._complete = True
