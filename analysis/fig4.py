@@ -18,7 +18,7 @@ ROWS = {
 CAPTION = (
     "Figure 4. Average return of (a) DQN on three Atari games (training episodes) and (b) SAC on three tasks of the H1 "
     f"humanoid (evaluation). {plot.BAND} Thin vertical line: the reset, before which all methods share one run. Dashed: the "
-    "level of random actions."
+    "level of random actions. Where sizes are named, a panel that was not run at the larger one shows the smaller one."
 )
 METRICS = {"train_return": "training return", "eval_return": "evaluation return"}
 
@@ -32,12 +32,16 @@ def draw(
     """Row a, then row b; `metric` None: training returns in a, evaluation returns in b, as the paper seems to."""
     width = 2 if paper_curves else 1
     figure, grid = plt.subplots(2, 3 * width, figsize=(3.1 * 3 * width, 5.0), squeeze=False)
+    panels = {(name, panel) for name, (_, row) in ROWS.items() for panel in row}
     known = {(part.first["figure"], part.first["panel"]): part for part in parts}
-    for row, (name, (heading, panels)) in zip(grid, ROWS.items()):
-        for column, (panel, text) in enumerate(panels.items()):
+    mixed = len({part.first["size"] for place, part in known.items() if place in panels}) > 1
+    for row, (name, (heading, columns)) in zip(grid, ROWS.items()):
+        for column, (panel, text) in enumerate(columns.items()):
             axis = row[column * width]
             if (name, panel) in known:
                 draw_panel(axis, known[name, panel], interest, metric)
+                if mixed:
+                    axis.set_title(f"{axis.get_title(loc='left')}, {known[name, panel].first['size']}")
             else:
                 plot.draw_empty(axis, text)
             if paper_curves:

@@ -11,6 +11,7 @@ import yaml
 
 from analysis import benchmark_tables, estimates, follow_up, other_boundaries, paper, plot, tables
 from analysis.runs import RESULTS, SIZES, Results, load_exported, settings
+from analysis.stats import Estimate, seeds_to_decide
 from analysis.text import markdown, number
 from fire_core.errors import UserError
 
@@ -201,7 +202,7 @@ def disagreements(rows: pd.DataFrame) -> str:
     against = [row for row in rows.to_dict("records") if row["difference"] < 0 and row["word"] == ""]
     told = [
         f"{row['experiment']}, {plot.look(row['better']).name} > {plot.look(row['worse']).name} "
-        f"({number(row['difference'], sign=True)}; {tables.seeds_to_decide(row)} seeds)"
+        f"({number(row['difference'], sign=True)}; {_seeds(row)} seeds)"
         for row in against
     ]
     if not told:
@@ -210,6 +211,11 @@ def disagreements(rows: pd.DataFrame) -> str:
         "Where our gain has the opposite sign, the data do not decide either. In brackets: our gain, and the number of "
         f"seeds at which its interval would exclude 0 if mean and spread stayed the same. {'; '.join(told)}."
     )
+
+
+def _seeds(row: dict) -> str:
+    found = Estimate(row["difference"], row["difference_low"], row["difference_high"], row["p"], row["pairs"])
+    return f"{seeds_to_decide(found) or 'more'}"
 
 
 def controls_sentence(rows: pd.DataFrame) -> str:

@@ -6,6 +6,7 @@ coverage.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -58,3 +59,16 @@ def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
     steps = p[order] * np.arange(len(order), 0, -1)
     corrected[order] = np.minimum(1.0, np.maximum.accumulate(steps)) if len(order) else steps
     return corrected
+
+
+def seeds_to_decide(found: Estimate) -> int | None:
+    """Seeds at which the interval would exclude 0 if mean and spread stayed the same; None for a mean of 0 or one seed."""
+    if found.n < 2 or found.mean == 0:
+        return None
+    half = stats.t.ppf((1 + CONFIDENCE) / 2, found.n - 1)
+    variance = found.n * ((found.high - found.mean) / half) ** 2
+    enough = (
+        n for n in itertools.count(2)
+        if stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) ** 2 * variance < n * found.mean**2
+    )  # fmt: skip
+    return next(enough)

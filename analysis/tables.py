@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
-from scipy import stats
 
 from analysis import estimates, paper, plot
 from analysis.benchmark_tables import benchmark_tables
@@ -92,14 +90,6 @@ def at_largest_size(rows: pd.DataFrame) -> pd.DataFrame:
     """Of each experiment the rows of the largest size at which it was run."""
     rank = rows["size"].map({size: place for place, size in enumerate(SIZES)})
     return rows[rank == rank.groupby(rows["experiment"]).transform("min")]
-
-
-def seeds_to_decide(row: dict) -> int:
-    """Seeds at which the interval of a paired difference would exclude 0 if its mean and its spread stayed the same."""
-    t = stats.t.ppf(0.975, row["pairs"] - 1)
-    spread = (row["difference_high"] - row["difference"]) * row["pairs"] ** 0.5 / t
-    ratio = (spread / row["difference"]) ** 2
-    return next(n for n in itertools.count(2) if stats.t.ppf(0.975, n - 1) ** 2 * ratio < n)
 
 
 def _gap_of_paper(claim: dict[str, object]) -> float | None:

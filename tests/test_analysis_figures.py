@@ -267,6 +267,23 @@ def test_every_panel_of_the_paper_has_its_place(results):
     assert sum("the paper" in axis.get_title("left") for axis in both.axes) == 8
 
 
+def test_figure_4_fills_panels_from_a_smaller_size_and_names_the_sizes(tmp_path):
+    for experiment, size in (
+        ("fig4a_asterix", "medium"),
+        ("fig4a_asterix", "small"),
+        ("fig4b_walk", "small"),
+    ):
+        write_run(tmp_path, experiment, "none", 1, returns(0.7, 1), size=size, data=experiment, protocol="")
+    results = load(tmp_path)
+    (walk,) = command._smaller(results, "medium")
+    assert walk.first["experiment"] == "fig4b_walk" and command._smaller(results, "small") == []
+    figure = fig4.draw([part_of(results.select(size="medium"), "fig4a_asterix"), walk])
+    titles = [axis.get_title("left").rpartition(", ")[2] for axis in figure.axes]
+    assert titles.count("medium") == titles.count("small") == 1
+    alone = fig4.draw([part_of(results.select(size="medium"), "fig4a_asterix")])
+    assert not any("medium" in axis.get_title("left") for axis in alone.axes)
+
+
 def test_titles_say_what_was_drawn(results):
     part = part_of(results, "fig2a_cifar10_resnet18")
     part = part.select(seed=[1, 2])
@@ -420,6 +437,11 @@ def test_wins_are_counted_over_the_panels_of_the_paper_alone(frame):
     assert table["ends ahead"].to_dict() == {"none (continue)": 3, "shrink & perturb": 3, "full reset": 0}
     assert table.loc["none (continue)", "in the paper"] == "3 of 3"
     assert table.loc["full reset", "in the paper"] == "2 of 3"  # its full reset ends ahead in Figure 2a alone
+
+
+def test_an_experiment_counts_at_its_largest_size():
+    rows = pd.DataFrame({"experiment": ["a", "a", "b"], "size": ["small", "medium", "small"]})
+    assert tables.at_largest_size(rows)["size"].to_list() == ["medium", "small"]
 
 
 def test_documents_say_what_was_run_and_what_was_not(results, frame):
