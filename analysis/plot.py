@@ -7,6 +7,7 @@ lowest to highest; a dashed line is always a level, never a curve. Intervals are
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -129,7 +130,7 @@ def look(label: str) -> Look:
         )
     else:
         known = METHODS[method]
-    overrides = label.partition("-")[2]
+    overrides = re.sub(r"-(?=[\w.]+=)", ", ", label.partition("-")[2])
     return Look(f"{known.name} [{overrides}]", known.colour, known.marker) if overrides else known
 
 
