@@ -51,8 +51,8 @@ def fire(
 
     Args:
         targets: which matrices, see `fire_core.targets`: preset, pattern, list of them, callable, or a TargetTable.
-        solver, iterations, normalize, scale, variance_factor, strength, degenerate, min_norm, tolerance, precision,
-            stage_limit: see `FireSettings`.
+        solver, iterations, normalize, scale, variance_factor, strength: see `FireSettings`.
+        degenerate, min_norm, tolerance, precision, stage_limit: see `FireSettings`.
         initial: starting weights by parameter name: for scale="initial", and to report the distance moved relative to a
             full reset.
         dry_run: write nothing; the report says what would be done.
