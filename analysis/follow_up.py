@@ -1,4 +1,4 @@
-"""What people ask about FIRE beside the paper's experiments: sections of REPRODUCED.md and the pages behind them."""
+"""Questions about FIRE beyond the paper's experiments: sections of REPRODUCED.md and the pages behind them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ PAGES = "analysis/results/pages"
 SETTINGS = {"settings_random_label": "random labels", "settings_warm_start": "warm start"}
 MUON = {"settings_random_label": "random labels", "muon_fig3_60k": "language, loss"}
 FAILURES = (
-    "- **Reported failures, reproduced** ([notebook](analysis/notebooks/failures.ipynb)): DfI does not diverge under "
-    "Frobenius normalisation, it falls slowly; five steps at 768 x 768 nearly rescale; replacing `.data` under FSDP2 does "
-    "nothing; a zero matrix gives NaN; steps in bfloat16 stop near a DfI of 1e-3. The notebook shows what fixes each."
+    "- **Reported failures, reproduced** ([notebook](analysis/notebooks/failures.ipynb)): under Frobenius normalisation, "
+    "DfI falls slowly and does not diverge; five steps on a 768 x 768 matrix do little more than rescale it; replacing "
+    "`.data` under FSDP2 has no effect; a zero matrix gives NaN; steps in bfloat16 stop near a DfI of 1e-3. The notebook "
+    "shows a remedy for each."
 )
-ABOUT_SETTINGS = """Each row changes one thing about FIRE as published (10 iterations, Frobenius normalisation, official
-scale, optimizer state cleared). DfI of the stored weights and of the factor before scaling (the residual of the solver) are
-sums over the matrices at the last boundary, seconds are those of one boundary. Differences are from FIRE, paired by seed,
-p-values corrected over the table. `min_norm=1e-3` skips no matrix here, so that run is FIRE itself."""
-ABOUT_THEORY = """The theorems are about feed-forward nets without biases; here the weights are those of an MLP after eight
-tasks of random labels, before and after each method, read without its biases on 512 images of the last task. Theorem 2
-assumes whitened inputs; the largest eigenvalue of the inputs' covariance stands in its bound where whitening would put 1.
-Theorems 3 and 4 do not see the scale of a matrix, so their premise is given the best one. Theorem 4 is about layers with at
-most as many units as inputs. Positive eigenvalues in Theorem 3 are those above 1e-6 of the largest."""
+ABOUT_SETTINGS = """Each row changes one setting of FIRE as published (10 iterations, Frobenius normalisation, official
+scale, optimizer state cleared). `DfI` (of the stored weights) and `residual` (DfI of the orthogonal factor before
+scaling) are sums over the matrices at the last boundary. `seconds` are those of one boundary. Differences are from FIRE
+and paired by seed; p-values are corrected over the table. `min_norm=1e-3` skips no matrix here, so that run equals FIRE
+itself."""
+ABOUT_THEORY = """The theorems are about feed-forward networks without biases. Here the weights are those of an MLP
+after eight tasks of random labels, before and after each method; its biases are left out, and the data are 512 images
+of the last task. Theorem 2 assumes whitened inputs; its bound is computed with the largest eigenvalue of the inputs'
+covariance, which whitening would make 1. Theorems 3 and 4 do not depend on the scale of a matrix, so their premise is
+checked at the best scale. Theorem 4 is about layers with at most as many units as inputs. In Theorem 3, eigenvalues
+above 1e-6 of the largest count as positive."""
 
 
 def sections(results: Results, frame: pd.DataFrame) -> list[str]:
@@ -116,7 +119,7 @@ def _settings(frame: pd.DataFrame) -> list[str]:
             if (found := part[part["word"] == word].to_dict("records"))
         ]
         told.append(
-            f"{name}: {'; '.join(words) or 'none is told apart from FIRE as published'} (of {len(part)} settings)"
+            f"{name}: {'; '.join(words) or 'none can be told apart from FIRE as published'} (of {len(part)} settings)"
         )
     return [
         f"- **Settings** ([table]({PAGES}/settings.md): DfI, residual, time and end accuracy of each). "
@@ -131,7 +134,7 @@ def _named(row: dict) -> str:
 
 # ------------------------------------------------------------------------------------------------ Muon
 def _muon(frame: pd.DataFrame) -> list[str]:
-    """Whether FIRE adds something to Muon."""
+    """Say whether FIRE adds something to Muon."""
     rows = frame[frame["headline"] & frame["experiment"].isin(MUON) & (frame["label"] == "fire_muon")]
     rows = rows[rows["reference"].isin(["muon", "fire"])]
     if rows.empty:
@@ -148,8 +151,8 @@ def _muon(frame: pd.DataFrame) -> list[str]:
                 texts.append(f"{difference_text(row)} against {title} alone ({sure})")
             told.append(f"[{name}]({PAGES}/{experiment}.md): {', '.join(texts)}")
     return [
-        "- **Is FIRE redundant under Muon?** FIRE at the boundaries with Muon between them, difference at the end of "
-        f"training: {'; '.join(told)}."
+        "- **Is FIRE redundant under Muon?** FIRE acts at the boundaries, and Muon trains between them. Differences at the "
+        f"end of training: {'; '.join(told)}."
     ]
 
 
@@ -178,20 +181,20 @@ def _theory() -> list[str]:
         below = int((part["dfi"] < 1).sum() + other["below_1"].sum())
         scaled = int((part["dfi_scaled"] < 1).sum() + other["below_1_scaled"].sum())
         total = len(part) + int(other["matrices"].sum())
-        shares.append(f"{name} in {below} of {total} matrices ({scaled} up to a scale)")
+        shares.append(f"{name} in {below} of {total} matrices ({scaled} if each matrix may be rescaled)")
     held, empty = (told["holds"].astype(str) == "True").sum(), (moved["bound"] >= 2).sum()
     return [
         f"- **Theory against measurement** ([figure and table]({PAGES}/theory.md)). The premise DfI < 1 holds "
         f"{', '.join(shares)}. FIRE as published multiplies the orthogonal factor by a constant, which alone can "
-        f"put DfI above 1. Of {len(told)} bounds that are defined, {held} hold, but Theorem 1's says nothing in {empty} "
-        f"of {len(moved)} layers (it is above 2, which no shift exceeds), and Theorem 2's is "
+        f"put DfI above 1. Of {len(told)} bounds that are defined, {held} hold. However, Theorem 1's bound says nothing "
+        f"in {empty} of {len(moved)} layers, because it is above 2, which no shift exceeds. Theorem 2's bound is "
         f"{(hessian['bound'] / hessian['measured']).median():.2g} times the measured norm of the Hessian (median)."
     ]
 
 
 # ------------------------------------------------------------------------------------------------ where
 def _where(results: Results) -> list[str]:
-    """The most sensitive layer of each network that was swept."""
+    """Name the most sensitive layer of each network that was swept."""
     told = []
     names = [name for name in results.runs["experiment"].unique() if name.startswith(sensitivity.PREFIXES)]
     for part in settings(results.select(experiment=names)):
@@ -205,7 +208,7 @@ def _where(results: Results) -> list[str]:
         told.append(
             f"[{plot.title(part).splitlines()[0]}](analysis/results/figures/sensitivity-{size}.png), {size}, {seeds} "
             f"seed{'s' if seeds > 1 else ''}: best {_layer(best)}, worst {_layer(worst)}, "
-            f"{(rows['word'] != '').sum()} of {len(rows)} told apart from no treatment"
+            f"{(rows['word'] != '').sum()} of {len(rows)} differ from no treatment after correction"
         )
     return (
         [f"- **Where?** FIRE on one layer at a time, minus no treatment: {'; '.join(told)}."] if told else []

@@ -19,15 +19,15 @@ LANGUAGE = {
     "language_context": "windows of 512 after 128 tokens",
     "language_questions": "answers to questions",
 }
-OLD_DATA = """Class-incremental training in which a share of the images of each earlier class stays. Accuracy at the
-end over all classes, over those of earlier phases and over those of the last phase; differences are from `none` with
-as much old data, paired by seed, p-values corrected over all of them."""
+OLD_DATA = """In this class-incremental training, only a share of the images of each earlier class is kept. The table shows
+accuracy at the end over all classes, over those of earlier phases and over those of the last phase. Differences are from
+`none` with the same share of old data, paired by seed; p-values are corrected over all of them."""
 BOUNDARIES = """Phase 1 is pretraining on the encyclopaedic corpus. Phase 2 is one of three: the technical corpus
 without any text of the first; windows of 512 tokens instead of 128, with a tenth of old text; or questions made from
-encyclopaedic entries (What does "name" mean?), of which only the tokens of the answers count. Losses at the end in
-nats a token, on the texts of phase 2 and on the old corpus; right after the boundary in brackets. Differences are
-from `none`, paired by seed, p-values corrected over all of them."""
-NETS = """Decoders that nothing is done to at the boundary: validation loss and dormant share at the end of training."""
+encyclopaedic entries (What does "name" mean?), where only the tokens of the answers count. The table shows the losses at
+the end in nats per token, on the texts of phase 2 and on the old corpus, with the loss right after the boundary in brackets.
+Differences are from `none`, paired by seed; p-values are corrected over all of them."""
+NETS = """Validation loss and dormant share at the end of training. No method acts on these decoders at the boundary."""
 CAPTION = (
     "Dormant units while a decoder is trained on the encyclopaedic corpus and, after the thin line, on the technical one "
     "with a tenth of the first: share of the units of all layers whose mean |activation| is at most 0.025 of the mean of "
@@ -60,7 +60,7 @@ def page(frame: pd.DataFrame) -> str:
 
 # ------------------------------------------------------------------------------------------------ old data gone
 def _replay(frame: pd.DataFrame) -> pd.DataFrame:
-    """Results of the experiment with `share` of the old data and the method alone as `method`."""
+    """Return the results of the experiment, with the share of old data as a column of its own."""
     rows = frame[(frame["experiment"] == REPLAY) & (frame["kind"] == "result")]
     return rows.assign(share=rows["label"].str.extract(r"replay=([\d.]+)")[0].astype(float))
 
@@ -92,7 +92,7 @@ def old_data_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _old_data_told(frame: pd.DataFrame) -> list[str]:
-    """What each share of old data shows."""
+    """Say what each share of old data shows."""
     gaps, told = _replay_compared(frame), []
     for share, part in gaps.groupby("share"):
         means = estimates.means(_replay(frame)).query("share == @share and metric == 'old_accuracy'")
@@ -101,16 +101,18 @@ def _old_data_told(frame: pd.DataFrame) -> list[str]:
             f"{plot.look(name).name} {old[name]:.3f}" for name in ("fire", "none") if name in old
         )
         if max(old.values()) == 0:
-            pair = (
-                "0 under every method, so that accuracy over all classes is at most the share of the new ones"
-            )
+            pair = "0 under every method, so accuracy over all classes cannot exceed the share of new classes"
         words = ", ".join(_named(row) for row in _in_order(part))
         told.append(f"{share:.0%} of the old images kept: {words}; old classes alone: {pair}")
     resets = gaps[gaps["method"] == "full_reset"]
     if len(resets) and not (resets["word"] == "better").any():
-        told.append("A full reset is nowhere better than `none`, so no loss of plasticity is shown here")
+        told.append("A full reset is nowhere better than `none`, so these runs show no loss of plasticity")
     return (
-        [f"- **Old data gone**, accuracy over all classes minus `none`. {'. '.join(told)}."] if told else []
+        [
+            f"- **Old data gone.** The numbers are accuracy over all classes minus that of `none`. {'. '.join(told)}."
+        ]
+        if told
+        else []
     )
 
 

@@ -38,7 +38,7 @@ def _count(runs: pd.DataFrame) -> str:
 
 def claim_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """One row a claim and setting that ran both methods: the comparison, oriented so that a positive gain is as claimed.
-    The claims of the paper at one size are one family for Holm's correction, the others at that size another."""
+    The paper's claims at one size are one family for Holm's correction; all other claims at that size are another."""
     headline = frame[frame["headline"]]
     rows = []
     for claim in paper.claims().to_dict("records"):
@@ -87,7 +87,7 @@ def claims_table(claims: pd.DataFrame) -> pd.DataFrame:
 
 
 def at_largest_size(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of each experiment the rows of the largest size at which it was run."""
+    """Return, for each experiment, the rows of the largest size at which it was run."""
     rank = rows["size"].map({size: place for place, size in enumerate(SIZES)})
     return rows[rank == rank.groupby(rows["experiment"]).transform("min")]
 
@@ -284,14 +284,16 @@ def triggers_table(part: Results, rows: pd.DataFrame) -> tuple[pd.DataFrame, str
                 words[gap["word"]].append(label.removeprefix("fire-trigger="))
         table.append(row)
     told = {
-        "better": "better than FIRE at the boundaries",
-        "worse": "worse than FIRE at the boundaries",
-        "": "not told apart from it",
+        "better": "better",
+        "worse": "worse",
+        "": "cannot be told apart from it",
     }
     found = [
         f"{', '.join(f'`{name}`' for name in names)}: {told[word]}" for word, names in words.items() if names
     ]
-    return pd.DataFrame(table), f"Triggers that are not told anything: {'; '.join(found)}."
+    return pd.DataFrame(
+        table
+    ), f"Against FIRE at the boundaries, the triggers end as follows: {'; '.join(found)}."
 
 
 # the settings of README.md's table: one a kind of training, and the two probes that show a loss of plasticity
@@ -316,7 +318,7 @@ def overview_table(results: Results, frame: pd.DataFrame) -> pd.DataFrame:
         ends = estimates.means(rows).set_index("label")["mean"]
         decimals = min(3, digits(ends))
         page = f"[{plot.title(part).splitlines()[0]}](analysis/results/pages/{first['experiment']}.md)"
-        row = {"experiment": page, "measure": rows["measure"].iloc[0].split(",")[0]}
+        row = {"experiment": page, "size": first["size"], "measure": rows["measure"].iloc[0].split(",")[0]}
         for label in ("none", "shrink_perturb", "full_reset", "fire"):
             row[plot.look(label).name] = number(ends.get(label), decimals)
         table.append(row)

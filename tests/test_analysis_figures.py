@@ -402,7 +402,7 @@ def test_triggers_are_compared_with_the_boundaries_and_their_acts_counted(tmp_pa
             )
     results = load(tmp_path)
     frame = estimates.frame(results)
-    found = "`rank`: better than FIRE at the boundaries; `plateau`: not told apart from it."
+    found = "`rank`: better; `plateau`: cannot be told apart from it."
     assert found in "\n".join(pages.triggers(results, frame))
     table = pages.page(results, frame).split("### FIRE under a trigger")[1].split("###")[0]
     assert found in table
@@ -412,7 +412,7 @@ def test_triggers_are_compared_with_the_boundaries_and_their_acts_counted(tmp_pa
         if len(cells) > 3
     }
     assert rows["FIRE"][2] == rows["FIRE [rank]"][2] == "1" and rows["none (continue)"][2] == "0"
-    assert rows["FIRE [rank]"][3].startswith("0.9220") and "p-values corrected" in table
+    assert rows["FIRE [rank]"][3].startswith("0.9220") and "p-values\nare corrected" in table
 
 
 @pytest.mark.parametrize(
