@@ -44,16 +44,16 @@ experiments = $(patsubst conf/experiment/%.yaml,%,$(foreach name,$(subst $(comma
 .PHONY: help
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
-	@printf '\nA sweep takes\n'
+	@printf '\nVariables of a sweep (default):\n'
 	@printf '  %-12s %s\n' \
-		EXPERIMENT 'files of conf/experiment, or the start of their names: fig2b is all of fig2b_*' \
+		EXPERIMENT 'names of files in conf/experiment, or the start of a name: fig2b is all of fig2b_*' \
 		SIZE 'smoke, small, medium or paper (small)' \
-		METHODS 'a comma list, or all' \
-		SEEDS 'a comma list (1,2,3)' \
-		JOBS 'runs at a time; more than 1 installs Ray ($(JOBS) here)' \
+		METHODS 'a comma-separated list, or all' \
+		SEEDS 'a comma-separated list (1,2,3)' \
+		JOBS 'runs at a time ($(JOBS) here); more than 1 installs Ray' \
 		OVERRIDES 'any keys of the script, as in learning_rate=1e-3 (python vision/train.py --help lists them)' \
-		RUNS 'folder of all runs (runs)'
-	@printf 'as in: make vision-sweep EXPERIMENT=random_label SIZE=smoke METHODS=none,fire SEEDS=1,2 JOBS=1 OVERRIDES=batch_size=32\n'
+		RUNS 'folder that holds all runs (runs)'
+	@printf 'Example: make vision-sweep EXPERIMENT=random_label SIZE=smoke METHODS=none,fire SEEDS=1,2 JOBS=1 OVERRIDES=batch_size=32\n'
 
 # ---------------------------------------------------------------------------------------------- environment
 # of pip's output the downloads, so that a first use shows that something happens, and the errors; its exit code counts
@@ -85,19 +85,19 @@ install-language: $(VENV)/.with-suite $(VENV)/.with-language ## what language/tr
 install-dqn: $(VENV)/.with-suite $(VENV)/.with-dqn ## what rl/dqn/train.py needs
 install-sac: $(VENV)/.with-suite $(VENV)/.with-sac $(VENV)/.with-humanoid ## what rl/sac/train.py needs, the H1 robot included
 install-control: $(VENV)/.with-suite $(VENV)/.with-sac $(VENV)/.with-control ## what env.backend=dm_control needs
-install-ray: $(VENV)/.with-suite $(VENV)/.with-ray ## several runs at a time
-install-slurm: $(VENV)/.with-suite $(VENV)/.with-slurm ## runs on a cluster, through submitit
-install-all: install-vision install-language install-dqn install-sac ## all four scripts
+install-ray: $(VENV)/.with-suite $(VENV)/.with-ray ## what several runs at a time need
+install-slurm: $(VENV)/.with-suite $(VENV)/.with-slurm ## what runs on a Slurm cluster need
+install-all: install-vision install-language install-dqn install-sac ## what all four scripts need
 
 .PHONY: doctor
-doctor: $(VENV)/.with-suite ## what is installed, what is missing, and the command that installs it
+doctor: $(VENV)/.with-suite ## install the suite, then list what is missing and the command that installs it
 	@$(PY) -m harness.doctor || true
 
 # ---------------------------------------------------------------------------------------------- experiments
 .PHONY: vision-sweep
 vision-sweep: EXPERIMENT ?= random_label,label_noise
 vision-sweep: METHODS ?= none,shrink_perturb,full_reset,fire
-vision-sweep: $(VENV)/.with-suite $(VENV)/.with-vision $(ray) ## two plasticity probes on images that ship with the repository; table and figure
+vision-sweep: $(VENV)/.with-suite $(VENV)/.with-vision $(ray) ## two tests of plasticity on images that ship with the repository; table and figure
 	@$(call sweep,vision/train.py,vision)
 
 .PHONY: data
@@ -124,16 +124,16 @@ sac-sweep: $(VENV)/.with-suite $(VENV)/.with-sac $(meshes) $(ray) ## SAC with a 
 	@$(call sweep,rl/sac/train.py,sac)
 
 .PHONY: paper
-paper: install-all ## every run of the paper, the most informative first: PLAN=1 says what and how long, BUDGET=30h how much
+paper: install-all ## every run of the paper, the most informative first: PLAN=1 prints the plan, BUDGET=30h limits the time
 	$(PY) -m harness.campaign paper --root $(RUNS) $(if $(PLAN),--plan) $(if $(BUDGET),--budget $(BUDGET)) $(OPTIONS)
 
 .PHONY: status
-status: $(VENV)/.with-suite ## which runs are done, running, failed, missing
+status: $(VENV)/.with-suite ## list which runs are done, running, failed or missing
 	$(PY) -m harness.status --root $(RUNS)
 
 # ---------------------------------------------------------------------------------------------- analysis
 .PHONY: figures
-figures: $(VENV)/.with-suite ## Figures 2-5 from the runs there are
+figures: $(VENV)/.with-suite ## draw Figures 2 to 5 from the runs in RUNS
 	$(PY) -m analysis figures --root $(RUNS)
 
 .PHONY: tables
