@@ -363,8 +363,8 @@ def benchmarks() -> str:
 def overview(results: Results, frame: pd.DataFrame) -> str:
     """What stands between the markers of README.md."""
     return (
-        f"{markdown(tables.overview_table(results, frame))}\n\nMeans over three or more seeds at the end of training "
-        "(random labels: over the last quarter of the tasks). A lower loss is better.\n[REPRODUCED.md](REPRODUCED.md) has "
+        f"{markdown(tables.overview_table(results, frame))}\n\nMeans over at least three seeds at the end of training "
+        "(random labels: last quarter of the tasks). A lower loss is better.\n[REPRODUCED.md](REPRODUCED.md) has "
         "every setting with its intervals, and says which differences the data support."
     )
 
