@@ -79,7 +79,7 @@ def _parts(results: Results, size: str) -> list[Results]:
 
 
 def _smaller(results: Results, size: str) -> list[Results]:
-    """What was not run at `size` but at a smaller one, each experiment at its largest."""
+    """Return the experiments that were run only at sizes below `size`, each at the largest of these."""
     found: list[Results] = []
     ran = set(results.select(size=size).finished["experiment"])
     for smaller in SIZES[SIZES.index(size) + 1 : SIZES.index("smoke")]:

@@ -103,7 +103,7 @@ def settings(results: Results) -> list[Results]:
 
 
 def plain(part: Results) -> Results:
-    """Without runs that have overrides (they are in the ablation table), if there are others."""
+    """Return the results without runs that have overrides, if others remain. The ablation table has the rest."""
     labels = part.runs["label"][part.runs["label"] == part.runs["method"]]
     return part.select(label=labels.unique()) if len(labels) else part
 

@@ -136,7 +136,7 @@ def measure_change(
     seconds: float,
     initial: Mapping[str, Tensor] | None = None,
 ) -> Report:
-    """The report of a change that was made by other means; `changed` lists every parameter that differs, matrix or not."""
+    """Return the report of a change made by other means. `changed` lists every parameter that differs, matrix or not."""
     with torch.no_grad():
         differs = fetch([torch.ne(before[name], new).any() for name, new in after.items()])
         changed = {name for name, different in zip(after, differs, strict=True) if different}
@@ -326,7 +326,7 @@ def _groups(targets: list[Target], parameters: Mapping[str, Tensor]) -> Iterator
 
 
 def official_scales(group: list[Target], like: Tensor) -> Tensor:
-    """The official scale of each target, to multiply a stack (count, out, in) with."""
+    """Return the official scale of each target, shaped to multiply a stack (count, out, in)."""
     return torch.tensor([t.scale for t in group], dtype=like.dtype, device=like.device)[:, None, None]
 
 

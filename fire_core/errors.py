@@ -29,6 +29,6 @@ def shown(path: str | os.PathLike[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library says, in one line."""
+    """Return the first line of an error's message."""
     lines = str(error).strip().splitlines()
     return lines[0][:160] if lines else type(error).__name__

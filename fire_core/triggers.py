@@ -56,7 +56,7 @@ class Trigger(ABC):
         """True when it is time to act. Every call counts as an observation, whatever the answer."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What the trigger remembers, as plain values."""
+        """Return what the trigger remembers, as plain values."""
         return {name: getattr(self, name) for name in self.MEMORY}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -100,7 +100,7 @@ def _checked(cls: type, config: Any, prefix: str) -> dict[str, Any]:
 
 @functools.cache
 def _typed(cls: type) -> DictConfig:
-    """A node in which each value is set once, to convert it to its type; what it holds otherwise has no meaning."""
+    """A typed node that converts values: set a value, then read it back. Its other contents have no meaning."""
     return OmegaConf.structured(cls)
 
 

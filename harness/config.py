@@ -63,7 +63,7 @@ def parse(overrides: list[str]) -> list[Override]:
 
 
 def typed_in(node: DictConfig) -> list[Override]:
-    """What was typed, from Hydra's own node; ${...} in it is not looked up."""
+    """Return the overrides as they were typed, from Hydra's own node. ${...} in them stays unresolved."""
     return parse(OmegaConf.to_container(node.overrides.task))
 
 

@@ -208,7 +208,7 @@ def files(domain: str, group: str) -> list[str]:
 
 
 def choosable(domain: str) -> set[str]:
-    """The groups of conf/ that a script chooses files of."""
+    """Return the groups of conf/ from which a command line of this script can choose files."""
     content = yaml.safe_load((CONF / f"{domain}.yaml").read_text())
     return {name for entry in content["defaults"] if isinstance(entry, dict) for name in entry}
 

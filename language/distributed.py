@@ -117,7 +117,7 @@ class World:
     def weights(
         self, run: Any, net: nn.Module, optimizer: Optimizer, step: int, name: str | None
     ) -> dict[str, Any]:
-        """Weights and optimizer state for a checkpoint; parts are written here, to a folder beside its file."""
+        """Return weights and optimizer state for a checkpoint. A sharded net is written at once, to a folder of its own."""
         if not self.sharded:
             return {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
         folder = self.from_leader(str(run.shards(step, name)) if self.leads else None)

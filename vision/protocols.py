@@ -281,7 +281,7 @@ def _shuffle(images: Images, seed: int, purpose: str, round_number: int) -> Tens
 
 
 def _fresh(images: Images, seed: int, purpose: str, index: int, count: int) -> Tensor:
-    """`count` images number index * count onwards of an endless row of shuffles; a task has no image twice."""
+    """Return block `index` of `count` images from an endless sequence of shuffles. No image occurs twice in a block."""
     total = len(images.train_labels)
     per_round = total // _available("count", count, images)
     order = _shuffle(images, seed, purpose, index // per_round)

@@ -196,7 +196,7 @@ def _decode_once(
 
 
 def _facts(path: str, label: int) -> bytes:
-    """What tells a changed picture; a name without a regular file behind it, such as a pipe, is refused."""
+    """Return what shows that a picture has changed. Refuse a path that is not a regular file, such as a pipe."""
     try:
         facts = os.stat(path)
     except OSError as error:

@@ -82,7 +82,7 @@ def _architecture(checkpoint: Checkpoint, model: str) -> tuple[nn.Module | None,
 
 
 def _renamed(table: TargetTable, model: nn.Module, outline: dict[str, torch.Tensor]) -> TargetTable:
-    """Rows whose parameter is in the file with the same shape, under the name it has there."""
+    """Return the rows whose parameter is in the file with the same shape, under its name there."""
     rows = TargetTable()
     for target in table:
         shape = model.get_parameter(target.parameter).shape

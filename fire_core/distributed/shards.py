@@ -208,7 +208,7 @@ def _group_of(parameters: Any) -> dist.ProcessGroup | None:
 
 
 class Gathered(Mapping[str, Tensor]):
-    """The parameters of a mapping, whole: each is gathered from its shards whenever it is asked for. Collective."""
+    """Mapping that gathers each parameter from its shards when it is accessed. All ranks must access it together."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters

@@ -56,10 +56,10 @@ class Method:
     )
 
     def check(self, state: State) -> None:
-        """Before training starts: raise UserError for settings that do not fit these nets (a rule that matches nothing)."""
+        """Called before training starts. Raise `UserError` if the settings do not fit these nets."""
 
     def at_boundary(self, state: State, phase: Phase) -> Report:
-        """Once before phase k > 0: `treat` on every net, from phase `first_phase` on."""
+        """Called once before each phase after the first: `treat` every net, from phase `first_phase` on."""
         if phase.index < self.first_phase:
             return Report(method=self.name)
         self.check(state)
@@ -68,35 +68,35 @@ class Method:
         )
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
-        """What a boundary does to net `name`."""
+        """Treat `net`, which is called `name` in `state.nets`, at a boundary. Return the report."""
         return Report()
 
     def penalty(self, state: State) -> Tensor | float:
-        """Added to the loss at every step."""
+        """Return a term that the loop adds to the loss at every step."""
         return 0.0
 
     def after_step(self, state: State) -> None:
-        """After every optimizer step."""
+        """Called after every optimizer step."""
 
     def after_epoch(self, state: State) -> None:
-        """After every epoch, before its test: the epoch's results show what it changes."""
+        """Called after every epoch, before its test, so the epoch's results include what it changes."""
 
     def after_test(self, state: State) -> None:
-        """After the results of every epoch are taken: they do not show what it changes."""
+        """Called after the test of every epoch, so the epoch's results do not include what it changes."""
 
     def optimizer(self, net: nn.Module, default: Optimizer, phase: Phase) -> Optimizer:
-        """The optimizer to train this phase with; only methods with `changes_optimizer` replace the default."""
+        """Return the optimizer of this phase. Only methods with `changes_optimizer` replace the default."""
         return default
 
     def rebuild(self, state: State) -> None:
-        """On resume after a boundary, before weights are loaded: redo the structural change (`changes_structure`)."""
+        """Repeat the structural change (`changes_structure`) when a run resumes, before weights are loaded."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values that a resumed run needs."""
+        """Return the tensors and plain values that a resumed run needs."""
         return {}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Inverse of `state_dict`."""
+        """Restore what `state_dict` returned."""
 
 
 _registry: dict[tuple[str, str], type[Method]] = {}

@@ -71,7 +71,7 @@ class ConvMuon(Optimizer):
 
 
 class Together(Optimizer):
-    """Several optimizers as one: shared groups and state, so that schedules, checkpoints and state policies see one."""
+    """Present several optimizers as one. Schedules, checkpoints and state policies see shared groups and state."""
 
     def __init__(self, parts: list[Optimizer]) -> None:
         self.parts = parts

@@ -126,8 +126,8 @@ def _solved(factor: Tensor, iterations: int, square: Tensor | None = None) -> So
 def _square(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
     """Nearly square matrices: iterate, continue where much is unfinished, deflate the rest, finish and check.
 
-    All steps of a matrix together multiply by less than 1e6, so that the rounding errors of float32 (1e-7) are not lifted to
-    1, and lost rank stays visible.
+    All steps of a matrix together multiply by less than 1e6, so that the rounding errors of float32 (1e-7) do not grow to 1
+    and lost rank stays visible.
     """
     columns = matrices.shape[2]
     work = matrices.clone()
@@ -186,7 +186,7 @@ def _at(batch: Tensor, index: Tensor) -> Tensor:
 
 
 def _steps_at(wanted: Tensor, work: Tensor, steps: tuple[Step, ...], spare: Tensor, square: Tensor) -> None:
-    """Rational steps on the matrices of `work` that the mask (b,) names, in place."""
+    """Take rational steps, in place, on the matrices of `work` that the mask (b,) selects."""
     index = wanted.nonzero().flatten()
     if len(index):
         rest = _at(work, index)

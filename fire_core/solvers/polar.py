@@ -125,7 +125,7 @@ def polar(
 
 
 def _published(matrices: Tensor, step: Step, iterations: int, normalize: str, measure: bool) -> Solved:
-    """One step, repeated, from a start that is normalised as its authors do."""
+    """Repeat one step, starting from a matrix that is normalised as the authors of the method do."""
     norm = torch.linalg.matrix_norm(matrices, 2 if normalize == "spectral" else "fro", keepdim=True)
     factor = polynomial_steps(matrices / norm, (step,) * iterations)
     count = torch.full((len(factor),), iterations, dtype=torch.int64, device=factor.device)

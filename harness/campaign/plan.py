@@ -25,7 +25,7 @@ def seconds_of(jobs: Sequence[Job], rates: Mapping[str, Rate]) -> dict[str, tupl
 
 
 def once(jobs: Sequence[Job]) -> list[Job]:
-    """The jobs, without the work after the boundary where an earlier job does it."""
+    """Return the jobs without the work after the boundary that an earlier job already does."""
     known, result = set[str](), []
     for job in jobs:
         repeated = job.last_phase is not None and job.last_phase in known

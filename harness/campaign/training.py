@@ -36,7 +36,9 @@ def train(
     gpus: int = 1,
     launcher: Sequence[str] = (),
 ) -> list[str]:
-    """Train every job that is not done; the names of those that failed. Raises Stopped after SIGINT or SIGTERM.
+    """Train every job that is not done and return the names of those that failed.
+
+    Raises Stopped after SIGINT or SIGTERM.
 
     Args:
         budget: seconds after which nothing is started any more.

@@ -118,7 +118,7 @@ def check_owner(path: Path, parts: dict[str, Any], owner: str | None) -> None:
 
 
 def identity_of(folder: Path) -> str | None:
-    """Whose run lies in `folder`: from meta.json, or from a checkpoint where that file is lost or torn."""
+    """Return the identity of the run in `folder`: from meta.json, or from a checkpoint if that file is lost or damaged."""
     identity = read_meta(folder).get("identity")
     if isinstance(identity, str):
         return identity

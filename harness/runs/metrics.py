@@ -19,7 +19,7 @@ class MetricsFile:
         self._handle: Any = None
 
     def open_at(self, folder: Path, size: int) -> None:
-        """Keep the first `size` bytes, which are what a checkpoint counts, and append after them."""
+        """Open the file for appending after its first `size` bytes, which a checkpoint counts. The rest is cut off."""
         self.close()
         path = folder / METRICS
         path.touch()

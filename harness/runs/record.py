@@ -115,7 +115,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether this very run was completed before; says so."""
+        """Whether this run is complete already. If so, it prints that."""
         if not self._is_done():
             return False
         meta, here, note = read_meta(self.folder), describe(), ""
@@ -210,7 +210,7 @@ class Run:
         return due
 
     def shards(self, step: int, name: str | None = None) -> Path:
-        """Where several processes write their parts of the checkpoint that is saved next."""
+        """Folder in which several processes write their parts of the next checkpoint."""
         return checkpoints.shards(self.place / "checkpoint", step, name)
 
     def save(self, step: int, parts: dict[str, Any], name: str | None = None) -> None:
@@ -296,13 +296,13 @@ class Run:
             checkpoints.drop_shards(self.folder / "checkpoint")
 
     def _note_failure(self, error: Exception) -> None:
-        """FAILED, with the traceback. A full disk must not hide the error itself."""
+        """Write FAILED with the traceback. If that fails, as on a full disk, keep silent about it."""
         text = f"{error}\n\n" + "".join(traceback.format_exception(error))
         with contextlib.suppress(OSError):
             write_atomic(self.folder / "FAILED", text)
 
     def _is_done(self) -> bool:
-        """DONE and the metrics that it counts; DONE alone is no run."""
+        """Whether the folder has DONE and the metrics that it counts. DONE alone does not make a finished run."""
         done, metrics = self.folder / "DONE", self.folder / METRICS
         if not done.exists():
             return False
@@ -319,7 +319,7 @@ class Run:
         return True
 
     def _wait_for_others(self) -> None:
-        """Take the folder's lock; another process that trains this very run is waited for."""
+        """Take the folder's lock. While another process trains this run, wait for it."""
         said = False
         while not self._lock.acquire(wait=False):
             if not said:

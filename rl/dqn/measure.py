@@ -55,7 +55,7 @@ class Window:
         self.loss, self.value, self.count = loss, value, self.count + 1
 
     def close(self, step: int, net: nn.Module) -> dict[str, float]:
-        """Measures of the window, which then restarts. A loss that is not finite stops the run."""
+        """Return the measures of the window and start a new one. Raise `UserError` if the loss is not finite."""
         figures: dict[str, float] = {"train_episodes": len(self.episodes)}
         if self.episodes:
             scores = [score for score, _ in self.episodes]

@@ -91,6 +91,6 @@ def random_play(cfg: DictConfig) -> dict[str, float]:
 
 
 def video(run: Run, cfg: DictConfig, net: DQN, device: torch.device) -> None:
-    """One episode of the policy of evaluation, as policy.gif in the run's folder."""
+    """Record one episode of the evaluation policy as policy.gif in the run's folder."""
     path = record_video(make_games(cfg, "video"), greedy(cfg, net, device, -1), run.folder / "policy.gif")
     print(f"video of the last policy: {path}")

@@ -270,7 +270,7 @@ def restore(
 
 
 def film(run: Run, cfg: DictConfig, method: Method, state: State, device: torch.device) -> None:
-    """The video of a run that was finished before."""
+    """Record the video of a run that is already finished."""
     net = state.nets["net"]
     if method.changes_structure:
         state.phase = 1

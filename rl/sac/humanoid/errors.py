@@ -5,7 +5,7 @@ try:
 except ModuleNotFoundError:
 
     class UserError(ValueError):  # type: ignore[no-redef]
-        """The message quotes the value and says what to do."""
+        """An error that the user can correct. Its message quotes the value and says what to do."""
 
 
 __all__ = ["UserError"]
