@@ -199,16 +199,19 @@ def _where(results: Results) -> list[str]:
     names = [name for name in results.runs["experiment"].unique() if name.startswith(sensitivity.PREFIXES)]
     for part in settings(results.select(experiment=names)):
         rows = sensitivity.differences(part)
-        rows = rows[rows["block"] != "all"]
+        whole, rows = rows[rows["block"] == "all"], rows[rows["block"] != "all"]
         if rows.empty:
             continue
+        together = "".join(
+            f", all layers together {difference_text(row)}" for row in whole.to_dict("records")
+        )
         better = rows["difference"] * rows["higher_is_better"].map({True: 1, False: -1})
         best, worst = (rows.loc[place].to_dict() for place in (better.idxmax(), better.idxmin()))
         size, seeds = part.first["size"], best["pairs"]
         told.append(
             f"[{plot.title(part).splitlines()[0]}](analysis/results/figures/sensitivity-{size}.png), {size}, {seeds} "
             f"seed{'s' if seeds > 1 else ''}: best {_layer(best)}, worst {_layer(worst)}, "
-            f"{(rows['word'] != '').sum()} of {len(rows)} differ from no treatment after correction"
+            f"{(rows['word'] != '').sum()} of {len(rows)} differ from no treatment after correction{together}"
         )
     return (
         [f"- **Where?** FIRE on one layer at a time, minus no treatment: {'; '.join(told)}."] if told else []

@@ -204,21 +204,22 @@ def disagreements(rows: pd.DataFrame) -> str:
     against = [row for row in rows.to_dict("records") if row["difference"] < 0 and row["word"] == ""]
     told = [
         f"{row['experiment']}, {plot.look(row['better']).name} > {plot.look(row['worse']).name} "
-        f"({number(row['difference'], sign=True)}; {_seeds(row)} seeds)"
+        f"({number(row['difference'], sign=True)}; {_seeds(row)})"
         for row in against
     ]
     if not told:
         return "Where a claim is not decided, our gain has the paper's sign."
     return (
-        "In the following rows our gain has the opposite sign, but the data do not decide this. In brackets: our gain, and "
-        "the number of seeds at which its uncorrected interval would exclude 0 if mean and spread stayed the same. "
-        f"{'; '.join(told)}."
+        "In the following rows our gain has the opposite sign, but the corrected tests do not decide this. In brackets: our "
+        "gain, and the number of seeds at which its own interval, without correction, would exclude 0 if mean and spread "
+        f"stayed the same; `now` where it does so already. {'; '.join(told)}."
     )
 
 
 def _seeds(row: dict) -> str:
     found = Estimate(row["difference"], row["difference_low"], row["difference_high"], row["p"], row["pairs"])
-    return f"{seeds_to_decide(found) or 'more'}"
+    needed = seeds_to_decide(found)
+    return "more seeds" if needed is None else "now" if needed <= found.n else f"{needed} seeds"
 
 
 def controls_sentence(rows: pd.DataFrame) -> str:

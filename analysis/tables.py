@@ -153,7 +153,7 @@ def against_table(part: pd.DataFrame) -> pd.DataFrame:
                 "difference [95 %]": difference_text(row, digits(rows["mean"]), negate=True),
                 "seeds": row["pairs"],
                 "p, corrected": p_text(row["p_holm"]),
-                "verdict": words.get(row["word"], ""),
+                "verdict": words.get(row["word"], "not decided"),
             }
         )
     return pd.DataFrame(table)
