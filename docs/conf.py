@@ -50,7 +50,7 @@ html_favicon = "site/favicon.svg"
 html_extra_path = ["site/index.html"]  # leads to README.html
 html_static_path = ["site"]
 html_css_files = ["site.css"]
-html_show_sourcelink = html_copy_source = False
+html_show_sourcelink = html_copy_source = html_show_copyright = False
 
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # notebooks are committed with their outputs
