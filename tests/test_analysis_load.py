@@ -8,7 +8,7 @@ from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_
 from analysis import measures, plot
 from analysis.runs import RESULTS, export, load, load_exported, open_results, settings
 from fire_core.errors import UserError
-from harness.runs.folders import command_of, read_boundaries
+from harness.runs.folders import command_of, describe_run, read_boundaries
 
 
 @pytest.fixture
@@ -133,6 +133,18 @@ def test_first_value_after_the_boundary_and_tail_by_hand(root):
     assert ends == {"eval_return": 100.0, "eval_return_after": 60.0, "eval_return_before": 50.0}
     tail = measures.Measure("eval_return", "", "tail")
     assert measures.values(part, tail)["none"][1] == 95.0
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"env": {"game": "asterix", "frame_size": 42, "environments": 4, "sticky": 0.25}}, "asterix"),
+        ({"env": {"name": "h1-walk-v0", "action_repeat": 2}}, "h1-walk-v0"),
+        ({"data": {"name": "cifar10", "image_size": 16}}, "cifar10"),
+    ],
+)
+def test_a_run_is_named_after_its_data_set_task_or_game(tmp_path, config, name):
+    assert describe_run(tmp_path / "fig" / "small" / "fire" / "seed_1", config)["data"] == name
 
 
 def test_different_data_and_sizes_never_share_a_panel(root):

@@ -140,9 +140,13 @@ def read_json(path: Path) -> Any:
 
 
 def _name(value: Any) -> str:
-    """A readable text of a name, a list of names or a mapping with a name."""
+    """A readable text of a name, a list of names or a mapping with the name of something or of a game."""
     if isinstance(value, dict):
-        return str(value.get("name") or ", ".join(str(v) for v in value.values() if isinstance(v, str | int)))
+        return str(
+            value.get("name")
+            or value.get("game")
+            or ", ".join(str(v) for v in value.values() if isinstance(v, str | int))
+        )
     if isinstance(value, list | tuple):
         return " + ".join(map(str, value))
     return str(value or "unknown")
