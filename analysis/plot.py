@@ -94,8 +94,6 @@ DATA = {
     "image_folder": "a folder of pictures",
     "wikipedia+technical": "Wikipedia, then technical texts",
     "encyclopaedic+technical": "encyclopaedic, then technical texts",
-    "asterix": "Asterix",
-    "breakout": "Breakout",
     "beam_rider": "BeamRider",
     "demon_attack": "DemonAttack",
     "h1-walk-v0": "H1 walk",
