@@ -8,11 +8,19 @@ import pandas as pd
 
 from analysis import estimates, plot, sensitivity, theory
 from analysis.runs import RESULTS, Results, settings
+from analysis.tables import at_largest_size
 from analysis.text import difference_text, markdown, mean_text, p_text, short
 
 PAGES = "analysis/results/pages"
 SETTINGS = {"settings_random_label": "random labels", "settings_warm_start": "warm start"}
 MUON = {"settings_random_label": "random labels", "muon_fig3_60k": "language, loss"}
+VIT = "ablation_targets_vit"
+TARGETS = {
+    "qk": "queries and keys (the paper's choice)",
+    "mlp": "MLPs",
+    "attention": "attention",
+    "all": "all",
+}
 FAILURES = (
     "- **Reported failures, reproduced** ([notebook](analysis/notebooks/failures.ipynb)): under Frobenius normalisation, "
     "DfI falls slowly and does not diverge; five steps on a 768 x 768 matrix do little more than rescale it; replacing "
@@ -34,7 +42,7 @@ above 1e-6 of the largest count as positive."""
 
 def sections(results: Results, frame: pd.DataFrame) -> list[str]:
     """Blocks of REPRODUCED.md, without what was not run."""
-    found = [*_settings(frame), *_muon(frame), *_theory(), *_where(results), FAILURES]
+    found = [*_settings(frame), *_muon(frame), *_theory(), *_where(results), *_vit(frame), FAILURES]
     return ["## Settings, optimizer, layers, theory, reported failures\n", *found, ""]
 
 
@@ -216,6 +224,24 @@ def _where(results: Results) -> list[str]:
     return (
         [f"- **Where?** FIRE on one layer at a time, minus no treatment: {'; '.join(told)}."] if told else []
     )
+
+
+def _vit(frame: pd.DataFrame) -> list[str]:
+    """FIRE on the kinds of matrices of a ViT, each against no treatment."""
+    rows = frame[frame["headline"] & (frame["experiment"] == VIT) & (frame["reference"] == "none")]
+    if rows.empty:
+        return []
+    rows, told = at_largest_size(rows), []
+    for row in estimates.decide(rows).to_dict("records"):
+        word = f" ({row['word']})" if row["word"] else ""
+        name = TARGETS.get(row["label"].removeprefix(sensitivity.PREFIX), row["label"])
+        told.append(f"{name} {difference_text(row)}{word}")
+    first = rows.iloc[0]
+    data = f"{plot.data_name(first['data'])}, {first['size']}, {first['pairs']} seeds"
+    return [
+        f"- **Which matrices of a ViT?** FIRE on some of them, minus no treatment, in the [warm start]({PAGES}/{VIT}.md) "
+        f"({data}): {', '.join(told)}."
+    ]
 
 
 def _layer(row: dict) -> str:

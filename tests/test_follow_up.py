@@ -50,6 +50,17 @@ def test_settings_are_held_against_fire_and_muon_against_both(tmp_path):
     assert "+0.4" in told.partition("against Muon alone")[0] and "+0.1" in told.partition("Muon alone")[2]
 
 
+def test_matrices_of_a_vit_are_held_against_no_treatment(tmp_path):
+    for label, level in {"none": 0.4, "fire-targets=qk": 0.4, "fire-targets=mlp": 0.3}.items():
+        for seed in (1, 2, 3):
+            noise = 0.0005 * ((seed * len(label)) % 3)
+            write_run(tmp_path, "ablation_targets_vit", label, seed, warm_start_lines(level + noise, seed))
+    (told,) = follow_up._vit(estimates.frame(load(tmp_path)))
+    assert "Fashion-MNIST, small, 3 seeds" in told and "queries and keys (the paper's choice) -0.0005" in told
+    assert "MLPs -0.10" in told and told.count("(worse)") == 1
+    assert follow_up._vit(estimates.frame(load(tmp_path)).iloc[:0]) == []
+
+
 def test_places_of_layers():
     assert sensitivity.place_of("layer1.0.conv1") == ("layer1.0", "conv1")
     assert sensitivity.place_of("h.3.mlp.c_fc") == ("h.3", "mlp.c_fc")
