@@ -21,7 +21,7 @@ from analysis import (
     sweep,
     tables,
 )
-from analysis.runs import RESULTS, SIZES, Results, export, load, open_results, settings
+from analysis.runs import RESULTS, SIZES, at_most, export, load, open_results, settings
 from fire_core.errors import UserError
 from harness import status
 
@@ -60,9 +60,8 @@ def draw_figures(given: Sequence[str]) -> int:
         if not sizes:
             print(f"{name}: no finished run of {', '.join(module.PREFIXES)}* in '{options.root}'")
         for size in sizes:
-            parts = _parts(results, size)
-            if name == "fig4":
-                parts += _smaller(results, size)
+            shown = at_most(results, size) if name == "fig4" else results.select(size=size)
+            parts = [part for part in settings(shown) if len(part.metrics)]
             chosen = {"metric": options.metric} if name == "fig4" and options.metric else {}
             if chosen:
                 _must_be_logged(parts, options.metric)
@@ -72,20 +71,6 @@ def draw_figures(given: Sequence[str]) -> int:
                 print(f"{name}, size {size}: {path}")
         _tell(results.problems)
     return 0
-
-
-def _parts(results: Results, size: str) -> list[Results]:
-    return [part for part in settings(results.select(size=size)) if len(part.metrics)]
-
-
-def _smaller(results: Results, size: str) -> list[Results]:
-    """Return the experiments that were run only at sizes below `size`, each at the largest of these."""
-    found: list[Results] = []
-    ran = set(results.select(size=size).finished["experiment"])
-    for smaller in SIZES[SIZES.index(size) + 1 : SIZES.index("smoke")]:
-        found += [part for part in _parts(results, smaller) if part.first["experiment"] not in ran]
-        ran |= {part.first["experiment"] for part in found}
-    return found
 
 
 def _must_be_logged(parts: Sequence, metric: str) -> None:

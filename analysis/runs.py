@@ -102,6 +102,19 @@ def settings(results: Results) -> list[Results]:
     return [results.select(**row) for row in found[keys].to_dict("records")]
 
 
+def at_most(results: Results, size: str) -> Results:
+    """The finished runs of each experiment at its largest size that is not above `size`. Smoke runs prove nothing and fill
+    no gap."""
+    allowed = [size, *SIZES[SIZES.index(size) + 1 : SIZES.index("smoke")]]
+    done = results.finished[results.finished["size"].isin(allowed)]
+    rank = done["size"].map(allowed.index)
+    largest = done.loc[rank.groupby(done["experiment"]).idxmin()].set_index("experiment")["size"]
+    frames = (results.runs, results.metrics, results.boundaries, results.costs)
+    return Results(
+        *(frame[frame["size"] == frame["experiment"].map(largest)] for frame in frames), results.problems
+    )
+
+
 def plain(part: Results) -> Results:
     """Return the results without runs that have overrides, if others remain. The ablation table has the rest."""
     labels = part.runs["label"][part.runs["label"] == part.runs["method"]]

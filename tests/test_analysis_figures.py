@@ -25,7 +25,7 @@ from analysis import (
     tables,
 )
 from analysis.notebooks import __main__ as notebooks
-from analysis.runs import load, settings
+from analysis.runs import at_most, load, settings
 from benchmarks import results_file
 from fire_core.methods import available
 
@@ -275,9 +275,10 @@ def test_figure_4_fills_panels_from_a_smaller_size_and_names_the_sizes(tmp_path)
     ):
         write_run(tmp_path, experiment, "none", 1, returns(0.7, 1), size=size, data=experiment, protocol="")
     results = load(tmp_path)
-    (walk,) = command._smaller(results, "medium")
-    assert walk.first["experiment"] == "fig4b_walk" and command._smaller(results, "small") == []
-    figure = fig4.draw([part_of(results.select(size="medium"), "fig4a_asterix"), walk])
+    sizes = {part.first["experiment"]: part.first["size"] for part in settings(at_most(results, "medium"))}
+    assert sizes == {"fig4a_asterix": "medium", "fig4b_walk": "small"}
+    assert {part.first["size"] for part in settings(at_most(results, "small"))} == {"small"}
+    figure = fig4.draw(settings(at_most(results, "medium")))
     titles = [axis.get_title("left").rpartition(", ")[2] for axis in figure.axes]
     assert titles.count("medium") == titles.count("small") == 1
     alone = fig4.draw([part_of(results.select(size="medium"), "fig4a_asterix")])
