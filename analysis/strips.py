@@ -140,7 +140,7 @@ def draw(episodes: dict[str, Episode], frames: int) -> Figure:
 def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m analysis.strips", description=__doc__)
     parser.add_argument("run", nargs="+", type=Path, help="as in runs/fig4a_asterix/medium/fire/seed_1")
-    parser.add_argument("--frames", type=int, default=8, help="pictures of an episode (8)")
+    parser.add_argument("--frames", type=int, default=7, help="pictures of an episode (7)")
     parser.add_argument("--out", type=Path, required=True, help="the picture to write")
     options = parser.parse_args(given)
     try:
