@@ -7,8 +7,7 @@ import re
 import pandas as pd
 
 from analysis import estimates, plot, sensitivity, theory
-from analysis.runs import RESULTS, Results, settings
-from analysis.tables import at_largest_size
+from analysis.runs import RESULTS, Results, at_largest_size, settings
 from analysis.text import difference_text, markdown, mean_text, p_text, short
 
 PAGES = "analysis/results/pages"

@@ -10,7 +10,7 @@ import pandas as pd
 import yaml
 
 from analysis import benchmark_tables, estimates, follow_up, other_boundaries, paper, plot, tables
-from analysis.runs import RESULTS, SIZES, Results, load_exported, settings
+from analysis.runs import RESULTS, SIZES, Results, at_largest_size, load_exported, settings
 from analysis.stats import Estimate, seeds_to_decide
 from analysis.text import markdown, number
 from fire_core.errors import UserError
@@ -114,13 +114,13 @@ def reproduced(results: Results, frame: pd.DataFrame) -> str:
     blocks += ["## Figures\n", *itertools.chain(*(_figure(name, title) for name, title in FIGURES.items()))]
     blocks += ["## The paper's claims\n", CLAIMS_IN_SHORT, claims_sentence(of_paper), ""]
     cells = ["_".join(cell) for cell in paper.cells()]
-    shown = tables.at_largest_size(of_paper[of_paper["experiment"].isin(cells)])
+    shown = at_largest_size(of_paper[of_paper["experiment"].isin(cells)])
     blocks += [markdown(tables.claims_table(shown).drop(columns=["data", "source"])), ""]
     blocks += [disagreements(shown), "", not_run(claims), ""]
     wins = tables.wins_table(frame)
     blocks += [WINS, markdown(wins[wins["size"] == wins["size"].iloc[0]] if len(wins) else wins), ""]
     controls = tables.against_controls(frame)
-    panels = tables.at_largest_size(controls[controls["experiment"].isin(cells)])
+    panels = at_largest_size(controls[controls["experiment"].isin(cells)])
     blocks += ["## Isometry, norm or randomness: the controls\n", CONTROLS, controls_sentence(controls), ""]
     blocks += [
         markdown(tables.controls_table(panels)),

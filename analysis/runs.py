@@ -102,13 +102,18 @@ def settings(results: Results) -> list[Results]:
     return [results.select(**row) for row in found[keys].to_dict("records")]
 
 
+def at_largest_size(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return, for each experiment, the rows of the largest size at which it was run."""
+    rank = rows["size"].map(SIZES.index)
+    return rows[rank == rank.groupby(rows["experiment"]).transform("min")]
+
+
 def at_most(results: Results, size: str) -> Results:
     """The finished runs of each experiment at its largest size that is not above `size`. Smoke runs prove nothing and fill
     no gap."""
     allowed = [size, *SIZES[SIZES.index(size) + 1 : SIZES.index("smoke")]]
-    done = results.finished[results.finished["size"].isin(allowed)]
-    rank = done["size"].map(allowed.index)
-    largest = done.loc[rank.groupby(done["experiment"]).idxmin()].set_index("experiment")["size"]
+    done = at_largest_size(results.finished[results.finished["size"].isin(allowed)])
+    largest = dict(zip(done["experiment"], done["size"]))
     frames = (results.runs, results.metrics, results.boundaries, results.costs)
     return Results(
         *(frame[frame["size"] == frame["experiment"].map(largest)] for frame in frames), results.problems

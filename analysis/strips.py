@@ -78,6 +78,8 @@ def play_task(cfg: DictConfig, final: dict) -> Episode:
     from rl.sac.policy import mean_policy
     from rl.sac.train import build
 
+    if not cfg.env.name.startswith("h1-"):
+        raise UserError(f"{cfg.env.name}: a strip shows games and the tasks of the H1 robot")
     task = Task(**cfg.env)
     learner, normaliser = build(cfg, task, torch.device("cpu")), RunningNormaliser(task.observation_size)
     load(learner.actor, final["actor"])
@@ -110,16 +112,16 @@ def load(net: torch.nn.Module, weights: dict) -> None:
         raise UserError("a strip needs a network whose structure the method has not changed") from None
 
 
-def draw(episodes: dict[str, Episode], frames: int) -> Figure:
+def draw(episodes: Sequence[tuple[str, Episode]], frames: int) -> Figure:
     """A row for each run: `frames` pictures at the same times in all rows, over the longest episode. A row ends early where
     its episode does."""
-    longest = max(len(episode.pictures) for episode in episodes.values())
+    longest = max(len(episode.pictures) for _, episode in episodes)
     times = np.linspace(0, longest - 1, frames).round().astype(int)
-    height, width = next(iter(episodes.values())).pictures[0].shape[:2]
+    height, width = episodes[0][1].pictures[0].shape[:2]
     figure, grid = plt.subplots(
         len(episodes), frames, figsize=(frames, len(episodes) * (height / width + 0.25)), squeeze=False
     )
-    for row, (name, episode) in zip(grid, episodes.items()):
+    for row, (name, episode) in zip(grid, episodes):
         for axis, time in zip(row, times):
             axis.axis("off")
             if time < len(episode.pictures):
@@ -137,6 +139,15 @@ def draw(episodes: dict[str, Episode], frames: int) -> Figure:
     return figure
 
 
+def save(figure: Figure, path: Path) -> None:
+    """Write the picture; UserError where it cannot be written, or matplotlib does not know the ending."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=200)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot write {path}: {error}") from error
+
+
 def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m analysis.strips", description=__doc__)
     parser.add_argument("run", nargs="+", type=Path, help="as in runs/fig4a_asterix/medium/fire/seed_1")
@@ -146,13 +157,12 @@ def main(given: Sequence[str] | None = None) -> int:
     try:
         if options.frames < 2:
             raise UserError(f"--frames {options.frames}: give 2 or more")
-        episodes = {name_of(folder): play(folder) for folder in options.run}
+        episodes = [(name_of(folder), play(folder)) for folder in options.run]
+        save(draw(episodes, options.frames), options.out)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    draw(episodes, options.frames).savefig(options.out, dpi=200, metadata={"Software": None})
-    for name, episode in episodes.items():
+    for name, episode in episodes:
         print(f"{name}: return {episode.score:.1f} in {len(episode.pictures) - 1} steps")
     print(options.out)
     return 0

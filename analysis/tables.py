@@ -86,12 +86,6 @@ def claims_table(claims: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def at_largest_size(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return, for each experiment, the rows of the largest size at which it was run."""
-    rank = rows["size"].map({size: place for place, size in enumerate(SIZES)})
-    return rows[rank == rank.groupby(rows["experiment"]).transform("min")]
-
-
 def _gap_of_paper(claim: dict[str, object]) -> float | None:
     """The paper's difference between the end values of a claim's two methods, positive where it is as claimed."""
     theirs = paper.end_values(claim["figure"], claim["panel"])
@@ -176,9 +170,8 @@ def controls_table(rows: pd.DataFrame) -> pd.DataFrame:
 def against_controls(frame: pd.DataFrame) -> pd.DataFrame:
     """`none` and the controls against FIRE in all settings that ran a control: one family for Holm's correction."""
     rows = frame[frame["headline"] & (frame["reference"] == "fire") & frame["label"].isin(CONTROLS)]
-    rows = rows[
-        ~rows["experiment"].str.startswith("settings_")
-    ]  # the random-label probe again: in a table of its own
+    # settings of FIRE have a table of their own
+    rows = rows[~rows["experiment"].str.startswith("settings_")]
     keys = ["experiment", "size", "data"]
     ran = rows[rows["label"].isin(CONTROLS[1:])].drop_duplicates(keys)[keys]
     return estimates.decide(rows.merge(ran, on=keys))

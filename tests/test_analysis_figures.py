@@ -25,7 +25,7 @@ from analysis import (
     tables,
 )
 from analysis.notebooks import __main__ as notebooks
-from analysis.runs import at_most, load, settings
+from analysis.runs import at_largest_size, at_most, load, settings
 from benchmarks import results_file
 from fire_core.methods import available
 
@@ -442,7 +442,7 @@ def test_wins_are_counted_over_the_panels_of_the_paper_alone(frame):
 
 def test_an_experiment_counts_at_its_largest_size():
     rows = pd.DataFrame({"experiment": ["a", "a", "b"], "size": ["small", "medium", "small"]})
-    assert tables.at_largest_size(rows)["size"].to_list() == ["medium", "small"]
+    assert at_largest_size(rows)["size"].to_list() == ["medium", "small"]
 
 
 def test_documents_say_what_was_run_and_what_was_not(results, frame):
