@@ -1,4 +1,4 @@
-"""Reading runs back: which folders there are, what state each run is in, and what its files say."""
+"""The folders of runs: which there are, what state each run is in, and what its files say."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from fire_core.checkpoints.atomic import write_atomic
 from fire_core.errors import UserError
 
 NOT_EXPERIMENTS = {"notebooks", "trunks", "summary", "report", "figures", "tables"}
@@ -172,6 +173,11 @@ def _parsed(line: bytes) -> Any:
 
 def _no_number(name: str) -> None:
     """NaN and infinities, which Python's own writer puts into JSON, are no numbers."""
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> None:
+    """Write the resolved configuration of a run or trunk."""
+    write_atomic(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
 
 def read_config(path: str | Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from fire_core.checkpoints.atomic import remove_torn, write_atomic
 from fire_core.errors import UserError
 from fire_core.report import Report
 from harness.runs import checkpoint as checkpoints
-from harness.runs.folders import read_meta
+from harness.runs.folders import read_meta, write_config
 from harness.runs.machine import describe, write_meta
 from harness.runs.metrics import METRICS, MetricsFile, as_line, plain
 from harness.runs.signals import STOPPED, StopRequest
@@ -135,7 +135,7 @@ class Run:
             for mark in ("FAILED", "RUNNING"):
                 (self.folder / mark).unlink(missing_ok=True)
             write_atomic(self.folder / "RUNNING", f"{os.getpid()}\n")
-            write_atomic(self.folder / "config.yaml", _as_yaml(self.config))
+            write_config(self.folder, self.config)
             write_meta(self.folder, self.meta)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -347,7 +347,7 @@ class Run:
             return self._fork(trunk, fork or "end")
         for part in (trunk, trunk / "checkpoint"):
             remove_torn(part)  # of a process that was killed while it trained this trunk
-        write_atomic(trunk / "config.yaml", _as_yaml(self.config))
+        write_config(trunk, self.config)
         write_meta(trunk, self.meta)
         self.place = trunk
         return self._load(checkpoints.latest(trunk / "checkpoint"))
@@ -395,10 +395,3 @@ class Run:
         if self._trunk_lock is not None:
             self._trunk_lock.release()
             self._trunk_lock = None
-
-
-def _as_yaml(config: dict[str, Any]) -> str:
-    """PyYAML comes with the suite's configuration, not with the library: imported only where a run is recorded."""
-    import yaml
-
-    return yaml.safe_dump(config, sort_keys=False)
