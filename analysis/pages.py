@@ -114,7 +114,7 @@ def reproduced(results: Results, frame: pd.DataFrame) -> str:
     blocks += ["## Figures\n", *itertools.chain(*(_figure(name, title) for name, title in FIGURES.items()))]
     blocks += ["## The paper's claims\n", CLAIMS_IN_SHORT, claims_sentence(of_paper), ""]
     cells = ["_".join(cell) for cell in paper.cells()]
-    shown = at_largest_size(of_paper[of_paper["experiment"].isin(cells)])
+    shown = at_largest_size(of_paper[of_paper["experiment"].isin(cells)], ["experiment", "better", "worse"])
     blocks += [markdown(tables.claims_table(shown).drop(columns=["data", "source"])), ""]
     blocks += [disagreements(shown), "", not_run(claims), ""]
     wins = tables.wins_table(frame)

@@ -102,10 +102,10 @@ def settings(results: Results) -> list[Results]:
     return [results.select(**row) for row in found[keys].to_dict("records")]
 
 
-def at_largest_size(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return, for each experiment, the rows of the largest size at which it was run."""
+def at_largest_size(rows: pd.DataFrame, by: Sequence[str] = ("experiment",)) -> pd.DataFrame:
+    """Return, for each experiment (or other value of the columns `by`), the rows of the largest size at which it was run."""
     rank = rows["size"].map(SIZES.index)
-    return rows[rank == rank.groupby(rows["experiment"]).transform("min")]
+    return rows[rank == rank.groupby([rows[column] for column in by]).transform("min")]
 
 
 def at_most(results: Results, size: str) -> Results:

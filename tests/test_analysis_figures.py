@@ -443,6 +443,8 @@ def test_wins_are_counted_over_the_panels_of_the_paper_alone(frame):
 def test_an_experiment_counts_at_its_largest_size():
     rows = pd.DataFrame({"experiment": ["a", "a", "b"], "size": ["small", "medium", "small"]})
     assert at_largest_size(rows)["size"].to_list() == ["medium", "small"]
+    rows["better"] = ["fire", "dash", "fire"]
+    assert len(at_largest_size(rows, ["experiment", "better"])) == 3
 
 
 def test_documents_say_what_was_run_and_what_was_not(results, frame):
