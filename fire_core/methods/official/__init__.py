@@ -1,8 +1,7 @@
 """Methods as the authors' FIRE code runs them, where that differs from the methods' own papers.
 
-`create(name, variant="official")` finds the class here, which takes the settings of the published one. Nothing outside
-imports this folder. The numbers that these classes reproduce are in `tests/official/methods/`, and every difference
-has a line in DEVIATIONS.md.
+`create(name, variant="official")` imports the class from this package; its settings are those of the published class.
+The numbers that these classes reproduce are in `tests/official/methods/`, and DEVIATIONS.md lists every difference.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from fire_core.methods import Method
 
 
 def refuse_changed(method: Method, *names: str) -> None:
-    """Raise UserError for a setting of the published variant that the official code does not have, unless untouched."""
+    """Raise UserError if one of the settings `names`, which the official code does not have, is not at its default."""
     for field in fields(method):
         value = getattr(method, field.name)
         if field.name in names and value != field.default:

@@ -26,13 +26,17 @@ from fire_core.units import UnitLayer
 @register
 @dataclass
 class OfficialCBP(WatchesOutputs, ContinualBackprop):
-    """A unit's magnitude M grows by (1 - decay) * mean |output| at every step, and never decays.
+    """Continual backprop with the utility, quota and new weights of the official code.
 
-    Its utility is M times the mean of its outgoing |w|, or M alone where the layer has no reader. Once any unit of a
-    layer is mature, the layer collects `replacement_rate` times all its units. Where a convolution feeds a Linear, the
-    units are the columns of the Linear: a chosen column becomes 0, its channel gets new incoming weights, and the age
-    that starts again is that of the unit with the channel's number. New incoming weights are normal with deviation
-    sqrt(2 / fan_in). Biases of the reader and the optimizer's state stay.
+    The magnitude M of a unit grows by (1 - decay) * mean |output| at every step and never decays. The unit's utility is
+    M times the mean of its outgoing |w|, or M alone if no layer reads it. Once any unit of a layer is mature, the quota
+    of the layer grows by `replacement_rate` times the number of all its units.
+
+    A replaced unit gets incoming weights from a normal distribution with deviation sqrt(2 / fan_in), bias 0, outgoing
+    weights 0 and age 0, and its batch norm starts again; M becomes 0 only if no layer reads the unit. The biases of the
+    reader and the optimizer's state stay. Where a convolution feeds a Linear, the units are the columns of the Linear:
+    a chosen column becomes 0, its channel gets the new incoming weights, and the age that becomes 0 is that of the unit
+    with the channel's number.
     """
 
     variant: ClassVar[str] = "official"
@@ -42,9 +46,11 @@ class OfficialCBP(WatchesOutputs, ContinualBackprop):
         super().__post_init__()
 
     def find_layers(self, state: State, name: str) -> list[UnitLayer]:
+        """Return the `linked_layers` of net `name`."""
         return self.layers.setdefault(name, linked_layers(state.nets[name]))
 
     def watch(self, net: nn.Module, layers: list[UnitLayer]) -> OutputRecorder:
+        """Place hooks that keep `mean_magnitude` of every layer's output, after max pooling where it follows."""
         modules, pools = dict(net.named_modules()), followers(net, nn.MaxPool2d)
 
         def reduce(layer: UnitLayer, output: Tensor) -> Tensor:
@@ -54,6 +60,7 @@ class OfficialCBP(WatchesOutputs, ContinualBackprop):
         return OutputRecorder(net, layers, reduce)
 
     def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
+        """Return no kept rows yet, and ages, magnitudes (units,) and the quota, all 0."""
         units = columns_of(layer)
         return {
             "kept": torch.zeros(0, units, device=device),
@@ -63,6 +70,7 @@ class OfficialCBP(WatchesOutputs, ContinualBackprop):
         }
 
     def choose(self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], measured: Tensor) -> Tensor:
+        """Update magnitudes, ages and quota, and return the mature units of least utility that the quota allows."""
         memory["kept"] = last_rows(memory["kept"], measured)
         magnitude = memory["magnitude"].to(measured.device)
         memory["magnitude"] = magnitude + (1 - self.decay) * memory["kept"].mean(dim=0)
@@ -83,6 +91,7 @@ class OfficialCBP(WatchesOutputs, ContinualBackprop):
 
     @torch.no_grad()
     def recycle(self, state: State, name: str, layer: UnitLayer, chosen: Tensor) -> None:
+        """Replace the units `chosen` of a layer of net `name`, and set their ages to 0."""
         net, memory = state.nets[name], self.memory[name][layer.name]
         columns = columns_of(layer) // layer.units
         channels = chosen if columns == 1 else (chosen // columns).unique()
@@ -112,11 +121,14 @@ class OfficialCBP(WatchesOutputs, ContinualBackprop):
     def before_recycling(
         self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], chosen: Tensor
     ) -> None:
-        """Nothing is taken over by the readers."""
+        """Do nothing: the readers' biases stay."""
 
 
 def linked_layers(net: nn.Module) -> list[UnitLayer]:
-    """The chain without its last layer, with batch norms and columns; what makes or feeds attention has no reader."""
+    """Return the layers of `chain` but the last, with their batch norms and the columns that each reader has per unit.
+
+    Layers that make queries, keys or values, or feed them, have no reader.
+    """
     modules: dict[str, Any] = dict(net.named_modules())
     norms = followers(net, nn.BatchNorm2d)
     found = []
@@ -131,7 +143,7 @@ def linked_layers(net: nn.Module) -> list[UnitLayer]:
 
 
 def followers(net: nn.Module, kind: type[nn.Module]) -> dict[str, str]:
-    """Name of the module of `kind` between each watched layer and the next one, in module order."""
+    """Return, by layer name, the first module of `kind` between each watched layer and the next one in module order."""
     found: dict[str, str] = {}
     layer = ""
     for name, module in net.named_modules():
@@ -145,12 +157,12 @@ def followers(net: nn.Module, kind: type[nn.Module]) -> dict[str, str]:
 
 
 def columns_of(layer: UnitLayer) -> int:
-    """How many units the official code counts: the columns of the reader, or the outputs of a layer without one."""
+    """Return how many units the official code counts: columns of the reader, or outputs of a layer without a reader."""
     return layer.units * (layer.outgoing[0][1] if layer.outgoing else 1)
 
 
 def mean_magnitude(output: Tensor, units: int) -> Tensor:
-    """Mean |output| of each unit in each sample, (samples, units)."""
+    """Return the mean |output| of each unit in each sample, (samples, units)."""
     magnitudes = output.float().abs()
     if output.ndim == 3:
         return magnitudes.mean(dim=1)
@@ -159,5 +171,5 @@ def mean_magnitude(output: Tensor, units: int) -> Tensor:
 
 @torch.no_grad()
 def mean_outgoing(reader: Any) -> Tensor:
-    """Mean |w| of each column of the reader, (columns,) float32."""
+    """Return the mean |w| of each column of the reader, (columns,) float32."""
     return reader.weight.float().abs().transpose(0, 1).flatten(1).mean(dim=1)

@@ -20,7 +20,7 @@ from fire_core.targets import find_targets
 @register
 @dataclass
 class OfficialDash(Dash):
-    """A bias is one vector with one cosine, and gradients are taken in the mode that the net is in at the boundary."""
+    """DASH with one cosine for a whole bias, and with gradients in the mode that the net has at the boundary."""
 
     variant: ClassVar[str] = "official"
 
@@ -29,6 +29,7 @@ class OfficialDash(Dash):
         super().__post_init__()
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
+        """Shrink weights by `shrink`, then each bias as one vector."""
         batches, loss = coming(name, state)
         table = find_targets(net, self.targets)
         parameters = dict(net.named_parameters())

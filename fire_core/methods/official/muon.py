@@ -15,24 +15,28 @@ from fire_core.methods.muon import ConvMuon, Muon, Together
 from fire_core.methods.official import refuse_changed
 from fire_core.phases import State
 
-HEAD = ("hidden", "head")  # children of a net that are its head there, hidden Linear layers included
+HEAD = ("hidden", "head")  # children of a net that are its head in the official code
 EPSILON = 1e-10
 
 
 class OwnShapeMuon(ConvMuon):
-    """The factor is sqrt(max(1, rows / columns)) of the last two dimensions of the parameter itself.
+    """Muon whose factor sqrt(max(1, rows / columns)) is that of the last two dimensions of the parameter itself.
 
-    That is 1 for every square kernel, whatever its channels. Three dimensions are a stack of matrices.
+    The factor is therefore 1 for every square kernel, whatever its channels.
     """
 
     def factor(self, parameter: Tensor, matrices: Tensor) -> float:
+        """Return the factor from the last two dimensions of `parameter`; `matrices` is ignored."""
         return super().factor(parameter, parameter)
 
 
 @register
 @dataclass
 class OfficialMuon(Muon):
-    """Muon for everything of two or more dimensions before the head, positions and class token too; Adam for the rest."""
+    """Muon for everything of two or more dimensions before the head, positions and class token too; else Adam.
+
+    Parameters of three dimensions are stacks of matrices. Adam's epsilon is 1e-10.
+    """
 
     variant: ClassVar[str] = "official"
 
@@ -41,6 +45,7 @@ class OfficialMuon(Muon):
         super().__post_init__()
 
     def check(self, state: State) -> None:
+        """Raise UserError for a net without weights for Muon."""
         for name, net in state.nets.items():
             if not any(muon_matrix(key, p) for key, p in net.named_parameters()):
                 raise UserError(
@@ -48,6 +53,7 @@ class OfficialMuon(Muon):
                 )
 
     def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
+        """Return a new optimizer of `net` with the groups of the official code."""
         named = dict(net.named_parameters())
         matrices = [p for key, p in named.items() if muon_matrix(key, p)]
         rest = [p for key, p in named.items() if not muon_matrix(key, p)]
@@ -66,5 +72,5 @@ class OfficialMuon(Muon):
 
 
 def muon_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether the official code trains this parameter with Muon."""
+    """Return whether the official code trains this parameter with Muon."""
     return parameter.ndim > 1 and name.split(".")[0] not in HEAD

@@ -1,7 +1,8 @@
-"""The official code's view of hidden units: every layer feeds the next one, and a unit is an output of the layer itself.
+"""Hidden units as the official code sees them: every layer feeds the next one, and a unit is an output of the layer.
 
-It looks at Linear and Conv2d outputs before norm and activation, and keeps the last 512 samples of all forward passes,
-training and test. Here every pass is reduced to a row a sample at once, and the last 512 rows are kept.
+The official code looks at the outputs of Linear and Conv2d before norm and activation, and keeps the last 512 samples
+of all forward passes, training and test. Here each sample is reduced to one row at once, and the last 512 rows are
+kept.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ QUERY, KEY, VALUE = "to_q", "to_k", "to_v"
 
 
 def watched_layers(net: nn.Module) -> list[str]:
-    """Every Linear and Conv2d that is not on a shortcut, in module order."""
+    """Return the names of every Linear and Conv2d that is not on a shortcut, in module order."""
     return [
         name
         for name, module in net.named_modules()
@@ -34,12 +35,12 @@ def watched_layers(net: nn.Module) -> list[str]:
 
 
 def is_attention(name: str) -> bool:
-    """Whether a layer makes queries, keys or values."""
+    """Return whether a layer makes queries, keys or values."""
     return name.split(".")[-1] in (QUERY, KEY, VALUE)
 
 
 def chain(net: nn.Module) -> list[UnitLayer]:
-    """The watched layers, each read by the next one in the list, the last one by none."""
+    """Return the watched layers, each of them read by the next one in the list, and the last one by none."""
     names = watched_layers(net)
     modules: dict[str, Any] = dict(net.named_modules())
     readers: list[tuple[tuple[str, int], ...]] = [((name, 1),) for name in names[1:]]
@@ -50,21 +51,21 @@ def chain(net: nn.Module) -> list[UnitLayer]:
 
 
 def by_channel(output: Tensor) -> Tensor:
-    """A layer's output as (samples, units, positions)."""
+    """Return a layer's output as (samples, units, positions)."""
     if output.ndim == 4:
         return output.flatten(2)
     return output.unsqueeze(-1) if output.ndim == 2 else output.mT
 
 
 def last_rows(kept: Tensor, new: Tensor) -> Tensor:
-    """The last 512 samples of those kept so far and new ones, (samples, units)."""
+    """Return the last 512 rows of `kept` followed by `new`, (samples, units)."""
     return torch.cat([kept.to(new.device), new])[-KEPT:]
 
 
 class OutputRecorder:
-    """Hooks that reduce the output of each layer in every training pass, and within `watching_all` in any pass.
+    """Hooks that reduce the output of each layer in every training pass, and inside `watching_all` in any pass.
 
-    `values[layer]` holds `reduce(layer, output)` of the latest pass.
+    `values[name]` holds `reduce(layer, output)` of the latest pass, where `name` is that of the layer.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class OutputRecorder:
         self.net, self.reduce = net, reduce
         self.values: dict[str, Tensor] = {}
         self._always = False
-        # a net that leaves out tokens that no layer reads says so with this attribute; here they are read
+        # a net with this attribute may leave out tokens that no layer reads; the hooks read all of them
         self._all_tokens = getattr(net, "all_tokens", None)
         if self._all_tokens is not None:
             net.all_tokens = True
@@ -90,7 +91,7 @@ class OutputRecorder:
 
     @contextmanager
     def watching_all(self) -> Iterator[None]:
-        """Within, passes in evaluation mode are recorded too."""
+        """Record all passes inside the `with` block, those in evaluation mode too."""
         self._always = True
         try:
             yield
@@ -98,12 +99,12 @@ class OutputRecorder:
             self._always = False
 
     def take(self) -> dict[str, Tensor]:
-        """`values`, which are empty afterwards."""
+        """Return `values` and empty them."""
         values, self.values = self.values, {}
         return values
 
     def remove(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -112,28 +113,28 @@ class OutputRecorder:
 
 
 class WatchesOutputs:
-    """Puts the official view under a method of units: mix it in before the published class.
+    """Mixin that gives a unit method the units of the official code; it comes before the published class.
 
-    `memory["kept"]` of each layer holds the last 512 rows of `reduce`. In the official code the hooks are there before
-    the first step of the run. Where the method begins later, the batches that the phase before ended with pass through
-    the net once more: the same rows, if that phase's last epoch had rate 0, as in Figure 2a.
+    `memory["kept"]` of each layer holds the last 512 rows of `reduce`. The official code has its hooks from the first
+    step of the run. If the method begins later here, the last batches of the phase before pass through the net once
+    more. This gives the same rows if the learning rate of that phase's last epoch was 0, as in Figure 2a.
     """
 
     def reduce(self, layer: UnitLayer, output: Tensor) -> Tensor:
-        """What to keep of a layer's output: (samples, units)."""
+        """Return what to keep of a layer's output, (samples, units)."""
         raise NotImplementedError
 
     def watch(self, net: nn.Module, layers: list[UnitLayer]) -> OutputRecorder:
-        """Hooks on what the layers themselves put out."""
+        """Place hooks that keep `reduce` of every layer's own output."""
         return OutputRecorder(net, layers, self.reduce)
 
     def check(self: Any, state: State) -> None:
-        """Hooks from the first step on, where the method begins there."""
+        """Place the hooks before the first step if the method begins in phase 0."""
         if self.first_phase == 0:
             self._start(state)
 
     def at_boundary(self: Any, state: State, phase: Phase) -> Report:
-        """The published boundary; where the method begins, also what the phase before ended with."""
+        """Place the hooks; where the method begins, also keep what the last batches of the phase before show."""
         report = super().at_boundary(state, phase)  # type: ignore[misc]
         if phase.index == self.first_phase:
             for name, net in state.nets.items():
@@ -156,10 +157,10 @@ class WatchesOutputs:
 
 
 class ResetsRows:
-    """Recycles units with `reset_rows`: mix it in before the published class."""
+    """Mixin that replaces units with `reset_rows`; it comes before the published class."""
 
     def recycle(self: Any, state: State, name: str, layer: UnitLayer, chosen: Tensor) -> None:
-        """Replace units of net `name`."""
+        """Replace the units `chosen` of a layer of net `name`."""
         self.counts["recycled"] += reset_rows(
             state.nets[name],
             layer,
@@ -170,7 +171,10 @@ class ResetsRows:
 
 
 def watch_test(state: State, net: nn.Module, recorder: OutputRecorder, method: str) -> dict[str, Tensor]:
-    """What the hooks see of the last 512 test samples, in evaluation mode."""
+    """Return what the hooks record of the last 512 test samples, in evaluation mode, by layer name.
+
+    Raises UserError if the script gave no test samples.
+    """
     if state.test_inputs is None:
         raise UserError(
             f"{method}: variant=official looks at test images: set state.test_inputs, or use variant=published"
@@ -183,7 +187,10 @@ def watch_test(state: State, net: nn.Module, recorder: OutputRecorder, method: s
 def watch_last(
     state: State, net: nn.Module, recorder: OutputRecorder, method: str
 ) -> Iterator[dict[str, Tensor]]:
-    """What the hooks see of the last 512 training samples of the phase before, in training mode, batch by batch."""
+    """Yield what the hooks record of the last batches of the phase before, in training mode, by layer name.
+
+    The batches have at least 512 samples where the phase has. Raises UserError if the script gave none.
+    """
     if state.last_inputs is None:
         raise UserError(
             f"{method}: variant=official looks at the last training images of the phase before: set state.last_inputs, "
@@ -204,10 +211,10 @@ def reset_rows(
     generator: torch.Generator,
     optimizers: Iterable[Optimizer] = (),
 ) -> int:
-    """Give units PyTorch's default draw in weight and bias, in place; returns how many.
+    """Give the units `chosen` new weights and biases from PyTorch's default draw, in place, and return their number.
 
-    Outgoing weights, norms and Adam's moments stay, but step counts become 0 for the whole of every parameter touched,
-    the reader's weight included. The draw is that of a whole layer, of which theirs are taken.
+    A whole layer is drawn, and the rows of the units are taken from it. Outgoing weights, norms and Adam's moments
+    stay, but the step counts of the layer's weight and bias and of the reader's weight become 0.
     """
     module: Any = net.get_submodule(layer.name)
     fresh = nn.init.kaiming_uniform_(torch.empty(module.weight.shape), a=5**0.5, generator=generator)

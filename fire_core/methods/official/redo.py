@@ -26,7 +26,7 @@ from fire_core.units import UnitLayer
 @register
 @dataclass
 class OfficialReDo(ResetsRows, ReDo):
-    """Looks at the last 512 test images after every test, at what a layer itself puts out, before its norm.
+    """ReDo that measures the outputs of layers, before their norms, on the last 512 test images after every test.
 
     The last two layers are never reset. Outgoing weights and Adam's moments stay (`reset_rows`).
     """
@@ -38,12 +38,13 @@ class OfficialReDo(ResetsRows, ReDo):
         super().__post_init__()
 
     def after_step(self, state: State) -> None:
-        """Nothing."""
+        """Do nothing: the method acts after the test."""
 
     def after_epoch(self, state: State) -> None:
-        """Nothing: it acts after the test."""
+        """Do nothing: the method acts after the test."""
 
     def after_test(self, state: State) -> None:
+        """Measure all nets on the last test images and reset their dormant units."""
         if state.phase < self.first_phase:
             return
         for name, net in state.nets.items():
@@ -58,17 +59,17 @@ class OfficialReDo(ResetsRows, ReDo):
 
 
 def magnitude(layer: UnitLayer, output: Tensor) -> Tensor:
-    """Mean over positions of |ReLU(output)|, of |output| for queries, keys and values: (samples, units)."""
+    """Return the mean over positions of ReLU(output), or of |output| for queries, keys and values, (samples, units)."""
     channels = by_channel(output.float())
     return (channels if is_attention(layer.name) else torch.relu(channels)).abs().mean(dim=2)
 
 
 def scores(magnitudes: Tensor) -> Tensor:
-    """Dormancy of each unit from `magnitude` of all samples."""
+    """Return the dormancy score of each unit, (units,), from `magnitude` of all samples."""
     means = magnitudes.mean(dim=0)
     return means / (means.mean() + 1e-9)
 
 
 def dormant(magnitudes: Tensor, threshold: float) -> Tensor:
-    """Indices of the dormant units, on the CPU."""
+    """Return the indices of the units with a score of at most `threshold`, on the CPU."""
     return (scores(magnitudes) <= threshold).nonzero().flatten().cpu()

@@ -16,17 +16,18 @@ from fire_core.phases import State
 from fire_core.units import UnitLayer
 
 LONGEST = 20_000  # samples: the longest silence that is counted, and the highest threshold
-FIRST = 10_000
+FIRST = 10_000  # samples: the first threshold
 
 
 @register
 @dataclass
 class OfficialSNR(WatchesOutputs, ResetsRows, SelfNormalizedResets):
-    """Ages count samples: a unit is silent for as many more as are kept, when none of the kept ones makes it fire.
+    """Self-normalised resets with ages in samples, and with outputs of layers, before their norms, as units.
 
-    A unit is an output of the layer itself, before its norm. The threshold is renewed at step 0 already, where it falls
-    to the number of samples kept, so a unit that is silent in the first batch is reset at once. The last layer is never
-    reset, and outgoing weights and Adam's moments stay (`reset_rows`).
+    At every step, the age of a unit becomes 0 if any of the kept samples makes it fire, and else grows by their number.
+    The threshold is first renewed at step 0, where it falls to the number of samples kept, so a unit that is silent in
+    the first batch is reset at once. The last layer is never reset. Outgoing weights and Adam's moments stay
+    (`reset_rows`).
     """
 
     variant: ClassVar[str] = "official"
@@ -36,12 +37,16 @@ class OfficialSNR(WatchesOutputs, ResetsRows, SelfNormalizedResets):
         super().__post_init__()
 
     def find_layers(self, state: State, name: str) -> list[UnitLayer]:
+        """Return the `chain` of net `name`."""
         return self.layers.setdefault(name, chain(state.nets[name]))
 
     def reduce(self, layer: UnitLayer, output: Tensor) -> Tensor:
+        """Return whether each unit fires at any position, (samples, units) bool."""
         return (by_channel(output) > 0).any(dim=2)
 
     def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
+        """Return no kept rows yet, ages and thresholds (units,), silences (update_every + 1, units) and steps."""
+
         def counter(*shape: int) -> Tensor:
             return torch.zeros(*shape, layer.units, dtype=torch.int32, device=device)
 
@@ -49,12 +54,13 @@ class OfficialSNR(WatchesOutputs, ResetsRows, SelfNormalizedResets):
             "kept": torch.zeros(0, layer.units, dtype=torch.bool, device=device),
             "age": counter(),
             "tau": counter() + FIRST,
-            # ages at which silences ended since the last update, one row a step, 0 for none
+            # ages at which silences ended since the last update, one row per step, 0 for none
             "silences": counter(self.update_every + 1),
             "steps": torch.zeros((), dtype=torch.int64),
         }
 
     def choose(self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], measured: Tensor) -> Tensor:
+        """Keep the new rows, make one `step`, and return the units that are due, none in the last layer."""
         memory["kept"] = last_rows(memory["kept"], measured)
         for key in ("age", "tau", "silences"):
             memory[key] = memory[key].to(measured.device)
@@ -62,7 +68,10 @@ class OfficialSNR(WatchesOutputs, ResetsRows, SelfNormalizedResets):
         return due.nonzero().flatten().cpu() if layer.outgoing else torch.empty(0, dtype=torch.int64)
 
     def step(self, memory: dict[str, Tensor], fires: Tensor, kept: int) -> Tensor:
-        """One step of the rule: which units are due, (units,) bool."""
+        """Update `memory` by one step and return which units are due, (units,) bool.
+
+        fires: (units,) bool, of the samples kept. kept: their number.
+        """
         age, silences = memory["age"], memory["silences"]
         row = int(memory["steps"]) % self.update_every
         memory["steps"] += 1
@@ -77,7 +86,10 @@ class OfficialSNR(WatchesOutputs, ResetsRows, SelfNormalizedResets):
         return due
 
     def threshold(self, silences: Tensor, tau: Tensor, kept: int) -> Tensor:
-        """(units,) new thresholds in samples: the percentile of each unit's silences, or more where it is not below tau."""
+        """Return the new thresholds in samples, (units,), from `kept` to LONGEST.
+
+        They are the percentiles of each unit's silences, or `expansion` * tau where these are not below tau.
+        """
         ages, _ = silences.sort(dim=0)
         count = (silences > 0).sum(dim=0)
         share = torch.arange(1, len(ages) + 1, device=tau.device)[:, None] - (len(ages) - count)
