@@ -1,11 +1,11 @@
-"""What is done between phases: one method a file, discovered by import.
+"""Methods that change a network or its training between phases: one file per method, found by importing this package.
 
-A method is a dataclass whose fields are its settings (`conf/method/<name>.yaml` holds the same ones) and which says as
-class data what the training scripts need to know. The loop calls it at five places; it never calls the loop. What a
-boundary method does is also a plain function beside its class. `fire-core methods` lists what there is.
+A method is a dataclass. Its fields are its settings (`conf/method/<name>.yaml` holds the same ones), and its class
+variables tell the training scripts what it needs. The loop calls the method; the method never calls the loop. Each
+boundary method is also a plain function beside its class. `fire-core methods` lists all methods.
 
-Some methods have variants. `published`, the default, follows the method's own paper; another one, `official` say, is a
-class of the same name and settings in `fire_core/methods/<variant>/<name>.py`.
+Some methods have variants. `published`, the default, follows the method's own paper. Any other, such as `official`, is
+a class of the same name and settings in `fire_core/methods/<variant>/<name>.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ PUBLISHED = "published"
 
 
 def added(default: Any) -> Any:
-    """A setting that a method got later: runs that leave it at its default keep the identity that they had without it."""
+    """Return the dataclass field of a setting that was added later.
+
+    Runs that leave the setting at its default keep the identity that they had before the setting existed.
+    """
     return field(default=default, metadata={"added": True})
 
 
@@ -38,7 +41,7 @@ class Method:
 
     Args:
         first_phase: the first phase in which the method acts. It is 1 for methods that act only at boundaries; for the
-            others the experiment decides. Methods with first_phase >= 1 share the training of phase 0.
+            others the experiment decides. Runs of methods with first_phase >= 1 can share the training of phase 0.
     """
 
     first_phase: int = 1
@@ -49,17 +52,20 @@ class Method:
     source: ClassVar[str] = ""
     changes_optimizer: ClassVar[bool] = False
     changes_structure: ClassVar[bool] = False
-    forgets: ClassVar[bool] = False  # leaves nothing of what was trained before a boundary
+    forgets: ClassVar[bool] = False  # the nets after a boundary do not depend on the training before it
     treats_shards: ClassVar[bool] = False  # works on the shards of FSDP2
     watches_training: ClassVar[bool] = (
         False  # reads activations of the training passes, which compiled nets hide
     )
 
     def check(self, state: State) -> None:
-        """Called before training starts. Raise `UserError` if the settings do not fit these nets."""
+        """Raise `UserError` if the settings do not fit these nets. Called before training starts and at boundaries."""
 
     def at_boundary(self, state: State, phase: Phase) -> Report:
-        """Called once before each phase after the first: `treat` every net, from phase `first_phase` on."""
+        """Treat every net from phase `first_phase` on, and return one report. Called at each boundary.
+
+        The names in the report are `net.target` and `net.parameter`. Before `first_phase`, the report is empty.
+        """
         if phase.index < self.first_phase:
             return Report(method=self.name)
         self.check(state)
@@ -68,28 +74,28 @@ class Method:
         )
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
-        """Treat `net`, which is called `name` in `state.nets`, at a boundary. Return the report."""
+        """Treat the network `net`, which is `state.nets[name]`, at a boundary, and return the report."""
         return Report()
 
     def penalty(self, state: State) -> Tensor | float:
-        """Return a term that the loop adds to the loss at every step."""
+        """Return a scalar that the loop adds to the loss at every optimizer step."""
         return 0.0
 
     def after_step(self, state: State) -> None:
         """Called after every optimizer step."""
 
     def after_epoch(self, state: State) -> None:
-        """Called after every epoch, before its test, so the epoch's results include what it changes."""
+        """Called after every epoch and before its test, whose results therefore include the changes."""
 
     def after_test(self, state: State) -> None:
-        """Called after the test of every epoch, so the epoch's results do not include what it changes."""
+        """Called after every epoch and its test, whose results therefore do not include the changes."""
 
     def optimizer(self, net: nn.Module, default: Optimizer, phase: Phase) -> Optimizer:
-        """Return the optimizer of this phase. Only methods with `changes_optimizer` replace the default."""
+        """Return the optimizer of `net` in this phase. Only methods with `changes_optimizer` replace the default."""
         return default
 
     def rebuild(self, state: State) -> None:
-        """Repeat the structural change (`changes_structure`) when a run resumes, before weights are loaded."""
+        """Repeat structural changes (`changes_structure`) when a run resumes, before its weights are loaded."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the tensors and plain values that a resumed run needs."""
@@ -100,11 +106,14 @@ class Method:
 
 
 _registry: dict[tuple[str, str], type[Method]] = {}
-_broken: dict[str, Exception] = {}  # files of this package that cannot be imported here
+_broken: dict[str, Exception] = {}  # modules of this package that cannot be imported
 
 
 def register(cls: type[Method]) -> type[Method]:
-    """Class decorator: make a method known by its `name` and `variant`. A second class of the same name is an error."""
+    """Make a method class known by its `name` and `variant`, and return it; used as a class decorator.
+
+    Raises TypeError if `name`, `summary` or `source` is empty, or if another class has this name and variant.
+    """
     missing = [key for key in ("name", "summary", "source") if not getattr(cls, key)]
     if missing:
         raise TypeError(f"method {cls.__qualname__}: class attribute {', '.join(missing)} is empty")
@@ -116,7 +125,10 @@ def register(cls: type[Method]) -> type[Method]:
 
 
 def available() -> dict[str, type[Method]]:
-    """All methods by name: imports every file of this package once, and leaves out those that cannot be imported."""
+    """Return the published class of every method, sorted by name, after importing the modules of this package.
+
+    Modules that cannot be imported are left out; see `broken`.
+    """
     for module in pkgutil.iter_modules(__path__):
         if not module.ispkg and not module.name.startswith("_"):
             try:
@@ -129,13 +141,16 @@ def available() -> dict[str, type[Method]]:
 
 
 def broken() -> dict[str, str]:
-    """Files of this package that cannot be imported, without ending, and why."""
+    """Return the error message of each module of this package that cannot be imported, by module name."""
     available()
     return {name: f"{type(error).__name__}: {error}" for name, error in _broken.items()}
 
 
 def list_methods(filter: str | Iterable[str] = "*", with_description: bool = False) -> list[Any]:
-    """Names of the methods that match a wildcard pattern, or any of several; with their descriptions as pairs."""
+    """Return the sorted names of the methods that match a wildcard pattern, or any of several.
+
+    With `with_description`, return (name, one-line description) pairs instead.
+    """
     patterns = [filter] if isinstance(filter, str) else list(filter)
     found = [
         (name, cls.summary)
@@ -146,16 +161,19 @@ def list_methods(filter: str | Iterable[str] = "*", with_description: bool = Fal
 
 
 def variants(name: str) -> list[str]:
-    """The variants of method `name`, `published` first."""
+    """Return the variants of method `name`, "published" first."""
     folders = [module.name for module in pkgutil.iter_modules(__path__) if module.ispkg]
     return [PUBLISHED, *(folder for folder in folders if _has(folder, name))]
 
 
 def create(name: str, *, variant: str = PUBLISHED, **settings: Any) -> Method:
-    """Method `name` with its settings. An unknown name or setting is an error that names the nearest one.
+    """Return method `name` with the given settings.
 
     Args:
-        variant: "published" follows the method's own paper, "official" the code of the FIRE paper, where the two differ.
+        variant: "published" follows the method's own paper; "official" follows the code of the FIRE paper and exists
+            for the methods where the two differ (see `variants`).
+        settings: fields of the method's class.
+    Raises: UserError for an unknown name, variant or setting, and for a value of another type than the default's.
     """
     methods = available()
     if name in _broken:
@@ -182,19 +200,22 @@ def create(name: str, *, variant: str = PUBLISHED, **settings: Any) -> Method:
 
 
 def without_added(method: Method, settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings` of `method` without those of `added` that are at their default."""
+    """Return `settings` without those fields of `method` that are `added` and at their default."""
     unset = {f.name for f in fields(method) if f.metadata.get("added") and settings.get(f.name) == f.default}
     return {name: value for name, value in settings.items() if name not in unset}
 
 
 def _has(folder: str, name: str) -> bool:
-    """Whether a variant's folder has a file for method `name`."""
+    """Return whether the folder of a variant has a file for method `name`."""
     package = importlib.import_module(f"{__name__}.{folder}")
     return any(module.name == name for module in pkgutil.iter_modules(package.__path__))
 
 
 def stacked_weights(net: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters (stack, ., .) of modules that say they hold independent matrices (`stacked_matrices`), by name."""
+    """Return the three-dimensional parameters of modules that set `stacked_matrices = True`, by name.
+
+    Each of them is a stack of independent matrices, (count, out, in).
+    """
     return {
         f"{path}.{key}".lstrip("."): parameter
         for path, module in net.named_modules()
@@ -205,7 +226,7 @@ def stacked_weights(net: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _fits(value: Any, default: Any) -> bool:
-    """Whether a setting has the kind of its default; settings without a plain default check themselves."""
+    """Return whether a value has the type of its default; defaults that are no bool, int or float fit any value."""
     if isinstance(default, bool) or isinstance(value, bool):
         return isinstance(value, bool) and isinstance(default, bool)
     if isinstance(default, float):

@@ -1,4 +1,4 @@
-"""What ReDo, continual backprop and SNR share: unit layers, recorded activations, own random stream, resume."""
+"""Base class of ReDo, continual backprop and SNR: it finds unit layers, records activations and replaces units."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ from fire_core.report import Report
 from fire_core.seeding import derive
 from fire_core.units import Recorder, UnitLayer, find_unit_layers, recycle
 
-MOST_UNHEARD = 3  # steps in a row without a recorded forward pass
+MOST_UNHEARD = 3  # steps in a row that may pass without a recorded forward pass
 
 
 @dataclass
 class UnitMethod(Method):
-    """Base of methods that replace units during training.
+    """Base class of methods that replace units during training.
 
-    Nothing happens, and no hook exists, before phase `first_phase`. `fresh` is "default" (PyTorch's default draw) or
-    "initial" (the unit's own first weights, for nets with an initialisation of their own). `close()` removes the hooks.
+    Before phase `first_phase` the method does nothing and places no hooks. `close()` removes the hooks.
+
+    Args:
+        fresh: new incoming weights of a unit: "default" (PyTorch's default draw) or "initial" (the unit's own first
+            weights, for nets with an initialisation of their own).
+        reset_moments: clear the optimizers' moments of the entries that change.
     """
 
     fresh: str = "default"
@@ -41,11 +45,11 @@ class UnitMethod(Method):
         self._unheard = 0
 
     def measure(self, activations: Tensor) -> Tensor:
-        """What to keep of a layer's activations (samples, units) at every step."""
+        """Return what to keep of a layer's activations (samples, units) at every step."""
         raise NotImplementedError
 
     def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
-        """The method's tensors of one layer at the start."""
+        """Return the tensors that the method remembers of one layer, by name, as they are at the start."""
         raise NotImplementedError
 
     def choose(self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], measured: Tensor) -> Tensor:
@@ -55,14 +59,19 @@ class UnitMethod(Method):
     def before_recycling(
         self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], chosen: Tensor
     ) -> None:
-        """Called with the units that are about to be replaced."""
+        """Called with the units `chosen` just before they are replaced."""
 
     def at_boundary(self, state: State, phase: Phase) -> Report:
+        """Place the hooks if the method acts in this phase, and return an empty report."""
         if phase.index >= self.first_phase:
             self._start(state)
         return Report(method=self.name)
 
     def after_step(self, state: State) -> None:
+        """Replace the units that `choose` picks from the activations of this step.
+
+        Raises UserError if no activations were recorded in more than MOST_UNHEARD steps in a row.
+        """
         if state.phase < self.first_phase:
             return
         self._start(state)
@@ -87,7 +96,7 @@ class UnitMethod(Method):
                     self.recycle(state, name, layer, chosen)
 
     def recycle(self, state: State, name: str, layer: UnitLayer, chosen: Tensor) -> None:
-        """Replace units of net `name`."""
+        """Replace the units `chosen` of a layer of net `name`."""
         self.counts["recycled"] += recycle(
             state.nets[name],
             layer,
@@ -98,14 +107,17 @@ class UnitMethod(Method):
         )
 
     def stream(self, state: State) -> torch.Generator:
-        """A new random stream, which depends on the phase and on how many were asked for before."""
+        """Return a new CPU generator, whose seed depends on `state.generator`, the method and the earlier streams."""
         seed = state.generator.initial_seed() if state.generator is not None else 0
         stream = torch.Generator().manual_seed(derive(seed, self.name, self.counts["draws"]))
         self.counts["draws"] += 1
         return stream
 
     def find_layers(self, state: State, name: str) -> list[UnitLayer]:
-        """Unit layers of net `name`, found with the first of the coming batches."""
+        """Return the unit layers of net `name`, found with the first of the coming batches.
+
+        Raises UserError if there are none.
+        """
         if name not in self.layers:
             found, reasons = find_unit_layers(state.nets[name], coming_inputs(state.batches, name, self.name))
             if not found:
@@ -117,7 +129,7 @@ class UnitMethod(Method):
         return self.layers[name]
 
     def watch(self, net: nn.Module, layers: list[UnitLayer]) -> Any:
-        """Hooks that keep `measure` of every layer's activations in `values`."""
+        """Place hooks that keep `measure` of every layer's activations, and return the object that holds them."""
         return Recorder(net, layers, self.measure)
 
     def _start(self, state: State) -> None:
@@ -125,7 +137,7 @@ class UnitMethod(Method):
             if name in self.recorders:
                 if self.recorders[name].net is net:
                     continue
-                # another model of the same name: nothing of the old one holds
+                # another model of the same name: forget the old one
                 self.recorders.pop(name).remove()
                 self.layers.pop(name), self.memory.pop(name)
             layers = self.find_layers(state, name)
@@ -141,14 +153,17 @@ class UnitMethod(Method):
         self.recorders = {}
 
     def rebuild(self, state: State) -> None:
+        """Keep the state, so that `load_state_dict` can place the hooks."""
         self._state = state
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the layers found, the method's tensors of each, and the counts."""
         layers = {name: [asdict(layer) for layer in found] for name, found in self.layers.items()}
         return {"method": self.name, "layers": layers, "memory": self.memory, "counts": dict(self.counts)}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        if saved.get("method") != self.name:  # a trunk that another method trained: nothing to take over
+        """Restore what `state_dict` returned and place the hooks; the state of another method is ignored."""
+        if saved.get("method") != self.name:  # from a trunk that another method trained
             return
         self.layers = {
             name: [UnitLayer(**{k: _frozen(v) for k, v in layer.items()}) for layer in found]
@@ -162,7 +177,7 @@ class UnitMethod(Method):
 
 
 def coming_inputs(batches: Callable[[], Iterable[Any]] | None, net: str, method: str) -> Any:
-    """Inputs for `net` from the first of the coming batches."""
+    """Return the inputs for `net` from the first of the coming batches. Raises UserError if there is none."""
     if batches is None:
         raise UserError(
             f"method {method!r} looks at the data: set state.batches to a callable that yields batches"
@@ -173,7 +188,7 @@ def coming_inputs(batches: Callable[[], Iterable[Any]] | None, net: str, method:
 
 
 def inputs_of(net: str, inputs: Any) -> Any:
-    """A batch's inputs for one net: where a mapping has its name the entry of that name, else all of it."""
+    """Return a batch's inputs for one net: the entry `net` if `inputs` is a mapping with that key, else `inputs`."""
     return inputs[net] if isinstance(inputs, Mapping) and net in inputs else inputs
 
 

@@ -1,4 +1,4 @@
-"""Continual backprop: at a slow, steady rate, replace the least useful mature units."""
+"""Continual backprop: replace the least useful mature units at a slow, steady rate."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from fire_core.units import UnitLayer
 @register
 @dataclass
 class ContinualBackprop(UnitMethod):
-    """Generate and test. Each unit has a running utility u <- decay u + (1 - decay) |h| sum |w_out|, |h| the batch mean.
+    """Replaces the units of least utility during training.
 
-    A layer collects `replacement_rate` times its units older than `maturity` steps, and whenever that sum passes 1 it
-    gives its least useful mature unit new incoming weights, outgoing weights 0 and age 0.
+    The utility of a unit is a running average u <- decay u + (1 - decay) |h| sum |w_out| with bias correction, where
+    |h| is the mean over the batch. At every step, a layer adds `replacement_rate` times the number of its units older
+    than `maturity` steps to a quota. For every whole unit in the quota, its mature unit of least utility gets new
+    incoming weights, outgoing weights 0 and age 0.
 
-    compensate: the readers' biases take over what the unit contributed on average, so the output does not jump; left
-    out where a reader has no bias. reset_moments: also clear Adam's moments of the entries, as the authors do.
-    Cost: three numbers a unit and one pass over the outgoing weights at every step (measured: benchmarks).
+    Args:
+        compensate: add a replaced unit's mean contribution to the readers' biases, where they have one, so that the
+            output does not jump.
+
+    Cost: three numbers per unit, and one pass over the outgoing weights at every step.
     """
 
     replacement_rate: float = 1e-4
@@ -46,18 +50,21 @@ class ContinualBackprop(UnitMethod):
             )
 
     def measure(self, activations: Tensor) -> Tensor:
+        """Return mean |activation| and mean activation of each unit, (2, units)."""
         values = activations.float()
         return torch.stack([values.abs().mean(dim=0), values.mean(dim=0)])
 
     def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
+        """Return ages, utilities and mean activations (units,) and the quota, all 0."""
         return {
-            "age": torch.zeros(layer.units, dtype=torch.int64),  # known without looking at the device
+            "age": torch.zeros(layer.units, dtype=torch.int64),  # on the CPU: read at every step
             "due": torch.zeros((), dtype=torch.float64),
             "utility": torch.zeros(layer.units, device=device),
             "mean": torch.zeros(layer.units, device=device),
         }
 
     def choose(self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], measured: Tensor) -> Tensor:
+        """Update utilities, ages and quota, and return the mature units of least utility that the quota allows."""
         usefulness = measured[0] * outgoing_magnitude(net, layer)
         for key, value in (("utility", usefulness), ("mean", measured[1])):
             memory[key] = torch.lerp(value, memory[key].to(value.device), self.decay)
@@ -75,6 +82,7 @@ class ContinualBackprop(UnitMethod):
     def before_recycling(
         self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], chosen: Tensor
     ) -> None:
+        """Let the readers' biases compensate for the units, and set the units' memory to 0."""
         if self.compensate:
             correction = 1 - self.decay ** memory["age"][chosen].double()
             mean = memory["mean"][chosen] / correction.to(memory["mean"])
@@ -90,7 +98,7 @@ class ContinualBackprop(UnitMethod):
 
 @torch.no_grad()
 def outgoing_magnitude(net: nn.Module, layer: UnitLayer) -> Tensor:
-    """Sum of |w| over all outgoing weights of each unit: (units,) float32."""
+    """Return the sum of |w| over all outgoing weights of each unit, (units,) float32."""
     total: Tensor | None = None
     for name, columns in layer.outgoing:
         reader: Any = net.get_submodule(name)

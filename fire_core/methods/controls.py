@@ -1,4 +1,4 @@
-"""Controls that tell what FIRE's gain is made of: its norm, its directions, or its flat spectrum."""
+"""Controls that separate the parts of FIRE: the norms of the weights, their directions, and the flat spectrum."""
 
 from __future__ import annotations
 
@@ -30,9 +30,14 @@ def rescale(
     targets: Any = "all",
     **options: Any,
 ) -> Report:
-    """Every target of `model` gets the Frobenius norm that `fire` would give it, and keeps the rest, in place.
+    """Scale every target of `model` to the Frobenius norm that `fire` would give it, in place.
 
-    options: `degenerate`, `min_norm` and `initial`, as in `fire`.
+    Args:
+        iterations, normalize: settings of "newton_schulz", whose result has that norm.
+        targets: as in `fire`.
+        options: `degenerate`, `min_norm` and `initial`, as in `fire`.
+    Returns: a Report with one row per target.
+    Raises: UserError as `fire` does.
     """
 
     def treat(stack: Tensor, group: list[Target]) -> Treated:
@@ -52,9 +57,14 @@ def keep_norm(
     targets: Any = "all",
     **options: Any,
 ) -> Report:
-    """Every target W of `model` becomes its polar factor, scaled to the Frobenius norm of W, in place.
+    """Replace every target W of `model` by its polar factor, scaled to the Frobenius norm of W, in place.
 
-    solver, iterations, normalize and the options `degenerate`, `min_norm` and `initial`: as in `fire`.
+    Args:
+        solver: as in `fire`; the default here is "exact".
+        iterations, normalize, targets: as in `fire`.
+        options: `degenerate`, `min_norm` and `initial`, as in `fire`.
+    Returns: a Report with one row per target.
+    Raises: UserError as `fire` does.
     """
 
     def treat(stack: Tensor, group: list[Target]) -> Treated:
@@ -69,10 +79,17 @@ def keep_norm(
 def random_orthogonal(
     model: nn.Module, *, generator: torch.Generator | None = None, targets: Any = "all", **options: Any
 ) -> Report:
-    """Every target of `model` becomes a random orthogonal matrix with the scale of `fire`, in place.
+    """Replace every target of `model` by a random orthogonal matrix with the official scale of `fire`, in place.
 
-    Drawn on the CPU (Haar measure: QR of a Gaussian with positive diagonal), from a stream of the target's own name: equal
-    wherever the target is treated, and one number is taken from `generator`. options: as in `rescale`.
+    Each matrix is drawn on the CPU from the Haar measure (QR of a Gaussian matrix, with positive diagonal of R). Its
+    seed depends on the target's name, so device and number of processes do not matter.
+
+    Args:
+        generator: CPU generator, from which one number is drawn; None is the global one.
+        targets: as in `fire`.
+        options: `degenerate`, `min_norm` and `initial`, as in `fire`.
+    Returns: a Report with one row per target.
+    Raises: UserError as `fire` does.
     """
     seed = int(torch.randint(2**62, (), generator=generator))
 
@@ -92,9 +109,9 @@ def random_orthogonal(
 @register
 @dataclass
 class Rescale(Projection):
-    """`rescale`: FIRE's norm, old directions and spectrum. If this does as well as FIRE, the gain was the norm.
+    """Calls `rescale`: FIRE's norms with the old directions. If it does as well as FIRE, the norms explain FIRE's gain.
 
-    Cost: as FIRE.
+    Cost: that of FIRE.
     """
 
     iterations: int = ITERATIONS
@@ -105,15 +122,16 @@ class Rescale(Projection):
     source: ClassVar[str] = "control of this suite"
 
     def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
+        """Call `rescale` on one net."""
         return rescale(net, **where, **self.settings())
 
 
 @register
 @dataclass
 class KeepNorm(Projection):
-    """`keep_norm`: FIRE's directions, old norm. If this does as well as FIRE, the gain was not the norm.
+    """Calls `keep_norm`: FIRE's directions with the old norms. If it does as well as FIRE, the norms do not matter.
 
-    The directions are those of `fire_exact`; solver=newton_schulz takes those of `fire`. Cost: as FIRE.
+    The directions are those of `fire_exact`; solver=newton_schulz takes those of `fire`. Cost: that of FIRE.
     """
 
     solver: str = "exact"
@@ -125,16 +143,16 @@ class KeepNorm(Projection):
     source: ClassVar[str] = "control of this suite"
 
     def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
+        """Call `keep_norm` on one net."""
         return keep_norm(net, **where, **self.settings())
 
 
 @register
 @dataclass
 class RandomOrthogonal(Projection):
-    """`random_orthogonal`: FIRE's spectrum, no memory of W. If this does as well as FIRE, the old directions were worth
-    nothing.
+    """Calls `random_orthogonal`: FIRE's spectrum with new directions.
 
-    Drawn from `state.generator`. Cost: one QR per target.
+    If it does as well as FIRE, the old directions do not matter. Cost: one QR decomposition per target.
     """
 
     name: ClassVar[str] = "random_orthogonal"
@@ -142,4 +160,5 @@ class RandomOrthogonal(Projection):
     source: ClassVar[str] = "control of this suite; Saxe et al. 2014 (orthogonal initialisation)"
 
     def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
+        """Call `random_orthogonal` on one net, with `state.generator`."""
         return random_orthogonal(net, generator=state.generator, **where, **self.settings())

@@ -1,4 +1,4 @@
-"""DASH: shrink each weight vector the more, the less it points along the loss's descent direction."""
+"""DASH: shrink each weight vector, the more so the less it agrees with the direction in which the loss descends."""
 
 from __future__ import annotations
 
@@ -35,12 +35,22 @@ def dash(
     targets: Any = "all",
     initial: Mapping[str, Tensor] | None = None,
 ) -> Report:
-    """Direction-aware shrinking of `model`, in place: `descent` over `batches`, then `shrink` along it.
+    """Shrink the weights of `model` that disagree with the gradient of new data, in place (Shin et al. 2024).
+
+    The direction is `descent` over `batches`; `shrink` then applies it.
 
     Args:
-        batches: (inputs, targets) of the coming data, read once. loss: (output, targets) -> scalar.
-        kernels, biases, targets: as in `shrink`. training: take the gradients in training mode.
+        batches: (inputs, targets) of the coming data, read once.
+        loss: (output, targets) -> scalar.
+        alpha: weight of the newest gradient in the running average.
+        floor: smallest factor by which a weight vector is multiplied.
+        kernels: treat each (out, in) kernel of a convolution as a vector, else each output channel.
+        biases: also treat each entry of the biases as a vector.
+        training: take the gradients in training mode, else in evaluation mode.
+        targets: rule for the matrices, as in `fire`.
         initial: starting weights by parameter name, only to report the distance moved relative to a full reset.
+    Returns: a Report with one row per target.
+    Raises: UserError for targets that do not exist, and for a sharded model.
     """
     table = find_targets(model, targets)
     with observe(model, action="shrunk", method="dash", initial=initial) as report:
@@ -57,9 +67,10 @@ def descent(
     alpha: float,
     training: bool = True,
 ) -> dict[str, Tensor]:
-    """G <- (1 - alpha) G - alpha gradient over one pass, from 0, of every parameter that the loss depends on.
+    """Return the running average of the negative gradient over one pass, by parameter name.
 
-    Buffers, mode and the CPU's random state are put back.
+    G <- (1 - alpha) G - alpha * gradient, starting from 0, for every parameter that the loss depends on. Buffers, mode
+    and the CPU's random state are restored.
     """
     parameters = {key: p for key, p in model.named_parameters() if p.requires_grad}
     found: dict[str, Tensor] = {}
@@ -85,11 +96,11 @@ def shrink(
     biases: bool = True,
     strength: float = 1.0,
 ) -> None:
-    """Multiply weight vectors by 1 - strength * (1 - max(floor, cos)), cos between vector and `direction`, in place.
+    """Multiply each weight vector by 1 - strength * (1 - max(floor, cos)), in place.
 
-    A vector is a row of a Linear, and in a convolution one (out, in) kernel (kernels=False: all weights of an output
-    channel); with `biases` also every single entry of the biases beside them, whose cosine is 1 or -1. Parameters
-    without a direction stay as they are.
+    cos is the cosine between the vector and `direction`. A vector is a row of a Linear, or one (out, in) kernel of a
+    convolution (with kernels=False, all weights of an output channel). With `biases`, each entry of the biases beside
+    them is a vector too, with cosine 1, -1 or 0. Parameters without a direction stay as they are.
     """
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     start = 2 if kernels else 1
@@ -111,19 +122,22 @@ def shrink(
 
 
 def biases_beside(table: TargetTable) -> list[str]:
-    """The biases of the modules whose weights are targets."""
+    """Return the names of the biases of the modules whose weights are targets."""
     modules = {target.module for target in table.included}
     return [target.parameter for target in table if target.kind == "bias" and target.module in modules]
 
 
 def shrink_factor(vectors: Tensor, directions: Tensor, floor: float, strength: float = 1.0) -> Tensor:
-    """What each vector (last dimension) is multiplied by."""
+    """Return the factor of each vector: (..., n) vectors and directions give (...) factors."""
     cosine = cosine_similarity(vectors.float(), directions.float(), dim=-1).clamp(floor, 1.0)
     return (1.0 - strength * (1.0 - cosine)).to(vectors.dtype)
 
 
 def coming(name: str, state: State) -> tuple[Iterator[tuple[Any, Any]], Callable[[Any, Any], Tensor]]:
-    """Batches (inputs, targets) of the coming phase for net `name`, and the loss."""
+    """Return the batches (inputs, targets) of the coming phase for net `name`, and the loss.
+
+    Raises UserError if the script gave none.
+    """
     if state.batches is None or state.loss is None:
         raise UserError("method 'dash' needs gradients of the coming data: set state.batches and state.loss")
     return ((inputs_of(name, inputs), targets) for inputs, targets in state.batches()), state.loss
@@ -132,13 +146,17 @@ def coming(name: str, state: State) -> tuple[Iterator[tuple[Any, Any]], Callable
 @register
 @dataclass
 class Dash(Method):
-    """`dash` at every boundary, with one pass over the coming phase's data.
+    """Calls `dash` at every boundary, with one pass over the coming phase's data.
 
-    evaluation_mode: take the gradients with running statistics. every_steps > 0 is the per-step form: no pass at the
-    boundary; the direction follows the training gradients, and after every so many steps vectors are multiplied by
-    1 - rate * (1 - max(floor, cos)), which lies in [1 - rate (1 - floor), 1].
-    Where the gradient is zero the cosine is too: a boundary multiplies the weights of a dead unit by `floor`, and a net
-    whose units have all died is shrunk away.
+    Where the gradient is zero, so is the cosine: a boundary multiplies the weights of a dead unit by `floor`, and
+    shrinks a net whose units are all dead towards zero.
+
+    Args:
+        evaluation_mode: take the gradients in evaluation mode.
+        every_steps: above 0, do nothing at boundaries. The direction then follows the training gradients, and after
+            every so many steps `shrink` is applied with strength `rate`, that is, factors from 1 - rate * (1 - floor)
+            to 1.
+
     Cost: one epoch of gradients per boundary (or two passes over the weights per step), and one copy of the weights.
     """
 
@@ -169,10 +187,12 @@ class Dash(Method):
         self._tables: WeakKeyDictionary[nn.Module, TargetTable] = WeakKeyDictionary()
 
     def check(self, state: State) -> None:
+        """Raise UserError for targets that a net does not have."""
         for net in state.nets.values():
             find_targets(net, self.targets)
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
+        """Call `dash` with the coming data; with `every_steps`, do nothing."""
         if self.every_steps:
             return Report()
         batches, loss = coming(name, state)
@@ -183,6 +203,7 @@ class Dash(Method):
         return dash(net, batches, loss, training=training, initial=initial, **settings)
 
     def after_step(self, state: State) -> None:
+        """With `every_steps`, follow the gradients, and shrink the weights when it is time."""
         if not self.every_steps or state.phase < self.first_phase:
             return
         self.steps += 1
@@ -199,8 +220,10 @@ class Dash(Method):
                 shrink(net, known, self._tables[net], floor=self.floor, strength=self.rate, **which)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the number of steps and the direction of each parameter."""
         return {"method": self.name, "steps": self.steps, "descent": self.descent}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        if saved.get("method") == self.name:  # else a trunk that another method trained
+        """Restore what `state_dict` returned; the state of another method is ignored."""
+        if saved.get("method") == self.name:  # else from a trunk that another method trained
             self.steps, self.descent = saved["steps"], saved["descent"]

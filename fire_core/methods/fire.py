@@ -1,4 +1,4 @@
-"""FIRE, its exact form, and interpolation towards it."""
+"""FIRE as a method, its exact form, interpolation towards it, and FIRE on all layers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from fire_core.targets import find_targets, match_parameters
 
 @dataclass
 class Projection(Method):
-    """Base of FIRE and its controls: `project` what `targets` names.
+    """Base class of FIRE and its controls.
 
-    `reset` names layers that go back to their initial values instead (DQN: the linear ones). degenerate and min_norm: see
-    `FireSettings`.
+    Args:
+        targets: the matrices to project, a rule of `find_targets`.
+        reset: a rule for layers that return to their initial values instead (DQN: the linear ones).
+        degenerate, min_norm: see `FireSettings`; degenerate is "skip" by default here.
     """
 
     targets: str | list[str] = "all"
@@ -33,34 +35,37 @@ class Projection(Method):
     treats_shards: ClassVar[bool] = True
 
     def check(self, state: State) -> None:
+        """Raise UserError for targets that a net does not have, and for layers both projected and reset."""
         for net in state.nets.values():
             table = find_targets(net, self.targets)
             if self.reset:
                 _check_disjoint(set(table.parameters), set(match_parameters(net, self.reset)))
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
+        """Reset the layers of `reset`, `project` the targets, and return one report of both."""
         initial = state.initial.get(name)
         reset = restore(net, initial or {}, self.reset) if self.reset else Report()
         return combine(self.project(net, state, {"targets": self.targets, "initial": initial}), reset)
 
     def settings(self) -> dict[str, Any]:
-        """The settings of `fire` that this method has."""
+        """Return those settings of `fire` that this method has."""
         return {f.name: getattr(self, f.name) for f in fields(FireSettings) if hasattr(self, f.name)}
 
     def __post_init__(self) -> None:
         FireSettings.of(**self.settings())
 
     def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
-        """Treats one net. where: targets and initial weights, as arguments of `fire`."""
+        """Treat one net and return the report. where: targets and initial weights, as arguments of `fire`."""
         raise NotImplementedError
 
 
 @register
 @dataclass
 class Fire(Projection):
-    """The published algorithm: N cubic Newton-Schulz steps on every target, times the official scale.
+    """FIRE as published: `iterations` cubic Newton-Schulz steps on every target, times the official scale.
 
-    Settings as in `FireSettings`. Cost: a few matrix products per weight, once per phase; no extra state.
+    The settings are those of `FireSettings`. Cost: two matrix products per iteration and weight at each boundary; no
+    extra state.
     """
 
     solver: str = FireSettings.solver
@@ -75,11 +80,12 @@ class Fire(Projection):
     source: ClassVar[str] = "Han et al. 2026 (FIRE), Eq. 4-5, Algorithm 1"
 
     def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
+        """Call `fire` on one net."""
         return fire(net, **where, **self.settings())
 
 
 def _check_disjoint(treated: set[str], reset: set[str]) -> None:
-    """Raise UserError where two rules name the same parameter."""
+    """Raise UserError if a parameter is both treated and reset."""
     if both := treated & reset:
         raise UserError(
             f"parameters both treated and reset: {', '.join(sorted(both))}; make the rules disjoint"
@@ -87,7 +93,10 @@ def _check_disjoint(treated: set[str], reset: set[str]) -> None:
 
 
 def combine(report: Report, reset: Report) -> Report:
-    """`report` with the rows that `reset` changed put in their place; no parameter may be in both."""
+    """Return `report` with the rows of `reset` for the targets that `reset` changed.
+
+    Raises UserError if both changed the same parameter.
+    """
     _check_disjoint(report.changed, reset.changed)
     by_name = {row.name: row for row in reset.rows if row.parameter in reset.changed}
     rows = [by_name.pop(row.name, row) for row in report.rows]
@@ -103,7 +112,7 @@ def combine(report: Report, reset: Report) -> Report:
 @register
 @dataclass
 class FireExact(Fire):
-    """FIRE with the true orthogonal polar factor: DfI of every factor is zero to float32 rounding."""
+    """FIRE with the exact orthogonal polar factor, whose DfI is 0 up to float32 rounding."""
 
     solver: str = "exact"
 
@@ -115,7 +124,7 @@ class FireExact(Fire):
 @register
 @dataclass
 class Interpolate(Fire):
-    """W + strength * (fire(W) - W): how much of the way to FIRE is needed."""
+    """Moves every target W part of the way to FIRE's result, to W + strength * (fire(W) - W)."""
 
     strength: float = 0.5
 
@@ -127,9 +136,10 @@ class Interpolate(Fire):
 @register
 @dataclass
 class FireAll(Fire):
-    """`fire` under a name of its own, so that "project everything, reset nothing" runs beside the experiment's rule.
+    """FIRE on every layer, with nothing reset, under a name of its own.
 
-    In DQN the official method resets the linear layers to their initial values and projects the convolutions only.
+    It can thus be compared with `fire` in DQN, where the official rule projects only the convolutions and resets the
+    linear layers to their initial values.
     """
 
     name: ClassVar[str] = "fire_all"

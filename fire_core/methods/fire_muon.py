@@ -1,4 +1,4 @@
-"""FIRE at boundaries, Muon between them: is the projection redundant where the optimizer orthogonalises its updates?"""
+"""FIRE at boundaries with Muon as the optimizer, to see whether FIRE still helps where updates are orthogonalised."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ from fire_core.report import Report
 @register
 @dataclass
 class FireMuon(Muon):
-    """`muon`, and at each boundary `fire` with `iterations` on the matrices that `projected` names.
+    """Trains as `Muon` does, and applies `fire` at each boundary.
 
-    `targets` says which matrices Muon trains, as in `muon`. Cost: that of both.
+    Args:
+        iterations: of `fire`. projected: the matrices that `fire` projects, a rule of `find_targets`.
+        targets: the matrices that Muon trains.
+
+    Cost: that of both.
     """
 
     iterations: int = Fire.iterations
@@ -34,8 +38,10 @@ class FireMuon(Muon):
         self._fire = Fire(targets=self.projected, iterations=self.iterations)
 
     def check(self, state: State) -> None:
+        """Raise UserError if `targets` or `projected` does not fit a net."""
         super().check(state)
         self._fire.check(state)
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
+        """Apply `fire` to the matrices of `projected`."""
         return self._fire.treat(name, net, state)

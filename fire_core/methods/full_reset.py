@@ -1,4 +1,4 @@
-"""Full reset: back to the starting weights."""
+"""Full reset: return to the starting weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from fire_core.targets import match_parameters
 
 
 def full_reset(model: nn.Module, initial: Mapping[str, Tensor]) -> Report:
-    """All parameters and buffers of `model` return to `initial`, a copy of its state dict, in place."""
+    """Set all parameters and buffers of `model` to `initial`, in place, and return the report.
+
+    Args:
+        initial: a copy of the model's state dict; a missing or unknown key raises RuntimeError as in `load_state_dict`.
+    """
     with observe(model, action="reset", method="full_reset", initial=initial, in_shards=True) as report:
         own = model.state_dict()
         model.load_state_dict({key: place(value, own.get(key, value)) for key, value in initial.items()})
@@ -26,7 +30,10 @@ def full_reset(model: nn.Module, initial: Mapping[str, Tensor]) -> Report:
 
 
 def restore(model: nn.Module, initial: Mapping[str, Tensor], rule: Any) -> Report:
-    """Parameters of the layers named by `rule` (weights and biases) back to their initial values, in place."""
+    """Set all parameters of the layers that `rule` names to their initial values, in place, and return the report.
+
+    Raises UserError if the rule names nothing.
+    """
     names = match_parameters(model, rule)
     parameters = dict(model.named_parameters())
     watched = observe(model, action="reset", method="reset", initial=initial, in_shards=True)
@@ -37,7 +44,7 @@ def restore(model: nn.Module, initial: Mapping[str, Tensor], rule: Any) -> Repor
 
 
 def initial_of(state: State, net: str) -> Mapping[str, Tensor]:
-    """Starting weights of `net`; an error where the script kept none."""
+    """Return the starting weights of the net named `net`. Raises UserError if the script kept none."""
     if net not in state.initial:
         raise UserError(
             f"no initial weights of net {net!r} in State.initial; set state.initial = snapshot(nets)"
@@ -48,7 +55,7 @@ def initial_of(state: State, net: str) -> Mapping[str, Tensor]:
 @register
 @dataclass
 class FullReset(Method):
-    """All parameters and buffers return to the values they had at the start of the run (the same draw, no fresh noise).
+    """Sets all parameters and buffers to their values at the start of the run; nothing is drawn anew.
 
     Cost: one CPU copy of the starting state.
     """
@@ -60,4 +67,5 @@ class FullReset(Method):
     treats_shards: ClassVar[bool] = True
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
+        """Call `full_reset` with the starting weights in `state.initial`."""
         return full_reset(net, initial_of(state, name))

@@ -19,9 +19,9 @@ from fire_core.phases import State
 @register
 @dataclass
 class L2Init(Method):
-    """Adds coefficient / 2 * sum (p - p_initial)^2 over all parameters to the loss (the factor 1/2 as in the FIRE code).
+    """Adds coefficient / 2 * sum (p - p_initial)^2 over all parameters to the loss; the 1/2 is that of the FIRE code.
 
-    Cost: a second copy of the weights on the device and two passes over them per step.
+    Cost: a second copy of the weights on the device, and two passes over them per step.
     """
 
     coefficient: float = 1e-4
@@ -33,12 +33,13 @@ class L2Init(Method):
     def __post_init__(self) -> None:
         if self.coefficient < 0.0:
             raise UserError(f"coefficient={self.coefficient} must not be negative")
-        # of each net: the snapshot that the copies on its device were made from, and these copies
+        # for each net: its starting weights as given in State.initial, and copies of them on the net's device
         self._starts: WeakKeyDictionary[nn.Module, tuple[Mapping[str, Tensor], list[Tensor]]] = (
             WeakKeyDictionary()
         )
 
     def penalty(self, state: State) -> Tensor | float:
+        """Return the penalty over all nets, 0.0 before `first_phase`. Raises UserError without starting weights."""
         if state.phase < self.first_phase or self.coefficient == 0.0:
             return 0.0
         total: Tensor | float = 0.0

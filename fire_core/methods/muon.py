@@ -1,4 +1,4 @@
-"""Muon: train hidden matrices with orthogonalised momentum instead of treating them at boundaries."""
+"""Muon: an optimizer that orthogonalises the momentum of hidden matrices, in place of a treatment at boundaries."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from fire_core.targets import find_targets
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Muon's quintic Newton-Schulz in bfloat16: (..., m, n) -> (..., m, n) with singular values in about [0.7, 1.2].
+    """Return `matrices` (..., m, n) after `steps` of Muon's quintic Newton-Schulz iteration, computed in bfloat16.
 
-    Not a projection: the coefficients trade accuracy for speed (Jordan et al. 2024).
+    The singular values of the result lie in about [0.7, 1.2], not at 1, because the coefficients trade accuracy for
+    speed (Jordan et al. 2024). Those that began below about 1e-2 of the Frobenius norm may be smaller.
     """
     x = matrices.bfloat16()
     tall = x.shape[-2] > x.shape[-1]
@@ -35,10 +36,10 @@ def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 class ConvMuon(Optimizer):
-    """Muon for weights of more than two dimensions: each is one (out, everything else) matrix, or with `stacked` a stack of
-    (out, in) matrices.
+    """Muon for weights of two or more dimensions; `torch.optim.Muon` takes matrices only.
 
-    The same update as `torch.optim.Muon`, which takes matrices only; in Nesterov form, factor sqrt(max(1, rows/cols)).
+    A weight is taken as one matrix (out, everything else), or with `stacked` as a stack of (out, in) matrices. The
+    update is that of `torch.optim.Muon` without weight decay: Nesterov momentum, factor sqrt(max(1, rows / columns)).
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class ConvMuon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update; returns what `closure` returns, which is called first."""
+        """Make one update. `closure`, if given, is called first, and its loss is returned."""
         loss = _evaluate(closure)
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -65,13 +66,13 @@ class ConvMuon(Optimizer):
         return loss
 
     def factor(self, parameter: Tensor, matrices: Tensor) -> float:
-        """What an orthogonalised update is multiplied by, given the parameter and the matrices it was taken as."""
+        """Return the factor of an orthogonalised update, given the parameter and its update as matrices (..., m, n)."""
         rows, columns = matrices.shape[-2:]
         return max(1.0, rows / columns) ** 0.5
 
 
 class Together(Optimizer):
-    """Present several optimizers as one. Schedules, checkpoints and state policies see shared groups and state."""
+    """Several optimizers as one, for schedules, checkpoints and state policies: groups and state are shared."""
 
     def __init__(self, parts: list[Optimizer]) -> None:
         self.parts = parts
@@ -87,19 +88,20 @@ class Together(Optimizer):
             start += count
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One update; returns what `closure` returns, which is called first."""
+        """Make one update. `closure`, if given, is called first, and its loss is returned."""
         loss = _evaluate(closure)
         for part in self.parts:
             part.step()
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state dict, and share its groups and state with the parts."""
         super().load_state_dict(state_dict)
         self._share()
 
 
 def _evaluate(closure: Callable[[], float] | None) -> float | None:
-    """The loss of a closure, which computes gradients."""
+    """Call a closure with gradients enabled and return its loss, or None without a closure."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -109,13 +111,17 @@ def _evaluate(closure: Callable[[], float] | None) -> float | None:
 @register
 @dataclass
 class Muon(Method):
-    """From phase `first_phase` on: Muon for the targets' weights, Adam for everything else (gains, biases, head).
+    """Trains the targets with Muon and everything else (gains, biases, head) with Adam, from phase `first_phase` on.
 
-    Rates are relative to the default optimizer's: matrices learn at `rate_factor` times it (paper: 0.01 = 10 x 1e-3).
-    Adam's epsilon is the default's; nothing decays, whatever the default does.
-    2-D weights go to `torch.optim.Muon`, convolutions to `ConvMuon`. Which are hidden is a target rule; embeddings,
-    positions and class tokens stay with Adam. Cost: one buffer per matrix instead of two, and about 5 * 3 matrix products
-    per weight and step.
+    Two-dimensional weights go to `torch.optim.Muon` where torch has it, all others to `ConvMuon`. Embeddings,
+    positions and class tokens stay with Adam, whose learning rate and epsilon are those of the default optimizer.
+    Nothing has weight decay, whatever the default optimizer has.
+
+    Args:
+        rate_factor: learning rate of the targets as a multiple of the default optimizer's (paper: 0.01 = 10 x 1e-3).
+        targets: the hidden weights, a rule of `find_targets`.
+
+    Cost: one buffer per matrix instead of two, and 15 matrix products (3 for each of 5 steps) per weight and update.
     """
 
     rate_factor: float = 10.0
@@ -137,10 +143,12 @@ class Muon(Method):
         self._made: WeakKeyDictionary[nn.Module, Optimizer] = WeakKeyDictionary()
 
     def check(self, state: State) -> None:
+        """Raise UserError for targets that a net does not have."""
         for net in state.nets.values():
             find_targets(net, self.targets)
 
     def optimizer(self, net: nn.Module, default: Optimizer, phase: Phase) -> Optimizer:
+        """Return `default` before `first_phase`, and then always the same optimizer for the same net."""
         if phase.index < self.first_phase:
             return default
         if net not in self._made:
@@ -148,14 +156,14 @@ class Muon(Method):
         return self._made[net]
 
     def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
-        """The optimizer of `net`, with the rates of `default`."""
+        """Return a new optimizer of `net`, with learning rates relative to that of `default`."""
         hidden = {target.parameter for target in find_targets(net, self.targets).included}
         weights = [p for name, p in net.named_parameters() if name in hidden]
         rest = [p for name, p in net.named_parameters() if name not in hidden]
         rate = default.param_groups[0]["lr"]
         stacks = {id(weight) for weight in stacked_weights(net).values()}
         stacked = [p for p in weights if id(p) in stacks]
-        # dimensions that torch's own takes, which came with 2.9
+        # torch.optim.Muon, new in torch 2.9, takes two dimensions
         most = 2 if hasattr(torch.optim, "Muon") else 0
         matrices = [p for p in weights if p.ndim <= most]
         convolutions = [p for p in weights if p.ndim > most and id(p) not in stacks]

@@ -1,4 +1,4 @@
-"""Warm start as it is: the reference level that every method is compared with."""
+"""No intervention: the baseline with which every method is compared."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +9,7 @@ from fire_core.methods import Method, register
 @register
 @dataclass
 class NoReset(Method):
-    """Leaves weights and training alone. Cost: nothing."""
+    """Does nothing. Cost: nothing."""
 
     name: ClassVar[str] = "none"
     summary: ClassVar[str] = "no intervention: train on from the old weights"

@@ -21,12 +21,18 @@ LARGEST_GRAM = 16384
 @register
 @dataclass
 class Parseval(Method):
-    """Adds coefficient * sum ||W W^T - scale I||_F^2 to the loss, W each weight reshaped to (out, everything else).
+    """Adds coefficient * sum ||W W^T - scale I||_F^2 over the weights W to the loss.
 
-    norms: also ||w^2 - scale||^2 for the gains of norm layers, as the FIRE code does; a norm layer of your own says
-    `is_norm = True`. gram: "rows" is W W^T as published, which a weight with more rows than columns cannot bring to
-    0; "smaller" takes the smaller of the two Gram matrices. targets: which layers (rule of `find_targets`).
-    Cost: one product W W^T per weight and step, 2 out^2 in operations forward and twice that backward.
+    A weight is taken as one matrix (out, everything else), and a stack of matrices as these matrices.
+
+    Args:
+        norms: add ||w^2 - scale||^2 for the gains w of norm layers, as the FIRE code does. A norm layer of your own
+            needs the attribute `is_norm = True`.
+        gram: "rows" is W W^T as published, with which the penalty of a weight with more rows than columns cannot become
+            0; "smaller" takes the smaller of the two Gram matrices.
+        targets: the weights, a rule of `find_targets`.
+
+    Cost: one product W W^T per weight and step, with 2 out^2 in operations forward and twice as many backward.
     """
 
     coefficient: float = 1e-3
@@ -45,10 +51,12 @@ class Parseval(Method):
         self._names: WeakKeyDictionary[nn.Module, tuple[list[str], list[str], set[str]]] = WeakKeyDictionary()
 
     def check(self, state: State) -> None:
+        """Raise UserError for targets that a net does not have, and for Gram matrices beyond LARGEST_GRAM rows."""
         for net in state.nets.values():
             self._choose(net)
 
     def penalty(self, state: State) -> Tensor | float:
+        """Return the penalty over all nets, 0.0 before `first_phase`."""
         if state.phase < self.first_phase or self.coefficient == 0.0:
             return 0.0
         total: Any = 0.0
@@ -62,7 +70,7 @@ class Parseval(Method):
         return self.coefficient * total
 
     def of_weight(self, weight: Tensor, stacked: bool = False) -> Tensor:
-        """||W W^T - scale I||_F^2 of one weight taken as (out, everything else), or summed over a stack of matrices."""
+        """Return ||W W^T - scale I||_F^2 of a weight as (out, everything else), or the sum over a stack of matrices."""
         matrix = weight if stacked else weight.flatten(1)
         if self.gram == "smaller" and matrix.shape[-2] > matrix.shape[-1]:
             matrix = matrix.mT
@@ -70,7 +78,7 @@ class Parseval(Method):
         return (gram - torch.diag_embed(gram.new_full(gram.shape[:-1], self.scale))).square().sum()
 
     def _choose(self, net: nn.Module) -> tuple[list[str], list[str], set[str]]:
-        """Names of the weights, of the gains, and of those weights that are stacks of matrices."""
+        """Return the names of the weights, of the gains, and of those weights that are stacks of matrices."""
         matrices = sorted({target.parameter for target in find_targets(net, self.targets).included})
         parameters, stacks = dict(net.named_parameters()), set(stacked_weights(net))
         for key in matrices:

@@ -1,4 +1,4 @@
-"""Plasticity injection: a fresh head beside the frozen old one, without changing a single prediction."""
+"""Plasticity injection: add a new trainable head beside the frozen old one, without changing the predictions."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fire_core.report import Report, Row
 
 
 class InjectedHead(nn.Module):
-    """old(x) + new(x) - new_at_start(x), where only `new` is trained.
+    """A head that computes old(x) + new(x) - new_at_start(x), of which only `new` is trained.
 
-    At the moment of injection the last two terms are the same numbers, so the output is that of the old head up to
-    float rounding. Heads that return several tensors are combined entry by entry.
+    At the injection the last two terms are equal, so the output is that of the old head. Heads that return a tuple are
+    combined entry by entry.
     """
 
     def __init__(self, old: nn.Module, new: nn.Module) -> None:
@@ -37,9 +37,15 @@ class InjectedHead(nn.Module):
 
 
 def inject(model: nn.Module, initial: Mapping[str, Tensor], head: str = "head") -> Report:
-    """The module `head` of `model` becomes an `InjectedHead` whose new part starts from `initial`, a state dict.
+    """Replace the module `head` of `model` by an `InjectedHead`, and return the report.
 
-    The number of parameters of the head triples, and a third of them is trained: build a new optimizer.
+    The model gains two more copies of the head, one of which is the only trained part of it: build a new optimizer.
+
+    Args:
+        initial: state dict of the whole model, from which the new part starts.
+        head: path of the module, dots allowed.
+    Returns: a Report with one row per parameter of the `InjectedHead`.
+    Raises: UserError if the model has no module `head`.
     """
     prefix = f"{head}."
     start = {key.removeprefix(prefix): value for key, value in initial.items() if key.startswith(prefix)}
@@ -52,13 +58,13 @@ def inject(model: nn.Module, initial: Mapping[str, Tensor], head: str = "head") 
 @register
 @dataclass
 class PlasticityInjection(Method):
-    """`inject` into every net; the part before the head stays shared and trainable.
+    """Calls `inject` on every net at each boundary; the part before the head stays shared and trainable.
 
-    The new head starts from the run's own initial draw, as in FIRE's baseline; Nikishin et al. draw afresh. Followers
-    (target networks) get the same structure. The script must build a new optimizer (`changes_structure`). A second
-    boundary injects once more on top.
+    The new head starts from the initial weights of the run, as in FIRE's baseline; Nikishin et al. draw new ones.
+    Followers (target networks) get the same structure. The script must build a new optimizer (`changes_structure`). A
+    second boundary freezes the new head and adds another one.
 
-    head: attribute of the nets that holds the head, dots allowed.
+    head: path of the head in the nets, dots allowed.
     """
 
     head: str = "head"
@@ -69,10 +75,12 @@ class PlasticityInjection(Method):
     changes_structure: ClassVar[bool] = True
 
     def check(self, state: State) -> None:
+        """Raise UserError for a net without the module `head`."""
         for name, net in state.nets.items():
             _head(net, self.head, name)
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
+        """Call `inject` on the net, and give its followers the same structure."""
         report = inject(net, initial_of(state, name), self.head)
         new = _trainable_part(_head(net, self.head))
         for follower in (f for f, source in state.followers if source is net):
@@ -80,7 +88,7 @@ class PlasticityInjection(Method):
         return report
 
     def rebuild(self, state: State) -> None:
-        """Repeat the injections of the boundaries passed, values aside: they come with the checkpoint."""
+        """Repeat the structure of all injections so far; the checkpoint brings the values."""
         for _ in range(max(1, self.first_phase), state.phase + 1):
             for net in state.nets.values():
                 for module in (net, *(f for f, source in state.followers if source is net)):
@@ -105,7 +113,7 @@ def _head(model: nn.Module, head: str, name: str = "") -> nn.Module:
 
 
 def _report(model: nn.Module, head: str) -> Report:
-    """One row for each parameter of the new head; the old head's are kept and frozen."""
+    """Return a report with one row per parameter of the head, "injected" in its new part and "frozen" elsewhere."""
     report = Report(method="plasticity_injection")
     for key, parameter in _head(model, head).named_parameters():
         part = key.split(".")[0]
@@ -120,7 +128,7 @@ def _report(model: nn.Module, head: str) -> Report:
 
 def _frozen(module: nn.Module) -> nn.Module:
     for parameter in module.parameters():
-        parameter.requires_grad_(False).grad = None  # one left behind would count in norms and clipping
+        parameter.requires_grad_(False).grad = None  # an old gradient would count in the norm for clipping
     return module
 
 

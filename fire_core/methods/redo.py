@@ -1,4 +1,4 @@
-"""ReDo: find dormant units on a few batches and recycle them. `dormancy` and `recycle` also work on their own."""
+"""ReDo: find dormant units on a few batches and recycle them. `dormancy` and `recycle` can also be used alone."""
 
 from __future__ import annotations
 
@@ -30,15 +30,18 @@ def dormancy(
     *,
     compiled: bool = False,
 ) -> dict[str, Tensor]:
-    """Score of every hidden unit: its mean `|activation|` over all samples, divided by the mean of its layer (Eq. 1).
+    """Return the dormancy score of every hidden unit: its mean `|activation|` over that of its layer (ReDo, Eq. 1).
 
-    Activations are what the next layer reads: after ReLU, squared ReLU or GELU, after a pool, and after the product of a
-    gated MLP. Runs in evaluation mode without gradients; no hook stays behind.
+    Means are over all samples. Activations are what the next layer reads: after ReLU, squared ReLU or GELU, after a
+    pool, and after the product of a gated MLP. The passes run in evaluation mode without gradients, and all hooks are
+    removed.
 
     Args:
-        batches: of inputs (see `measure.inputs`). layers: from `find_unit_layers`; None finds them. compiled: through
-            torch.compile as one graph that has the sums over activations among its outputs; kept for later calls.
-    Returns: layer name -> (units,) float32, mean 1; all 0 where the whole layer is silent.
+        batches: inputs of the net: tensors, tuples of arguments, or mappings of keyword arguments.
+        layers: from `find_unit_layers`; None finds them.
+        compiled: run the passes through torch.compile, as one graph that also returns the sums over activations.
+    Returns: layer name -> (units,) float32 with mean 1; all 0 where the whole layer is silent.
+    Raises: UserError without batches, and for a net without hidden units of their own.
     """
     batches = list(batches)
     if not batches:
@@ -66,7 +69,7 @@ def dormancy(
 
 
 def _magnitude(activations: Tensor) -> Tensor:
-    """Sum of |activation| of each unit, and as last entry the number of samples."""
+    """Return the sum of |activation| of each unit, with the number of samples as the last entry, (units + 1,)."""
     sums = activations.float().abs().sum(dim=0)
     return torch.cat([sums, sums.new_full((1,), len(activations))])
 
@@ -74,11 +77,13 @@ def _magnitude(activations: Tensor) -> Tensor:
 @register
 @dataclass
 class ReDo(UnitMethod):
-    """Every epoch (or every `every_steps` steps): units with a dormancy score <= `threshold` get fresh incoming weights
-    and outgoing weights 0.
+    """Gives dormant units new incoming weights and outgoing weights 0, after every epoch or every `every_steps` steps.
 
-    samples: how many of the phase's images are looked at. reset_moments: clear Adam's moments of those entries.
-    Scores come from the activations that the next layer reads.
+    Args:
+        threshold: largest score (see `dormancy`) of a dormant unit.
+        every_steps: number of optimizer steps between checks; 0 checks after every epoch.
+        samples: number of samples of the phase to measure on, rounded up to whole batches.
+
     Cost: one forward pass over `samples` per check, compiled where the net is trained compiled; no memory in between.
     """
 
@@ -91,20 +96,23 @@ class ReDo(UnitMethod):
     source: ClassVar[str] = "Sokar et al. 2023 (ReDo), Definition 3.1, Algorithm 1"
 
     def at_boundary(self, state: State, phase: Phase) -> Report:
+        """Do nothing, and return an empty report."""
         return Report(method=self.name)
 
     def after_step(self, state: State) -> None:
+        """Check the units if `every_steps` steps have passed."""
         if state.phase >= self.first_phase:
             self.counts["steps"] += 1
             if self.every_steps and self.counts["steps"] % self.every_steps == 0:
                 self.check_units(state)
 
     def after_epoch(self, state: State) -> None:
+        """Check the units, unless `every_steps` sets other times."""
         if state.phase >= self.first_phase and not self.every_steps:
             self.check_units(state)
 
     def check_units(self, state: State) -> None:
-        """Measure all nets on the coming data and recycle what is dormant."""
+        """Measure all nets on `state.batches` and recycle their dormant units."""
         for name, net in state.nets.items():
             layers = self.find_layers(state, name)
             scores = dormancy(net, self._inputs(state, name), layers, compiled=state.compiled)

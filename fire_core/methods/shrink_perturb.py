@@ -1,4 +1,4 @@
-"""Shrink & perturb: part of the way back to the starting weights."""
+"""Shrink & perturb: move the weights part of the way back to their starting values."""
 
 from __future__ import annotations
 
@@ -27,11 +27,15 @@ def shrink_perturb(
     parameters: str | list[str] = "all",
     reset: str | list[str] | None = None,
 ) -> Report:
-    """W <- (1 - shrink) W + shrink W_initial for every parameter of `model`, in place; buffers are kept.
+    """Set every parameter W of `model` to (1 - shrink) W + shrink W_initial, in place; buffers are kept.
 
     Args:
-        initial: starting weights by parameter name, e.g. a copy of the state dict before training, or fresh ones.
-        parameters: a target rule that limits it to layers. reset: layers that go back to `initial` altogether.
+        initial: starting weights by parameter name, e.g. a copy of the state dict before training, or newly drawn ones.
+        shrink: between 0, which keeps the weights, and 1, which resets them.
+        parameters: rule for the layers to treat, as in `match_parameters`.
+        reset: rule for layers that are set to `initial` instead.
+    Returns: a Report with one row per target.
+    Raises: UserError for `shrink` outside [0, 1] and for rules that name nothing.
     """
     _check_shrink(shrink)
     restored = restore(model, initial, reset) if reset else Report()
@@ -52,10 +56,10 @@ def _check_shrink(shrink: float) -> None:
 @register
 @dataclass
 class ShrinkPerturb(Method):
-    """`shrink_perturb` towards the run's own initial draw, as in FIRE's baselines; Ash & Adams draw fresh noise.
+    """Calls `shrink_perturb` with the initial weights of the run, as in FIRE's baselines; Ash & Adams draw new ones.
 
-    `parameters` limits it to layers (any target rule), `reset` names layers that go back to their initial values
-    altogether (DQN: the linear ones, "SR"). Cost: one CPU copy of the starting weights.
+    `parameters` limits the method to some layers; `reset` names layers that return to their initial values instead
+    (DQN: the linear ones, "SR"). Cost: one CPU copy of the starting weights.
     """
 
     shrink: float = 0.8
@@ -71,5 +75,6 @@ class ShrinkPerturb(Method):
         _check_shrink(self.shrink)
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
+        """Call `shrink_perturb` with the starting weights in `state.initial`."""
         initial = initial_of(state, name)
         return shrink_perturb(net, initial, self.shrink, parameters=self.parameters, reset=self.reset)

@@ -1,4 +1,4 @@
-"""Self-normalised resets: a unit that stays silent for unusually long, by its own standard, is replaced."""
+"""Self-normalised resets: replace a unit that has been silent for longer than is usual for this unit."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from fire_core.units import UnitLayer
 @register
 @dataclass
 class SelfNormalizedResets(UnitMethod):
-    """A test per unit: is its present silence longer than the `percentile` of its own silences?
+    """Resets a unit whose present silence is as long as its threshold, a percentile of its own silences.
 
-    A unit fires in a step when any sample of the batch gives it a positive activation. Its age counts steps since. Every
-    `update_every` steps the threshold tau becomes the percentile of the ages at which it fired or was reset (ages of 0,
-    firing in consecutive steps, do not count; without any, 1), or doubles where that is not below tau. At age
-    tau the unit is reset: fresh incoming weights, outgoing weights 0.
+    A unit fires in a step if any sample of the batch gives it a positive activation; its age is the number of steps
+    since. A unit whose age reaches its threshold is reset: new incoming weights, outgoing weights 0, age 0. After every
+    `update_every` steps, the new threshold is the `percentile` of the nonzero ages at which the unit fired or was reset
+    in these steps, or 1 if there are none. If the percentile is not below the old threshold, the new one is `expansion`
+    times the old one.
 
-    Ages are in steps. The first threshold is longest / 2 until the first update.
-    Cost: units x (longest + 2) integers, and one transfer from the device per layer and step.
+    Args:
+        longest: largest threshold and largest age that is counted, in steps; the first threshold is half of it.
+
+    Cost: units x (longest + 3) integers, and one transfer from the device per layer and step.
     """
 
     percentile: float = 0.96
@@ -48,9 +51,12 @@ class SelfNormalizedResets(UnitMethod):
             )
 
     def measure(self, activations: Tensor) -> Tensor:
+        """Return whether each unit fires, (units,) bool."""
         return (activations > 0).any(dim=0)
 
     def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
+        """Return ages and thresholds (units,), counts of ages (units, longest + 1) and the number of steps."""
+
         def counter(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.int32, device=device)
 
@@ -62,6 +68,7 @@ class SelfNormalizedResets(UnitMethod):
         }
 
     def choose(self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], measured: Tensor) -> Tensor:
+        """Update ages and thresholds by one step, and return the units whose age has reached the threshold."""
         for key in ("age", "histogram", "tau"):
             memory[key] = memory[key].to(measured.device)
         age, histogram = memory["age"], memory["histogram"]
@@ -77,7 +84,11 @@ class SelfNormalizedResets(UnitMethod):
         return due.nonzero().flatten().cpu()
 
     def new_threshold(self, histogram: Tensor, tau: Tensor) -> Tensor:
-        """(units,) thresholds in [1, longest] from counts (units, longest + 1) of ages at which a silence ended."""
+        """Return the thresholds, (units,) in [1, longest].
+
+        Args:
+            histogram: (units, longest + 1) counts of the ages at which silences ended. tau: (units,) old thresholds.
+        """
         counts = histogram[:, 1:].cumsum(dim=1)
         reached = counts >= self.percentile * counts[:, -1:]
         level = reached.int().argmax(dim=1) + 1
