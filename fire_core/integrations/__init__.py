@@ -1,1 +1,1 @@
-"""Callbacks for training frameworks; each module imports its framework, so import only the one you use."""
+"""Callbacks for training frameworks. Each module imports its framework, so import only the one you use."""

@@ -2,9 +2,9 @@
 
     trainer = Trainer(callbacks=[FireCallback(Plateau("val_loss", patience=3), solver="exact")])
 
-The trigger sees every optimizer step without metrics, every validation with what it logged, and every end of a training
-epoch with what training logged and `epoch`. With several processes rank 0 decides for all. What the trigger remembers is
-saved with Lightning's checkpoints.
+The trigger is called after every optimizer step without metrics, after every validation with the metrics it logged, and
+at the end of every training epoch with the metrics of training and `epoch`. With several processes, rank 0 decides for
+all. Lightning's checkpoints hold the state of the trigger.
 """
 
 from __future__ import annotations
@@ -20,10 +20,14 @@ from fire_core.triggers import Trigger
 
 
 class FireCallback(pl.Callback):
-    """`fire(module)` whenever the trigger fires. settings: as for `fire_core.fire`.
+    """Lightning callback that applies `fire` to the module whenever `trigger` fires.
 
-    optimizer_state: "clear_changed" (default), "clear" or "keep". Each firing logs its summary under "fire/" and is
-    kept in `reports` as (global step, Report). Raises UserError at the start of fit for targets that do not exist.
+    Each firing logs the summary of its report under "fire/" and appends (global step, Report) to `reports`.
+
+    Args:
+        optimizer_state: "clear_changed", "clear" or "keep", as in `apply_policy`.
+        settings: `targets` and the settings of `FireSettings`, by name; scale="initial" is not possible.
+    Raises: UserError for unknown settings, and at the start of fit for targets that the module does not have.
     """
 
     def __init__(self, trigger: Trigger, *, optimizer_state: str = "clear_changed", **settings: Any) -> None:
@@ -34,23 +38,27 @@ class FireCallback(pl.Callback):
 
     @property
     def reports(self) -> list[tuple[int, Report]]:
-        """(global step, report) of each firing."""
+        """The (global step, report) pair of each firing."""
         return self.triggered.reports
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Check that the targets exist."""
         self.triggered.check(pl_module)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Call the trigger without metrics if the optimizer has made a step."""
         if trainer.global_step != self._last_step:  # gradient accumulation: batches without an optimizer step
             self._last_step = trainer.global_step
             self._look(trainer, pl_module, {})
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Keep the metrics logged so far, to tell those of this validation apart."""
         self._before = dict(trainer.callback_metrics)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Call the trigger with the metrics of a validation during fit, except those of the sanity check."""
         if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
             return
         now = trainer.callback_metrics  # keeps old values: those of this validation are new tensors
@@ -59,6 +67,7 @@ class FireCallback(pl.Callback):
         self._look(trainer, pl_module, scalars(fresh))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Call the trigger with the metrics that training logged, and "epoch"."""
         logged = {n: v for n, v in trainer.callback_metrics.items() if n not in self._validated}
         self._look(trainer, pl_module, {**scalars(logged), "epoch": float(trainer.current_epoch)})
 
@@ -71,8 +80,10 @@ class FireCallback(pl.Callback):
             logger.log_metrics({f"fire/{name}": value for name, value in report.summary().items()}, step)
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state of the trigger and the last step that it saw."""
         return {"trigger": self.triggered.trigger.state_dict(), "last_step": self._last_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
         self.triggered.trigger.load_state_dict(state_dict["trigger"])
         self._last_step = state_dict["last_step"]

@@ -2,8 +2,9 @@
 
     trainer = Trainer(model, args, ..., callbacks=[FireCallback(EveryNSteps(10_000), targets="no_embedding")])
 
-The trigger sees every optimizer step without metrics, and every evaluation with its metrics ("eval_loss"). With several
-processes rank 0 decides for all. What the trigger remembers is part of the trainer's own state (trainer_state.json).
+The trigger is called after every optimizer step without metrics, and after every evaluation with its metrics
+("eval_loss"). With several processes, rank 0 decides for all. The trainer's own state (trainer_state.json) holds the
+state of the trigger.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ from fire_core.triggers import Trigger
 
 
 class FireCallback(TrainerCallback):
-    """`fire(model)` whenever the trigger fires. settings: as for `fire_core.fire`.
+    """Trainer callback that applies `fire` to the model whenever `trigger` fires.
 
-    optimizer_state: "clear_changed" (default), "clear" or "keep". name: tells two of these callbacks apart. `reports`
-    keeps (global step, Report) of each firing; summaries also go to the trainer's log history under "fire/". Raises
-    UserError at the start of training for targets that do not exist, and on resume from a checkpoint that this callback
-    was not part of.
+    Each firing adds the summary of its report to the trainer's log history under "fire/" and appends (global step,
+    Report) to `reports`.
+
+    Args:
+        optimizer_state: "clear_changed", "clear" or "keep", as in `apply_policy`.
+        name: tells several of these callbacks in one trainer apart.
+        settings: `targets` and the settings of `FireSettings`, by name; scale="initial" is not possible.
+    Raises: UserError for wrong settings and, when training begins, for wrong targets, equal names, or no saved state.
     """
 
     def __init__(
@@ -38,12 +43,13 @@ class FireCallback(TrainerCallback):
 
     @property
     def reports(self) -> list[tuple[int, Report]]:
-        """(global step, report) of each firing."""
+        """The (global step, report) pair of each firing."""
         return self.triggered.reports
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        """Check that the targets exist, and restore the trigger if training resumes."""
         self._training = True
         self.triggered.check(kwargs["model"])
         saved = _stored(state).pop(self._key, None)
@@ -62,17 +68,20 @@ class FireCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        """Ignore evaluations from now on."""
         self._training = False
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
+        """Call the trigger without metrics."""
         self._look(args, state, {}, kwargs["model"], kwargs["optimizer"])
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        if self._training:  # trainer.evaluate() looks at a model, it does not change it
+        """Call the trigger with the metrics of an evaluation during training."""
+        if self._training:  # trainer.evaluate() on its own must not change the model
             self._look(args, state, scalars(kwargs["metrics"]), kwargs["model"], kwargs["optimizer"])
 
     def _look(
@@ -90,7 +99,7 @@ class FireCallback(TrainerCallback):
         self._remember(state)
 
     def _remember(self, state: TrainerState) -> None:
-        """Store the triggers in the state that the trainer saves: its own restoring confuses two callbacks of one class."""
+        """Store the trigger's state in `state`: the trainer's own way confuses two callbacks of one class."""
         _stored(state)[self._key] = self.triggered.trigger.state_dict()
 
 

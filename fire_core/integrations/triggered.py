@@ -1,4 +1,4 @@
-"""What the callbacks of all frameworks share: FIRE when a trigger says so, then the optimizer's state policy."""
+"""The part that the callbacks of all frameworks share: apply FIRE and the policy for optimizer state at a firing."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from fire_core.triggers import Trigger
 
 
 class TriggeredFire:
-    """A trigger, the settings of `fire`, and what becomes of the optimizer's state ("clear_changed", "clear", "keep").
+    """A trigger with the settings of `fire` and the policy for optimizer state ("clear_changed", "clear", "keep").
 
-    Settings are checked here and targets in `check`, so that a mistake stops the run before training, not at the
-    first firing. Raises UserError.
+    The constructor checks the settings and `check` the targets, so that a mistake stops the run before training and not
+    at the first firing. Both raise UserError.
     """
 
     def __init__(self, trigger: Trigger, optimizer_state: str, settings: Mapping[str, Any]) -> None:
@@ -37,7 +37,10 @@ class TriggeredFire:
         find_targets(model, self.settings.get("targets", "all"))
 
     def apply(self, model: nn.Module, optimizers: Iterable[Optimizer], step: int) -> Report:
-        """FIRE on the model (shared out where there are several processes), then the policy; remembers the report."""
+        """Apply FIRE to the model, then the policy to the optimizers; keep the report and return it.
+
+        With several processes, all of them treat the model together.
+        """
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         if distributed and torch.distributed.get_world_size() > 1:
             report = fire(model, group=torch.distributed.group.WORLD, **self.settings)
@@ -48,7 +51,7 @@ class TriggeredFire:
         return report
 
     def is_due(self, step: int, observed: Mapping[str, float], device: torch.device) -> bool:
-        """What the trigger says; with several processes, what it says on rank 0, sent as one number on `device`."""
+        """Return whether the trigger fires; with several processes, the answer of rank 0, sent over `device`."""
         due = self.trigger(step, observed)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             decision = torch.tensor(due, dtype=torch.uint8, device=device)
@@ -58,7 +61,7 @@ class TriggeredFire:
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics that are single numbers, as floats, for triggers."""
+    """Return the metrics that are single numbers, as floats; booleans are left out."""
     found = {}
     for name, value in metrics.items():
         if isinstance(value, bool) or (isinstance(value, torch.Tensor) and value.numel() != 1):
