@@ -1,4 +1,4 @@
-"""FIRE and its rivals: move weights to the nearest orthogonal matrix between training phases, and measure it."""
+"""FIRE (Frobenius-Isometry Reinitialization), rival methods, and measures of what they change in a network."""
 
 from importlib.metadata import PackageNotFoundError, version
 

@@ -1,4 +1,4 @@
-"""`python -m fire_core` is the command `fire-core`."""
+"""Run the command `fire-core` as `python -m fire_core`."""
 
 import sys
 

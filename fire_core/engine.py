@@ -1,6 +1,6 @@
 """Apply a treatment to every target matrix of a mapping of tensors, in stacks of one shape, and report what was done.
 
-The engine knows no modules, files or ranks: a model, a checkpoint and the share of one rank are all names and tensors.
+The engine knows names and tensors only, so it works on a model, on a checkpoint file, and on the share of one rank.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
 
 
 class Treated(NamedTuple):
-    """Result of a treatment of a stack of matrices: new values, and what the solver says.
+    """New values of a stack of matrices (count, out, in), with the figures (count,) of the solver where it has any.
 
-    factor: the orthogonal factor before scaling, if there is one. scale: (count, 1, 1), in place of the factor where
-    the matrices are scale times it.
+    factor: the orthogonal factor before scaling (count, out, in), if there is one. scale: (count, 1, 1), given instead
+    of `factor` where `matrices` = scale * factor.
     """
 
     matrices: Tensor
@@ -62,11 +62,19 @@ def apply(
     stage_limit: float = STAGE_LIMIT,
     dry_run: bool = False,
 ) -> Report:
-    """Run `treatment` on all included targets, same shapes stacked in bounded chunks, and write the results in place.
+    """Run `treatment` on all included targets, write the results in place, and return the report.
 
-    Every target is checked before the first is treated, every result (its shape, and that it is finite) before it is
-    written. Up to `stage_limit` bytes of results nothing is written before all are there; above it, an error names what
-    was changed before it. dry_run: write nothing. initial: starting weights, for `sfe_relative`.
+    Targets of one shape, device and type are treated in stacks of at most CHUNK_BYTES. Every target is checked before
+    the first one is treated, and every result (its shape, and that it is finite) before it is written. Up to
+    `stage_limit` bytes of targets, at 4 bytes a weight, all results are computed before the first is written; above
+    it, each stack is written at once, and an error names the targets that were changed before it.
+
+    Args:
+        parameters: name -> tensor of any floating type.
+        action, method: written into the rows and the report.
+        degenerate, min_norm: see `FireSettings`. dry_run: write nothing.
+        initial: starting weights by parameter name, for `Row.sfe_relative`.
+    Raises: UserError for targets that cannot be treated (see degenerate), NaN and infinity in weights or results.
     """
     started = time.perf_counter()
     with torch.no_grad():
@@ -136,7 +144,10 @@ def measure_change(
     seconds: float,
     initial: Mapping[str, Tensor] | None = None,
 ) -> Report:
-    """Return the report of a change made by other means. `changed` lists every parameter that differs, matrix or not."""
+    """Return the report of a change made by other means, from the parameters before and after it.
+
+    `Report.changed` names every parameter that differs, biases and norm layers included.
+    """
     with torch.no_grad():
         differs = fetch([torch.ne(before[name], new).any() for name, new in after.items()])
         changed = {name for name, different in zip(after, differs, strict=True) if different}
@@ -156,7 +167,7 @@ def measure_change(
 
 
 def _as_stored(treated: Treated, dtype: torch.dtype) -> Treated:
-    """The result as a parameter of that type holds it; the factor is kept apart where rounding parts the two."""
+    """Return the result rounded to `dtype`; its `factor` keeps the values before rounding."""
     if treated.matrices.dtype == dtype:
         return treated
     if treated.scale is not None:
@@ -167,7 +178,7 @@ def _as_stored(treated: Treated, dtype: torch.dtype) -> Treated:
 def _measure(
     rows: list[Row], group: list[Target], old: Tensor, treated: Treated, initial: Mapping[str, Tensor] | None
 ) -> None:
-    """Fill in the report rows of one stack; all figures travel from the device in a single transfer."""
+    """Fill in the report rows of one stack, with a single transfer of all figures from the device."""
     new = treated.matrices
     gram = smaller_gram(new)
     of_factor = None if treated.factor is None else deviation_from_isometry(treated.factor)
@@ -201,7 +212,10 @@ def _measure(
 def _degenerate(
     groups: list[list[Target]], stacks: Iterable[Tensor], degenerate: Degenerate, min_norm: float
 ) -> dict[str, str]:
-    """Targets to leave alone and why; raises for what must not pass. One transfer a device in all."""
+    """Return the names of degenerate targets with the reason to skip each, with one transfer per device.
+
+    Raises UserError for NaN and infinite weights, and for degenerate matrices where degenerate="raise".
+    """
     check_word("degenerate", degenerate, Degenerate)
     peaks: list[Tensor] = []
     norms: list[Tensor] = []
@@ -230,13 +244,13 @@ def _degenerate(
 
 
 def _peaks(stack: Tensor) -> Tensor:
-    """Largest absolute entry of each matrix; NaN and infinity survive."""
+    """Return the largest absolute entry of each matrix, (count,) float64; NaN and infinity survive."""
     low, high = map(torch.stack, zip(*map(torch.aminmax, stack), strict=True))
     return torch.maximum(high, -low).double()
 
 
 def check_targets(targets: list[Target], parameters: Mapping[str, Tensor]) -> None:
-    """Raise UserError for no targets at all, or one whose parameter is not there, of another shape, or cannot be written."""
+    """Raise UserError if there are no targets, or if a target's parameter is missing or cannot be written."""
     if not targets:
         raise UserError("no target matrix is included: nothing to treat")
     for t in targets:
@@ -253,7 +267,7 @@ def check_targets(targets: list[Target], parameters: Mapping[str, Tensor]) -> No
 
 
 def _stack(group: list[Target], parameters: Mapping[str, Tensor]) -> Tensor:
-    """The matrices (count, out, in) of a group; their shapes must be those of the table."""
+    """Return the matrices of a group, (count, out, in). Raises UserError if a shape differs from the table's."""
     matrices = []
     for t in group:
         try:
@@ -278,7 +292,7 @@ def _check_shape(group: list[Target], old: Tensor, new: Tensor) -> None:
 
 
 def _check_finite(stacks: list[tuple[list[Target], Tensor]]) -> None:
-    """Raise UserError for results with NaN or infinity; one transfer a device in all."""
+    """Raise UserError for results with NaN or infinity, with one transfer per device."""
     targets = [t for group, _ in stacks for t in group]
     peaks = fetch([peak for _, new in stacks for peak in _peaks(new)])
     bad = [t.name for t, peak in zip(targets, peaks, strict=True) if not peak < float("inf")]
@@ -295,13 +309,13 @@ def _write(stacks: list[tuple[list[Target], Tensor]], parameters: Mapping[str, T
 
 
 def _with_aliases(changed: set[str], parameters: Mapping[str, Tensor]) -> set[str]:
-    """The names, and those of other tensors over the same memory."""
+    """Return the names in `changed` and those of all parameters that share memory with them."""
     shared = sharing(parameters)
     return changed.union(*(shared.get(name, ()) for name in changed))
 
 
 def fetch(scalars: list[Tensor]) -> list[Any]:
-    """Tensors of one entry each as Python values, with one transfer a device."""
+    """Return the values of tensors of one entry each as Python numbers, with one transfer per device."""
     places: dict[torch.device, list[int]] = defaultdict(list)
     for i, scalar in enumerate(scalars):
         places[scalar.device].append(i)
@@ -313,7 +327,7 @@ def fetch(scalars: list[Tensor]) -> list[Any]:
 
 
 def _groups(targets: list[Target], parameters: Mapping[str, Tensor]) -> Iterator[list[Target]]:
-    """Same shape, device and dtype together, in the order of the table, at most CHUNK_BYTES (one matrix at least)."""
+    """Yield groups of targets of one shape, device and type, of at most CHUNK_BYTES or a single matrix."""
     groups: dict[tuple[Any, ...], list[Target]] = defaultdict(list)
     for t in targets:
         p = parameters[t.parameter]

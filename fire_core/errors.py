@@ -1,4 +1,4 @@
-"""The one error type for mistakes that the caller can fix, and the hint for a misspelt name."""
+"""The error type for mistakes that the caller can fix, and helpers that write its messages."""
 
 import difflib
 import os
@@ -7,11 +7,11 @@ from typing import Any, get_args
 
 
 class UserError(ValueError):
-    """Bad input: the message quotes the value and says what to do. Scripts print it as one line, exit code 2."""
+    """Bad input. The message quotes the value and says what to do; scripts print it in one line, with exit code 2."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """End of a message about `word`, which is not in `known`: the nearest known word, or a list if none is near."""
+    """Return the end of a message about an unknown `word`: the nearest known word, or the first 30 if none is near."""
     names = list(known)
     close = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names[:30])}"
@@ -24,11 +24,11 @@ def check_word(name: str, value: object, allowed: Any) -> None:
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """A path for a message: bytes that are not UTF-8 are escaped."""
+    """Return a path as text for a message, with bytes that are not UTF-8 escaped."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message."""
+    """Return the first line of an error's message, at most 160 characters, or the error's type if it has no message."""
     lines = str(error).strip().splitlines()
     return lines[0][:160] if lines else type(error).__name__

@@ -1,7 +1,7 @@
-"""What becomes of the optimizer's memory when weights were changed under it: keep, clear, or clear what changed.
+"""Keep or clear the optimizer's state after a treatment has changed the weights.
 
-Stale moments push re-initialised weights along gradients of the old ones; the policy is therefore an axis of its own,
-applied on the line after the boundary and recorded with the run.
+Stale moments push changed weights along gradients of the old ones. What to do with them is a choice independent of the
+method, so the training script applies it on the line after the boundary and records it with the run.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ def apply_policy(
     *,
     masters: Iterable[tuple[Tensor, Tensor]] = (),
 ) -> int:
-    """Drop optimizer state in place: moments, step counters, factored statistics, all of a parameter's entry.
+    """Drop the state that optimizers keep for parameters, in place: moments, step counters, factored statistics.
 
-    A dropped entry is rebuilt by the optimizer at its next step, as in a new optimizer; learning rates, parameter
-    groups and parameter identity stay. Works for any torch optimizer that keeps its memory in `Optimizer.state`.
+    The optimizer rebuilds a dropped entry at its next step, as a new optimizer does. Learning rates, parameter groups
+    and parameter identity stay. Works for any torch optimizer that keeps its memory in `Optimizer.state`.
 
     Args:
-        policy: "keep"; "clear" (all); "clear_changed" (only of the parameters given).
+        policy: "keep" (drop nothing), "clear" (drop everything) or "clear_changed" (drop the state of `changed`).
         changed: the report of the treatment, or the parameters themselves; "clear_changed" needs one of them.
-        masters: (parameter of the model, the copy that the optimizer steps) pairs, where the optimizer keeps float32
-            copies of half-precision weights. The changed weights are written into their copies first; without that the
-            next step restores the old ones.
-    Returns: number of parameters whose state was dropped.
-    Raises: UserError for an unknown policy, for names where parameters are needed, and for changed parameters that no
-        optimizer steps.
+        masters: pairs (parameter of the model, the copy that the optimizer steps), for an optimizer that keeps float32
+            copies of half-precision weights. Changed weights are first written into their copies, under every policy;
+            without that the next step restores the old ones.
+    Returns: the number of parameters whose state was dropped.
+    Raises: UserError for an unknown policy, a missing or wrong `changed`, or optimizers that seem to step copies of it.
     """
     check_policy(policy)
     if isinstance(optimizers, Optimizer):
@@ -73,7 +72,7 @@ def _parameters(changed: Report | Iterable[Tensor] | None, policy: str) -> list[
 
 
 def _check_stepped(optimizers: list[Optimizer], chosen: Mapping[int, Tensor]) -> None:
-    """Raise UserError where the optimizers step other tensors than those that changed: copies, which bring back the old."""
+    """Raise UserError if the optimizers seem to step copies of the changed parameters, which restore the old values."""
     stepped = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     left = [p for key, p in chosen.items() if key not in stepped]
     in_half = [p for p in left if p.requires_grad and p.dtype in (torch.bfloat16, torch.float16)]
@@ -87,6 +86,6 @@ def _check_stepped(optimizers: list[Optimizer], chosen: Mapping[int, Tensor]) ->
 
 
 def check_policy(policy: str) -> None:
-    """Raise UserError for an unknown policy, before any training."""
+    """Raise UserError for an unknown policy."""
     if policy not in POLICIES:
         raise UserError(f"optimizer_state={policy!r}: choose one of {', '.join(POLICIES)}")

@@ -1,4 +1,4 @@
-"""What a method may see and change at a phase boundary."""
+"""The phase that begins, and the networks, optimizers and data that a method may use and change."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ class Phase:
 
 @dataclass
 class State:
-    """Everything the four calls of a method work on. The script fills it in; methods change it in place.
+    """Everything that the calls of a method work on. The script fills it in; methods change it in place.
 
     Attributes:
         nets: name -> module to treat.
-        optimizers: name -> optimizer; methods leave their state alone (see optim_state), some replace them.
-        followers: (target network, its source) pairs; `copy_followers` runs after the treatment.
+        optimizers: name -> optimizer. Methods that replace units may clear moments of the entries they change; all
+            other state is left to `apply_policy`.
+        followers: (target network, its source) pairs; the script calls `copy_followers` after the treatment.
         initial: net name -> CPU copy of the starting parameters and buffers (`snapshot`).
-        batches: fresh iterator of (inputs, targets) of the coming phase, for methods that need gradients.
-        loss: (net output, targets) -> scalar, for the same methods.
-        test_inputs: count -> inputs of the last `count` test samples, for methods that follow the official code.
-        last_inputs: count -> inputs of the batches that the phase before the coming one ended with, in their order and
-            `count` samples or more where there are as many, for the same methods.
+        batches: returns a new iterator of (inputs, targets) of the coming phase, for methods that look at data.
+        loss: (net output, targets) -> scalar, for methods that need gradients.
+        test_inputs: count -> inputs of the last `count` test samples, for the official variants of methods.
+        last_inputs: count -> the last batches of inputs of the phase before, in order, with at least `count` samples if
+            the phase has as many; for the official variants too.
         generator: CPU generator of this method's own randomness.
         phase: index of the current phase.
         compiled: whether the nets are trained through torch.compile; methods then compile their own passes too.
@@ -50,13 +51,13 @@ class State:
     compiled: bool = False
 
     def copy_followers(self) -> None:
-        """Give every follower its source's weights and buffers (a target network after its source was treated)."""
+        """Copy each source's parameters and buffers into its follower, as a target network needs after a boundary."""
         for follower, source in self.followers:
             follower.load_state_dict(source.state_dict())
 
 
 def snapshot(nets: dict[str, nn.Module]) -> dict[str, dict[str, Tensor]]:
-    """CPU copy of every net's parameters and buffers, for `State.initial`."""
+    """Return a CPU copy of every net's parameters and buffers, net name -> state dict, for `State.initial`."""
     return {
         name: {key: value.detach().cpu().clone() for key, value in net.state_dict().items()}
         for name, net in nets.items()

@@ -1,4 +1,4 @@
-"""One door from a model to the engine: alone, on DDP replicas, or on the shards of FSDP2."""
+"""Treat or observe a model where its parameters are: in one process, on DDP replicas, or in the shards of FSDP2."""
 
 from __future__ import annotations
 
@@ -27,11 +27,16 @@ def apply_to_model(
     group: ProcessGroup | None = None,
     **options: Any,
 ) -> Report:
-    """`fire_core.engine.apply` on the parameters of `model`, in place, wherever they are; options are those of `apply`.
+    """Run `treatment` on every included target of `model`, in place, and return the report.
 
     A model with DTensor parameters (FSDP2, tensor parallel) or with DistributedDataParallel in it is treated by all its
-    ranks together, and so is one with a process `group` given: every rank calls this, the ranks divide the work, and
-    all of them end with the same weights or the same error. gram: see `fire_core.distributed.shards.share_out`.
+    ranks together, and so is one with a process `group` given. Every rank calls this function, the ranks divide the
+    work, and all of them end with the same weights or the same error.
+
+    Args:
+        treatment: (stack (count, out, in) of matrices, their targets) -> `fire_core.engine.Treated`.
+        gram: see `fire_core.distributed.shards.share_out`.
+        options: those of `fire_core.engine.apply`, with its errors; `action` is required.
     """
     parameters = dict(unwrap(model).named_parameters())
     replicas = [m for m in model.modules() if isinstance(m, nn.parallel.DistributedDataParallel)]
@@ -53,9 +58,14 @@ def observe(
     targets: Any = "all",
     in_shards: bool = False,
 ) -> Iterator[Report]:
-    """Report of a change that the body makes by any other means: compares the targets before and after.
+    """Yield an empty report, and fill it in when the `with` block ends: compare all parameters before and after it.
 
-    in_shards: the body can change a sharded model; its parameters are gathered one at a time to be compared.
+    Args:
+        action, method: written into the rows and the report.
+        initial: starting weights by parameter name, for `Row.sfe_relative`.
+        targets: rule for the matrices that get figures; a model without any is reported without rows.
+        in_shards: the block can change a sharded model; its parameters are gathered one at a time to be compared.
+    Raises: UserError for a sharded model unless `in_shards`.
     """
     report = Report(method=method)
     own: Mapping[str, Tensor] = dict(model.named_parameters())
@@ -87,18 +97,18 @@ def observe(
 
 
 def table_of(model: nn.Module, targets: Any) -> TargetTable:
-    """`targets` as a table: itself, or what the rule finds in the model."""
+    """Return `targets` if it is a table already, else the table of `model` under this rule."""
     check_module(model)
     return targets if isinstance(targets, TargetTable) else find_targets(unwrap(model), targets)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside DistributedDataParallel."""
+    """Return the module inside DistributedDataParallel, or `model` itself."""
     return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
 
 
 def place(value: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor in the type, on the device and in the shards of `like`."""
+    """Return the whole tensor `value` with the type, device and sharding of `like`."""
     if not is_sharded({"": like}):
         return value.to(like)
     from fire_core.distributed.shards import cut
@@ -107,5 +117,6 @@ def place(value: Tensor, like: Tensor) -> Tensor:
 
 
 def is_sharded(parameters: Mapping[str, Tensor]) -> bool:
-    """Whether one of them is a DTensor (FSDP2, tensor parallel), told by name: torch.distributed may be absent."""
+    """Return whether any parameter is a DTensor (FSDP2, tensor parallel)."""
+    # by name, because torch.distributed may be absent
     return any(type(parameter).__name__ == "DTensor" for parameter in parameters.values())

@@ -44,21 +44,23 @@ def fire(
     dry_run: bool = False,
     group: ProcessGroup | None = None,
 ) -> Report:
-    """Replace every target matrix W of `model` by scale * polar(W), in place; deterministic, no data, no gradient.
+    """Replace every target matrix W of `model` by scale * polar(W), in place.
 
-    Biases, normalisation layers, embeddings (unless tied to a Linear) and buffers stay as they are. A model that several
-    processes share (FSDP2, DistributedDataParallel) is treated by all of them together: every rank calls this.
+    The result is deterministic and needs neither data nor gradients. Biases, normalisation layers, embeddings (unless
+    tied to a Linear) and buffers stay as they are. If several processes share the model (FSDP2,
+    DistributedDataParallel), every rank calls this function, and all of them treat the model together.
 
     Args:
-        targets: which matrices, see `fire_core.targets`: preset, pattern, list of them, callable, or a TargetTable.
+        targets: the matrices to treat: a preset, a pattern, a list of these, a callable (see `find_targets`), or a
+            TargetTable.
         solver, iterations, normalize, scale, variance_factor, strength: see `FireSettings`.
         degenerate, min_norm, tolerance, precision, stage_limit: see `FireSettings`.
-        initial: starting weights by parameter name: for scale="initial", and to report the distance moved relative to a
-            full reset.
+        initial: starting weights by parameter name. scale="initial" needs them; they also let the report give the
+            distance moved relative to a full reset.
         dry_run: write nothing; the report says what would be done.
         group: process group whose ranks hold plain replicas of this model, to share the work among them.
-    Returns: a Report with one row a target, skipped ones included.
-    Raises: UserError for an empty target set, a zero matrix (see degenerate), NaN or infinite weights.
+    Returns: a Report with one row per target, skipped ones included.
+    Raises: UserError for wrong settings, an empty target set, zero matrices (see degenerate), NaN or infinite weights.
     """
     settings = FireSettings(
         solver=solver,
@@ -95,12 +97,15 @@ def project_(
     tolerance: float = FireSettings.tolerance,
     precision: Precision = FireSettings.precision,
 ) -> Tensor:
-    """Move one weight to the nearest orthogonal matrix, in place, beside `torch.nn.init.orthogonal_`; returns `weight`.
+    """Move one weight to the nearest orthogonal matrix, in place, and return it.
+
+    It is called as `torch.nn.init.orthogonal_` is, which draws a random orthogonal matrix instead.
 
     Args:
         weight: (out, in), or (out, in, kernel...) with each spatial tap as a matrix of its own.
-        scale: what the factor is multiplied with; None is the published sqrt(out / in) / taps.
-        solver, iterations, normalize, tolerance, precision: see `FireSettings`; the solver here is "exact".
+        scale: factor by which the orthogonal matrix is multiplied; None is the published sqrt(out / in) / taps.
+        solver: see `FireSettings`; the default here is "exact".
+        iterations, normalize, tolerance, precision: see `FireSettings`.
     Raises: UserError for a weight of fewer than two dimensions, and for zero, NaN or infinite matrices.
     """
     if weight.ndim < 2:
@@ -132,7 +137,10 @@ def _polar(stack: Tensor, settings: FireSettings) -> Polar:
 
 
 def treatment(settings: FireSettings, initial: Mapping[str, Tensor] | None = None) -> Treatment:
-    """What `fire` does to a stack of matrices, for `fire_core.engine.apply`."""
+    """Return the function that `fire` applies to each stack of matrices (`fire_core.engine.Treatment`).
+
+    Raises UserError if `initial` is no mapping, or is missing with scale="initial".
+    """
     if initial is not None and not isinstance(initial, Mapping):
         raise UserError(
             f"initial is a {type(initial).__name__}: give the starting weights by parameter name, as state_dict() does"
@@ -158,7 +166,7 @@ def treatment(settings: FireSettings, initial: Mapping[str, Tensor] | None = Non
 
 
 def engine_options(settings: FireSettings, initial: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
-    """What `fire_core.engine.apply` is told beside the treatment."""
+    """Return the options of `fire_core.engine.apply` that follow from the settings."""
     return {
         "action": "projected",
         "method": "fire",
@@ -170,7 +178,7 @@ def engine_options(settings: FireSettings, initial: Mapping[str, Tensor] | None 
 
 
 def _initial_norms(group: list[Target], stack: Tensor, initial: Mapping[str, Tensor] | None) -> Tensor:
-    """Frobenius norms (count, 1, 1) of the starting matrices."""
+    """Return the Frobenius norms of the starting matrices, (count, 1, 1). Raises UserError if one is missing."""
     missing = [t.parameter for t in group if initial is None or t.parameter not in initial]
     if missing or initial is None:
         raise UserError(

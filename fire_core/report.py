@@ -1,4 +1,4 @@
-"""What was done to each target: one row a matrix, changed or skipped."""
+"""The report of a treatment: one row per target, changed or skipped."""
 
 from __future__ import annotations
 
@@ -11,10 +11,19 @@ from torch import Tensor
 
 @dataclass
 class Row:
-    """What happened to one target. Matrices are (out, in); DfI and SFE are squared Frobenius norms, no unit.
+    """What happened to one target, of shape (out, in). A figure that is undefined or was not measured is None.
 
-    dfi_after is of the weight as stored, dfi_factor of the orthogonal factor before scaling. residual: DfI of the factor
-    as the solver itself measured it (`fire_core.solvers.polar`).
+    Args:
+        action: what was done, or "skipped".
+        reason: why the target was skipped, or why it was included.
+        dfi_before, dfi_after: deviation from isometry, `||W^T W - I||_F^2`, of the weight as stored. The Gram matrix is
+            the smaller of the two.
+        dfi_factor: the same for the orthogonal factor before scaling.
+        sfe: squared Frobenius distance that the weight moved.
+        sfe_relative: `sfe` divided by the squared distance between the old and the starting weight.
+        norm_before, norm_after: Frobenius norm of the weight.
+        iterations, completed: figures of the solver (see `Polar`).
+        residual: DfI of the factor as the solver measured it, or `dfi_factor` if it did not.
     """
 
     name: str
@@ -35,16 +44,18 @@ class Row:
 
 
 class Report:
-    """One row per target, changed or skipped.
+    """The rows of a treatment, one per target, and the parameters that it changed.
 
     The figures are computed when `rows` is first read, from matrices that the report keeps until then.
 
     Attributes:
-        changed: names of the parameters whose values changed, as the treated model names them (without the prefix of a
-            DistributedDataParallel around it).
+        changed: names of the parameters whose values changed. `fire` and the controls leave out the prefix of a
+            DistributedDataParallel around the model.
         parameters: those parameters themselves, for `apply_policy(optimizer, "clear_changed", report)`. They are the
             model's own objects, whatever wraps or shards it.
-        seconds: time of the treatment. dry_run: nothing was written.
+        seconds: time of the treatment.
+        method: name of the method.
+        dry_run: whether the report is that of a dry run, which writes nothing.
     """
 
     def __init__(
@@ -66,18 +77,22 @@ class Report:
 
     @property
     def rows(self) -> list[Row]:
-        """One per target; the first reading computes the figures."""
+        """The rows, one per target. The first access computes the figures."""
         measurements, self._measurements = self._measurements, []
         for measure in measurements:
             measure()
         return self._rows
 
     def treated(self) -> list[Row]:
-        """Rows of the targets that were changed."""
+        """Return the rows of the matrices that were changed, or would be in a dry run."""
         return [row for row in self.rows if row.dfi_after is not None]
 
     def summary(self) -> dict[str, float]:
-        """Scalars over the treated targets: how many, mean DfI before / after / of the factor, worst factor, SFE."""
+        """Return scalars over the treated rows: "targets" (their number), "seconds", and means and maxima of figures.
+
+        These are "<figure>_mean" and "<figure>_max" of `dfi_before`, `dfi_after`, `dfi_factor`, `sfe` and
+        `sfe_relative`, without the figures that no row has.
+        """
         rows = self.treated()
         result: dict[str, float] = {"targets": len(rows), "seconds": self.seconds}
         for key in ("dfi_before", "dfi_after", "dfi_factor", "sfe", "sfe_relative"):
@@ -88,7 +103,7 @@ class Report:
         return result
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """Return method, seconds, changed names, summary and rows as plain values, ready for JSON."""
         return {
             "method": self.method,
             "seconds": self.seconds,
@@ -108,7 +123,7 @@ class Report:
 
     @staticmethod
     def merge(reports: Mapping[str, Report], method: str) -> Report:
-        """One report of several nets; names become `net.target`, `net.parameter`."""
+        """Return one report of several nets; names become `net.target` and `net.parameter`."""
         return Report(
             [
                 replace(row, name=f"{net}.{row.name}", parameter=f"{net}.{row.parameter}")

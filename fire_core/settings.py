@@ -1,4 +1,4 @@
-"""The settings of `fire`: their names, types, defaults and allowed values, for every way to call it."""
+"""The settings of `fire`: their names, types, defaults and allowed values."""
 
 from __future__ import annotations
 
@@ -25,20 +25,24 @@ class FireSettings:
             tolerance: read `dfi_factor` in the report. "exact" is the orthogonal polar factor to `tolerance`. "fast" is
             closer than the published 10 iterations, in less time. "quintic" is Muon's iteration, inexact by design:
             after about ten steps singular values lie in a band from 0.68 to 1.21, not at 1 (see `polar`).
-        iterations: number of steps of newton_schulz and quintic.
-        normalize: the norm that newton_schulz and quintic divide by at the start, "frobenius" (published) or "spectral".
-        scale: what the orthogonal factor is multiplied by. "official" is sqrt(out / in), divided by the number of taps
-            for convolutions; "none" is 1; "initial" gives each matrix its Frobenius norm at initialisation.
+        iterations: number of steps of newton_schulz and quintic; the other solvers accept the default only.
+        normalize: the norm by which newton_schulz and quintic divide at the start, "frobenius" (published) or
+            "spectral"; the other solvers accept the default only.
+        scale: the number by which the orthogonal factor is multiplied. "official" is sqrt(out / in), divided by the
+            number of taps for convolutions; "none" is 1; "initial" gives each matrix its Frobenius norm at
+            initialisation.
         variance_factor: with scale="initial", the mean square of the result's entries as a multiple of that at
             initialisation; 1 is the initial norm itself.
         strength: the result is W + strength * (fire(W) - W); 1 is FIRE.
         degenerate: what to do with zero matrices and those below `min_norm`. "raise" names them before anything is
-            changed; "skip" leaves them as they are, with the reason in the report. NaN and infinite weights always raise.
+            changed; "skip" leaves them as they are, with the reason in the report. NaN and infinite weights always
+            raise.
         min_norm: Frobenius norm below which a matrix counts as degenerate.
         tolerance: DfI that "exact" guarantees per matrix, times max(1, n / 768) where n is the smaller side.
         precision: "fp32", or "tf32" (see `polar`), whatever type the weights are stored in.
-        stage_limit: bytes of weights. Up to this size, results are written when all of them are computed and checked, and
-            the report measures when it is first read; above it, each stack of matrices is written and measured at once.
+        stage_limit: bytes of target weights, at 4 bytes a weight. Up to this size, results are written when all of them
+            are computed and checked, and the report measures when it is first read; above it, each stack of matrices is
+            written and measured at once.
     """
 
     solver: Solver = "newton_schulz"
@@ -79,7 +83,7 @@ class FireSettings:
 
     @classmethod
     def of(cls, **settings: Any) -> FireSettings:
-        """The settings given by name; a name that does not exist is an error that names the nearest one."""
+        """Return the settings given by name. Raises UserError for an unknown name, with the nearest known one."""
         known = [field.name for field in fields(cls)]
         for name in settings:
             if name not in known:

@@ -1,12 +1,12 @@
-"""When to act: small objects that look at the step and at what was measured, and say yes or no::
+"""Triggers: objects that decide from the step and the metrics whether it is time to act::
 
     trigger = AnyOf(EveryNSteps(50_000), Cooldown(Plateau("val_loss", patience=5), steps=10_000))
     ...
     if trigger(step, {"val_loss": loss}):      # as often as you like; metrics may be missing in a call
         fire(model)
 
-A trigger never touches the model. What it remembers are plain values: `state_dict()` goes into a checkpoint, and a
-resumed run fires at the same steps as one that never stopped.
+A trigger never touches the model, and it remembers plain values only. Save its `state_dict()` with your checkpoint; a
+resumed run then fires at the same steps as one that never stopped.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ MOST_MISSED = 100
 
 
 class Trigger(ABC):
-    """Call it with a step that never decreases (updates, environment steps, ...) and the metrics that are known."""
+    """Base class of all triggers.
+
+    Call a trigger with a step that never decreases (updates, environment steps, ...) and the metrics known by then.
+    """
 
     MEMORY: tuple[str, ...] = ()
     missed = 0  # calls with metrics, but never the one that this trigger waits for
 
     def observe(self, observed: Observed | None, name: str) -> float | None:
-        """The metric as a float, or None if this call does not contain it.
+        """Return the metric `name` as a float, or None if this call does not contain it.
 
         Raises UserError for NaN, and for a metric that is missing from the first MOST_MISSED calls with metrics.
         """
@@ -53,14 +56,14 @@ class Trigger(ABC):
 
     @abstractmethod
     def __call__(self, step: int, observed: Observed | None = None) -> bool:
-        """True when it is time to act. Every call counts as an observation, whatever the answer."""
+        """Return whether it is time to act. Every call counts as an observation, whatever the answer."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the trigger remembers, as plain values."""
         return {name: getattr(self, name) for name in self.MEMORY}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises UserError when the state belongs to another kind of trigger."""
+        """Restore what `state_dict` returned. Raises UserError if the state belongs to another kind of trigger."""
         if set(state) != set(self.MEMORY):
             raise UserError(
                 f"state with {sorted(state)} does not fit {type(self).__name__}, which remembers {sorted(self.MEMORY)}"
@@ -70,7 +73,7 @@ class Trigger(ABC):
 
 
 class AtBoundary(Trigger):
-    """Fires when the observed `key` (the index of the phase) differs from the one before; not on the first call."""
+    """Fires when the metric `key` (the index of the phase) differs from its last value; the first value never fires."""
 
     MEMORY = ("last",)
 
@@ -104,9 +107,10 @@ class EveryNSteps(Trigger):
 
 
 class Plateau(Trigger):
-    """Fires when `metric` has not improved by more than `min_change` in `patience` observations; then starts again.
+    """Fires when `metric` has not improved on its best value by more than `min_change` in `patience` observations.
 
-    mode: "min" where smaller is better (a loss), "max" where larger is. Calls without the metric do not count.
+    The next observation after a firing is the first of a new search. mode: "min" where smaller is better (a loss),
+    "max" where larger is. Calls without the metric do not count.
     """
 
     MEMORY = ("best", "waited")
@@ -135,9 +139,9 @@ class Plateau(Trigger):
 
 
 class Above(Trigger):
-    """Fires when `metric` rises above `limit`; fires again only after it has been at or below `rearm` (default: limit).
+    """Fires when `metric` is above `limit`, and again only after it has been at or below `rearm` (default: `limit`).
 
-    So a treatment that does not help is not repeated at every step.
+    A treatment that does not help is therefore not repeated at every step.
     """
 
     MEMORY = ("armed",)
@@ -158,9 +162,9 @@ class Above(Trigger):
 
 
 class Fall(Trigger):
-    """Fires when `metric` falls below `share` of its highest value; then starts afresh with the next value.
+    """Fires when `metric` falls below `share` (0 to 1) of its highest value, and then forgets that value.
 
-    For the effective rank of the features and for the norm of the gradient, whose level depends on the network.
+    This suits the rank of the features and the norm of the gradient, whose level depends on the network.
     """
 
     MEMORY = ("highest",)
@@ -181,7 +185,7 @@ class Fall(Trigger):
 
 
 class DormantShare(Above):
-    """Fires when the observed "dormant_share" (0 to 1, as `fire_core.measure.probe` gives it) rises above `limit`."""
+    """`Above` for the metric "dormant_share", the share of dormant units (0 to 1) of `fire_core.measure.probe`."""
 
     def __init__(self, limit: float, *, rearm: float | None = None) -> None:
         if not 0.0 <= limit < 1.0:
@@ -190,23 +194,25 @@ class DormantShare(Above):
 
 
 class Deviation(Above):
-    """Fires when the observed "dfi" (mean deviation from isometry, of `fire_core.measure.probe`) rises above `limit`."""
+    """`Above` for the metric "dfi", the mean deviation from isometry of `fire_core.measure.probe`."""
 
     def __init__(self, limit: float, *, rearm: float | None = None) -> None:
         super().__init__("dfi", limit, rearm=rearm)
 
 
 class _Composite(Trigger):
-    """A trigger over other triggers: its state holds theirs."""
+    """Base class of triggers made of other triggers."""
 
     @abstractmethod
     def _members(self) -> tuple[Trigger, ...]: ...
 
     def state_dict(self) -> dict[str, Any]:
+        """Return what the trigger remembers, with the states of its members."""
         state = super().state_dict()
         return {**state, "members": [member.state_dict() for member in self._members()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned. Raises UserError if the members differ in number or kind."""
         own = {name: value for name, value in state.items() if name != "members"}
         members = self._members()
         if len(state.get("members", ())) != len(members):
@@ -219,7 +225,7 @@ class _Composite(Trigger):
 
 
 class AnyOf(_Composite):
-    """Fires when at least one of its triggers does. All of them see every call."""
+    """Fires when at least one of its triggers fires. All of them see every call."""
 
     def __init__(self, *triggers: Trigger) -> None:
         self.triggers = _some(triggers)
@@ -232,9 +238,10 @@ class AnyOf(_Composite):
 
 
 class AllOf(_Composite):
-    """Fires once each of its triggers has fired since the last time; `within` limits how many steps a firing counts.
+    """Fires when each of its triggers has fired since `AllOf` last did. All of them see every call.
 
-    within=0: all in the same call.
+    within: number of steps after which the firing of a trigger no longer counts; None counts it forever, and 0 demands
+    that all fire at the same step.
     """
 
     MEMORY = ("fired",)
@@ -254,6 +261,7 @@ class AllOf(_Composite):
         return True
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the states of the members, and the step at which each last fired."""
         return {**super().state_dict(), "fired": list(self.fired)}
 
     def _members(self) -> tuple[Trigger, ...]:
@@ -261,7 +269,7 @@ class AllOf(_Composite):
 
 
 class Cooldown(_Composite):
-    """Passes on a trigger's firing, then nothing for `steps` steps; what fires in between is lost."""
+    """Fires when `trigger` does, but not within `steps` steps of its own last firing; firings in between are lost."""
 
     MEMORY = ("last",)
 
