@@ -1,1 +1,1 @@
-"""Solvers: the orthogonal polar factor of stacks of matrices, published and exact. Pure functions on tensors."""
+"""Solvers for the orthogonal polar factor of batches of matrices: the published iteration, exact and fast ones."""

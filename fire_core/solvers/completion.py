@@ -1,10 +1,9 @@
-"""The slow and sure way to the polar factor: float64 SVD, with lost rank completed by a rule.
+"""Polar factors by SVD in float64, with a deterministic rule for matrices that have lost rank.
 
-Rule. Where W has lost rank, its nearest matrix with orthonormal columns is not unique: every choice of an
-isometry between the two null spaces is equally near to W. Of all these the one taken is nearest to the
-rectangular identity. It depends on W alone, not on the basis that a library picks for the null spaces.
-Where that still leaves a choice (the identity has no component between the null spaces), a fixed dense
-matrix takes the place of the identity for what is left.
+A matrix W that has lost rank has more than one nearest matrix with orthonormal columns: every isometry between its
+two null spaces gives one, and all are equally near. The rule takes the one that is nearest to the rectangular
+identity. The result depends on W alone, not on the basis that a library chooses for the null spaces. In directions
+where the identity has no component between the null spaces, a fixed dense matrix replaces it.
 """
 
 from __future__ import annotations
@@ -14,14 +13,15 @@ from torch import Tensor
 
 
 def rank_threshold(dtype: torch.dtype) -> float:
-    """Largest sigma / sigma_max that counts as lost: below it the direction is rounding noise of `dtype`."""
+    """Return the largest sigma / sigma_max that counts as lost rank: the machine epsilon of `dtype`."""
     return torch.finfo(dtype).eps
 
 
 def polar_by_svd(matrices: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-    """Polar factors of tall, finite, non-zero `matrices` (b, m, n), computed in float64.
+    """Compute the polar factors of tall, finite, non-zero `matrices` (b, m, n) by SVD in float64.
 
-    `dtype` is the type that the matrices were stored in (default: theirs): it sets what counts as lost rank.
+    `dtype`, by default that of `matrices`, is the type that the weights were stored in. It determines which singular
+    values count as lost (`rank_threshold`).
     Returns the factors (b, m, n) in the type of `matrices` and a mask (b,) of those whose rank was completed.
     """
     threshold = rank_threshold(dtype or matrices.dtype)
@@ -40,7 +40,7 @@ def polar_by_svd(matrices: Tensor, dtype: torch.dtype | None = None) -> tuple[Te
 def complete(left: Tensor, right: Tensor) -> Tensor:
     """Extend `left @ right^T` to orthonormal columns by the rule of this module.
 
-    left (m, r) and right (n, r), r < n <= m, have orthonormal columns; returns (m, n) in their type.
+    left (m, r) and right (n, r), with r < n <= m, must have orthonormal columns. Returns (m, n) in their type.
     """
     columns = len(right)
     null = torch.linalg.qr(right, mode="complete").Q[:, right.shape[1] :]
@@ -49,7 +49,7 @@ def complete(left: Tensor, right: Tensor) -> Tensor:
         for _ in range(2):  # the second pass removes what rounding left of the first
             moved = moved - left @ (left.mT @ moved)
         new_left, singular, turn = torch.linalg.svd(moved, full_matrices=False)
-        # the last reference has a component everywhere, if a tiny one: take what the SVD makes of it
+        # the last reference has a component in every direction, however small, so all singular vectors are kept
         keep = len(singular) if reference is _dense else int((singular > 1e-8).sum())
         null = null @ turn.mT
         left = torch.cat([left, new_left[:, :keep]], dim=1)
@@ -61,12 +61,12 @@ def complete(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _identity(left: Tensor, null: Tensor) -> Tensor:
-    """The rectangular identity (m, n) times `null` (n, k)."""
+    """Return the rectangular identity (m, n) times `null` (n, k)."""
     return torch.cat([null, null.new_zeros(len(left) - len(null), null.shape[1])])
 
 
 def _dense(left: Tensor, null: Tensor) -> Tensor:
-    """A fixed dense matrix (m, n) times `null` (n, k)."""
+    """Return a fixed dense matrix (m, n) times `null` (n, k)."""
     row = torch.arange(1, len(left) + 1, dtype=null.dtype, device=null.device).view(-1, 1)
     column = torch.arange(1, len(null) + 1, dtype=null.dtype, device=null.device)
     return torch.cos(row * column.sqrt() + column) @ null

@@ -1,17 +1,18 @@
 """The solvers `exact` and `fast`: nearest matrix with orthonormal columns, on batches of tall matrices.
 
-On a CPU the iteration is rational (two steps bring singular values down to about 1e-3 of the largest next to 1);
-on a GPU, where triangular solves are slow and products nearly free, it is polynomial. Matrices that are clearly
-taller than wide are first reduced to a triangle by a Cholesky factor of X^T X. What `exact` adds to `fast`:
+On a CPU the iteration is rational: two steps bring to about 1 every singular value that is above 3e-3 of a bound on
+the largest (`spectral_bound`, which is 3 times too large for Gaussian matrices of 768 columns). On a GPU, where
+triangular solves are slow and products cheap, the iteration is polynomial. Matrices that are clearly taller than wide
+are first reduced to a triangle by a Cholesky factor of X^T X. `exact` adds three steps to `fast`:
 
-1. where more than a few singular values are unfinished, the iteration continues;
-2. the last few are set to 1 in one stroke (`_deflate`), which also tells whether rank is lost;
-3. the residual is measured, and what fails goes to the SVD in float64, with lost rank completed
+1. Where more than a few singular values are unfinished, the iteration continues.
+2. The last few are set to 1 directly (`_deflate`), which also shows whether rank is lost.
+3. The residual is measured. Matrices above the tolerance go to the SVD in float64, which completes lost rank
    (`fire_core.solvers.completion`).
 
-Step 3 is reached where sigma_min is below about 1.4e-7 sigma_max, or where more than an eighth of the singular values
-are below about 2e-5 of it. It costs six times the published 10 iterations on a CPU (with completion more), and is the
-price of an answer that does not hang on rounding noise.
+The SVD is needed where sigma_min is below about 1.4e-7 sigma_max, or where more than an eighth of the singular values
+are below about 2e-5 sigma_max. On a CPU it costs six times the published 10 iterations, more with completion. Without
+it the result would depend on rounding errors.
 """
 
 from __future__ import annotations
@@ -50,19 +51,19 @@ DROWNED = 1e-4
 UNFINISHED = 2e-4
 """||X^T X - I||_F^2 per column that is usual where every singular value is within 1 % of 1."""
 
-LIFT = rational_step(3e-3)  # lifts by 120, and brings everything from 0.003 on to at least 0.35
+LIFT = rational_step(3e-3)  # multiplies small values by 120 and maps [0.003, 1] into [0.35, 1]
 SETTLE = rational_step(0.35, centred=True)
-FINISH = finishing_quintic(0.009)  # SETTLE leaves [0.35, 1] at 1 +- 0.009, this at 1 +- 5e-7
-SQUARE_RATIONAL = (LIFT, SETTLE)  # singular values from 3e-3 of the bound on
+FINISH = finishing_quintic(0.009)  # SETTLE maps [0.35, 1] to 1 +- 0.009, FINISH maps that to 1 +- 5e-7
+SQUARE_RATIONAL = (LIFT, SETTLE)  # for singular values above 3e-3 of the bound
 SQUARE_POLYNOMIAL = quintic_schedule(1e-4, 1e-2)
 FURTHER_POLYNOMIAL = quintic_schedule(5e-2, 1e-2)
-TRIANGLE_RATIONAL = (rational_step(0.04), rational_step(0.73, centred=True))  # from 0.04 on; a cubic finishes
-DOUBLE_RATIONAL = (LIFT, LIFT, LIFT, LIFT, SETTLE)  # from 2e-9 on
+TRIANGLE_RATIONAL = (rational_step(0.04), rational_step(0.73, centred=True))  # above 0.04; a cubic follows
+DOUBLE_RATIONAL = (LIFT, LIFT, LIFT, LIFT, SETTLE)  # above 2e-9
 
 
 @dataclass
 class Solved:
-    """Factors (b, m, n), their residuals (b,), steps spent (b,), and where rank was completed (b,)."""
+    """Result of a solver: factors (b, m, n), residuals (b,), numbers of steps (b,), where rank was completed (b,)."""
 
     factor: Tensor
     residual: Tensor
@@ -70,7 +71,7 @@ class Solved:
     completed: Tensor
 
     def put(self, index: Tensor | slice, other: Solved) -> None:
-        """Replace the matrices at `index` by those of `other`, adding the steps that it took."""
+        """Replace the entries at `index` by those of `other`; numbers of steps are added."""
         self.factor[index] = other.factor
         self.residual[index] = other.residual
         self.iterations[index] += other.iterations
@@ -78,9 +79,10 @@ class Solved:
 
 
 def solve_exact(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
-    """Polar factors of tall, finite, non-zero `matrices` (b, m, n) with residual at most `tolerance`.
+    """Compute the polar factors of tall, finite, non-zero `matrices` (b, m, n) with residual at most `tolerance`.
 
-    Largest entries must be within 2^-20 to 2^20. `rational` chooses the first passes: True on a CPU.
+    The largest entry of each matrix must lie between 2^-20 and 2^20. A tolerance that the type cannot reach sends the
+    matrices to the SVD. `rational` selects rational instead of polynomial steps for float32: True on a CPU.
     """
     if matrices.dtype == torch.float64:
         return _by_double(matrices, tolerance)
@@ -95,9 +97,10 @@ def solve_exact(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
 
 
 def solve_fast(matrices: Tensor, rational: bool) -> Solved:
-    """Polar factors of tall, finite, non-zero `matrices` (b, m, n), but for their smallest singular values.
+    """Compute the polar factors of tall, finite, non-zero `matrices` (b, m, n) approximately, in one pass.
 
-    Those below about 1e-3 of the spectral norm are only lifted, not brought to 1.
+    Singular values below about 3e-3 of `spectral_bound` grow but do not reach 1. The others end within 1 % of 1, with
+    `rational` (True on a CPU) usually within 1e-6.
     """
     if _is_tall(matrices):
         solved = _tall_pass(matrices, rational)
@@ -124,16 +127,16 @@ def _solved(factor: Tensor, iterations: int, square: Tensor | None = None) -> So
 
 
 def _square(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
-    """Nearly square matrices: iterate, continue where much is unfinished, deflate the rest, finish and check.
+    """Solve nearly square matrices: iterate, continue where much is unfinished, deflate the rest, finish and check.
 
-    All steps of a matrix together multiply by less than 1e6, so that the rounding errors of float32 (1e-7) do not grow to 1
-    and lost rank stays visible.
+    All steps together multiply a singular value by less than 1e6. Rounding errors of float32 (1e-7) therefore stay
+    below 1, and lost rank can be recognised.
     """
     columns = matrices.shape[2]
     work = matrices.clone()
     spare = torch.empty_like(work)
     square = work.new_empty(len(work), columns, columns)
-    count = torch.full((len(work),), 1, dtype=torch.int64, device=work.device)  # the step that finishes
+    count = torch.full((len(work),), 1, dtype=torch.int64, device=work.device)  # the finishing step
     twice = torch.zeros_like(count, dtype=torch.bool)
     if rational:
         far_below = rational_steps(work, (LIFT,), spare, square, normalize=True)
@@ -144,7 +147,7 @@ def _square(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
     else:
         work.copy_(polynomial_steps(work / spectral_bound(work), SQUARE_POLYNOMIAL))
         count += len(SQUARE_POLYNOMIAL)
-    # a spectrum that needs the second lift has more values on the way to 1
+    # a spectrum that needed the second lift has more unfinished values
     room = min(columns, max(16, columns // (12 if rational and bool(twice.any()) else 16)))
     suspect = torch.where(twice, 0.08, 0.01)
     unfinished = residual(work, square)
@@ -161,7 +164,7 @@ def _square(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
         unfinished = residual(work, square)
     smallest = torch.full_like(suspect, torch.inf)
     crowded = (unfinished > room / 2).nonzero().flatten()
-    if len(crowded):  # an eighth of the directions fits into a room of a quarter, at a higher price
+    if len(crowded):  # a basis of a quarter of the columns holds an eighth of the directions, but costs more
         rest, away, about = (_at(each, crowded) for each in (work, square, matrices))
         smallest[crowded] = _deflate(rest, away, max(room, columns // 4), about, suspect[crowded])
         if rest is not work:
@@ -172,7 +175,7 @@ def _square(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
     lost = smallest < SINGLE_MARGIN
     factor = quintic_step(work, FINISH, spare, square) if rational else polynomial_steps(work, (FINISH,))
     solved = Solved(factor, residual(factor, square), count, torch.zeros_like(lost))
-    del work, spare, square, factor  # room for the repairs
+    del work, spare, square, factor  # free their memory for the repairs
     for _ in range(4):
         nearly = (solved.residual > tolerance) & (solved.residual < 1) & ~lost
         _repair(solved, nearly, lambda index: _solved(polynomial_steps(solved.factor[index], (CUBIC,)), 1))
@@ -181,7 +184,7 @@ def _square(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
 
 
 def _at(batch: Tensor, index: Tensor) -> Tensor:
-    """`batch[index]`, without a copy where the index names every matrix."""
+    """Return `batch[index]`, without a copy where the index names every matrix."""
     return batch if len(index) == len(batch) else batch[index]
 
 
@@ -196,16 +199,16 @@ def _steps_at(wanted: Tensor, work: Tensor, steps: tuple[Step, ...], spare: Tens
 
 
 def _deflate(work: Tensor, away: Tensor, room: int, matrices: Tensor, suspect: Tensor) -> Tensor:
-    """Set the few singular values of `work` (b, m, n) that are not near 1 to 1, in place.
+    """Set the few singular values of `work` (b, m, n) that are far from 1 to 1, in place.
 
-    `away`, X^T X - I below the diagonal, is small but for the unfinished directions, so that a few products with
-    it and the eigenvectors of a `room` x `room` matrix give an orthonormal basis V of just those. With the QR
-    factors Q R of X V and P the polar factor of R, the part X V V^T becomes Q P V^T. Directions that V does not
-    hold cleanly are left to the polynomial steps that follow.
+    `away` holds X^T X - I below the diagonal. It is small except in the unfinished directions. A few products with it
+    and the eigenvectors of a `room` x `room` matrix therefore give an orthonormal basis V of these directions. With
+    the QR factors Q R of X V, and P the polar factor of R, the part X V V^T becomes Q P V^T. Directions that V does not
+    represent accurately are left to the polynomial steps that follow.
 
-    Returns (b,), sigma_min / sigma_max of `matrices`, of which `work` is the iterate, where the smallest value of
-    `work` is below `suspect` (b,), and infinity elsewhere. It comes from Q^T W V in float64, since float32 steps
-    drown it, and is right to a twentieth; where even Q is drowned, 0 is returned.
+    Returns (b,): sigma_min / sigma_max of `matrices`, from which `work` was computed, where the smallest singular value
+    of `work` is below `suspect` (b,), and infinity elsewhere. The ratio is computed from Q^T W V in float64, because
+    the float32 steps lose it, and is accurate to 5 %. It is 0 where Q itself consists of rounding errors.
     """
     mirror(away)
     basis = _probes(away.shape[2], room).to(away).expand(len(away), -1, -1)
@@ -215,7 +218,7 @@ def _deflate(work: Tensor, away: Tensor, room: int, matrices: Tensor, suspect: T
     distance, rotation = torch.linalg.eigh(torch.bmm(basis.mT, image))
     basis, image = torch.bmm(basis, rotation), torch.bmm(image, rotation)
     error = torch.linalg.vector_norm(image - basis * distance.unsqueeze(1), dim=1)
-    # the finished ones are above -0.018; ascending, so that the chosen ones come first and R is block diagonal
+    # finished directions are above -0.018; eigenvalues ascend, so chosen ones come first and R is block diagonal
     chosen = ((distance < -0.03) & (error < MIXED)).to(work.dtype).cumprod(dim=1).unsqueeze(1)
     part = torch.bmm(work, basis) * chosen
     left, triangle = torch.linalg.qr(part)
@@ -236,14 +239,14 @@ def _deflate(work: Tensor, away: Tensor, room: int, matrices: Tensor, suspect: T
 
 @lru_cache
 def _probes(columns: int, count: int) -> Tensor:
-    """Fixed Gaussian directions (columns, count)."""
+    """Return fixed Gaussian directions (columns, count)."""
     return torch.randn(
         columns, count, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu"
     )
 
 
 def _largest(matrices: Tensor) -> Tensor:
-    """Largest singular values (b,) by block power iteration, up to a twentieth too small."""
+    """Return the largest singular values (b,) by block power iteration; they are up to 5 % too small."""
     block = _probes(matrices.shape[2], min(8, matrices.shape[2])).to(matrices)
     for _ in range(6):
         block = torch.matmul(matrices.mT, torch.matmul(matrices, torch.linalg.qr(block).Q))
@@ -251,7 +254,7 @@ def _largest(matrices: Tensor) -> Tensor:
 
 
 def _smallest_of_triangles(triangles: Tensor) -> Tensor:
-    """Smallest singular values (b,) of upper triangles by inverse iteration, roughly; NaN or 0 if it is 0."""
+    """Estimate the smallest singular values (b,) of upper triangles by inverse iteration; NaN or 0 where singular."""
     block = (
         _probes(triangles.shape[2], min(8, triangles.shape[2])).to(triangles).expand(len(triangles), -1, -1)
     )
@@ -269,17 +272,17 @@ def _fast_pass(matrices: Tensor, rational: bool) -> Solved:
 
 
 def _tall_pass(matrices: Tensor, rational: bool) -> Solved | None:
-    """X = (X L^-T) L^T with L L^T = X^T X, so polar(X) = X L^-T polar(L)^T: the iteration is on n x n.
+    """Solve well-conditioned tall matrices by an iteration on n x n, or return None if none is well-conditioned.
 
-    The short schedule converges only where sigma_min is at least 1/25 of the bound, and there forming X^T X
-    costs no accuracy worth speaking of; elsewhere the result is far from orthogonal, or NaN. None where L shows that this
-    holds for all of them.
+    With L L^T = X^T X, X = (X L^-T) L^T and polar(X) = X L^-T polar(L)^T. The short schedule converges only where
+    sigma_min is at least 1/25 of the bound, and there X^T X loses hardly any accuracy. Other matrices get a result that
+    is far from orthogonal, or NaN.
     """
     gram = matrices.new_empty(len(matrices), matrices.shape[2], matrices.shape[2])
     inverses = cholesky_in_blocks(lower_gram(matrices, gram))
     diagonal = gram.diagonal(
         dim1=-2, dim2=-1
-    )  # sigma_min is below its least entry, sigma_max above its largest
+    )  # sigma_min is at most its smallest entry, sigma_max at least its largest
     if not bool((diagonal.amin(dim=1) > 0.02 * diagonal.amax(dim=1)).any()):
         return None
     triangle = gram.tril()
@@ -296,9 +299,9 @@ def _tall_pass(matrices: Tensor, rational: bool) -> Solved | None:
 
 
 def _by_triangle(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
-    """Ill-conditioned tall matrices: Householder QR, then the triangle as any square matrix.
+    """Solve ill-conditioned tall matrices: Householder QR, then the triangle as any square matrix.
 
-    Where rank may be lost the QR is in float64: in float32 its rounding alone makes it look full.
+    Where rank may be lost, the QR is computed in float64: rounding in float32 would make the rank look full.
     """
     basis, triangle = torch.linalg.qr(matrices)
     sure = _smallest_of_triangles(triangle) > 1e-5 * torch.linalg.matrix_norm(triangle)
@@ -307,14 +310,14 @@ def _by_triangle(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
     inner = _square(triangle, tolerance, rational)
     solved = _solved(torch.bmm(basis, inner.factor), 0)
     solved.iterations += inner.iterations
-    # the rule of completion looks at the whole matrix, not at its triangle
+    # completion needs the whole matrix: the factor nearest to the identity does not follow from the triangle
     unsure = inner.completed | ~(solved.residual <= tolerance)
     _repair(solved, unsure, lambda index: _by_svd(matrices[index]))
     return solved
 
 
 def _by_double(matrices: Tensor, tolerance: float) -> Solved:
-    """Float64 matrices: one long iteration, then SVD for those that it cannot vouch for."""
+    """Solve float64 matrices: one long iteration, then the SVD where the residual is too large or rank may be lost."""
     solved = _rational(matrices.clone(), DOUBLE_RATIONAL)
     solved.factor = polynomial_steps(solved.factor, (CUBIC,))
     solved.residual = residual(solved.factor)
@@ -331,7 +334,7 @@ def _by_svd(matrices: Tensor) -> Solved:
 
 
 def _rational(work: Tensor, steps: tuple[Step, ...]) -> Solved:
-    """Rational steps and the finishing quintic on `work`, which is overwritten."""
+    """Apply rational steps and the finishing quintic to `work`, which is overwritten."""
     spare = torch.empty_like(work)
     square = work.new_empty(len(work), work.shape[2], work.shape[2])
     rational_steps(work, steps, spare, square, normalize=True)
@@ -339,16 +342,16 @@ def _rational(work: Tensor, steps: tuple[Step, ...]) -> Solved:
 
 
 def spectral_bound(matrices: Tensor) -> Tensor:
-    """Upper bound (b, 1, 1) on the spectral norms of `matrices` (b, m, n): ||X^T X||_F^(1/2), 0.2 % up."""
+    """Return an upper bound (b, 1, 1) on the spectral norms of `matrices` (b, m, n): 1.002 ||X^T X||_F^(1/2)."""
     gram = matrices.new_empty(len(matrices), matrices.shape[2], matrices.shape[2])
     return 1.002 * frobenius_of_lower(lower_gram(matrices, gram)).sqrt()
 
 
 def _full_rank(factor: Tensor, matrices: Tensor, margin: float) -> Tensor:
-    """Whether every singular value is above `margin` times the largest, (b,): factor^T X tells.
+    """Return whether every singular value of X = `matrices` is above `margin` times the largest, (b,).
 
-    It is symmetric, with the singular values of X as eigenvalues; a Cholesky factor of it shifted down exists
-    if and only if all of them are larger than the shift. The largest comes from power iteration.
+    factor^T X is symmetric, with the singular values of X as eigenvalues. Minus a shift times the identity, it has a
+    Cholesky factor if and only if all of them are larger than the shift. Power iteration gives the largest.
     """
     symmetric = torch.bmm(factor.mT, matrices)
     symmetric = (symmetric + symmetric.mT) / 2

@@ -1,8 +1,8 @@
-"""Fixed-step matrix iterations on batches of tall matrices X (b, m, n), m >= n: no branch looks at a value.
+"""Matrix iterations with fixed steps on batches of tall matrices X (b, m, n), m >= n; no branch depends on a value.
 
-`polynomial_steps` is plain matrix products and compiles with torch.compile(fullgraph=True).
-`rational_steps` works in place on blocks, because the triangle of a symmetric product, a Cholesky factor and
-a triangular solve are each worth half a product or less, and library calls for them lose that on small matrices.
+`polynomial_steps` consists of matrix products and compiles with torch.compile(fullgraph=True).
+`rational_steps` works in place on blocks. One triangle of a symmetric product, a Cholesky factor and a triangular solve
+each need at most half the operations of a product, which the library calls for them do not achieve on small matrices.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fire_core.solvers.schedules import Step
 def polynomial_steps(matrices: Tensor, steps: Iterable[Step]) -> Tensor:
     """Apply x -> a x + b x^3 + c x^5 to the singular values of `matrices`, for each (a, b, c) in turn.
 
-    Expects singular values of at most 1 (up to sqrt(3) for the cubic). Peak extra memory: two matrices the
-    size of the input and two (b, n, n).
+    Singular values must be at most 1 (below sqrt(3) for the cubic). Returns (b, m, n); the input is not changed. Extra
+    memory: two tensors of the size of the input and two (b, n, n).
     """
     for a, b, c in steps:
         gram = torch.bmm(matrices.mT, matrices)
@@ -36,10 +36,11 @@ def rational_steps(
 ) -> Tensor:
     """Apply x -> x (a + b x^2) / (1 + c x^2) to the singular values of `matrices`, in place.
 
-    Returns (b,), how many singular values were far below 1 / sqrt(c) before the last step: the sum of 1 / (1 + c x^2).
+    Returns (b,): the sum of 1 / (1 + c x^2) over the singular values before the last step, which is about the number of
+    those far below 1 / sqrt(c).
 
-    With `normalize`, `matrices` are first divided by a bound on their spectral norm: the root of
-    ||X^T X||_F, at most n^(1/4) too large. `spare` (b, m, n) and `square` (b, n, n) are workspace.
+    With `normalize`, `matrices` are first divided by a bound on their spectral norm, the root of ||X^T X||_F, which is
+    at most n^(1/4) times too large. `spare` (b, m, n) and `square` (b, n, n) are workspace.
     """
     for step, (a, b, c) in enumerate(steps):
         lower_gram(matrices, square)
@@ -57,12 +58,15 @@ def rational_steps(
 
 
 def quintic_step(matrices: Tensor, step: Step, spare: Tensor, square: Tensor) -> Tensor:
-    """x (a + b x^2 + c x^4) on the singular values of `matrices`; returns `spare`, filled with the result."""
+    """Apply x -> x (a + b x^2 + c x^4) to the singular values of `matrices` and return `spare` with the result.
+
+    `spare` (b, m, n) and `square` (b, n, n) are overwritten, `matrices` are not.
+    """
     a, b, c = step
     columns = matrices.shape[2]
     lower_gram(matrices, square)
     mirror(square)
-    product = spare[:, :columns]  # room for (b, n, n) that is only needed before `spare` is
+    product = spare[:, :columns]  # (b, n, n) of workspace, used before `spare` receives the result
     lower_gram(square, product)
     mirror(product)
     square.mul_(b).add_(product, alpha=c)
@@ -70,28 +74,29 @@ def quintic_step(matrices: Tensor, step: Step, spare: Tensor, square: Tensor) ->
 
 
 def lower_gram(matrices: Tensor, out: Tensor) -> Tensor:
-    """Lower triangle of X^T X into `out` (b, n, n), by block rows; what lies above the blocks is left alone.
+    """Write the lower triangle of X^T X into `out` (b, n, n), by block rows, and return `out`.
 
-    Rows are summed in parts of 2^12: a plain float32 sum over many is off by more than the residuals we measure.
+    Entries above the diagonal blocks are not written. Rows are summed in parts of 2^12, because the error of one
+    float32 sum over many rows would exceed the residuals that are measured.
     """
     first, *others = matrices.split(2**12, dim=1)
     for start, stop in _blocks(out.shape[-1]):
         strip = out[:, start:stop, :stop]
         torch.bmm(first[:, :, start:stop].mT, first[:, :, :stop], out=strip)
-        for rows in others:  # not baddbmm, which adds product by product to the large sum
+        for rows in others:  # not baddbmm, which would add single products to the large sum
             strip += torch.bmm(rows[:, :, start:stop].mT, rows[:, :, :stop])
     return out
 
 
 def mirror(lower: Tensor) -> Tensor:
-    """Copy the lower triangle of `lower` (b, n, n) onto the upper, in place."""
+    """Copy the lower triangle of `lower` (b, n, n) to the upper, in place, and return `lower`."""
     for start, stop in _blocks(lower.shape[-1]):
         lower[:, :start, start:stop] = lower[:, start:stop, :start].mT
     return lower
 
 
 def residual(factors: Tensor, square: Tensor | None = None) -> Tensor:
-    """||Q^T Q - I||_F^2 of `factors` (b, m, n) -> (b,); `square` (b, n, n) is optional workspace."""
+    """Return ||Q^T Q - I||_F^2 (b,) of `factors` (b, m, n); `square` (b, n, n) is optional workspace."""
     if square is None:
         square = factors.new_empty(len(factors), factors.shape[2], factors.shape[2])
     lower_gram(factors, square).diagonal(dim1=-2, dim2=-1).sub_(1.0)
@@ -99,10 +104,10 @@ def residual(factors: Tensor, square: Tensor | None = None) -> Tensor:
 
 
 def cholesky_in_blocks(lower: Tensor) -> list[Tensor]:
-    """Cholesky factor of `lower` (b, n, n), positive definite, read and written below the diagonal, in place.
+    """Replace the lower triangle of positive definite `lower` (b, n, n) by its Cholesky factor, in place.
 
-    Returns the inverses of its diagonal blocks, which the solves need. A matrix that is not positive definite
-    gives NaN.
+    Only the lower triangle is read. Returns the inverses of the factor's diagonal blocks, which the solves need. A
+    matrix that is not positive definite gives NaN.
     """
     inverses = []
     size = lower.shape[-1]
@@ -121,7 +126,7 @@ def cholesky_in_blocks(lower: Tensor) -> list[Tensor]:
 
 
 def _solve_right_transposed(matrices: Tensor, lower: Tensor, inverses: list[Tensor], out: Tensor) -> None:
-    """out = X L^-T."""
+    """Write X L^-T into `out`; `lower` and `inverses` as `cholesky_in_blocks` leaves them."""
     for (start, stop), inverse in zip(_blocks(lower.shape[-1]), inverses, strict=True):
         right = matrices[:, :, start:stop]
         if start:
@@ -130,7 +135,7 @@ def _solve_right_transposed(matrices: Tensor, lower: Tensor, inverses: list[Tens
 
 
 def solve_right(matrices: Tensor, lower: Tensor, inverses: list[Tensor]) -> Tensor:
-    """X <- X L^-1 in place, L and the inverses of its diagonal blocks as `cholesky_in_blocks` left them."""
+    """Replace X by X L^-1, in place, and return X; `lower` and `inverses` as `cholesky_in_blocks` leaves them."""
     size = lower.shape[-1]
     for (start, stop), inverse in zip(reversed(list(_blocks(size))), reversed(inverses), strict=True):
         part = matrices[:, :, start:stop]
@@ -141,7 +146,7 @@ def solve_right(matrices: Tensor, lower: Tensor, inverses: list[Tensor]) -> Tens
 
 
 def frobenius_of_lower(lower: Tensor) -> Tensor:
-    """Frobenius norms (b, 1, 1) of symmetric matrices of which only block rows up to the diagonal are filled."""
+    """Return the Frobenius norms (b, 1, 1) of symmetric matrices, of which only the lower block rows are filled."""
     total = lower.new_zeros(len(lower))
     for start, stop in _blocks(lower.shape[-1]):
         total += 2 * lower[:, start:stop, :start].square().sum(dim=(-2, -1))
@@ -150,7 +155,7 @@ def frobenius_of_lower(lower: Tensor) -> Tensor:
 
 
 def _blocks(size: int) -> Iterator[tuple[int, int]]:
-    """Blocks of 32 up to 384 columns and of 64 beyond: measured best with MKL on one AVX-512 core."""
+    """Yield (start, stop) of blocks of 32 up to 384 columns and of 64 above: fastest with MKL on one AVX-512 core."""
     block = 32 if size <= 384 else 64
     for start in range(0, size, block):
         yield start, min(start + block, size)

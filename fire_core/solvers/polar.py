@@ -30,7 +30,7 @@ CACHED_BYTES = 512 * 2**10
 
 
 class Polar(NamedTuple):
-    """What `polar` returns; the leading dimensions `...` are those of the input."""
+    """Result of `polar`; the leading dimensions `...` are those of the input."""
 
     factor: Tensor
     """(..., m, n), float32 (float64 for float64 input)."""
@@ -52,49 +52,51 @@ def polar(
     precision: str = "fp32",
     measure: bool = True,
 ) -> Polar:
-    """Move each matrix of `matrices` (..., m, n) to the nearest (semi-)orthogonal one, or part of the way.
+    """Return the nearest (semi-)orthogonal matrix of each matrix of `matrices` (..., m, n), or an approximation to it.
 
-    Wide matrices get orthonormal rows, tall ones orthonormal columns. Types below float32 are first converted to it,
-    exactly; float64 stays. The input is not changed, and no gradient flows. The scale of the input does not matter: entries
-    of 1e30 or 1e-30 are divided by a power of two before anything is squared.
+    Wide matrices get orthonormal rows, tall ones orthonormal columns. Smaller types are first converted to float32;
+    float64 stays. The input is not changed, and no gradient flows. The scale of the input does not matter: matrices
+    with very large or small entries (1e30, 1e-30) are first divided by a power of two.
 
     "newton_schulz" is the published algorithm (FIRE, section 3): X = W / `||W||`, then `iterations` steps
-    X <- 1.5 X - 0.5 X X^T X. It equals the formula up to rounding, and on a CPU a matrix gives the same bits alone or in a
-    batch. It guarantees *nothing* about the residual: 10 steps leave the small singular values of a square matrix well
-    below 1. Lost rank stays lost.
+    X <- 1.5 X - 0.5 X X^T X. It equals the formula up to rounding, and on a CPU a matrix gives the same bits alone or
+    in a batch. It guarantees *nothing* about the residual: 10 steps leave the small singular values of a square matrix
+    well below 1. Lost rank stays lost.
 
     "quintic" is the algorithm of Muon (Jordan et al. 2024): X = W / `||W||`, then `iterations` steps
-    X <- 3.4445 X - 4.7750 X X^T X + 2.0315 (X X^T)^2 X, in float32. Muon takes 5. It is *inexact by design*: after 5 steps,
-    singular values that began above about 1e-2 of the norm lie between 0.68 and 1.21, and more steps bring them no closer
-    to 1. Smaller ones have not arrived yet.
+    X <- 3.4445 X - 4.7750 X X^T X + 2.0315 (X X^T)^2 X, in float32 at least. Muon takes 5. It is *inexact by design*:
+    after 5 steps, singular values that were above about 1.5e-3 of the norm lie between 0.68 and 1.21, and more steps
+    bring them no closer to 1. Smaller ones need more steps to get there.
 
-    "exact" is the orthogonal polar factor U V^T. It guarantees residual <= `tolerance` for every finite, non-zero input of
-    25 to 768 columns, whatever its condition; for fewer or more columns the bound is in proportion to their number (float32
-    itself reaches about 1e-9 at 768). The relative error of the factor is at most 1e-5 plus 2e-7 times the condition number
-    in float32, as for any float32 method. Singular values below the machine epsilon times the largest count as lost:
-    `completed` says where, and the factor is then the one nearest to the rectangular identity among all that are equally
-    near to W (see `fire_core.solvers.completion`).
+    "exact" is the orthogonal polar factor U V^T. It guarantees residual <= `tolerance` for every finite, non-zero input
+    whose smaller side is 25 to 768, whatever its condition; for other sizes the bound is in proportion to the side
+    (float32 itself reaches about 1e-9 at 768). The relative error of the factor is at most 1e-5 plus 2e-7 times the
+    condition number in float32, as for any float32 method. Singular values below the machine epsilon times the largest
+    count as lost rank, which `completed` reports. Of all factors that are then equally near to W, the result is the one
+    nearest to the rectangular identity (see `fire_core.solvers.completion`).
 
-    "fast" is one pass without repair. Its error is below that of the published 10 iterations, or both are at the float32
-    floor. It guarantees nothing for singular values below about 1e-3 of the largest.
+    "fast" is one pass without repair. Singular values above about 1e-2 of the largest end within 1 % of 1, on a CPU
+    usually within 1e-6. Smaller ones grow but may stay below 1, and lost rank stays lost. Its error is below that of
+    the published 10 iterations, except for well-conditioned matrices on a GPU.
 
-    Memory: about 4 times the larger of STACK_BYTES and the largest matrix, beside the result; a matrix that needs the
+    Memory beside the result: about 4 times the larger of STACK_BYTES and the largest matrix. A matrix that needs the
     float64 SVD takes up to 20 times its own size.
 
     Args:
         matrices: (..., m, n).
         solver: "newton_schulz", "quintic", "exact" or "fast".
         iterations: number of steps of newton_schulz and quintic.
-        normalize: the norm at the start of newton_schulz and quintic. "frobenius" is published; "spectral" divides by
-            the largest singular value instead, which is worth 5 or 6 steps at 512 columns.
-        tolerance: of exact only; the error above is for the default. A larger one saves repairs of single matrices, but no
-            passes over all of them. One that the type cannot reach (1e-14 in float32) sends every matrix to the SVD, and
-            `residual` says what was reached.
-        precision: "fp32" computes in full float32 whatever `torch.set_float32_matmul_precision` says, and under autocast.
-            "tf32" lets CUDA multiply in TF32: expect a relative error of about 2e-3 and a residual (measured in TF32 too) no
-            better than 1e-4. exact and CPUs ignore it.
-        measure: False leaves `residual` NaN where the solver itself has no use for it (newton_schulz and quintic).
-    Raises: UserError for zero or non-finite matrices (with the index in the batch) and for unknown settings.
+        normalize: the norm by which newton_schulz and quintic divide at the start. "frobenius" is published;
+            "spectral", the largest singular value, saves 5 or 6 steps at 512 columns.
+        tolerance: largest residual of exact; the error above is for the default. A larger tolerance saves repairs of
+            single matrices, but no passes over all of them. One that the type cannot reach (1e-14 in float32) sends
+            every matrix to the SVD, and `residual` contains what was reached.
+        precision: "fp32" computes in full float32 whatever `torch.set_float32_matmul_precision` says, and under
+            autocast. "tf32" lets CUDA multiply in TF32: expect a relative error of about 2e-3 and a residual (measured
+            in TF32 too) no better than 1e-4. The solver exact and CPUs ignore it.
+        measure: False saves the residual of newton_schulz and quintic, which is then NaN.
+    Returns: Polar(factor, residual, iterations, completed).
+    Raises: UserError for zero or non-finite matrices (with the index in the batch) and for wrong settings.
     """
     check_solver(solver, iterations, normalize, tolerance, precision)
     _check_matrices(matrices)
@@ -105,7 +107,7 @@ def polar(
         moderate = _check_values(working, batch_shape)
         tall = working if rows >= columns else working.mT
         rational = matrices.device.type == "cpu"
-        # at the default, at most 4e-10 a column, which is a relative error of 1e-5
+        # the default allows at most 4e-10 per column, which is a relative error of 1e-5
         allowed = tolerance * max(1.0, min(rows, columns) / 768) * min(1.0, min(rows, columns) / 25)
 
         def solve(stack: Tensor) -> Solved:
@@ -125,7 +127,7 @@ def polar(
 
 
 def _published(matrices: Tensor, step: Step, iterations: int, normalize: str, measure: bool) -> Solved:
-    """Repeat one step, starting from a matrix that is normalised as the authors of the method do."""
+    """Repeat one step, starting from each matrix divided by its Frobenius or spectral norm."""
     norm = torch.linalg.matrix_norm(matrices, 2 if normalize == "spectral" else "fro", keepdim=True)
     factor = polynomial_steps(matrices / norm, (step,) * iterations)
     count = torch.full((len(factor),), iterations, dtype=torch.int64, device=factor.device)
@@ -134,16 +136,16 @@ def _published(matrices: Tensor, step: Step, iterations: int, normalize: str, me
 
 
 def _stack_length(tall: Tensor, repairs: bool) -> int:
-    """How many of the matrices (b, m, n) are worked on at once."""
+    """Return how many of the matrices (b, m, n) are solved at once."""
     if tall.device.type == "cpu" and not repairs:
         limit = CACHED_BYTES
-    else:  # repairing a stack needs a little more than the four copies that the first pass works on
+    else:  # repairs need a little more than the four copies of the first pass
         limit = 3 * STACK_BYTES.get(tall.device.type, STACK_BYTES["cuda"]) // 4
     return max(1, limit // (tall.shape[1] * tall.shape[2] * tall.element_size()))
 
 
 def _in_stacks(tall: Tensor, solve: Callable[[Tensor], Solved], length: int) -> Solved:
-    """Run `solve` on (b, m, n) in stacks of `length` and put the pieces together."""
+    """Run `solve` on (b, m, n) in stacks of `length` and return the joined results."""
     if len(tall) <= length and len(tall) > 0:
         return solve(tall)
     result = Solved(
@@ -158,14 +160,14 @@ def _in_stacks(tall: Tensor, solve: Callable[[Tensor], Solved], length: int) -> 
 
 
 def _moderate(matrices: Tensor) -> Tensor:
-    """`matrices` (b, m, n) divided by powers of two, which is exact, so that their largest entries are near 1."""
+    """Return `matrices` (b, m, n) divided by powers of two, which is exact; largest entries are then near 1."""
     largest = matrices.abs().amax(dim=(-2, -1), keepdim=True)
     mantissa, _ = torch.frexp(largest)
     return matrices / (largest / (2 * mantissa))
 
 
 def check_solver(solver: str, iterations: int, normalize: str, tolerance: float, precision: str) -> None:
-    """Raise UserError for a setting of `polar` that it cannot use."""
+    """Raise UserError for a setting that `polar` does not accept."""
     check_word("solver", solver, Solver)
     check_word("normalize", normalize, Normalize)
     check_word("precision", precision, Precision)
@@ -183,7 +185,7 @@ def _check_matrices(matrices: Tensor) -> None:
 
 
 def _check_values(working: Tensor, batch_shape: torch.Size) -> bool:
-    """Raise for zero and non-finite matrices; say whether all largest entries are of moderate size."""
+    """Raise UserError for zero or non-finite matrices; return whether all largest entries lie in [2^-20, 2^20]."""
     if not len(working):
         return True
     entries = working.flatten(1)

@@ -1,4 +1,4 @@
-"""Full float32 products inside a block of code, whatever the caller has set globally."""
+"""Precision of float32 matrix products inside a block of code, whatever the caller has set globally."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 def matmul_precision(device: torch.device, precision: str) -> Iterator[None]:
     """Compute float32 products in IEEE float32 ("fp32") or let CUDA use TF32 ("tf32"); autocast is off inside.
 
-    The caller's settings are put back at the end, also after an error. They are global to the process: another
-    thread that multiplies meanwhile sees them changed.
+    The caller's settings are restored at the end, also after an error. They are global to the process, so another
+    thread sees the changed settings while the block runs.
     """
     before = _settings()
     _set("tf32" if precision == "tf32" else "ieee", "ieee")
@@ -29,13 +29,13 @@ if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
     _backends: tuple[Any, Any] = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
 
     def _settings() -> tuple[str, str]:
-        """Precision of float32 products on CUDA and on the CPU."""
+        """Return the precision of float32 products on CUDA and on the CPU."""
         return _backends[0].fp32_precision, _backends[1].fp32_precision
 
     def _set(cuda: str, cpu: str) -> None:
         _backends[0].fp32_precision, _backends[1].fp32_precision = cuda, cpu
 
-else:  # torch below 2.9: one setting for both, in other words
+else:  # torch below 2.9 has one setting for both, with other names
 
     def _settings() -> tuple[str, str]:
         return torch.get_float32_matmul_precision(), ""

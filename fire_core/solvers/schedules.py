@@ -1,13 +1,13 @@
-"""Coefficients of the iterations behind the polar factor: what each step does to a singular value x.
+"""Coefficients of the iterations that compute the polar factor, as functions of one singular value x.
 
-Three kinds of step, each odd in x, so that it changes singular values and leaves singular vectors alone:
+There are three kinds of step. Each is odd in x, so it changes singular values and keeps singular vectors:
 
 * cubic, x (a + b x^2): Newton-Schulz, (1.5, -0.5), FIRE section 3;
 * quintic, x (a + b x^2 + c x^4), composed minimax polynomials: Polar Express (Amsel et al. 2025);
 * rational, x (a + b x^2) / (1 + c x^2): dynamically weighted Halley (Nakatsukasa, Bai, Gygi 2010).
 
-One rational step needs a Cholesky factor and two triangular solves, which in flops is hardly more than the
-three products of a quintic, and it lifts the smallest singular value about 160 times where a quintic does 4.
+A rational step needs a Cholesky factor and two triangular solves, hardly more operations than the three products of a
+quintic. It multiplies the smallest singular value by 120 where a quintic multiplies by 4 to 8.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ MUON_QUINTIC: Step = (3.4445, -4.7750, 2.0315)
 
 
 def rational_step(lower: float, centred: bool = False) -> Step:
-    """(a, b, c) of the step that maps [lower, 1] onto the narrowest interval [f(lower), 1], 0 < lower < 1.
+    """Return (a, b, c) of the step that maps [lower, 1] to the narrowest interval [f(lower), 1], 0 < lower < 1.
 
-    Below `lower` the step multiplies by about a. With `centred` the image is scaled to lie evenly around 1,
-    which halves the error that is left. Rounding errors grow with c: float32 wants c <= 1e4 (lower >= 2e-3).
+    Values below `lower` are multiplied by about a. With `centred` the interval is scaled to lie evenly around 1, which
+    halves the remaining error. Rounding errors grow with c: float32 needs c <= 1e4 (lower >= 2e-3).
     """
     d = (4 * (1 - lower**2) / lower**4) ** (1 / 3)
     root = math.sqrt(1 + d)
@@ -42,22 +42,22 @@ def rational_step(lower: float, centred: bool = False) -> Step:
 
 
 def rational_value(x, step: Step):
-    """x (a + b x^2) / (1 + c x^2) for a number or an array."""
+    """Return x (a + b x^2) / (1 + c x^2) for a number or an array."""
     a, b, c = step
     return x * (a + b * x**2) / (1 + c * x**2)
 
 
 def polynomial_value(x, step: Step):
-    """x (a + b x^2 + c x^4) for a number or an array."""
+    """Return x (a + b x^2 + c x^4) for a number or an array."""
     a, b, c = step
     return x * (a + b * x**2 + c * x**4)
 
 
 def finishing_quintic(error: float) -> Step:
-    """Quintic that brings [1 - error, 1 + error], error < 0.2, to about 0.6 error^3 around 1.
+    """Return the quintic that maps [1 - error, 1 + error], error < 0.2, to within about 0.6 error^3 of 1.
 
-    It meets 1 in the Chebyshev points of the interval: four times better than (15, -10, 3) / 8, which meets
-    it three times in x = 1.
+    It equals 1 at the three Chebyshev points of the interval. Its error is a quarter of that of (15, -10, 3) / 8, which
+    equals 1 three times at x = 1.
     """
     points = 1 + error * np.cos(np.pi * np.array([1, 3, 5]) / 6)
     a, b, c = np.linalg.solve(np.stack([points, points**3, points**5], axis=1), np.ones(3))
@@ -66,16 +66,16 @@ def finishing_quintic(error: float) -> Step:
 
 @lru_cache
 def quintic_schedule(lower: float, tolerance: float, margin: float = 1.002) -> tuple[Step, ...]:
-    """Quintics whose composition maps [lower, 1] into [1 - tolerance, 1 + tolerance], each one minimax.
+    """Return minimax quintics whose composition maps [lower, 1] into [1 - tolerance, 1 + tolerance].
 
-    Every step is the best on the interval that the step before leaves, widened by `margin` for rounding, and
-    computed as if that interval began no lower than 0.024 of its end, so that values below it keep growing.
+    Each is optimal on the interval that the previous step leaves, widened by `margin` for rounding. That interval is
+    treated as if it began at 0.024 of its upper end or above, so that smaller values keep growing.
     """
     steps: list[Step] = []
     low, high = lower, 1.0
     while True:
         step, _ = _minimax_quintic(max(low, 0.024 * high), high)
-        # the cushion is not the true lower end: rescale the image around 1
+        # the step was computed for another lower end: rescale the image around 1
         image = polynomial_value(np.linspace(low, high, 20001), step)
         centre = (image.min() + image.max()) / 2
         step = (float(step[0] / centre), float(step[1] / centre), float(step[2] / centre))
@@ -87,7 +87,7 @@ def quintic_schedule(lower: float, tolerance: float, margin: float = 1.002) -> t
 
 
 def _minimax_quintic(low: float, high: float) -> tuple[Step, float]:
-    """Odd quintic nearest to 1 on [low, high], by Remez exchange, and its largest error."""
+    """Return the odd quintic nearest to 1 on [low, high], by Remez exchange, and its largest error."""
     points = np.array([low, low + (high - low) / 3, low + 2 * (high - low) / 3, high])
     signs = np.array([-1.0, 1.0, -1.0, 1.0])
     error = math.inf
