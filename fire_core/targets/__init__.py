@@ -1,4 +1,4 @@
-"""Which matrices a network holds, and which of them a rule picks."""
+"""Target matrices of a network: finding all of them, and choosing some by a rule."""
 
 from fire_core.targets.rules import choose, find_targets, match_parameters
 from fire_core.targets.split import list_targets

@@ -1,8 +1,8 @@
-"""Fused, transposed and stacked layers of published architectures, as one table of data.
+"""Fused, transposed and stacked layers of published architectures, as one table.
 
-Each entry of `LAYERS` names a class (fnmatch, base classes count), one attribute of it (a layer or a
-parameter), and reads the parts and their sizes off that object. Nothing is guessed: where the sizes cannot be
-read, or do not add up to the weight's rows, the weight stays out with that reason.
+Each entry of `LAYERS` names a class (a pattern for fnmatch, compared with base classes too), one attribute of that
+class (a layer or a parameter), and a function that reads the parts and their sizes from an instance. Sizes are never
+guessed: a weight that looks fused is left out, with the reason, if they are not known or do not add up to its rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ from fire_core.targets.table import Layout, Place, Sizes
 
 @dataclass(frozen=True)
 class Layer:
-    """owner: class that holds `name`, a layer or a parameter. read(owner): its Layout, or None where it does not apply."""
+    """One entry of `LAYERS`.
+
+    owner: pattern for the class that holds the attribute `name`, a layer or a parameter.
+    read: returns the Layout of that attribute, given the owner, or None where the entry does not apply.
+    """
 
     owner: str
     name: str
@@ -29,7 +33,7 @@ class Layer:
 
 
 def integer(owner: Any, *names: str) -> int | None:
-    """The first of these attributes that `owner`, or its `config`, has as an integer."""
+    """Return the first of these attributes that is an integer, of `owner` or else of its `config`, or None."""
     for holder in (owner, getattr(owner, "config", None)):
         for name in names:
             value = getattr(holder, name, None)
@@ -39,15 +43,20 @@ def integer(owner: Any, *names: str) -> int | None:
 
 
 def qkv(q: int, k: int, v: int, repeats: int = 1) -> Layout:
-    """q, k and v one after the other, or head by head."""
+    """Return the layout of a fused q/k/v: whole blocks of rows, or `repeats` times q, k and v of one head."""
     how = "" if repeats == 1 else ", rows interleaved head by head"
     return Layout((("q", q), ("k", k), ("v", v)), repeats, why=f"part of a fused q/k/v{how}")
 
 
 def qkv_in_order(name: str) -> Callable[[Any], Layout | None]:
-    """q, then k, then v: sizes from the numbers of heads and the width of one head, all held by the owner."""
+    """Return a reader for `name` with q, then k, then v: sizes are numbers of heads times the width of one head.
+
+    The owner holds the numbers of heads. The width of one head is the owner's, or else the model's width, or the
+    layer's number of inputs, divided by the number of heads.
+    """
 
     def read(owner: Any) -> Layout | None:
+        """Return None for an unknown number of heads, and where k or v have a width of their own."""
         heads = integer(owner, "num_heads", "num_attention_heads", "n_head", "n_heads", "heads", "nhead")
         kv_heads = integer(
             owner, "num_kv_heads", "num_key_value_heads", "n_kv_head", "n_kv_heads", "kv_heads"
@@ -66,9 +75,10 @@ def qkv_in_order(name: str) -> Callable[[Any], Layout | None]:
 
 
 def kv_in_order(name: str) -> Callable[[Any], Layout | None]:
-    """k, then v, as in `qkv_in_order`."""
+    """Return a reader for `name` with k, then v; sizes as in `qkv_in_order`."""
 
     def read(owner: Any) -> Layout | None:
+        """Return None where `qkv_in_order` does."""
         whole = qkv_in_order(name)(owner)
         return None if whole is None else replace(whole, sizes=whole.sizes[1:], why="part of a fused k/v")
 
@@ -76,14 +86,15 @@ def kv_in_order(name: str) -> Callable[[Any], Layout | None]:
 
 
 def inputs_of(layer: Any) -> int:
-    """Input width of a Linear, or of a Conv1D, which stores (in, out)."""
+    """Return the number of inputs of a Linear, or of transformers' Conv1D, which stores (in, out)."""
     return int(layer.weight.shape[0 if hasattr(layer, "nf") else 1])
 
 
 def gate_and_up(mate: str, *parts: str) -> Callable[[Any], Layout | None]:
-    """Two halves, each as wide as the input of the layer `mate` that follows."""
+    """Return a reader for two halves named `parts`, each as wide as the input of the next layer, `mate`."""
 
     def read(owner: Any) -> Layout | None:
+        """Return None for an owner without a Linear layer `mate`."""
         width = integer(getattr(owner, mate, None), "in_features")
         return (
             None
@@ -95,9 +106,10 @@ def gate_and_up(mate: str, *parts: str) -> Callable[[Any], Layout | None]:
 
 
 def experts(name: str) -> Callable[[Any], Layout | None]:
-    """Stacks of transformers' expert modules, which say how they are stored (`is_transposed`, `is_concatenated`)."""
+    """Return a reader for stacks of experts in transformers, by the owner's `is_transposed` and `is_concatenated`."""
 
     def read(owner: Any) -> Layout | None:
+        """Return None for an owner without `is_transposed`."""
         transposed = getattr(owner, "is_transposed", None)
         if transposed is None:
             return None
@@ -114,12 +126,12 @@ def experts(name: str) -> Callable[[Any], Layout | None]:
 
 
 def head_by_head(m: Any) -> Layout:
-    """q, k and v of one head after those of the other."""
+    """Return the layout of a fused q/k/v that holds q, k and v of one head after those of another."""
     return qkv(m.head_dim, m.head_dim, m.head_dim, m.num_heads)
 
 
 def falcon(m: Any) -> Layout:
-    """Fused q/k/v of the three Falcon generations."""
+    """Return the layout of the fused q/k/v of any of the three Falcon generations."""
     if m.new_decoder_architecture:
         return qkv(m.num_heads // m.num_kv_heads * m.head_dim, m.head_dim, m.head_dim, m.num_kv_heads)
     if m.multi_query:
@@ -128,14 +140,14 @@ def falcon(m: Any) -> Layout:
 
 
 def gpt2(m: Any) -> Layout:
-    """Fused q/k/v of GPT-2, k/v where it looks at another sequence."""
+    """Return the layout of the fused q/k/v of GPT-2, or of the fused k/v in cross-attention."""
     if getattr(m, "is_cross_attention", False):
         return Layout((("k", m.split_size), ("v", m.split_size)), why="part of a fused k/v")
     return qkv(m.split_size, m.split_size, m.split_size)
 
 
 def gpt_bigcode(m: Any) -> Layout:
-    """Fused q/k/v of GPTBigCode, with one k and v for all heads or one for each."""
+    """Return the layout of the fused q/k/v, or k/v, of GPTBigCode, with one k and v for all heads or one for each."""
     if m.is_cross_attention:
         return Layout((("k", m.head_dim), ("v", m.head_dim)), m.num_heads, why="part of a fused k/v")
     if m.multi_query:
@@ -144,7 +156,7 @@ def gpt_bigcode(m: Any) -> Layout:
 
 
 def gated_q(m: Any) -> Layout:
-    """q beside an output gate, head by head."""
+    """Return the layout of q and an output gate, interleaved head by head."""
     sizes = (("q", m.head_dim), ("gate", m.head_dim))
     return Layout(
         sizes, m.q_proj.out_features // (2 * m.head_dim), why="q or output gate, interleaved head by head"
@@ -152,15 +164,17 @@ def gated_q(m: Any) -> Layout:
 
 
 def delta_net_qkvz(m: Any) -> Layout:
-    """q, k, v and the output gate of a gated delta net."""
+    """Return the layout of q, k, v and the output gate of a gated delta net, interleaved head by head."""
     value = m.num_v_heads // m.num_k_heads * m.head_v_dim
     sizes = (("q", m.head_k_dim), ("k", m.head_k_dim), ("v", value), ("gate", value))
     return Layout(sizes, m.num_k_heads, why="part of a fused q/k/v/gate, interleaved head by head")
 
 
 def mamba(inner: str, rank: str, state: str) -> Callable[[Any], Layout]:
-    """The projections of a Mamba block; the arguments name the owner's attributes that hold the sizes. With `inner`, its
-    input projection; without, the one to dt, B and C."""
+    """Return a reader for the input projection of a Mamba block or, with an empty `inner`, the one to dt, B and C.
+
+    The arguments name the owner's attributes that hold the sizes.
+    """
 
     def read(m: Any) -> Layout:
         sizes = (("dt", getattr(m, rank)), ("B", getattr(m, state)), ("C", getattr(m, state)))
@@ -175,7 +189,7 @@ def mamba(inner: str, rank: str, state: str) -> Callable[[Any], Layout]:
 
 
 def mamba2(inner: str, state: str, groups: str, heads: str) -> Callable[[Any], Layout]:
-    """The input projection of a Mamba-2 block; the arguments name the owner's attributes that hold the sizes."""
+    """Return a reader for the input projection of a Mamba-2 block; the arguments name attributes that hold sizes."""
 
     def read(m: Any) -> Layout:
         width, group = getattr(m, inner), getattr(m, groups) * getattr(m, state)
@@ -295,9 +309,10 @@ LOOKS_FUSED = {layer.name for layer in LAYERS if layer.owner == "*"} | {
 
 
 def known_layout(place: Place) -> Layout | None:
-    """The layout of one parameter of at least two dimensions, or None for an ordinary one.
+    """Return the layout of one parameter of at least two dimensions, or None for an ordinary one.
 
-    What the module declares comes first, then the table, by the parameter's own module and by the module above it.
+    `fused_rows` of the parameter's module comes first, then the entries of `LAYERS` for that module, then those for the
+    module around it. Raises UserError if `fused_rows` is not a dict of integers.
     """
     module: Any = place.module
     attribute, layout = place.attribute, None
@@ -334,7 +349,7 @@ def known_layout(place: Place) -> Layout | None:
 
 
 def _declared(place: Place) -> Sizes:
-    """What the user's `fused_rows` says: a name and a number of rows for each part."""
+    """Return the parts that the user's `fused_rows` declares: a name and a number of rows for each."""
     declared: Any = place.module.fused_rows
     if not isinstance(declared, Mapping) or not all(isinstance(size, int) for size in declared.values()):
         raise UserError(

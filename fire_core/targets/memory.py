@@ -1,4 +1,4 @@
-"""Which tensors lie over the same memory: two Parameters over one storage, a transpose or a slice of another."""
+"""Tensors that share memory: two Parameters over one storage, or a transpose or slice of another tensor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from torch import Tensor
 
 
 def sharing(tensors: Mapping[str, Tensor]) -> dict[str, set[str]]:
-    """For each tensor that has entries in common with others: their names. Only dense tensors in memory are looked at."""
+    """Return, for each tensor that shares entries with others, the names of these others.
+
+    Meta, sparse and empty tensors and subclasses such as DTensor are ignored.
+    """
     spans = sorted((*_span(tensor), name) for name, tensor in tensors.items() if _in_memory(tensor))
     found: dict[str, set[str]] = {}
     reaching: list[tuple[int, str]] = []  # earlier tensors that may reach into the next one
@@ -29,14 +32,14 @@ def _in_memory(tensor: Tensor) -> bool:
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """First byte, and the one after the last."""
+    """Return the addresses of the first byte and of the one after the last."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()
     return start, start + (last + 1) * tensor.element_size()
 
 
 def _overlap(first: Tensor, second: Tensor) -> bool:
-    """Exact, for tensors whose spans meet: columns of one buffer may lie side by side without an entry in common."""
+    """Return whether two tensors whose spans overlap share an entry; two columns of one buffer do not."""
     if first.is_contiguous() and second.is_contiguous():
         return True
     (start, _), (_, end) = (

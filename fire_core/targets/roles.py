@@ -1,4 +1,4 @@
-"""What a matrix does in its network (q, k, v, o, mlp, ...), from the names that architectures use."""
+"""Roles of matrices in their network (q, k, v, o, mlp, ...), from the names that architectures use."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ATTENTION = ("q", "k", "v", "o", "attention")
 
 
 def role_of(name: str, parents: tuple[nn.Module, ...]) -> str:
-    """Role of the parameter `name`, whose modules from the outermost to the innermost are `parents`; "" if unknown.
+    """Return the role of the parameter `name`, or "" if unknown; `parents` are its modules, outermost first.
 
-    Attention is recognised by a path component or a class name with "attn" or "attention" in it, the model's
-    own class aside, or by a q and a k side by side in one module: a lone "value" or "q" is a head of reinforcement
-    learning. A feed-forward block is recognised by the usual component and layer names.
+    Attention is recognised by "attn" or "attention" in a path component or in the name of a class other than the
+    model's, or by a q and a k in one module. A "value" or "q" without a k is usually a head in reinforcement learning.
+    A feed-forward block is recognised by the usual component and layer names.
     """
     path = re.sub(r"\[.*", "", name).split(".")
     leaf = path[-1] if path[-1] != "weight" else (path[-2] if len(path) > 1 else "")

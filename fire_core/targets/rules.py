@@ -1,4 +1,4 @@
-"""What a rule for targets means: presets, patterns, lists with exclusions, targets themselves, callables."""
+"""Rules that choose targets: presets, patterns, lists with exclusions, lists of targets, callables."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ PRESETS: dict[str, tuple[str, Test]] = {
 def find_targets(
     model: nn.Module, targets: str | Sequence[str] | Callable[[Target], bool] = "all"
 ) -> TargetTable:
-    """Every matrix and every other parameter of `model`, with `included` set by the rule `targets`.
+    """Return a table of every matrix and every other parameter of `model`, with `included` set by the rule `targets`.
 
     A rule chooses among matrices. Biases, norm layers, embeddings that are not tied to a Linear layer and other
-    parameters without matrices stay out whatever the rule says, each with its reason.
+    parameters without matrices stay out whatever the rule is, each with its reason.
 
     Args:
         targets: a preset (`"all"`, `"linear"`, `"conv"`, `"qk"`, `"attention"`, `"mlp"`, `"head"`, `"embedding"`, or
-            `"no_"` before any of them); a wildcard pattern over parameter, module or target names (`"layer1.*"`); a list
-            or comma-separated string of these (one match is enough; a leading `-` excludes, and so does a `"no_"` preset
-            in a list); a list of `Target`; or a callable(Target) -> bool. Where a module has the name of a preset,
-            `"name:head"` is the module.
-    Raises: UserError when a pattern matches nothing, when no matrix is left, and for flattened FSDP1 shards.
+            `"no_"` before any of them); a wildcard pattern over parameter, module or target names (`"layer1.*"`); a
+            list or comma-separated string of these (one match is enough; a leading `-` excludes, and so does a `"no_"`
+            preset in a list); a list of `Target`; or a callable(Target) -> bool. Where a module has the name of a
+            preset, `"name:head"` is the module.
+    Raises: UserError if a pattern matches nothing or no matrix is left, and for lazy, FSDP1 or ZeRO-3 parameters.
     """
     return choose(list_targets(model), targets, type(model).__name__)
 
@@ -54,7 +54,7 @@ def find_targets(
 def choose(
     table: TargetTable, targets: str | Sequence[str] | Callable[[Target], bool], owner: str = "the model"
 ) -> TargetTable:
-    """A table as `list_targets` gives it, with the rule applied; errors as in `find_targets`, naming `owner`."""
+    """Return the table of `list_targets` with the rule applied; errors as in `find_targets`, with the name `owner`."""
     if not any(target.included for target in table):
         reasons = (
             "; ".join(dict.fromkeys(f"{t.name}: {t.reason}" for t in table[:4])) or "it has no parameters"
@@ -68,11 +68,12 @@ def choose(
 
 
 def match_parameters(model: nn.Module, rule: str | Sequence[str] | Callable[[Target], bool]) -> list[str]:
-    """Names of the whole parameters (weights and biases) of the modules that a rule names, in model order.
+    """Return the names of all parameters (weights and biases) of the modules that a rule chooses, in model order.
 
-    For "reset the linear layers": `match_parameters(model, "linear")` gives fc1.weight, fc1.bias, ... Presets
-    and callables name the modules that hold their targets; patterns also name modules without any matrix
-    (`"*.bn1"`). Raises UserError when the rule names nothing.
+    For "reset the linear layers", `match_parameters(model, "linear")` returns fc1.weight, fc1.bias, ... Presets and
+    callables choose the modules that hold their targets. Patterns also choose modules without any matrix (`"*.bn1"`).
+
+    Raises: UserError if the rule matches nothing.
     """
     table = list_targets(model)
     chosen = selector(table, rule, matrices_only=False)
@@ -89,7 +90,7 @@ def _leave_out(target: Target, rule: object) -> Target:
 
 
 def selector(table: TargetTable, rule: object, *, matrices_only: bool = True) -> Test:
-    """The test that a rule stands for. Raises UserError for a pattern that matches nothing in `table`."""
+    """Return the rule as a test of one target. Raises UserError for a pattern that matches nothing in `table`."""
     if callable(rule):
         chosen = rule
         return lambda target: target.included and bool(chosen(target))
@@ -110,7 +111,7 @@ def _is_negated(item: str) -> bool:
 
 
 def split_rule(rule: object) -> list[str]:
-    """A comma string or a sequence of strings as a list of items."""
+    """Return the items of a comma-separated string or a sequence of strings. Raises UserError for empty ones."""
     parts = re.split(r",(?![^\[]*\])", rule) if isinstance(rule, str) else rule  # "0.weight[1,2]" is one name
     if not isinstance(parts, Sequence) and not hasattr(parts, "__iter__"):
         raise UserError(
@@ -139,7 +140,7 @@ def _test(table: TargetTable, item: str, matrices_only: bool) -> Test:
 
 
 def _matches(target: Target, pattern: str) -> bool:
-    """A pattern names a target, its parameter (any of its names), or any module around it."""
+    """Return whether the pattern matches the target, its parameter (by any of its names), or a module around it."""
     flat = target.name.replace("[", ".").replace("]", "")
     candidates = {target.parameter, target.name, flat, *target.aliases}
     for alias in (target.parameter, *target.aliases):

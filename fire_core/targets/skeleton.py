@@ -1,9 +1,9 @@
-"""A module tree around the tensors of a checkpoint, so that target rules work where only names and shapes are known.
+"""Module trees around the tensors of a checkpoint, so that target rules work where only names and shapes are known.
 
-The kind of layer is read off the shape: a 2-D "weight" is a Linear, unless its name is that of an embedding; a 3-D to
-5-D "weight" is a convolution. A file cannot tell grouped or depthwise convolutions, transposed storage, or how a fused
-layer splits: convolutions with one input channel, weights that look fused, and the layers that GPT-2 stores transposed
-and its successors do not stay out, with that reason.
+The kind of layer follows from the shape: a 2-D "weight" is a Linear, unless its name is that of an embedding; a 3-D to
+5-D "weight" is a convolution. Names and shapes do not show grouped or depthwise convolutions, transposed storage, or
+how a fused layer splits. Three kinds of weight are therefore left out, with the reason: convolutions with one input
+channel, weights that look fused, and layers that are transposed in GPT-2 but not in later models with the same names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CONVOLUTIONS: dict[int, type[nn.Module]] = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Co
 
 
 class DepthwiseOrGrey(nn.Module):
-    """Stands for a convolution whose weight has one input channel."""
+    """Placeholder for a convolution whose weight has one input channel."""
 
     kind = "conv"
     cannot_tell = (
@@ -32,17 +32,17 @@ class DepthwiseOrGrey(nn.Module):
 
 
 class EitherWay(nn.Module):
-    """Stands for a layer that some models of that name store as (in, out)."""
+    """Placeholder for a layer that some models store as (in, out) and others, under the same name, as (out, in)."""
 
     kind = "linear"
     cannot_tell = "stored as (in, out) by GPT-2, (out, in) by others, which a file cannot tell (give --model)"
 
 
 def skeleton(tensors: Mapping[str, Tensor]) -> nn.Module:
-    """A module whose `named_parameters()` are the floating-point tensors given, under their names, without copies.
+    """Return a module whose `named_parameters()` are the given floating-point tensors, under their names, not copied.
 
-    Other tensors (counters, masks) and running statistics of norm layers are left out. Tensors that share memory stay
-    tied. The tree cannot be called.
+    Other tensors (counters, masks) and running statistics of norm layers are left out. Tensors over the same memory
+    with the same shape become one parameter. The module has no forward pass.
     """
     root = nn.Module()
     shared: dict[object, nn.Parameter] = {}
@@ -58,7 +58,7 @@ def skeleton(tensors: Mapping[str, Tensor]) -> nn.Module:
 
 
 def _holder(root: nn.Module, words: list[str], attribute: str, tensor: Tensor) -> nn.Module:
-    """The module at that path, made of the kind that the tensor shows; existing children move along."""
+    """Return the module at that path, made or replaced so that its kind fits the tensor; existing children are kept."""
     parent = root
     for word in words[:-1]:
         parent = parent._modules.setdefault(word, nn.Module())  # type: ignore[assignment]

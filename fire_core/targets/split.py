@@ -1,9 +1,9 @@
-"""How a parameter splits into matrices, one function per kind of layer, and the list of all targets of a model.
+"""Splitting of parameters into matrices, one function per kind of layer, and the list of all targets of a model.
 
-Sizes are always read off the module; a layer that looks fused but does not say how is left out with that reason.
-A model of your own can say it: `layer.fused_rows = {"q": 768, "k": 128, "v": 128}` on a Linear splits its rows, and
-`module.stacked_matrices = True` makes the 3-D parameters held by a module stacks of (out, in) matrices (`= "in_out"` for
-stacks of (in, out)).
+Sizes are always read from the module. A layer that looks fused but whose parts are not known is left out, with the
+reason. Your own model can declare them: `layer.fused_rows = {"q": 768, "k": 128, "v": 128}` on a Linear splits its
+rows, and `module.stacked_matrices = True` makes the 3-D parameters of a module stacks of (out, in) matrices
+(`= "in_out"` for stacks of (in, out)).
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ REPARAMETRISED = "beside the weight: a gain, or part of a reparametrised weight 
 
 
 def list_targets(model: nn.Module) -> TargetTable:
-    """The table before any rule: included means "holds a matrix that trains"."""
+    """Return the table of all targets of `model` before any rule.
+
+    Every matrix is included unless it is frozen while other parameters train, or overlaps the memory of an earlier one.
+    Raises UserError for what is not a module, and for lazy, FSDP1 or ZeRO-3 parameters.
+    """
     check_module(model)
     table = TargetTable()
     all_places = places(model)
@@ -75,7 +79,7 @@ def _target(place: Place, part: Part, why_out: str) -> Target:
 
 
 def split(place: Place) -> list[Part]:
-    """All parts of one parameter; at least one, included or not."""
+    """Return the parts of one parameter: at least one, included or not."""
     role = "head" if place.head else role_of(place.name, (*place.parents, place.module))
     return [part if part.role or not role else replace(part, role=role) for part in _split(place)]
 
@@ -111,7 +115,7 @@ def _split(place: Place) -> Iterator[Part]:
 
 
 def _advice(place: Place) -> str:
-    """What the user can say to put a parameter of an unknown layer in."""
+    """Return a hint on how the user can include a parameter of an unknown layer."""
     if place.parameter.dim() == 3:
         return " (set stacked_matrices on the module to put it in)"
     if place.parameter.dim() == 2 and place.attribute == "weight":
@@ -120,7 +124,7 @@ def _advice(place: Place) -> str:
 
 
 def _skipped(place: Place) -> Part | None:
-    """Parameters that hold no matrix, whatever the layer."""
+    """Return the part of a parameter that holds no matrix in any layer, with the reason, or None."""
     module, parameter, attribute = place.module, place.parameter, place.attribute
     if not parameter.dtype.is_floating_point or parameter.dtype.itemsize < 2:
         return Part("other", f"stored as {parameter.dtype}: only real floating-point weights can be treated")
@@ -155,7 +159,7 @@ def _skipped(place: Place) -> Part | None:
 
 
 def _known(place: Place, layout: Layout) -> Iterator[Part]:
-    """Layers with a known layout: fused rows, transposed storage, stacks of experts."""
+    """Yield the parts of a parameter with a known layout: fused rows, transposed storage, stacks of experts."""
     parameter = place.parameter
     if layout.why_out:
         yield Part(layout.kind, layout.why_out)
@@ -167,7 +171,7 @@ def _known(place: Place, layout: Layout) -> Iterator[Part]:
 
 
 def _blocks(place: Place, layout: Layout, lead: tuple, stored: tuple[int, ...]) -> Iterator[Part]:
-    """The row blocks of one stored matrix; with `layout.transposed` the outputs are its columns."""
+    """Yield the row blocks of one stored matrix, or blocks of columns with `layout.transposed`."""
     outputs, inputs = reversed(stored) if layout.transposed else stored
     prefix = [str(i) for i in lead]
     if not layout.sizes:
@@ -195,9 +199,9 @@ def _blocks(place: Place, layout: Layout, lead: tuple, stored: tuple[int, ...]) 
 
 
 def _conv(module: conv._ConvNd, parameter: torch.Tensor) -> Iterator[Part]:
-    """One target a spatial tap and group. Groups are separate maps, so each group is its own (out/groups, in/groups).
+    """Yield one part per group and spatial tap of a convolution, of shape (out / groups, in / groups).
 
-    A convolution whose groups see one channel each (depthwise) holds no matrix: every block is a single column.
+    A depthwise convolution, whose groups have one input channel each, holds no matrix: every block is a single column.
     """
     if module.groups > 1 and module.in_channels == module.groups:
         yield Part("conv", "depthwise convolution: each filter sees one channel, so there is no matrix")
@@ -221,7 +225,7 @@ def _taps(parameter: torch.Tensor) -> list[tuple[int, ...]]:
 
 
 def _recurrent(module: nn.RNNBase, attribute: str, parameter: torch.Tensor) -> Iterator[Part]:
-    """Gates are separate maps; torch stacks them in the order of its documentation."""
+    """Yield one part per gate of a recurrent weight; torch stacks the gates in the order of its documentation."""
     if not RECURRENT.fullmatch(attribute):
         yield Part("other", REPARAMETRISED)
         return

@@ -1,8 +1,8 @@
-"""The data of target finding: where a parameter sits, how it is laid out, its parts, and the table of targets.
+"""Data classes for finding targets: places of parameters, layouts, parts, and the table of targets.
 
 A *target* is one matrix inside a parameter: the weight of a Linear layer, one spatial tap of a convolution, the q of a
-fused q/k/v, one expert, one critic of an ensemble. `walk` finds the places, `architectures` knows layouts, `split` cuts
-places into targets, and `rules` chooses among them.
+fused q/k/v, one expert, one critic of an ensemble. `walk` finds the places of parameters, `architectures` knows their
+layouts, `split` cuts them into targets, and `rules` chooses among the targets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ Sizes = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class Part:
-    """One block of a parameter. shape: (out, in), or () where there is no matrix; taps: spatial positions of a conv."""
+    """One block of a parameter, which may become a target.
+
+    shape: (out, in), or () if the block holds no matrix. taps: number of spatial positions of a convolution, else 1.
+    The other fields are those of `Target`; `label` is the part of the target's name in brackets.
+    """
 
     kind: str
     reason: str
@@ -34,7 +38,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a parameter sits: the module that holds it, that module's parents (outermost first), and its names."""
+    """The place of a parameter in a model: the module that holds it, that module's parents, and its names.
+
+    path: name of the module. parents: outermost first. parameter_name: the name in `model.named_parameters()`.
+    aliases: all names, with and without the prefixes of wrappers. tied: also held by an Embedding. head: output layer.
+    """
 
     path: str
     attribute: str
@@ -48,16 +56,17 @@ class Place:
 
     @property
     def name(self) -> str:
-        """The parameter as the module that was chosen names it."""
+        """Name of the parameter under `path`; a tied parameter can have another `parameter_name`."""
         return f"{self.path}.{self.attribute}" if self.path else self.attribute
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Parts of a weight's output rows, in order; no parts: the matrix is whole.
+    """Parts of the output rows of a weight, in order, as (name, rows); without parts, the matrix is whole.
 
-    repeats: the pattern of parts comes that many times (q/k/v head by head). transposed: stored as (in, out).
-    left_out: parts that are no targets, with the reason. why_out: the whole weight is out. declared: by the user.
+    repeats: how many times the pattern of parts occurs (q/k/v head by head). transposed: stored as (in, out).
+    why: the reason that targets give. left_out: names of parts that are not targets, with reasons.
+    why_out: if not empty, the reason that the whole weight is left out. declared: set by the user through `fused_rows`.
     """
 
     sizes: Sizes = ()
@@ -71,11 +80,11 @@ class Layout:
 
     @property
     def total(self) -> int:
-        """How many output rows the parts take."""
+        """Number of output rows of all parts together."""
         return self.repeats * sum(size for _, size in self.sizes)
 
     def picks(self) -> Iterator[tuple[str, slice | list[int], int]]:
-        """(name, rows, how many) of each part: a slice, or a list of row numbers where the part is scattered."""
+        """Yield (name, rows, number of rows) of each part; rows are a slice, or a list of indices if scattered."""
         period, start = sum(size for _, size in self.sizes), 0
         for name, size in self.sizes:
             if self.repeats == 1:
@@ -92,16 +101,20 @@ class Layout:
 class Target:
     """One matrix of a model (or one parameter that holds none), and whether it is to be treated.
 
-    name: the parameter and the part of it, e.g. "layer1.0.conv1.weight[0,2]", "h.0.attn.c_attn.weight[q]".
-    parameter: the name in `model.named_parameters()`; a tied weight has one name there and one target here.
-    kind: "linear", "conv", "embedding", "expert", "ensemble", "recurrent", "bias", "norm", "state_space", "lora", ...
-    index: applied to the parameter, gives the stored block. `transposed`: that block is (in, out).
-    shape: (out, in) of the matrix, () for a parameter without matrices.
-    scale: sqrt(out / in), for convolutions divided by the number of taps (the published scale of a projected matrix).
-    reason: why it is out, or why it is in.
-    role: what the matrix does where that is known ("q", "k", "v", "o", "mlp", "head", ...), else "".
-    module: the module that holds the parameter. aliases: further names that patterns may use.
-    tied: the parameter is also an embedding table.
+    Attributes:
+        name: the parameter and the part of it, e.g. "layer1.0.conv1.weight[0,2]", "h.0.attn.c_attn.weight[q]".
+        parameter: the name in `model.named_parameters()`; a tied weight has one name there and one target here.
+        kind: "linear", "conv", "embedding", "expert", "ensemble", "recurrent", "bias", "norm", "lora", ...
+        index: `parameter[index]` is the stored block.
+        transposed: whether that block is stored as (in, out).
+        shape: (out, in) of the matrix, () for a parameter without matrices.
+        scale: sqrt(out / in), divided by the number of taps for convolutions: the published scale after projection.
+        included: whether the target is to be treated.
+        reason: why the target is included or left out.
+        role: "q", "k", "v", "o", "attention", "mlp" or "head", or "" if unknown.
+        module: name of the module that holds the parameter.
+        aliases: all names of the parameter that patterns may use.
+        tied: whether the parameter is also an embedding table.
     """
 
     name: str
@@ -119,11 +132,11 @@ class Target:
     tied: bool = False
 
     def matrix(self, source: nn.Module | Mapping[str, Tensor]) -> Tensor:
-        """The (out, in) matrix of this target, out of a model or a dict from parameter names to tensors.
+        """Return the (out, in) matrix of this target from a model or a dict from parameter names to tensors.
 
-        A view of the parameter: writing into it (under `torch.no_grad()`) changes the parameter. The one
-        exception is a block whose rows are scattered (`is_view` is False: q/k/v interleaved head by head),
-        where it is a copy; `write` works for both.
+        The matrix is a view of the parameter: writing into it (under `torch.no_grad()`) changes the parameter. Only for
+        a block with scattered rows (q/k/v interleaved head by head; `is_view` is False) it is a copy. `write` works for
+        both.
         """
         block = _parameter(self, source)[self.index]
         return block.mT if self.transposed else block
@@ -134,14 +147,14 @@ class Target:
         return not any(isinstance(entry, list) for entry in self.index)
 
     def write(self, source: nn.Module | Mapping[str, Tensor], value: Tensor) -> None:
-        """Copies `value` (out, in), of any dtype, into the parameter, in place."""
+        """Copy `value` (out, in), of any dtype, into the parameter, in place."""
         with torch.no_grad():
             parameter = _parameter(self, source)
             parameter[self.index] = (value.mT if self.transposed else value).to(parameter.dtype)
 
 
 class TargetTable(list):
-    """A list of every `Target` of a model, in module order. `str()` prints it, equal neighbours in one line."""
+    """A list of every `Target` of a model, in module order. `str()` formats it, with equal targets in one line."""
 
     @property
     def included(self) -> list[Target]:
@@ -154,9 +167,10 @@ class TargetTable(list):
         return list(dict.fromkeys(target.parameter for target in self.included))
 
     def lines(self, *, by_layer: bool = True) -> list[dict[str, object]]:
-        """One row for neighbours that differ in nothing but their part, with the number of matrices.
+        """Return one row for all targets that differ only in their part, with the number of matrices.
 
-        by_layer=False also merges the same parameter of repeated layers ("h.*.attn.c_attn.weight").
+        The keys are in, parameter, shape, kind, role, why, matrices and part. by_layer=False also merges the same
+        parameter of repeated layers ("h.*.attn.c_attn.weight") and leaves the role empty.
         """
         rows: dict[tuple, dict[str, object]] = {}
         for target in self:
@@ -192,13 +206,13 @@ class TargetTable(list):
 
 
 def names(table: Iterable[Target]) -> list[str]:
-    """Parameter names of a table, once each, those with matrices first."""
+    """Return the parameter names of a table, once each, those of included targets first."""
     ordered = sorted(table, key=lambda target: not target.included)
     return list(dict.fromkeys(target.parameter for target in ordered))
 
 
 def shorten(words: Sequence[str], limit: int = 8) -> str:
-    """The first few words and how many follow."""
+    """Return the first `limit` words, joined by commas, and how many follow."""
     more = f", ... ({len(words) - limit} more)" if len(words) > limit else ""
     return ", ".join(words[:limit]) + more
 

@@ -1,4 +1,4 @@
-"""Where every parameter of a model sits: the module that holds it, its names, and which layers are heads."""
+"""Places of the parameters of a model: the module that holds each, its names, and whether it is in the output layer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MATRIX_LAYERS = (nn.Linear, conv._ConvNd)
 
 
 def places(model: nn.Module) -> list[Place]:
-    """Every parameter of `model` once, seen from the module that says most about it (a Linear before an Embedding)."""
+    """Return the place of every parameter of `model`, once; a tied one in its Linear layer, not its Embedding."""
     modules = dict(model.named_modules())
     refuse_flat_shards(modules)
     owners: dict[object, list[tuple[str, str]]] = {}
@@ -38,7 +38,7 @@ def places(model: nn.Module) -> list[Place]:
 
 
 def _identity(parameter: nn.Parameter) -> object:
-    """Equal for one Parameter seen twice, and for two Parameters that share the whole of one storage."""
+    """Return a key that is equal for one Parameter found twice and for two with the same memory, shape and strides."""
     without_memory = parameter.is_meta or parameter.numel() == 0 or parameter.layout is not torch.strided
     if type(parameter) is not nn.Parameter or without_memory:
         return id(parameter)
@@ -67,20 +67,20 @@ def _place(modules: dict[str, nn.Module], owned: list[tuple[str, str]], heads: s
 
 
 def _parents(modules: dict[str, nn.Module], path: str) -> tuple[nn.Module, ...]:
-    """The modules around `path`, the model first."""
+    """Return the modules around `path`, the model first."""
     words = path.split(".") if path else []
     return tuple(modules[".".join(words[:length])] for length in range(len(words)))
 
 
 def unwrapped(name: str) -> str:
-    """A parameter name without what DDP, torch.compile and FSDP put into it."""
+    """Return a parameter name without the prefixes of DDP, torch.compile, FSDP and activation checkpointing."""
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "") if wrapper != "module." else name.removeprefix(wrapper)
     return name
 
 
 def refuse_flat_shards(modules: dict[str, nn.Module]) -> None:
-    """FSDP1 keeps several parameters in one flat, cut-up vector: no matrix can be seen in it."""
+    """Raise UserError for FSDP1, which keeps several parameters in one flat vector and cuts that into shards."""
     flat = [
         path
         for path, module in modules.items()
@@ -102,7 +102,7 @@ def refuse_flat_shards(modules: dict[str, nn.Module]) -> None:
 
 
 def refuse_without_values(name: str, parameter: nn.Parameter) -> None:
-    """Lazy parameters have no shape yet; DeepSpeed ZeRO stage 3 leaves empty ones and keeps their shapes elsewhere."""
+    """Raise UserError for a lazy parameter, which has no shape yet, and for one that DeepSpeed ZeRO-3 partitions."""
     if isinstance(parameter, UninitializedParameter):
         raise UserError(
             f"parameter {name!r} is lazy and not initialised: run one batch through the model first"
@@ -116,7 +116,7 @@ def refuse_without_values(name: str, parameter: nn.Parameter) -> None:
 
 
 def class_name(module: nn.Module) -> str:
-    """The class a user wrote: FSDP2 puts a class of its own, named FSDP..., in front."""
+    """Return the name of the class that the user wrote, without the prefix FSDP that FSDP2 adds."""
     name = type(module).__name__
     return name.removeprefix("FSDP") if name.startswith("FSDP") and len(type(module).__mro__) > 2 else name
 
@@ -126,18 +126,18 @@ def _owner(path: str, name: str) -> str:
 
 
 def _heads(model: nn.Module, modules: dict[str, nn.Module]) -> set[str]:
-    """Paths of the output layers.
+    """Return the paths of the output layers.
 
-    Those are the Linear layers that the model itself names, else the Linear tied to an embedding, else the last Linear;
-    the last one counts only when it is outside every ModuleList: the end of a repeated block is not a head.
+    Those are the Linear layers that the model itself names, else the Linear tied to an embedding, else the last Linear.
+    The last one counts only outside every ModuleList and outside attention: the end of a repeated block is not a head.
     """
     for question in ("get_output_embeddings", "get_classifier"):
         answers = _ask(model, question)
         if answers and all(isinstance(layer, nn.Linear) for layer in answers):
             return {path for path, module in modules.items() if any(module is layer for layer in answers)}
         if answers and not any(isinstance(part, nn.Linear) for layer in answers for part in layer.modules()):
-            return set()  # the model says that it has none: Identity in timm with num_classes=0
-    # not m.weight: where that is computed, as by spectral_norm, asking for it moves the state of the computation
+            return set()  # the model has no output layer, such as timm with num_classes=0
+    # not m.weight: where spectral_norm computes it, reading it changes the state of the computation
     weights = {path: m._parameters.get("weight") for path, m in modules.items()}
     tables = {id(weights[p]) for p, m in modules.items() if isinstance(m, nn.Embedding)} - {id(None)}
     layers = [
@@ -153,7 +153,7 @@ def _heads(model: nn.Module, modules: dict[str, nn.Module]) -> set[str]:
 
 
 def _ask(model: nn.Module, question: str) -> list[nn.Module]:
-    """The layers that the model names: one, several (distilled models of timm), or none where it says nothing."""
+    """Return the layers that the model's method `question` names: one, several (distilled models of timm), or none."""
     answer = getattr(model, question, None)
     try:
         layers = answer() if callable(answer) else None
@@ -164,7 +164,7 @@ def _ask(model: nn.Module, question: str) -> list[nn.Module]:
 
 
 def check_module(model: object) -> None:
-    """Raise UserError for what is no torch module."""
+    """Raise UserError for anything but a torch module, and for a TorchScript module."""
     if not isinstance(model, nn.Module):
         raise UserError(
             f"model is a {type(model).__name__}, not a torch module: give the module itself; for one matrix use "
