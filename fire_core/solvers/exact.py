@@ -116,6 +116,7 @@ def _is_tall(matrices: Tensor) -> bool:
 
 
 def _repair(solved: Solved, wanted: Tensor, solver: Callable[[Tensor], Solved]) -> None:
+    """Replace the matrices that the mask `wanted` (b,) selects by the result of `solver` for their indices."""
     index = wanted.nonzero().flatten()
     if len(index):
         solved.put(index, solver(index))
