@@ -1,4 +1,4 @@
-"""Hidden units of any net: find them (`graph`), watch them (`recorder`), replace them (`recycling`)."""
+"""Hidden units of any net: finding them (`graph`), recording them (`recorder`), replacing them (`recycling`)."""
 
 from fire_core.units.graph import UnitLayer, find_unit_layers
 from fire_core.units.recorder import Recorder

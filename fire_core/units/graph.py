@@ -1,13 +1,14 @@
-"""Which hidden units a net has, and the layers around them: whose rows make a unit, whose columns read it.
+"""Hidden units of a net, with the layers that compute them and the layers that read them.
 
 Methods that replace single units (ReDo, continual backprop, SNR) need to know which layer feeds which. Names and order
-of modules do not say; one forward pass does: the autograd graph is walked back from the input of every Linear and
-convolution to the layers whose outputs arrive there. So any Python in `forward` is fine, and nothing is declared.
+of modules do not show this, but one forward pass does: the autograd graph is followed back from the input of every
+Linear and convolution to the layers whose outputs reach it. `forward` may contain any Python, and nothing has to be
+declared.
 
-A layer counts when its units are its own: everything on the way to each reader is elementwise, a norm, a pool or a
-reshape. Two layers that are multiplied (gated MLPs, SwiGLU) share their units. Left out, with a reason: layers that
-are added to others (the residual stream has no owner), that go through attention, transposes or concatenation, that
-run twice, and the output layer.
+The output channels of a layer are units if everything between them and each reader is elementwise, a norm, a pool or a
+reshape. Two layers whose outputs are multiplied (gated MLPs, SwiGLU) share their units. Layers are left out, with a
+reason, if they are added to others (residual stream), go through attention, transposes or concatenation, run twice, or
+are the output layer.
 """
 
 from __future__ import annotations
@@ -35,14 +36,17 @@ IN_PLACE = {
     "Mean", "Sum", "Neg", "Abs", "Clamp", "ClampMin", "Rsqrt", "Sqrt", "View", "UnsafeView", "ReshapeAlias", "Clone",
     "Alias", "ToCopy", "Squeeze", "Unsqueeze", "Expand", "Select", "Slice",
 }  # fmt: skip
-OUTSIDE = "the input"  # stands for what comes from no layer: the input itself, embeddings
+OUTSIDE = "the input"  # source of values that no layer computes: the input itself, embeddings
 
 
 @dataclass(frozen=True)
 class UnitLayer:
-    """One hidden layer. incoming: modules whose output channels are the units (two where gated). norms: norm modules
-    between them and the readers. outgoing: (reading module, columns per unit); more than one column per unit where a
-    convolution was flattened."""
+    """One hidden layer; modules are given by name.
+
+    name: the first of `incoming`. units: number of units. incoming: modules whose output channels are the units (two if
+    gated). norms: norm modules between them and the readers. outgoing: (reading module, input columns per unit); a unit
+    has more than one column where a convolution is flattened.
+    """
 
     name: str
     units: int
@@ -52,16 +56,23 @@ class UnitLayer:
 
 
 class _Sources(NamedTuple):
+    """Layers whose outputs reach a node of the graph, norms on the way, and why units are mixed there ("" if not)."""
+
     layers: frozenset[str] = frozenset()
     norms: frozenset[str] = frozenset()
     trouble: str = ""
 
 
 def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict[str, str]]:
-    """Hidden layers of `net` in forward order, and why each other Linear or convolution is left out.
+    """Return the hidden layers of `net` in forward order, and the reason why each other layer is left out.
 
-    One forward pass of `inputs` (see `call`) in evaluation mode; hooks, mode and requires_grad are put back. Weights,
-    gradients and random states are not touched.
+    Layers are the Linear and convolution modules that run in one forward pass of `inputs` in evaluation mode; those
+    that do not run are in neither result. Mode and requires_grad are restored and hooks removed. Weights and gradients
+    are not changed.
+
+    Args:
+        inputs: a tensor, a tuple or list of arguments, or a mapping of keyword arguments.
+    Returns: a list of UnitLayer, and a dict from module names to reasons.
     """
     made: dict[Any, str] = {}
     normed: dict[Any, str] = {}
@@ -74,7 +85,7 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
         def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
             table[output.grad_fn] = name
             if isinstance(module, nn.Linear) and output.ndim > 2:
-                wide.add(name)  # rows of tokens: flattened, its units would not lie side by side
+                wide.add(name)  # rows of tokens: after flattening, the columns of one unit are not adjacent
 
         return hook
 
@@ -119,9 +130,9 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
 def _trace(
     root: Any, made: Mapping[Any, str], normed: Mapping[Any, str], memory: dict[Any, _Sources]
 ) -> _Sources:
-    """Layers whose outputs reach `root`, the norms passed, and what mixes the units on the way, if anything does.
+    """Return the layers whose outputs reach `root`, the norms on the way, and what mixes the units, if anything does.
 
-    Walks back through the graph with a stack of its own, so that its depth does not matter; `memory` keeps every node.
+    Follows the graph back without recursion, so that its depth does not matter. `memory` caches every node.
     """
     waiting = [root]
     while waiting:
@@ -140,7 +151,7 @@ def _trace(
 
 
 def _pass(node: Any, parts: list[_Sources], normed: Mapping[Any, str]) -> _Sources:
-    """What reaches the output of one operation, given what reaches its inputs."""
+    """Return the sources of the output of one operation, given those of its inputs."""
     parts = [part for part in parts if part.layers]
     layers = frozenset().union(*(part.layers for part in parts))
     norms = frozenset().union(*(part.norms for part in parts))
@@ -166,6 +177,7 @@ def _leaf(value: Any) -> Any:
 def _collect(
     net: nn.Module, sources: Mapping[str, _Sources], reasons: dict[str, str], wide: set[str]
 ) -> tuple[list[UnitLayer], dict[str, str]]:
+    """Return the result of `find_unit_layers` from the sources of every layer's input and the reasons found so far."""
     modules = dict(net.named_modules())
     layers: dict[frozenset[str], UnitLayer] = {}
     for reader, found in sources.items():
@@ -203,7 +215,7 @@ def _units(module: Any) -> int:
 
 
 def _columns(reader: Any, units: int, *, flattened: bool) -> int:
-    """Input columns of `reader` per unit, 0 where they do not line up."""
+    """Return the number of input columns of `reader` per unit, or 0 if its inputs are not these units."""
     if isinstance(reader, CONVOLUTIONS):
         return int(reader.groups == 1 and reader.in_channels == units)
     columns, rest = divmod(reader.in_features, units)

@@ -1,4 +1,4 @@
-"""Records what the next layer reads, reduced on the spot, in every training pass."""
+"""Recording of hidden activations, as the next layer reads them, during training."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from fire_core.units.graph import CONVOLUTIONS, UnitLayer
 
 
 def samples_by_unit(activations: Tensor, units: int, convolution: bool) -> Tensor:
-    """A reader's input as (samples, units): batch, positions and a unit's several columns are all samples."""
+    """Return a reader's input as (samples, units); positions and the several columns of a unit count as samples."""
     if convolution:
         return activations.movedim(1, -1).reshape(-1, units)
     return activations.reshape(-1, units, activations.shape[-1] // units).transpose(1, 2).reshape(-1, units)
 
 
 class Recorder:
-    """Hooks that reduce the activations of each unit layer in every training forward pass, until `remove`.
+    """Hooks that record the activations of unit layers in forward passes, until `remove` or the end of a `with` block.
 
-    `values[layer]` holds `reduce` ((samples, units) -> any tensor) of the latest pass with gradients in training mode;
-    with `always`, of any pass.
+    Args:
+        reduce: function of the activations (samples, units) of one layer, as its first reader receives them.
+        always: record every pass, not only those in training mode with gradients.
+    Attributes:
+        values: result of `reduce` in the latest recorded pass, by name of the layer.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class Recorder:
         return hook
 
     def remove(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks; `values` stay."""
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -1,4 +1,4 @@
-"""Gives single hidden units a new start: fresh incoming weights, outgoing weights of zero."""
+"""Replacement of single hidden units: new incoming weights, outgoing weights of zero."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ def recycle(
     initial: Mapping[str, Tensor] | None = None,
     optimizers: Iterable[Optimizer] = (),
 ) -> int:
-    """Give the chosen units fresh incoming weights and outgoing weights of zero, in place; returns how many.
+    """Give the chosen units new incoming weights and outgoing weights of zero, in place; return the number of units.
 
     Incoming weights are drawn from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), PyTorch's default for Linear and convolution,
-    with bias 0; with `initial` (a state dict of the start) each unit gets its own first weights and bias back. Norms
-    of the layer start again in these channels. The moments that `optimizers` keep for the entries touched become 0; their
-    step counts, shared by a whole parameter, stay.
+    with bias 0. In the layer's norms, these channels get gain 1, bias 0, running mean 0 and variance 1.
 
     Args:
-        chosen: bool (units,) or int64 indices of units. generator: CPU generator of the new weights.
+        chosen: bool (units,) or int64 indices of units.
+        generator: CPU generator of the new weights.
+        initial: state dict of the start; each unit then gets its own first weights and bias back instead.
+        optimizers: their moments of the changed entries become 0. Step counts belong to whole parameters and stay.
     """
     chosen = (chosen.nonzero().flatten() if chosen.dtype == torch.bool else chosen).cpu()
     if len(chosen) == 0:
