@@ -1,7 +1,7 @@
-"""The bounds of the FIRE paper's theorems, to be held against what is measured (Han et al. 2026, Theorems 1 to 4).
+"""Bounds of the FIRE paper's theorems, for comparison with measurements (Han et al. 2026, Theorems 1 to 4).
 
-They are about feed-forward nets without biases, H_l = sigma(H_{l-1} W_l^T), W_l (out, in), with 1-Lipschitz activations.
-`deviation` is a DfI; Theorems 3 and 4 say something only where it is below 1, and None is returned elsewhere.
+The theorems are about feed-forward nets without biases, H_l = sigma(H_{l-1} W_l^T), W_l (out, in), with 1-Lipschitz
+activations. `deviation` is a DfI. Theorems 3 and 4 hold only if it is below 1; otherwise their bounds are None.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from fire_core.measure.metrics import smaller_gram, squared_frobenius_error
 
 
 def deviation_up_to_scale(matrix: Tensor) -> Tensor:
-    """Smallest DfI of any multiple of `matrix` (..., m, n): Theorems 3 and 4 do not see a scale. NaN for a zero matrix."""
+    """Return the smallest DfI (...) of any multiple of `matrix` (..., m, n); NaN for a zero matrix.
+
+    Theorems 3 and 4 do not depend on the scale of W, so this deviation gives their tightest bounds.
+    """
     gram = smaller_gram(matrix)
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
     return (gram.shape[-1] - trace.square() / gram.square().sum(dim=(-2, -1))).clamp_min(0.0)
@@ -30,11 +33,13 @@ def covariance_bounds(
     features: Sequence[Tensor],
     other: Sequence[Tensor],
 ) -> list[float]:
-    """Theorem 1: bound on `covariance_shift` of the features of each layer between two nets.
+    """Return upper bounds on the `covariance_shift` of each layer's features between two nets (Theorem 1).
 
     Args:
-        before, after: weights of the layers, first one first. inputs: Z (samples, units).
-        features, other: outputs of the layers of either net for these inputs.
+        before, after: weights of the layers of the two nets, first layer first.
+        inputs: Z (samples, units).
+        features, other: outputs (samples, units) of the layers of the two nets for these inputs.
+    Returns: one bound per layer, not finite if its features are all zero.
     """
     bounds, norms, inverse, error = [], 1.0, 0.0, 0.0
     for w, v, h, g in zip(before, after, features, other, strict=True):
@@ -51,12 +56,13 @@ def covariance_bounds(
 def curvature_bound(
     deviations: Sequence[float], hessian: float, gradient: float, input_variance: float = 1.0
 ) -> float:
-    """Theorem 2: bound on the norm of the Hessian by all weights.
+    """Return an upper bound on the spectral norm of the loss Hessian with respect to all weights (Theorem 2).
 
     Args:
-        deviations: DfI of each layer. hessian, gradient: largest norms, over the samples, of the second and the first
-            derivative of the loss by the output. input_variance: largest eigenvalue of Z^T Z / n; the paper's inputs are
-            whitened, which makes it 1.
+        deviations: DfI of each layer.
+        hessian, gradient: largest norm, over the samples, of the second and of the first derivative of the loss with
+            respect to the output.
+        input_variance: largest eigenvalue of Z^T Z / n; 1 for whitened inputs, as in the paper.
     """
     norms = [1 + math.sqrt(deviation) for deviation in deviations]
 
@@ -69,7 +75,13 @@ def curvature_bound(
 
 
 def rank_bound(deviation: float, eigenvalues: Tensor, delta: float = 0.01) -> int | None:
-    """Theorem 3: least `feature_rank` of Z W^T. eigenvalues: the positive ones of the inputs' covariance that W reads."""
+    """Return a lower bound on the `feature_rank` of Z W^T, or None without one (Theorem 3).
+
+    Args:
+        deviation: DfI of W.
+        eigenvalues: positive eigenvalues (k,) of Q^T Z^T Z Q / n, where Q is the polar factor of W^T.
+        delta: share of the spectrum that `feature_rank` leaves out.
+    """
     if not deviation < 1 or not len(eigenvalues):
         return None
     spread = _spread(deviation) * math.sqrt(float(eigenvalues.max() / eigenvalues.min()))
@@ -77,7 +89,10 @@ def rank_bound(deviation: float, eigenvalues: Tensor, delta: float = 0.01) -> in
 
 
 def activity_bound(deviation: float) -> float | None:
-    """Theorem 4: most that the mean activity of a unit on Gaussian inputs is above the layer's mean; 1 over it, below."""
+    """Return an upper bound on a unit's mean activity relative to its layer's mean, or None without one (Theorem 4).
+
+    The inputs are Gaussian. The inverse of the bound is a lower bound on the same ratio.
+    """
     return _spread(deviation) if deviation < 1 else None
 
 

@@ -1,9 +1,10 @@
-"""Dormant units, defined once: how little a unit says, beside its layer, in what the next layer reads.
+"""Dormancy scores of hidden units: the mean absolute activation of a unit relative to the mean over its layer.
 
     score(unit) = mean |activation| of the unit / mean of that over the layer       (ReDo, Sokar et al. 2023, Eq. 1)
 
-A layer's activations are what a matrix product or convolution reads after a nonlinearity: after ReLU, squared ReLU or
-GELU, module or function, after a pool, and after the product of a gated block.
+The activations of a layer are the tensor, after a nonlinearity, that the next matrix product or convolution reads. A
+pool after the nonlinearity and the product of a gated block are therefore part of them. Nonlinearities may be modules
+or functions.
 """
 
 from __future__ import annotations
@@ -31,28 +32,31 @@ MIXERS = ("_scaled_dot_product", "lstm", "gru", "rnn", "mkldnn_rnn", "_thnn")
 
 
 def dormancy_scores(activations: Tensor) -> Tensor:
-    """Scores of the units of one layer from its activations.
+    """Return the dormancy scores of the units of one layer (ReDo, Sokar et al. 2023, Eq. 1).
 
     Args:
-        activations: (samples, units) or (samples, channels, height, width); a channel counts as one unit.
-    Returns: (units,); all zero when the whole layer is silent.
+        activations: (samples, units) or (samples, channels, ...); a channel counts as one unit.
+    Returns: (units,), with mean 1; all 0 if all activations of the layer are 0.
     """
     a = (activations if activations.dtype == torch.float64 else activations.float()).abs()
     return relative_to_layer(a.mean(dim=[d for d in range(a.ndim) if d != 1]))
 
 
 def relative_to_layer(magnitudes: Tensor) -> Tensor:
-    """Scores from the mean |activation| of each unit (units,)."""
+    """Return the scores (units,) from the mean absolute activation of each unit (units,)."""
     return magnitudes / magnitudes.mean().clamp_min(torch.finfo(magnitudes.dtype).tiny)
 
 
 def dormant_share(activations: Tensor, threshold: float = THRESHOLD) -> Tensor:
-    """Share of units with dormancy score <= threshold, between 0 and 1 (ReDo, Definition 3.1)."""
+    """Return the share of units with dormancy score <= threshold, between 0 and 1 (ReDo, Definition 3.1)."""
     return (dormancy_scores(activations) <= threshold).float().mean()
 
 
 class _Source(NamedTuple):
-    """The matrix product that values come from, how many units it has, and whether a nonlinearity came after it."""
+    """The product that values come from: its number in order of execution and its number of units.
+
+    counted: whether its units are scored. active: whether a nonlinearity followed.
+    """
 
     place: int
     units: int
@@ -61,9 +65,9 @@ class _Source(NamedTuple):
 
 
 class WatchUnits(TorchDispatchMode):
-    """Inside: scores of every layer whose activations a product reads, in `scores` (one entry a layer).
+    """Context in which the scores of every layer whose activations a product reads are collected in `scores`.
 
-    counted(): asked at each product; False leaves its units out (those of a frozen layer).
+    counted: called at each product; if it returns False, the units of that product are left out (a frozen layer).
     """
 
     def __init__(self, counted: Callable[[], bool] = lambda: True) -> None:
@@ -74,6 +78,7 @@ class WatchUnits(TorchDispatchMode):
         self._products = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one operation; score what a product reads, and remember which product other results come from."""
         result = function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__.rstrip("_")
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -102,12 +107,12 @@ class WatchUnits(TorchDispatchMode):
 
     @property
     def scores(self) -> list[Tensor]:
-        """Those of the layers seen so far, (units,) each."""
+        """Scores (units,) of each layer recorded so far."""
         return list(self._scores.values())
 
 
 def by_unit(activations: Tensor, units: int) -> Tensor:
-    """Activations with the units in dimension 1: (samples, units, ...), or (samples, units) of what ends in units."""
+    """Return activations with the units in dimension 1, (samples, units, ...); all other dimensions may be merged."""
     if activations.ndim > 2 and activations.shape[1] == units:
         return activations
     if activations.shape[-1] == units or activations.shape[-1] % units:
@@ -116,7 +121,10 @@ def by_unit(activations: Tensor, units: int) -> Tensor:
 
 
 def dormancy_of(net: nn.Module, inputs: Any, counted: Callable[[], bool] = lambda: True) -> list[Tensor]:
-    """Scores (units,) of each hidden layer in one pass of `inputs`; of the output, where no layer reads any units."""
+    """Return the scores (units,) of each hidden layer in one pass of `inputs` through `net`, in its present mode.
+
+    If no layer reads any units, these are the scores of the output. counted: see `WatchUnits`.
+    """
     with torch.no_grad(), WatchUnits(counted) as watch:
         output = call(net, inputs)
         if not watch.scores:

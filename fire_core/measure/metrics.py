@@ -1,8 +1,8 @@
-"""Plasticity and stability, measured: pure functions on tensors.
+"""Measures of plasticity and stability: pure functions on tensors.
 
-Legend: W weight matrix (out, in); Q orthogonal factor; H feature matrix (samples, units); I identity.
-Everything is computed in full float32 (float64 stays float64), whatever autocast and the TF32 switches say, and
-returned as a tensor on the input's device.
+Symbols: W is a weight matrix (out, in), H a feature matrix (samples, units), I the identity. All measures return a
+tensor on the input's device. All but `hessian_norm` compute in full float32 (float64 for float64 input), whatever
+autocast and TF32 are set to; `hessian_norm` computes in the precision of the loss that it is given.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _float(x: Tensor) -> Tensor:
 
 
 def in_full_precision(metric: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """`metric`, a function of a tensor first, outside of autocast and without TF32."""
+    """Decorate `metric`, whose first argument is a tensor, to compute without autocast and TF32."""
 
     @wraps(metric)
     def computed(first: Tensor, *others: Any, **options: Any) -> Tensor:
@@ -34,73 +34,77 @@ def in_full_precision(metric: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def deviation_from_isometry(matrix: Tensor) -> Tensor:
-    """DfI, squared Frobenius distance of the smaller Gram matrix to the identity, `||W^T W - I||_F^2` (FIRE, Eq. 2).
+    """Return the DfI: squared Frobenius distance of the smaller Gram matrix to I, `||W^T W - I||_F^2` (FIRE, Eq. 2).
 
-    The smaller Gram is taken because the larger one of an m x n matrix has at most min(m, n) unit eigenvalues, so its
-    DfI can never be below `|m - n|`.
+    The larger Gram matrix of an m x n matrix has at most min(m, n) nonzero eigenvalues, so its distance to I can never
+    be below `|m - n|`.
 
     Args:
         matrix: (..., m, n).
-    Returns: (...), 0 exactly for semi-orthogonal matrices; no unit.
+    Returns: (...), without unit; 0 only for semi-orthogonal matrices.
     """
     return deviation_of_gram(smaller_gram(matrix))
 
 
 @in_full_precision
 def smaller_gram(matrix: Tensor) -> Tensor:
-    """W^T W of matrices (..., m, n) with m >= n, else W W^T."""
+    """Return W^T W of matrices (..., m, n) if m >= n, else W W^T."""
     w = _float(matrix)
     return w.mT @ w if w.shape[-2] >= w.shape[-1] else w @ w.mT
 
 
 def deviation_of_gram(gram: Tensor) -> Tensor:
-    """||G - I||_F^2 of Gram matrices (..., n, n), whose diagonals are overwritten."""
+    """Return `||G - I||_F^2` (...) of Gram matrices (..., n, n), whose diagonals are overwritten."""
     gram.diagonal(dim1=-2, dim2=-1).sub_(1.0)
     return gram.square().sum(dim=(-2, -1))
 
 
 def squared_frobenius_error(matrix: Tensor, other: Tensor) -> Tensor:
-    """SFE, squared distance between two weights, `||W - W'||_F^2` over the last two dimensions (FIRE, Eq. 1)."""
+    """Return the SFE of two weights (..., m, n), `||W - W'||_F^2` (...) (FIRE, Eq. 1)."""
     return (_float(matrix) - _float(other)).square().sum(dim=(-2, -1))
 
 
 def relative_squared_error(before: Tensor, after: Tensor, initial: Tensor) -> Tensor:
-    """SFE(before, after) / SFE(before, initial): distance moved, in units of what a full reset would move.
+    """Return SFE(before, after) / SFE(before, initial): 1 for a change as large as a full reset.
 
-    NaN where the weight still has its initial value.
+    All weights are (..., m, n), the result is (...), float64. It is NaN where `before` equals `initial`.
     """
     reset = squared_frobenius_error(before, initial).double()
     return torch.where(reset > 0, squared_frobenius_error(before, after) / reset, torch.nan)
 
 
 def stable_rank(matrix: Tensor) -> Tensor:
-    """`||W||_F^2 / ||W||_2^2`, between 1 and min(m, n); shape (..., m, n) -> (...). Undefined (NaN) for zero."""
+    """Return `||W||_F^2 / ||W||_2^2` (...) of (..., m, n), between 1 and min(m, n); NaN for a zero matrix."""
     w = _float(matrix)
     return w.square().sum(dim=(-2, -1)) / torch.linalg.matrix_norm(w, ord=2).square()
 
 
 def effective_rank(matrix: Tensor) -> Tensor:
-    """exp of the entropy of the normalised singular values (Roy & Vetterli 2007), between 1 and min(m, n).
+    """Return exp of the entropy of the normalised singular values (Roy & Vetterli 2007).
 
     Args:
-        matrix: (..., m, n). Returns: (...). Undefined (NaN) for a zero matrix.
+        matrix: (..., m, n).
+    Returns: (...), between 1 and min(m, n); NaN for a zero matrix.
     """
     return effective_rank_of(torch.linalg.svdvals(_float(matrix)))
 
 
 def effective_rank_of(singular: Tensor) -> Tensor:
-    """`effective_rank` from singular values (..., k)."""
+    """Return `effective_rank` (...) from singular values (..., k)."""
     share = singular / singular.sum(dim=-1, keepdim=True)
     return torch.exp(torch.special.entr(share).sum(dim=-1))
 
 
 def feature_rank(features: Tensor, delta: float = 0.01) -> Tensor:
-    """srank_delta: least k whose top k singular values hold 1 - delta of their sum (Kumar et al. 2021; FIRE, Thm 3).
+    """Return srank_delta: the smallest k whose top k singular values reach 1 - delta of the sum of all.
+
+    Source: Kumar et al. 2021; FIRE, Theorem 3.
 
     Args:
         features: H (samples, units).
         delta: share of the spectrum left out, in (0, 1).
     Returns: integer scalar, between 1 and min(samples, units); 0 for all-zero features.
+    Raises: UserError if delta is outside (0, 1).
     """
     if not 0.0 < delta < 1.0:
         raise UserError(f"feature_rank: delta={delta} is outside (0, 1)")
@@ -112,10 +116,11 @@ def feature_rank(features: Tensor, delta: float = 0.01) -> Tensor:
 
 @in_full_precision
 def covariance_shift(features: Tensor, other: Tensor) -> Tensor:
-    """||C - C'||_F^2 with C = H H^T / ||H||_F^2, the normalised sample Gram matrix (FIRE, Thm 1). In [0, 2].
+    """Return `||C - C'||_F^2`, where `C = H H^T / ||H||_F^2` is the normalised sample Gram matrix (FIRE, Theorem 1).
 
     Args:
-        features, other: (samples, units) of the same samples before and after a change; units may differ.
+        features, other: H and H' (samples, units) of the same samples; numbers of units may differ.
+    Returns: scalar in [0, 2]; NaN for all-zero features.
     """
     h, g = _float(features), _float(other)
     return (h @ h.mT / h.square().sum() - g @ g.mT / g.square().sum()).square().sum()
@@ -128,14 +133,16 @@ def hessian_norm(
     iterations: int = 30,
     generator: torch.Generator,
 ) -> Tensor:
-    """Largest absolute eigenvalue of the loss Hessian by power iteration on Hessian-vector products.
+    """Return the largest absolute eigenvalue of the loss Hessian, by power iteration on Hessian-vector products.
 
-    A lower bound that grows to the value with the iterations; not exact where the two largest magnitudes are close.
+    The result is a lower bound that approaches the eigenvalue slowly where the two largest magnitudes are close.
 
     Args:
-        loss: closure that returns a scalar, differentiable twice.
-        parameters: leaves to differentiate by.
+        loss: closure that returns a scalar, twice differentiable.
+        parameters: leaves to differentiate with respect to; those with requires_grad False are left out.
+        iterations: number of Hessian-vector products.
         generator: CPU generator of the starting vector.
+    Returns: scalar.
     """
     leaves = [p for p in parameters if p.requires_grad]
     gradients = torch.autograd.grad(loss(), leaves, create_graph=True)

@@ -1,4 +1,4 @@
-"""A net in training or evaluation mode for a while, and passes through it that leave no trace."""
+"""Context managers for a net in training or evaluation mode that restore its state afterwards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 @contextmanager
 def in_mode(net: nn.Module, *, training: bool) -> Iterator[None]:
-    """`net.train(training)` inside; afterwards every module has its own mode back (a frozen batch norm stays frozen)."""
+    """Call `net.train(training)`; at the end restore the mode of every module (a frozen batch norm stays frozen)."""
     before = [(module, module.training) for module in net.modules()]
     net.train(training)
     try:
@@ -23,7 +23,7 @@ def in_mode(net: nn.Module, *, training: bool) -> Iterator[None]:
 
 @contextmanager
 def undisturbed(net: nn.Module, *, training: bool) -> Iterator[None]:
-    """`in_mode`, and afterwards the net's buffers and the CPU's random state are as before."""
+    """Act as `in_mode`; also restore the CPU's random state and, if the body raises no error, the net's buffers."""
     buffers = {key: value.clone() for key, value in net.named_buffers()}
     with in_mode(net, training=training), torch.random.fork_rng(devices=[]):
         yield

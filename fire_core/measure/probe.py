@@ -1,4 +1,4 @@
-"""Plasticity of a whole net, measured on a fixed batch: dormant units, feature rank, weight norm, isometry, curvature."""
+"""Plasticity of a whole net on a fixed batch: dormant units, feature rank, weight norm, isometry, curvature."""
 
 from __future__ import annotations
 
@@ -22,17 +22,21 @@ from fire_core.targets import list_targets
 def plasticity(
     net: nn.Module, inputs: Any, *, threshold: float = THRESHOLD, delta: float = 0.01
 ) -> dict[str, float]:
-    """Run `inputs` (see `measure.inputs`) through `net` in evaluation mode and measure; hooks and mode are restored.
+    """Run `inputs` through `net` in evaluation mode and return measures of its plasticity; the mode is restored.
 
-    Only what can learn is looked at: layers with frozen weights, and activations that follow one, are left out (the old
+    Only trained layers are measured: layers with frozen weights, and activations that follow one, are left out (the old
     heads of plasticity injection, a frozen backbone). A net whose parameters are all frozen is measured as a whole.
 
-    Returns:
-        dormant_share: hidden units with dormancy score <= threshold (`fire_core.measure.dormancy`), 0..1.
-        feature_rank: srank_delta of the input of the last Linear (Kumar et al. 2021).
-        weight_norm: Frobenius norm of the parameters.
-        dfi: mean deviation from isometry of the target matrices as stored.
-        A figure that the net does not define (no nonlinearity, no Linear) is left out.
+    Args:
+        inputs: a tensor, a tuple or list of arguments, or a mapping of keyword arguments.
+        threshold: largest score of a dormant unit.
+        delta: share of the spectrum that the feature rank leaves out, in (0, 1).
+    Returns: a dict, without the measures that the net does not define (no nonlinearity, no Linear):
+
+    - "dormant_share": share of hidden units with dormancy score <= threshold, in [0, 1] (ReDo, Definition 3.1).
+    - "feature_rank": srank_delta of the input of the last Linear (Kumar et al. 2021).
+    - "weight_norm": Frobenius norm of all measured parameters together.
+    - "dfi": mean deviation from isometry of the target matrices as stored.
     """
     features: list[Tensor] = []
     all_frozen = not _learns(net)
@@ -68,16 +72,16 @@ def plasticity(
 
 
 def _learns(module: nn.Module) -> bool:
-    """Whether any of its parameters is trained."""
+    """Return whether any parameter of `module` is trained."""
     return any(p.requires_grad for p in module.parameters())
 
 
 def relative_gradient(
     net: nn.Module, inputs: Any, targets: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
 ) -> float:
-    """Norm of the gradient of `loss(net(inputs), targets)` by the trained weights, divided by the norm of these weights.
+    """Return the gradient norm of `loss(net(inputs), targets)` for the trained weights, divided by the weights' norm.
 
-    In evaluation mode; stored gradients are left alone.
+    The net is in evaluation mode meanwhile. Stored gradients are not changed.
     """
     arguments, keywords = arguments_of(inputs)
     trained = [p for p in net.parameters() if p.requires_grad]
@@ -89,7 +93,7 @@ def relative_gradient(
 
 
 def relative_norm(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> float:
-    """Frobenius norm of all `tensors` divided by that of all `others`."""
+    """Return the Frobenius norm of all `tensors` together, divided by that of all `others`."""
     norms = [
         torch.stack([t.detach().float().square().sum() for t in part]).sum().sqrt()
         for part in (tensors, others)
@@ -106,11 +110,17 @@ def curvature(
     generator: torch.Generator,
     iterations: int = 30,
 ) -> float:
-    """Largest absolute eigenvalue of the Hessian of `loss(net(inputs), targets)` by all weights (FIRE, Fig. 5b).
+    """Return the largest absolute eigenvalue of the Hessian of `loss(net(inputs), targets)` (FIRE, Fig. 5b).
 
-    In the mode the net is in: in training mode batch norm uses the batch, as the coming steps will. Weights, buffers
-    and gradients are left as they are. See `hessian_norm` for the error; costs about 2 * `iterations` backward passes
-    and the memory of one backward pass that is kept.
+    The Hessian is with respect to all trained parameters. The net stays in its present mode: in training mode, batch
+    norm uses the statistics of the batch. Weights, buffers and gradients are not changed. The error is that of
+    `hessian_norm`. Cost: about 2 * `iterations` backward passes, and the memory of one graph that is kept.
+
+    Args:
+        inputs: a tensor, a tuple or list of arguments, or a mapping of keyword arguments.
+        loss: function of the net's output and `targets` that returns a scalar, twice differentiable.
+        generator: CPU generator of the starting vector.
+        iterations: number of Hessian-vector products.
     """
     buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
     parameters = dict(net.named_parameters())
