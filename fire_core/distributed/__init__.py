@@ -1,1 +1,1 @@
-"""FIRE on models whose parameters are spread over several processes."""
+"""Treatments of models whose parameters are replicated or sharded over several processes."""

@@ -1,7 +1,7 @@
-"""The projection of a tall matrix from its Gram matrix alone.
+"""Projection of a tall matrix W (m, n), m >= n, that needs only its Gram matrix G = W^T W.
 
-Legend: W (m, n) with m >= n, G = W^T W, X_0 = W / norm. The polar factor is W G^(-1/2) and a step of the published
-iteration is X <- X (3/2 I - 1/2 X^T X), so both are W times an n x n matrix that depends on G only.
+The polar factor is W G^(-1/2), and a step of the published iteration is X <- X (3/2 I - 1/2 X^T X) from X = W / norm.
+Both are therefore W times an n x n matrix that depends on G only.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MOST_CONDITION = 1e5
 
 @dataclass
 class GramProjection:
-    """factor: (n, n) float64 with W_new = W @ factor; row: the report's line, computed from the Gram matrix.
+    """Change of a matrix, W_new = W @ factor, and its report row, both computed from the Gram matrix.
 
-    factor has entries up to 1 / sigma_min, so W @ factor wants float64 too. `scale` is what an isometry in W_new is
-    multiplied with, None where W_new is not a multiple of the solver's factor (strength below 1). limit: largest residual
-    that the settings allow.
+    factor: (n, n), float64. Its entries are up to 1 / sigma_min, so W @ factor must be computed in float64 too.
+    scale: W_new is scale times the solver's orthogonal factor; None if it is not a multiple of that (strength below 1).
+    limit: largest residual that the settings allow.
     """
 
     factor: Tensor
@@ -34,7 +34,7 @@ class GramProjection:
     limit: float = math.inf
 
     def measure(self, gram: Tensor) -> None:
-        """Put into the row what W_new^T W_new = `gram` (n, n) says of the weights as they are stored."""
+        """Update the row to the weights as stored, whose Gram matrix W_new^T W_new is `gram` (n, n)."""
         identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
         self.row.dfi_after = float((gram - identity).square().sum())
         self.row.norm_after = float(gram.trace().sqrt())
@@ -42,16 +42,17 @@ class GramProjection:
             self.row.dfi_factor = self.row.residual = float((gram / self.scale**2 - identity).square().sum())
 
     def misses_its_limit(self) -> bool:
-        """Whether the weights as stored are farther from orthogonal than the settings allow."""
+        """Return whether the weights as stored are farther from orthogonal than the settings allow."""
         return self.scale is not None and self.row.residual is not None and self.row.residual > self.limit
 
 
 def gram_projection(
     values: Tensor, vectors: Tensor, target: Target, settings: FireSettings
 ) -> GramProjection | None:
-    """The same change of W as `fire` makes, or None where the Gram matrix is too ill-conditioned for that.
+    """Return the change that `fire` makes to W, or None if the condition number of W is above 1e5.
 
-    values, vectors: (n,) rising and (n, n), float64: eigenvalues and eigenvectors of G. settings: of `fire`.
+    values (n,), ascending, and vectors (n, n) are the eigenvalues and eigenvectors of G in float64. settings are those
+    of `fire`; the solvers "exact" and "fast" both give the polar factor.
     """
     if not (values[0] > 0 and values[-1] <= MOST_CONDITION**2 * values[0]):
         return None

@@ -1,11 +1,11 @@
 """A treatment of parameters that several processes share: replicated (DDP) and sharded (FSDP2, any DTensor).
 
-Every rank calls `share_out` with the same arguments. The parameters are dealt out to the ranks by cost; the owner of a
-parameter treats it and the result goes to all, so replicas stay bit-equal and the work is divided by the world size.
-Sharded parameters are gathered one at a time. A tall matrix cut along its rows is never gathered: its small Gram
-matrix is summed over the ranks in one all-reduce, and each rank multiplies its own rows (Gram form).
+Every rank calls `share_out` with the same arguments. The parameters are divided among the ranks by cost. The owner of a
+parameter treats it and sends the result to all ranks, so replicas stay bit-equal and the work is divided by the world
+size. Sharded parameters are gathered one at a time. A tall, well-conditioned matrix that is sharded along its rows need
+not be gathered: its small Gram matrix is summed over the ranks, and each rank multiplies its own rows (Gram form).
 
-FSDP1 (FullyShardedDataParallel) keeps flattened shards in which no matrix can be seen: `find_targets` refuses it.
+FSDP1 (FullyShardedDataParallel) flattens parameters and cuts them, so `find_targets` refuses it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fire_core.errors import UserError
 from fire_core.report import Report, Row
 from fire_core.targets import Target, TargetTable
 
-# every rank has the whole value already; below torch 2.7 it is sent once more, which cannot be switched off
+# every rank already has the whole value; torch below 2.7 sends it again, which cannot be switched off
 _SILENTLY: dict[str, Any] = (
     {"src_data_rank": None} if "src_data_rank" in signature(distribute_tensor).parameters else {}
 )
@@ -36,7 +36,7 @@ GramTreatment = Callable[[Tensor, Tensor, Target], GramProjection | None]
 
 @dataclass
 class _Share:
-    """What one rank computed: new full parameters, Gram projections and its own rows of theirs, report rows."""
+    """Results of one rank: new full parameters, Gram projections with the new local rows (`cut`), report rows."""
 
     full: dict[str, Tensor] = field(default_factory=dict)
     gram: dict[str, GramProjection] = field(default_factory=dict)
@@ -56,14 +56,19 @@ def share_out(
     dry_run: bool = False,
     **options: Any,
 ) -> Report:
-    """`fire_core.engine.apply` by all ranks of `group` together (by default those of the DTensor mesh, else all).
+    """Run `fire_core.engine.apply` on all ranks of `group` together and return the report. Collective.
 
-    gram: the same treatment from the eigenvalues and eigenvectors of a Gram matrix, for tall matrices cut along their
-    rows, which are then not gathered; None where it does not serve. Matrices whose condition number is above 1e5 are
-    gathered in any case. options: as for `apply`.
+    The result is that of one process up to rounding, and replicas are bit-equal. If the treatment fails on any rank,
+    with any exception, all ranks raise an error and nothing is written.
 
-    Guarantee: the same result as on one process, up to rounding, and bit-equal replicas. Replicas that differ before are
-    an error. An error on any rank, of any kind, is raised on all of them, and nothing is written then. Collective.
+    Args:
+        gram: the same treatment as a function of eigenvalues and eigenvectors of the Gram matrix, and the target. It is
+            used for tall matrices sharded along their rows, which are then not gathered. Where it returns None
+            (`gram_projection` does so above a condition number of 1e5) or misses the tolerance, the matrix is gathered.
+        group: by default the ranks of the DTensor mesh, or all if there is none.
+        dry_run: write nothing.
+        options: as for `apply`.
+    Raises: UserError without a process group, for invalid targets, and for replicas that differ between ranks.
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise UserError(
@@ -109,7 +114,7 @@ def share_out(
 def check_replicas(
     parameters: Mapping[str, Tensor], names: list[str], group: dist.ProcessGroup | None = None
 ) -> None:
-    """Raises UserError on every rank when a replicated parameter is not bit-equal on all ranks. Collective."""
+    """Raise UserError on every rank if a replicated parameter is not bit-equal on all ranks. Collective."""
     plain = [name for name in names if not isinstance(parameters[name], DTensor)]
     sums = [checksum(parameters[name]) for name in plain]
     everywhere: list[list[int]] = [[] for _ in range(dist.get_world_size(group))]
@@ -126,10 +131,10 @@ CHECKSUM_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64
 
 
 def checksum(tensor: Tensor) -> int:
-    """A 64-bit number of the exact bits and, in blocks of rows, of their order: equal tensors give equal numbers.
+    """Return a 64-bit checksum of the exact bits of a tensor, at the speed of memory.
 
-    Sums of the words read as integers, which is one pass at the speed of memory; each of up to 64 pieces counts with a
-    weight of its own, and so does every second word.
+    The words are summed as integers. Each of up to 64 pieces has a weight of its own, and so have the words at even
+    places: the checksum also changes when words move between pieces, or between even and odd places.
     """
     words = tensor.detach().contiguous().reshape(-1).view(CHECKSUM_WORDS[tensor.element_size()])
     pieces = [part.sum(dtype=torch.int64) for piece in words.tensor_split(64) for part in (piece, piece[::2])]
@@ -142,7 +147,7 @@ def checksum(tensor: Tensor) -> int:
 def _treat_share(
     share: _Share, chosen: Mapping[str, list[Target]], treatment: Treatment, options: Mapping[str, Any]
 ) -> None:
-    """Treats the parameters that this rank owns; an exception is kept, so that all ranks can raise it together."""
+    """Treat the parameters that this rank owns; an exception is stored, so that all ranks can raise it together."""
     share.rows |= {projection.row.name: projection.row for projection in share.gram.values()}
     if not share.full:
         return
@@ -157,7 +162,7 @@ def _treat_share(
 
 
 def _exchange(share: _Share, group: dist.ProcessGroup | None) -> tuple[dict[str, Row], set[str]]:
-    """Rows and changed parameters of all ranks; raises on all what failed on any."""
+    """Return the rows and changed parameters of all ranks; if any rank has an error, raise it on all."""
     error = share.error
     expected = isinstance(error, UserError)
     text = "" if error is None else str(error) if expected else f"{type(error).__name__}: {error}"
@@ -180,7 +185,7 @@ def _exchange(share: _Share, group: dist.ProcessGroup | None) -> tuple[dict[str,
 
 
 def _owners(chosen: Mapping[str, list[Target]], world: int) -> dict[str, int]:
-    """Rank of each parameter: the dearest first, each to the rank with the least work so far."""
+    """Return the rank of each parameter: the most expensive first, each to the rank with the least work so far."""
     cost = {
         name: sum(t.shape[0] * t.shape[1] * min(t.shape) for t in members) for name, members in chosen.items()
     }
@@ -192,7 +197,7 @@ def _owners(chosen: Mapping[str, list[Target]], world: int) -> dict[str, int]:
 
 
 def _group_of(parameters: Any) -> dist.ProcessGroup | None:
-    """The ranks that hold the model: those of its mesh, or all (None)."""
+    """Return the group of the ranks that hold the model: those of its mesh, or all (None)."""
     for parameter in parameters:
         if isinstance(parameter, DTensor):
             mesh = parameter.device_mesh
@@ -208,7 +213,7 @@ def _group_of(parameters: Any) -> dist.ProcessGroup | None:
 
 
 class Gathered(Mapping[str, Tensor]):
-    """Mapping that gathers each parameter from its shards when it is accessed. All ranks must access it together."""
+    """Mapping that gathers each parameter from its shards on access. All ranks must access it together."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         self._parameters = parameters
@@ -224,7 +229,7 @@ class Gathered(Mapping[str, Tensor]):
 
 
 def cut(value: Tensor, like: Tensor) -> Tensor:
-    """A tensor that every rank has whole, in the type, on the device and in the shards of the DTensor `like`."""
+    """Return `value`, which every rank holds whole, as a DTensor with the type, device and placements of `like`."""
     assert isinstance(like, DTensor)
     whole = value.to(like.to_local().device, like.dtype)
     return distribute_tensor(whole, like.device_mesh, like.placements, **_SILENTLY)
@@ -235,7 +240,7 @@ def _full(parameter: Tensor) -> Tensor:
 
 
 def _write_full(parameter: Tensor, new: Tensor | None, owner: int, group: dist.ProcessGroup | None) -> None:
-    """The owner's value on every rank; each keeps its own part of it."""
+    """Broadcast the owner's value and write it to the parameter; each rank keeps its own shard."""
     local = _local(parameter)
     value = torch.empty(parameter.shape, dtype=parameter.dtype, device=local.device) if new is None else new
     source = owner if group is None else dist.get_global_rank(group, owner)
@@ -246,10 +251,10 @@ def _write_full(parameter: Tensor, new: Tensor | None, owner: int, group: dist.P
 def _try_gram(
     parameter: Tensor, members: list[Target], gram_treatment: GramTreatment
 ) -> tuple[GramProjection, Tensor] | None:
-    """The projection of a whole, tall matrix cut along its rows, and this rank's rows of the result.
+    """Return the Gram projection of a tall matrix sharded along its rows, and this rank's rows of the result.
 
-    From the sum of the ranks' Gram matrices; None where that does not serve, or where the result misses the
-    tolerance of "exact", which the Gram matrix of the result tells.
+    Returns None if the parameter is not such a matrix, if `gram_treatment` returns None, or if the Gram matrix of the
+    result misses the tolerance of "exact".
     """
     if not isinstance(parameter, DTensor) or len(members) != 1 or members[0].index:
         return None
@@ -275,7 +280,7 @@ def _try_gram(
 
 
 def _summed_gram(local: Tensor, ranks: dist.ProcessGroup) -> Tensor:
-    """W^T W (n, n) in float64 of a matrix whose rows are spread over `ranks`, the same bits on all of them."""
+    """Return W^T W (n, n) in float64, bit-equal on all `ranks`, of a matrix whose rows are sharded over them."""
     rows = local.double()
     gram = rows.mT @ rows
     dist.all_reduce(gram, group=ranks)
