@@ -1,1 +1,1 @@
-"""FIRE on files of weights, without building the model."""
+"""FIRE on checkpoint files: reading, projecting and inspecting weights, and the command line."""

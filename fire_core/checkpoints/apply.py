@@ -1,4 +1,4 @@
-"""FIRE on checkpoint files: one shard in memory at a time, no model code run."""
+"""FIRE on checkpoint files, with one shard in memory at a time."""
 
 from __future__ import annotations
 
@@ -28,11 +28,21 @@ def apply(
     progress: Progress | None = None,
     **settings: Any,
 ) -> Report:
-    """FIRE on the weights of `source`, written to `output`, which must not exist; all other content is kept.
+    """Apply FIRE to the weights of `source`, write them to `output` with all other content, and return the report.
 
-    settings: as for `fire` (`FireSettings`). The output appears whole or not at all. Optimizer state in the file is
-    kept and describes the old weights: clear it.
-    progress: called with the number of matrices done. Raises UserError as `fire` and `plan` do.
+    The output is written completely or not at all. Optimizer state in the file is kept, although it belongs to the old
+    weights: clear it.
+
+    Args:
+        source: safetensors or torch file, or a Hugging Face folder.
+        output: file or folder of the same form, which must not exist.
+        targets: preset, pattern, or list of them, as for `find_targets`.
+        model: where the target matrices are read from: "auto", "none" or "package.module:callable"
+            (see `fire_core.checkpoints.plan.plan`).
+        key: dotted path to the weights inside a torch file.
+        progress: called with the number of matrices treated since the last call.
+        settings: as for `fire` (`FireSettings`).
+    Raises: UserError for files that cannot be read or written, and as `fire` and `find_targets` do.
     """
     checkpoint = open_checkpoint(source, key)
     table, _ = plan(checkpoint, targets, model)
@@ -50,7 +60,7 @@ def apply(
                 changed |= part.changed
                 seconds += part.seconds
                 done |= {row.name: row for row in part.rows}
-                del part  # it holds the tensors of this shard
+                del part  # frees the tensors of this shard
                 if progress is not None:
                     progress(len(group))
             shard.save(place / shard.path.name if checkpoint.is_folder else place, tensors, content)
@@ -61,7 +71,7 @@ def apply(
 
 
 def _groups(targets: list[Target]) -> Iterator[list[Target]]:
-    """Runs of targets of bounded size; one shape stays together, so that it is treated in one stack."""
+    """Yield groups of targets of bounded size, sorted by shape, so that equal shapes are treated in one stack."""
     group: list[Target] = []
     weights = 0
     for target in sorted(targets, key=lambda t: t.shape):

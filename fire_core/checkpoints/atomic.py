@@ -1,4 +1,4 @@
-"""The one way in which this project writes a file or folder: readers see the old content or the new, never a part."""
+"""Atomic writing of files and folders: readers see the old content or the new, never a part."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ TORN = ".torn"
 
 @contextmanager
 def written_aside(target: Path, *, durable: bool = True) -> Iterator[Path]:
-    """A free path beside `target`, for a file or a folder, that takes its name when the body has ended without an error.
+    """Yield a free path beside `target`, for a file or folder, and rename it to `target` if the body raises no error.
 
     An existing file is replaced in one step. After an error, Ctrl-C included, nothing is left. A process that is killed
-    leaves what it wrote under a hidden name, which `remove_torn` deletes. durable: have it on the disk first, so that it
-    survives a power failure (slow for very many files).
+    leaves what it wrote under a hidden name, which `remove_torn` deletes. durable: flush the files to disk before the
+    renaming, so that their content survives a power failure (slow for very many files).
     """
     aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}{TORN}")
     try:
@@ -33,13 +33,13 @@ def written_aside(target: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write a small text file as a whole."""
+    """Write `text` to `path` in UTF-8 and replace an existing file in one step."""
     with written_aside(path) as aside, aside.open("w", encoding="utf-8", newline="") as file:
         file.write(text)
 
 
 def remove_torn(folder: Path) -> None:
-    """Delete what a killed process has left in `folder`; nobody else may be writing there."""
+    """Delete what killed processes have left in `folder`; no other process may be writing there."""
     for torn in folder.glob(f".*{TORN}"):
         _remove(torn)
 

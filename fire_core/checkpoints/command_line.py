@@ -1,4 +1,4 @@
-"""The command `fire-core inspect | apply | targets | methods`, for checkpoint files, models and the methods there are."""
+"""Inspect the weights of a checkpoint, apply FIRE to them, and list target matrices and methods."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SETTINGS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. The exit code is 2 for a mistake that the message explains, 130 after Ctrl-C."""
+    """Run one command of `fire-core` and return the exit code: 0, 2 after a UserError, 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def inspect_command(options: argparse.Namespace) -> None:
-    """Spectrum of every chosen matrix, as a table, CSV or picture."""
+    """Print the spectrum of every chosen matrix as a table, and write it as CSV or picture if asked."""
     csv_file, picture = _new(options.csv), _new(options.plot, PICTURES)
     table, source = plan(open_checkpoint(options.checkpoint, options.key), options.targets, options.model)
     found: list[tuple[Spectrum, Tensor]] = []
@@ -74,7 +74,7 @@ def inspect_command(options: argparse.Namespace) -> None:
 
 
 def apply_command(options: argparse.Namespace) -> None:
-    """FIRE on a checkpoint, into a new file or folder."""
+    """Apply FIRE to a checkpoint, write a new file or folder, and print the report."""
     told = _new(options.report)
     settings = {name: getattr(options, name) for name in SETTINGS}
     chosen = {"targets": options.targets, "model": options.model}
@@ -95,7 +95,7 @@ def apply_command(options: argparse.Namespace) -> None:
 
 
 def targets_command(options: argparse.Namespace) -> None:
-    """What is in, what is out, and why, for a checkpoint or for models that can be built."""
+    """Print which matrices are in or out, and why, for checkpoints and for models that can be built."""
     for source in options.source:
         if Path(source).exists():
             table, origin = plan(open_checkpoint(source, options.key), options.targets, options.model)
@@ -106,7 +106,7 @@ def targets_command(options: argparse.Namespace) -> None:
 
 
 def methods_command(options: argparse.Namespace) -> None:
-    """What can be done at a boundary: the name, one line and the source of each method."""
+    """Print the name, summary, variants and source of each method."""
     names = list_methods(options.pattern or "*")
     width = max(map(len, names), default=0)
     for name in names:
@@ -118,12 +118,12 @@ def methods_command(options: argparse.Namespace) -> None:
 
 
 def printable(text: object) -> str:
-    """One line without the characters that steer a terminal: names in a file are not ours."""
+    """Return `text` with unprintable characters escaped: names in a file could contain control codes for the terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
 def format_rows(rows: list[dict[str, object]]) -> str:
-    """Rows with the same keys as aligned columns, numbers to three digits."""
+    """Return rows with the same keys as aligned columns, numbers to three digits."""
     cells = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells)]
     first, *others = widths
@@ -134,7 +134,7 @@ def format_rows(rows: list[dict[str, object]]) -> str:
 
 
 def markdown(title: str, table: TargetTable) -> str:
-    """A table for documents: repeated layers in one line, biases and norm layers counted in one."""
+    """Return a table in Markdown, with repeated layers in one line and the number of biases and norm parameters."""
     lines = [
         f"**{title}**",
         "",
@@ -153,7 +153,7 @@ def markdown(title: str, table: TargetTable) -> str:
 
 
 def write_csv(path: Path, rows: list[dict[str, object]]) -> None:
-    """A table with the keys of its first row as columns."""
+    """Write rows as CSV, with the keys of the first row as columns."""
     with written_aside(path) as aside, aside.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -161,7 +161,7 @@ def write_csv(path: Path, rows: list[dict[str, object]]) -> None:
 
 
 def plot(path: Path, found: list[tuple[Spectrum, Tensor]]) -> None:
-    """Singular values of every matrix, each divided by its largest, over their rank; needs matplotlib."""
+    """Draw the singular values of every matrix, divided by its largest, over their rank; needs matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -231,7 +231,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextmanager
 def _bar(total: int, name: str) -> Any:
-    """A progress bar on a terminal where tqdm is installed; else nothing."""
+    """Yield a function that advances a progress bar, or does nothing without a terminal or tqdm."""
     try:
         from tqdm import tqdm
     except ModuleNotFoundError:
@@ -242,7 +242,7 @@ def _bar(total: int, name: str) -> Any:
 
 
 def _new(path: str | None, endings: tuple[str, ...] = ()) -> Path | None:
-    """The path of a file that an option names and that can be made; checked before any work. None: not asked for."""
+    """Return the output file that an option names, or None; raise UserError before any work if it cannot be made."""
     if path is None:
         return None
     if os.path.lexists(path):

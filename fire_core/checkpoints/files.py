@@ -1,4 +1,4 @@
-"""Weights on disk: one safetensors or torch file, or a Hugging Face folder of shards; read safely, one shard at a time.
+"""Weights on disk: one safetensors or torch file, or a Hugging Face folder of shards, read one shard at a time.
 
 Torch files are opened with weights-only loading: a file that would run code is refused.
 """
@@ -31,7 +31,7 @@ STATE_KEYS = ("model", "state_dict", "model_state_dict", "module", "network", "n
 
 @dataclass
 class Shard:
-    """One file of weights. `load` gives (tensors by name, whatever else the file holds)."""
+    """One file of weights. key: dotted path to the weights in a torch file. metadata: of a loaded safetensors file."""
 
     path: Path
     key: str | None = None
@@ -39,11 +39,11 @@ class Shard:
 
     @property
     def safe(self) -> bool:
-        """Whether it is of the safetensors format."""
+        """Whether the file has the safetensors format, by its suffix."""
         return self.path.suffix == ".safetensors"
 
     def outline(self) -> dict[str, Tensor]:
-        """Tensors without their values: on the meta device for safetensors, mapped from the file for torch."""
+        """Return the tensors by name, without values (meta device) for safetensors; for torch files, as `load` does."""
         if not self.safe:
             return self.load()[0]
         outline = {}
@@ -55,7 +55,7 @@ class Shard:
         return outline
 
     def load(self) -> tuple[dict[str, Tensor], Any]:
-        """The tensors by name, and all that a torch file holds, for `save`."""
+        """Return the tensors by name and, for `save`, the whole content of a torch file (else None)."""
         if self.safe:
             with _opened(self.path) as file:
                 self.metadata = file.metadata()
@@ -64,7 +64,7 @@ class Shard:
         return state_dict_of(content, self.key, self.path), content
 
     def save(self, path: Path, tensors: Mapping[str, Tensor], content: Any) -> None:
-        """Writes the tensors, changed in place since `load`, with all else that the file held."""
+        """Write `tensors`, which must have been changed in place since `load`, with the rest of the file's content."""
         if self.safe:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, self.metadata)
         else:
@@ -74,7 +74,7 @@ class Shard:
 
 @dataclass
 class Checkpoint:
-    """A file, or a folder with shards and other files (configuration, tokenizer)."""
+    """A file of weights, or a folder with shards, their index and other files (configuration, tokenizer)."""
 
     path: Path
     shards: list[Shard]
@@ -86,14 +86,14 @@ class Checkpoint:
         return self.path.is_dir()
 
     def outline(self) -> dict[str, Tensor]:
-        """Every tensor by name, without its values."""
+        """Return the tensors of all shards by name, as `Shard.outline` does."""
         return {name: tensor for shard in self.shards for name, tensor in shard.outline().items()}
 
     def other_files(self) -> tuple[list[Path], list[Path]]:
-        """Files of a folder, at any depth, that are no shard: those that belong into a copy, and those that do not.
+        """Return the files of a folder, at any depth, that are no shards: those to copy, and those not to copy.
 
-        What may hold the old weights stays behind (other weight files, optimizer state, indices of either), and so do
-        hidden folders, pipes, and links that lead out of the folder; links within the Hugging Face cache count as inside.
+        Files that may hold old weights are not copied (other weight files, optimizer state, their indices), nor are
+        hidden folders, pipes, and links that lead out of the folder. The blobs of a Hugging Face cache count as inside.
         """
         shards = {shard.path for shard in self.shards}
         kept, left = [], []
@@ -112,7 +112,7 @@ class Checkpoint:
         return kept, left
 
     def _inside(self, file: Path) -> bool:
-        """Whether this is an ordinary file whose content lies in the folder, or among the blobs of its cache."""
+        """Return whether `file` is an ordinary file whose content lies in the folder or in the blobs of its cache."""
         home = self.path.resolve()
         cache = home.parents[1] / "blobs" if home.parent.name == "snapshots" else home
         real = file.resolve()
@@ -120,7 +120,10 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
-    """Finds the shards. `key`: dotted path to the weights inside a torch file. Raises UserError naming what it saw."""
+    """Return the checkpoint at `path`, with its shards not yet read.
+
+    key: dotted path to the weights inside a torch file. Raises UserError if there are no weights in a known form.
+    """
     path = Path(path)
     if not path.exists():
         raise UserError(f"checkpoint {str(path)!r} does not exist")
@@ -144,7 +147,7 @@ def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
 
 
 def _indexed(index: Path) -> list[str]:
-    """Names of the shards in a Hugging Face index file."""
+    """Return the names of the shards in a Hugging Face index file."""
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -159,7 +162,11 @@ def _indexed(index: Path) -> list[str]:
 
 
 def state_dict_of(content: Any, key: str | None, path: Path) -> dict[str, Tensor]:
-    """The weights inside what a torch file holds: itself, the entry `key`, or the first usual entry that is one."""
+    """Return the tensors by name in the content of a torch file.
+
+    They are in the entry `key` if given, else in the content itself, else in the first of the usual entries that holds
+    tensors. Raises UserError if there are none, for unprintable names, and for meta or sparse tensors.
+    """
     if key is not None:
         for word in key.split("."):
             if not isinstance(content, Mapping) or word not in content:
@@ -183,7 +190,10 @@ def state_dict_of(content: Any, key: str | None, path: Path) -> dict[str, Tensor
 
 @contextmanager
 def new_checkpoint(target: Path, like: Checkpoint) -> Iterator[Path]:
-    """A temporary place beside `target` that takes its name only when the body has ended without an error."""
+    """Yield a temporary path beside `target`, a new folder if `like` is one, and rename it if the body raises no error.
+
+    Raises UserError if `target` exists, has another suffix than `like`, lies in its folder, or cannot be written.
+    """
     if os.path.lexists(target):
         raise UserError(f"{str(target)!r} exists and is not overwritten: name another output, or remove it")
     if not like.is_folder and target.suffix != like.path.suffix:
@@ -214,7 +224,7 @@ def new_checkpoint(target: Path, like: Checkpoint) -> Iterator[Path]:
 
 
 def copy_others(source: Checkpoint, folder: Path) -> None:
-    """Copies the files of a folder that belong into the output beside the weights."""
+    """Copy the files of the `source` folder that are not weights to `folder` (see `Checkpoint.other_files`)."""
     for file in source.other_files()[0]:
         copy = folder / file.relative_to(source.path)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -229,7 +239,7 @@ def _names(file: Any, path: Path) -> list[str]:
 
 
 def _check_name(name: str, path: Path) -> None:
-    """Names are printed: one that could steer a terminal, or pass for two lines, is not of a checkpoint to trust."""
+    """Raise UserError for a name with unprintable characters, which could control the terminal when it is printed."""
     if not name.isprintable():
         raise UserError(
             f"{path} has a tensor named {name!r}, which cannot be printed: rename it, if you trust the file"

@@ -16,9 +16,18 @@ from fire_core.targets import Target
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Singular values of one matrix, summed up. norm: Frobenius; dfi: of the smaller Gram matrix, as stored.
+    """Summary of the singular values of one matrix, as stored.
 
-    All figures are NaN for a matrix with NaN or infinite weights, effective_rank also for a zero matrix.
+    For a matrix with NaN or infinite weights, condition is infinite, dfi NaN or infinite, and the other numbers NaN.
+
+    Attributes:
+        name: name of the target.
+        shape: (out, in).
+        norm: Frobenius norm.
+        largest, median, smallest: singular values.
+        condition: largest / smallest, infinite if smallest is 0.
+        effective_rank: see `fire_core.measure.metrics.effective_rank`; NaN for a zero matrix.
+        dfi: see `fire_core.measure.metrics.deviation_from_isometry`.
     """
 
     name: str
@@ -33,7 +42,7 @@ class Spectrum:
 
     @classmethod
     def of(cls, target: Target, matrix: torch.Tensor) -> tuple[Spectrum, torch.Tensor]:
-        """The row of one matrix, and its singular values, largest first; NaN where the matrix is not finite."""
+        """Return the summary of one matrix, and its singular values (k,), largest first; NaN if it is not finite."""
         working = matrix.detach().float()
         finite = bool(torch.isfinite(working).all())
         values = torch.linalg.svdvals(working if finite else torch.zeros_like(working))
@@ -53,7 +62,7 @@ class Spectrum:
         return summary, values
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values, the shape as text."""
+        """Return the fields as a dict of plain values, with the shape as text."""
         return {**asdict(self), "shape": "x".join(map(str, self.shape))}
 
 
@@ -64,7 +73,11 @@ def spectra(
     model: str = "auto",
     key: str | None = None,
 ) -> Iterator[tuple[Spectrum, torch.Tensor]]:
-    """(summary, singular values in falling order) of every chosen matrix of a checkpoint, shard by shard."""
+    """Yield (summary, singular values) of every chosen matrix of a checkpoint, shard by shard.
+
+    The singular values (k,) are float32, largest first. Arguments and errors are those of
+    `fire_core.checkpoints.apply.apply`.
+    """
     checkpoint = open_checkpoint(source, key)
     table, _ = plan(checkpoint, targets, model)
     for shard in checkpoint.shards:

@@ -1,4 +1,4 @@
-"""The target matrices of a checkpoint: from its names and shapes, or from the model that it belongs to."""
+"""Target matrices of a checkpoint, from its names and shapes or from the model that it belongs to."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from fire_core.targets.skeleton import skeleton
 def plan(
     checkpoint: Checkpoint, targets: str | Sequence[str] = "all", model: str = "auto"
 ) -> tuple[TargetTable, str]:
-    """The targets of a checkpoint, and one line on where they were read from.
+    """Return the targets of a checkpoint, and one line that says where they were read from.
 
-    model: "auto" (a folder's config.json, if transformers can build that architecture), "none" (names and shapes
-    only), or "package.module:callable", which is called without arguments and gives the module (no memory is used).
+    model: "auto" (a folder's config.json, if transformers can build that architecture), "none" (names and shapes only),
+    or "package.module:callable", which is called without arguments and returns the module, on the meta device. Raises
+    UserError if that fails, if its parameters do not fit the file, and as `find_targets` does.
     """
     outline = checkpoint.outline()
     rows = list_targets(skeleton(outline))
@@ -41,7 +42,7 @@ def plan(
 
 
 def build(model: str) -> nn.Module:
-    """The module that "package.module:callable" makes, on the meta device: shapes and names, no memory."""
+    """Return the module that "package.module:callable" makes, on the meta device: names and shapes without memory."""
     where, _, name = model.partition(":")
     try:
         factory = getattr(importlib.import_module(where), name)
@@ -82,7 +83,7 @@ def _architecture(checkpoint: Checkpoint, model: str) -> tuple[nn.Module | None,
 
 
 def _renamed(table: TargetTable, model: nn.Module, outline: dict[str, torch.Tensor]) -> TargetTable:
-    """Return the rows whose parameter is in the file with the same shape, under its name there."""
+    """Return the rows whose parameter is in the file with the same shape, with the name that it has there."""
     rows = TargetTable()
     for target in table:
         shape = model.get_parameter(target.parameter).shape

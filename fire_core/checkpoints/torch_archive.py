@@ -1,7 +1,7 @@
-"""Torch files, read with weights-only loading, after a look at the records of the archive.
+"""Reading of torch files with weights-only loading, after a check of the records of the archive.
 
-`torch.load` trusts the archive: with mmap=True it takes the bytes at a record's offset whatever its compression, and in
-both ways it reads as many bytes as the tensor needs, whatever the record's size.
+`torch.load` does not check them: with mmap=True it reads the bytes at a record's offset even if they are compressed,
+and with or without mmap it reads as many bytes as the tensor needs, whatever the size of the record.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ ELEMENT_BYTES = {f"{kind}Storage": size for size, kinds in _BYTES.items() for ki
 
 
 def load_torch(path: Path) -> Any:
-    """What `torch.save` wrote, with CPU tensors, mapped from the file where its records allow it."""
+    """Return what `torch.save` wrote, on the CPU, mapped if possible; raise UserError if it is damaged or unsafe."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=_can_be_mapped(path))
     except UserError:
         raise
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error}") from error
-    except Exception as error:  # torch's own advice, to load without the safety, is not passed on
+    except Exception as error:  # torch's message advises to load without the safety
         raise UserError(
             f"{path} cannot be read safely: it is damaged, or holds more than plain weights and would run code; "
             "save the weights alone, best as safetensors, and use that file"
@@ -41,7 +41,7 @@ def load_torch(path: Path) -> Any:
 
 
 def _can_be_mapped(path: Path) -> bool:
-    """True where every tensor record is stored uncompressed. Raises UserError for one of the wrong size."""
+    """Return whether every tensor record is uncompressed. Raises UserError for records of the wrong size."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -61,7 +61,7 @@ def _can_be_mapped(path: Path) -> bool:
 
 
 class _Storages(pickle.Unpickler):
-    """Sizes in bytes of the storages that a pickle refers to; every class in it becomes a husk that does nothing."""
+    """Unpickler that collects the sizes in bytes of the storages in a pickle; placeholders replace all classes."""
 
     def __init__(self, pickled: bytes) -> None:
         super().__init__(io.BytesIO(pickled))
@@ -69,9 +69,11 @@ class _Storages(pickle.Unpickler):
         self.load()
 
     def find_class(self, module: str, name: str) -> Any:
+        """Return the name of a storage class, and the placeholder for any other class."""
         return name if name in ELEMENT_BYTES else _Husk
 
     def persistent_load(self, reference: Any) -> Any:
+        """Record the size of a storage and return a placeholder."""
         _, kind, key, _, count = reference
         self.sizes[key] = max(self.sizes.get(key, 0), count * ELEMENT_BYTES[kind])
         return _Husk()
