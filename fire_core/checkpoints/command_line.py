@@ -118,7 +118,7 @@ def methods_command(options: argparse.Namespace) -> None:
 
 
 def printable(text: object) -> str:
-    """Return `text` with unprintable characters escaped: names in a file could contain control codes for the terminal."""
+    """Return `text` with unprintable characters escaped: a file may contain names that control the terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
