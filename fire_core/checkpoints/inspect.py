@@ -24,7 +24,9 @@ class Spectrum:
         name: name of the target.
         shape: (out, in).
         norm: Frobenius norm.
-        largest, median, smallest: singular values.
+        largest: largest singular value.
+        median: median of the singular values (the lower one of two).
+        smallest: smallest singular value.
         condition: largest / smallest, infinite if smallest is 0.
         effective_rank: see `fire_core.measure.metrics.effective_rank`; NaN for a zero matrix.
         dfi: see `fire_core.measure.metrics.deviation_from_isometry`.

@@ -60,8 +60,8 @@ def curvature_bound(
 
     Args:
         deviations: DfI of each layer.
-        hessian, gradient: largest norm, over the samples, of the second and of the first derivative of the loss with
-            respect to the output.
+        hessian: largest norm, over the samples, of the second derivative of the loss with respect to the output.
+        gradient: largest norm, over the samples, of the first derivative.
         input_variance: largest eigenvalue of Z^T Z / n; 1 for whitened inputs, as in the paper.
     """
     norms = [1 + math.sqrt(deviation) for deviation in deviations]

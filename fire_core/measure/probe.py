@@ -31,7 +31,7 @@ def plasticity(
         inputs: a tensor, a tuple or list of arguments, or a mapping of keyword arguments.
         threshold: largest score of a dormant unit.
         delta: share of the spectrum that the feature rank leaves out, in (0, 1).
-    Returns: a dict, without the measures that the net does not define (no nonlinearity, no Linear):
+    Returns: a dict, without the measures that the net does not define (no nonlinearity, no Linear).
 
     - "dormant_share": share of hidden units with dormancy score <= threshold, in [0, 1] (ReDo, Definition 3.1).
     - "feature_rank": srank_delta of the input of the last Linear (Kumar et al. 2021).
