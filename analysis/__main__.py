@@ -1,4 +1,4 @@
-"""Everything that reads runs: python -m analysis figures | tables | status | export | fidelity (each has --help)."""
+"""Command line of the analysis: python -m analysis figures | tables | status | export | fidelity (each has --help)."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ FIGURES = {
 
 
 def draw_figures(given: Sequence[str]) -> int:
-    """Draw Figures 2 to 5 and the probes, one picture for each size that has finished runs; from an export, the picture of
-    README.md as well."""
+    """Draw the figures of finished runs: Figures 2 to 5 of the paper, the probes, the sensitivity of each layer and
+    dormant units, one picture for each size; from an export also the picture of README.md."""
     parser = _parser("figures", draw_figures)
     parser.add_argument("name", nargs="*", metavar="FIGURE", help=f"{' '.join(FIGURES)}; default: all")
     _inputs(parser, "folder for the pictures; default <root>/figures")
@@ -80,8 +80,8 @@ def _must_be_logged(parts: Sequence, metric: str) -> None:
 
 
 def write_tables(given: Sequence[str]) -> int:
-    """Write every table as Markdown, CSV and LaTeX; or show the table and the figure of one sweep (--experiment); or
-    regenerate REPRODUCED.md, its pages and the table of README.md from the committed results (--write)."""
+    """Write every table as Markdown, CSV and LaTeX. With --experiment, show the table and the figure of one sweep
+    instead. With --write, regenerate REPRODUCED.md, its pages and the table of README.md from the committed results."""
     parser = _parser("tables", write_tables)
     _inputs(parser, "folder for the tables; default <root>/tables")
     parser.add_argument(
@@ -111,7 +111,7 @@ def write_tables(given: Sequence[str]) -> int:
 
 
 def write_export(given: Sequence[str]) -> int:
-    """Write finished runs into analysis/results as CSV, small enough to commit."""
+    """Write the finished runs into analysis/results as CSV files that are small enough to commit."""
     parser = _parser("export", write_export)
     parser.add_argument("--root", default="runs")
     parser.add_argument("--experiment", nargs="*", default=None)
@@ -129,7 +129,7 @@ def write_export(given: Sequence[str]) -> int:
 
 
 def compare_with_official(given: Sequence[str]) -> int:
-    """Compare the suite with numbers recorded from the official code."""
+    """Compare the suite with numbers that were recorded from the official code."""
     from analysis import fidelity
 
     return fidelity.main(given)
@@ -162,6 +162,7 @@ COMMANDS = {
 
 
 def main(given: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0, or 2 for bad input, which is reported in one line."""
     given = list(sys.argv[1:] if given is None else given)
     if not given or given[0] not in COMMANDS:
         wrong = (

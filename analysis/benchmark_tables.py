@@ -1,4 +1,5 @@
-"""Tables of what `benchmarks/` measured, one CSV of `analysis/results` each, beside the paper's Table 1."""
+"""Tables of the measurements in `benchmarks/`, each from one CSV of `analysis/results`, with the paper's Table 1
+beside them."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from analysis import paper
 from analysis.runs import RESULTS
 from analysis.text import short
 
-# the rows of the short table of convergence
+# rows of `convergence_in_short`
 SHORT = (
     "gaussian 192x192",
     "gaussian 768x192",
@@ -24,7 +25,8 @@ SHORT = (
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One CSV of `analysis/results`: its title, what its columns mean, how it becomes a table of text."""
+    """One CSV of `analysis/results`: its name without the ending, a title, the meaning of its columns, and the
+    function that turns its rows into a table of text."""
 
     file: str
     title: str
@@ -33,11 +35,13 @@ class Benchmark:
 
 
 def convergence_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return DfI (relative error) per kind of matrix and condition number, as text."""
     return _by_iterations(frame, ["kind", "condition"], "dfi", "relative_error")
 
 
 def convergence_in_short(folder: Path = RESULTS) -> pd.DataFrame:
-    """A few kinds of matrices and three states of one network, from both convergence files."""
+    """Return the DfI after 5, 10, 20 and 40 iterations and of the exact solver for the matrices of SHORT and for a
+    ResNet-18 in three states, from both convergence files in `folder`."""
     matrices, models = (pd.read_csv(folder / f"{name}.csv") for name in ("convergence", "convergence_models"))
     kinds = matrices[matrices["kind"].isin(SHORT)].assign(matrices=matrices["kind"], value=matrices["dfi"])
     nets = models[models["model"] == "resnet18"].assign(value=models["dfi_median"])
@@ -53,11 +57,13 @@ def convergence_in_short(folder: Path = RESULTS) -> pd.DataFrame:
 
 
 def models_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return median (largest) DfI per model and state of its weights, as text."""
     return _by_iterations(frame, ["model", "weights", "matrices"], "dfi_median", "dfi_max")
 
 
 def _by_iterations(frame: pd.DataFrame, keys: list[str], first: str, second: str) -> pd.DataFrame:
-    """`first` (`second`) in one column for each solver, normalisation and number of iterations."""
+    """Return cells `first (second)`: one row per value of `keys`, one column per solver, normalisation and number of
+    iterations."""
     newton = frame["solver"] == "newton_schulz"
     frame = frame[~newton | frame["iterations"].isin([5, 10, 20, 40])]
     named = frame["normalize"] + " " + frame["iterations"].astype("Int64").astype(str)
@@ -74,6 +80,7 @@ def _by_iterations(frame: pd.DataFrame, keys: list[str], first: str, second: str
 
 
 def method_costs_table(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the cost of each method, the most expensive boundary first, with the paper's Table 1 beside it."""
     frame = frame.sort_values("boundary_seconds", ascending=False)
     return beside_table_1(
         frame,
@@ -88,6 +95,7 @@ def method_costs_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def table_1(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the paper's Table 1 as measured here, with the paper's numbers beside it."""
     return beside_table_1(
         frame.assign(boundary_mb=frame["boundary_mb"].round().astype(int)),
         ["method", "device", "hardware", "images", "batch", "boundary_seconds=seconds", "boundary_mb=MB"],
@@ -95,7 +103,7 @@ def table_1(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def beside_table_1(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:
-    """Columns of a CSV with a line for each method, and those of the paper's Table 1 beside them."""
+    """Return the columns `names` of a CSV that has one line per method, with the paper's Table 1 beside them."""
     theirs = paper.boundary_costs()
     pairs = [theirs.get(method, ("-", "-")) for method in frame["method"]]
     table = columns(names)(frame)
@@ -103,7 +111,8 @@ def beside_table_1(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:
 
 
 def columns(names: list[str]) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    """The columns `name=title` of a CSV (those that it has), numbers shortened."""
+    """Return a function that selects the columns `name=title` of a CSV, renames them and shortens their numbers;
+    columns that the CSV does not have are left out."""
     pairs = [name.partition("=")[::2] for name in names]
 
     def table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -202,7 +211,7 @@ BENCHMARKS = (
 
 
 def benchmark_tables(folder: Path = RESULTS) -> dict[str, tuple[Benchmark, pd.DataFrame, str]]:
-    """{file: (benchmark, its table, where it was measured)} for the files that are in `folder`."""
+    """Return {file: (benchmark, its table, machine and commits)} for the files that are in `folder`."""
     found = {}
     for benchmark in BENCHMARKS:
         path = folder / f"{benchmark.file}.csv"

@@ -1,10 +1,10 @@
-"""The one frame that every table, figure and sentence is drawn from. Nothing else computes a mean or an interval.
+"""Means, intervals and paired differences of all runs in one frame, from which every table and sentence is written.
 
-One row a setting (experiment, size, data), measure, label and reference. `reference` is what the label is compared with:
-"none" (the run that continues, under the same overrides where there is one), "fire", "unchanged" (the same method without
-overrides), "muon" (for FIRE with Muon) or "random_actions"; "" for a label without any. Differences are label minus
-reference, paired by seed.
-`kind`: "result" (the first measure of a setting is its `headline`), "learning", "boundary" or "cost".
+The frame has one row per setting (experiment, size, data), measure, label and reference. The reference is the label
+that this label is compared with: "none" (no intervention, under the same overrides where such a run exists), "fire",
+"unchanged" (the same method without overrides), "muon" (for FIRE with Muon), "random_actions", or "" if there is no
+other label to compare with. A difference is label minus reference, paired by seed. `kind` is "result" (the first
+measure of a setting is its `headline`), "learning", "boundary" or "cost".
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ COST = {
     "shared_seconds": "shared first phase, s",
     "boundary_seconds": "boundaries, s",
 }
-HESSIAN = "after_hessian_norm"  # of the whole network, on the data to come
+HESSIAN = "after_hessian_norm"  # of the whole network, on data of the next phase
 Values = dict[str, dict[int, float]]  # {label: {seed: value}}
 
 
 def frame(results: Results) -> pd.DataFrame:
-    """All estimates of the finished runs."""
+    """Return the frame of estimates of the finished runs (columns COLUMNS)."""
     rows = []
     for part in settings(results):
         setting = part.first[SETTING].to_dict()
@@ -67,7 +67,7 @@ def frame(results: Results) -> pd.DataFrame:
 
 
 def _numbers(part: Results) -> Iterator[tuple[str, bool, Measure, Values]]:
-    """(kind, headline, measure, values) of everything that is estimated in one setting."""
+    """Yield (kind, headline, measure, values) of everything that is estimated in one setting."""
     for place, measure in enumerate(measures.of(part)):
         yield "result", place == 0, measure, measures.values(part.metrics, measure)
     random = measures.by_label(_first(part.metrics, "random_return"))
@@ -101,7 +101,8 @@ def _first(metrics: pd.DataFrame, metric: str) -> pd.Series:
 
 
 def _rows(label: str, values: Values, methods: dict[str, str], compared: bool) -> Iterator[dict[str, object]]:
-    """The mean of one label, once for each reference that it can be compared with and at least once."""
+    """Yield the mean of one label, once per reference with which it shares a seed, or once with reference "" if it has
+    no reference."""
     numbers = list(values[label].values())
     found = estimate(numbers)
     row = {"n": found.n, "mean": found.mean, "low": found.low, "high": found.high}
@@ -117,7 +118,7 @@ def _rows(label: str, values: Values, methods: dict[str, str], compared: bool) -
 
 
 def _references(label: str, values: Values, methods: dict[str, str]) -> dict[str, str]:
-    """{name: label to compare with}, of those that were run."""
+    """Return {name of the reference: its label}, without references that were not run."""
     method = methods.get(label, label)
     overrides = label.removeprefix(method)
     wanted = {
@@ -131,13 +132,14 @@ def _references(label: str, values: Values, methods: dict[str, str]) -> dict[str
 
 
 def means(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row a setting, measure and label: the frame without its comparisons."""
+    """Return the frame without its comparisons: one row per setting, measure and label."""
     return frame.drop_duplicates(["experiment", "size", "data", "metric", "label"])
 
 
 def decide(family: pd.DataFrame) -> pd.DataFrame:
-    """The rows of one family of comparisons with `p_holm` and `word`: "better" or "worse" than the reference where the
-    corrected test says so, "" elsewhere. The caller chooses the family; a table that shows it says what it is."""
+    """Return `family` with the columns `p_holm` and `word`. The word is "better" or "worse" than the reference where
+    the corrected test is significant, and "" elsewhere. The rows are taken as one family; a table should say which
+    one."""
     p_holm = holm(family["p"])
     better = (family["difference"] > 0) == family["higher_is_better"].astype(bool)
     words = np.where(p_holm < LEVEL, np.where(better, "better", "worse"), "")

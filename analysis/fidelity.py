@@ -1,9 +1,9 @@
-"""How closely the suite follows the official code: writes FIDELITY.md and prints the largest difference of each row.
+"""Comparison with the official code: writes FIDELITY.md and prints the largest difference of each cell and method.
 
     python -m analysis fidelity          # from the committed record
-    python -m analysis fidelity --run    # from a new one: runs the tests first, a few minutes on a laptop
+    python -m analysis fidelity --run    # runs the tests and renews the record first, a few minutes on a laptop
 
-The record is analysis/results/fidelity.csv, one line for each quantity that a test compared.
+The record is analysis/results/fidelity.csv, with one line per quantity that a test compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RECORD = ROOT / "analysis" / "results" / "fidelity.csv"
 PAGE = ROOT / "FIDELITY.md"
 QUANTITY = ["kind", "row", "what"]
 ASPECTS = ("net", "data", "schedule", "boundary", "optimizer", "tuned", "evaluation")
-TESTS = (  # beside tests/test_official_*.py: they compare with something else than the official code, and say with what
+TESTS = (  # in addition to tests/test_official_*.py; these compare with something other than the official code
     "tests/test_language_model.py::test_loss_equals_transformers_gpt2_at_start_and_after_20_steps",
     "tests/test_language_model.py::test_paper_model_has_73_targets_and_124_million_weights",
     "tests/test_language_training.py::test_paper_settings_number_by_number",
@@ -89,7 +89,8 @@ UNKNOWN = """## What cannot be known
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Print, and with --run renew, the comparison with the official code."""
+    """Print the comparison with the official code and write FIDELITY.md, with --run after renewing the record. Return
+    1 if a difference exceeds its tolerance, else 0."""
     parser = argparse.ArgumentParser(
         prog="python -m analysis fidelity",
         description=__doc__,
@@ -115,7 +116,7 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def compare() -> pd.DataFrame:
-    """Run the tests; one line for each quantity, with the largest difference that any test measured."""
+    """Run the tests and return one line per quantity, with the largest difference that any test measured."""
     tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("test_official_*.py"))
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder) / "record.jsonl"
@@ -133,11 +134,12 @@ def compare() -> pd.DataFrame:
 
 
 def failed(record: pd.DataFrame) -> pd.DataFrame:
+    """Return the lines whose difference exceeds the tolerance or is NaN."""
     return record[~(record["difference"] <= record["tolerance"])]  # NaN fails
 
 
 def shown(lines: pd.DataFrame) -> str:
-    """The largest difference of some lines, as the page says it."""
+    """Return the largest difference of `lines` as FIDELITY.md prints it, marked where one exceeds its tolerance."""
     if len(wrong := failed(lines)):
         return f"**differs: {wrong['difference'].max():.2g}**"
     largest = lines["difference"].max()
@@ -145,7 +147,7 @@ def shown(lines: pd.DataFrame) -> str:
 
 
 def page(record: pd.DataFrame) -> str:
-    """FIDELITY.md: cells by aspect, quantities, the other cells, methods, and what cannot be known."""
+    """Return the text of FIDELITY.md."""
     cells = record[record["kind"] == "cell"]
     figure_2 = cells[cells["row"].str.startswith("fig2")]
     figure_2 = figure_2.assign(aspect=figure_2["what"].str.split(":").str[0])
@@ -178,10 +180,12 @@ def page(record: pd.DataFrame) -> str:
 
 
 def variant_of(method: str) -> str:
+    """Return "official" if the method has a variant of that name, which is then the one compared."""
     return "official" if "official" in variants(method) else "the same in both"
 
 
 def single_rows(record: pd.DataFrame) -> list[list[str]]:
+    """Return one row of cells per quantity: cell, quantity, difference, tolerance, tests."""
     return [
         [row, what, shown(lines), f"{lines['tolerance'].max():.1g}", tests_of(lines)]
         for (row, what), lines in record.groupby(["row", "what"], sort=False)
@@ -189,10 +193,12 @@ def single_rows(record: pd.DataFrame) -> list[list[str]]:
 
 
 def tests_of(lines: pd.DataFrame) -> str:
+    """Return the names of the tests behind `lines`, as Markdown."""
     return ", ".join(f"`{name.removeprefix('tests/')}`" for name in lines["test"].unique())
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
+    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

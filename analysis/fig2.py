@@ -17,9 +17,9 @@ PAIRS = {
     "tiny_imagenet_vgg16": "VGG-16 on Tiny ImageNet",
 }
 ROWS = {"fig2a": "a  Warm start", "fig2b": "b  Continual", "fig2c": "c  Class-incremental"}
-NOT_IN_PAPER = ("fig2c", "cifar10_resnet18")  # ten classes are too few: the legend takes its place
-LEVELS = ("none", "full_reset")  # of row a, as in the paper: where training ends
-MANY_STAGES = 5  # from here on the last two stages are magnified
+NOT_IN_PAPER = ("fig2c", "cifar10_resnet18")  # too few classes; the legend is drawn here
+LEVELS = ("none", "full_reset")  # methods that row a shows by their end value alone, as the paper does
+MANY_STAGES = 5  # from this number of boundaries on, an inset magnifies the last two stages
 CAPTION = (
     "Figure 2. Test accuracy of (a) warm start, during stage 2, (b) continual and (c) class-incremental training. "
     f"{plot.BAND} Dashed levels in (a): accuracy at the end of training. Thin vertical lines: boundaries between stages. "
@@ -30,7 +30,7 @@ CAPTION = (
 def draw(
     parts: Sequence[Results], paper_curves: bool = False, interest: Sequence[str] = plot.INTEREST
 ) -> Figure:
-    """All eight panels; with `paper_curves` the paper's panel beside each."""
+    """Return the figure with all eight panels; `paper_curves` draws the paper's panel beside each."""
     width = 2 if paper_curves else 1
     figure, grid = plt.subplots(3, 3 * width, figsize=(3.1 * 3 * width, 7.2), squeeze=False)
     known = {(part.first["figure"], part.first["panel"]): part for part in parts}
@@ -63,7 +63,8 @@ def draw(
 
 
 def panel_data(part: Results) -> pd.DataFrame:
-    """Rows of test accuracy with `x`: epochs of stage 2 for warm start, else epochs over all stages."""
+    """Return the rows of test accuracy with a column `x`: epochs of stage 2 for warm start, else epochs over all
+    stages."""
     rows = measures.ordered_rows(part.metrics, "test_accuracy")
     if part.first["figure"] == "fig2a":
         rows = rows[rows["phase"] == rows["phase"].max()]
@@ -71,7 +72,7 @@ def panel_data(part: Results) -> pd.DataFrame:
 
 
 def draw_panel(axis: Axes, part: Results, interest: Sequence[str] = plot.INTEREST) -> pd.DataFrame:
-    """One panel; returns the drawn curves."""
+    """Draw one panel and return its curves (see `plot.draw_curves`)."""
     part = plain(part)
     rows = panel_data(part)
     warm = part.first["figure"] == "fig2a"

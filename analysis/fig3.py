@@ -1,4 +1,5 @@
-"""Figure 3: validation loss of the second pretraining phase from three points of the first, on one axis."""
+"""Figure 3: validation loss in the second phase of pretraining, from three checkpoints of the first, with a shared
+loss axis."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ CAPTION = (
 def draw(
     parts: Sequence[Results], paper_curves: bool = False, interest: Sequence[str] = plot.INTEREST
 ) -> Figure:
-    """Three panels in the paper's order; with `paper_curves` the paper's row below, on its own axis."""
+    """Return the figure with three panels in the paper's order; `paper_curves` adds a row with the paper's panels,
+    which has an axis of its own."""
     rows = 2 if paper_curves else 1
     figure, grid = plt.subplots(rows, 3, figsize=(9.3, 2.9 * rows), sharey="row", squeeze=False)
     known = {part.first["panel"]: part for part in parts if METRIC in set(part.metrics["metric"])}
@@ -50,14 +52,14 @@ def draw(
 
 
 def panel_data(part: Results) -> pd.DataFrame:
-    """Rows of the loss in phase 2; `x` is the iteration of that phase."""
+    """Return the rows of the loss in phase 2 with a column `x`: the iteration of that phase."""
     rows = measures.ordered_rows(part.metrics, METRIC)
     rows = rows[rows["phase"] == rows["phase"].max()]
     return rows.assign(x=rows["step"] - rows.groupby(["label", "seed"])["step"].transform("min"))
 
 
 def draw_panel(axis: Axes, part: Results, text: str, interest: Sequence[str] = plot.INTEREST) -> pd.DataFrame:
-    """One panel; returns the drawn curves."""
+    """Draw one panel under the heading `text` and return its curves (see `plot.draw_curves`)."""
     part = plain(part)
     detail = plot.title(part).partition("\n")[2]
     axis.set_title(f"{text}\nGPT, {detail}\n{plot.data_name(part.first['data'])}")

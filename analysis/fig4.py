@@ -29,7 +29,8 @@ def draw(
     interest: Sequence[str] = plot.INTEREST,
     metric: str | None = None,
 ) -> Figure:
-    """Row a, then row b; `metric` None: training returns in a, evaluation returns in b, as the paper seems to."""
+    """Return the figure: DQN in row a, SAC in row b. Without `metric`, row a shows training returns and row b
+    evaluation returns, as the paper most likely does."""
     width = 2 if paper_curves else 1
     figure, grid = plt.subplots(2, 3 * width, figsize=(3.1 * 3 * width, 5.0), squeeze=False)
     panels = {(name, panel) for name, (_, row) in ROWS.items() for panel in row}
@@ -56,7 +57,8 @@ def draw(
 
 
 def panel_data(part: Results, metric: str) -> pd.DataFrame:
-    """Rows of `metric`; `x` is thousands of environment steps. What the methods share before the reset is kept once."""
+    """Return the rows of `metric` with a column `x` in thousands of environment steps. The part before the boundary,
+    which all methods share, is kept for one label only."""
     rows = measures.ordered_rows(part.metrics, metric)
     labels = set(rows["label"])
     shared = "none" if "none" in labels else plot.ordered(labels)[0]
@@ -67,7 +69,7 @@ def panel_data(part: Results, metric: str) -> pd.DataFrame:
 def draw_panel(
     axis: Axes, part: Results, interest: Sequence[str] = plot.INTEREST, metric: str | None = None
 ) -> pd.DataFrame:
-    """One panel; returns the drawn curves."""
+    """Draw one panel and return its curves (see `plot.draw_curves`)."""
     part = plain(part)
     metric = metric or measures.of(part)[0].metric
     rows = panel_data(part, metric)

@@ -16,8 +16,8 @@ from analysis.plot import Axes, Figure, plt
 from analysis.runs import Results
 
 PREFIXES = ("fig2a", "fig5a", "ablation_iterations")
-INSTEAD = {"cifar10_resnet18": "ablation_iterations"}  # drawn where the paper's pair has no scan of its own
-ITERATIONS = 10  # of `fire` without overrides, in the paper's vision settings
+INSTEAD = {"cifar10_resnet18": "ablation_iterations"}  # drawn if the pair's own experiment has no scan
+ITERATIONS = 10  # of `fire` without overrides in the vision experiments
 BARS = {
     estimates.HESSIAN: ("Largest Hessian eigenvalue", "hessian_lambda_max"),
     "dfi_after": ("DfI of the stored weights", "dfi"),
@@ -33,7 +33,7 @@ CAPTION = (
 
 
 def draw(parts: Sequence[Results], paper_curves: bool = False, interest: Sequence[str] = SHOWN) -> Figure:
-    """Three panels of (a) above three of (b); with `paper_curves` the paper's panel beside each."""
+    """Return the figure: three panels of (a) above three of (b); `paper_curves` draws the paper's panel beside each."""
     frame = (
         estimates.frame(parts[0])
         if len(parts) == 1
@@ -70,7 +70,7 @@ def draw(parts: Sequence[Results], paper_curves: bool = False, interest: Sequenc
 
 
 def of(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
-    """The estimates of one setting without their comparisons."""
+    """Return the estimates of one setting without their comparisons."""
     keys = ["experiment", "size", "data"]
     return estimates.means(frame[(frame[keys] == part.first[keys].to_numpy()).all(axis=1)])
 
@@ -80,7 +80,8 @@ def _metrics(frame: pd.DataFrame, part: Results) -> set[str]:
 
 
 def scan_of(panel: str, known: dict[str, Results], frame: pd.DataFrame) -> Results | None:
-    """The runs that fill a panel of (a): the paper's pair, else what was scanned in its stead."""
+    """Return the runs for a panel of (a): those of the paper's pair if the number of iterations was varied there, else
+    those of INSTEAD; None if neither exists."""
     for name in (f"fig5a_{panel}", f"fig2a_{panel}", INSTEAD.get(panel)):
         if name in known and len(iterations(of(frame, known[name]))) > 1:
             return known[name]
@@ -88,7 +89,7 @@ def scan_of(panel: str, known: dict[str, Results], frame: pd.DataFrame) -> Resul
 
 
 def iterations(rows: pd.DataFrame) -> pd.DataFrame:
-    """The headline estimates of `fire` under each number of iterations, in that order."""
+    """Return the headline estimates of `fire`, one row per number of iterations, in ascending order."""
     rows = rows[rows["headline"] & (rows["method"] == "fire")].copy()
     found = [re.fullmatch(r"fire(?:-(?:method\.)?iterations=(\d+))?", label) for label in rows["label"]]
     rows["iterations"] = [int(match[1] or ITERATIONS) if match else None for match in found]
@@ -96,7 +97,8 @@ def iterations(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_iterations(axis: Axes, part: Results, frame: pd.DataFrame, others: Results) -> None:
-    """The scan of `part`, with the levels of other methods from it or from `others`."""
+    """Draw accuracy against iterations for `part`, with other methods as levels; the levels are from `others` if
+    `part` has no run of `none`."""
     rows = of(frame, part)
     table, look = iterations(rows), plot.look("fire")
     axis.plot(
@@ -123,7 +125,7 @@ def draw_iterations(axis: Axes, part: Results, frame: pd.DataFrame, others: Resu
 
 
 def number_ticks(axis: Axes, iterations: Sequence[float]) -> None:
-    """A logarithmic axis that names each number of iterations that was run."""
+    """Make the horizontal axis logarithmic, with one tick per number of iterations that was run."""
     axis.set_xscale("log")
     axis.set_xticks(iterations, [f"{number:.0f}" for number in iterations])
     axis.minorticks_off()
@@ -132,7 +134,8 @@ def number_ticks(axis: Axes, iterations: Sequence[float]) -> None:
 def draw_bars(
     axis: Axes, rows: pd.DataFrame, metric: str, text: str, interest: Sequence[str] = SHOWN
 ) -> None:
-    """One bar a method with its value above; a log axis where the values span more than a factor of twenty."""
+    """Draw one bar per method with its value above, and error bars from the lowest to the highest seed. The axis is
+    logarithmic where the means span more than a factor of 20. Values of 0 or less are left out."""
     rows = rows[(rows["metric"] == metric) & rows["label"].isin(interest) & (rows["mean"] > 0)].set_index(
         "label"
     )
@@ -159,6 +162,7 @@ def draw_bars(
 
 
 def draw_paper_iterations(axis: Axes, panel: str, text: str) -> None:
+    """Draw the paper's panel of (a)."""
     plot.draw_paper(axis, "fig5a", panel, text)
     points = paper.panel_of("fig5a", panel)
     number_ticks(axis, points["x"].dropna().unique())
@@ -166,6 +170,7 @@ def draw_paper_iterations(axis: Axes, panel: str, text: str) -> None:
 
 
 def draw_paper_bars(axis: Axes, panel: str, text: str) -> None:
+    """Draw the paper's panel of (b)."""
     rows = paper.panel_of("fig5b", panel).set_index("method")
     labels = plot.ordered(rows.index)
     bars = axis.bar(

@@ -1,4 +1,5 @@
-"""Questions about FIRE beyond the paper's experiments: sections of REPRODUCED.md and the pages behind them."""
+"""Questions about FIRE beyond the paper's experiments: their sections in REPRODUCED.md and the pages with their
+tables."""
 
 from __future__ import annotations
 
@@ -40,13 +41,13 @@ above 1e-6 of the largest count as positive."""
 
 
 def sections(results: Results, frame: pd.DataFrame) -> list[str]:
-    """Blocks of REPRODUCED.md, without what was not run."""
+    """Return the blocks of REPRODUCED.md; questions without runs are left out."""
     found = [*_settings(frame), *_muon(frame), *_theory(), *_where(results), *_vit(frame), FAILURES]
     return ["## Settings, optimizer, layers, theory, reported failures\n", *found, ""]
 
 
 def pages(results: Results, frame: pd.DataFrame) -> dict[str, str]:
-    """{name: text} of the pages."""
+    """Return {name: Markdown text} of the pages "settings" and "theory", as far as their results exist."""
     found = {}
     rows = settings_rows(frame)
     if len(rows):
@@ -75,14 +76,14 @@ def pages(results: Results, frame: pd.DataFrame) -> dict[str, str]:
 
 # ------------------------------------------------------------------------------------------------ settings
 def settings_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """Headline comparisons with FIRE as published, all of them one family."""
+    """Return the headline comparisons of the runs in SETTINGS with FIRE as published, corrected as one family."""
     rows = frame[frame["headline"] & frame["experiment"].isin(SETTINGS) & (frame["reference"] == "fire")]
     rows = rows[~rows["method"].isin(["muon", "fire_muon"])]
     return estimates.decide(rows) if len(rows) else rows
 
 
 def settings_table(rows: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
-    """One row an experiment and setting: what the boundary did, and where training ended."""
+    """Return one row per experiment and setting: DfI, residual and seconds of the boundary, and accuracy at the end."""
     table = []
     for experiment, name in SETTINGS.items():
         part = frame[(frame["experiment"] == experiment) & ~frame["method"].isin(["muon", "fire_muon"])]
@@ -141,7 +142,7 @@ def _named(row: dict) -> str:
 
 # ------------------------------------------------------------------------------------------------ Muon
 def _muon(frame: pd.DataFrame) -> list[str]:
-    """Say whether FIRE adds something to Muon."""
+    """Return the item of REPRODUCED.md on whether FIRE adds anything to Muon."""
     rows = frame[frame["headline"] & frame["experiment"].isin(MUON) & (frame["label"] == "fire_muon")]
     rows = rows[rows["reference"].isin(["muon", "fire"])]
     if rows.empty:
@@ -201,7 +202,7 @@ def _theory() -> list[str]:
 
 # ------------------------------------------------------------------------------------------------ where
 def _where(results: Results) -> list[str]:
-    """Name the most sensitive layer of each network that was swept."""
+    """Return the item on which layer of each network gains most, and which least, from FIRE."""
     told = []
     names = [name for name in results.runs["experiment"].unique() if name.startswith(sensitivity.PREFIXES)]
     for part in settings(results.select(experiment=names)):
@@ -226,7 +227,7 @@ def _where(results: Results) -> list[str]:
 
 
 def _vit(frame: pd.DataFrame) -> list[str]:
-    """FIRE on the kinds of matrices of a ViT, each against no treatment."""
+    """Return the item on FIRE for single kinds of matrices of a ViT, each against no treatment."""
     rows = frame[frame["headline"] & (frame["experiment"] == VIT) & (frame["reference"] == "none")]
     if rows.empty:
         return []

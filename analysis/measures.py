@@ -1,4 +1,5 @@
-"""Which number stands for a run: one headline and a few companions for each kind of experiment, computed from its log."""
+"""The number that stands for a run: a headline measure and a few others for each kind of experiment, computed from its
+log."""
 
 from __future__ import annotations
 
@@ -11,15 +12,16 @@ import pandas as pd
 if TYPE_CHECKING:
     from analysis.runs import Results
 
-TAIL = 0.1  # share of the steps that a mean over the end covers
+TAIL = 0.1  # share of the steps that "tail" averages over
 
 
 @dataclass(frozen=True)
 class Measure:
-    """`metric` reduced over a run.
+    """A metric of the log and the rule that reduces it to one number per run.
 
-    `reduce`: "final" (last value), "late_phases" (mean of the values at the end of the last quarter of the phases), "tail"
-    (mean over the last tenth of the steps), "after" and "before" (first value after, last value before the last boundary).
+    `reduce`: "final" (last value), "late_phases" (mean over the last values of the last quarter of the phases), "tail"
+    (mean over the last tenth of the steps), "after" (first value after the last boundary), "before" (last value before
+    it).
     """
 
     metric: str
@@ -29,6 +31,7 @@ class Measure:
 
     @property
     def key(self) -> str:
+        """Name of the measure in the frame of estimates: the metric, followed by the rule unless that is "final"."""
         return self.metric if self.reduce == "final" else f"{self.metric}_{self.reduce}"
 
 
@@ -80,8 +83,8 @@ OTHERWISE = [TEST, LOSSES[0], EVALUATED, PLAYED, Measure("train_accuracy", "trai
 
 
 def of(part: Results) -> list[Measure]:
-    """The measures of one setting whose metric was really logged, the headline first. An experiment that is not in a
-    figure is read by its protocol or, failing that, by what it logs."""
+    """Return the measures of one setting whose metric was logged, the headline first. The protocol decides which they
+    are or, without one, the figure; other experiments have LOSSES if those were logged, else OTHERWISE."""
     logged = set(part.metrics["metric"])
     otherwise = LOSSES if LOSSES[0].metric in logged else OTHERWISE
     wanted = BY_PROTOCOL.get(part.first["protocol"]) or BY_FIGURE.get(part.first["figure"]) or otherwise
@@ -89,18 +92,18 @@ def of(part: Results) -> list[Measure]:
 
 
 def ordered_rows(metrics: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The rows of one metric, ordered by step within label and seed."""
+    """Return the rows of one metric, ordered by step within label and seed."""
     return metrics[metrics["metric"] == metric].sort_values(["label", "seed", "phase", "step"], kind="stable")
 
 
 def phase_ends(metrics: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The last value of every phase: columns label, seed, phase, step, value."""
+    """Return the last value of every phase (columns label, seed, phase, step, value)."""
     rows = ordered_rows(metrics, metric)
     return rows.groupby(["label", "seed", "phase"], as_index=False)[["step", "value"]].last()
 
 
 def values(metrics: pd.DataFrame, measure: Measure) -> dict[str, dict[int, float]]:
-    """{label: {seed: number}}; runs that never logged the metric are absent."""
+    """Return {label: {seed: number}}. Runs that did not log the metric, or whose number is not finite, are absent."""
     rows = ordered_rows(metrics, measure.metric)
     if measure.reduce == "late_phases":
         rows = phase_ends(metrics, measure.metric)
@@ -117,7 +120,7 @@ def values(metrics: pd.DataFrame, measure: Measure) -> dict[str, dict[int, float
 
 
 def by_label(series: pd.Series) -> dict[str, dict[int, float]]:
-    """A series indexed by label and seed as {label: {seed: value}}."""
+    """Return a series with the index (label, seed) as {label: {seed: value}}, without values that are not finite."""
     found: dict[str, dict[int, float]] = {}
     for (label, seed), value in series.items():
         if np.isfinite(value):
@@ -126,7 +129,8 @@ def by_label(series: pd.Series) -> dict[str, dict[int, float]]:
 
 
 def before_boundary(metrics: pd.DataFrame, metric: str) -> dict[int, float]:
-    """{seed: mean over the last tenth of the steps of phase 0}; where several labels share the phase, the first counts."""
+    """Return {seed: mean over the last tenth of the steps of phase 0}. Labels share that phase, so the first one in
+    alphabetical order is read."""
     rows = metrics[(metrics["metric"] == metric) & (metrics["phase"] == 0)]
     rows = rows[rows["label"] == rows["label"].min()]
     last = rows.groupby("seed")["step"].transform("max")

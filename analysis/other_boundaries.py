@@ -1,5 +1,6 @@
-"""Boundaries beside the paper's: old data gone, language on other texts and longer windows, other decoders. Sentences for
-REPRODUCED.md, the page behind them, and the figure of dormant units."""
+"""Boundaries other than the paper's: class-incremental training with old data removed, language on other texts and
+with longer windows, other decoders. Writes their section of REPRODUCED.md, the page with their tables, and the figure
+of dormant units."""
 
 from __future__ import annotations
 
@@ -40,13 +41,13 @@ DRAWN = {"squared_relu": ("squared ReLU", "#D55E00"), "swiglu": ("SwiGLU", "#007
 
 
 def sections(frame: pd.DataFrame) -> list[str]:
-    """A section of REPRODUCED.md, empty where nothing was run."""
+    """Return the section of REPRODUCED.md, or an empty list where nothing was run."""
     told = [*_old_data_told(frame), *_boundaries_told(frame), *_nets_told(frame)]
     return [f"## Other boundaries\n\nTables: [other boundaries]({PAGE}).\n", *told, ""] if told else []
 
 
 def page(frame: pd.DataFrame) -> str:
-    """The text of the page, without its title; empty where nothing was run."""
+    """Return the text of the page without its title; empty where nothing was run."""
     blocks = []
     for title, legend, table in (
         ("Old data gone", OLD_DATA, old_data_table(frame)),
@@ -62,7 +63,7 @@ def page(frame: pd.DataFrame) -> str:
 
 # ------------------------------------------------------------------------------------------------ old data gone
 def _replay(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the results of the experiment, with the share of old data as a column of its own."""
+    """Return the results of the experiment with a column `share`, the share of old images that is kept."""
     rows = frame[(frame["experiment"] == REPLAY) & (frame["kind"] == "result")]
     return rows.assign(share=rows["label"].str.extract(r"replay=([\d.]+)")[0].astype(float))
 
@@ -73,7 +74,7 @@ def _replay_compared(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def old_data_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row a share of old data and method."""
+    """Return one row per share of old data and method."""
     rows, table = _replay(frame), []
     gaps = _replay_compared(frame).set_index("label")
     for share, part in estimates.means(rows).groupby("share"):
@@ -94,7 +95,7 @@ def old_data_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _old_data_told(frame: pd.DataFrame) -> list[str]:
-    """Say what each share of old data shows."""
+    """Return the item that says what each share of old data shows."""
     gaps, told = _replay_compared(frame), []
     for share, part in gaps.groupby("share"):
         means = estimates.means(_replay(frame)).query("share == @share and metric == 'old_accuracy'")
@@ -125,7 +126,7 @@ def _language(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def boundaries_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row a second phase and method."""
+    """Return one row per second phase and method."""
     gaps, table = _language(frame), []
     for experiment, name in LANGUAGE.items():
         part = estimates.means(frame[(frame["experiment"] == experiment) & (frame["kind"] == "result")])
@@ -165,7 +166,7 @@ def _nets(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def nets_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row a decoder."""
+    """Return one row per decoder."""
     table = []
     for net, part in _nets(frame).groupby("net"):
         cells = part.set_index("metric")
@@ -192,14 +193,16 @@ def _in_order(rows: pd.DataFrame) -> list[dict]:
 
 
 def _named(row: dict) -> str:
-    """`FIRE -0.1 [-0.2, 0.0] (worse)`; without a word where the corrected test does not decide."""
+    """Return for example `FIRE -0.1 [-0.2, 0.0] (worse)`; the word is left out where the corrected test does not
+    decide."""
     word = f" ({row['word']})" if row["word"] else ""
     return f"{plot.look(row['method']).name} {difference_text(row, 3)}{word}"
 
 
 # ------------------------------------------------------------------------------------------------ figure
 def draw(parts: Sequence[Results], paper_curves: bool = False) -> Figure:
-    """Dormant share over training, squared ReLU against SwiGLU; the paper has no such figure."""
+    """Return the figure: dormant share over training, squared ReLU against SwiGLU. The paper has no such figure, so
+    `paper_curves` changes nothing."""
     figure, axis = plt.subplots(figsize=(4.6, 2.9))
     for part in parts:
         draw_panel(axis, part)
@@ -208,7 +211,7 @@ def draw(parts: Sequence[Results], paper_curves: bool = False) -> Figure:
 
 
 def draw_panel(axis: Axes, part: Results) -> None:
-    """The curves of one setting."""
+    """Draw the curves of one setting."""
     rows = measures.ordered_rows(part.metrics, "dormant_share").assign(x=lambda table: table["step"])
     for activation, (name, colour) in DRAWN.items():
         table = plot.band(rows[rows["label"].str.endswith(f"activation={activation}")])

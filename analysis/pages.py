@@ -1,4 +1,4 @@
-"""The generated documents: REPRODUCED.md, one page an experiment in analysis/results/pages/, the table in README.md."""
+"""The generated documents: REPRODUCED.md, the pages in analysis/results/pages/, and the table in README.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fire_core.errors import UserError
 
 ROOT = RESULTS.parents[1]
 FOLDER = RESULTS / "pages"
-PAGES = "analysis/results/pages"  # as REPRODUCED.md links to them
+PAGES = "analysis/results/pages"  # the same folder in the links of REPRODUCED.md
 BACK = "[Back to the overview](../../../REPRODUCED.md)"
 START, END = "<!-- results -->", "<!-- /results -->"
 TARGETS = {"language": "language-sweep", "dqn": "dqn-sweep", "sac": "sac-sweep", "vision": "vision-sweep"}
@@ -72,7 +72,8 @@ LEARNING = "Raw returns in the half that all methods share, compared with those 
 
 
 def write() -> list[Path]:
-    """Regenerate every document from the committed results; returns the paths."""
+    """Regenerate every document from the committed results, delete pages that no longer belong to one, and return the
+    paths."""
     written = texts()
     FOLDER.mkdir(parents=True, exist_ok=True)
     for old in set(FOLDER.glob("*.md")) - set(written):
@@ -83,7 +84,7 @@ def write() -> list[Path]:
 
 
 def texts() -> dict[Path, str]:
-    """{path: text} of every document."""
+    """Return {path: text} of every document. Raises UserError if no finished run was exported."""
     results = load_exported()
     if results.finished.empty:
         raise UserError(
@@ -103,7 +104,7 @@ def texts() -> dict[Path, str]:
 
 
 def reproduced(results: Results, frame: pd.DataFrame) -> str:
-    """The text of REPRODUCED.md."""
+    """Return the text of REPRODUCED.md."""
     found = benchmark_tables.benchmark_tables()
     claims = tables.claim_rows(frame)
     of_paper = claims[claims["source"].str.startswith("the paper's")]
@@ -137,14 +138,14 @@ def reproduced(results: Results, frame: pd.DataFrame) -> str:
 
 
 def controls_page(frame: pd.DataFrame) -> str:
-    """The page of every setting in which a control was run."""
+    """Return the page of every setting in which a control was run."""
     rows = tables.against_controls(frame)
     text = f"{CONTROLS}\n{controls_sentence(rows)}\n\n{markdown(tables.controls_table(rows))}"
     return f"# The controls\n\n{BACK}\n\n{text}\n"
 
 
 def claims_page(frame: pd.DataFrame) -> str:
-    """The page of the paper's own claims with their intervals."""
+    """Return the page of the paper's own claims at every size, with intervals."""
     rows = tables.claim_rows(frame)
     rows = rows[rows["source"].str.startswith("the paper's")]
     text = f"{CLAIMS}\n{claims_sentence(rows)}\n\n{markdown(tables.claims_table(rows))}"
@@ -152,7 +153,8 @@ def claims_page(frame: pd.DataFrame) -> str:
 
 
 def beside(frame: pd.DataFrame) -> str:
-    """The page of what is not in the paper's own panels: claims of others, and whether the agents learned."""
+    """Return the page of the results that have no panel in the paper: claims of other papers, and whether the agents
+    learned."""
     claims = tables.claim_rows(frame)
     others = claims[~claims["source"].str.startswith("the paper's")]
     blocks = [
@@ -176,7 +178,7 @@ def _benchmark(found: dict, name: str) -> list[str]:
 
 
 def _figure(name: str, title: str) -> list[str]:
-    """The picture of the largest size that was drawn, links to the others."""
+    """Return the picture of the largest size that was drawn, with its caption and links to the other sizes."""
     stems = [f"{name}-{size}" for size in SIZES if (RESULTS / "figures" / f"{name}-{size}.png").exists()]
     if not stems:
         return []
@@ -187,7 +189,7 @@ def _figure(name: str, title: str) -> list[str]:
 
 
 def claims_sentence(rows: pd.DataFrame) -> str:
-    """How the claims fared, in one sentence for each size."""
+    """Return one line per size that counts the claims that hold."""
     lines = []
     for size, group in rows.groupby("size"):
         holds, opposite = ((group["word"] == word).sum() for word in ("better", "worse"))
@@ -200,7 +202,8 @@ def claims_sentence(rows: pd.DataFrame) -> str:
 
 
 def disagreements(rows: pd.DataFrame) -> str:
-    """The claims whose sign is not the paper's, and how many seeds would decide each."""
+    """Return a text that lists the undecided claims whose sign differs from the paper's, with the number of seeds that
+    would decide each."""
     against = [row for row in rows.to_dict("records") if row["difference"] < 0 and row["word"] == ""]
     told = [
         f"{row['experiment']}, {plot.look(row['better']).name} > {plot.look(row['worse']).name} "
@@ -223,7 +226,7 @@ def _seeds(row: dict) -> str:
 
 
 def controls_sentence(rows: pd.DataFrame) -> str:
-    """What rows of `against_controls` say about the source of FIRE's gain."""
+    """Return one sentence on the source of FIRE's gain, from the rows of `tables.against_controls`."""
     if rows.empty:
         return "No control was run yet."
     words = rows.pivot_table(index=["experiment", "size"], columns="label", values="word", aggfunc="last")
@@ -238,7 +241,8 @@ def controls_sentence(rows: pd.DataFrame) -> str:
 
 
 def triggers(results: Results, frame: pd.DataFrame) -> list[str]:
-    """FIRE when a trigger fires against FIRE at announced boundaries: what the comparison shows."""
+    """Return the section that compares FIRE under a trigger with FIRE at announced boundaries; empty where this was
+    not run."""
     rows = frame[frame["headline"] & (frame["experiment"] == TRIGGER)]
     if rows.empty:
         return []
@@ -249,7 +253,7 @@ def triggers(results: Results, frame: pd.DataFrame) -> list[str]:
 
 
 def not_run(claims: pd.DataFrame) -> str:
-    """The claims without a run, by panel."""
+    """Return a sentence that lists the claims without a run, by panel."""
     ran = set(zip(claims["experiment"], claims["better"], claims["worse"]))
     rows = [
         c for c in paper.claims().to_dict("records") if (c["experiment"], c["better"], c["worse"]) not in ran
@@ -277,7 +281,7 @@ def _links(results: Results) -> list[str]:
 
 
 def page(results: Results, frame: pd.DataFrame) -> str:
-    """The page of one experiment: each size and data set in turn."""
+    """Return the page of one experiment: each size and data set in turn."""
     blocks = []
     for part in settings(results):
         first = part.first
@@ -296,7 +300,7 @@ def page(results: Results, frame: pd.DataFrame) -> str:
             )
             if (
                 numbers.nunique() == 1 and len(numbers) > 1
-            ):  # what all methods share, as the return before the boundary
+            ):  # shared by all methods, as the return before the boundary
                 continue
             blocks += [
                 f"### {measure[0].upper()}{measure[1:]}\n",
@@ -322,7 +326,7 @@ def page(results: Results, frame: pd.DataFrame) -> str:
 
 
 def origin(part: Results) -> str:
-    """Where the numbers of one setting come from and how to run them again."""
+    """Return the command that repeats the runs of one setting, and where they were made."""
     runs = part.finished
     labels = plot.ordered(runs["label"][runs["label"] == runs["method"]]) or plot.ordered(runs["method"])
     seeds = ",".join(map(str, sorted(runs["seed"].unique())))
@@ -342,7 +346,7 @@ def origin(part: Results) -> str:
 
 
 def _untuned(experiment: str, methods: list[str]) -> list[str]:
-    """Methods whose settings experiments tune (`tuned` in conf/experiment), of which this experiment tunes none."""
+    """Return the methods that have `tuned` settings but get none from this experiment's file in conf/experiment."""
     conf = ROOT / "conf"
 
     def text(name: str) -> str:
@@ -354,7 +358,7 @@ def _untuned(experiment: str, methods: list[str]) -> list[str]:
 
 
 def benchmarks() -> str:
-    """The page of everything that benchmarks/ measured."""
+    """Return the page of all measurements in benchmarks/."""
     blocks = [f"# Benchmarks\n\n{BACK}\n"]
     for benchmark, table, where in benchmark_tables.benchmark_tables().values():
         blocks += [f"## {benchmark.title}\n", f"{benchmark.legend} {where}\n", markdown(table), ""]
@@ -362,7 +366,7 @@ def benchmarks() -> str:
 
 
 def overview(results: Results, frame: pd.DataFrame) -> str:
-    """What stands between the markers of README.md."""
+    """Return the text between the two markers of README.md."""
     return (
         f"{markdown(tables.overview_table(results, frame))}\n\nMeans over at least three seeds at the end of training "
         "(random labels: last quarter of the tasks). A lower loss is better.\n[REPRODUCED.md](REPRODUCED.md) has "
@@ -371,7 +375,8 @@ def overview(results: Results, frame: pd.DataFrame) -> str:
 
 
 def fill(text: str, table: str) -> str:
-    """`text` with what stands between the markers replaced."""
+    """Return `text` with `table` between the two markers. Raises UserError unless there is exactly one pair of
+    markers."""
     if len(re.findall(f"{START}.*?{END}", text, re.DOTALL)) != 1:
         raise UserError(f"README.md needs exactly one pair of {START} and {END}")
     head, rest = text.split(START)

@@ -1,4 +1,5 @@
-"""What the figures share: one look a method, panels with curves, levels and boundaries, the legend, files with captions.
+"""Parts that the figures share: the look of each method, curves, levels and boundaries, the legend, and files with
+captions.
 
 Methods of interest are drawn in full colour with a band, the others pale and thin. A band is the range over the seeds,
 lowest to highest; a dashed line is always a level, never a curve. Intervals are in the tables.
@@ -35,6 +36,8 @@ BINS = 50
 
 @dataclass(frozen=True)
 class Look:
+    """Name in legends, colour and marker of a method."""
+
     name: str
     colour: str
     marker: str
@@ -118,7 +121,8 @@ plt.rcParams.update(STYLE)
 
 
 def look(label: str) -> Look:
-    """The look of a run's label: that of its method; a method that is not listed gets a stable one from its name."""
+    """Return the look of a run's label, which is that of its method with the overrides in the name. A method that is
+    not in METHODS gets a colour and a marker computed from its name."""
     method = next(
         (name for name in sorted(METHODS, key=len, reverse=True) if label.split("-")[0] == name), None
     )
@@ -135,7 +139,8 @@ def look(label: str) -> Look:
 
 
 def ordered(labels: Iterable[str]) -> list[str]:
-    """The listed order, then unknown methods by name; a label with overrides after its method."""
+    """Return the labels, without duplicates, in the order of METHODS, then unknown methods by name. Labels with
+    overrides follow their method."""
     known = list(METHODS)
 
     def rank(label: str) -> tuple[int, str, str]:
@@ -146,12 +151,12 @@ def ordered(labels: Iterable[str]) -> list[str]:
 
 
 def pale(colour: str) -> tuple[float, ...]:
-    """The colour mixed with white."""
+    """Return the colour mixed with white."""
     return tuple(0.45 * part + 0.55 for part in to_rgb(colour))
 
 
 def title(part: Results) -> str:
-    """What was drawn: network, data, resolution, seeds."""
+    """Return the title of a panel: network and data, then resolution or shape, protocol and seeds."""
     run = part.first
     data = data_name(run["data"])
     model = run["model"] or run["domain"]
@@ -166,8 +171,8 @@ def title(part: Results) -> str:
 
 
 def loses_nothing(part: Results) -> bool:
-    """Whether the calibration of a setting did not show that plasticity is lost in it: the interval of a full reset minus
-    no reset does not lie above 0. False where it was not calibrated."""
+    """Return whether the setting was calibrated and no loss of plasticity was shown: the interval of full reset minus
+    no reset (of losses, the reverse) does not lie above 0. False without a calibration or an interval."""
     path = RESULTS / "calibration.csv"
     tried = pd.read_csv(path, dtype=str, keep_default_na=False)
     here = (tried["panel"] == part.first["experiment"]) & (tried["size"] == part.first["size"])
@@ -176,7 +181,7 @@ def loses_nothing(part: Results) -> bool:
 
 
 def draw_calibration(axis: Axes, part: Results, *, top: bool = True) -> None:
-    """Say in a panel that its setting was not shown to lose plasticity, so that no method has much to restore."""
+    """Mark a panel whose setting was not shown to lose plasticity, so that no method has much to restore."""
     if loses_nothing(part):
         axis.text(
             0.02, 0.98 if top else 0.02, "no loss of plasticity shown", transform=axis.transAxes,
@@ -185,14 +190,15 @@ def draw_calibration(axis: Axes, part: Results, *, top: bool = True) -> None:
 
 
 def data_name(name: str) -> str:
-    """A data set, corpus, game or task as a reader knows it."""
+    """Return the usual name of a data set, corpus, game or task."""
     words = name.replace("+", ", then ").replace("_", " ")
     return DATA.get(name, words.capitalize() if words.islower() and " " not in words else words)
 
 
 # ------------------------------------------------------------------------------------------------ curves
 def with_progress(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Adds `x`: epochs counted over all phases when every row has an epoch, else steps; returns the unit too."""
+    """Return (rows with a column `x`, its unit). `x` is the epoch, counted over all phases, if every row has one, else
+    the step."""
     if rows["epoch"].isna().any():
         return rows.assign(x=rows["step"]), "step"
     spans = rows.groupby("phase")["epoch"].agg(["min", "max"]).sort_index()
@@ -204,13 +210,13 @@ def with_progress(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 
 
 def boundaries(rows: pd.DataFrame) -> list[float]:
-    """Where on `x` each boundary lies: the end of the phase before it."""
+    """Return the position of each boundary on `x`: the end of the phase before it."""
     return [float(x) for x in rows.groupby("phase")["x"].max().sort_index().iloc[:-1]]
 
 
 def band(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of one label -> mean, low, high, seeds for each x. Where seeds were not measured at the same x (returns at the
-    end of episodes) they are first averaged in BINS equal bins."""
+    """Return mean, low, high and seeds for each `x`, from the rows of one label. Seeds that were measured at different
+    `x` (returns at the end of episodes) are first averaged in BINS equal bins."""
     per_seed = rows.groupby(["seed", "x"], as_index=False)["value"].last()
     points, seeds = per_seed["x"].nunique(), per_seed["seed"].nunique()
     if points > BINS and points > 1.5 * len(per_seed) / seeds:
@@ -222,7 +228,8 @@ def band(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_curves(axis: Axes, rows: pd.DataFrame, interest: Sequence[str] = INTEREST) -> pd.DataFrame:
-    """Every label of `rows` (columns label, seed, x, value); returns what was drawn: label, x, mean, low, high, seeds."""
+    """Draw every label of `rows` (columns label, seed, x, value). Return what was drawn (columns x, mean, low, high,
+    seeds, label, place)."""
     drawn = []
     for place, label in enumerate(ordered(rows["label"])):
         table, known, bright = band(rows[rows["label"] == label]), look(label), label in interest
@@ -247,7 +254,7 @@ def draw_curves(axis: Axes, rows: pd.DataFrame, interest: Sequence[str] = INTERE
 
 
 def draw_level(axis: Axes, value: float, label: str) -> None:
-    """A dashed horizontal reference."""
+    """Draw a dashed horizontal line in the colour of `label`."""
     known = look(label)
     axis.axhline(value, color=known.colour, linestyle=(0, (4, 2)), linewidth=1.2, label=known.name, zorder=3)
 
@@ -260,8 +267,8 @@ def draw_boundaries(axis: Axes, positions: Iterable[float]) -> None:
 def fit_limits(
     axis: Axes, drawn: pd.DataFrame, after: float, levels: Sequence[float] = (), room: float = 0.08
 ) -> None:
-    """Vertical limits from the part of the curves beyond x = `after`, and from the levels: what dips below right after a
-    boundary does not flatten everything else."""
+    """Set the vertical limits to the levels and the part of the curves from x = `after` on. A dip right after a
+    boundary would otherwise flatten the rest of the panel."""
     late = drawn[drawn["x"] >= after]
     low, high = (pick([*column, *levels]) for pick, column in ((min, late["low"]), (max, late["high"])))
     reach = room * (high - low) + 1e-4
@@ -269,7 +276,7 @@ def fit_limits(
 
 
 def draw_empty(axis: Axes, text: str) -> None:
-    """A panel of the paper that was not run: its place stays visible."""
+    """Draw a panel of the paper that was not run as an empty frame with the text "not run"."""
     axis.set_title(f"{text}\n", color="#8A8A8A")
     axis.text(
         0.5, 0.5, "not run", transform=axis.transAxes, ha="center", va="center", color="#8A8A8A", fontsize=10
@@ -283,7 +290,7 @@ def draw_empty(axis: Axes, text: str) -> None:
 
 
 def draw_paper(axis: Axes, figure: str, panel: str, text: str, thousands: bool = False) -> None:
-    """The paper's own panel, read off its figure, on its own axes."""
+    """Draw the paper's panel, read off its figure, on axes of its own; `thousands` divides x by 1000."""
     curves = paper.panel_of(figure, panel)
     for method in ordered(curves["method"]):
         part, known, bright = (
@@ -311,7 +318,8 @@ def draw_paper(axis: Axes, figure: str, panel: str, text: str, thousands: bool =
 
 # ------------------------------------------------------------------------------------------------ whole figures
 def legend(figure: Figure, axes: Iterable[Axes], where: Axes | None = None) -> None:
-    """One legend in the order of `METHODS`, each method once: in the place of the axes `where`, else below all panels."""
+    """Draw one legend with each method once, in the order of METHODS: in place of the axes `where`, else below all
+    panels."""
     found: dict[str, object] = {}
     for axis in axes:
         for handle, text in zip(*axis.get_legend_handles_labels()):
@@ -334,7 +342,7 @@ def legend(figure: Figure, axes: Iterable[Axes], where: Axes | None = None) -> N
 
 
 def provenance(runs: pd.DataFrame) -> str:
-    """Size, data, commits, machines of the drawn runs, and how many came from a changed checkout."""
+    """Return size, data, commits and machines of the drawn runs, and how many had uncommitted changes."""
     done = runs[runs["status"] == "done"]
     words = []
     for column in ("size", "data", "commit", "trunk_commit", "machine"):
@@ -352,8 +360,8 @@ def _parts(cell: object, column: str) -> list[str]:
 def save(
     figure: Figure, stem: Path, formats: Iterable[str], caption: str, parts: Sequence[Results]
 ) -> list[Path]:
-    """Write `stem`.png and so on, and the caption as `stem`.md. Caption, commits and machines are in the metadata of each
-    file. Without dates and versions, so that the same data gives the same bytes."""
+    """Write `stem`.png and so on, and the caption as `stem`.md; return the paths. Caption and provenance are in the
+    metadata of each file. Dates and versions are not, so that the same data gives the same bytes."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     source = provenance(pd.concat([part.runs for part in parts]))
     paths = []

@@ -1,4 +1,5 @@
-"""What was run beside the paper's panels: probes that lose plasticity quickly, and games and tasks for a laptop."""
+"""Figure of the experiments that are not in the paper: probes that lose plasticity quickly, and games and tasks for a
+laptop."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ CAPTION = (
 def draw(
     parts: Sequence[Results], paper_curves: bool = False, interest: Sequence[str] = plot.INTEREST
 ) -> Figure:
-    """One panel a setting that was run; the paper has no such panels, so `paper_curves` changes nothing."""
+    """Return the figure, one panel per setting that was run. The paper has no such panels, so `paper_curves` changes
+    nothing."""
     columns = min(3, len(parts))
     rows = -(-len(parts) // columns)
     figure, grid = plt.subplots(rows, columns, figsize=(3.1 * columns + 0.3, 2.6 * rows), squeeze=False)
@@ -43,7 +45,7 @@ def draw(
 
 
 def draw_panel(axis: Axes, part: Results, interest: Sequence[str] = plot.INTEREST) -> pd.DataFrame:
-    """The headline metric of any setting; returns the drawn curves."""
+    """Draw the headline metric of any setting and return its curves (see `plot.draw_curves`)."""
     if part.first["figure"].startswith("fig4"):
         return fig4.draw_panel(axis, part, interest)
     if part.first["figure"].startswith("fig2"):
@@ -61,7 +63,7 @@ def draw_panel(axis: Axes, part: Results, interest: Sequence[str] = plot.INTERES
     axis.set_xlabel(unit)
     marks = plot.boundaries(rows)
     end = float(rows["x"].max())
-    if len(marks) == 1 and marks[0] > 1.5 * (end - marks[0]):  # before it all methods are one, and it is long
+    if len(marks) == 1 and marks[0] > 1.5 * (end - marks[0]):  # a long first phase, shared by all methods
         rows = rows[rows["x"] >= marks[0] - 0.2 * (end - marks[0])]
         drawn = plot.draw_curves(axis, rows, interest)
         plot.fit_limits(axis, drawn, marks[0] + 0.3 * (end - marks[0]))

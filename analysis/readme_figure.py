@@ -19,7 +19,7 @@ CAPTION = (
 def draw(
     parts: Sequence[Results], paper_curves: bool = False, interest: Sequence[str] = plot.INTEREST
 ) -> Figure:
-    """The random-label probe; the paper has no such panel, so `paper_curves` changes nothing."""
+    """Return the figure of the random-label probe. The paper has no such panel, so `paper_curves` changes nothing."""
     figure, axis = plt.subplots(figsize=(5.2, 2.9))
     probes.draw_panel(axis, parts[0].select(label=METHODS), interest)
     axis.set_title(plot.title(parts[0]).replace("\n", ", "))

@@ -1,7 +1,8 @@
-"""Run folders, or the committed results, as tidy pandas frames; and the way from the one to the other.
+"""Run folders or committed results as tidy pandas frames, and the export from one to the other.
 
-Four frames describe any number of runs: `runs` (one row a run), `metrics` (one row a logged value), `boundaries` (one row
-a report, summed over its matrices) and `costs` (one row a run). `export` writes them as CSV, `load_exported` reads them.
+Four frames describe any number of runs: `runs` (one row per run), `metrics` (one row per logged value), `boundaries`
+(one row per report, summed over its matrices) and `costs` (one row per finished run). `export` writes them as CSV,
+`load_exported` reads them.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ BOUNDARY_COLUMNS = [
 COST_COLUMNS = [*KEYS, "train_seconds", "shared_seconds", "boundary_seconds", "machine"]
 TEXT = dict.fromkeys([c for c in RUN_COLUMNS if c not in ("seed", "dirty")] + ["metric"], str)
 COORDINATES = ("phase", "step", "epoch")
-CURVES = ["label", "seed", "metric", "phase", "step"]  # order of the lines of an exported curve
-POINTS = 60  # an exported curve keeps the first and last value of each phase and about this many between
+CURVES = ["label", "seed", "metric", "phase", "step"]  # sorting order of exported curves
+POINTS = 60  # values per phase that an exported curve keeps at least, if it has them; see `thin`
 ALSO_EXPORTED = (
     "dormant_share",
     "feature_rank",
@@ -65,7 +66,7 @@ ALSO_EXPORTED = (
 
 @dataclass
 class Results:
-    """The four frames; `problems` says in one sentence each what was left out and why."""
+    """The four frames of a set of runs. `problems` has one sentence for each run or file that was left out."""
 
     runs: pd.DataFrame
     metrics: pd.DataFrame
@@ -74,7 +75,8 @@ class Results:
     problems: list[str] = field(default_factory=list)
 
     def select(self, **wanted: Any) -> Results:
-        """The part of every frame whose columns equal the given values (a list means any of them)."""
+        """Return the rows whose columns equal the given values (a list means any of them). A frame without such a
+        column is not filtered by it."""
 
         def keep(frame: pd.DataFrame) -> pd.DataFrame:
             mask = np.ones(len(frame), dtype=bool)
@@ -87,16 +89,18 @@ class Results:
 
     @property
     def finished(self) -> pd.DataFrame:
+        """Rows of the finished runs."""
         return self.runs[self.runs["status"] == "done"]
 
     @property
     def first(self) -> pd.Series:
-        """The first finished run: what all runs of one setting share is read from it."""
+        """The first finished run. Properties that all runs of one setting share are read from it."""
         return self.finished.iloc[0]
 
 
 def settings(results: Results) -> list[Results]:
-    """The finished runs split by experiment, size and data set: only these may share a panel or a table."""
+    """Return the finished runs, split by experiment, size and data set. Only runs of one setting may share a panel or
+    a table."""
     keys = ["experiment", "size", "data"]
     found = results.finished.drop_duplicates(keys).sort_values(keys)
     return [results.select(**row) for row in found[keys].to_dict("records")]
@@ -109,8 +113,8 @@ def at_largest_size(rows: pd.DataFrame, by: Sequence[str] = ("experiment",)) -> 
 
 
 def at_most(results: Results, size: str) -> Results:
-    """The finished runs of each experiment at its largest size that is not above `size`. Smoke runs prove nothing and fill
-    no gap."""
+    """Return the finished runs of each experiment at its largest size that is not above `size`. Runs of size smoke,
+    which prove nothing, are not used in place of missing ones."""
     allowed = [size, *SIZES[SIZES.index(size) + 1 : SIZES.index("smoke")]]
     done = at_largest_size(results.finished[results.finished["size"].isin(allowed)])
     largest = dict(zip(done["experiment"], done["size"]))
@@ -121,14 +125,16 @@ def at_most(results: Results, size: str) -> Results:
 
 
 def plain(part: Results) -> Results:
-    """Return the results without runs that have overrides, if others remain. The ablation table has the rest."""
+    """Return the results without runs that have overrides, which are in the table of ablations; all results if only
+    such runs exist."""
     labels = part.runs["label"][part.runs["label"] == part.runs["method"]]
     return part.select(label=labels.unique()) if len(labels) else part
 
 
 def open_results(root: str | Path, size: str | None = None, prefixes: Sequence[str] = ("",)) -> Results:
-    """Runs below `root`, or the export that it is. Experiments of the committed results that have no run below a default
-    `runs` are taken from there, with a note: a first own run does not make the rest of a figure disappear."""
+    """Return the runs below `root`, which may also be an export. If `root` is the default `runs`, experiments without
+    a finished run there are taken from the committed results, with a note, so that a first run of one's own does not
+    empty the rest of a figure. Raises UserError if `root` does not exist, except for the default."""
     root, prefixes = Path(root), tuple(prefixes)
     if not root.is_dir() and root != Path("runs"):
         raise UserError(
@@ -155,7 +161,7 @@ def open_results(root: str | Path, size: str | None = None, prefixes: Sequence[s
 
 
 def _together(own: Results, committed: Results, by: Sequence[str]) -> Results:
-    """Both, the committed frames without what `own` has finished: rows that are equal in the columns `by`."""
+    """Return both results, without the committed rows that equal a finished run of `own` in the columns `by`."""
     names = list(by)
     known = set(own.finished[names].itertuples(index=False, name=None))
 
@@ -176,8 +182,8 @@ def _empty() -> Results:
 def load(
     root: str | Path = "runs", experiments: Iterable[str] | None = None, size: str | None = None
 ) -> Results:
-    """Read the runs below `root`. Runs that are not done are in `runs` and named in `problems`; their metrics stay out.
-    Values that are not numbers are left out silently: they are notes, not metrics."""
+    """Read the runs below `root`. Unfinished runs are in `runs` and in `problems`, but not in the other frames. Logged
+    values that are not numbers are skipped without a note. Raises UserError if `root` does not exist."""
     rows, problems, values = [], [], []
     for path in find_folders(root, experiments, size):
         config = read_config(path)
@@ -198,7 +204,7 @@ def load(
 
 
 def figure_and_panel(experiment: str) -> tuple[str, str]:
-    """`fig2a_cifar10_resnet18` -> ("fig2a", "cifar10_resnet18"); other names -> ("", name)."""
+    """Return ("fig2a", "cifar10_resnet18") for `fig2a_cifar10_resnet18`, and ("", name) for other names."""
     head, _, tail = experiment.partition("_")
     return (head, tail) if head.startswith("fig") and tail else ("", experiment)
 
@@ -209,7 +215,8 @@ def _first_line(path: Path) -> str:
 
 
 def _what_was_trained(config: dict[str, Any]) -> dict[str, str]:
-    """`model` and `detail` (pixels of the images or frames, shape of a language model) for the titles of panels."""
+    """Return `model` and `detail` for titles; the detail is the size of images or frames in pixels, or the shape of a
+    language model."""
     model, data, env = (
         config.get(key) if isinstance(config.get(key), dict) else {} for key in ("model", "data", "env")
     )
@@ -219,7 +226,8 @@ def _what_was_trained(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _read_metrics(path: Path, run: int, values: list[tuple[Any, ...]]) -> int:
-    """Append (run, phase, step, epoch, metric, value) for every number in the file; returns how many lines were torn."""
+    """Append (run, phase, step, epoch, metric, value) to `values` for every number in the file. Return the number of
+    unreadable lines."""
     records, torn = read_lines(path) if path.exists() else ([], 0)
     nan = float("nan")
     for record in records:
@@ -234,8 +242,8 @@ def _read_metrics(path: Path, run: int, values: list[tuple[Any, ...]]) -> int:
 
 
 def _boundary_frame(runs: list[dict[str, Any]]) -> pd.DataFrame:
-    """DfI and SFE are sums over the changed matrices; `sfe_share` is the SFE divided by what a full reset of the same
-    weights would have moved."""
+    """Return one row per boundary report, with DfI and SFE summed over the changed matrices. `sfe_share` divides the
+    SFE by the distance that a full reset of the same weights would have moved."""
     rows = []
     for run in runs:
         for report in read_boundaries(run["path"]):
@@ -255,7 +263,8 @@ def _boundary_frame(runs: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def _share(changed: pd.DataFrame) -> float | None:
-    """Sum of the SFE over the sum that a reset to the initial weights would give; a row holds its SFE and the quotient."""
+    """Return the sum of the SFE divided by the sum for a reset to the initial weights, or None. Each row of a report
+    holds its SFE and its quotient, from which the SFE of the reset follows."""
     if not {"sfe", "sfe_relative"} <= set(changed):
         return None
     known = changed[["sfe", "sfe_relative"]].apply(pd.to_numeric).query("sfe > 0 and sfe_relative > 0")
@@ -263,8 +272,8 @@ def _share(changed: pd.DataFrame) -> float | None:
 
 
 def _cost_frame(runs: list[dict[str, Any]]) -> pd.DataFrame:
-    """Seconds by the clock: of the run's own training (for DQN and SAC with evaluations), of the first phase that it shares
-    with other runs of its seed (None where it has none), and of all its boundaries together."""
+    """Return wall-clock seconds per run: its own training (for DQN and SAC with evaluations), the first phase that it
+    shares with other runs of its seed (None if it shares none), and all its boundaries."""
     rows = []
     for run in runs:
         path = Path(run["path"])
@@ -282,7 +291,7 @@ def _seconds(folder: Path) -> float | None:
 
 
 def load_exported(folder: str | Path = RESULTS) -> Results:
-    """What `export` wrote; empty frames where nothing was exported yet."""
+    """Return the results that `export` wrote; the frames are empty where nothing was exported yet."""
     folder = Path(folder)
 
     def read(paths: list[Path], columns: list[str]) -> pd.DataFrame:
@@ -301,8 +310,8 @@ def load_exported(folder: str | Path = RESULTS) -> Results:
 
 
 def export(results: Results, folder: Path = RESULTS) -> list[Path]:
-    """Write the finished runs as CSV, small enough to commit. Of what `folder` holds, a run is replaced only by the same
-    run: that of this experiment, size, data, label and seed."""
+    """Write the finished runs as CSV files that are small enough to commit, and return the paths. Runs that `folder`
+    already holds are kept, unless experiment, size, data, label and seed are those of a new run."""
     own, curves = results.finished.assign(path=""), list[pd.DataFrame]()
     settings = sorted(set(zip(own["experiment"], own["size"])))
     for experiment, size in settings:
@@ -327,8 +336,8 @@ def export(results: Results, folder: Path = RESULTS) -> list[Path]:
 
 
 def thin(rows: pd.DataFrame) -> pd.DataFrame:
-    """At most about POINTS values a phase of each label, seed and metric; the ends of phases are always kept, and all
-    seeds keep the same places."""
+    """Return fewer than 2 * POINTS values per phase of each label, seed and metric. The first and the last value of a
+    phase are always kept, and seeds of equal length keep the same positions."""
     rows = rows.sort_values(CURVES, kind="stable")
     groups = rows.groupby(CURVES[:-1])["step"]
     place, count = groups.cumcount(), groups.transform("size")

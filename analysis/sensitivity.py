@@ -1,4 +1,4 @@
-"""FIRE on one layer at a time: what each layer alone is worth, as a heat map over blocks and the layers in them."""
+"""FIRE on one layer at a time, as a heat map of the gain over blocks and the layers inside them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ CAPTION = (
 
 
 def differences(part: Results) -> pd.DataFrame:
-    """One row a layer: block, layer, the difference to `none` and what the corrected test says of it."""
+    """Return one row per treated layer, with its block, its difference from `none` and the word of the corrected test.
+    The row of block `all` is FIRE as published."""
     frame = estimates.frame(part)
     rows = frame[frame["headline"] & (frame["reference"] == "none")]
     rows = rows[rows["label"].str.startswith(PREFIX) | (rows["label"] == "fire")]
@@ -33,7 +34,8 @@ def differences(part: Results) -> pd.DataFrame:
 
 
 def place_of(layer: str) -> tuple[str, str]:
-    """(block, layer in it): `layer1.0.conv1` is `conv1` of `layer1.0`, `h.0.mlp.c_fc` is `mlp.c_fc` of `h.0`."""
+    """Return (block, layer inside the block): `layer1.0.conv1` is `conv1` of `layer1.0`, `h.0.mlp.c_fc` is `mlp.c_fc`
+    of `h.0`. A name with fewer than three parts is in block `single`."""
     parts = layer.split(".")
     if layer == "fire":
         return "all", "all"
@@ -41,7 +43,8 @@ def place_of(layer: str) -> tuple[str, str]:
 
 
 def draw(parts: Sequence[Results], paper_curves: bool = False, interest: Sequence[str] = ()) -> Figure:
-    """One heat map a network; the paper has no such figure, so `paper_curves` changes nothing."""
+    """Return the figure, one heat map per network. The paper has no such figure, so `paper_curves` changes nothing.
+    Raises UserError if `none` was not run."""
     figure, grid = plt.subplots(1, len(parts), figsize=(5.4 * len(parts), 3.6), squeeze=False)
     for axis, part in zip(grid[0], parts):
         if differences(part).empty:
@@ -53,7 +56,7 @@ def draw(parts: Sequence[Results], paper_curves: bool = False, interest: Sequenc
 
 
 def draw_map(axis: Axes, rows: pd.DataFrame) -> None:
-    """Blocks downwards, the layers of a block to the right; single layers and `all` in a row of their own."""
+    """Draw one row per block and one column per layer inside it, with single layers and `all` in a last row."""
     inside = rows[~rows["block"].isin(["single", "all"])]
     columns, blocks = list(dict.fromkeys(inside["layer"])), sorted(inside["block"].unique())
     alone = rows[rows["block"].isin(["single", "all"])]

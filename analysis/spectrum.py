@@ -17,7 +17,7 @@ from fire_core.methods.full_reset import full_reset
 from fire_core.methods.shrink_perturb import shrink_perturb
 
 OUT = Path(__file__).parents[1] / "docs" / "figures" / "spectrum.png"
-LINES = {  # label, of which look, line style
+LINES = {  # treatment -> (method whose colour it gets, line style)
     "trained": ("none", "-"),
     "full reset": ("full_reset", "-"),
     "shrink & perturb": ("shrink_perturb", "-"),
@@ -28,9 +28,9 @@ LINES = {  # label, of which look, line style
 
 
 def spectra(weight: Tensor, shrink: float = 0.8) -> dict[str, Tensor]:
-    """Singular values, largest first, of a trained `weight` (out, in), before and after each treatment.
+    """Return {treatment: singular values, largest first} of a trained `weight` (out, in), in float64.
 
-    Shrink & perturb and the full reset go to a fresh draw of a Linear layer of that shape.
+    Shrink & perturb and the full reset use newly drawn weights of a Linear layer of that shape.
     """
     torch.manual_seed(0)
     initial = nn.Linear(weight.shape[1], weight.shape[0], bias=False).state_dict()
@@ -53,7 +53,7 @@ def spectra(weight: Tensor, shrink: float = 0.8) -> dict[str, Tensor]:
 
 
 def draw(found: dict[str, Tensor], title: str) -> Figure:
-    """One curve for each treatment, on a logarithmic axis, so that the small values show."""
+    """Return a figure with one curve per treatment, on a logarithmic axis."""
     figure, axis = plt.subplots(figsize=(5.4, 3.0))
     for name, values in found.items():
         method, style = LINES[name]

@@ -1,7 +1,7 @@
-"""Intervals, paired differences and the correction for many comparisons, with scipy.
+"""Intervals, paired differences and the correction for multiple comparisons, computed with scipy.
 
-Intervals are Student's t over seeds. The percentile bootstrap of three seeds would be only their range, far from 95 %
-coverage.
+Intervals are Student's t over seeds. With three seeds a percentile bootstrap would give little more than their range,
+whose coverage is far below 95 %.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ LEVEL = 0.05  # of the Holm-corrected tests
 
 
 class Estimate(NamedTuple):
-    """Mean, 95 % interval and the two-sided p-value of "the mean is 0" (NaN for one seed), number of seeds."""
+    """Mean, its 95 % interval, the two-sided p-value of "the mean is 0", and the number of seeds. Interval and p-value
+    are NaN for one seed."""
 
     mean: float
     low: float
@@ -28,7 +29,8 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: Sequence[float] | np.ndarray) -> Estimate:
-    """Student's t over one number a seed; ValueError unless `values` is a non-empty vector of finite numbers."""
+    """Return the estimate by Student's t from one number per seed. Raises ValueError unless `values` is a non-empty
+    vector of finite numbers."""
     values = np.asarray(values, dtype=np.float64)
     if values.ndim != 1 or len(values) == 0 or not np.isfinite(values).all():
         raise ValueError(f"need a non-empty vector of finite numbers, got {values!r}")
@@ -44,14 +46,15 @@ def estimate(values: Sequence[float] | np.ndarray) -> Estimate:
 
 
 def paired_difference(ours: Mapping[int, float], reference: Mapping[int, float]) -> Estimate | None:
-    """Estimate of ours - reference over the seeds that both have (pairs share data order and first weights); None if they
-    share no seed."""
+    """Return the estimate of `ours` minus `reference` over the seeds that both have (a pair shares data order and
+    initial weights), or None if they share no seed."""
     seeds = sorted(set(ours) & set(reference))
     return estimate([ours[seed] - reference[seed] for seed in seeds]) if seeds else None
 
 
 def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
-    """Holm's step-down correction of one family of p-values; NaN stays NaN and does not count as a comparison."""
+    """Return the p-values of one family after Holm's step-down correction. NaN stays NaN and does not count as a
+    comparison."""
     p = np.asarray(p, dtype=np.float64)
     corrected = np.full(len(p), np.nan)
     known = np.flatnonzero(~np.isnan(p))
@@ -62,7 +65,8 @@ def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def seeds_to_decide(found: Estimate) -> int | None:
-    """Seeds at which the interval would exclude 0 if mean and spread stayed the same; None for a mean of 0 or one seed."""
+    """Return the smallest number of seeds at which the interval would exclude 0 if mean and spread stayed the same.
+    None if the mean is 0 or there is one seed."""
     if found.n < 2 or found.mean == 0:
         return None
     half = stats.t.ppf((1 + CONFIDENCE) / 2, found.n - 1)

@@ -1,7 +1,7 @@
-"""One episode of each of several finished runs as a strip of pictures: python -m analysis.strips RUN RUN --out strip.png
+"""One episode of each of several finished runs as a row of pictures: python -m analysis.strips RUN RUN --out strip.png
 
-The final network plays as in evaluation, from the same start in every run. A game is filmed by a second emulator with
-larger frames, which takes the same actions from the same seed.
+The final network plays as in evaluation; episodes of one seed start alike. A game is filmed by a second emulator with
+larger frames, which gets the same seed and the same actions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROBOT_PIXELS = (200, 240)  # width, height
 
 
 class Episode(NamedTuple):
-    """What was seen at each step, the raw return, and the seconds from one picture to the next."""
+    """Pictures of the start and after each step (grey or RGB), the raw return, and the seconds between two pictures."""
 
     pictures: list[np.ndarray]
     score: float
@@ -35,7 +35,8 @@ class Episode(NamedTuple):
 
 
 def play(folder: Path) -> Episode:
-    """One episode of the run in `folder`; UserError where it is not a finished run of DQN or SAC."""
+    """Play one episode of the run in `folder`. Raises UserError unless this is a run of DQN or SAC with its final
+    checkpoint."""
     domain = read_meta(folder).get("domain")
     players: dict[str | None, Callable[[DictConfig, dict], Episode]] = {"dqn": play_game, "sac": play_task}
     if domain not in players:
@@ -46,7 +47,8 @@ def play(folder: Path) -> Episode:
 
 
 def play_game(cfg: DictConfig, final: dict) -> Episode:
-    """The first of the games, seen by the network at its own size and by us at 160 x 160."""
+    """Play the first of the run's games. The network sees frames of its own size, and frames of 160 x 160 are
+    returned."""
     from rl.dqn.play import greedy, make_games
     from rl.dqn.train import make_net
 
@@ -71,7 +73,7 @@ def play_game(cfg: DictConfig, final: dict) -> Episode:
 
 
 def play_task(cfg: DictConfig, final: dict) -> Episode:
-    """One episode of a task of the H1 robot."""
+    """Play one episode of a task of the H1 robot. Raises UserError for other tasks."""
     from rl.sac.env import Task, physics
     from rl.sac.humanoid.rendering import Camera
     from rl.sac.normaliser import RunningNormaliser
@@ -100,12 +102,13 @@ def play_task(cfg: DictConfig, final: dict) -> Episode:
 
 
 def name_of(folder: Path) -> str:
-    """Method and seed, as the folders of a run say."""
+    """Return method and seed, read from the names of the run's folders."""
     return f"{look(folder.parent.name).name}, {folder.name.replace('_', ' ')}"
 
 
 def load(net: torch.nn.Module, weights: dict) -> None:
-    """Weights of an unchanged network; plasticity injection changes it."""
+    """Load `weights` into `net`. Raises UserError if they do not fit, as after plasticity injection, which changes the
+    structure."""
     try:
         net.load_state_dict(weights)
     except RuntimeError:
@@ -113,8 +116,8 @@ def load(net: torch.nn.Module, weights: dict) -> None:
 
 
 def draw(episodes: Sequence[tuple[str, Episode]], frames: int) -> Figure:
-    """A row for each run: `frames` pictures at the same times in all rows, over the longest episode. A row ends early where
-    its episode does."""
+    """Return a figure with one row per run: `frames` pictures, at the same times in all rows, spread over the longest
+    episode. The rows of shorter episodes end early."""
     longest = max(len(episode.pictures) for _, episode in episodes)
     times = np.linspace(0, longest - 1, frames).round().astype(int)
     height, width = episodes[0][1].pictures[0].shape[:2]
@@ -140,7 +143,7 @@ def draw(episodes: Sequence[tuple[str, Episode]], frames: int) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write the picture; UserError where it cannot be written, or matplotlib does not know the ending."""
+    """Write the picture. Raises UserError where it cannot be written or matplotlib does not know the file ending."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=200)

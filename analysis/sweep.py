@@ -1,4 +1,4 @@
-"""The table and the figure of one sweep, and the runs that are missing."""
+"""Table and figure of one sweep, with a list of the runs that are missing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ NOTE = (
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print and write the tables and the figure of `options.experiment`; 1 if runs failed or are missing."""
+    """Print and write the tables and the figure of `options.experiment`. Return 1 if runs failed, are missing or log
+    no known measure, else 0."""
     names = list(dict.fromkeys(comma_list(",".join(options.experiment))))
     size = options.size or "small"
     results = load(options.root, names, size)
@@ -54,13 +55,13 @@ def show(options: argparse.Namespace) -> int:
 
 
 def of(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
-    """The results of one setting in the frame."""
+    """Return the rows of `frame` with the results of one setting."""
     keys = ["experiment", "size", "data"]
     return frame[(frame[keys] == part.first[keys].to_numpy()).all(axis=1) & (frame["kind"] == "result")]
 
 
 def text_of(part: Results, rows: pd.DataFrame) -> str:
-    """Markdown of one setting: a heading and a table for each measure."""
+    """Return one setting as Markdown: a heading, and a table per measure."""
     blocks = [f"## {part.first['experiment']}: {plot.title(part).replace(chr(10), ', ')}\n"]
     for metric, group in rows.groupby("metric", sort=False):
         title = group["measure"].iloc[0]
@@ -69,7 +70,8 @@ def text_of(part: Results, rows: pd.DataFrame) -> str:
 
 
 def sentence(rows: pd.DataFrame) -> str:
-    """The headline of one setting in a sentence: FIRE, or else the best method, against the run without intervention."""
+    """Return a sentence that compares FIRE, or the best method if FIRE was not run, with the run without intervention
+    in the headline measure."""
     rows = rows[rows["headline"] & (rows["reference"] == "none")]
     if rows.empty:
         return ""
@@ -85,7 +87,8 @@ def sentence(rows: pd.DataFrame) -> str:
 
 
 def absent(results: Results, methods: Sequence[str], seeds: Sequence[int]) -> list[str]:
-    """Expected runs that are not done, by name; see harness.status.with_missing."""
+    """Return the expected runs that are not done, one line each. `harness.status.with_missing` says which runs are
+    expected."""
     rows = with_missing(results.runs.to_dict("records"), methods, seeds)
     return [
         f"{row['experiment']} {row['label']} seed {row['seed']}: {row['status']}"

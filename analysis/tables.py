@@ -1,4 +1,4 @@
-"""Every table of runs, drawn from the frame of estimates; all tables as Markdown, CSV and LaTeX."""
+"""Every table of runs, built from the frame of estimates; `write_all` writes them as Markdown, CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ CONTROLS = ("none", "rescale", "keep_norm", "random_orthogonal", "fire_exact")
 
 
 def status_matrix(results: Results) -> pd.DataFrame:
-    """Panels of the paper against sizes: how many methods and seeds are finished, on which data."""
+    """Return one row per panel of the paper and one column per size: how many methods and seeds are finished, and on
+    which data."""
     done = results.finished
     rows = []
     for figure, panel in paper.cells():
@@ -37,8 +38,9 @@ def _count(runs: pd.DataFrame) -> str:
 
 
 def claim_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row a claim and setting that ran both methods: the comparison, oriented so that a positive gain is as claimed.
-    The paper's claims at one size are one family for Holm's correction; all other claims at that size are another."""
+    """Return one row per claim and setting in which both methods were run. Differences are oriented so that a positive
+    gain is as claimed. For Holm's correction, the paper's claims at one size are one family and all other claims at
+    that size another."""
     headline = frame[frame["headline"]]
     rows = []
     for claim in paper.claims().to_dict("records"):
@@ -65,7 +67,7 @@ def claim_rows(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def claims_table(claims: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `claim_rows` as text: the paper's difference and ours, with the corrected p-value."""
+    """Return the rows of `claim_rows` as text, with the paper's difference beside ours."""
     rows = []
     for row in claims.to_dict("records"):
         gap = _gap_of_paper(row)
@@ -87,7 +89,8 @@ def claims_table(claims: pd.DataFrame) -> pd.DataFrame:
 
 
 def _gap_of_paper(claim: dict[str, object]) -> float | None:
-    """The paper's difference between the end values of a claim's two methods, positive where it is as claimed."""
+    """Return the paper's difference between the end values of a claim's two methods, positive if it is as claimed;
+    None if one of them is not known."""
     theirs = paper.end_values(claim["figure"], claim["panel"])
     if claim["better"] not in theirs or claim["worse"] not in theirs:
         return None
@@ -96,8 +99,8 @@ def _gap_of_paper(claim: dict[str, object]) -> float | None:
 
 
 def wins_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """In how many of the paper's panels FIRE ends ahead of each rival, at each size that ran; all comparisons of one size
-    are one family for Holm's correction. Beside it the paper's own count over the same panels."""
+    """Count the panels of the paper in which FIRE ends ahead of each rival, per size, with the paper's own count over
+    the same panels beside it. All comparisons of one size are one family for Holm's correction."""
     panels = {f"{figure}_{panel}": (figure, panel) for figure, panel in paper.cells()}
     rows = frame[frame["headline"] & (frame["reference"] == "fire") & frame["label"].isin(RIVALS)]
     rows = rows[rows["experiment"].isin(panels)]
@@ -128,14 +131,15 @@ def wins_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def against(part: pd.DataFrame, labels: Iterable[str] | None = None) -> pd.DataFrame:
-    """FIRE minus each other method of one setting in the headline measure; all of them are one family."""
+    """Return the comparisons of the other methods of one setting with FIRE in the headline measure, corrected as one
+    family. Differences are method minus FIRE."""
     rows = part[part["headline"] & (part["reference"] == "fire")]
     rows = rows[rows["label"].isin(labels)] if labels is not None else rows
     return estimates.decide(rows)
 
 
 def against_table(part: pd.DataFrame) -> pd.DataFrame:
-    """`against` as text."""
+    """Return the rows of `against` as text, with the sign reversed to FIRE minus method."""
     rows = against(part).set_index("label")
     table = []
     for label in plot.ordered(rows.index):
@@ -154,7 +158,8 @@ def against_table(part: pd.DataFrame) -> pd.DataFrame:
 
 
 def controls_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `against_controls` as text: FIRE minus each of the others, a star where the corrected test says so."""
+    """Return the rows of `against_controls` as text: FIRE minus each method, with a star where the corrected test is
+    significant."""
     table = []
     for (experiment, size), group in rows.groupby(["experiment", "size"]):
         cells = {row["label"]: row for row in group.to_dict("records")}
@@ -168,9 +173,10 @@ def controls_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def against_controls(frame: pd.DataFrame) -> pd.DataFrame:
-    """`none` and the controls against FIRE in all settings that ran a control: one family for Holm's correction."""
+    """Return the comparisons of `none` and the controls with FIRE in all settings in which a control was run, as one
+    family for Holm's correction."""
     rows = frame[frame["headline"] & (frame["reference"] == "fire") & frame["label"].isin(CONTROLS)]
-    # settings of FIRE have a table of their own
+    # these experiments have a table of their own
     rows = rows[~rows["experiment"].str.startswith("settings_")]
     keys = ["experiment", "size", "data"]
     ran = rows[rows["label"].isin(CONTROLS[1:])].drop_duplicates(keys)[keys]
@@ -178,8 +184,8 @@ def against_controls(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def end_table(part: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """One row a method of one setting and measure: ours with interval, minus `none` with the p-value corrected over the
-    table, and the paper's end value."""
+    """Return one row per method of one setting and measure: mean with interval, difference from `none` with the
+    p-value corrected over the table, and the paper's end value."""
     rows = part[part["metric"] == measure]
     first = estimates.means(rows).set_index("label")
     gaps = estimates.decide(rows[rows["reference"] == "none"]).set_index("label")
@@ -202,7 +208,7 @@ def end_table(part: pd.DataFrame, measure: str) -> pd.DataFrame:
 
 
 def wide_table(part: pd.DataFrame, kind: str) -> pd.DataFrame:
-    """Means of all measures of a kind ("boundary" or "cost"), one row a method."""
+    """Return the means of all measures of a kind ("boundary" or "cost"), one row per method."""
     rows = estimates.means(part[part["kind"] == kind])
     if rows.empty:
         return pd.DataFrame()
@@ -218,7 +224,8 @@ def wide_table(part: pd.DataFrame, kind: str) -> pd.DataFrame:
 
 
 def learning_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Reinforcement learning before the boundary, against random actions under the same protocol; one family."""
+    """Return one row per experiment of reinforcement learning: the return before the boundary and its difference from
+    random actions under the same protocol. All rows are one family for Holm's correction."""
     rows = estimates.decide(frame[(frame["kind"] == "learning") & (frame["reference"] == "random_actions")])
     return pd.DataFrame(
         {
@@ -235,7 +242,8 @@ def learning_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def ablation_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Runs with overrides in the headline measure, against the run without them where there is one."""
+    """Return one row per label with overrides, in the headline measure, with the difference from the same method
+    without overrides where that was run."""
     rows = frame[frame["headline"] & (frame["label"] != frame["method"])]
     table = []
     for row in estimates.means(rows).to_dict("records"):
@@ -260,7 +268,8 @@ def ablation_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def triggers_table(part: Results, rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """FIRE under each trigger and the methods at boundaries in the headline measure, and what the comparison shows."""
+    """Return (table, sentence): FIRE under each trigger and the methods at boundaries in the headline measure, and how
+    the triggers compare with FIRE at the boundaries."""
     acted = part.boundaries[part.boundaries["matrices"] > 0]
     acts = acted.groupby(["label", "seed"]).size().groupby("label").mean()
     compared = estimates.decide(rows[rows["reference"] == "fire"]).set_index("label")
@@ -289,7 +298,7 @@ def triggers_table(part: Results, rows: pd.DataFrame) -> tuple[pd.DataFrame, str
     ), f"Against FIRE at the boundaries, the triggers end as follows: {'; '.join(found)}."
 
 
-# the settings of README.md's table: one a kind of training, and the two probes that show a loss of plasticity
+# experiments in README.md's table, each with the size that is shown
 OVERVIEW = {
     "fig2a_cifar10_resnet18": "medium",
     "fig2a_tiny_imagenet_vgg16": "medium",
@@ -300,7 +309,7 @@ OVERVIEW = {
 
 
 def overview_table(results: Results, frame: pd.DataFrame) -> pd.DataFrame:
-    """A few settings by the four best-known methods, for README.md."""
+    """Return the end values of the four best-known methods in the settings of OVERVIEW, for README.md."""
     table = []
     for part in sorted(settings(results), key=lambda part: part.first["experiment"]):
         first = part.first
@@ -319,7 +328,8 @@ def overview_table(results: Results, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def write_all(results: Results, out: Path) -> list[Path]:
-    """Every table as .md, .csv and .tex, and the frame of estimates that they come from as estimates.csv."""
+    """Write every table that is not empty as .md, .csv and .tex, and the frame of estimates as estimates.csv. Return
+    the paths."""
     frame = estimates.frame(results)
     tables = {
         "status": status_matrix(results),

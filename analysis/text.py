@@ -8,12 +8,14 @@ import pandas as pd
 
 
 def digits(values: Iterable[float]) -> int:
-    """Decimals for a column of one kind: four for accuracies and losses, one or none for returns."""
+    """Return the number of decimals for a column: 4 if all values are below 10 (accuracies, losses), 1 below 10,000,
+    else 0."""
     largest = max((abs(value) for value in values if pd.notna(value)), default=0.0)
     return 4 if largest < 10 else 1 if largest < 10_000 else 0
 
 
 def number(value: float | None, decimals: int | None = None, sign: bool = False) -> str:
+    """Return `value` with that many decimals (see `digits` for None), or "-" if it is missing."""
     if value is None or pd.isna(value):
         return "-"
     decimals = digits([value]) if decimals is None else decimals
@@ -21,7 +23,7 @@ def number(value: float | None, decimals: int | None = None, sign: bool = False)
 
 
 def spread(mean: float, low: float, high: float, decimals: int | None = None, sign: bool = False) -> str:
-    """`0.8443 [0.8359, 0.8528]`; without brackets for one seed."""
+    """Return for example `0.8443 [0.8359, 0.8528]`, without brackets for one seed."""
     if pd.isna(mean):
         return "-"
     decimals = digits([mean, low, high]) if decimals is None else decimals
@@ -30,11 +32,13 @@ def spread(mean: float, low: float, high: float, decimals: int | None = None, si
 
 
 def mean_text(row: pd.Series, decimals: int | None = None) -> str:
+    """Return the mean of a row of estimates with its interval."""
     return spread(row["mean"], row["low"], row["high"], decimals)
 
 
 def difference_text(row: pd.Series, decimals: int | None = None, negate: bool = False) -> str:
-    """Label minus reference; with `negate` reference minus label."""
+    """Return the difference of a row of estimates with its interval: label minus reference, with `negate` the
+    reverse."""
     mean, low, high = row["difference"], row["difference_low"], row["difference_high"]
     if negate:
         mean, low, high = -mean, -high, -low
@@ -46,7 +50,7 @@ def p_text(p: float) -> str:
 
 
 def short(value: object) -> str:
-    """Two or three digits of a float, for measured quantities that are not results."""
+    """Return a float with three significant digits ("-" for NaN), and any other value as text."""
     return str(value) if not isinstance(value, float) else "-" if pd.isna(value) else f"{value:.3g}"
 
 

@@ -1,7 +1,8 @@
-"""The theorems of the FIRE paper held against measurements: python -m analysis.theory RUNS
+"""The theorems of the FIRE paper compared with measurements: python -m analysis.theory RUNS
 
-RUNS holds finished runs of `none` on random labels (an MLP, which the theorems are about) and, for the premise DfI < 1
-alone, the shared first phases of other networks. Writes theory.csv and theory_premise.csv, and draws the figure from them.
+RUNS holds finished runs of `none` on random labels (an MLP, to which the theorems apply). The shared first phases of
+other networks in RUNS are used for the premise DfI < 1 alone. Writes theory.csv and theory_premise.csv, and draws the
+figure.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ CAPTION = (
 
 # ------------------------------------------------------------------------------------------------ one network
 def weights_and_features(net: nn.Module, inputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Weights of an MLP's layers, and their outputs without biases, as in the theorems: ReLU after all but the last."""
+    """Return the weights of an MLP's layers and the outputs of the layers without biases, as in the theorems. ReLU
+    follows all layers but the last."""
     weights = [module.weight.detach() for module in net.modules() if isinstance(module, nn.Linear)]
     features, last = [], inputs
     for place, weight in enumerate(weights):
@@ -67,7 +69,8 @@ def weights_and_features(net: nn.Module, inputs: Tensor) -> tuple[list[Tensor], 
 
 
 def rows_of(net: nn.Module, trained: nn.Module, inputs: Tensor, labels: Tensor) -> Iterator[dict[str, Any]]:
-    """Measured value and bound of each theorem and layer for `net`, a treated copy of `trained`."""
+    """Yield a row with the measured value and the bound for each theorem and layer of `net`, a treated copy of
+    `trained`; Theorem 2 has one row for the network."""
     weights, features = weights_and_features(net, inputs)
     old_weights, old_features = weights_and_features(trained, inputs)
     stored = [float(deviation_from_isometry(w)) for w in weights]
@@ -103,7 +106,7 @@ def rows_of(net: nn.Module, trained: nn.Module, inputs: Tensor, labels: Tensor) 
 
 
 def _read_covariance(inputs: Tensor, weight: Tensor) -> Tensor:
-    """Q^T Sigma Q: the covariance of the inputs in the directions that the weight reads, in float64."""
+    """Return Q^T Sigma Q in float64: the covariance of the inputs along the right singular vectors of the weight."""
     _, _, right = torch.linalg.svd(weight.double(), full_matrices=False)
     seen = inputs.double() @ right.mT
     return seen.mT @ seen / len(inputs)
@@ -135,14 +138,15 @@ def _curvature(
 
 # ------------------------------------------------------------------------------------------------ runs
 def treated(net: nn.Module, initial: dict[str, Tensor], method: str, seed: int, **settings: Any) -> nn.Module:
-    """`net` after the method's boundary, in place."""
+    """Apply the method's boundary to `net` in place and return `net`."""
     state = State({"net": net}, initial={"net": initial}, generator=generator(seed, "method"))
     create(method, **settings).at_boundary(state, Phase(1))
     return net
 
 
 def theorems(root: Path, experiment: str) -> list[dict[str, Any]]:
-    """Rows of theory.csv: the net at the end of each run of `none` and each method on it, on images of its last task."""
+    """Return the rows of theory.csv: the final network of each run of `none`, treated by each method, on images of its
+    last task."""
     found = []
     for folder in find_folders(root, [experiment]):
         cfg = OmegaConf.create(read_config(folder))
@@ -182,7 +186,7 @@ def _gpt(cfg: Any) -> nn.Module:
     return Decoder(Shape(**{key: value for key, value in cfg.model.items() if key != "name"}))
 
 
-# network -> (settings of the shared first phases that are read, how it is built, iterations of FIRE in the paper)
+# network -> (settings that its shared first phases have, function that builds it, iterations of FIRE in the paper)
 NETWORKS: dict[str, tuple[dict[str, str], Callable[[Any], nn.Module], int]] = {
     "ResNet-18, warm start": (
         {"data.name": "cifar10", "protocol.name": "warm_start", "model.name": "resnet18"}, _vision, 10,
@@ -192,7 +196,8 @@ NETWORKS: dict[str, tuple[dict[str, str], Callable[[Any], nn.Module], int]] = {
 
 
 def premise(root: Path) -> list[dict[str, Any]]:
-    """Rows of theory_premise.csv: how many target matrices have DfI < 1 in trained networks, before and after FIRE."""
+    """Return the rows of theory_premise.csv: how many target matrices of trained networks have DfI < 1, before and
+    after FIRE."""
     found = []
     for path in sorted((root / "trunks").glob("*/checkpoint/end.pt")):
         cfg = OmegaConf.create(read_config(path.parents[1]))
@@ -227,7 +232,8 @@ def _share(net: nn.Module) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------------ figure and tables
 def draw(rows: pd.DataFrame) -> Figure:
-    """Measured value against bound, one panel a theorem; layers without a bound as hollow marks below the panel's line."""
+    """Return the figure of measured values against bounds, one panel per theorem. Layers without a bound are hollow
+    marks at the bottom."""
     figure, grid = plt.subplots(1, 4, figsize=(12.6, 3.4))
     for axis, (theorem, title) in zip(grid, THEOREMS.items()):
         part = rows[(rows["theorem"].astype(str) == theorem) & (rows["measured"] > 0)]
@@ -266,7 +272,8 @@ def draw(rows: pd.DataFrame) -> Figure:
 
 
 def table(rows: pd.DataFrame) -> pd.DataFrame:
-    """One row a theorem and method: layers with a bound, whether it holds, and how far it is from what was measured."""
+    """Return one row per theorem and method: how many layers have a bound, in how many it holds, and how far it is
+    from the measured value."""
     lines = []
     for theorem, title in THEOREMS.items():
         for method in METHODS:
@@ -291,7 +298,8 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def premise_table(rows: pd.DataFrame, layers: pd.DataFrame) -> pd.DataFrame:
-    """Matrices with DfI < 1 as stored, and up to a scale: before FIRE, after it as published, after the exact projection."""
+    """Return the share of matrices with DfI < 1, as stored and up to a scale: trained, after FIRE as published, and
+    after the exact projection."""
     mlp = layers[(layers["theorem"].astype(str) == "3")]
     counted = [
         {"network": network, "method": method, "matrices": len(part)}

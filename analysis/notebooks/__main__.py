@@ -1,4 +1,5 @@
-"""Execute the notebooks in this folder and keep their outputs: python -m analysis.notebooks [NAME ...] [--out FOLDER]."""
+"""Execute the notebooks in this folder and save them with their outputs: python -m analysis.notebooks [NAME ...]
+[--out FOLDER]."""
 
 from __future__ import annotations
 
@@ -15,11 +16,13 @@ ROOT = HERE.parents[1]
 
 
 def names() -> list[str]:
+    """Return the names of all notebooks, without the ending."""
     return sorted(path.stem for path in HERE.glob("*.ipynb"))
 
 
 def execute(name: str, out: Path = HERE, seconds: int = 1200) -> Path:
-    """Run one notebook from the repository root and write it with its outputs into `out`; an error in a cell stops it."""
+    """Run one notebook from the repository root, write it with its outputs into `out`, and return the path. Nothing is
+    written if a cell raises an error or takes longer than `seconds`; nbclient's error is raised then."""
     try:
         import nbformat
         from nbclient import NotebookClient
