@@ -1,13 +1,14 @@
-"""DQN: our games and replay against the usual stack, interleaved.
+"""Speed of the DQN games, replay and updates against the usual stack.
 
     python -m benchmarks.bench_dqn [--rounds 5] [--device cuda] [--only-updates]
 
-Usual stack: gymnasium's AtariPreprocessing and FrameStackObservation in a (synchronous or asynchronous) vector
-environment, and a ring that stores every observation as a full stack. Both sides take the same random actions, clip rewards
-and store every step. Rounds alternate, so a slow minute of the machine hits both; the ratio of each round is listed and
-the median stated. Also: updates
-per second in the usual form and in ours (eager, compiled, channels last, bf16), each from its own replay; time of a batch;
-bytes; time and size of a checkpoint of a mapped replay.
+The usual stack is gymnasium's AtariPreprocessing and FrameStackObservation in a (synchronous or asynchronous) vector
+environment, and a ring that stores every observation as a full stack. Both sides take the same random actions, clip
+rewards and store every step. The two sides take turns, so that other work on the machine slows both; the ratio of each
+round and their median are printed.
+
+Also measured: updates per second in the usual form and in ours (eager, compiled, channels last, bf16), each from its
+own replay; the time to draw a batch; bytes of both replays; time and size of a checkpoint of a memory-mapped replay.
 """
 
 import argparse
@@ -37,7 +38,8 @@ SIZE = 84
 
 
 class StackRing:
-    """Replay as usually written: each observation is stored as a whole stack, the next one is the row that follows."""
+    """Replay in its usual form: each observation is stored as a whole stack, and the next observation is the row that
+    follows."""
 
     def __init__(self, rows: int):
         self.observations = np.zeros((rows, COUNT, 4, SIZE, SIZE), np.uint8)
@@ -71,7 +73,7 @@ class StackRing:
 
 
 def usual_environments(game: str, asynchronous: bool) -> gymnasium.vector.VectorEnv:
-    """Four games behind gymnasium's wrappers."""
+    """Return a vector environment of four games behind gymnasium's wrappers."""
     import ale_py
 
     gymnasium.register_envs(ale_py)
@@ -86,6 +88,7 @@ def usual_environments(game: str, asynchronous: bool) -> gymnasium.vector.Vector
 
 
 def act_usual(environments: gymnasium.vector.VectorEnv, ring: StackRing, steps: int) -> None:
+    """Play `steps` steps of random actions in all games and store them in `ring`."""
     generator = np.random.default_rng(0)
     observations, _ = environments.reset(seed=0)
     for _ in range(steps):
@@ -96,6 +99,7 @@ def act_usual(environments: gymnasium.vector.VectorEnv, ring: StackRing, steps: 
 
 
 def act_ours(games: Games, replay: FrameReplay, steps: int) -> None:
+    """Play `steps` steps of random actions in all games and store them in `replay`."""
     generator = np.random.default_rng(0)
     replay.start(games.reset()[:, -1])
     for _ in range(steps):
@@ -106,7 +110,8 @@ def act_ours(games: Games, replay: FrameReplay, steps: int) -> None:
 
 
 def seconds(function: Callable[[], object], device: torch.device | None = None) -> float:
-    """Seconds by the clock; a GPU as `device` is waited for on both sides, for a CPU it is processor time."""
+    """Return the seconds that `function` takes: processor time if `device` is a CPU, else wall-clock time. A GPU is
+    synchronised before and after."""
     on_gpu = device is not None and device.type == "cuda"
     clock = time.perf_counter if device is None or on_gpu else time.process_time
     if on_gpu:
@@ -121,8 +126,9 @@ def seconds(function: Callable[[], object], device: torch.device | None = None) 
 def bench_acting(
     game: str, asynchronous: bool, rounds: int, steps: int, folder: Path
 ) -> tuple[FrameReplay, StackRing]:
-    """Print steps per second of both sides round by round; returns the filled replays, ours first."""
-    threads = min(COUNT, os.cpu_count() or 1) if asynchronous else 1  # as many cores for both sides
+    """Print the steps per second of both sides, add them to bench_loops.csv, and return the filled replays, ours
+    first."""
+    threads = min(COUNT, os.cpu_count() or 1) if asynchronous else 1  # same cores for both sides
     usual = usual_environments(game, asynchronous)
     games = Games(game, COUNT, (SIZE, SIZE), seed=0, threads=threads)
     ring = StackRing(steps)
@@ -152,7 +158,7 @@ def bench_acting(
 
 
 def played(folder: Path, steps: int = 250) -> tuple[FrameReplay, StackRing]:
-    """Both replays after so many steps of random play in four games of Breakout."""
+    """Return both replays, ours first, after `steps` steps of random play in four games of Breakout."""
     usual, games = usual_environments("breakout", False), Games("breakout", COUNT, (SIZE, SIZE), seed=0)
     ring = StackRing(steps)
     replay = FrameReplay(steps * COUNT, COUNT, (SIZE, SIZE), folder=folder, reserve=0)
@@ -163,7 +169,8 @@ def played(folder: Path, steps: int = 250) -> tuple[FrameReplay, StackRing]:
 
 
 def bench_checkpoint(folder: Path, transitions: int = 200_000) -> None:
-    """Seconds and bytes of a checkpoint of a full mapped replay, and of the next one 4,000 transitions later."""
+    """Print seconds and bytes of a checkpoint of a full memory-mapped replay, and of the next one 4,000 transitions
+    later."""
     replay = FrameReplay(transitions, COUNT, (SIZE, SIZE), folder=folder)
     generator = np.random.default_rng(0)
     frames = generator.integers(0, 256, (COUNT, SIZE, SIZE), np.uint8)
@@ -181,9 +188,11 @@ def bench_checkpoint(folder: Path, transitions: int = 200_000) -> None:
 
 
 def bench_learning(replay: FrameReplay, ring: StackRing, rounds: int, device: torch.device) -> None:
-    """Updates of the published network, batch from the replay included: the usual form, and ours in several.
+    """Print the updates per second of the published network, with the time to draw a batch, and add them to
+    bench_loops.csv.
 
-    Usual: eager, an optimizer that goes parameter by parameter, loss read back. One warm-up turn each, then in turns.
+    The usual form is eager, has an optimizer that updates one parameter after another, and reads the loss back. Ours
+    is timed in several forms. The first turn of each is not counted.
     """
     graph = captured(gradients, device)
     loops = {
@@ -231,14 +240,14 @@ def learning_loop(
     read: bool = False,
     **adam: bool,
 ) -> Iterator[None]:
-    """One update a step, forever; `read` waits for the loss each time."""
+    """Run one update per step of the iterator, forever; `read` reads the loss back each time."""
     generator = np.random.default_rng(0)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     net, target = (DQN(4).to(device, memory_format=layout) for _ in range(2))
     optimizer = torch.optim.Adam(net.parameters(), lr=6.25e-5, eps=1.5e-4, **adam)
     while True:
         if isinstance(replay, FrameReplay):
-            replay.channels_last = channels_last  # the loops take turns with it
+            replay.channels_last = channels_last  # the loops share this replay
         batch = Batch(*(values.to(device) for values in replay.sample(32, generator)))
         loss, _ = update(net, target, optimizer, batch, 0.99, precision=precision, compiled=compiled)
         if read:

@@ -1,29 +1,30 @@
-"""Time, accuracy and memory of the solvers against a plain python loop of the published algorithm, interleaved.
+"""Time, accuracy and memory of the solvers against a plain Python loop of the published algorithm.
 
     python -m benchmarks.bench_fire [--rows resnet18 ...] [--kinds fresh ill collapsed] [--repeats 5] [--device cuda]
         [--iterations 10]                  of the loop, instead of the published number
         [--checkpoints NAME=PATH ...]      trained weights
 
-One thread, processor time (wall clock on a GPU). In each round every variant runs once, so that a busy machine slows
-all of them; a ratio is the median over the rounds of (time of the loop / time of ours), above 1 is faster. Columns:
+Everything runs on one thread and is timed in processor time, on a GPU in wall-clock time. Every variant runs once per
+round, so that other work on the machine slows all of them. A ratio is the median over the rounds of (time of the loop
+/ time of ours), so above 1 ours is faster. Columns:
 
 ratio_*         against the loop with its published number of iterations (10; 5 for GPT)
-ratio_call_*    the whole call fire(model), targets found and results checked, against a plain loop over the targets
-                that scales and writes back; fresh weights. ratio_call_read_* also reads the rows of the report
-ratio_equal     `exact` against the loop iterated to DfI <= 1e-8 on every matrix; the published function takes one
-                number of iterations for a network, so this is the largest that its recursion needs on the singular
-                values of any of its matrices (200 at most). The loop's time is *computed*: in proportion
-ratio_each      the same, against a loop that would stop each matrix at its own iteration, at no cost for knowing
-                when: the mean number of iterations, by flops
-dfi_*           largest over all matrices, in float64
+ratio_call_*    the whole call fire(model), which finds the targets and checks the results, against a plain loop over
+                the targets that scales and writes back; fresh weights. ratio_call_read_* also reads the report's rows
+ratio_equal     `exact` against the loop iterated to DfI <= 1e-8 on every matrix. The published function takes one
+                number of iterations per network, so this is the largest number that any of its matrices needs (at
+                most 200), found from the singular values. The time of this loop is *computed* in proportion
+ratio_each      the same, against a loop that stops each matrix at its own iteration and finds it at no cost: the mean
+                number of iterations, weighted by flops
+dfi_*           largest DfI over all matrices, in float64
 error_*         largest ||Q - U V^T||_F / sqrt(min(m, n)) over a sample of matrices per shape, against float64 SVD;
                 at a condition number k float32 itself is uncertain by 1e-8 k to 1e-7 k
-extra_memory    peak resident memory of `exact` beyond its input and its result, over the larger of the stack limit
-                and the largest matrix; measured on fresh weights in a process of its own (CPU only)
+extra_memory    peak resident memory of `exact` beyond its input and its result, divided by the larger of the stack
+                limit and the largest matrix; measured on fresh weights in a separate process (CPU only)
 
-A second file, bench_fire_products.csv, says shape by shape what limits the ratio: the flops of the matrix products of the
-loop and of `exact` (a Cholesky factor, QR or SVD is not counted as one), and the share of the rate of a large matrix
-product that each reaches. The ratio is that of the flops times that of the two shares.
+A second file, bench_fire_products.csv, shows per shape what limits the ratio: the flops of the matrix products in the
+loop and in `exact` (Cholesky factors, QR and SVD are not counted), and the share of the rate of a large matrix product
+that each reaches. The ratio of the times is the ratio of the flops times that of the two shares.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ EQUAL = 1e-8
 
 
 def published_loop(groups: Groups, iterations: int) -> list[Tensor]:
-    """The published algorithm as its formula reads: one matrix after another."""
+    """Return the factors by the published algorithm, one matrix after another."""
     factors = []
     for stack in groups.values():
         for matrix in stack:
@@ -69,12 +70,13 @@ def published_loop(groups: Groups, iterations: int) -> list[Tensor]:
 
 
 def solve(groups: Groups, solver: str, iterations: int) -> list[Tensor]:
-    """Every stack through `polar`."""
+    """Return the factors of every stack by `polar`."""
     return [polar(stack, solver, iterations=iterations).factor for stack in groups.values()]
 
 
 def seconds(run: Callable[[], Any], device: str) -> float:
-    """Time of `run`: processor time of this one thread on a CPU, wall clock with the device waited for on a GPU."""
+    """Return the time of `run`: processor time of this thread on a CPU, wall-clock time on a GPU, which is
+    synchronised before and after."""
     if device != "cuda":
         start = time.process_time()
         run()
@@ -87,7 +89,7 @@ def seconds(run: Callable[[], Any], device: str) -> float:
 
 
 def ratios(groups: Groups, iterations: int, repeats: int, device: str) -> dict[str, Any]:
-    """Median time ratios to the published loop, and its median time."""
+    """Return the median time of the published loop, and the median ratio of its time to that of each solver."""
     variants = {name: lambda name=name: solve(groups, name, iterations) for name in SOLVERS}
     times: dict[str, list[float]] = {name: [] for name in ("loop", *SOLVERS)}
     for name in SOLVERS:  # first calls build schedules and libraries' buffers
@@ -104,7 +106,8 @@ def ratios(groups: Groups, iterations: int, repeats: int, device: str) -> dict[s
 
 
 def products(groups: Groups, iterations: int, repeats: int, device: str) -> list[dict[str, Any]]:
-    """Flops and share of the machine's rate, the loop and `exact` on the stack of each shape."""
+    """Return one line per shape: flops of the matrix products and share of the machine's rate, for the loop and for
+    `exact`. Shapes with less than 1 % of the largest flops of the loop are left out."""
     square = torch.randn(2048, 2048, device=device)
     lines = []
     for shape, stack in groups.items():
@@ -131,7 +134,8 @@ def products(groups: Groups, iterations: int, repeats: int, device: str) -> list
 
 
 def published_call(model: nn.Module, table: TargetTable, iterations: int) -> None:
-    """The published algorithm on a model as a user writes it: matrix after matrix, scaled, put back; no report."""
+    """Apply the published algorithm to a model in place as a user would write it: each matrix is solved, scaled and
+    written back. There is no report."""
     with torch.no_grad():
         parameters = dict(model.named_parameters())
         for target in table.included:
@@ -141,9 +145,10 @@ def published_call(model: nn.Module, table: TargetTable, iterations: int) -> Non
 
 
 def whole_call(row: str, iterations: int, repeats: int, device: str) -> dict[str, Any]:
-    """Median time ratios of `published_call` to `fire(model)`, which also finds its targets, checks and reports.
+    """Return the median ratios of the time of `published_call` to that of `fire(model)`, which also finds its targets,
+    checks its results and reports.
 
-    The table of the plain loop is made beforehand. `rows` of the report are read in the time of `call_read_*`.
+    The plain loop gets its table of targets beforehand. `call_read_*` also reads the rows of the report.
     """
     build, rule, _ = ROWS[row]
     torch.manual_seed(1)
@@ -175,7 +180,8 @@ def whole_call(row: str, iterations: int, repeats: int, device: str) -> dict[str
 
 
 def accuracy(groups: Groups, iterations: int, sample: int) -> dict[str, Any]:
-    """Largest DfI, largest relative error on a sample, condition, and what the loop needs for the same DfI."""
+    """Return the largest DfI, the largest relative error on a sample of matrices, condition numbers, and the number of
+    iterations at which the loop reaches the same DfI."""
     worst: dict[str, float] = {}
     conditions: list[float] = []
     flops = needed = 0.0
@@ -210,7 +216,8 @@ def accuracy(groups: Groups, iterations: int, sample: int) -> dict[str, Any]:
 
 
 def iterations_to(tolerance: float, singular: Tensor) -> int:
-    """Steps of the published recursion until sum (1 - s^2)^2 <= tolerance, at most 200 (rank may be lost)."""
+    """Return the steps of the published recursion until sum (1 - s^2)^2 <= tolerance, at most 200, which a matrix of
+    lost rank always takes."""
     s = singular / singular.norm()
     for step in range(200):
         if float(((1 - s * s) ** 2).sum()) <= tolerance:
@@ -220,7 +227,7 @@ def iterations_to(tolerance: float, singular: Tensor) -> int:
 
 
 def _deviation(factor: Tensor) -> float:
-    """||Q^T Q - I||_F^2 on the smaller side, in float64."""
+    """Return ||Q^T Q - I||_F^2 on the smaller side, in float64."""
     tall = factor.double() if len(factor) >= factor.shape[1] else factor.double().T
     gram = tall.T @ tall
     gram.diagonal().sub_(1.0)
@@ -228,7 +235,7 @@ def _deviation(factor: Tensor) -> float:
 
 
 def _oracle(matrix: Tensor, *, vectors: bool) -> tuple[Tensor | None, Tensor]:
-    """U V^T (None without `vectors`) and the singular values, by float64 SVD of the QR triangle."""
+    """Return U V^T (None without `vectors`) and the singular values, by a float64 SVD of the QR triangle."""
     tall = matrix.double() if len(matrix) >= matrix.shape[1] else matrix.double().T
     if not vectors:
         return None, torch.linalg.svdvals(torch.linalg.qr(tall, mode="r").R)
@@ -239,7 +246,8 @@ def _oracle(matrix: Tensor, *, vectors: bool) -> tuple[Tensor | None, Tensor]:
 
 
 def extra_memory(row: str) -> tuple[float, float]:
-    """Peak MB that `exact` takes beyond input and result, and that over the stack limit or the largest matrix."""
+    """Return the peak memory that `exact` takes beyond input and result, in MB and divided by the larger of the stack
+    limit and the largest matrix. Measured in a separate process."""
     command = [sys.executable, "-m", "benchmarks.bench_fire", "--memory-of", row]
     peak, unit = map(
         float, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
@@ -250,7 +258,7 @@ def extra_memory(row: str) -> tuple[float, float]:
 def _print_memory(row: str) -> None:
     groups = groups_of(row, "fresh")
     largest = max(s[0] * s[1] * 4 for s in groups)
-    polar(torch.randn(4, 64, 64))  # libraries' own buffers
+    polar(torch.randn(4, 64, 64))  # allocates the libraries' own buffers
     worst = 0.0
     for stack in groups.values():
         with peak_memory() as peak:
@@ -261,7 +269,7 @@ def _print_memory(row: str) -> None:
 
 
 def measure(row: str, kind: str, groups: Groups, options: argparse.Namespace) -> dict[str, Any]:
-    """One line of the table."""
+    """Return one line of bench_fire.csv, and write the lines of bench_fire_products.csv."""
     iterations = options.iterations or (ROWS[row][2] if row in ROWS else 10)
     on_device = {s: stack.to(options.device) for s, stack in groups.items()}
     values: dict[str, Any] = {"row": row, "kind": kind, "device": options.device, "iterations": iterations}
@@ -281,7 +289,7 @@ def measure(row: str, kind: str, groups: Groups, options: argparse.Namespace) ->
 
 
 def text(values: dict[str, Any]) -> str:
-    """The line for the terminal."""
+    """Return the line that is printed."""
     memory = f"{values['extra_memory']:.1f}" if "extra_memory" in values else "-"
     calls = "".join(
         f"{values[name]:>7.2f}x" if (name := f"ratio_call_{solver}") in values else f"{'-':>8}"

@@ -1,11 +1,12 @@
-"""Tokens per second of language/train.py against a plain training loop of the usual kind, turn by turn.
+"""Tokens per second of language/train.py against a plain training loop.
 
     python -m benchmarks.bench_language [--rounds 5] [--size small] [--device cpu]
 
-Both train the same decoder on the same shipped text with the same optimizer settings (fused AdamW, clipping, cosine is
-left out of the plain loop); attention is `scaled_dot_product_attention` in both, evaluation is in neither figure. Ours
-is the real script in a process of its own with its records, checkpoints and method calls. Each round runs one after the
-other in alternating order, so a busy machine slows both. Also: what FIRE's boundary costs against phase 2.
+Both train the same decoder on the same text with the same optimizer settings (fused AdamW, clipped gradients). The
+plain loop has a constant learning rate; both use `scaled_dot_product_attention`, and evaluation is not timed. Ours is
+the real script in a process of its own, with its records, checkpoints and method calls. The two take turns in
+alternating order, so that other work on the machine slows both. Also measured: the cost of FIRE at the boundary,
+compared with phase 2.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class PlainBlock(nn.Module):
-    """A pre-norm block as most small GPT scripts write it."""
+    """A pre-norm transformer block in the form that most small GPT scripts have."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -54,7 +55,7 @@ class PlainBlock(nn.Module):
 
 
 class PlainGPT(nn.Module):
-    """The plain loop's model: same sizes as ours, tied head."""
+    """The model of the plain loop, with the sizes of ours and a tied head."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -77,7 +78,7 @@ class PlainGPT(nn.Module):
 
 
 def plain_loop(cfg, shape: Shape, iterations: int, device: torch.device, data: Path) -> float:
-    """Tokens per second of the second half of `iterations` iterations."""
+    """Return tokens per second over the second half of `iterations` iterations."""
     corpus = np.memmap(data / "language/encyclopaedic-small/train.bin", np.uint16, "r")
     net = PlainGPT(shape).to(device)
     groups = [
@@ -110,7 +111,8 @@ def plain_loop(cfg, shape: Shape, iterations: int, device: torch.device, data: P
 
 
 def our_script(options: argparse.Namespace, root: Path, data: Path) -> float:
-    """Tokens per second that the script itself records for the second half of the same number of iterations."""
+    """Return the tokens per second that the script itself records for the second half of the same number of
+    iterations."""
     half = options.iterations // 2
     changes = [
         *(f"size={options.size}", f"device={options.device}", "method=none", "boundary.fork=last"),
@@ -135,7 +137,8 @@ def our_script(options: argparse.Namespace, root: Path, data: Path) -> float:
 
 
 def boundary_seconds(shape: Shape, iterations: int, device: torch.device) -> float:
-    """Seconds that fire() takes on a fresh decoder of this shape, report included; the better of two."""
+    """Return the seconds that fire() takes on a fresh decoder of this shape, with its report; the shorter of two
+    calls."""
     seconds = []
     for _ in range(2):
         net = Decoder(shape).to(device)
@@ -148,7 +151,8 @@ def boundary_seconds(shape: Shape, iterations: int, device: torch.device) -> flo
 
 
 def main() -> None:
-    """Print both medians with all values, their ratio, and FIRE's share of phase 2."""
+    """Print both medians with all values, their ratio, and the time of FIRE as a share of phase 2; write the ratio to
+    bench_loops.csv."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

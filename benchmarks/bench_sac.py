@@ -2,12 +2,12 @@
 
     python -m benchmarks.bench_sac [--rounds 7] [--device cpu] [--threads 1]
 
-The plain loop has the same networks, losses and settings in the form in which single-file SAC scripts have them: two
-critics one after the other, `torch.distributions` for the policy, losses that send gradients through everything, an
-optimizer that goes parameter by parameter, one replay sample an update; float32. Ours is timed in float32, with
-bfloat16 matrix products (`precision=bf16`), and each of them compiled (`compile=true`). All take turns in one process,
-so a busy machine slows all; the ratio is the median over rounds, of processor seconds on a CPU and of the clock on a GPU
-and where there are several threads.
+The plain loop has the same networks, losses and settings in the form that single-file SAC scripts have: two critics
+one after the other, `torch.distributions` for the policy, losses that send gradients through all networks, an
+optimizer that updates one parameter after another, one replay sample per update; float32. Ours is timed in float32 and
+with bfloat16 matrix products (`precision=bf16`), each eager and compiled (`compile=true`). All take turns in one
+process, so that other work on the machine slows all of them. A ratio is the median over rounds, of processor seconds
+on a CPU with one thread and else of wall-clock seconds.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ OBSERVATIONS, ACTIONS, DISCOUNT, TAU, RATE = 51, 19, 0.99, 0.005, 1e-4
 
 @dataclass(frozen=True)
 class Setting:
-    """Widths and batch of one row of the table."""
+    """Widths, depth and batch of one setting, and how many updates are timed."""
 
     name: str
     actor: int
     critic: int
     blocks: int
     batch: int
-    updates: int  # in one turn
-    together: int  # updates from one replay sample
+    updates: int  # per turn
+    together: int  # updates per replay sample
 
 
 SETTINGS = (
@@ -54,7 +54,7 @@ SETTINGS = (
 
 
 class PlainBlock(nn.Module):
-    """The residual block, as one critic alone has it."""
+    """The residual block of a single critic."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class PlainBlock(nn.Module):
 
 
 class PlainCritic(nn.Module):
-    """One action value."""
+    """A single critic: observations and actions -> values (batch,)."""
 
     def __init__(self, width: int, blocks: int) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class PlainCritic(nn.Module):
 
 
 class PlainLoop:
-    """The usual loop around the same networks."""
+    """The usual form of a SAC update, around the same networks."""
 
     def __init__(self, setting: Setting, device: torch.device) -> None:
         self.actor = Actor(OBSERVATIONS, ACTIONS, setting.actor, 1).to(device)
@@ -97,6 +97,7 @@ class PlainLoop:
         self.alpha_optimizer = torch.optim.Adam([self.log_alpha], **plain)
 
     def act(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Return sampled actions (batch, actions) and their log-densities (batch,)."""
         mean, log_std = self.actor(observations)
         normal = Normal(mean, log_std.exp())
         sample = normal.rsample()
@@ -105,6 +106,7 @@ class PlainLoop:
         return action, log_density.sum(1)
 
     def update(self, batch: Batch) -> None:
+        """Take one step of actor, temperature, critics and target critics."""
         action, log_density = self.act(batch.observations)
         lowest = torch.min(*(critic(batch.observations, action) for critic in self.critics))
         actor_loss = (self.log_alpha.exp().detach() * log_density - lowest).mean()
@@ -133,7 +135,7 @@ class PlainLoop:
 
 
 def filled_replay() -> FlatReplay:
-    """20,000 random transitions."""
+    """Return a replay with 20,000 random transitions."""
     replay, draw = FlatReplay(20_000, OBSERVATIONS, ACTIONS), np.random.default_rng(0)
     for _ in range(20_000):
         observation, following = draw.normal(size=(2, OBSERVATIONS))
@@ -144,7 +146,8 @@ def filled_replay() -> FlatReplay:
 def our_turn(
     setting: Setting, replay: FlatReplay, device: torch.device, precision: str, compiled: bool
 ) -> Callable[[], None]:
-    """One turn of our updates, as many from each replay sample as the setting's experiments take."""
+    """Return a function that runs one turn of our updates, with as many updates per replay sample as the setting's
+    experiments have."""
     actor = Actor(OBSERVATIONS, ACTIONS, setting.actor, 1).to(device)
     critics = Critics(OBSERVATIONS, ACTIONS, setting.critic, setting.blocks).to(device)
     temperature = Temperature().to(device)
@@ -177,7 +180,7 @@ def our_turn(
 
 
 def plain_turn(setting: Setting, replay: FlatReplay, device: torch.device) -> Callable[[], None]:
-    """One turn of the plain loop's updates."""
+    """Return a function that runs one turn of the plain loop's updates."""
     loop, draw = PlainLoop(setting, device), np.random.default_rng(1)
 
     def turn() -> None:
@@ -188,7 +191,7 @@ def plain_turn(setting: Setting, replay: FlatReplay, device: torch.device) -> Ca
 
 
 def seconds(turn: Callable[[], None], device: torch.device, timer: Callable[[], float]) -> float:
-    """Seconds of one turn, the GPU's work included."""
+    """Return the seconds of one turn by `timer`, with the GPU synchronised before and after."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     started = timer()
@@ -207,7 +210,8 @@ def compare(
     device: torch.device,
     threads: int = 1,
 ) -> list[dict[str, Any]]:
-    """Take turns, "plain" and ours, in alternating order; a row of the table for each of ours. `count` units a turn."""
+    """Run the turns ("plain" and ours) in alternating order. Print and return one row for each of ours; a turn does
+    `count` units of work."""
     timer = time.perf_counter if device.type == "cuda" or threads > 1 else time.process_time
     for turn in turns.values():
         turn()
@@ -226,7 +230,8 @@ def compare(
 
 
 def stepping(rounds: int, threads: int) -> list[dict[str, Any]]:
-    """H1 walk (capsules), 8 robots under random actions: our vector env against gymnasium's SyncVectorEnv."""
+    """Return the rows for 8 H1 walkers (capsules) under random actions: our vector env against gymnasium's
+    SyncVectorEnv."""
     import gymnasium
 
     import rl.sac.humanoid  # noqa: F401

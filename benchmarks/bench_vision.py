@@ -1,14 +1,16 @@
-"""Images per second of the suite's vision loop against the usual one, interleaved in one process.
+"""Images per second of the suite's vision loop against the usual one, in one process.
 
     python -m benchmarks.bench_vision [--size small|paper] [--models resnet18 ...] [--compile] [--device cuda]
 
-The usual loop is what most repositories do: a data set that hands out PIL pictures, torchvision's ToTensor and
+The usual loop is that of most repositories: a data set that returns PIL pictures, torchvision's ToTensor and
 Normalize, a DataLoader, float32, eager mode, Adam, and loss and accuracy read back at every step; a ViT computes all
-tokens of its last block. Ours: uint8 tensors
-on the device, gathered and normalised there, fused Adam, nothing read back within an epoch; then one lever (or, with
---methods, one method) at a time. All train the same net from the same weights with the same batch size; after every
-round the turn goes to the next variant, so that a busy machine slows all of them. A variant's figure is the median over
-the rounds, its ratio the median of the per-round ratios. Last come the costs of FIRE and DASH at one boundary.
+tokens of its last block. Ours keeps uint8 tensors on the device, gathers and normalises them there, uses fused Adam,
+and reads nothing back within an epoch. Further variants are channels-last, on a GPU channels-last with bfloat16,
+compiled (--compile), and ours with a method (--methods).
+
+All variants train the same net from the same weights with the same batch size, and take turns in each round, so that
+other work on the machine slows all of them. Images per second are the median over the rounds, and ratios the median of
+the ratios per round. Last come the costs of FIRE and DASH at one boundary.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ SETTINGS: dict[str, dict[str, tuple[dict[str, int], int]]] = {  # net -> its arg
 
 
 class Pictures(Dataset):
-    """What torchvision's data sets are: a PIL picture per index, passed through a transform."""
+    """A data set in torchvision's form: one PIL picture per index, passed through a transform."""
 
     def __init__(self, images: Images, transform: Callable[[Image.Image], Tensor]) -> None:
         self.arrays = images.train_images.cpu().permute(0, 2, 3, 1).squeeze(-1).numpy()
@@ -63,7 +65,7 @@ class Pictures(Dataset):
 
 
 def usual_loop(net: nn.Module, images: Images, options: argparse.Namespace) -> Iterator[int]:
-    """Yields the number of images of each finished step, for ever."""
+    """Train forever, and yield the number of images of each step."""
     transforms = import_torchvision().transforms
     normalise = transforms.Normalize(images.mean.tolist(), images.std.tolist())
     pictures = Pictures(images, transforms.Compose([transforms.ToTensor(), normalise]))
@@ -102,7 +104,7 @@ def our_loop(
     compiled: bool = False,
     method: str = "none",
 ) -> Iterator[int]:
-    """The steps of vision/train.py, with one lever or one method more."""
+    """Train forever as vision/train.py does, with the given changes, and yield the number of images of each step."""
     if channels_last:
         net.to(memory_format=torch.channels_last)
     forward = torch.compile(net) if compiled else net
@@ -132,7 +134,8 @@ def our_loop(
 
 
 def speeds(variants: dict[str, Iterator[int]], options: argparse.Namespace) -> dict[str, list[float]]:
-    """Images per second of each variant in each round; the first round only warms up."""
+    """Return the images per second of each variant in each round; a round for warming up comes first and is not
+    counted."""
     result: dict[str, list[float]] = {name: [] for name in variants}
     for turn in range(options.rounds + 1):
         for name, steps in variants.items():
@@ -152,7 +155,8 @@ def speeds(variants: dict[str, Iterator[int]], options: argparse.Namespace) -> d
 def compare(
     name: str, settings: dict[str, int], size: int, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Rows of one net: every variant's images per second and its ratio to the usual loop."""
+    """Return the rows of one net: images per second of each variant and its ratio to the usual loop, then the rows of
+    `boundary_costs`."""
     images = load("fashion_mnist", image_size=size, fit="resize", channels=3, device=options.device)
     torch.manual_seed(0)
     start = build(name, classes=10, channels=3, image_size=size, **settings).state_dict()
@@ -164,7 +168,7 @@ def compare(
 
     usual_net = net()
     if isinstance(usual_net, ViT):
-        usual_net.all_tokens = True  # as every ViT does that we know
+        usual_net.all_tokens = True  # as in other implementations of ViT
     variants = {"usual": usual_loop(usual_net, images, options), "ours": our_loop(net(), images, options)}
     variants["ours, channels-last"] = our_loop(net(), images, options, channels_last=True)
     if options.device == "cuda":
@@ -191,7 +195,8 @@ def compare(
 def boundary_costs(
     net: nn.Module, images: Images, common: dict[str, Any], speed: float
 ) -> list[dict[str, Any]]:
-    """Seconds of FIRE and DASH at one boundary, and their share of 100 epochs over these images at `speed`."""
+    """Return the seconds of FIRE and DASH at one boundary, and their share of 100 epochs over these images at `speed`
+    images per second. DASH is left out at size paper on a CPU."""
     rows = []
     for method in ("fire", "dash"):
         state = State({"net": net}, initial=snapshot({"net": net}), loss=cross_entropy)
@@ -203,7 +208,7 @@ def boundary_costs(
         )
         count = len(images.train_labels)
         if common["size"] == "paper" and images.train_images.device.type == "cpu" and method == "dash":
-            continue  # one pass at full width takes as long as an epoch: minutes to hours without a GPU
+            continue  # its pass over the images takes minutes to hours without a GPU
         report = create(method).at_boundary(state, Phase(1))
         share = report.seconds / (100 * count / speed)
         rows.append(
@@ -247,6 +252,7 @@ def main() -> None:
 
 
 def line(row: dict[str, Any]) -> str:
+    """Return the line that is printed for a row."""
     head = f"{row['model']:<10} {row['variant']:<22}"
     if "seconds" in row:
         return f"{head} {row['seconds']:8.3f} s = {row['share_of_phase']:.3%} of 100 epochs"

@@ -1,10 +1,12 @@
-"""What a setting of Figures 2 to 4 shows before methods are compared: is plasticity lost, and in RL, is the task learned?
+"""Calibration of a setting of Figures 2 to 4 before methods are compared: is plasticity lost and, in RL, is the task
+learned?
 
     python -m benchmarks.calibrate fig2a_cifar10_resnet18 medium --root runs --setting "what was reduced" --chosen
     python -m benchmarks.calibrate fig4b_walk small --setting "what was reduced"
 
-Reads `none` and `full_reset` of one experiment, from the committed results or from a folder of runs with `--root`. Adds
-rows to analysis/results/calibration.csv, each a paired difference over the seeds with its 95 % interval (Student's t):
+Reads `none` and `full_reset` of one experiment, from the committed results or, with `--root`, from a folder of runs.
+Adds rows to analysis/results/calibration.csv, each a paired difference over the seeds with its 95 % interval
+(Student's t):
 
 - images, lost: test accuracy at the end, `full_reset` minus `none`; with random labels training accuracy at the end of a
   task, over the last quarter of the tasks;
@@ -14,7 +16,7 @@ rows to analysis/results/calibration.csv, each a paired difference over the seed
   second half, counted from random actions, minus that of `none` in the same steps. A level is the mean over the last
   quarter of a half, of training returns (DQN) or of evaluations (SAC), as in the figure.
 
-A setting supports a comparison where the intervals lie above 0.
+A setting is suitable for a comparison if the intervals lie above 0.
 """
 
 import argparse
@@ -34,7 +36,8 @@ COLUMNS = [
 
 
 def committed(experiment: str, size: str) -> tuple[pd.DataFrame, float, str]:
-    """Long frame (method, seed, phase, step, metric, value), minutes a run, and the commits, of exported results."""
+    """Return the exported results as (rows with the columns method, seed, phase, step, metric and value, mean minutes
+    of training of `none`, commits)."""
     lines = pd.read_csv(RESULTS / "metrics" / f"{experiment}-{size}.csv")
     costs, runs = (
         table[(table.experiment == experiment) & (table["size"] == size) & (table.label == "none")]
@@ -44,7 +47,7 @@ def committed(experiment: str, size: str) -> tuple[pd.DataFrame, float, str]:
 
 
 def on_disk(root: Path, experiment: str, size: str) -> tuple[pd.DataFrame, float, str]:
-    """The same of finished runs under `root`."""
+    """Return the same for the runs under `root`, all of which must be finished."""
     rows, minutes, commits = [], [], set()
     for folder in (root / experiment / size).glob("*/seed_*"):
         meta = json.loads((folder / "meta.json").read_text())
@@ -61,7 +64,7 @@ def on_disk(root: Path, experiment: str, size: str) -> tuple[pd.DataFrame, float
 
 
 def levels(lines: pd.DataFrame, metric: str, phase: int) -> pd.DataFrame:
-    """Mean over the last quarter of a half: rows are seeds, columns methods."""
+    """Return the mean of `metric` over the last quarter of a half; rows are seeds, columns methods."""
     half = lines[(lines.metric == metric) & (lines.phase == phase) & lines.method.isin(PAIR)]
     first, last = half.step.min(), half.step.max()
     tail = half[half.step > last - (last - first) / 4]
@@ -69,7 +72,7 @@ def levels(lines: pd.DataFrame, metric: str, phase: int) -> pd.DataFrame:
 
 
 def interval(differences: pd.Series) -> str:
-    """95 % interval of the mean as "low..high"; empty for one seed."""
+    """Return the 95 % interval of the mean as "low..high", or "" for one seed."""
     if len(differences) < 2:
         return ""
     if differences.nunique() == 1:
@@ -79,7 +82,7 @@ def interval(differences: pd.Series) -> str:
 
 
 def rows(experiment: str, lines: pd.DataFrame) -> list[dict[str, object]]:
-    """The rows of a setting, without what names it."""
+    """Return the measured columns of the rows of one setting."""
     if experiment == "random_label":
         return [lost_in_late_tasks(lines)]
     if experiment.startswith(("fig2", "label_noise")):
@@ -90,7 +93,7 @@ def rows(experiment: str, lines: pd.DataFrame) -> list[dict[str, object]]:
 
 
 def lost_at_the_end(lines: pd.DataFrame, metric: str, *, better: int) -> dict[str, object]:
-    """How much better a full reset ends than no reset; `better` is 1 where high values are good, else -1."""
+    """Return how much better a full reset ends than no reset; `better` is 1 where high values are good, else -1."""
     ordered = lines[lines.metric == metric].sort_values("step")
     end = ordered.groupby(["seed", "method"]).value.last().unstack("method")[PAIR].dropna()
     lost = better * (end.full_reset - end.none)
@@ -101,7 +104,7 @@ def lost_at_the_end(lines: pd.DataFrame, metric: str, *, better: int) -> dict[st
 
 
 def lost_in_late_tasks(lines: pd.DataFrame) -> dict[str, object]:
-    """How much better a full reset learns the last quarter of the tasks than no reset."""
+    """Return how much better a full reset learns the last quarter of the tasks than no reset."""
     learned = lines[lines.metric == "train_accuracy"].sort_values("step")
     ends = learned.groupby(["seed", "method", "phase"]).value.last().unstack("phase")
     late = ends.iloc[:, -(ends.shape[1] // 4) :].mean(axis=1).unstack("method")[PAIR].dropna()
@@ -113,7 +116,7 @@ def lost_in_late_tasks(lines: pd.DataFrame) -> dict[str, object]:
 
 
 def overfitted(lines: pd.DataFrame) -> dict[str, object]:
-    """By how much the loss on the old corpus has risen again when phase 1 ends."""
+    """Return how far the loss on the old corpus at the end of phase 1 is above its minimum."""
     first = lines[(lines.metric == "val_loss_a") & (lines.phase == 0) & (lines.method == "none")]
     losses = first.sort_values("step").groupby("seed").value
     rise = losses.last() - losses.min()
@@ -124,7 +127,8 @@ def overfitted(lines: pd.DataFrame) -> dict[str, object]:
 
 
 def learned_and_lost(lines: pd.DataFrame, metric: str) -> list[dict[str, object]]:
-    """Whether an agent learned in the first half, and what it lost for the second."""
+    """Return two rows: what an agent learned in the first half, and how much less than a reset agent it gained in the
+    second."""
     random = lines[lines.metric == "random_return"].groupby("seed").value.mean()
     before, after = levels(lines, metric, 0)["none"], levels(lines, metric, 1)
     seeds = sorted(set(after.dropna().index) & set(before.index) & set(random.index))

@@ -1,9 +1,10 @@
-"""Tables behind the question "how many iterations?", as CSV for `analysis/tables.py`.
+"""DfI and error of the solvers after different numbers of iterations, as CSV for `analysis/benchmark_tables.py`.
 
     python -m benchmarks.convergence [--columns 192] [--quick]
 
-analysis/results/convergence.csv         matrix kind x normalisation x iterations -> DfI, relative error (and `exact`)
-analysis/results/convergence_models.csv  the same, worst over the target matrices of each model
+analysis/results/convergence.csv         DfI and relative error by kind of matrix, solver, normalisation and iterations
+analysis/results/convergence_models.csv  median and largest DfI over the target matrices of each model, by state of the
+                                         weights, solver and iterations; Frobenius normalisation only
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ ITERATIONS = (5, 10, 15, 20, 30, 40)
 
 
 def matrix_kinds(columns: int) -> dict[str, Tensor]:
-    """Name -> float32 matrix: random ones of several shapes, and square ones of known spectrum."""
+    """Return {name: float32 matrix}: random matrices of several shapes, and square ones with a known spectrum."""
     generator = torch.Generator().manual_seed(1)
 
     def gaussian(rows: int, wide: int) -> Tensor:
@@ -50,7 +51,7 @@ def matrix_kinds(columns: int) -> dict[str, Tensor]:
 
 
 def of_kinds(columns: int) -> list[dict[str, Any]]:
-    """Rows of convergence.csv."""
+    """Return the rows of convergence.csv."""
     rows = []
     for kind, matrix in matrix_kinds(columns).items():
         left, singular, right = torch.linalg.svd(matrix.double(), full_matrices=False)
@@ -79,7 +80,7 @@ def of_kinds(columns: int) -> list[dict[str, Any]]:
 
 
 def of_models(names: list[str]) -> list[dict[str, Any]]:
-    """Rows of convergence_models.csv: worst DfI over all targets, per model, weights, normalisation, iterations."""
+    """Return the rows of convergence_models.csv: median and largest DfI over all targets."""
     rows = []
     for name in names:
         for kind in ("fresh", "ill", "collapsed"):
@@ -101,7 +102,8 @@ def of_models(names: list[str]) -> list[dict[str, Any]]:
 
 
 def merge_by_solver(name: str, rows: list[dict[str, Any]], key: tuple[str, ...]) -> None:
-    """Into `name`.csv. The number of iterations tells lines of Newton-Schulz apart; of the others it is a result."""
+    """Write `rows` into `name`.csv. The number of iterations is part of the key for Newton-Schulz alone; for the other
+    solvers it is a result."""
     for solver in dict.fromkeys(row["solver"] for row in rows):
         chosen = ("iterations",) if solver == "newton_schulz" else ()
         merge(name, [row for row in rows if row["solver"] == solver], (*key, "solver", "normalize", *chosen))
@@ -126,7 +128,7 @@ def main() -> None:
                 f"{row['kind']:<28}{row['solver']:<15}{row['normalize']:<11}{row['iterations']:>4}"
                 f"{row['dfi']:>10.1e}{row['relative_error']:>10.1e}"
             )
-    # VGG-16 and GPT-0.1B take minutes and tens of minutes: name them to have them
+    # VGG-16 and GPT-0.1B take minutes and tens of minutes, so they run only if they are named
     models = options.models or (["vit_tiny_qk"] if options.quick else ["vit_tiny_qk", "vit_tiny", "resnet18"])
     rows = of_models(models)
     merge_by_solver("convergence_models", rows, ("model", "weights"))

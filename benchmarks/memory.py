@@ -1,4 +1,4 @@
-"""Peak memory: resident memory of this process, as Linux tells it, or the GPU memory that its tensors take."""
+"""Peak memory: resident memory of this process (Linux only), or GPU memory of its tensors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ import torch
 
 @dataclass
 class Peak:
-    """`extra`: bytes by which the memory rose above its level at the start, at most; set at the end."""
+    """Result of `peak_memory`. `extra` is the largest rise above the memory at the start, in bytes; 0 until the block
+    ends."""
 
     extra: int = 0
 
 
 @contextmanager
 def peak_memory(gpu: bool = False) -> Iterator[Peak]:
-    """Measure the peak inside the block. Memory of the process that was freed before and is used again does not show."""
+    """Measure the peak of the memory inside the block. Memory that the process had freed before and uses again is not
+    seen on a CPU. Raises OSError where /proc has no such figures."""
     found = Peak()
     if gpu:
         before = torch.cuda.memory_allocated()

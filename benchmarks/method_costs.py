@@ -1,12 +1,12 @@
-"""What each method costs on a ResNet-18 at full width: time and peak memory of one boundary and of one training step.
+"""Time and peak memory of each method on a ResNet-18 at full width, for one boundary and one training step.
 
     python -m benchmarks.method_costs [--methods fire dash ...] [--images 512]
 
-One thread, processor seconds; every method in a process of its own, so that memory which another freed does not hide its
-peak. The boundary is the paper's Table 1: report included, weights that training has moved a little. DASH's is a pass of
-gradients over `--images` coming images, so it grows with the data; the paper's had all of CIFAR-10. The step is one batch
-of 32 with its optimizer, memory from before the optimizer was made; `none` is what the net itself takes.
-Writes analysis/results/method_costs.csv.
+Everything runs on one thread and is timed in processor seconds. Each method has a process of its own, because memory
+that another one had freed would hide its peak. The boundary is that of the paper's Table 1, with the report, on
+weights a little away from their first values. DASH computes gradients over `--images` images of the next phase, so its
+cost grows with the data; in the paper it had all of CIFAR-10. The step is one batch of 32 images; its memory includes
+the optimizer, and that of `none` is what the net itself needs. Writes analysis/results/method_costs.csv.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ BATCH = 32
 
 
 def prepared(method: str, images: int, batch: int = BATCH, device: str = "cpu") -> tuple[Method, State]:
-    """The method in its phase, and a ResNet-18 a little away from its first weights with random images to come."""
+    """Return the method in its first phase, and the state of a ResNet-18 whose weights are a little away from their
+    first values, with random images as data of the next phase."""
     torch.manual_seed(1)
     net = build("resnet18", classes=10, channels=3, image_size=32).to(device)
     state = State({"net": net}, initial=snapshot({"net": net}), loss=cross_entropy, phase=1)
@@ -51,7 +52,7 @@ def prepared(method: str, images: int, batch: int = BATCH, device: str = "cpu") 
 
 
 def boundary(method: Method, state: State) -> dict[str, float]:
-    """Seconds and peak MB of the method's own work at a boundary."""
+    """Return seconds and peak MB of the method's own work at a boundary."""
     clock = gpu_clock if next(state.nets["net"].parameters()).is_cuda else time.process_time
     with peak_memory(gpu=clock is gpu_clock) as peak:
         started = clock()
@@ -61,13 +62,13 @@ def boundary(method: Method, state: State) -> dict[str, float]:
 
 
 def gpu_clock() -> float:
-    """Seconds of the wall clock once the GPU has done what it was given."""
+    """Return wall-clock seconds, after the GPU has finished its work."""
     torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def step(method: Method, state: State) -> dict[str, float]:
-    """Seconds of a training step after the first, and peak MB of both with the optimizer."""
+    """Return the seconds of the second of two training steps, and the peak MB of both with the optimizer."""
     net = state.nets["net"]
     inputs, labels = next(iter(state.batches()))  # type: ignore[misc]
     with peak_memory() as peak:
@@ -86,7 +87,7 @@ def step(method: Method, state: State) -> dict[str, float]:
 
 
 def alone(method: str, images: int) -> dict[str, Any]:
-    """Both measurements, each in a fresh process."""
+    """Return both measurements, each made in a new process."""
     found: dict[str, Any] = {"model": "resnet18", "method": method, "images": images, "batch": BATCH}
     for part in ("boundary", "step"):
         command = [sys.executable, "-m", "benchmarks.method_costs", "--measure", part]
@@ -96,7 +97,7 @@ def alone(method: str, images: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print a line a method and write the CSV."""
+    """Print a line per method and write the CSV."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

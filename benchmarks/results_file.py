@@ -1,4 +1,5 @@
-"""Where benchmarks leave their numbers: CSV files in analysis/results, every line with the machine that made it."""
+"""Results of the benchmarks: CSV files in analysis/results in which every line names the machine that it was measured
+on."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ RESULTS = Path(__file__).resolve().parents[1] / "analysis" / "results"
 
 
 def merge(name: str, rows: Sequence[dict[str, Any]], key: Sequence[str]) -> Path:
-    """Put `rows` into analysis/results/`name`.csv, in place of older lines with the same values under `key`.
+    """Write `rows` into analysis/results/`name`.csv, replacing older lines with the same values under `key`. Return
+    the path.
 
-    Adds torch's version, commit, hardware and the time of day; the file is replaced in one step.
+    Each new line gets the version of torch, commit, hardware and time. The file is replaced in one step.
     """
     about = describe()
     machine = {
@@ -44,7 +46,8 @@ def merge(name: str, rows: Sequence[dict[str, Any]], key: Sequence[str]) -> Path
 def loop_row(
     domain: str, setting: str, unit: str, device: str, ours: Sequence[float], usual: Sequence[float]
 ) -> dict[str, Any]:
-    """A line about a training loop: medians of both rates; median, lowest and highest of the ratios round by round."""
+    """Return a line about a training loop: medians of both rates, and median, lowest and highest of the ratios ours /
+    usual per round."""
     ratios = [a / b for a, b in zip(ours, usual, strict=True)]
     return {
         "domain": domain,
@@ -61,10 +64,10 @@ def loop_row(
 
 
 def merge_loops(rows: Sequence[dict[str, Any]]) -> Path:
-    """Lines of `loop_row` into analysis/results/bench_loops.csv."""
+    """Write lines of `loop_row` into analysis/results/bench_loops.csv and return the path."""
     return merge("bench_loops", rows, ("domain", "setting", "unit", "device"))
 
 
 def identity(row: dict[str, Any], key: Sequence[str]) -> tuple[str, ...]:
-    """What makes a line the same measurement as another; as text, for that is what a CSV holds."""
+    """Return the values under `key` as text, as a CSV holds them. Lines with equal values are the same measurement."""
     return tuple(str(row.get(column, "")) for column in key)

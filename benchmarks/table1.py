@@ -1,10 +1,11 @@
-"""The paper's Table 1: what one boundary costs on a ResNet-18 with CIFAR-10's 50,000 images in batches of 256.
+"""The paper's Table 1: cost of one boundary of a ResNet-18 with CIFAR-10's 50,000 images in batches of 256.
 
     python -m benchmarks.table1 [--methods fire dash ...] [--images 50000] [--device auto]
 
-On a GPU: seconds of the wall clock and memory of its tensors, after a first boundary that warms it up. On a CPU: processor
-seconds of one thread and resident memory; there DASH's pass over 50,000 images takes about an hour, so give it fewer. Every
-method runs in a process of its own. The pictures are random, which costs the same. Writes analysis/results/table1.csv.
+On a GPU: wall-clock seconds and memory of tensors, after a first boundary as warm-up. On a CPU: processor seconds of
+one thread and resident memory; DASH's pass over 50,000 images takes about an hour there, so give it fewer. Each method
+runs in a process of its own. The pictures are random, which does not change the cost. Writes
+analysis/results/table1.csv.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from harness.launch import pick_device
 
 METHODS = ("fire", "shrink_perturb", "full_reset", "dash")
 IMAGES, BATCH = 50_000, 256
-PAPER = {"fire": "0.06 s, 55 MB", "dash": "69 s, 2834 MB"}  # on a GPU that the paper's notes do not name
+PAPER = {"fire": "0.06 s, 55 MB", "dash": "69 s, 2834 MB"}  # on a GPU that is not named
 
 
 def measure(method: str, images: int, device: str) -> dict[str, float]:
-    """Seconds and peak MB of one boundary."""
-    if device != "cpu":  # on a CPU, memory that the first one freed would hide what the second one takes
+    """Return seconds and peak MB of one boundary."""
+    if device != "cpu":  # no warm-up on a CPU: memory that it freed would hide what the boundary takes
         boundary(*prepared(method, BATCH, BATCH, device))
     return boundary(*prepared(method, images, BATCH, device))
 
 
 def main() -> None:
-    """Print a line a method and write the CSV."""
+    """Print a line per method and write the CSV."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

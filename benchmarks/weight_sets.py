@@ -1,4 +1,5 @@
-"""The matrices that the projection benchmarks work on: real layer shapes, with fresh, spoilt or trained weights."""
+"""Matrices for the benchmarks of the solvers: real layer shapes with fresh, ill-conditioned, collapsed or trained
+weights."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ ROWS: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
 
 
 def groups_of(row: str, kind: str, seed: int = 1) -> Groups:
-    """Target matrices of a freshly initialised model of ROWS, spoilt as `kind` says, stacked by shape."""
+    """Return the target matrices of a newly initialised model of ROWS, changed as `kind` says (see `spoil`), stacked
+    by shape."""
     torch.manual_seed(seed)
     model, rule, _ = ROWS[row]
     net = model()
@@ -43,7 +45,8 @@ def groups_of(row: str, kind: str, seed: int = 1) -> Groups:
 
 
 def groups_of_checkpoint(path: Path) -> Groups:
-    """Matrices (Linear weights, stacks of them, taps of convolutions) of a checkpoint's networks, stacked by shape."""
+    """Return the matrices of a checkpoint's networks (Linear weights, stacks of them, taps of convolutions), stacked
+    by shape. Raises UserError if there are none."""
     content = torch.load(path, map_location="cpu", weights_only=True)
     networks = [content[key] for key in ("net", "nets", "model") if key in content] or [content]
     matrices: list[Tensor] = []
@@ -59,14 +62,16 @@ def groups_of_checkpoint(path: Path) -> Groups:
 
 
 def stack_by_shape(matrices: list[Tensor]) -> Groups:
-    """Float32 copies of `matrices`, stacked with others of their shape."""
+    """Return float32 copies of `matrices`, stacked by shape."""
     shapes = dict.fromkeys(tuple(matrix.shape) for matrix in matrices)
     return {s: torch.stack([m.float() for m in matrices if tuple(m.shape) == s]) for s in shapes}
 
 
 def spoil(groups: Groups, kind: str) -> Groups:
-    """fresh: as they are. ill: columns scaled by 1 ... 1e-4, evenly in the logarithm.
-    collapsed: all but the largest tenth of the singular values times 1e-3.
+    """Return the matrices changed as `kind` says. Raises UserError for an unknown kind.
+
+    "fresh": unchanged. "ill": columns multiplied by 1 to 1e-4, evenly spaced in the logarithm. "collapsed": all
+    singular values but the largest tenth multiplied by 1e-3.
     """
     if kind == "fresh":
         return groups
