@@ -1,5 +1,4 @@
-"""Tables of the measurements in `benchmarks/`, each from one CSV of `analysis/results`, with the paper's Table 1
-beside them."""
+"""Tables of the measurements in `benchmarks/`, each from one CSV of `analysis/results`."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ def models_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _by_iterations(frame: pd.DataFrame, keys: list[str], first: str, second: str) -> pd.DataFrame:
-    """Return cells `first (second)`: one row per value of `keys`, one column per solver, normalisation and number of
-    iterations."""
+    """Return cells `first (second)`: rows by `keys`, columns by solver, normalisation and number of iterations."""
     newton = frame["solver"] == "newton_schulz"
     frame = frame[~newton | frame["iterations"].isin([5, 10, 20, 40])]
     named = frame["normalize"] + " " + frame["iterations"].astype("Int64").astype(str)

@@ -101,8 +101,8 @@ def _first(metrics: pd.DataFrame, metric: str) -> pd.Series:
 
 
 def _rows(label: str, values: Values, methods: dict[str, str], compared: bool) -> Iterator[dict[str, object]]:
-    """Yield the mean of one label, once per reference with which it shares a seed, or once with reference "" if it has
-    no reference."""
+    """Yield the mean of one label once per reference with which it shares a seed; once with "" if it has no
+    reference."""
     numbers = list(values[label].values())
     found = estimate(numbers)
     row = {"n": found.n, "mean": found.mean, "low": found.low, "high": found.high}

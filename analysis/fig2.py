@@ -63,8 +63,7 @@ def draw(
 
 
 def panel_data(part: Results) -> pd.DataFrame:
-    """Return the rows of test accuracy with a column `x`: epochs of stage 2 for warm start, else epochs over all
-    stages."""
+    """Return the rows of test accuracy with `x`: epochs of stage 2 for warm start, else epochs over all stages."""
     rows = measures.ordered_rows(part.metrics, "test_accuracy")
     if part.first["figure"] == "fig2a":
         rows = rows[rows["phase"] == rows["phase"].max()]

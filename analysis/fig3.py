@@ -1,5 +1,4 @@
-"""Figure 3: validation loss in the second phase of pretraining, from three checkpoints of the first, with a shared
-loss axis."""
+"""Figure 3: validation loss in phase 2 of pretraining, from three checkpoints of phase 1, with a shared loss axis."""
 
 from __future__ import annotations
 

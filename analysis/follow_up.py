@@ -1,5 +1,4 @@
-"""Questions about FIRE beyond the paper's experiments: their sections in REPRODUCED.md and the pages with their
-tables."""
+"""Questions about FIRE beyond the paper's experiments: sections of REPRODUCED.md and the pages with their tables."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The number that stands for a run: a headline measure and a few others for each kind of experiment, computed from its
-log."""
+"""The number that stands for a run: a headline measure and a few others for each kind of experiment."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Boundaries other than the paper's: class-incremental training with old data removed, language on other texts and
-with longer windows, other decoders. Writes their section of REPRODUCED.md, the page with their tables, and the figure
-of dormant units."""
+"""Boundaries other than the paper's: class-incremental training without old data, language with other texts or
+longer windows, other decoders. Returns their section of REPRODUCED.md and their page, and draws the figure of
+dormant units."""
 
 from __future__ import annotations
 
@@ -193,8 +193,7 @@ def _in_order(rows: pd.DataFrame) -> list[dict]:
 
 
 def _named(row: dict) -> str:
-    """Return for example `FIRE -0.1 [-0.2, 0.0] (worse)`; the word is left out where the corrected test does not
-    decide."""
+    """Return for example `FIRE -0.1 [-0.2, 0.0] (worse)`, without the word where the corrected test does not decide."""
     word = f" ({row['word']})" if row["word"] else ""
     return f"{plot.look(row['method']).name} {difference_text(row, 3)}{word}"
 

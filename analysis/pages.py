@@ -72,8 +72,7 @@ LEARNING = "Raw returns in the half that all methods share, compared with those 
 
 
 def write() -> list[Path]:
-    """Regenerate every document from the committed results, delete pages that no longer belong to one, and return the
-    paths."""
+    """Regenerate every document from the committed results and return the paths. Outdated pages are deleted."""
     written = texts()
     FOLDER.mkdir(parents=True, exist_ok=True)
     for old in set(FOLDER.glob("*.md")) - set(written):
@@ -153,8 +152,7 @@ def claims_page(frame: pd.DataFrame) -> str:
 
 
 def beside(frame: pd.DataFrame) -> str:
-    """Return the page of the results that have no panel in the paper: claims of other papers, and whether the agents
-    learned."""
+    """Return the page of results beside the paper's panels: claims of other papers, and whether the agents learned."""
     claims = tables.claim_rows(frame)
     others = claims[~claims["source"].str.startswith("the paper's")]
     blocks = [
@@ -241,8 +239,7 @@ def controls_sentence(rows: pd.DataFrame) -> str:
 
 
 def triggers(results: Results, frame: pd.DataFrame) -> list[str]:
-    """Return the section that compares FIRE under a trigger with FIRE at announced boundaries; empty where this was
-    not run."""
+    """Return the section that compares FIRE under a trigger with FIRE at announced boundaries, if it was run."""
     rows = frame[frame["headline"] & (frame["experiment"] == TRIGGER)]
     if rows.empty:
         return []
@@ -375,8 +372,7 @@ def overview(results: Results, frame: pd.DataFrame) -> str:
 
 
 def fill(text: str, table: str) -> str:
-    """Return `text` with `table` between the two markers. Raises UserError unless there is exactly one pair of
-    markers."""
+    """Return `text` with `table` between the two markers. Raises UserError unless there is one pair of markers."""
     if len(re.findall(f"{START}.*?{END}", text, re.DOTALL)) != 1:
         raise UserError(f"README.md needs exactly one pair of {START} and {END}")
     head, rest = text.split(START)

@@ -1,5 +1,4 @@
-"""Parts that the figures share: the look of each method, curves, levels and boundaries, the legend, and files with
-captions.
+"""Parts that the figures share: the look of each method, curves, levels, boundaries, legend, files with captions.
 
 Methods of interest are drawn in full colour with a band, the others pale and thin. A band is the range over the seeds,
 lowest to highest; a dashed line is always a level, never a curve. Intervals are in the tables.
@@ -318,8 +317,7 @@ def draw_paper(axis: Axes, figure: str, panel: str, text: str, thousands: bool =
 
 # ------------------------------------------------------------------------------------------------ whole figures
 def legend(figure: Figure, axes: Iterable[Axes], where: Axes | None = None) -> None:
-    """Draw one legend with each method once, in the order of METHODS: in place of the axes `where`, else below all
-    panels."""
+    """Draw each method once, in the order of METHODS: in place of the axes `where`, else below all panels."""
     found: dict[str, object] = {}
     for axis in axes:
         for handle, text in zip(*axis.get_legend_handles_labels()):

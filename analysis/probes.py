@@ -1,5 +1,4 @@
-"""Figure of the experiments that are not in the paper: probes that lose plasticity quickly, and games and tasks for a
-laptop."""
+"""Figure of the experiments beside the paper: probes that lose plasticity quickly, games and tasks for a laptop."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ CAPTION = (
 def draw(
     parts: Sequence[Results], paper_curves: bool = False, interest: Sequence[str] = plot.INTEREST
 ) -> Figure:
-    """Return the figure, one panel per setting that was run. The paper has no such panels, so `paper_curves` changes
-    nothing."""
+    """Return the figure, one panel per setting. The paper has no such panels, so `paper_curves` changes nothing."""
     columns = min(3, len(parts))
     rows = -(-len(parts) // columns)
     figure, grid = plt.subplots(rows, columns, figsize=(3.1 * columns + 0.3, 2.6 * rows), squeeze=False)

@@ -125,8 +125,7 @@ def at_most(results: Results, size: str) -> Results:
 
 
 def plain(part: Results) -> Results:
-    """Return the results without runs that have overrides, which are in the table of ablations; all results if only
-    such runs exist."""
+    """Return the results without runs that have overrides, or all results if there are no others."""
     labels = part.runs["label"][part.runs["label"] == part.runs["method"]]
     return part.select(label=labels.unique()) if len(labels) else part
 
@@ -215,8 +214,7 @@ def _first_line(path: Path) -> str:
 
 
 def _what_was_trained(config: dict[str, Any]) -> dict[str, str]:
-    """Return `model` and `detail` for titles; the detail is the size of images or frames in pixels, or the shape of a
-    language model."""
+    """Return `model` and `detail` (pixels of images or frames, shape of a language model) for titles."""
     model, data, env = (
         config.get(key) if isinstance(config.get(key), dict) else {} for key in ("model", "data", "env")
     )

@@ -47,8 +47,7 @@ def play(folder: Path) -> Episode:
 
 
 def play_game(cfg: DictConfig, final: dict) -> Episode:
-    """Play the first of the run's games. The network sees frames of its own size, and frames of 160 x 160 are
-    returned."""
+    """Play the first of the run's games. The network sees its own frame size; pictures are 160 x 160."""
     from rl.dqn.play import greedy, make_games
     from rl.dqn.train import make_net
 

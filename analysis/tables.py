@@ -17,8 +17,7 @@ CONTROLS = ("none", "rescale", "keep_norm", "random_orthogonal", "fire_exact")
 
 
 def status_matrix(results: Results) -> pd.DataFrame:
-    """Return one row per panel of the paper and one column per size: how many methods and seeds are finished, and on
-    which data."""
+    """Return the methods, seeds and data that are finished: one row per panel of the paper, one column per size."""
     done = results.finished
     rows = []
     for figure, panel in paper.cells():
@@ -158,8 +157,7 @@ def against_table(part: pd.DataFrame) -> pd.DataFrame:
 
 
 def controls_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of `against_controls` as text: FIRE minus each method, with a star where the corrected test is
-    significant."""
+    """Return rows of `against_controls` as text: FIRE minus each method, with a star where the test is significant."""
     table = []
     for (experiment, size), group in rows.groupby(["experiment", "size"]):
         cells = {row["label"]: row for row in group.to_dict("records")}

@@ -8,8 +8,7 @@ import pandas as pd
 
 
 def digits(values: Iterable[float]) -> int:
-    """Return the number of decimals for a column: 4 if all values are below 10 (accuracies, losses), 1 below 10,000,
-    else 0."""
+    """Return the decimals for a column: 4 if all values are below 10 (accuracies, losses), 1 below 10,000, else 0."""
     largest = max((abs(value) for value in values if pd.notna(value)), default=0.0)
     return 4 if largest < 10 else 1 if largest < 10_000 else 0
 
@@ -37,8 +36,7 @@ def mean_text(row: pd.Series, decimals: int | None = None) -> str:
 
 
 def difference_text(row: pd.Series, decimals: int | None = None, negate: bool = False) -> str:
-    """Return the difference of a row of estimates with its interval: label minus reference, with `negate` the
-    reverse."""
+    """Return the difference of a row of estimates with its interval; `negate` gives reference minus label."""
     mean, low, high = row["difference"], row["difference_low"], row["difference_high"]
     if negate:
         mean, low, high = -mean, -high, -low
@@ -46,6 +44,7 @@ def difference_text(row: pd.Series, decimals: int | None = None, negate: bool = 
 
 
 def p_text(p: float) -> str:
+    """Return a p-value as text: three decimals below 0.1, else two; "-" for NaN."""
     return "-" if pd.isna(p) else "<0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
 
 

@@ -145,8 +145,7 @@ def treated(net: nn.Module, initial: dict[str, Tensor], method: str, seed: int, 
 
 
 def theorems(root: Path, experiment: str) -> list[dict[str, Any]]:
-    """Return the rows of theory.csv: the final network of each run of `none`, treated by each method, on images of its
-    last task."""
+    """Return the rows of theory.csv: final networks of `none`, treated by each method, on images of their last task."""
     found = []
     for folder in find_folders(root, [experiment]):
         cfg = OmegaConf.create(read_config(folder))
@@ -196,8 +195,7 @@ NETWORKS: dict[str, tuple[dict[str, str], Callable[[Any], nn.Module], int]] = {
 
 
 def premise(root: Path) -> list[dict[str, Any]]:
-    """Return the rows of theory_premise.csv: how many target matrices of trained networks have DfI < 1, before and
-    after FIRE."""
+    """Return the rows of theory_premise.csv: how many target matrices have DfI < 1, before and after FIRE."""
     found = []
     for path in sorted((root / "trunks").glob("*/checkpoint/end.pt")):
         cfg = OmegaConf.create(read_config(path.parents[1]))

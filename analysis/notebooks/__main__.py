@@ -1,5 +1,5 @@
-"""Execute the notebooks in this folder and save them with their outputs: python -m analysis.notebooks [NAME ...]
-[--out FOLDER]."""
+"""Execute the notebooks of this folder and save their outputs: python -m analysis.notebooks [NAME ...] [--out
+FOLDER]."""
 
 from __future__ import annotations
 
