@@ -38,7 +38,7 @@ SIZE = 84
 
 
 class StackRing:
-    """Replay in its usual form: each observation is stored as a whole stack, and the next observation is the row that
+    """Replay in its usual form: observations are stored as whole stacks; the next observation is the row that
     follows."""
 
     def __init__(self, rows: int):
@@ -126,8 +126,7 @@ def seconds(function: Callable[[], object], device: torch.device | None = None) 
 def bench_acting(
     game: str, asynchronous: bool, rounds: int, steps: int, folder: Path
 ) -> tuple[FrameReplay, StackRing]:
-    """Print the steps per second of both sides, add them to bench_loops.csv, and return the filled replays, ours
-    first."""
+    """Print steps per second of both sides, add them to bench_loops.csv, and return the filled replays, ours first."""
     threads = min(COUNT, os.cpu_count() or 1) if asynchronous else 1  # same cores for both sides
     usual = usual_environments(game, asynchronous)
     games = Games(game, COUNT, (SIZE, SIZE), seed=0, threads=threads)
@@ -169,8 +168,7 @@ def played(folder: Path, steps: int = 250) -> tuple[FrameReplay, StackRing]:
 
 
 def bench_checkpoint(folder: Path, transitions: int = 200_000) -> None:
-    """Print seconds and bytes of a checkpoint of a full memory-mapped replay, and of the next one 4,000 transitions
-    later."""
+    """Print seconds and bytes of a checkpoint of a full mapped replay, and of the next one 4,000 transitions later."""
     replay = FrameReplay(transitions, COUNT, (SIZE, SIZE), folder=folder)
     generator = np.random.default_rng(0)
     frames = generator.integers(0, 256, (COUNT, SIZE, SIZE), np.uint8)
@@ -188,8 +186,7 @@ def bench_checkpoint(folder: Path, transitions: int = 200_000) -> None:
 
 
 def bench_learning(replay: FrameReplay, ring: StackRing, rounds: int, device: torch.device) -> None:
-    """Print the updates per second of the published network, with the time to draw a batch, and add them to
-    bench_loops.csv.
+    """Print updates per second of the published network, drawing a batch included, and add them to bench_loops.csv.
 
     The usual form is eager, has an optimizer that updates one parameter after another, and reads the loss back. Ours
     is timed in several forms. The first turn of each is not counted.

@@ -216,8 +216,7 @@ def accuracy(groups: Groups, iterations: int, sample: int) -> dict[str, Any]:
 
 
 def iterations_to(tolerance: float, singular: Tensor) -> int:
-    """Return the steps of the published recursion until sum (1 - s^2)^2 <= tolerance, at most 200, which a matrix of
-    lost rank always takes."""
+    """Return the steps of the published recursion until sum (1 - s^2)^2 <= tolerance, or 200 if it takes more."""
     s = singular / singular.norm()
     for step in range(200):
         if float(((1 - s * s) ** 2).sum()) <= tolerance:

@@ -70,6 +70,7 @@ class PlainGPT(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean cross-entropy of `targets` (batch, time), in nats."""
         x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = block(x)
@@ -111,8 +112,7 @@ def plain_loop(cfg, shape: Shape, iterations: int, device: torch.device, data: P
 
 
 def our_script(options: argparse.Namespace, root: Path, data: Path) -> float:
-    """Return the tokens per second that the script itself records for the second half of the same number of
-    iterations."""
+    """Return the tokens per second that the script itself records for the second half of as many iterations."""
     half = options.iterations // 2
     changes = [
         *(f"size={options.size}", f"device={options.device}", "method=none", "boundary.fork=last"),
@@ -137,8 +137,7 @@ def our_script(options: argparse.Namespace, root: Path, data: Path) -> float:
 
 
 def boundary_seconds(shape: Shape, iterations: int, device: torch.device) -> float:
-    """Return the seconds that fire() takes on a fresh decoder of this shape, with its report; the shorter of two
-    calls."""
+    """Return the seconds that fire() takes on a fresh decoder, with its report; the shorter of two calls."""
     seconds = []
     for _ in range(2):
         net = Decoder(shape).to(device)
@@ -151,8 +150,7 @@ def boundary_seconds(shape: Shape, iterations: int, device: torch.device) -> flo
 
 
 def main() -> None:
-    """Print both medians with all values, their ratio, and the time of FIRE as a share of phase 2; write the ratio to
-    bench_loops.csv."""
+    """Print medians, ratio and the time of FIRE as a share of phase 2; write the ratio to bench_loops.csv."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

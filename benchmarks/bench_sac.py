@@ -146,8 +146,7 @@ def filled_replay() -> FlatReplay:
 def our_turn(
     setting: Setting, replay: FlatReplay, device: torch.device, precision: str, compiled: bool
 ) -> Callable[[], None]:
-    """Return a function that runs one turn of our updates, with as many updates per replay sample as the setting's
-    experiments have."""
+    """Return a function that runs one turn of our updates, `setting.together` of them per replay sample."""
     actor = Actor(OBSERVATIONS, ACTIONS, setting.actor, 1).to(device)
     critics = Critics(OBSERVATIONS, ACTIONS, setting.critic, setting.blocks).to(device)
     temperature = Temperature().to(device)
@@ -230,8 +229,7 @@ def compare(
 
 
 def stepping(rounds: int, threads: int) -> list[dict[str, Any]]:
-    """Return the rows for 8 H1 walkers (capsules) under random actions: our vector env against gymnasium's
-    SyncVectorEnv."""
+    """Return the rows for 8 H1 walkers (capsules) under random actions, against gymnasium's SyncVectorEnv."""
     import gymnasium
 
     import rl.sac.humanoid  # noqa: F401

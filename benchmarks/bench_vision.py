@@ -134,8 +134,7 @@ def our_loop(
 
 
 def speeds(variants: dict[str, Iterator[int]], options: argparse.Namespace) -> dict[str, list[float]]:
-    """Return the images per second of each variant in each round; a round for warming up comes first and is not
-    counted."""
+    """Return the images per second of each variant in each round, after a round for warming up."""
     result: dict[str, list[float]] = {name: [] for name in variants}
     for turn in range(options.rounds + 1):
         for name, steps in variants.items():
@@ -155,8 +154,7 @@ def speeds(variants: dict[str, Iterator[int]], options: argparse.Namespace) -> d
 def compare(
     name: str, settings: dict[str, int], size: int, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Return the rows of one net: images per second of each variant and its ratio to the usual loop, then the rows of
-    `boundary_costs`."""
+    """Return the rows of one net: images per second and ratio of each variant, then the rows of `boundary_costs`."""
     images = load("fashion_mnist", image_size=size, fit="resize", channels=3, device=options.device)
     torch.manual_seed(0)
     start = build(name, classes=10, channels=3, image_size=size, **settings).state_dict()

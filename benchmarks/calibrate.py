@@ -1,5 +1,4 @@
-"""Calibration of a setting of Figures 2 to 4 before methods are compared: is plasticity lost and, in RL, is the task
-learned?
+"""Calibration of a setting before methods are compared: is plasticity lost and, in RL, is the task learned?
 
     python -m benchmarks.calibrate fig2a_cifar10_resnet18 medium --root runs --setting "what was reduced" --chosen
     python -m benchmarks.calibrate fig4b_walk small --setting "what was reduced"
@@ -127,7 +126,7 @@ def overfitted(lines: pd.DataFrame) -> dict[str, object]:
 
 
 def learned_and_lost(lines: pd.DataFrame, metric: str) -> list[dict[str, object]]:
-    """Return two rows: what an agent learned in the first half, and how much less than a reset agent it gained in the
+    """Return two rows: what an agent learned in the first half, and how much more a reset agent gained in the
     second."""
     random = lines[lines.metric == "random_return"].groupby("seed").value.mean()
     before, after = levels(lines, metric, 0)["none"], levels(lines, metric, 1)

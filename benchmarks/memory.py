@@ -12,8 +12,7 @@ import torch
 
 @dataclass
 class Peak:
-    """Result of `peak_memory`. `extra` is the largest rise above the memory at the start, in bytes; 0 until the block
-    ends."""
+    """Result of `peak_memory`. `extra` is the largest rise above the start in bytes, set when the block ends."""
 
     extra: int = 0
 

@@ -1,5 +1,4 @@
-"""Results of the benchmarks: CSV files in analysis/results in which every line names the machine that it was measured
-on."""
+"""Results of the benchmarks: CSV files in analysis/results in which every line names its machine."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "analysis" / "results"
 
 
 def merge(name: str, rows: Sequence[dict[str, Any]], key: Sequence[str]) -> Path:
-    """Write `rows` into analysis/results/`name`.csv, replacing older lines with the same values under `key`. Return
-    the path.
+    """Write `rows` into analysis/results/`name`.csv over lines with the same values under `key`; return the path.
 
     Each new line gets the version of torch, commit, hardware and time. The file is replaced in one step.
     """
@@ -46,8 +44,7 @@ def merge(name: str, rows: Sequence[dict[str, Any]], key: Sequence[str]) -> Path
 def loop_row(
     domain: str, setting: str, unit: str, device: str, ours: Sequence[float], usual: Sequence[float]
 ) -> dict[str, Any]:
-    """Return a line about a training loop: medians of both rates, and median, lowest and highest of the ratios ours /
-    usual per round."""
+    """Return a line about a training loop: medians of both rates; median, lowest and highest ratio over the rounds."""
     ratios = [a / b for a, b in zip(ours, usual, strict=True)]
     return {
         "domain": domain,

@@ -1,5 +1,4 @@
-"""Matrices for the benchmarks of the solvers: real layer shapes with fresh, ill-conditioned, collapsed or trained
-weights."""
+"""Matrices for the benchmarks of the solvers: real layer shapes with fresh, ill, collapsed or trained weights."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ ROWS: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
 
 
 def groups_of(row: str, kind: str, seed: int = 1) -> Groups:
-    """Return the target matrices of a newly initialised model of ROWS, changed as `kind` says (see `spoil`), stacked
-    by shape."""
+    """Return the target matrices of a new model of ROWS, changed as `kind` says (see `spoil`), stacked by shape."""
     torch.manual_seed(seed)
     model, rule, _ = ROWS[row]
     net = model()
