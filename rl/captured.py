@@ -1,6 +1,7 @@
-"""A pass through networks as one compiled graph, its gradients included where it computes them itself.
+"""Compilation of an update's forward and backward pass into one graph.
 
-For devices that wait for the next launch more than they compute; on a CPU, what backward needs is kept in fewer places.
+This helps on devices that spend more time waiting for kernel launches than computing; on a CPU it saves memory
+traffic.
 """
 
 from collections.abc import Callable
@@ -13,13 +14,13 @@ import torch._dynamo
 def captured(
     function: Callable[..., Any], device: torch.device, backend: str = "inductor"
 ) -> Callable[..., Any]:
-    """`function` of networks and tensors, which may call `torch.autograd.grad`, through torch.compile as one graph.
+    """Return `function`, which may call `torch.autograd.grad`, compiled by torch.compile as one graph.
 
-    What has been differentiated inside is returned detached. On a GPU mode="reduce-overhead" records CUDA graphs and
-    replays them; their outputs live in fixed memory until the next call, so they are valid for one update. On a CPU it
-    only fuses. Not run on a GPU by us.
+    Outputs that were differentiated inside `function` come back detached. On a GPU, mode="reduce-overhead" records
+    CUDA graphs and replays them; their outputs live in fixed memory and are overwritten by the next call. On a CPU,
+    operations are fused only. The GPU mode has not been tested.
     """
-    # Releases of torch that trace gradients without being asked may drop the switch.
+    # Later releases of torch may trace gradients by default and drop this switch.
     if hasattr(torch._dynamo.config, "trace_autograd_ops"):
         torch._dynamo.config.trace_autograd_ops = True
     mode = "reduce-overhead" if device.type == "cuda" else "default"

@@ -1,4 +1,4 @@
-"""Named arrays with one common first axis, in memory or as one .npy file each in a folder."""
+"""Named arrays with a common first axis, in memory or as one .npy file each in a folder."""
 
 import os
 import shutil
@@ -13,11 +13,14 @@ Specification = dict[str, tuple[str, tuple[int, ...]]]
 
 
 class Columns:
-    """`rows` rows of several arrays, in memory (`folder=None`) or memory-mapped.
+    """Several arrays of `rows` rows each, in memory (`folder=None`) or memory-mapped.
 
-    A new folder is allocated on disk in full before it is used, so a full disk is an error here and not a crash
-    later (macOS only gets the check of free space). `read_only` maps the files of an existing folder without the right
-    to write: processes share the pages.
+    New files are allocated on disk in full, so that a full disk raises an error here and does not crash the run later
+    (on macOS only the free space is checked). `existing` maps the files that `folder` holds, with `read_only` for
+    reading alone; several processes then share the pages.
+
+    Raises UserError where memory or disk is too small, or where an existing file is missing, damaged or of another
+    shape.
     """
 
     def __init__(
@@ -36,7 +39,7 @@ class Columns:
             _require(needed, free_memory(), "memory", "lower replay_capacity (DQN) or replay (SAC)")
         elif not existing:
             self.folder.mkdir(parents=True, exist_ok=True)
-            for name in specification:  # of a run that was killed before its first checkpoint
+            for name in specification:  # left by a run that was killed before its first checkpoint
                 self._path(name).unlink(missing_ok=True)
             require_disk(needed, self.folder)
         for name, (kind, shape) in specification.items():
@@ -70,7 +73,8 @@ class Columns:
         return self.arrays[name]
 
     def flush(self) -> None:
-        """Hand changed pages of mapped files to the disk. Cost: the pages changed since the last call."""
+        """Write changed pages of mapped files to the disk. The cost grows with the pages changed since the last
+        call."""
         for array in self.arrays.values():
             if isinstance(array, np.memmap):
                 array.flush()
@@ -82,18 +86,18 @@ class Columns:
 
 
 def size_of(specification: Specification, rows: int) -> int:
-    """Bytes of `rows` rows."""
+    """Return the bytes that `rows` rows take."""
     return rows * sum(np.dtype(kind).itemsize * int(np.prod(s)) for kind, s in specification.values())
 
 
 def require_disk(needed: int, folder: Path) -> None:
-    """Raise where the disk of the existing `folder` has less than `needed` bytes free."""
+    """Raise UserError where the disk of the existing `folder` has less than `needed` bytes free."""
     free = shutil.disk_usage(folder).free
     _require(needed, free, f"disk at {folder}", "lower replay_capacity, or move run.root")
 
 
 def _allocate(path: Path) -> None:
-    """Give every byte of an existing file its place on the disk, where the system can; macOS cannot."""
+    """Reserve disk space for every byte of an existing file, where the system supports this; macOS does not."""
     if hasattr(os, "posix_fallocate"):
         with open(path, "r+b") as file:
             os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
@@ -114,7 +118,7 @@ def _map_existing(path: Path, kind: np.dtype, shape: tuple[int, ...], mode: str)
 
 
 def free_memory() -> int:
-    """Bytes that arrays can take without pushing anything out, page cache counted as free."""
+    """Return the bytes of memory that are available without swapping, including the page cache."""
     return psutil.virtual_memory().available
 
 

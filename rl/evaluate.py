@@ -1,8 +1,8 @@
-"""Evaluation of a policy in fresh environments, without the bias of dropping long episodes; scores on a known scale.
+"""Evaluation of a policy in fresh environments, normalised scores, and videos.
 
-The environments need `count`, `reset() -> observations` and `step(actions) -> step` with the fields `observations`,
-`rewards`, `terminated`, `truncated` (arrays over the environments); for `play_steps` they must start the next episode
-inside the `step` that ends one.
+Environments need `count`, `reset() -> observations` and `step(actions) -> step`, where the step has the fields
+`observations`, `rewards`, `terminated` and `truncated` (arrays over the environments). For `play_steps`, an
+environment must also start its next episode in the `step` that ends one.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Policy = Callable[[np.ndarray], np.ndarray]
 
 
 class Environments(Protocol):
-    """What evaluation asks of a batch of environments."""
+    """A batch of environments, as far as evaluation uses it."""
 
     count: int
 
@@ -29,10 +29,10 @@ class Environments(Protocol):
 
 @dataclass
 class Evaluation:
-    """Returns and lengths of the episodes that count.
+    """Returns and lengths of the evaluated episodes.
 
-    `unfinished`: episodes cut off by the step limit. `play_episodes` counts them with their return so far (for rewards
-    that are never negative a lower bound), `play_steps` leaves them out as the official code does.
+    `unfinished` counts episodes that the step limit cut off. `play_episodes` includes their return so far, which is a
+    lower bound where rewards are never negative. `play_steps` leaves them out, as the official code does.
     """
 
     returns: list[float] = field(default_factory=list)
@@ -41,11 +41,11 @@ class Evaluation:
 
     @property
     def mean(self) -> float:
-        """Mean return; 0 where no episode counted (as the official code logs it)."""
+        """Mean return; 0 if no episode counted, as in the official code."""
         return float(np.mean(self.returns)) if self.returns else 0.0
 
     def summary(self) -> dict[str, float]:
-        """Numbers for the log: mean, standard deviation and extremes of the returns, episode count and length."""
+        """Return statistics of the returns, mean length and number of the episodes, for the log."""
         if not self.returns:
             return {"eval_return": 0.0, "eval_episodes": 0, "eval_unfinished": self.unfinished}
         return {
@@ -60,11 +60,13 @@ class Evaluation:
 
 
 def play_episodes(environments: Environments, policy: Policy, episodes: int, max_steps: int) -> Evaluation:
-    """Play exactly `episodes` episodes, in rounds of one for each environment.
+    """Play exactly `episodes` episodes, in rounds of one per environment, and return the result.
 
-    Which episodes count never depends on how long they last, so short ones are not favoured: an environment that is
-    through waits for the others. `policy` maps observations (n, ...) to actions (n, ...). An episode that still runs
-    after `max_steps` steps is cut there and counts as it is.
+    `policy` maps observations (n, ...) to actions (n, ...). Within a round, environments whose episode has ended wait
+    for the others, so that short episodes are not counted more often than long ones. An episode that still runs after
+    `max_steps` steps is cut off and counted with its return so far.
+
+    Raises UserError unless `episodes` is a positive multiple of the number of environments.
     """
     if episodes <= 0 or episodes % environments.count:
         raise UserError(f"evaluation episodes {episodes}: give a positive multiple of {environments.count}")
@@ -87,9 +89,10 @@ def play_episodes(environments: Environments, policy: Policy, episodes: int, max
 
 
 def play_steps(environments: Environments, policy: Policy, steps: int) -> Evaluation:
-    """The official protocol: `steps` steps over all environments, mean over the episodes that ended in them.
+    """Play `steps` steps over all environments and return the episodes that ended in them (official protocol).
 
-    Biased towards short episodes: the ones still running are dropped. Kept for comparison with published numbers.
+    This favours short episodes, because those that still run at the end are dropped. Kept for comparison with
+    published numbers.
     """
     result, observations = Evaluation(), environments.reset()
     scores, lengths = np.zeros(environments.count), np.zeros(environments.count, np.int64)
@@ -107,7 +110,8 @@ def play_steps(environments: Environments, policy: Policy, steps: int) -> Evalua
 
 
 def normalized(score: float, low: float, high: float) -> float:
-    """(score - low) / (high - low): 0 at a random policy's score `low`, 1 at the human or success score `high`."""
+    """Return (score - low) / (high - low): 0 at a random policy's score `low`, 1 at the human or success score `high`.
+    Raises UserError if the two are equal."""
     if high == low:
         raise UserError(f"normalised score: low and high are both {low}")
     return (score - low) / (high - low)
@@ -116,9 +120,10 @@ def normalized(score: float, low: float, high: float) -> float:
 def record_video(
     environments: Environments, policy: Policy, path: Path, steps: int = 1000, scale: int = 4
 ) -> Path:
-    """Play the first environment for at most `steps` steps or one episode and save what it sees as a GIF, 15 frames/s.
+    """Play one episode (at most `steps` steps) in the first environment and save it as a GIF; return the path.
 
-    For environments whose observations are (n, stack, height, width) uint8 images; needs the `imageio` package.
+    Observations must be uint8 images (n, stack, height, width). Raises UserError without the `imageio` package, or
+    where the file cannot be written.
     """
     try:
         import imageio.v3 as imageio

@@ -1,9 +1,10 @@
 """Uniform replay for off-policy agents: FrameReplay for stacked images, FlatReplay for vectors.
 
 Both are rings over `environments` copies that step together: one row of the ring is one step of all of them. Vectors
-are small and live in memory. Frames live in memory or in memory-mapped files (`folder=`), and then a checkpoint is a flush
-and a few counters: the data is on disk already. Mapped rings carry `reserve` spare rows so that what was written after the
-last `checkpoints` checkpoints never overwrites what they still need; `must_save` says when the next one is due for that.
+are small and kept in memory. Frames are kept in memory or in memory-mapped files (`folder=`). A checkpoint of mapped
+files is a flush and a few counters, because the data is on disk already. Mapped rings have `reserve` spare rows, so
+that new rows do not overwrite data that the last `checkpoints` checkpoints need; `must_save` says when the next
+checkpoint is due for this reason.
 """
 
 from pathlib import Path
@@ -19,17 +20,17 @@ from rl.columns import Columns, Specification, size_of
 
 
 class Batch(NamedTuple):
-    """A uniform sample of B transitions. Images stay uint8: the network divides."""
+    """A uniform sample of B transitions. Images are uint8 and are scaled by the network."""
 
     observations: Tensor  # (B, stack, height, width) uint8, or (B, size) float32
     actions: Tensor  # (B,) int64, or (B, size) float32
     rewards: Tensor  # (B,) float32
     next_observations: Tensor  # like observations
-    terminated: Tensor  # (B,) float32: 1 where the future is worth 0; a truncated episode has 0 here
+    terminated: Tensor  # (B,) float32: 1 at the end of an episode, but 0 where it was truncated
 
 
 class _Ring:
-    """What both replays share: which rows are valid, and uniform choice among them."""
+    """Base of both replays: which rows are valid, and uniform sampling among them."""
 
     def __init__(self, capacity: int, environments: int, spare_rows: int = 0):
         if capacity <= 0 or environments <= 0 or capacity % environments:
@@ -42,11 +43,11 @@ class _Ring:
         self.count = 0  # rows of transitions ever added
 
     def __len__(self) -> int:
-        """Transitions that can be drawn, at most `capacity`."""
+        """Number of transitions that can be drawn, at most `capacity`."""
         return min(self.count, self.depth) * self.environments
 
     def _draw(self, size: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """(times, environments) of `size` transitions, uniform with replacement over the last `capacity`."""
+        """Return (times, environments) of `size` transitions, uniform with replacement over the last `capacity`."""
         if not len(self):
             raise UserError("cannot sample from an empty replay: learning_starts must be at least 1")
         flat = generator.integers(len(self), size=size)
@@ -56,10 +57,10 @@ class _Ring:
 class FrameReplay(_Ring):
     """Replay of image stacks that stores every frame once (uint8).
 
-    Guarantees: the last `capacity` transitions can be drawn, no more and no fewer; a stack never reaches across the
-    start of an episode (missing frames repeat the first one, as the usual frame-stack wrapper does); the next
-    observation of the last step of an episode is the true final one, not the first of the next episode.
-    1,000,000 transitions of 84 x 84 take 7.1 GB (28.2 GB if 4-stacks were stored).
+    Guarantees: exactly the last `capacity` transitions can be drawn. A stack never reaches across the start of an
+    episode; missing frames repeat the first one, as in the usual frame-stack wrapper. The next observation of an
+    episode's last step is its true final one, not the first of the next episode. 1,000,000 transitions of 84 x 84 take
+    7.1 GB (28.2 GB if stacks of 4 were stored).
 
     Args:
         capacity: transitions over all environments together.
@@ -67,11 +68,16 @@ class FrameReplay(_Ring):
         frame_shape: (height, width).
         stack: frames in an observation.
         folder: where the ring is mapped; None keeps it in memory.
-        checkpoints: how many of the latest ones can be gone back to, where the ring is mapped.
-        reserve: spare rows, see the module. None: 1/16 of the ring when mapped, else 0.
+        checkpoints: number of latest checkpoints that remain loadable if the ring is mapped.
+        reserve: spare rows, see the module. None: 1/16 of the ring, at least 32 per checkpoint, if mapped, else 0.
         existing: continue with the files in `folder` (then call `load_state_dict`).
+        read_only: map these files without the right to write.
         parent: a replay that this one continues; its frames are read in place and never written. See `fork`.
-        channels_last: samples lie in memory as (B, height, width, stack), which convolutions in that layout read at once.
+        new_rows: rows of frames that will be added at most, for a fork; None: no limit.
+        channels_last: samples lie in memory as (B, height, width, stack), the layout of channels-last convolutions.
+
+    Raises UserError for a capacity that is not a multiple of `environments` or a reserve too small for the
+    checkpoints.
     """
 
     def __init__(
@@ -108,19 +114,19 @@ class FrameReplay(_Ring):
         frames, facts = self._specifications()
         self.frames = Columns(frames, self.frame_rows, folder, **options)["frames"]
         self.facts = Columns(facts, self.rows, folder, **options)
-        # what the last step of an episode led to, by (time, environment)
+        # last frames of ended episodes, by (time, environment)
         self.final_frames: dict[tuple[int, int], np.ndarray] = {}
         if parent is not None and not existing:
             self._take_over(parent)
 
     @property
     def must_save(self) -> bool:
-        """True when the last checkpoint has used its share of the reserve: save before `add`."""
+        """Whether the rows since the last checkpoint have used up their share of the reserve: save before `add`."""
         share = self.reserve // self.checkpoints
         return 0 < share <= self.count - self.saved_count and self.count > self.depth
 
     def _specifications(self) -> tuple[Specification, Specification]:
-        """Columns of frames and of facts."""
+        """Return the columns of frames, and those of all other values."""
         n = (self.environments,)
         facts: Specification = {
             "actions": ("int16", n),
@@ -132,15 +138,16 @@ class FrameReplay(_Ring):
         return {"frames": ("uint8", (*n, *self.frame_shape))}, facts
 
     def fork_bytes(self, new_rows: int) -> int:
-        """Bytes that `fork(new_rows=new_rows)` will take."""
+        """Return the bytes that `fork(new_rows=new_rows)` will take."""
         frames, facts = self._specifications()
         return size_of(frames, min(self.rows, new_rows + 1)) + size_of(facts, self.rows)
 
     def fork(self, folder: str | Path | None, *, new_rows: int, existing: bool = False) -> "FrameReplay":
-        """A replay that continues this one: old frames are read from here, new ones go to `folder`.
+        """Return a replay that continues this one: old frames are read from here, new ones are written to `folder`.
 
-        Several forks (also in other processes, each with this one opened `read_only`) share the old frames; each costs
-        the disk of its own `new_rows` rows of frames only. This replay must not be written to afterwards.
+        Several forks share the old frames, also in other processes that open this replay `read_only`. A fork takes
+        disk space for `new_rows` rows of frames and for its other columns. This replay must not be written to
+        afterwards.
         """
         return FrameReplay(
             self.capacity,
@@ -165,9 +172,9 @@ class FrameReplay(_Ring):
             self.frames[0] = parent.frames[self.count % parent.frame_rows]
 
     def start(self, frames: np.ndarray) -> None:
-        """First frames (environments, height, width) after a reset of all environments.
+        """Store the first frames (environments, height, width) after a reset of all environments.
 
-        Called in the middle of a run (environments restarted), the step before is the end of a truncated episode.
+        In the middle of a run, the step before is marked as the end of a truncated episode.
         """
         if self.count:
             before = (self.count - 1) % self.rows
@@ -187,12 +194,13 @@ class FrameReplay(_Ring):
         next_frames: np.ndarray,
         final_frames: np.ndarray | None = None,
     ) -> None:
-        """One step of all environments, from the frames given last.
+        """Store one step of all environments, taken from the frames that were stored last.
 
         Args:
             actions, rewards, terminated, truncated: (environments,). Rewards are stored as given.
-            next_frames: (environments, height, width): what the policy sees next (after a reset, the first frame).
-            final_frames: the same shape; where an episode ended, its last frame. Other rows are not read.
+            next_frames: (environments, height, width), the frames that the policy sees next (the first after a reset).
+            final_frames: the same shape, the last frame of each episode that ended; other rows are not read. None is
+                enough if no episode ended.
         """
         time, ended = self.count, terminated | truncated
         slot, following = time % self.rows, (time + 1) % self.rows
@@ -217,14 +225,14 @@ class FrameReplay(_Ring):
         return (time - self.fork_time) % self.frame_rows
 
     def sample(self, size: int, generator: np.random.Generator, device: torch.device | str = "cpu") -> Batch:
-        """`size` transitions, uniform with replacement over the last `capacity`."""
+        """Return `size` transitions, drawn uniformly with replacement from the last `capacity`."""
         times, environments = self._draw(size, generator)
         return self.transitions(times, environments, device)
 
     def transitions(
         self, times: np.ndarray, environments: np.ndarray, device: torch.device | str = "cpu"
     ) -> Batch:
-        """The transitions at given times (row numbers since the start of the run) and environments, each (B,)."""
+        """Return the transitions at given times (rows since the start of the run) and environments, each (B,)."""
         slots = times % self.rows
         age = self.facts["age"][slots, environments].astype(np.int64)
         back = np.minimum(np.arange(self.stack - 1, -1, -1), age[:, None])  # (B, stack), oldest first
@@ -242,7 +250,7 @@ class FrameReplay(_Ring):
         )
 
     def _gather(self, times: np.ndarray, environments: np.ndarray) -> np.ndarray:
-        """Frames (B, k, height, width) at times (B, k), environments (B, 1), in the layout of the samples."""
+        """Return frames (B, k, height, width) at times (B, k) and environments (B, 1), laid out as samples are."""
         environments = np.broadcast_to(environments, times.shape)
         if not self.channels_last:
             return self._frames_at(times, environments)
@@ -253,7 +261,7 @@ class FrameReplay(_Ring):
         return images
 
     def _frames_at(self, times: np.ndarray, environments: np.ndarray) -> np.ndarray:
-        """Frames (..., height, width) at times and environments (...): new ones from here, older ones from the parent."""
+        """Return frames (..., height, width) at times and environments (...), those before the fork from the parent."""
         if self.parent is None:
             return self.frames[self._slot(times), environments]
         images = np.empty((*times.shape, *self.frame_shape), np.uint8)
@@ -264,18 +272,19 @@ class FrameReplay(_Ring):
 
     @property
     def bytes(self) -> int:
-        """Bytes of all arrays of this replay, the parent's not counted."""
+        """Bytes of all arrays of this replay, without the parent's."""
         finals = sum(frame.nbytes for frame in self.final_frames.values())
         return self.frames.nbytes + self.facts.bytes + finals
 
     def flush(self) -> None:
-        """Hand changed pages to the disk; nothing to do in memory."""
+        """Write the changed pages of mapped files to the disk; does nothing in memory."""
         self.facts.flush()
         if isinstance(self.frames, np.memmap):
             self.frames.flush()
 
     def state_dict(self) -> dict:
-        """What a checkpoint must hold: counters and final frames when mapped, all the data when in memory."""
+        """Return the data of a checkpoint: counters and final frames if mapped (files are flushed), all the data if in
+        memory. Rows that are added from now on are counted for `must_save`."""
         self.flush()
         self.saved_count = self.count
         finals = np.zeros((len(self.final_frames), *self.frame_shape), np.uint8)
@@ -294,7 +303,7 @@ class FrameReplay(_Ring):
         return state
 
     def _edge(self) -> dict[str, np.ndarray]:
-        """Rows that `start` rewrites in place, so a checkpoint taken just before it must hold them."""
+        """Return the rows that `start` changes in place; a checkpoint taken right before it must hold them."""
         return {
             "ended": self.facts["ended"][(self.count - 1) % self.rows],
             "age": self.facts["age"][self.count % self.rows],
@@ -302,7 +311,7 @@ class FrameReplay(_Ring):
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Return to the moment of `state_dict`. For a mapped replay `folder` must hold the files of that run."""
+        """Restore what `state_dict` returned. For a mapped replay, `folder` must hold the files of that run."""
         self.count = self.saved_count = int(state["count"])
         keys = [tuple(pair) for pair in state["final_keys"].tolist()]
         self.final_frames = dict(zip(keys, state["final_frames"].numpy().copy()))
@@ -343,9 +352,9 @@ class FlatReplay(_Ring):
         next_observations: np.ndarray,
         terminated: np.ndarray,
     ) -> None:
-        """One step of all environments; `next_observations` of an ended episode is its true last observation.
+        """Store one step of all environments; `next_observations` of an ended episode is its true last observation.
 
-        Shapes (environments, size) or (environments,); with one environment the first axis may be left out.
+        Shapes are (environments, size) or (environments,); with one environment the first axis may be left out.
         """
         row = self.count % self.rows
         values = (observations, actions, rewards, next_observations, terminated)
@@ -354,7 +363,7 @@ class FlatReplay(_Ring):
         self.count += 1
 
     def sample(self, size: int, generator: np.random.Generator, device: torch.device | str = "cpu") -> Batch:
-        """`size` transitions, uniform with replacement over the last `capacity`."""
+        """Return `size` transitions, drawn uniformly with replacement from the last `capacity`."""
         times, environments = self._draw(size, generator)
         rows = times % self.rows
         picked = {name: array[rows, environments] for name, array in self.columns.arrays.items()}
@@ -369,13 +378,13 @@ class FlatReplay(_Ring):
         )
 
     def state_dict(self) -> dict:
-        """The data written so far, and the counter."""
+        """Return the data written so far and the counter."""
         rows = min(self.count, self.rows)
         columns = {name: torch.from_numpy(array[:rows].copy()) for name, array in self.columns.arrays.items()}
         return {"count": self.count, "columns": columns}
 
     def load_state_dict(self, state: dict) -> None:
-        """Return to the moment of `state_dict`."""
+        """Restore what `state_dict` returned."""
         self.count = int(state["count"])
         for name, array in state["columns"].items():
             self.columns[name][: len(array)] = array.numpy()

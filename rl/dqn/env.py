@@ -1,10 +1,10 @@
-"""Games as the DQN agent sees them: stacked frames, sticky actions, raw rewards, explicit resets.
+"""Atari games and Catch as the DQN agent sees them: stacked frames, sticky actions, raw rewards.
 
-Protocol of Han et al. 2026 (after Machado et al. 2018, with the sticky action applied to the whole agent step): frame skip
-4 with the maximum of the last two frames, grey (with `grey_last` only after the resizing), resized, stack of 4, no no-op
-start, no fire on reset, no end of episode
-on a lost life, the previous executed action repeated with probability 0.25, 27,000 agent steps at most. Rewards are given
-raw; the agent clips them to their sign for learning, so returns stay true scores.
+The protocol is that of Han et al. 2026 (after Machado et al. 2018, but with the sticky action applied to the whole
+agent step): frame skip 4 with the maximum of the last two frames, grey (with `grey_last` only after the resizing),
+resized, stack of 4, no no-op start, no fire on reset, no end of episode on a lost life, the previous executed action
+repeated with probability 0.25, and at most 27,000 agent steps. Rewards are returned raw; the agent clips them to their
+sign for learning, so returns remain true scores.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ SCORES = {
     "pong": (-20.7, 14.6),
     "seaquest": (68.4, 42054.7),
     "space_invaders": (148.0, 1668.7),
-    CATCH: (-5 / 7, 1.0),  # the column of the ball is independent of the paddle's
+    CATCH: (-5 / 7, 1.0),  # a random policy catches one ball in 7
 }
 
 
@@ -37,7 +37,7 @@ class Episode(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one step of all n environments gives."""
+    """Result of one step of all n environments."""
 
     observations: np.ndarray  # (n, stack, h, w) uint8, already of the next episode where one ended
     rewards: np.ndarray  # (n,) float32, raw
@@ -50,8 +50,9 @@ class Step(NamedTuple):
 class Games:
     """n copies of one game that step together.
 
-    `reset()` starts all of them; afterwards ended episodes restart inside `step` (the first stack repeats the first
-    frame). Everything random is drawn from generators seeded by `seed`, and `state_dict` holds the exact moment.
+    `reset()` starts all of them. Afterwards, an ended episode restarts inside `step`, and its first stack repeats the
+    first frame. All randomness is drawn from generators seeded by `seed`, and `state_dict` stores the exact state.
+    `threads` and `grey_last` apply to Atari only. Raises UserError for an unknown game.
     """
 
     def __init__(
@@ -81,13 +82,13 @@ class Games:
         self.executed[chosen], self.scores[chosen], self.lengths[chosen] = 0, 0.0, 0
 
     def reset(self) -> np.ndarray:
-        """Restart all episodes; observations (n, stack, h, w) uint8. Running episodes are dropped."""
+        """Restart all episodes and return observations (n, stack, h, w) uint8. Running episodes are dropped."""
         self._clear(np.ones(self.count, bool))
         self.observations[:] = self.backend.reset()[:, None]
         return self.observations.copy()
 
     def step(self, actions: np.ndarray) -> Step:
-        """Execute `actions` (n,) int, except where the sticky draw repeats the previous executed one."""
+        """Execute `actions` (n,) int, or the previous executed action where the sticky draw says so."""
         repeat = self.generator.random(self.count) < self.sticky
         self.executed = np.where(repeat, self.executed, actions)
         frames, rewards, terminated, truncated = self.backend.step(self.executed)
@@ -110,7 +111,7 @@ class Games:
         return finished
 
     def state_dict(self) -> dict:
-        """The exact moment, as plain values and tensors: game states, stacks, sticky actions, generator."""
+        """Return the exact state as plain values and tensors: game states, stacks, sticky actions, generator."""
         return {
             "backend": self.backend.state_dict(),
             "observations": torch.from_numpy(self.observations.copy()),
@@ -121,7 +122,7 @@ class Games:
         }
 
     def load_state_dict(self, state: dict) -> np.ndarray:
-        """Return to the stored moment; returns its observations (n, stack, h, w)."""
+        """Restore what `state_dict` returned, and return its observations (n, stack, h, w)."""
         self.backend.load_state_dict(state["backend"])
         self.observations[:] = state["observations"].numpy()
         self.executed = np.array(state["executed"], np.int64)

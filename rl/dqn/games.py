@@ -1,7 +1,7 @@
-"""The simulators themselves: n copies of an Atari game, or of Catch, that step together and give single frames.
+"""Simulators: n copies of an Atari game, or of Catch, that step together and return single frames.
 
-A backend has `count`, `actions`, `frame_shape`, `reset(chosen)`, `step(actions)`, `state_dict`, `load_state_dict`, `close`.
-It knows nothing of stacks, sticky actions or clipping: `rl/dqn/env.py` adds those.
+A backend has `count`, `actions`, `frame_shape`, `reset(chosen)`, `step(actions)`, `state_dict`, `load_state_dict` and
+`close`. Stacks and sticky actions are added by `rl/dqn/env.py`; rewards are clipped in `rl/dqn/train.py`.
 """
 
 import numpy as np
@@ -10,19 +10,21 @@ import torch
 from fire_core.errors import UserError, did_you_mean
 
 CATCH = "catch"
-RESEED_AFTER = 5000  # agent steps between fresh starts of an emulator: bounds the cost of a resume
+RESEED_AFTER = 5000  # agent steps between seeded starts of an emulator, which bounds the cost of a resume
 
 
 class AtariBackend:
-    """n emulators of one game (`ale_py.AtariVectorEnv`), everything of its own except skip, max and resize off.
+    """n emulators of one game (`ale_py.AtariVectorEnv`), without its stacking, sticky actions and clipping.
 
-    The emulators turn each frame grey before they take the maximum of two and resize. With `grey_last` they give
-    colours, so that the maximum and the resizing are done per colour, and the picture turns grey here, as the official
-    code has it. The two differ in one or two pixels of a hundred, nearly always by 1.
+    The emulators turn each frame grey before they take the maximum of two and resize. With `grey_last` they return
+    colours, so that maximum and resizing are done per colour, and the picture turns grey here, as in the official
+    code. The two differ in one or two of a hundred pixels, nearly always by 1.
 
-    Emulator states cannot be read out of the vector interface, but they are a pure function of the start seed, the
-    actions and the resets. So a state is stored as that history since the last seeded start, and `load_state_dict`
-    plays it again. Seeded starts happen at an episode end once `RESEED_AFTER` steps have passed (they cost 0.1 s).
+    The vector interface does not give access to emulator states, but they are a pure function of the start seed, the
+    actions and the resets. So `state_dict` holds this history since the last seeded start, and `load_state_dict` plays
+    it again. Once `RESEED_AFTER` steps have passed, the next episode begins with a seeded start, which takes 0.1 s.
+
+    Raises UserError for an unknown game.
     """
 
     def __init__(
@@ -56,14 +58,15 @@ class AtariBackend:
             reward_clipping=False,
             repeat_action_probability=0.0,
             max_num_frames_per_episode=108_000,
-            autoreset_mode="NextStep",  # never comes into play: `reset` is called first
+            autoreset_mode="NextStep",  # has no effect: `reset` is always called first
         )
         self.actions = int(self.games.single_action_space.n)
         self.starts = [0] * count
         self.history: list[list[int]] = [[] for _ in range(count)]
 
     def reset(self, chosen: np.ndarray | None = None) -> np.ndarray:
-        """Start new episodes where `chosen` (n,) bool is true (None: everywhere, seeded). Frames (n, h, w) uint8."""
+        """Start new episodes where `chosen` (n,) bool is true (None: everywhere, seeded). Return frames (n, h, w)
+        uint8, of which only those of the new episodes are meaningful."""
         if chosen is None:
             return self._seeded_start(np.ones(self.count, bool))
         long = np.array([len(history) >= RESEED_AFTER for history in self.history])
@@ -92,7 +95,7 @@ class AtariBackend:
         return self._expand(self.games.reset(seed=np.array(seeds), options=options)[0], chosen)
 
     def _expand(self, observations: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """Frames (n, h, w) from what `reset` of the vector interface returns for the chosen environments."""
+        """Return frames (n, h, w) from what the vector interface returns for the chosen environments."""
         if len(observations) == self.count:
             return _frames(observations)
         frames = np.zeros((self.count, *self.frame_shape), np.uint8)
@@ -100,19 +103,19 @@ class AtariBackend:
         return frames
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """(frames (n, h, w), raw rewards, terminated, truncated), the last frame of the episode where it ended."""
+        """Return (frames (n, h, w), raw rewards, terminated, truncated); an ended episode gives its last frame."""
         for history, action in zip(self.history, actions.tolist()):
             history.append(action)
         observations, rewards, terminated, truncated, _ = self.games.step(actions.astype(np.int64))
         return _frames(observations), rewards.astype(np.float32), terminated, truncated
 
     def state_dict(self) -> dict:
-        """Counters, and the history of each emulator since its last seeded start (int16 tensors)."""
+        """Return the counters and the history of each emulator since its last seeded start (int16 tensors)."""
         history = [torch.tensor(items, dtype=torch.int16) for items in self.history]
         return {"starts": list(self.starts), "history": history}
 
     def load_state_dict(self, state: dict) -> None:
-        """Bring every emulator to the stored moment by playing its history again (about 2000 steps a second)."""
+        """Restore the stored state of every emulator by playing its history again, at about 2000 steps a second."""
         self.starts = list(state["starts"])
         self.history = [items.tolist() for items in state["history"]]
         lengths = [sum(item != RESET for item in history) for history in self.history]
@@ -150,13 +153,13 @@ RESET = -1
 
 
 def _frames(observations: np.ndarray) -> np.ndarray:
-    """Grey frames (n, h, w) uint8 of observations (n, 1, h, w), or in colour (n, 1, h, w, 3)."""
+    """Return grey frames (n, h, w) uint8 from observations (n, 1, h, w), or in colour (n, 1, h, w, 3)."""
     frames = observations[:, 0]
     return frames if frames.ndim == 3 else grey(frames)
 
 
 def grey(colours: np.ndarray) -> np.ndarray:
-    """Brightness (..., h, w) uint8 of RGB pictures (..., h, w, 3), in OpenCV's fixed-point arithmetic to the bit."""
+    """Return the brightness (..., h, w) uint8 of RGB pictures (..., h, w, 3), bit for bit as OpenCV computes it."""
     red, green, blue = (colours[..., channel].astype(np.uint32) for channel in range(3))
     return ((9798 * red + 19235 * green + 3735 * blue + 16384) >> 15).astype(np.uint8)
 
@@ -168,8 +171,9 @@ def _start_seed(seed: int, index: int, start: int) -> int:
 class CatchBackend:
     """n games of Catch on a 7 x 7 board drawn at the frame size: move the paddle under the falling ball.
 
-    Actions: left, stay, right. The ball falls one row a step from a random column; the episode ends after 6 steps with
-    reward +1 (caught) or -1. Expected return of a random policy -5/7, of a perfect one 1.
+    Actions: left, stay, right. The ball falls one row per step from a random column; the episode ends after 6 steps
+    with reward +1 (caught) or -1. The expected return is -5/7 for a random policy and 1 for a perfect one. Raises
+    UserError for frames smaller than the board.
     """
 
     size = 7
@@ -188,7 +192,7 @@ class CatchBackend:
         self.columns = np.arange(frame_shape[1]) * self.size // frame_shape[1]
 
     def reset(self, chosen: np.ndarray | None = None) -> np.ndarray:
-        """Start new episodes where `chosen` (n,) bool is true (None: everywhere). Frames (n, h, w) uint8."""
+        """Start new episodes where `chosen` (n,) bool is true (None: everywhere). Return frames (n, h, w) uint8."""
         chosen = np.ones(self.count, bool) if chosen is None else chosen
         for index in np.flatnonzero(chosen):
             self.ball[index] = 0, self.generator.integers(self.size)
@@ -196,7 +200,7 @@ class CatchBackend:
         return self._draw()
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """(frames (n, h, w), rewards, terminated, truncated), the last frame of the episode where it ended."""
+        """Return (frames (n, h, w), rewards, terminated, truncated); an ended episode gives its last frame."""
         self.paddle = np.clip(self.paddle + actions - 1, 0, self.size - 1)
         self.ball[:, 0] += 1
         terminated = self.ball[:, 0] == self.size - 1
@@ -211,7 +215,7 @@ class CatchBackend:
         return board[:, self.rows][:, :, self.columns]
 
     def state_dict(self) -> dict:
-        """Plain numbers: positions and the generator."""
+        """Return positions and generator as plain numbers."""
         return {
             "ball": self.ball.tolist(),
             "paddle": self.paddle.tolist(),
@@ -219,9 +223,9 @@ class CatchBackend:
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Return to the stored moment."""
+        """Restore what `state_dict` returned."""
         self.ball, self.paddle = np.array(state["ball"]), np.array(state["paddle"])
         self.generator.bit_generator.state = state["generator"]
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing; a game of Catch holds no resources."""

@@ -12,7 +12,8 @@ from rl.replay import Batch
 
 @torch.no_grad()
 def td_targets(target: nn.Module, batch: Batch, discount: float) -> Tensor:
-    """(B,) r + discount * max_a Q_target(s', a); the future of a terminated step is worth 0, a truncated one counts.
+    """Return the targets (B,) r + discount * max_a Q_target(s', a). The second term is 0 after a terminated step, and
+    kept after a truncated one.
 
     Plain DQN (Mnih et al. 2015), not double. Unit: clipped reward.
     """
@@ -21,26 +22,26 @@ def td_targets(target: nn.Module, batch: Batch, discount: float) -> Tensor:
 
 
 def td_loss(values: Tensor, targets: Tensor) -> Tensor:
-    """Mean Huber loss (threshold 1) of the chosen actions' values.
+    """Return the mean Huber loss (threshold 1) of the values of the chosen actions.
 
     Args:
         values: (B, actions) network output.
-        targets: (B, 2): action index and its target, in one tensor so that it fits the (inputs, targets) form that
-            methods with gradients expect. Exact for up to 2^24 actions.
+        targets: (B, 2), action index and target value. They are one tensor because methods that use gradients expect
+            batches of the form (inputs, targets). Exact for up to 2^24 actions.
     """
     chosen = values.gather(1, targets[:, :1].long()).squeeze(1)
     return smooth_l1_loss(chosen, targets[:, 1])
 
 
 def with_actions(batch: Batch, targets: Tensor) -> Tensor:
-    """(B, 2) of action and target, see `td_loss`."""
+    """Return actions and targets as one tensor (B, 2) for `td_loss`."""
     return torch.stack([batch.actions.float(), targets], dim=1)
 
 
 def losses(
     net: nn.Module, target: nn.Module, batch: Batch, discount: float, precision: str = "fp32"
 ) -> tuple[Tensor, Tensor]:
-    """Loss of a batch and the mean of its targets.
+    """Return the loss of a batch and the mean of its targets.
 
     precision="bf16" runs both networks up to their last layer under bfloat16 autocast.
     """
@@ -57,7 +58,7 @@ def gradients(
     discount: float,
     precision: str = "fp32",
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Loss, mean of the targets, and the gradients of `trained`, detached: all that a compiled graph of an update holds."""
+    """Return loss, mean target and gradients of `trained`, all detached: the part of an update that is compiled."""
     loss, value = losses(net, target, batch, discount, precision)
     return loss.detach(), value, torch.autograd.grad(loss, trained)
 
@@ -72,9 +73,9 @@ def update(
     precision: str = "fp32",
     compiled: Callable[..., tuple[Tensor, Tensor, tuple[Tensor, ...]]] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """One gradient step on `net` in place. Returns the detached loss and mean chosen target, not synchronised.
+    """Take one gradient step on `net` in place. Return loss and mean target, detached and not synchronised.
 
-    `compiled` is `gradients` as one graph; the gradient of the penalty is then added outside it.
+    `compiled` is `gradients` as one graph; the gradient of the penalty is then added outside the graph.
     """
     optimizer.zero_grad(set_to_none=True)
     if compiled is None:
@@ -92,5 +93,5 @@ def update(
 
 
 def epsilon(step: int, learning_starts: int, decay_steps: int, final: float) -> float:
-    """Probability of a random action: 1 until `learning_starts`, then linear to `final` over `decay_steps`."""
+    """Return the share of random actions: 1 until `learning_starts`, then linear to `final` over `decay_steps`."""
     return max(final, 1.0 - (1.0 - final) * max(0, step - learning_starts) / decay_steps)

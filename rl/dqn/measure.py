@@ -1,4 +1,4 @@
-"""What is recorded about a DQN run: plasticity on fixed transitions, and running figures between two log lines."""
+"""Measurements of a DQN run: plasticity on fixed transitions, and averages between two lines of the log."""
 
 from typing import Any
 
@@ -17,11 +17,11 @@ from rl.replay import Batch
 
 @torch.no_grad()
 def measure(net: nn.Module, target: nn.Module, probe: Batch | None, discount: float) -> dict[str, float]:
-    """Dormant share, feature rank, weight norm, gradient norm and DfI of `net` on the fixed transitions `probe`.
+    """Return dormant share, feature rank, norms of weights and gradient, and DfI of `net` on the transitions `probe`.
 
-    `probe_gradient_norm` is that of the TD loss on all of them. `dfi_<parameter>` is the mean over the matrices of one
-    weight (the taps of a convolution), of the stored weight. Nothing before the probe exists. Gradients stored in the
-    parameters are left alone. Raises UserError where a weight is not finite.
+    `probe_gradient_norm` is the norm of the gradient of the TD loss on all of them. `dfi_<parameter>` is the mean over
+    the matrices of one stored weight (the taps of a convolution). The result is empty without a probe. Gradients
+    stored in the parameters are not changed. Raises UserError where a weight is not finite.
     """
     if probe is None:
         return {}
@@ -41,7 +41,8 @@ def measure(net: nn.Module, target: nn.Module, probe: Batch | None, discount: fl
 
 
 class Window:
-    """Loss, mean target and finished training episodes since the last log line, and the episodes of the run's tail."""
+    """Loss, mean target and finished training episodes since the last line of the log. `train_return` is the mean
+    return of the latest line that had episodes."""
 
     def __init__(self) -> None:
         self.episodes: list[tuple[float, int]] = []
@@ -49,13 +50,14 @@ class Window:
         self.train_return: float | None = None
 
     def add(self, loss: Tensor, value: Tensor) -> None:
-        """Take in one update; stays on the device, nothing is synchronised."""
+        """Add the loss and the mean target of one update. They stay on the device, so nothing is synchronised."""
         if self.count:
             loss, value = self.loss.to(loss.device) + loss, self.value.to(value.device) + value
         self.loss, self.value, self.count = loss, value, self.count + 1
 
     def close(self, step: int, net: nn.Module) -> dict[str, float]:
-        """Return the measures of the window and start a new one. Raise `UserError` if the loss is not finite."""
+        """Return the averages of the window, with the gradient norm of its last update, and start a new window. Raises
+        UserError if the loss is not finite."""
         figures: dict[str, float] = {"train_episodes": len(self.episodes)}
         if self.episodes:
             scores = [score for score, _ in self.episodes]
@@ -74,7 +76,7 @@ class Window:
         return figures
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values and tensors."""
+        """Return the window as plain values and tensors."""
         return {
             "episodes": list(self.episodes),
             "loss": self.loss.cpu(),
@@ -84,14 +86,14 @@ class Window:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Inverse of `state_dict`."""
+        """Restore what `state_dict` returned."""
         self.episodes = [tuple(episode) for episode in saved["episodes"]]
         self.loss, self.value, self.count = saved["loss"], saved["value"], saved["count"]
         self.train_return = saved["train_return"]
 
 
 def brief(figures: dict[str, float], window: Window) -> str:
-    """One line for people."""
+    """Return the measurements as one line for the terminal."""
     training = "" if window.train_return is None else f"training episodes {window.train_return:.2f}, "
     unfinished = f", {figures['eval_unfinished']} unfinished" if figures.get("eval_unfinished") else ""
     line = (

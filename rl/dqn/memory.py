@@ -1,4 +1,4 @@
-"""Where the replay of a run lies: in the trunk while that is trained, afterwards half there and half in the own folder."""
+"""Location of a run's replay: the trunk for the first half, the run's own folder for what is added later."""
 
 import shutil
 from typing import Any
@@ -14,7 +14,9 @@ FOLDER = "replay"
 
 
 def open_replay(run: Run, cfg: DictConfig, saved: dict[str, Any] | None) -> FrameReplay:
-    """The replay that belongs to what `run.resume()` returned: new, gone on with, or forked from the trunk's end."""
+    """Return the replay for the state that `run.resume()` returned: a new one, the run's own, or a fork of the
+    trunk's. Prints a note if it does not fit into memory. Raises UserError if the disk is too small or files are
+    missing."""
     if saved is None:
         replay = _new_replay(run, cfg)
     elif run.trunk is not None and run.place == run.folder:
@@ -32,7 +34,8 @@ def open_replay(run: Run, cfg: DictConfig, saved: dict[str, Any] | None) -> Fram
 
 
 def leave_trunk(run: Run, cfg: DictConfig, replay: FrameReplay) -> FrameReplay:
-    """After the trunk is published: the same replay, but what comes now is written to the run's own folder."""
+    """Return the replay of the second half, which writes to the run's own folder: a fork of the trunk's replay, or
+    `replay` itself if there is no trunk. Call this after the trunk is published."""
     if run.trunk is None:
         return replay
     return _fork(run, cfg, replay.state_dict(), existing=False)
@@ -57,13 +60,14 @@ def _fork(run: Run, cfg: DictConfig, state: dict[str, Any], existing: bool) -> F
 
 
 def _new_replay(run: Run, cfg: DictConfig) -> FrameReplay:
-    """The replay of the first half. A disk too small for both halves is better named now than at the midpoint."""
+    """Return the replay of the first half. Raises UserError already now, and not at the midpoint, if the disk is too
+    small for both halves."""
     try:
         replay = _replay(cfg, run.place, existing=False)
         if run.trunk is not None:
             require_disk(replay.fork_bytes(_new_rows(cfg)), run.place)
     except UserError:
-        shutil.rmtree(run.place / FOLDER, ignore_errors=True)  # whatever part of it was written
+        shutil.rmtree(run.place / FOLDER, ignore_errors=True)  # it may be incomplete
         raise
     return replay
 

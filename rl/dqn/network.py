@@ -1,4 +1,4 @@
-"""The DQN network: convolutions, one hidden layer, one value for each action."""
+"""The DQN network: convolutions, one hidden layer, one value per action."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,8 @@ from fire_core.errors import UserError
 
 
 class ActionValues(nn.Linear):
-    """The last layer, in the weights' own precision under autocast too: in bfloat16 a value of 9 is known to 1/32 only."""
+    """The last layer. It keeps the precision of its weights under autocast, because in bfloat16 a value of 9 has a
+    resolution of only 1/16."""
 
     def forward(self, features: Tensor) -> Tensor:
         with torch.autocast(features.device.type, enabled=False):
@@ -17,7 +18,7 @@ class ActionValues(nn.Linear):
 
 
 class DQN(nn.Module):
-    """Action values of image stacks (Mnih et al. 2015). All weights Xavier-uniform, biases zero.
+    """Action values of image stacks (Mnih et al. 2015). All weights are Xavier-uniform, biases zero.
 
     Args:
         actions: number of actions.
@@ -26,7 +27,8 @@ class DQN(nn.Module):
         hidden: width of the hidden layer.
         stack: frames in an observation.
 
-    `encoder` is the convolutional part, `head` the rest: methods that replace a head need no other knowledge.
+    `encoder` is the convolutional part and `head` the rest, for methods that replace the head. Raises UserError if the
+    frames are too small for the convolutions.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class DQN(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, observations: Tensor) -> Tensor:
-        """Action values (B, actions) of stacks (B, stack, height, width), uint8 0..255 or float in the same units."""
+        """Return action values (B, actions) of stacks (B, stack, height, width), uint8 or float from 0 to 255."""
         return self.head(self.encoder(observations.to(self._dtype()) / 255.0))
 
     def _dtype(self) -> torch.dtype:

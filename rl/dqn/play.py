@@ -1,4 +1,4 @@
-"""How the network is played and judged: in training, in evaluation, on video, and against random actions."""
+"""Acting with the DQN network: in training, in evaluation and on video, and random actions for comparison."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rl.evaluate import Policy, normalized, play_episodes, play_steps, record_vi
 
 
 def make_games(cfg: DictConfig, purpose: str, position: int = 0) -> Games:
-    """The games of the run, or fresh ones for evaluation: the seed depends on the purpose and its position."""
+    """Return new games, for training or for another `purpose`; their seed depends on the purpose and its position."""
     return Games(
         cfg.env.game,
         cfg.env.environments,
@@ -37,7 +37,8 @@ def act(
     device: torch.device,
     compat: str,
 ) -> np.ndarray:
-    """Epsilon-greedy actions (n,) of stacks (n, stack, h, w); compat=official draws once for all environments."""
+    """Return epsilon-greedy actions (n,) for stacks (n, stack, h, w). With compat=official, one draw decides for all
+    environments whether they explore."""
     count = len(observations)
     explore = (
         np.full(count, stream.random() < exploring)
@@ -53,7 +54,8 @@ def act(
 
 
 def greedy(cfg: DictConfig, net: nn.Module, device: torch.device, position: int) -> Policy:
-    """The policy of evaluation: greedy but for a share `eval_epsilon` of random actions from a stream of its own."""
+    """Return the policy of evaluation, which is greedy except for a share `eval_epsilon` of random actions. Its random
+    stream depends on the seed and `position` alone."""
     stream = numpy_generator(cfg.seed, "evaluation", position)
 
     def policy(observations: np.ndarray) -> np.ndarray:
@@ -63,7 +65,7 @@ def greedy(cfg: DictConfig, net: nn.Module, device: torch.device, position: int)
 
 
 def evaluate(cfg: DictConfig, net: nn.Module, device: torch.device, position: int) -> dict[str, float]:
-    """Score of the current policy in fresh games; the training games and their randomness are not touched."""
+    """Return the scores of the current policy in new games, without touching the training games or their streams."""
     games = make_games(cfg, "evaluation", position)
     policy = greedy(cfg, net, device, position)
     if cfg.compat == "official":
@@ -78,7 +80,7 @@ def evaluate(cfg: DictConfig, net: nn.Module, device: torch.device, position: in
 
 
 def random_play(cfg: DictConfig) -> dict[str, float]:
-    """Score of uniformly random actions under this very protocol, the level that learning has to beat."""
+    """Return mean and deviation of the returns of uniformly random actions, a level that learning should exceed."""
     games = make_games(cfg, "random")
     stream = numpy_generator(cfg.seed, "random")
 
@@ -91,6 +93,6 @@ def random_play(cfg: DictConfig) -> dict[str, float]:
 
 
 def video(run: Run, cfg: DictConfig, net: DQN, device: torch.device) -> None:
-    """Record one episode of the evaluation policy as policy.gif in the run's folder."""
+    """Record one episode of the evaluation policy as policy.gif in the run's folder, and print the path."""
     path = record_video(make_games(cfg, "video"), greedy(cfg, net, device, -1), run.folder / "policy.gif")
     print(f"video of the last policy: {path}")

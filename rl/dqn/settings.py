@@ -1,4 +1,4 @@
-"""Settings of a DQN run that must fit together, beyond their types and ranges; checked before anything is written."""
+"""Settings of a DQN run that depend on one another; types and ranges are checked by the schema."""
 
 import importlib.util
 
@@ -8,7 +8,7 @@ from fire_core.errors import UserError
 
 
 def check(cfg: DictConfig) -> None:
-    """Raise a one-line error for the first setting that does not fit, with its value and what would."""
+    """Raise UserError for the first setting that does not fit the others, with its value and what would fit."""
     layers = cfg.network.convolutions
     if not layers or any(len(layer) != 3 for layer in layers):
         raise UserError(

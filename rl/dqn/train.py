@@ -3,8 +3,8 @@
     python rl/dqn/train.py method=fire
     python rl/dqn/train.py experiment=fig4a_asterix size=paper method=shrink_perturb seed=2
 
-`step` counts environment steps (transitions) over all environments. What a method does at the boundary is in
-fire_core/methods/; the protocol of the games, in rl/dqn/env.py.
+`step` counts environment steps (transitions) over all environments. The methods are in fire_core/methods/, the
+protocol of the games in rl/dqn/env.py.
 """
 
 import shutil
@@ -44,7 +44,7 @@ from rl.dqn.play import act, evaluate, make_games, random_play, video
 from rl.dqn.settings import check
 from rl.replay import Batch
 
-SAY_SECONDS = 60  # between lines in a log, where there is no progress bar
+SAY_SECONDS = 60  # between printed lines if there is no progress bar
 
 
 @launch("dqn", check)
@@ -72,7 +72,7 @@ def train(cfg: DictConfig) -> None:
     method.check(state)
     watch = Watch(cfg.get("trigger"))
     if run.finished:
-        shutil.rmtree(run.folder / FOLDER, ignore_errors=True)  # of a run that was killed in its last moment
+        shutil.rmtree(run.folder / FOLDER, ignore_errors=True)  # left if the run was killed right at its end
         if cfg.run.video:
             film(run, cfg, method, state, device)
         return
@@ -83,7 +83,7 @@ def train(cfg: DictConfig) -> None:
 
     with run, seeded(cfg.seed, "train"):
         # -------------------------------------------------------------------------------------- where to begin
-        at = {"step": 0, "updates": 0, "treated": 0}  # treated: how often the method has acted
+        at = {"step": 0, "updates": 0, "treated": 0}  # treated: number of times the method has acted
         probe: Batch | None = None  # fixed transitions on which plasticity is measured
         window, figures = Window(), {}
         saved = run.resume()
@@ -140,7 +140,7 @@ def train(cfg: DictConfig) -> None:
                 report = method.at_boundary(state, Phase(index, "second half"))
                 if report.changed:
                     state.copy_followers()
-                new = method.changes_structure  # then what changed is new, and no optimizer knows it yet
+                new = method.changes_structure  # the new parameters are in no optimizer yet
                 apply_policy(state.optimizers, cfg.optimizer_state, () if new else report)
                 if new:
                     adam = renewed(state.optimizers["net"], net, cfg)
@@ -221,7 +221,7 @@ def train(cfg: DictConfig) -> None:
         bar.close()
         run.save(at["step"], {"net": net.state_dict()}, name="final")
         run.finish({"steps": at["step"], "updates": at["updates"], **figures})
-    # Only now: until here the run could be gone on with.
+    # Only now, because a run that is interrupted before this line can be resumed.
     shutil.rmtree(run.folder / FOLDER, ignore_errors=True)
     if cfg.run.video:
         video(run, cfg, net, device)
@@ -229,21 +229,22 @@ def train(cfg: DictConfig) -> None:
 
 
 def make_net(cfg: DictConfig, actions: int) -> DQN:
-    """A freshly drawn network."""
+    """Return a newly initialised network."""
     layers = [tuple(layer) for layer in cfg.network.convolutions]
     return DQN(actions, (cfg.env.frame_size, cfg.env.frame_size), layers, cfg.network.hidden)
 
 
 def make_optimizer(net: nn.Module, cfg: DictConfig) -> torch.optim.Optimizer:
-    """Adam over the trainable parameters."""
+    """Return Adam over the trainable parameters."""
     trainable = [p for p in net.parameters() if p.requires_grad]
     return torch.optim.Adam(trainable, lr=cfg.learning_rate, eps=cfg.adam_epsilon, fused=True)
 
 
 def renewed(old: torch.optim.Optimizer, net: nn.Module, cfg: DictConfig) -> torch.optim.Optimizer:
-    """Optimizer after a change of structure; what the policy left of surviving parameters' memory is carried over.
+    """Return a new optimizer after a change of structure, with the state that surviving parameters still have.
 
-    compat=official starts with an empty memory, as the official code does for plasticity injection only.
+    With compat=official its state is empty, as in the official code, which has such a change only in plasticity
+    injection.
     """
     new = make_optimizer(net, cfg)
     if cfg.compat != "official":
@@ -255,7 +256,7 @@ def renewed(old: torch.optim.Optimizer, net: nn.Module, cfg: DictConfig) -> torc
 def restore(
     saved: dict[str, Any], method: Method, state: State, target: nn.Module, cfg: DictConfig
 ) -> torch.optim.Optimizer:
-    """Networks, optimizer and method as they were, any change of structure first. Returns the Adam of the run."""
+    """Restore structure, networks, optimizer and method from a checkpoint. Return the Adam of the run."""
     net = state.nets["net"]
     if state.phase or not method.changes_structure:
         method.rebuild(state)
@@ -270,7 +271,7 @@ def restore(
 
 
 def film(run: Run, cfg: DictConfig, method: Method, state: State, device: torch.device) -> None:
-    """Record the video of a run that is already finished."""
+    """Record the video of a finished run."""
     net = state.nets["net"]
     if method.changes_structure:
         state.phase = 1
@@ -280,7 +281,7 @@ def film(run: Run, cfg: DictConfig, method: Method, state: State, device: torch.
 
 
 def replay_batches(cfg: DictConfig, replay: Any, target: nn.Module, device: torch.device) -> Any:
-    """100 batches of (observations, action and target) from the replay, for methods that look at the coming data."""
+    """Yield 100 batches (inputs, actions and targets) from the replay, for methods that look at data at a boundary."""
     stream = numpy_generator(cfg.seed, "boundary_batches")
     for _ in range(100):
         batch = replay.sample(cfg.batch_size, stream, device)

@@ -12,9 +12,10 @@ from fire_core.errors import UserError
 
 
 class DmControl(gymnasium.Env):
-    """One suite task: observations concatenated in the suite's order, 1000 steps, rewards in [0, 1] a step.
+    """One suite task: observations concatenated in the suite's order, 1000 steps, rewards in [0, 1] per step.
 
-    An episode that ends by its time limit is truncated, one that the task ends with discount 0 is terminated.
+    An episode that ends by its time limit is truncated; one that the task ends with discount 0 is terminated. Raises
+    UserError for an unknown task, and where dm_control and MuJoCo do not fit together.
     """
 
     def __init__(self, name: str):
@@ -43,21 +44,23 @@ class DmControl(gymnasium.Env):
 
     @property
     def model(self) -> Any:
-        """The MjModel behind the suite's wrapper."""
+        """The MjModel inside the suite's wrapper."""
         return self.suite.physics.model.ptr
 
     @property
     def data(self) -> Any:
-        """The MjData behind the suite's wrapper."""
+        """The MjData inside the suite's wrapper."""
         return self.suite.physics.data.ptr
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        """Start an episode and return (observation, {}). Without `seed`, the task's random stream continues."""
         super().reset(seed=seed)
         if seed is not None:
             self.suite.task.random.seed(seed % 2**32)
         return flat(self.suite.reset().observation), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        """Return observation, reward, terminated, truncated and an empty dict."""
         moment = self.suite.step(action)
         terminated = moment.last() and moment.discount == 0.0
         return (
@@ -70,5 +73,5 @@ class DmControl(gymnasium.Env):
 
 
 def flat(observation: dict[str, Any]) -> np.ndarray:
-    """All entries of an observation one after the other, float64."""
+    """Return all entries of an observation one after the other, float64."""
     return np.concatenate([np.ravel(value) for value in observation.values()]).astype(np.float64)

@@ -1,7 +1,7 @@
-"""Continuous-control tasks behind one small interface: actions in [-1, 1], action repeat, saved simulator state.
+"""Continuous-control tasks with a common interface: actions in [-1, 1], action repeat, saved simulator state.
 
-`backend` says who makes the task: "gymnasium" (any continuous id, ours included: h1-walk-v0, h1-walk-primitive-v0),
-"dm_control" ("humanoid-walk") or "humanoid_bench" (the benchmark's own package, where that is installed).
+`backend` names the package of the task: "gymnasium" (any continuous id, including our h1-walk-v0 and
+h1-walk-primitive-v0), "dm_control" ("humanoid-walk") or "humanoid_bench" (the benchmark's own package, if installed).
 """
 
 import sys
@@ -32,7 +32,8 @@ INSTALL = {
 class Task:
     """One environment. Observations are flat float64 vectors, actions arrays in [-1, 1].
 
-    One `step` repeats the action `action_repeat` times, adds up the rewards and stops at the end of the episode.
+    One `step` repeats the action up to `action_repeat` times, adds up the rewards and stops at the end of the episode.
+    Raises UserError unless the environment exists and its actions are a bounded box.
     """
 
     def __init__(self, name: str, backend: str = "gymnasium", action_repeat: int = 1):
@@ -51,12 +52,12 @@ class Task:
         self.observation_size = flatdim(self.environment.observation_space)
 
     def reset(self, seed: int) -> np.ndarray:
-        """Start an episode that depends on `seed` alone; observation (observation_size,)."""
+        """Start an episode that depends on `seed` alone and return its first observation (observation_size,)."""
         self.seed = seed
         return self._flat(self.environment.reset(seed=seed)[0])
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
-        """Observation, summed reward, terminated, truncated."""
+        """Return observation, summed reward, terminated, truncated."""
         total = 0.0
         scaled = self.low + (action + 1) * self.half_range
         for _ in range(self.action_repeat):
@@ -73,9 +74,10 @@ class Task:
         return np.asarray(flatten(space, observation), dtype=np.float64)
 
     def state_dict(self) -> dict:
-        """Everything the next step depends on: physics, derived quantities that are read late, step counters.
+        """Return everything that the next step depends on: physics, derived quantities read late, step counters.
 
-        MuJoCo tasks only. It holds no random state: an episode's randomness is drawn at its reset.
+        MuJoCo tasks only, otherwise raises UserError. No random state is needed, because randomness is drawn at the
+        reset only.
         """
         import mujoco
 
@@ -92,20 +94,20 @@ class Task:
         }
 
     def require_state(self) -> None:
-        """Raise the UserError that `state_dict` would raise later."""
+        """Raise UserError if `state_dict` would."""
         physics(self.environment)
 
     def load_state_dict(self, state: dict) -> None:
-        """Continue from `state_dict`, bit for bit."""
+        """Restore what `state_dict` returned, bit for bit."""
         import mujoco
 
-        # Some tasks draw a part of the model, as a goal, at the start of an episode.
+        # Some tasks draw a part of the model, such as a goal, at the start of an episode.
         self.reset(state["seed"])
         model, data = physics(self.environment)
         mujoco.mj_setState(model, data, state["integration"].numpy(), mujoco.mjtState.mjSTATE_INTEGRATION)
         # DeepMind control ends its steps with contacts and constraints of the new state; others compute them again.
         mujoco.mj_step1(model, data)
-        # Heights and forces that a task reads lie one physics step behind the state, so they are data of their own.
+        # Heights and forces that a task reads are one physics step older than the state, so they are stored too.
         for name, array in derived(data).items():
             if name in state["derived"] and state["derived"][name].shape == array.shape:
                 array[...] = state["derived"][name].numpy()
@@ -118,7 +120,7 @@ class Task:
 
 
 def open_environment(name: str, backend: str) -> gymnasium.Env:
-    """The environment, or a UserError that names the missing package or the nearest task."""
+    """Return the environment. Raises UserError that names the missing package or the known tasks."""
     openers: dict[str, Callable[[str], gymnasium.Env]] = {
         "gymnasium": open_gymnasium,
         "humanoid_bench": open_humanoid_bench,
@@ -141,7 +143,8 @@ def open_environment(name: str, backend: str) -> gymnasium.Env:
 
 @lru_cache
 def say_warnings_once() -> None:
-    """MuJoCo's own way is a block of text for each of many environments, and a log file in the current folder."""
+    """Print each MuJoCo warning once, as one line. By default MuJoCo prints a block of text per environment and writes
+    a log file into the current folder."""
     from rl.sac.humanoid.simulator import mujoco
 
     mujoco.set_mju_user_warning(
@@ -150,7 +153,7 @@ def say_warnings_once() -> None:
 
 
 def absent(package: str) -> bool:
-    """Whether a package cannot be imported."""
+    """Return whether a package cannot be imported."""
     try:
         import_module(package)
     except ImportError:
@@ -159,7 +162,7 @@ def absent(package: str) -> bool:
 
 
 def open_gymnasium(name: str) -> gymnasium.Env:
-    """A registered id; the H1 tasks are registered first."""
+    """Return the environment of a registered id, after registering the H1 tasks."""
     import_module("rl.sac.humanoid")
     known = [identifier for identifier in gymnasium.registry if identifier.startswith("h1-")]
     if name.startswith("h1-") and name not in known:
@@ -172,7 +175,7 @@ def open_gymnasium(name: str) -> gymnasium.Env:
 
 
 def open_humanoid_bench(name: str) -> gymnasium.Env:
-    """The benchmark's own environment of that id."""
+    """Return the benchmark's own environment of that id."""
     specs = benchmarks_specs()
     if name not in specs:
         known = ", ".join(identifier for identifier in specs if identifier.startswith("h1-"))
@@ -182,7 +185,7 @@ def open_humanoid_bench(name: str) -> gymnasium.Env:
 
 @lru_cache
 def benchmarks_specs() -> dict[str, Any]:
-    """What the benchmark's own package registers; ids that it takes from us are given back."""
+    """Return the registry after importing the benchmark's own package, and restore our entries that it has replaced."""
     ours = {name: spec for name, spec in gymnasium.registry.items() if name.startswith("h1-")}
     import_module("humanoid_bench")
     theirs = dict(gymnasium.registry)
@@ -191,14 +194,14 @@ def benchmarks_specs() -> dict[str, Any]:
 
 
 def open_dm_control(name: str) -> gymnasium.Env:
-    """`domain-task` of the DeepMind control suite."""
+    """Return the task `domain-task` of the DeepMind control suite."""
     from rl.sac.dm_control_env import DmControl
 
     return DmControl(name)
 
 
 def physics(environment: gymnasium.Env) -> tuple[Any, Any]:
-    """(MjModel, MjData) of a MuJoCo environment, whoever made it."""
+    """Return (MjModel, MjData) of a MuJoCo environment of any package. Raises UserError for other environments."""
     inner = environment.unwrapped
     if not hasattr(inner, "model") or not hasattr(inner, "data"):
         raise UserError(
@@ -209,9 +212,8 @@ def physics(environment: gymnasium.Env) -> tuple[Any, Any]:
 
 
 def derived(data: Any) -> dict[str, np.ndarray]:
-    """Writable float arrays of MjData by name. Those of contacts and constraints change their size from step to step
-    and are read in the step that makes them, so no later step depends on them.
-    """
+    """Return the writable float64 arrays of MjData by name, without those of constraints, which change their size from
+    step to step and are recomputed before they are read."""
     arrays = {name: getattr(data, name) for name in dir(data) if not name.startswith(("_", "efc_", "iefc_"))}
     return {
         name: array
@@ -224,7 +226,7 @@ def derived(data: Any) -> dict[str, np.ndarray]:
 
 
 def counters(environment: gymnasium.Env) -> list[tuple[Any, str]]:
-    """Where the wrappers and the environment count the steps of the episode."""
+    """Return (object, attribute) of every step counter of the episode, in the wrappers and the environment."""
     suite = getattr(environment, "suite", None)  # DeepMind control counts in its own object
     found: list[tuple[Any, str]] = [] if suite is None else [(suite, "_step_count")]
     layer = environment
@@ -236,7 +238,7 @@ def counters(environment: gymnasium.Env) -> list[tuple[Any, str]]:
 
 
 class Moment(NamedTuple):
-    """What one step of several tasks led to; arrays over the tasks."""
+    """Result of one step of several tasks, as arrays over the tasks."""
 
     observations: np.ndarray
     rewards: np.ndarray
@@ -245,10 +247,10 @@ class Moment(NamedTuple):
 
 
 class EvaluationTasks:
-    """`count` tasks for `rl.evaluate.play_episodes`: one episode each, all in step with one another.
+    """`count` tasks for `rl.evaluate.play_episodes`, which step together and play one episode each.
 
-    A task whose episode has ended stands still (reward 0) until the next `reset`, so no physics is wasted on it.
-    `seeds` of the coming episodes are set by the caller before each evaluation.
+    A task whose episode has ended is not simulated until the next `reset`; its reward is 0. The caller sets the
+    `seeds` of the next episodes before each evaluation.
     """
 
     def __init__(self, count: int, **task: Any):
@@ -257,13 +259,13 @@ class EvaluationTasks:
         self.seeds = list(range(count))
 
     def reset(self) -> np.ndarray:
-        """Start all episodes; observations (count, size)."""
+        """Start all episodes and return observations (count, size)."""
         self.observations = np.stack([task.reset(seed) for task, seed in zip(self.tasks, self.seeds)])
         self.ended = np.zeros(self.count, dtype=bool)
         return self.observations.copy()
 
     def step(self, actions: np.ndarray) -> Moment:
-        """One step of every episode that still runs."""
+        """Step every episode that has not ended."""
         rewards, terminated, truncated = (
             np.zeros(self.count),
             np.zeros(self.count, bool),
@@ -276,6 +278,6 @@ class EvaluationTasks:
         return Moment(self.observations.copy(), rewards, terminated, truncated)
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all tasks."""
         for task in self.tasks:
             task.close()

@@ -4,7 +4,7 @@ Architecture and initialisation follow SimBa (Lee et al., 2025, arXiv 2410.09754
 output layers are orthogonal with gain 1, residual blocks normalise before they transform, hidden layers are He-normal
 truncated at two standard deviations, biases are zero, LayerNorm has epsilon 1e-6.
 
-Critics are stored as one stack: every weight is (critics, out, in), so that both are evaluated, differentiated and
+Critics are stored as one stack: every weight is (critics, out, in), so that all are evaluated, differentiated and
 updated by single calls. `stacked_matrices` tells the target search that each slice is a matrix of its own.
 """
 
@@ -18,12 +18,12 @@ from torch.autograd.function import once_differentiable
 
 LAYER_NORM_EPSILON = 1e-6
 LOG_STD_MIN, LOG_STD_MAX = -10.0, 2.0
-# Standard deviation of a unit normal cut off at two standard deviations: dividing by it restores the variance.
+# Standard deviation of a unit normal truncated at two standard deviations; dividing by it restores the variance.
 TRUNCATED_STD = 0.87962566103423978
 
 
 def truncated_he_normal_(weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Fill `weight` (..., out, in) in place: variance 2 / in, no entry beyond two uncorrected deviations.
+    """Fill `weight` (..., out, in) in place: variance 2 / in, normal truncated at two of its standard deviations.
 
     Source: He et al. 2015, in the truncated and variance-corrected form that SimBa uses.
     """
@@ -34,8 +34,8 @@ def truncated_he_normal_(weight: Tensor, generator: torch.Generator | None = Non
 class StackedAffine(torch.autograd.Function):
     """x @ weight.mT + bias for every member of a stack: (stack, batch, in), (stack, out, in), (stack, out).
 
-    The same numbers as `torch.baddbmm` and its own backward pass, which returns the weight's gradient transposed and
-    so makes the optimizer copy each one; this one is in the weight's layout. Once differentiable.
+    The results equal those of `torch.baddbmm`. Its own backward pass returns the weight's gradient transposed, which
+    the optimizer has to copy; here the gradient has the layout of the weight. Differentiable once.
     """
 
     @staticmethod
@@ -58,7 +58,7 @@ class StackedAffine(torch.autograd.Function):
 class StackedLinear(nn.Module):
     """`stack` independent affine maps: input (stack, batch, in) -> (stack, batch, out).
 
-    Under autocast in the lower precision, as nn.Linear, unless `full_precision`.
+    Under autocast it runs in the lower precision like nn.Linear, unless `full_precision` is set.
     """
 
     stacked_matrices = True
@@ -79,7 +79,7 @@ class StackedLinear(nn.Module):
 
 
 class StackedLayerNorm(nn.Module):
-    """LayerNorm over the last axis with one gain and bias a stack member: (stack, batch, width) -> same."""
+    """LayerNorm over the last axis, with one gain and bias per stack member: (stack, batch, width) -> same."""
 
     is_norm = True
 
@@ -96,7 +96,7 @@ class StackedLayerNorm(nn.Module):
 def linear(
     inputs: int, outputs: int, stack: int | None, kind: str, generator: torch.Generator | None
 ) -> nn.Module:
-    """A Linear (stack None) or StackedLinear with zero bias; `kind` is "orthogonal" or "he"."""
+    """Return a Linear (stack None) or StackedLinear with zero bias; `kind` of the weights is "orthogonal" or "he"."""
     layer = nn.Linear(inputs, outputs) if stack is None else StackedLinear(stack, inputs, outputs)
     matrices = [layer.weight] if stack is None else list(layer.weight)
     with torch.no_grad():
@@ -110,7 +110,7 @@ def linear(
 
 
 def layer_norm(width: int, stack: int | None) -> nn.Module:
-    """LayerNorm with SimBa's epsilon, stacked if asked."""
+    """Return a LayerNorm with SimBa's epsilon, stacked unless `stack` is None."""
     return nn.LayerNorm(width, eps=LAYER_NORM_EPSILON) if stack is None else StackedLayerNorm(stack, width)
 
 
@@ -131,7 +131,7 @@ class ResidualBlock(nn.Module):
 class GaussianHead(nn.Module):
     """Two affine maps side by side: features (batch, width) -> (batch, 2 * actions), mean then raw log-deviation.
 
-    In the weights' own precision, autocast or not: the entropy is made of small differences.
+    The head keeps the precision of its weights under autocast, because the entropy depends on small differences.
     """
 
     def __init__(self, width: int, actions: int, generator: torch.Generator | None):
@@ -146,10 +146,10 @@ class GaussianHead(nn.Module):
 
 
 class Actor(nn.Module):
-    """Squashed-Gaussian policy: normalised observations (batch, observations) -> (mean, log_std), (batch, actions) each.
+    """Squashed-Gaussian policy: normalised observations (batch, size) -> (mean, log_std), (batch, actions) each.
 
-    `embed` is the encoder and `head` all that follows, the split that plasticity injection needs. The log-deviation
-    lies in [-10, 2] by a tanh map, without a hard clip, so its gradient never vanishes exactly.
+    `embed` is the encoder and `head` all that follows, the split that plasticity injection needs. A tanh maps the
+    log-deviation to [-10, 2] without a hard clip.
     """
 
     def __init__(
@@ -169,12 +169,13 @@ class Actor(nn.Module):
         )
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and log-deviation of the action before the tanh, (batch, actions) each."""
         mean, raw = self.head(self.embed(observations)).chunk(2, dim=-1)
         log_std = LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (1 + torch.tanh(raw))
         return mean, log_std
 
     def get_classifier(self) -> tuple[nn.Module, ...]:
-        """The output layers, under the name by which the target search asks a model for them."""
+        """Return the output layers. The target search asks a model for them under this name."""
         heads = [module for module in self.modules() if isinstance(module, GaussianHead)]
         return tuple(layer for head in heads for layer in (head.mean, head.log_std))
 
@@ -182,8 +183,8 @@ class Actor(nn.Module):
 class Critics(nn.Module):
     """`critics` independent action values: (batch, observations), (batch, actions) -> (critics, batch).
 
-    The output layer keeps the weights' own precision under autocast: in bfloat16 a value of 80 would be known to half a
-    unit, more than the differences that the critics learn from.
+    The output layer keeps the precision of its weights under autocast: in bfloat16 a value of 80 has a resolution of
+    half a unit, which is coarser than the differences that the critics learn from.
     """
 
     def __init__(
@@ -206,27 +207,29 @@ class Critics(nn.Module):
         self.head[-1].full_precision = True
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Return the action values (critics, batch)."""
         x = torch.cat([observations, actions], dim=-1).expand(self.critics, -1, -1)
         return self.head(self.embed(x)).squeeze(-1)
 
 
 class Temperature(nn.Module):
-    """The entropy coefficient alpha = exp(log_alpha), learned on the log scale; positive whatever the optimizer does."""
+    """The entropy coefficient alpha = exp(log_alpha), learned on the log scale and therefore always positive."""
 
     def __init__(self, initial: float = 0.01):
         super().__init__()
         self.log_alpha = nn.Parameter(torch.tensor(math.log(initial)))
 
     def forward(self) -> Tensor:
+        """Return alpha, 0-d."""
         return self.log_alpha.exp()
 
 
 def sample_action(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Reparameterised tanh-Gaussian sample: all (batch, actions) -> action in (-1, 1), log-density (batch,) in nats.
+    """Return a reparameterised tanh-Gaussian sample (batch, actions) in (-1, 1) and its log-density (batch,) in nats.
 
-    `noise` is standard normal. The density correction log(1 - tanh(u)^2) is computed from the pre-squash sample u as
-    2 (log 2 - u - softplus(-2u)), which stays finite where tanh has saturated (Haarnoja et al. 2018, appendix C,
-    in the stable form).
+    All arguments are (batch, actions); `noise` is standard normal. The density correction log(1 - tanh(u)^2) is
+    computed from the pre-squash sample u as 2 (log 2 - u - softplus(-2u)), which stays finite where tanh has saturated
+    (Haarnoja et al. 2018, appendix C, in the stable form).
     """
     sample = mean + log_std.exp() * noise
     log_normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)

@@ -10,12 +10,12 @@ EPSILON = 1e-8
 
 
 class RunningNormaliser:
-    """Mean and (population) variance per coordinate of every observation seen.
+    """Mean and (population) variance per coordinate of all observations seen.
 
-    Starts from mean 0, variance 1 and a count of 1e-4, so the first observations dominate at once: after n of them with
-    mean m and variance v, the mean here is m up to a relative 1e-4 / n, the variance v up to a relative
-    1e-4 / n (1 + m^2) / v. No clipping: an unbounded
-    coordinate (the position of a walking robot) keeps growing slowly. Source: SimBa, section 4, and its code.
+    Starts from mean 0, variance 1 and a count of 1e-4, which the first observations outweigh at once: after n of them
+    with mean m and variance v, the mean here equals m up to a relative 1e-4 / n, and the variance equals v up to a
+    relative 1e-4 (1 + m^2) / (n v). Nothing is clipped, so an unbounded coordinate (the position of a walking robot)
+    grows slowly. Source: SimBa, section 4, and its code.
     """
 
     def __init__(self, size: int):
@@ -41,17 +41,17 @@ class RunningNormaliser:
         self.count = total
 
     def affine(self, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-        """(mean, 1 / deviation) as float32 tensors (size,) on `device`: (x - mean) * inverse is the normalised x."""
+        """Return (mean, 1 / deviation), float32 (size,) on `device`; (x - mean) * inverse is the normalised x."""
         both = np.stack([self.mean, 1.0 / np.sqrt(self.variance + EPSILON)])
         mean, inverse = send(torch.from_numpy(both.astype(np.float32)), device)
         return mean, inverse
 
     def normalise(self, observations: np.ndarray) -> np.ndarray:
-        """float32 (x - mean) / sqrt(variance + 1e-8) of observations (..., size); statistics are not touched."""
+        """Return float32 (x - mean) / sqrt(variance + 1e-8) of observations (..., size), without updating."""
         return ((observations - self.mean) / np.sqrt(self.variance + EPSILON)).astype(np.float32)
 
     def state_dict(self) -> dict:
-        """Plain tensors and numbers, for a checkpoint."""
+        """Return the statistics as plain tensors and numbers."""
         return {
             "mean": torch.from_numpy(self.mean.copy()),
             "variance": torch.from_numpy(self.variance.copy()),
@@ -59,7 +59,7 @@ class RunningNormaliser:
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Restore exactly what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         self.mean = state["mean"].numpy().copy()
         self.variance = state["variance"].numpy().copy()
         self.count = float(state["count"])

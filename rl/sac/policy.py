@@ -1,4 +1,4 @@
-"""How the actor is played and judged: in evaluation, in training, and against random actions."""
+"""Acting with the SAC actor: in training and in evaluation, and random actions for comparison."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rl.sac.update import Learner
 
 
 def mean_policy(learner: Learner, normaliser: RunningNormaliser, device: torch.device) -> Policy:
-    """The policy of evaluation, without noise: observations (n, size) -> actions (n, actions) in (-1, 1)."""
+    """Return the policy of evaluation, without noise: observations (n, size) -> actions (n, actions) in (-1, 1)."""
 
     def policy(observations: np.ndarray) -> np.ndarray:
         with torch.no_grad():
@@ -36,7 +36,7 @@ def explore(
     noise: torch.Generator,
     device: torch.device,
 ) -> np.ndarray:
-    """One action drawn from the policy, (actions,) in (-1, 1)."""
+    """Return one action (actions,) in (-1, 1), drawn from the policy."""
     inputs = send(torch.from_numpy(normaliser.normalise(observation)).unsqueeze(0), device)
     with torch.no_grad():
         mean, log_std = learner.actor(inputs)
@@ -45,20 +45,20 @@ def explore(
 
 
 def normalise(batch: Batch, normaliser: RunningNormaliser, device: torch.device) -> Batch:
-    """Raw observations of a replay sample under the present statistics."""
+    """Return a replay sample with its observations normalised by the present statistics."""
     mean, inverse = normaliser.affine(device)
     now, following = batch.observations.to(device), batch.next_observations.to(device)
     return batch._replace(observations=(now - mean) * inverse, next_observations=(following - mean) * inverse)
 
 
 def on_scale(env: str, value: float) -> dict[str, float]:
-    """`eval_normalized` where the task has published random and success scores."""
+    """Return {"eval_normalized": score} if the task has published random and success scores, else {}."""
     task = TASKS.get(env.removesuffix("-v0").removesuffix("-primitive"))
     return {"eval_normalized": normalized(value, task.random_return, task.success_return)} if task else {}
 
 
 def random_play(cfg: DictConfig) -> dict[str, float]:
-    """Return of uniformly random actions under this very protocol, the level that learning has to beat."""
+    """Return mean and deviation of the returns of uniformly random actions, a level that learning should exceed."""
     tasks = EvaluationTasks(cfg.random_episodes, **cfg.env)
     tasks.seeds = [derive(cfg.seed, "random", i) % 2**31 for i in range(tasks.count)]
     draws, shape = numpy_generator(cfg.seed, "random"), (tasks.count, tasks.tasks[0].action_size)

@@ -3,9 +3,9 @@
     python rl/sac/train.py method=fire
     python rl/sac/train.py experiment=fig4b_walk size=paper method=shrink_perturb seed=2
 
-`step` counts environment steps: agent steps times action_repeat. Phase 0 ends at the midpoint; its end (networks,
-optimizers, replay, normaliser, simulator) is where all methods of one seed continue from. Every random number is a pure
-function of the seed, its purpose and the agent step.
+`step` counts environment steps: agent steps times action_repeat. Phase 0 ends at the midpoint. All methods of one seed
+continue from its end (networks, optimizers, replay, normaliser, simulator). Every random number is a pure function of
+the seed, its purpose and the agent step.
 """
 
 import sys
@@ -49,7 +49,7 @@ from rl.sac.policy import explore, mean_policy, normalise, on_scale, random_play
 from rl.sac.settings import check
 from rl.sac.update import Learner, actor_pass, update
 
-NEVER = 1e8  # run.checkpoint_seconds from here on: no run lasts three years
+NEVER = 1e8  # from this value of run.checkpoint_seconds on (three years), no checkpoint is expected
 
 
 @launch("sac", check)
@@ -58,7 +58,7 @@ def train(cfg: DictConfig) -> None:
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
     check_first_phase(method, phases=2)
-    theirs = cfg.env.backend != "gymnasium"  # the same id may be another package's
+    theirs = cfg.env.backend != "gymnasium"  # another package may have the same id
     env = f"{cfg.env.backend}:{cfg.env.name}" if theirs else cfg.env.name
     run = open_run(cfg, method, env=env)
     if run.finished:
@@ -91,12 +91,12 @@ def train(cfg: DictConfig) -> None:
         # -------------------------------------------------------------------------------------- where to begin
         at: dict[str, Any] = {"step": 0, "episode": 0, "phase": 0, "return": 0.0}
         finished: list[float] = []  # returns of the training episodes since the last evaluation
-        last: dict[str, Tensor] = {}  # what the latest update measured
-        results: dict[str, float] = {}  # and the latest evaluation
+        last: dict[str, Tensor] = {}  # measured in the latest update
+        results: dict[str, float] = {}  # of the latest evaluation
         saved = run.resume()
         state.phase = saved["at"]["phase"] if saved is not None else 0
         adopt(method, learner, state)
-        # The official loop begins, and begins again at the midpoint, with a uniform action on an uncounted observation.
+        # In the official loop, the first action of each half is uniform, and its observation is not counted.
         blind = official and saved is None
         if saved is None:
             observation = task.reset(episode_seed(cfg, 0))
@@ -176,7 +176,7 @@ def train(cfg: DictConfig) -> None:
                 at["phase"] = state.phase = index
                 state.generator = generator(cfg.seed, "method", index)
                 report = method.at_boundary(state, Phase(index, "after the midpoint"))
-                # The official code leaves the run without intervention alone, in every respect.
+                # In the official code, nothing at all changes in the run without intervention.
                 if not official or method.name != "none":
                     state.copy_followers()
                     changed = [*report.parameters, *renew(cfg, learner, normaliser, replay)]
@@ -184,7 +184,7 @@ def train(cfg: DictConfig) -> None:
                 if method.changes_structure:
                     learner.renew_optimizers()
                 adopt(method, learner, state)
-                # There a treated run is a new process, which begins with a new episode; `none` is the old one going on.
+                # There a treated run is a new process, which starts a new episode; `none` continues the old process.
                 if official and method.name != "none":
                     observation, blind = begin_episode(), True
                 run.boundary(index, report, **cause)
@@ -200,7 +200,7 @@ def train(cfg: DictConfig) -> None:
             if official and not blind:
                 normaliser.update(
                     observation
-                )  # what the policy acts on counts, so the last of an episode does not
+                )  # the policy does not act on an episode's last observation, so it is not counted
             if at["step"] < cfg.learning_starts or blind:
                 warm_up = numpy_generator(cfg.seed, "warm_up", at["step"])
                 action = warm_up.uniform(-1, 1, task.action_size).astype(np.float32)
@@ -265,7 +265,7 @@ def train(cfg: DictConfig) -> None:
 
 
 def build(cfg: DictConfig, task: Task, device: torch.device) -> Learner:
-    """Networks at their initial draw, and fresh optimizers."""
+    """Return a learner with newly initialised networks and optimizers."""
     sizes = (task.observation_size, task.action_size)
     actor = Actor(*sizes, cfg.actor.width, cfg.actor.blocks, generator(cfg.seed, "init", "actor")).to(device)
     draw = generator(cfg.seed, "init", "critics")
@@ -286,13 +286,13 @@ def build(cfg: DictConfig, task: Task, device: torch.device) -> Learner:
 
 
 def adopt(method: Method, learner: Learner, state: State) -> None:
-    """Optimizers of actor and critics as the method wants them in the phase that `state` is in."""
+    """Replace the optimizers of actor and critics by those that the method wants in the phase of `state`."""
     for name, net in state.nets.items():
         learner.optimizers[name] = method.optimizer(net, learner.optimizers[name], Phase(state.phase))
 
 
 def load(learner: Learner, state: State, method: Method, saved: dict[str, Any]) -> None:
-    """Networks, optimizers and the method's own state out of a checkpoint; structural changes are redone first."""
+    """Load networks, optimizers and the method's state from a checkpoint, after repeating any change of structure."""
     if state.phase > 0 and method.changes_structure:
         method.rebuild(state)
         learner.renew_optimizers()
@@ -307,7 +307,7 @@ def load(learner: Learner, state: State, method: Method, saved: dict[str, Any]) 
 def renew(
     cfg: DictConfig, learner: Learner, normaliser: RunningNormaliser, replay: FlatReplay
 ) -> list[torch.nn.Parameter]:
-    """Restart at the boundary what is neither weights nor optimizer state: temperature, observation statistics.
+    """Restart temperature and observation statistics at the boundary, each where its setting is "renew".
 
     Returns the parameters that have changed.
     """
@@ -318,19 +318,19 @@ def renew(
             learner.temperature.log_alpha.fill_(float(np.log(cfg.temperature)))
     if cfg.boundary.normaliser == "renew":
         normaliser.load_state_dict(RunningNormaliser(normaliser.mean.size).state_dict())
-        # The policy acts at once, so the statistics start from a sample of what is in the replay.
+        # The policy acts at once, so the statistics start from a sample of the replay.
         stored = replay.sample(min(len(replay), 10_000), numpy_generator(cfg.seed, "renew"))
         normaliser.update(stored.observations.numpy())
     return changed
 
 
 def episode_seed(cfg: DictConfig, episode: int) -> int:
-    """Seed of a training episode's reset."""
+    """Return the seed of a training episode's reset."""
     return derive(cfg.seed, "episode", episode) % 2**31
 
 
 def check_finite(action: np.ndarray, cfg: DictConfig, step: int) -> None:
-    """Stop a diverged run before the simulator sees it."""
+    """Raise UserError if an action is not finite, before the simulator gets it."""
     if not np.isfinite(action).all():
         raise UserError(
             f"the policy's action is {action.tolist()} at agent step {step}: try a learning_rate below {cfg.learning_rate}"
@@ -338,7 +338,7 @@ def check_finite(action: np.ndarray, cfg: DictConfig, step: int) -> None:
 
 
 def numbers(last: dict[str, Tensor], cfg: DictConfig, step: int) -> dict[str, float]:
-    """The latest update's figures as floats; stops the run where one is not a number."""
+    """Return the measurements of the latest update as floats. Raises UserError if one is not finite."""
     values = {name: float(value) for name, value in last.items()}
     for name, value in values.items():
         if not np.isfinite(value):

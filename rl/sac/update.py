@@ -1,8 +1,7 @@
 """One soft actor-critic update (Haarnoja et al. 2018b, with SimBa's order and losses).
 
-Order inside one update: actor against the old critics, temperature, critics against the new actor and the new
-temperature, target critics. All randomness enters through `noise`, so an update is a pure function of its inputs and
-can be checked by hand, replayed and captured.
+Order inside one update: actor with the old critics, temperature, critics with the new actor and the new temperature,
+target critics. All randomness enters through `noise`, so an update is a pure function of its inputs.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,17 +15,17 @@ from rl.captured import captured
 from rl.replay import Batch
 from rl.sac.network import Actor, Critics, Temperature, sample_action
 
-# Figures by name, and gradients by the name of the optimizer that follows them.
+# (measurements by name, gradients by the name of their optimizer)
 Pass = tuple[dict[str, Tensor], dict[str, tuple[Tensor, ...]]]
 
 
 @dataclass
 class Learner:
-    """What an update changes, and its constants. `target` holds the slow copy of the critics and has no gradients.
+    """Networks, optimizers and constants of the updates. `target`, the slow copy of the critics, has no gradients.
 
-    `precision` "bf16" runs the networks up to their output layers under bfloat16 autocast; weights, output layers, losses
-    and optimizers stay float32.
-    `compile` runs both passes, gradients included, through torch.compile, as CUDA graphs on a GPU.
+    `precision` "bf16" runs the networks up to their output layers under bfloat16 autocast; weights, output layers,
+    losses and optimizers stay float32. `compile` runs both passes with their gradients through torch.compile, on a GPU
+    as CUDA graphs.
     """
 
     actor: Actor
@@ -49,7 +48,7 @@ class Learner:
         self.passes = [captured(f, device) if self.compile else f for f in (actor_pass, critic_pass)]
 
     def renew_optimizers(self) -> None:
-        """Fresh optimizers for whatever parameters exist now: AdamW on all (biases and norms too), Adam on alpha."""
+        """Make new optimizers for the present parameters: AdamW for actor and critics, Adam for alpha."""
         self.target.requires_grad_(False)
         nets = {"actor": self.actor, "critics": self.critics, "temperature": self.temperature}
         # Plasticity injection freezes some parameters.
@@ -61,12 +60,12 @@ class Learner:
         self.optimizers["temperature"] = torch.optim.Adam(self.trained["temperature"], lr=self.learning_rate)
 
     def autocast(self) -> torch.autocast:
-        """Context of every pass through the networks in an update."""
+        """Return the autocast context for the networks in an update."""
         device = self.temperature.log_alpha.device.type
         return torch.autocast(device, torch.bfloat16, enabled=self.precision == "bf16")
 
     def nets(self) -> dict[str, nn.Module]:
-        """Everything with weights, by name, for a checkpoint."""
+        """Return all modules with weights by name, for a checkpoint."""
         return {
             "actor": self.actor,
             "critics": self.critics,
@@ -76,7 +75,7 @@ class Learner:
 
 
 def critic_target(learner: Learner, batch: Batch, noise: Tensor) -> Tensor:
-    """Soft Bellman target (batch,): r + discount (1 - terminated) (min_i Q'_i(s', a') - alpha log pi(a'|s')).
+    """Return the targets (batch,): r + discount (1 - terminated) (min_i Q'_i(s', a') - alpha log pi(a'|s')).
 
     Truncated transitions bootstrap, terminated ones do not. `noise` (batch, actions) is standard normal.
     """
@@ -89,9 +88,9 @@ def critic_target(learner: Learner, batch: Batch, noise: Tensor) -> Tensor:
 
 
 def actor_pass(learner: Learner, batch: Batch, noise: Tensor) -> Pass:
-    """Losses of the actor and of the temperature against the critics as they are.
+    """Return (measurements, gradients) of the actor and the temperature, with the critics as they are.
 
-    Figures are detached and 0-d: both losses, the entropy of the actions in nats.
+    The measurements are detached and 0-d: both losses, and the entropy of the actions in nats.
     """
     with learner.autocast():
         action, log_density = sample_action(*learner.actor(batch.observations), noise)
@@ -108,8 +107,11 @@ def actor_pass(learner: Learner, batch: Batch, noise: Tensor) -> Pass:
 
 
 def critic_pass(learner: Learner, batch: Batch, noise: Tensor) -> Pass:
-    """Loss of the critics against the soft Bellman target: sum over the critics, mean over the batch, no factor one
-    half, as in the reference implementation. Figures are detached and 0-d: the loss, the critics' mean value."""
+    """Return (measurements, gradients) of the critics. The loss against the soft Bellman target is summed over the
+    critics and averaged over the batch, without a factor 1/2, as in the reference implementation.
+
+    The measurements are detached and 0-d: the loss, and the mean value.
+    """
     wanted = critic_target(learner, batch, noise)
     with learner.autocast():
         values = learner.critics(batch.observations, batch.actions)
@@ -121,12 +123,12 @@ def critic_pass(learner: Learner, batch: Batch, noise: Tensor) -> Pass:
 def update(
     learner: Learner, batch: Batch, noise: Tensor, penalty: Callable[[], Tensor | float] = lambda: 0.0
 ) -> dict[str, Tensor]:
-    """One update of actor, temperature, critics and target, in place. `noise` (2, batch, actions): actor, target.
+    """Update actor, temperature, critics and target in place. `noise` (2, batch, actions): for actor, for target.
 
-    `penalty` is added to both losses, evaluated separately for each; a step sees the gradient of its own network's share.
-    Returns detached 0-d tensors (losses, entropy, temperature, mean value); reading them is the only synchronisation.
-    Gradients are computed for the network that is updated and for no other: the actor's pass through the critics
-    leaves out their weight gradients.
+    `penalty` is added to the losses of actor and critics. It is evaluated anew for each, and only its gradient with
+    respect to the network being updated is used. Returns detached 0-d tensors (losses, entropy, temperature, mean
+    value); nothing is synchronised until they are read. The actor's pass through the critics computes no gradients of
+    their weights.
     """
     of_actor, of_critics = learner.passes
     with frozen(learner.trained["critics"]):
@@ -148,7 +150,7 @@ def update(
 
 @contextmanager
 def frozen(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Inside, `parameters` are constants: gradients pass through their layers and none is computed for them."""
+    """Treat `parameters` as constants inside the block; gradients still flow through their layers."""
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:
@@ -161,7 +163,7 @@ def frozen(parameters: list[nn.Parameter]) -> Iterator[None]:
 def step(
     learner: Learner, name: str, gradients: dict[str, tuple[Tensor, ...]], penalty: Tensor | float = 0.0
 ) -> None:
-    """One step of the optimizer `name` along its gradients and those of `penalty`, which are let go of afterwards."""
+    """Take one step of the optimizer `name` with its gradients and those of `penalty`, which are freed afterwards."""
     parameters = learner.trained[name]
     for parameter, gradient in zip(parameters, gradients[name], strict=True):
         parameter.grad = gradient

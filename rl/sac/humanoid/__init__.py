@@ -5,8 +5,8 @@
     env = gymnasium.make("h1-walk-primitive-v0")     # capsules: no further package, other contacts after falls
     envs = gymnasium.make_vec("h1-walk-v0", num_envs=8, threads=4)
 
-All environments of one process share the compiled model of their task: to change masses or friction, give the one at hand
-a model of its own first. Ids that another package (humanoid_bench) registered before are left to it.
+All environments of one process share the compiled model of their task: to change masses or friction, first give the
+environment a model of its own. Ids that another package (humanoid_bench) has already registered are not replaced.
 """
 
 import gymnasium

@@ -1,7 +1,7 @@
 """The H1 tasks as gymnasium environments, single and vectorised.
 
 One step is ten physics steps of 2 ms, an episode at most 1000 steps (registered time limit). Observation: joint
-positions and velocities as they are (51 numbers, 64 with the board). Action in [-1, 1]^19, mapped linearly to the
+positions and velocities, not scaled (51 numbers, 64 with the board). Action in [-1, 1]^19, mapped linearly to the
 servo ranges. As in HumanoidBench there is no extra forward pass after the physics: heights, forces, velocity and
 contacts that reward and termination read are those at the start of the last physics step, 2 ms old.
 """
@@ -31,7 +31,7 @@ FRAMES_PER_SECOND = round(1 / (PHYSICS_STEPS * PHYSICS_STEP))
 
 @lru_cache
 def compiled(geometry: str, board: bool) -> mujoco.MjModel:
-    """The compiled model, shared by all environments of the process: do not write to it."""
+    """Return the compiled model, which all environments of the process share: do not write to it."""
     return mujoco.MjModel.from_xml_string(mjcf(geometry, board))
 
 
@@ -52,14 +52,16 @@ class Simulation:
             self.board, self.pivot = self.model.geom("board").id, self.model.geom("pivot").id
 
     def reset(self, generator: np.random.Generator) -> np.ndarray:
-        """Start pose with uniform noise of 0.01 on every position, the quaternions' entries included; at rest."""
+        """Set the start pose with uniform noise of up to 0.01 on every position (quaternion entries included) and no
+        velocity; return the observation."""
         mujoco.mj_resetData(self.model, self.data)
         self.data.qpos[:] = self.start + generator.uniform(-START_NOISE, START_NOISE, self.model.nq)
         mujoco.mj_forward(self.model, self.data)
         return self.observation()
 
     def controls(self, actions: np.ndarray, space: Box) -> np.ndarray:
-        """Servo positions, rad, of actions in [-1, 1], both of the space's shape (..., 19)."""
+        """Return servo positions, rad, for actions in [-1, 1], both of the space's shape (..., 19). Raises UserError
+        for another shape or numbers that are not finite."""
         actions = np.asarray(actions, dtype=np.float64)
         if actions.shape != space.shape:
             raise UserError(
@@ -70,20 +72,20 @@ class Simulation:
         return self.low + (actions + 1) * self.half_range
 
     def step(self, controls: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, ...], bool]:
-        """Ten physics steps, without the interpreter lock, under one set of servo positions (19,).
+        """Take ten physics steps with constant servo positions (19,); MuJoCo releases the interpreter lock meanwhile.
 
-        Returns: observation, readings (views that hold until the next step or reset), terminated.
+        Returns: observation, readings (views that are valid until the next step or reset), terminated.
         """
         self.data.ctrl[:] = controls
         mujoco.mj_step(self.model, self.data, nstep=PHYSICS_STEPS)
         return self.observation(), self.readings(), self.terminated()
 
     def observation(self) -> np.ndarray:
-        """Positions, then velocities, float64."""
+        """Return positions, then velocities, float64."""
         return np.concatenate([self.data.qpos, self.data.qvel])
 
     def readings(self) -> tuple[np.ndarray, ...]:
-        """What the reward is made of, at the present state: the arguments of `tasks.reward_terms` after the task."""
+        """Return the quantities that the reward depends on: the arguments of `tasks.reward_terms` after the task."""
         data = self.data
         return (
             data.site_xpos[self.head, 2],
@@ -93,13 +95,14 @@ class Simulation:
         )
 
     def terminated(self) -> bool:
-        """Whether the robot is too low or, with the board, something touches what it must not."""
+        """Return whether the robot is too low or, with the board, there is a forbidden contact."""
         if self.data.qpos[2] < self.task.lowest_pelvis:
             return True
         return self.task.board and any(map(self._forbidden, self.data.contact.geom))
 
     def _forbidden(self, pair: np.ndarray) -> bool:
-        """The pivot may touch floor and board only, and nothing but the pivot may touch the floor."""
+        """Return True where the pivot touches anything but floor and board, or anything but the pivot touches the
+        floor."""
         for one, other in (pair, pair[::-1]):
             if one == self.pivot and other not in (self.floor, self.board):
                 return True
@@ -109,17 +112,18 @@ class Simulation:
 
 
 def observation_space(simulation: Simulation) -> Box:
-    """Unbounded float64 vector of positions and velocities."""
+    """Return an unbounded float64 box for positions and velocities."""
     return Box(-np.inf, np.inf, (simulation.model.nq + simulation.model.nv,), np.float64)
 
 
 def action_space(simulation: Simulation) -> Box:
-    """[-1, 1] for each servo, float32."""
+    """Return the box [-1, 1] for each servo, float32."""
     return Box(-1.0, 1.0, (simulation.model.nu,), np.float32)
 
 
 class HumanoidEnv(gymnasium.Env):
-    """One H1 task. `info` of a step holds the reward's factors. Rendering: `render_mode="rgb_array"`."""
+    """One H1 task. The `info` of a step holds the factors of the reward and the reward. `render_mode="rgb_array"`
+    renders pictures of `width` x `height` pixels."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": FRAMES_PER_SECOND}
 
@@ -143,10 +147,13 @@ class HumanoidEnv(gymnasium.Env):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict]:
+        """Start an episode and return (observation, {})."""
         super().reset(seed=seed)
         return self.simulation.reset(self.np_random), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        """Return observation, reward, terminated, False (gymnasium's wrapper sets the time limit), factors of the
+        reward."""
         controls = self.simulation.controls(action, self.action_space)
         observation, readings, terminated = self.simulation.step(controls)
         measured = reward_terms(self.simulation.task, *readings)
@@ -154,6 +161,7 @@ class HumanoidEnv(gymnasium.Env):
         return observation, terms["reward"], terminated, False, terms
 
     def render(self) -> np.ndarray | None:
+        """Return a picture (height, width, 3) uint8, or None without a render mode."""
         return None if self.render_mode is None else self.camera.image(self.data)
 
     def close(self) -> None:
@@ -163,9 +171,9 @@ class HumanoidEnv(gymnasium.Env):
 class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
     """`num_envs` H1 tasks that step together; each restarts in the step that ends its episode.
 
-    `threads` > 1 runs the physics of several environments at once (MuJoCo releases the interpreter lock); the numbers
-    are the same for any count. `info` holds the last observations of the episodes that ended ("final_obs") and no more.
-    After an interrupted step some robots have moved and some have not: reset.
+    `threads` > 1 simulates several environments at once (MuJoCo releases the interpreter lock); results do not depend
+    on the number. `info` holds only the last observations of the episodes that ended ("final_obs"), with their mask.
+    If a step is interrupted, some robots have moved and some have not, so call `reset`.
     """
 
     metadata: ClassVar[dict[str, Any]] = {**HumanoidEnv.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
@@ -194,14 +202,14 @@ class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.threads = min(threads, num_envs)
-        self.pool: ThreadPoolExecutor | None = None  # begins with the first step
+        self.pool: ThreadPoolExecutor | None = None  # created in the first step
         self.generators = [np.random.default_rng() for _ in range(num_envs)]
         self.ages = np.zeros(num_envs, dtype=np.int64)
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict]:
-        """Start all; an integer seed gives environment i the seed + i."""
+        """Start all episodes and return (observations, {}). An integer seed gives environment i the seed + i."""
         if seed is not None:
             seeds = [int(seed) + i for i in range(self.num_envs)] if np.ndim(seed) == 0 else list(seed)
             if len(seeds) != self.num_envs:
@@ -214,6 +222,7 @@ class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
         return np.stack([simulation.reset(generator) for simulation, generator in pairs]), {}
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict]:
+        """Return observations, rewards, terminated, truncated and info, arrays over the environments."""
         outcomes = self._step_each(self.simulations[0].controls(actions, self.action_space))
         observed, readings, fallen = zip(*outcomes)
         observations, terminated = np.array(observed), np.array(fallen)
@@ -230,11 +239,10 @@ class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
         return observations, rewards, terminated, truncated, info
 
     def _step_each(self, controls: np.ndarray) -> list[Any]:
-        """`Simulation.step` of every robot. This thread and those of the pool take the next robot as they become free,
-        so that a core which has other work to do does not hold up the rest.
-        """
+        """Return the results of `Simulation.step` for every robot. This thread and those of the pool each take the
+        next robot when they are free, so that a busy core does not delay the others."""
         outcomes: list[Any] = [None] * self.num_envs
-        waiting = deque([*range(self.num_envs), *[None] * self.threads])  # None sends one thread home
+        waiting = deque([*range(self.num_envs), *[None] * self.threads])  # None ends one thread
 
         def work() -> None:
             for index in iter(waiting.popleft, None):
@@ -246,17 +254,18 @@ class HumanoidVectorEnv(gymnasium.vector.VectorEnv):
         try:
             work()
         finally:
-            started = [share for share in running if not share.cancel()]  # for the others nothing is left
+            started = [share for share in running if not share.cancel()]  # the others have nothing left to do
             wait(started)
         for share in started:
             share.result()
         return outcomes
 
     def close_extras(self, **kwargs: Any) -> None:
+        """Stop the threads."""
         if self.pool is not None:
             self.pool.shutdown()
             self.pool = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and other processes: everything but the threads."""
+        """Return everything but the threads, for copies and other processes."""
         return vars(self) | {"pool": None}

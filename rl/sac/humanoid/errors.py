@@ -1,4 +1,4 @@
-"""Bad input: in the suite the error that its scripts print as one line; the H1 tasks alone bring their own."""
+"""UserError for bad input: fire_core's, or one defined here if the H1 tasks are installed alone."""
 
 try:
     from fire_core.errors import UserError

@@ -1,9 +1,9 @@
-"""MuJoCo model of the Unitree H1 with position servos, written as MJCF from the tables beside this file.
+"""MuJoCo model of the Unitree H1 with position servos, written as MJCF from the tables in this folder.
 
-`geometry="mesh"`: every link collides as the convex hull of its mesh; the STL files come from the PyPI package
+`geometry="mesh"`: every link collides as the convex hull of its mesh; the STL files are from the PyPI package
 robosuite-models, the foot from the 32 points of ankle.csv. `geometry="primitive"`: the same masses, joints and
-actuators, the same foot, and capsules in place of the other meshes (capsules.csv); needs no further package.
-The two differ in contacts after a fall, so their returns are not comparable and their names differ everywhere.
+actuators, the same foot, and capsules in place of the other meshes (capsules.csv), without a further package. The two
+differ in contacts after a fall, so their returns are not comparable and their names differ everywhere.
 
 The numbers are those of the H1 description (BSD-3-Clause, Unitree, see LICENSE.unitree) with the servos, sites and
 balance board of HumanoidBench (Sferrazza et al., 2024, arXiv 2403.10506).
@@ -32,13 +32,14 @@ COLORS = {
 
 
 def rows(table: str) -> list[dict[str, str]]:
-    """Lines of `<table>.csv` beside this file, as dicts of strings."""
+    """Return the lines of `<table>.csv` in this folder, as dicts of strings."""
     with (TABLES / f"{table}.csv").open(newline="") as handle:
         return list(csv.DictReader(handle))
 
 
 def mesh_folder() -> Path:
-    """Folder of the H1 STL files inside the installed robosuite-models package (found without importing it)."""
+    """Return the folder of the H1 STL files inside the installed robosuite-models package, which is not imported.
+    Raises UserError if there are none."""
     spec = importlib.util.find_spec("robosuite_models")
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
@@ -53,9 +54,9 @@ def mesh_folder() -> Path:
 
 @lru_cache
 def mjcf(geometry: str, board: bool = False) -> str:
-    """The model as an MJCF document. `board`: with the balance board and its pivot.
+    """Return the model as an MJCF document; `board` adds the balance board and its pivot.
 
-    Raises UserError for an unknown geometry and where meshes are missing.
+    Raises UserError for an unknown geometry and if meshes are missing.
     """
     if geometry not in GEOMETRIES:
         raise UserError(f"geometry={geometry!r}: choose one of {', '.join(GEOMETRIES)}")

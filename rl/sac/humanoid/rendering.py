@@ -1,4 +1,4 @@
-"""Pictures of a simulation, off screen. Nothing of OpenGL is imported before the first picture."""
+"""Off-screen pictures of a simulation. OpenGL is imported with the first picture."""
 
 import atexit
 import importlib
@@ -19,10 +19,10 @@ HELP = (
 
 
 def open_context(model: mujoco.MjModel, width: int, height: int) -> tuple[Any, mujoco.MjrContext]:
-    """(OpenGL context, MuJoCo's context in it): the backend named by MUJOCO_GL, else the first of egl, osmesa, glfw
-    that works.
+    """Return (OpenGL context, MuJoCo's context in it), by the backend that MUJOCO_GL names or else the first of egl,
+    osmesa and glfw that works.
 
-    Raises UserError with the remedy and each backend's reason where none does.
+    Raises UserError with the remedy and the reason of each backend if none works.
     """
     wanted = os.environ.get("MUJOCO_GL", "").lower()
     reasons = []
@@ -39,7 +39,7 @@ def open_context(model: mujoco.MjModel, width: int, height: int) -> tuple[Any, m
 
 
 class Camera:
-    """Renders to (height, width, 3) uint8 arrays through a named camera of the model; opened on first use."""
+    """Pictures (height, width, 3) uint8 through a named camera of the model; OpenGL is opened on first use."""
 
     def __init__(self, model: mujoco.MjModel, width: int, height: int, camera: str = "follow"):
         self.model, self.width, self.height, self.camera = model, width, height, camera
@@ -54,12 +54,12 @@ class Camera:
         self.view.fixedcamid = self.model.camera(self.camera).id
         self.opengl = opengl
         self.free = weakref.finalize(self, free, opengl, self.context)
-        # At the latest when Python ends; weakref's own hook would come after MuJoCo has shut OpenGL down.
+        # Freed when Python exits at the latest; weakref's own hook would run after MuJoCo has shut OpenGL down.
         self.free.atexit = False
         atexit.register(self.free)
 
     def image(self, data: mujoco.MjData) -> np.ndarray:
-        """A picture of `data`, top row first."""
+        """Return a picture of `data`, top row first."""
         if self.opengl is None:
             self._open()
         self.opengl.make_current()
@@ -80,7 +80,8 @@ class Camera:
 
 
 def free(opengl: Any, context: mujoco.MjrContext) -> None:
-    """Give both contexts back, the inner one first; its objects are deleted in whatever context is current."""
+    """Free both contexts, the inner one first. OpenGL deletes objects in the current context, so the outer one is made
+    current."""
     opengl.make_current()
     context.free()
     opengl.free()

@@ -1,4 +1,4 @@
-"""MuJoCo itself, imported here first: where it does not load, one line says what to do."""
+"""MuJoCo, imported here before anywhere else. Raises UserError with a remedy if it does not load."""
 
 import os
 

@@ -1,7 +1,7 @@
-"""The H1 tasks of HumanoidBench as data and pure functions: where an episode starts, what it pays, when it ends.
+"""The H1 tasks of HumanoidBench as data and pure functions: start pose, reward and termination height.
 
 Source: Sferrazza et al. (2024), arXiv 2403.10506, and the benchmark's own reward code; the tolerance functions are
-written in closed form. All rewards lie in [0, 1] a step.
+written in closed form. All rewards lie in [0, 1] per step.
 """
 
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ LEGS = (0.0, 0.0, -0.4, 0.8, -0.4)
 class Task:
     """One task.
 
-    stand_height: head height (m) from which standing pays in full. speed: forward speed (m/s) that pays in full, or
-    None where standing still pays. lowest_pelvis: an episode ends below this height (m) of the pelvis.
-    random_return, success_return: the benchmark's own scores, for normalised returns.
+    stand_height: head height (m) from which the reward for standing is 1. speed: forward speed (m/s) at which the
+    reward for moving is 1, or None where standing still is rewarded. lowest_pelvis: height (m) of the pelvis below
+    which an episode ends. random_return, success_return: the benchmark's own scores, for normalised returns.
     """
 
     name: str
@@ -52,7 +52,7 @@ TASKS = {
 
 
 def find_task(name: str) -> Task:
-    """The task of that name; UserError that lists them otherwise."""
+    """Return the task of that name. Raises UserError that lists the names if there is none."""
     if name not in TASKS:
         raise UserError(f"task {name!r} does not exist: choose one of {', '.join(TASKS)}")
     return TASKS[name]
@@ -61,9 +61,10 @@ def find_task(name: str) -> Task:
 def reward_terms(
     task: Task, head_height: np.ndarray, torso_upright: np.ndarray, forces: np.ndarray, velocity: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """The factors of one step's reward; `reward` is their product. One robot, or any number along leading axes.
+    """Return the factors of one step's reward and their product `reward`, for one robot or many (leading axes).
 
     Args:
+        task: the H1 task.
         head_height: (...) height of the head site, m.
         torso_upright: (...) vertical component of the torso's vertical axis, -1 to 1.
         forces: (..., 19) joint torques of the servos, N m.
