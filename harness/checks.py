@@ -1,4 +1,4 @@
-"""Configs against the schema: every value in its type and range, and which keys can change the numbers of a run."""
+"""Checks of a config against the schema, and the part of a config that can change the numbers of a run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from harness.schema import SCHEMAS
 
 
 def keys(domain: str) -> dict[str, Field]:
-    """{dotted key: its field} of a script."""
+    """Return {dotted key: its field} of a script."""
     return {name: entry for name, entry, _ in _walk(SCHEMAS[domain], "")}
 
 
 def wanted_values(domain: str) -> dict[str, str]:
-    """{dotted key: what its value must be}, in words."""
+    """Return {dotted key: what its value must be, in words} of a script."""
     return {name: wanted(entry, kind) for name, entry, kind in _walk(SCHEMAS[domain], "")}
 
 
@@ -34,15 +34,15 @@ def _walk(cls: type, prefix: str) -> Iterator[tuple[str, Field, Any]]:
 
 
 def _entries(cls: type) -> dict[str, tuple[Field, Any]]:
-    """{name: (field, its type)} of one dataclass."""
+    """Return {name: (field, its type)} of a dataclass."""
     hints = get_type_hints(cls)
     return {entry.name: (entry, hints[entry.name]) for entry in fields(cls)}
 
 
 def numbers_only(domain: str, config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a checked config that can change numbers: a run's identity.
+    """Return the part of a checked config that can change the numbers of a run; its hash is the run's identity.
 
-    Where the data are is a matter of one machine, unless the folder is the only name that they have.
+    `data.folder` differs between machines and is left out, except for data=image_folder, whose only name it is.
     """
     own_images = config.get("data", {}).get("name") == "image_folder"
     hidden = {
@@ -54,7 +54,7 @@ def numbers_only(domain: str, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _at(config: dict[str, Any], name: str) -> Any:
-    """The value of a dotted key, None where a part of the way is not there."""
+    """Return the value of a dotted key, None if any part of it is missing."""
     value: Any = config
     for part in name.split("."):
         value = value.get(part) if isinstance(value, dict) else None
@@ -72,8 +72,10 @@ def _without(node: dict[str, Any], hidden: set[str], prefix: str) -> dict[str, A
 
 
 def check(domain: str, config: dict[str, Any]) -> dict[str, Any]:
-    """The config with each value in its type (1 becomes 1.0 where a number is wanted), or UserError for the first one that
-    has another type, is out of range or not set, and for the first key that this script does not have."""
+    """Return the config with each value in its type (1 becomes 1.0 where a float is wanted).
+
+    Raises UserError for the first value that has another type, is out of range or not set, and for an unknown key.
+    """
     return _checked(SCHEMAS[domain], config, "")
 
 
@@ -100,7 +102,7 @@ def _checked(cls: type, config: Any, prefix: str) -> dict[str, Any]:
 
 @functools.cache
 def _typed(cls: type) -> DictConfig:
-    """A typed node that converts values: set a value, then read it back. Its other contents have no meaning."""
+    """Return a node that converts values to the types of `cls`: set a value, then read it."""
     return OmegaConf.structured(cls)
 
 
@@ -138,13 +140,13 @@ def _flat(value: Any) -> Iterator[Any]:
 
 
 def _in_range(value: float, rules: Any) -> bool:
-    """NaN is in no range."""
+    """Return whether a value is in range; NaN is not."""
     above = rules["above"] is None or value > rules["above"]
     return above and (rules["least"] is None or value >= rules["least"]) and value <= rules["most"]
 
 
 def wanted(entry: Field, kind: Any) -> str:
-    """What a value must be: the end of a message, and a part of `--help`."""
+    """Return what a value must be, in words, as error messages and `--help` print it."""
     rules = entry.metadata
     kinds = {list} if get_origin(kind) is list else set(get_args(kind) or (kind,))
     null = " or null" if type(None) in kinds else ""

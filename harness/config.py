@@ -1,7 +1,7 @@
 """From a command line to the config of one run.
 
-Hydra composes `conf/<script>.yaml`, the experiment and what was typed. An experiment holds its sizes side by side under
-`at`; the chosen one is laid over the script's own values, and what was typed is laid over that again.
+Hydra composes `conf/<script>.yaml`, the experiment and the typed overrides. The file of an experiment has a section for
+each size under `at`. The chosen section replaces values of the script, and typed overrides replace both.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ from harness.trigger import check_trigger
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 SIZES = ("smoke", "small", "medium", "paper")
-# keys of an experiment's file that make the config and are not part of it
+# keys of an experiment's file that are not part of the config
 TABLES = ("at", "tuned", "domain", "hydra")
 
 
 def compose(domain: str, overrides: list[str]) -> DictConfig:
-    """Hydra's composition with its own node `hydra`; sizes and interpolations are not filled in yet."""
+    """Return what Hydra composes, with its node `hydra`; the size is not merged in and interpolations are not resolved.
+
+    Raises UserError if Hydra cannot compose it.
+    """
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -44,7 +47,7 @@ def compose(domain: str, overrides: list[str]) -> DictConfig:
 
 
 def compose_config(domain: str, overrides: list[str]) -> DictConfig:
-    """The config of a command line, for tests, notebooks and benchmarks."""
+    """Return the checked config of a command line, for tests, notebooks and benchmarks."""
     from harness.overrides import check_overrides
 
     check_overrides(domain, overrides)
@@ -52,7 +55,7 @@ def compose_config(domain: str, overrides: list[str]) -> DictConfig:
 
 
 def parse(overrides: list[str]) -> list[Override]:
-    """Hydra's reading of `key=value` arguments."""
+    """Return `key=value` arguments as Hydra reads them. Raises UserError for anything else."""
     try:
         return OverridesParser.create().parse_overrides(overrides)
     except HydraException as error:
@@ -70,11 +73,13 @@ def typed_in(node: DictConfig) -> list[Override]:
 def resolve(
     domain: str, cfg: DictConfig, node: DictConfig | None = None, typed: list[Override] | None = None
 ) -> DictConfig:
-    """The config of one run, every value checked; read-only.
+    """Return the read-only config of one run, with every value checked.
 
     Args:
-        node: Hydra's own settings, where they are not part of `cfg`.
-        typed: what was typed, where `cfg` was composed without it.
+        cfg: what `compose` returned.
+        node: Hydra's own settings, if they are not part of `cfg`.
+        typed: the typed overrides, if `cfg` was composed without them.
+    Raises: UserError for a size that the experiment does not have, and for the first wrong value.
     """
     node = cfg.hydra if node is None else node
     choices, typed = node.runtime.choices, typed_in(node) if typed is None else typed
@@ -116,7 +121,7 @@ def resolve(
 
 
 def create_method(domain: str, settings: dict[str, Any]) -> Method:
-    """The method; UserError for settings that it cannot have, and for one that does not run in this script."""
+    """Return the method of these settings. Raises UserError if they are wrong or it does not run in this domain."""
     if not isinstance(settings.get("name"), str):
         raise UserError(f"method.name={settings.get('name')!r}: choose a method as in method=fire")
     try:
@@ -130,27 +135,28 @@ def create_method(domain: str, settings: dict[str, Any]) -> Method:
 
 
 def is_hydra(override: Override) -> bool:
+    """Return whether the override is a setting of Hydra itself."""
     return override.key_or_group.split("/")[0].split(".")[0] == "hydra"
 
 
 def is_group(override: Override) -> bool:
-    """Whether the override chooses a file of `conf/<group>/`."""
+    """Return whether the override chooses a file of `conf/<group>/`."""
     return override.key_or_group in config_groups()
 
 
 @functools.cache
 def config_groups() -> tuple[str, ...]:
-    """Folders of conf/ with YAML files in them."""
+    """Return the names of the folders of conf/ that contain YAML files."""
     return tuple(sorted({path.parent.name for path in CONF.glob("*/*.yaml")}))
 
 
 def options(group: str) -> list[str]:
-    """The files of a group."""
+    """Return the names of the files of a group, without .yaml."""
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
 def domain_of(experiment: str) -> str:
-    """The script that an experiment belongs to: it says so, or the experiment does on which it builds."""
+    """Return the domain of an experiment: the one named in its file, or that of the experiment it builds on."""
     content = yaml.safe_load((CONF / "experiment" / f"{experiment}.yaml").read_text()) or {}
     for base in content.get("defaults", []):
         if "domain" not in content and isinstance(base, str) and base != "_self_":

@@ -1,8 +1,8 @@
-"""What each script needs, what is installed, and the command that installs the rest.
+"""Show what each script needs, what is installed, and the command that installs the rest.
 
     python -m harness.doctor
 
-Exit code 1 if something is missing without which a script does not start.
+The exit code is 1 if a script does not start because something is missing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ LEAST_DISK_GB = 10
 
 @dataclass(frozen=True)
 class Check:
-    """`state`: "ok", "missing" (the script does not start without it) or "optional" (only a part of it needs this)."""
+    """One requirement of a domain.
+
+    state: "ok", "missing" (the script does not start without it) or "optional" (only some features need it).
+    remedy: command that installs what is missing.
+    """
 
     domain: str
     what: str
@@ -97,7 +101,7 @@ DATA = [
 
 
 def packages() -> list[Check]:
-    """One check for each package of each domain."""
+    """Return one check for each package of each domain."""
     found = []
     for domain, entries in PACKAGES.items():
         for module, distribution, extra, needed in entries:
@@ -109,7 +113,7 @@ def packages() -> list[Check]:
 
 
 def _installs(distribution: str, extra: str) -> str:
-    """The command that installs a package."""
+    """Return the command that installs a package."""
     if extra in TARGETS:
         return TARGETS[extra]
     return ".venv/bin/python -m pip install " + (f"-e '.[{extra}]'" if extra else distribution)
@@ -130,7 +134,7 @@ def _version(distribution: str) -> str:
 
 
 def data() -> list[Check]:
-    """Shipped and downloaded data."""
+    """Return the checks of shipped and downloaded data."""
     found = []
     for domain, what, folder, remedy in DATA:
         here = (ROOT / folder).is_dir() and any((ROOT / folder).iterdir())
@@ -142,7 +146,7 @@ def data() -> list[Check]:
 
 
 def machine() -> list[Check]:
-    """Python, processor, GPU, disk."""
+    """Return the checks of Python, processor, GPU, disk and rendering."""
     python_ok = sys.version_info >= (3, 11)
     free = shutil.disk_usage(ROOT).free / 1e9
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9 if hasattr(os, "sysconf") else 0.0
@@ -178,6 +182,7 @@ def _loads(library: str) -> bool:
 
 
 def main(given: Sequence[str] | None = None) -> int:
+    """Print all checks and return the exit code."""
     checks = [*machine(), *packages(), *data()]
     print("MISSING: the script does not start without it. optional: only some of its features need it.")
     for domain in dict.fromkeys(["core", *PACKAGES]):

@@ -1,4 +1,4 @@
-"""Which methods run in which training script. `python -m harness.domains vision` names those of one, for a sweep."""
+"""The methods that run in each training script. `python -m harness.domains vision` prints those of vision."""
 
 import sys
 
@@ -6,9 +6,9 @@ from fire_core.errors import UserError, did_you_mean
 from fire_core.methods import Method, available
 
 DOMAINS = ("vision", "language", "dqn", "sac")
-# Methods that are not listed run everywhere. CBP, DASH, ReDo and SNR need one net with its batches, plasticity injection an
-# encoder and a head; outside of DQN `fire` is already what `fire_all` is there. `fire_muon` is a question about
-# supervised training.
+# Methods that are not listed run everywhere. CBP, DASH, ReDo and SNR need one net with its batches; plasticity
+# injection needs an encoder and a head. `fire_all` is for DQN: in the other domains `fire` does the same. `fire_muon`
+# is for supervised training.
 ONE_NET = ("vision", "language", "dqn")
 RUNS_IN = {
     "cbp": ONE_NET,
@@ -22,14 +22,14 @@ RUNS_IN = {
 
 
 def methods_of(domain: str) -> list[str]:
-    """Names of the methods that run in a domain."""
+    """Return the names of the methods that run in a domain. Raises UserError for an unknown domain."""
     if domain not in DOMAINS:
         raise UserError(f"domain {domain!r} does not exist{did_you_mean(domain, DOMAINS)}")
     return [name for name in available() if domain in RUNS_IN.get(name, DOMAINS)]
 
 
 def check_runs_in(method: Method, domain: str) -> None:
-    """Refuse a method that does not run in this script."""
+    """Raise UserError for a method that does not run in this domain."""
     known, name = RUNS_IN.get(method.name, DOMAINS), method.name
     if method.variant == "official":  # it follows the authors' image code
         known, name = ("vision",), f"{method.name} method.variant=official"

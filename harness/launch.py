@@ -1,4 +1,4 @@
-"""The way into every training script: strict keys, checked config, run folder, one line per mistake.
+"""The entry point of every training script: checked overrides and config, run folder, exit codes.
 
     @launch("vision")
     def train(cfg): ...
@@ -6,8 +6,8 @@
     if __name__ == "__main__":
         train()
 
-Hydra composes `conf/<script>.yaml`. Mistakes in the command line are found in `overrides`, in values in `schema`, before
-anything is written.
+Hydra composes `conf/<script>.yaml`. Before anything is written, `overrides` checks the command line and `checks` every
+value of the config. Each mistake is reported in one line.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ BAD_INPUT = 2
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 HELP = {"-h", "--help"}
 MULTIRUN = {"-m", "--multirun"}
-# What acts at a boundary and never before one: runs that differ there share phase 0.
+# Keys that take effect at a boundary and never before: runs that differ only in them share phase 0.
 AT_BOUNDARY = ("method", "optimizer_state", "boundary", "mode_at_boundary")
 LABEL_LENGTH = 60
 
@@ -56,12 +56,12 @@ LABEL_LENGTH = 60
 def launch(
     domain: str, check: Callable[[DictConfig], object] = lambda cfg: None
 ) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
-    """Turn `train(cfg)` into a command: Hydra overrides in, exit code out.
+    """Return a decorator that turns `train(cfg)` into a command, which reads overrides from `sys.argv`.
 
-    check: raises UserError for settings that contradict one another; a sweep asks it about all runs before the first one.
+    check: raises UserError for settings that contradict each other; a sweep calls it for all runs before the first one.
 
-    0: done; 1: failed (a traceback is in the run's FAILED file); 2: bad input; 75: stopped by a signal after saving;
-    130 or 143: stopped by Ctrl-C or SIGTERM where there was nothing to save.
+    Exit codes: 0 done; 1 failed (the traceback is in the run's FAILED file), or a run of a sweep failed; 2 bad input;
+    75 stopped by a signal after saving; 130 or 143 stopped by Ctrl-C or SIGTERM with nothing to save.
     """
 
     def decorate(task: Callable[[DictConfig], None]) -> Callable[[], None]:
@@ -94,7 +94,7 @@ def _command(domain: str, job: Job, check: Callable[[DictConfig], object], argum
     check_overrides(domain, overrides, sweep=multirun)
     if any(o.startswith("hydra/launcher=ray") for o in overrides) and not importlib.util.find_spec("ray"):
         raise UserError("hydra/launcher=ray needs Ray: make install-ray")
-    # processes that a launcher starts find our packages wherever they begin
+    # processes that a launcher starts find our packages whatever their working directory is
     paths = [str(CONF.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     sys.argv[1:] = [*overrides, *options]
@@ -121,7 +121,7 @@ def _command(domain: str, job: Job, check: Callable[[DictConfig], object], argum
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a script's function. Worker processes receive its names and import the script themselves."""
+    """A run of a script's function. Workers receive the names of both and import the script themselves."""
 
     domain: str
     script: Path
@@ -138,7 +138,7 @@ class Job:
 
 
 def needs(extra: str, *packages: str) -> None:
-    """Exit with one line if packages of an extra are missing; scripts call it before they import them."""
+    """Exit with code 2 and one line if packages of an extra are missing. Scripts call this before they import them."""
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
         print(
@@ -149,7 +149,10 @@ def needs(extra: str, *packages: str) -> None:
 
 
 def open_run(cfg: DictConfig, method: Method, **meta: Any) -> Run:
-    """The run of this config, in runs/<experiment>/<size>/<method><-overrides>/seed_<n>/; `meta` goes into meta.json."""
+    """Return the run of this config, in <run.root>/<experiment>/<size>/<method><-overrides>/seed_<n>/.
+
+    meta: further entries of meta.json. Raises UserError for a device or compiler that is not there.
+    """
     config = OmegaConf.to_container(cfg)
     assert isinstance(config, dict)
     check_machine(cfg, method)
@@ -175,7 +178,7 @@ def open_run(cfg: DictConfig, method: Method, **meta: Any) -> Run:
 
 
 def check_machine(cfg: DictConfig, method: Method) -> None:
-    """Refuse a device that is not there, and compilation where it cannot work."""
+    """Raise UserError for a device that cannot be used, and for compile=true where it cannot work."""
     device = pick_device(cfg.device)
     if cfg.compile and method.watches_training:
         raise UserError(
@@ -189,7 +192,10 @@ def check_machine(cfg: DictConfig, method: Method) -> None:
 
 
 def identity(cfg: DictConfig, method: Method) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """What the numbers of a run depend on, and those of its phase 0; None for that where phase 0 is not shared."""
+    """Return (settings that the numbers of a run depend on, those that the numbers of its phase 0 depend on).
+
+    The second is None if phase 0 is not shared: with run.trunk=false, a trigger, or a method that acts in phase 0.
+    """
     config = OmegaConf.to_container(cfg)
     assert isinstance(config, dict)
     numbers = numbers_only(cfg.domain, {k: v for k, v in config.items() if k != "domain"})
@@ -198,14 +204,16 @@ def identity(cfg: DictConfig, method: Method) -> tuple[dict[str, Any], dict[str,
 
 
 def phase_0(domain: str, numbers: dict[str, Any]) -> dict[str, Any]:
-    """What phase 0 depends on: runs that agree in it share a trunk."""
+    """Return the settings that the numbers of phase 0 depend on; runs with the same settings share a trunk."""
     elsewhere = (*AT_BOUNDARY, "experiment", "size")
     return {"domain": domain} | {key: value for key, value in numbers.items() if key not in elsewhere}
 
 
 def last_phase(cfg: DictConfig, method: Method, numbers: dict[str, Any]) -> dict[str, Any] | None:
-    """What phase 1 of a language run depends on, where the method forgets what was trained before: not on the fork. None
-    where it does depend on it."""
+    """Return the settings that phase 1 of a language run depends on if its method forgets all training before it.
+
+    `boundary.fork` is not one of them. Returns None for other runs, whose phase 1 depends on what was trained before.
+    """
     if cfg.domain != "language" or not method.forgets or cfg.optimizer_state != "clear" or "trigger" in cfg:
         return None
     shared = {key: value for key, value in numbers.items() if key not in ("experiment", "size")}
@@ -213,7 +221,7 @@ def last_phase(cfg: DictConfig, method: Method, numbers: dict[str, Any]) -> dict
 
 
 def changes(domain: str, typed: list[Override]) -> list[str]:
-    """`key=value` of everything typed that can change numbers, beside experiment, size, method, seed and search."""
+    """Return the typed overrides that can change numbers, except experiment, size, method, seed and search; sorted."""
     found = []
     known = keys(domain)
     for override in typed:
@@ -225,7 +233,10 @@ def changes(domain: str, typed: list[Override]) -> list[str]:
 
 
 def label(method: str, changed: list[str]) -> str:
-    """Name of a run's folder: the method and what was changed; where that is long, the first changes and a hash of all."""
+    """Return the name of a run's folder: the method and its changes, joined by "-".
+
+    A name longer than LABEL_LENGTH is cut to the first changes and a hash of all.
+    """
     parts = [method, *(change.removeprefix("method.") for change in changed)]
     parts = [re.sub(r"[^\w=.,+-]", "_", re.sub(r"[\[\] ]", "", part)) for part in parts]
     if len("-".join(parts)) <= LABEL_LENGTH:
@@ -237,7 +248,7 @@ def label(method: str, changed: list[str]) -> str:
 
 
 def check_first_phase(method: Method, phases: int) -> None:
-    """Refuse a method that would begin after the last phase, and so never."""
+    """Raise UserError for a method whose first phase comes after the last of `phases`, so that it would never act."""
     if method.first_phase >= phases and method.name != "none":
         raise UserError(
             f"method.first_phase={method.first_phase}: the phases of this run are 0 to {phases - 1}, so {method.name} would "
@@ -246,14 +257,17 @@ def check_first_phase(method: Method, phases: int) -> None:
 
 
 def missing_compiler() -> str:
-    """Name of the C++ compiler that torch.compile calls on a CPU, "" where it is installed."""
+    """Return the name of the C++ compiler that torch.compile calls on a CPU if it is not installed, else ""."""
     usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
     name = os.environ.get("CXX", usual)
     return "" if shutil.which(name) else name
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto`: the GPU if there is one, otherwise the CPU."""
+    """Return the device of this name; auto is the GPU if there is one, otherwise the CPU.
+
+    Raises UserError for a device that does not exist or cannot be used.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -301,7 +315,7 @@ def _run(domain: str, task: Callable[[DictConfig], None], cfg: DictConfig) -> No
 
 
 def _without_space(error: Exception, cfg: DictConfig) -> UserError | None:
-    """One line in place of a traceback where a disk is full."""
+    """Return a UserError of one line if the error means that a disk is full, else None."""
     if not isinstance(error, OSError) or error.errno not in NO_SPACE:
         return None
     where = error.filename or cfg.run.root
@@ -324,5 +338,5 @@ def _announce(cfg: DictConfig) -> None:
 
 
 def _relative(script: Path) -> Path:
-    """As a user types it."""
+    """Return the script as a user types it: relative to the repository, if it is part of it."""
     return script.relative_to(CONF.parent) if script.is_relative_to(CONF.parent) else script

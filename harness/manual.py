@@ -19,7 +19,7 @@ WIDTH = 110
 
 
 def manual(domain: str, script: Path) -> str:
-    """The text. Values are those of the default experiment at its default size."""
+    """Return the text of `--help`, with the values of the default experiment at its default size."""
     cfg = compose(domain, [])
     config, default = resolve(domain, cfg), cfg.hydra.runtime.choices["experiment"]
     experiments = files(domain, "experiment")
@@ -66,7 +66,7 @@ def manual(domain: str, script: Path) -> str:
 
 
 def _headline(experiment: str) -> str:
-    """First line of the header of an experiment's file."""
+    """Return the first comment of an experiment's file, "" if it has none."""
     comments = [
         line.lstrip("# ")
         for line in (CONF / "experiment" / f"{experiment}.yaml").read_text().splitlines()

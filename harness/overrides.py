@@ -1,4 +1,4 @@
-"""Command lines against the schema and `conf/`: what does not exist is refused with the nearest that does."""
+"""Checks of command lines against the schema and `conf/`; errors name the nearest key or file that exists."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from harness.config import (
     resolve,
 )
 
-# options of Hydra that every script has; the next word after one of the second kind is its value
+# options of Hydra that every script has; those in TAKE_A_VALUE are followed by a value
 FLAGS = ("-m", "--multirun", "-h", "--help", "--hydra-help", "--version", "-r", "--run", "--resolve")
 TAKE_A_VALUE = ("-c", "--cfg", "-i", "--info")
-# common words for what has another name here
+# common names of keys that have another name here
 ALIASES = {
     "lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "bsz": "batch_size", "gamma": "discount",
     "dataset": "data", "arch": "model", "net": "model", "exp": "experiment", "algo": "method", "optim": "optimizer_state",
@@ -48,7 +48,10 @@ MOST_COMBINATIONS = 300
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """(overrides, options of Hydra with their values) of a command line, wherever they were typed."""
+    """Return (overrides, options of Hydra with their values) of a command line, in which they may be mixed.
+
+    Raises UserError for an unknown option.
+    """
     overrides, options = [], []
     words = iter(arguments)
     for word in words:
@@ -67,7 +70,7 @@ def split(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """End of a message about `word`, which is not in `known`: the name that was probably meant, or the nearest four."""
+    """Return the end of a message about `word`, which is not in `known`: the likely name, or the nearest four."""
     names = list(known)
     alias = ALIASES.get(word.lower(), "")
     last = word.lower().rpartition(".")[2]
@@ -86,7 +89,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def check_overrides(domain: str, overrides: list[str], sweep: bool = True) -> None:
-    """Refuse keys, groups and options that do not exist, and several values without `sweep`."""
+    """Raise UserError for keys and files that do not exist, and for several values of one key without `sweep`."""
     parsed = parse(overrides)
     methods = [v for o in parsed if o.key_or_group == "method" for v in _values(o)] or ["fire"]
     known = [*keys(domain), *_method_keys(methods), *choosable(domain)]
@@ -130,10 +133,11 @@ def check_overrides(domain: str, overrides: list[str], sweep: bool = True) -> No
 def check_sweep(
     domain: str, overrides: list[str], check_run: Callable[[DictConfig], object] = lambda cfg: None
 ) -> int:
-    """Number of runs of a sweep, 0 where another sweeper than Hydra's own chooses them.
+    """Return the number of runs of a sweep, 0 if a sweeper other than Hydra's own chooses them.
 
     Raises:
-        UserError: the config of some runs cannot be made, or `check_run` refuses it; every mistake is named once.
+        UserError: the config of a run is wrong, or `check_run` refuses it; every mistake is named once. Checked are the
+            first MOST_COMBINATIONS combinations of values, and every seed with the first of them.
     """
     parsed = parse(overrides)
     sweeper = compose(domain, [o.input_line for o in parsed if not o.is_sweep_override()]).hydra.sweeper
@@ -143,7 +147,7 @@ def check_sweep(
     own = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items() if key not in typed]
     axes = {o.key_or_group: _typed_values(o) for o in parse([*own, *overrides])}
     runs = math.prod(len(values) for values in axes.values())
-    # a seed can be wrong in itself, but not together with another value
+    # whether a seed is valid does not depend on other values, so each is checked once
     seeds, first = axes.pop("seed", []), [values[0] for values in axes.values()]
     lines = [*itertools.islice(itertools.product(*axes.values()), MOST_COMBINATIONS)]
     lines += [(*first, seed) for seed in seeds]
@@ -151,7 +155,7 @@ def check_sweep(
     mistakes = []
     for line in lines:
         values = parse(list(line))
-        try:  # only chosen files need Hydra; values are laid over what it composes
+        try:  # only chosen files need Hydra; `resolve` sets the values
             cfg = composed(*(o.input_line for o in values if is_group(o) or is_hydra(o)))
             check_run(resolve(domain, cfg, typed=values))
         except UserError as error:
@@ -162,7 +166,7 @@ def check_sweep(
 
 
 def _typed_values(override: Override) -> list[str]:
-    """`key=value` for each value of one override."""
+    """Return `key=value` for each value of one override."""
     if not override.is_sweep_override():
         return [override.input_line or ""]
     key = override.get_key_element()
@@ -192,7 +196,7 @@ def _check_option(domain: str, group: str, option: str) -> None:
 
 
 def files(domain: str, group: str) -> list[str]:
-    """The files of a group that a script can use: those whose keys it has."""
+    """Return the files of a group that a script can use: those whose keys it has."""
     if group == "experiment":
         return [name for name in options(group) if domain_of(name) == domain]
     if group not in choosable(domain):

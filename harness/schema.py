@@ -1,7 +1,7 @@
 """The keys of all training scripts: type, range and meaning. Their values are in `conf/`.
 
-A dataclass per script, one per group of keys. `checks.check` holds a composed config against them, `--help` prints them, and
-the keys marked `numbers=False` are those that cannot change a run's numbers.
+There is one dataclass for each script and each group of keys. `checks.check` compares a composed config with them, and
+`--help` prints them. Keys marked `numbers=False` cannot change a run's numbers.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def key(
     numbers: bool = True,
     added: bool = False,
 ) -> Any:
-    """Describe one key.
+    """Return the dataclass field of one key.
 
     Args:
         meaning: the phrase that `--help` prints.
-        least, above, most, choices: the range of its values.
+        least, most: smallest and largest value allowed. above: values must be larger than this. choices: all values.
         each: for keys of type Any, which hold one value of this type or a list of them.
         form: what a value must be, if type and range do not say it.
         numbers: whether the key can change the numbers of a run.
-        added: whether the key is newer than some runs. Null is then left out of what identifies a run, so that those
-            runs keep their folders.
+        added: whether runs exist that are older than the key. The value null is then not part of a run's identity, so
+            that these runs keep their folders.
     """
     metadata = {"meaning": meaning, "least": least, "above": above, "most": most, "choices": choices}
     metadata |= {"each": each, "form": form, "numbers": numbers, "added": added}
@@ -44,7 +44,7 @@ def key(
 
 
 def group(cls: type) -> Any:
-    """A group of keys."""
+    """Return the dataclass field of a group of keys."""
     return field(default_factory=cls)
 
 

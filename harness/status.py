@@ -1,4 +1,4 @@
-"""Which runs are done, damaged, running, failed, unfinished or missing.
+"""Show which runs are done, damaged, running, failed, unfinished or missing.
 
 python -m harness.status --root runs [--methods none,fire] [--seeds 1,2,3] [--detail]
 """
@@ -23,8 +23,11 @@ TO_NAME = ("damaged", "failed", "unfinished", "missing")
 def with_missing(
     runs: Iterable[dict[str, Any]], methods: Sequence[str] = (), seeds: Sequence[int] = ()
 ) -> list[dict[str, Any]]:
-    """The runs of each experiment and size, and those that are expected: `methods` with `seeds` in every combination.
-    By default these are the methods that were run without overrides and the seeds of any run."""
+    """Return the runs of each experiment and size, with a row for each expected run that is missing.
+
+    Every combination of `methods` and `seeds` is expected. The default is the methods that were run without overrides,
+    and the seeds of any run.
+    """
 
     def place(run: dict[str, Any]) -> tuple[str, str]:
         return run["experiment"], run["size"]
@@ -47,7 +50,7 @@ def with_missing(
 
 
 def overview(rows: Iterable[dict[str, Any]]) -> list[str]:
-    """A table with one line for each experiment and size: how many runs are in each state, and which methods ran."""
+    """Return the lines of a table: for each experiment and size the runs in each state, and the methods."""
     counts: dict[tuple[str, str], Counter] = {}
     labels: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -63,10 +66,12 @@ def overview(rows: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def comma_list(text: str) -> list[str]:
+    """Return the items of a text, which commas or spaces separate."""
     return [item.strip() for item in text.replace(" ", ",").split(",") if item.strip()]
 
 
 def whole_numbers(text: str) -> list[int]:
+    """Return the whole numbers of a comma list. Raises UserError for anything else."""
     try:
         return [int(item) for item in comma_list(text)]
     except ValueError:
@@ -74,6 +79,7 @@ def whole_numbers(text: str) -> list[int]:
 
 
 def main(given: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code: 0, or 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m harness.status", description=__doc__.splitlines()[0])
     parser.add_argument("--root", default="runs")
     parser.add_argument("--experiment", nargs="*", default=None)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM where no run is open: one line and an exit code. An open run has handlers of its own, which save."""
+"""Handlers of Ctrl-C and SIGTERM while no run is open. An open run has handlers of its own, which save."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ SAID = "stopped; the same command resumes\n"
 
 
 def exit_at_once() -> None:
-    """For the seconds in which torch is imported: nothing is open yet, and an exception would be lost in C code."""
+    """From now on exit with 128 + the signal's number.
+
+    For the import of torch, when no file is open and C code may swallow an exception.
+    """
     for number in SIGNALS:
         signal.signal(number, _exit)
 
 
 def raise_interrupt() -> None:
-    """From then on: KeyboardInterrupt with the signal's number, so that files that are half-written are removed."""
+    """From now on raise KeyboardInterrupt with the signal's number, so that half-written files are removed."""
     for number in SIGNALS:
         signal.signal(number, _raise)
 

@@ -1,7 +1,7 @@
 """A journal that the runs of a sweep share across processes: how many are done, and what failed.
 
-The command that starts the sweep makes a folder, named in the environment; each run appends one line to its journal
-when it begins and when it ends, and prints the progress of all.
+The command that starts the sweep creates the journal and names it in the environment. Each run appends a line when it
+begins and when it ends, and prints the progress of the sweep.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ENDS = ("done", "failed")
 
 @contextmanager
 def journal(runs: int) -> Iterator[Path]:
-    """Open the journal of a sweep; processes that start meanwhile find it in the environment."""
+    """Create the journal of a sweep and yield its path, which child processes find in the environment."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal.jsonl"
         os.environ[JOURNAL] = str(path)
@@ -33,9 +33,9 @@ def journal(runs: int) -> Iterator[Path]:
 
 
 def note(event: str, run: str, message: str = "") -> bool:
-    """Note that a run began or ended ("running", "done", "failed") and print the sweep's progress.
+    """Note that a run began or ended ("running", "done", "failed"); at its end, print the sweep's progress.
 
-    False if there is no journal: the run is not part of a sweep, or its machine does not see the folder.
+    Returns False if there is no journal: the run is not part of a sweep, or its machine does not see the file.
     """
     path = Path(os.environ.get(JOURNAL, ""))
     if not path.is_file():
@@ -47,18 +47,18 @@ def note(event: str, run: str, message: str = "") -> bool:
 
 
 def said_before(message: str) -> bool:
-    """Whether another run of the sweep has failed with this very message."""
+    """Return whether another run of the sweep has failed with the same message."""
     path = Path(os.environ.get(JOURNAL, ""))
     return path.is_file() and any(entry.get("message") == message for entry in entries(path))
 
 
 def entries(path: Path) -> list[dict[str, Any]]:
-    """The journal so far."""
+    """Return all lines of the journal, parsed."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def progress(noted: list[dict[str, Any]]) -> str:
-    """One line: how many runs are done, running and failed, of how many, and the time left."""
+    """Return one line: how many runs are done, running and failed, their total, and the time left."""
     runs, began, durations, failed = noted[0]["runs"], {}, [], 0
     for entry in noted[1:]:
         if entry["event"] == "running":
@@ -68,7 +68,7 @@ def progress(noted: list[dict[str, Any]]) -> str:
             failed += entry["event"] == "failed"
     ended = len(durations)
     line = f"sweep: {ended - failed} done, {len(began)} running, {failed} failed, of {runs or '?'}"
-    # runs that were finished before end at once and tell nothing about those to come
+    # runs that were finished before the sweep end at once; their duration says nothing about the others
     trained = [seconds for seconds in durations if seconds >= 0.1 * max(durations)]
     if runs > ended and trained:
         left = sum(trained) / len(trained) * (runs - ended) / (len(began) + 1)
@@ -77,7 +77,7 @@ def progress(noted: list[dict[str, Any]]) -> str:
 
 
 def failures(noted: list[dict[str, Any]]) -> str:
-    """What failed, each message once with its runs; "" where nothing did."""
+    """Return each message of failure once, with its runs; "" if no run failed."""
     runs: dict[str, list[str]] = {}
     for entry in noted:
         if entry["event"] == "failed":
@@ -96,5 +96,5 @@ def _duration(seconds: float) -> str:
 
 
 def _append(path: Path, entry: dict[str, Any]) -> None:
-    with path.open("a") as handle:  # one short write each: lines of several processes do not mix
+    with path.open("a") as handle:  # a single short write, so that lines of several processes do not mix
         handle.write(json.dumps(entry) + "\n")

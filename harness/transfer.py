@@ -1,4 +1,4 @@
-"""Tensors on their way to the device that trains."""
+"""Copies of tensors from the CPU to the device that trains."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WITHOUT_PINNED_MEMORY = ("cpu", "mps")
 
 
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """The tensor of the CPU on `device`: to a GPU through pinned memory, so that neither side waits for the other."""
+    """Return a CPU tensor on `device`. Copies to a GPU go through pinned memory, so that they are asynchronous."""
     if torch.device(device).type in WITHOUT_PINNED_MEMORY:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

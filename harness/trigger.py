@@ -1,7 +1,7 @@
-"""When the method of a run acts: at the boundaries of its phases or, with `trigger=`, whenever a trigger fires.
+"""Triggers of runs: with `trigger=`, the method acts whenever a trigger fires, not at the boundaries of phases.
 
-A trigger looks at what the script records: vision after every epoch, language and SAC at every evaluation, DQN at every
-line of metrics. Boundaries are not announced to it, and it acts before the next step.
+A trigger sees what the script records: vision after every epoch, language and SAC at every evaluation, DQN at every
+line of metrics. It is not told about boundaries. When it fires, the method acts before the next step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fire_core.methods import Method
 from fire_core.triggers import Cooldown, Deviation, DormantShare, EveryNSteps, Fall, Plateau, Trigger
 
 OFF = "boundary"
-# name -> (the figure that it looks at, how it is made from its settings)
+# name -> (metric that the trigger observes, function of its settings that returns it)
 KINDS: dict[str, tuple[str, Callable[..., Trigger]]] = {
     "every": ("", lambda steps: EveryNSteps(steps)),
     "plateau": ("metric", lambda metric, patience, **how: Plateau(metric, patience, **how)),
@@ -26,7 +26,10 @@ KINDS: dict[str, tuple[str, Callable[..., Trigger]]] = {
 
 
 class Watch:
-    """The acts of one run. `settings`: those of `trigger=`, None where the method acts at boundaries."""
+    """Decides when the method of a run acts, and counts the acts of a trigger.
+
+    settings: those of `trigger=`, None if the method acts at boundaries.
+    """
 
     def __init__(self, settings: Mapping[str, Any] | None) -> None:
         self.name = settings["name"] if settings else OFF
@@ -39,18 +42,21 @@ class Watch:
 
     @property
     def measures(self) -> bool:
-        """Whether every record needs the figures of plasticity and the relative gradient."""
+        """Whether the trigger needs the metrics of plasticity and the relative gradient in every record."""
         return self.name in ("dormancy", "dfi", "rank", "gradient")
 
     def look(self, step: int, figures: Mapping[str, float]) -> None:
-        """Show what was recorded at a step to the trigger."""
+        """Pass the metrics recorded at a step to the trigger. If it fires, the next call of `due` says so."""
         if self.trigger is not None and self.trigger(step, figures):
             seen = f": {self.figure}={figures[self.figure]:.4g}" if self.figure else ""
             self.cause = f"{self.name}{seen} at step {step}"
 
     def due(self, boundary: int | None) -> tuple[int, dict[str, Any]] | None:
-        """(number of the act, what is logged about it) where the method acts now: at `boundary`, the phase that begins, or
-        because the trigger has fired."""
+        """Return (number of the act, values to log about it) if the method acts now, else None.
+
+        Without a trigger it acts at each boundary, and the number is `boundary`: the index of the phase that begins,
+        None if none does. With a trigger it acts once the trigger has fired.
+        """
         if self.trigger is None:
             return None if boundary is None else (boundary, {})
         if not self.cause:
@@ -60,18 +66,20 @@ class Watch:
         return self.acts, {"act": self.acts, "cause": cause}
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state of the trigger and its acts for a checkpoint; {} without a trigger."""
         if self.trigger is None:
             return {}
         return {"acts": self.acts, "cause": self.cause, "trigger": self.trigger.state_dict()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned."""
         if self.trigger is not None:
             self.acts, self.cause = saved["acts"], saved["cause"]
             self.trigger.load_state_dict(saved["trigger"])
 
 
 def make(settings: Mapping[str, Any]) -> Trigger:
-    """The trigger of checked settings."""
+    """Return the trigger of these settings, which `check_trigger` has accepted."""
     given = {key: value for key, value in settings.items() if key not in ("name", "cooldown")}
     trigger = KINDS[settings["name"]][1](**given)
     return Cooldown(trigger, settings["cooldown"]) if settings.get("cooldown") else trigger
@@ -80,10 +88,11 @@ def make(settings: Mapping[str, Any]) -> Trigger:
 def check_trigger(
     chosen: str, settings: dict[str, Any], known: set[str], method: Method
 ) -> dict[str, Any] | None:
-    """The settings that were given a value, None where the method acts at boundaries.
+    """Return the settings of the trigger that are not null; None if the method acts at boundaries.
 
-    known: settings that the trigger `chosen` has.
-    Raises UserError for others, and for a method that cannot act whenever it is told to.
+    chosen: name of the file of conf/trigger. known: settings that it has.
+    Raises UserError for other settings or a missing one, and for a method that acts during training or changes the
+    network's structure.
     """
     name, given = settings["name"], {key: value for key, value in settings.items() if value is not None}
     if name != chosen:

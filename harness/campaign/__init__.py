@@ -1,4 +1,4 @@
-"""A manifest of runs as one command: what will be trained in which order and for how long, then the training itself.
+"""Plan and train all runs of a manifest with one command.
 
 python -m harness.campaign paper --plan
 python -m harness.campaign medium --budget 8h

@@ -35,7 +35,7 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     result = argparse.ArgumentParser(prog="python -m harness.campaign", description=__doc__)
     result.add_argument("manifest", help="paper, medium, smoke or a YAML file like those in conf/campaign")
     result.add_argument("--plan", action="store_true", help="print what would be trained; start nothing")
@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Exit code: 0 done, 1 runs failed, 2 bad input, 75 stopped."""
+    """Run the command line and return the exit code: 0 done, 1 runs failed, 75 stopped. Bad input raises UserError."""
     options = parser().parse_args()
     budget = duration(options.budget) if options.budget else None
     root = Path(options.root)
@@ -139,17 +139,20 @@ def main() -> int:
 
 
 def at_a_time(manifest: Manifest, jobs: int) -> Manifest:
-    """The same manifest with so many runs at a time in every domain."""
+    """Return the manifest with `jobs` runs at a time in every domain."""
     return dataclasses.replace(manifest, at_a_time=dict.fromkeys(manifest.at_a_time, jobs), per_core=())
 
 
 def launcher_of(text: str, gpus: int) -> tuple[str, ...]:
-    """The overrides that choose a Hydra launcher; none where runs are started on this machine."""
+    """Return the overrides that choose the Hydra launcher `text`; none if `text` is empty.
+
+    Raises UserError for an unknown launcher, a missing plugin, other settings than the launcher's, and `gpus` > 1.
+    """
     if not text:
         return ()
     try:
         name, *settings = shlex.split(text)
-    except ValueError:  # empty, or a quotation mark without its other
+    except ValueError:  # empty, or an unclosed quotation mark
         raise UserError(
             f"--launcher {text!r}: give a launcher and its settings, as in 'submitit_slurm hydra.launcher.partition=gpu'"
         ) from None
@@ -172,14 +175,17 @@ def launcher_of(text: str, gpus: int) -> tuple[str, ...]:
 
 
 def on_assumed_machine(manifest: Manifest) -> Manifest:
-    """The same manifest with one process per core of the assumed machine where it says one per core."""
+    """Return the manifest with the cores of the assumed machine, in the domains that run one process per core."""
     cores = assumed()["cores"]
     jobs = {d: cores if d in manifest.per_core else count for d, count in manifest.at_a_time.items()}
     return dataclasses.replace(manifest, at_a_time=jobs)
 
 
 def precision(domain: str, name: str | None) -> tuple[str, ...]:
-    """The override for a precision; none where it is not given or a domain does not have it."""
+    """Return the override for a precision; none if `name` is None or the domain does not have this precision.
+
+    Raises UserError if no domain has it.
+    """
     if name is None:
         return ()
     known = {d: keys(d)["precision"].metadata["choices"] for d in ("vision", "language", "dqn", "sac")}
@@ -191,12 +197,12 @@ def precision(domain: str, name: str | None) -> tuple[str, ...]:
 
 
 def options_of(domain: str, options: Sequence[str]) -> tuple[str, ...]:
-    """The overrides among `options` whose key this domain has."""
+    """Return the overrides among `options` whose key this domain has."""
     return tuple(option for option in options if option.partition("=")[0] in keys(domain))
 
 
 def check_options(options: Sequence[str]) -> None:
-    """Refuse an override whose key no domain has."""
+    """Raise UserError for an override whose key no domain has."""
     known = sorted({key for domain in SCRIPTS for key in keys(domain)})
     for option in options:
         key, equals, _ = option.partition("=")
@@ -207,7 +213,7 @@ def check_options(options: Sequence[str]) -> None:
 
 
 def duration(text: str) -> float:
-    """Seconds of a time as in 90s, 20m, 1.5h or 2d."""
+    """Return the seconds of a time such as 90s, 20m, 1.5h or 2d. Raises UserError for other text."""
     if not (match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)):
         raise UserError(f"--budget {text}: give a number and s, m, h or d, as in 20m or 30h")
     return float(match[1]) * UNITS[match[2]]

@@ -1,4 +1,4 @@
-"""From a manifest in conf/campaign to the list of its runs, in the order in which they are trained."""
+"""Manifests of conf/campaign, and the list of their runs in the order of training."""
 
 from __future__ import annotations
 
@@ -35,8 +35,13 @@ RUNS_KEYS = {"seeds", "methods", "sweep"}
 
 @dataclass(frozen=True)
 class Job:
-    """One run. `rank`: jobs are trained in ascending order. `trunk`: folder of the shared phase 0, None without one.
-    `last_phase`: jobs that agree in it take it over from the first one that is done; None where it is the run's own."""
+    """One run of a manifest.
+
+    arguments: overrides of the script. trunk: folder of the shared phase 0, or None. rank: (turn among the seeds,
+    whether the method is not in `first`, number of the cell, position of the method); jobs are trained in ascending
+    order. minutes: expected duration on a CPU, from the experiment's file. last_phase: fingerprint of a last phase that
+    several jobs share, or None; the first of them trains it and the others adopt it.
+    """
 
     domain: str
     experiment: str
@@ -52,6 +57,7 @@ class Job:
 
     @property
     def name(self) -> str:
+        """`<experiment>/<label>/seed_<n>`."""
         return f"{self.experiment}/{self.folder.parent.name}/{self.folder.name}"
 
     @property
@@ -61,8 +67,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Manifest:
-    """jobs: in the order of training. missing: experiments that do not have the manifest's size. at_a_time: runs side by
-    side, by domain; per_core: the domains in which that is the number of cores."""
+    """The runs of a manifest and how they are trained.
+
+    jobs: in the order of training. missing: experiments without the manifest's size. at_a_time: runs at a time, by
+    domain. per_core: domains in which that is the number of cores. delete_trunks: domains whose trunks are deleted
+    after their last run. afterwards: modules to run once all jobs are done.
+    """
 
     name: str
     size: str
@@ -75,11 +85,12 @@ class Manifest:
 
 
 def load(name: str, root: str, more: Callable[[str], tuple[str, ...]] = lambda domain: ()) -> Manifest:
-    """Read `conf/campaign/<name>.yaml`, or a file of that name, and compose the config of each of its runs.
+    """Return the manifest `name` with all its runs, after composing and checking the config of each.
 
     Args:
+        name: the manifest is `conf/campaign/<name>.yaml`, or the file `name` if that ends in .yaml.
         root: folder of all runs.
-        more: overrides of every run of a domain, as in `precision=bf16`.
+        more: domain -> overrides for every run of it, as in `precision=bf16`.
     """
     content = read(name)
     jobs: list[Job] = []
@@ -129,7 +140,7 @@ def load(name: str, root: str, more: Callable[[str], tuple[str, ...]] = lambda d
 
 
 def read(name: str) -> dict[str, Any]:
-    """The manifest as it is written; UserError for keys that it cannot have."""
+    """Return the content of a manifest's file. Raises UserError if it does not exist or has unknown keys."""
     path = Path(name) if name.endswith(".yaml") else CONF / "campaign" / f"{name}.yaml"
     if not path.is_file():
         known = sorted(file.stem for file in (CONF / "campaign").glob("*.yaml") if file.stem != "assumed")
@@ -152,7 +163,7 @@ def _only(found: dict[str, Any], known: set[str], path: Path) -> None:
 
 
 def sizes_of(experiment: str) -> list[str]:
-    """The sizes of an experiment, those included of the one on which it builds."""
+    """Return the sizes of an experiment, including those of the experiment it builds on."""
     content = yaml.safe_load((CONF / "experiment" / f"{experiment}.yaml").read_text()) or {}
     found = list(content.get("at", {}))
     for base in content.get("defaults", []):
@@ -162,8 +173,11 @@ def sizes_of(experiment: str) -> list[str]:
 
 
 def with_method(domain: str, composed: DictConfig, method: str, typed: list[str]) -> DictConfig:
-    """What the script composes from `typed`. Composing takes Hydra a third of a second, so that all methods of a cell share
-    it, and only their own file is put into its place."""
+    """Return the config that the script composes from `typed`.
+
+    Hydra takes a third of a second to compose a config. All methods of a cell therefore share `composed`, in which only
+    the settings of the method are replaced.
+    """
     if method not in options("method"):
         raise UserError(f"method={method} does not exist{did_you_mean(method, options('method'))}")
     cfg = copy.copy(composed)
@@ -174,7 +188,7 @@ def with_method(domain: str, composed: DictConfig, method: str, typed: list[str]
 
 
 def jobs_of(domain: str, typed: list[str], cfg: DictConfig, ranks: dict[int, tuple[int, ...]]) -> list[Job]:
-    """The runs of this config, one for each seed of `ranks`; no other key differs between seeds."""
+    """Return one job for each seed of `ranks` ({seed: rank}); the seeds differ in no other key of the config."""
     method = create(**cfg.method)
     numbers, trunk = identity(cfg, method)
     later = last_phase(cfg, method, numbers)

@@ -1,4 +1,4 @@
-"""The plan of a campaign as text: per cell runs, work and time, then disk, memory and the order."""
+"""The plan of a campaign as text: runs, work and time of each cell, then disk, memory and the order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.campaign.work import UNITS, assumed
 
 
 def seconds_of(jobs: Sequence[Job], rates: Mapping[str, Rate]) -> dict[str, tuple[float, float]]:
-    """{name of a job: seconds before and after its first boundary}."""
+    """Return {name of a job: seconds before and after its first boundary}."""
     return {
         job.name: (
             job.work.trunk_units / rates[job.experiment].per_second,
@@ -25,7 +25,7 @@ def seconds_of(jobs: Sequence[Job], rates: Mapping[str, Rate]) -> dict[str, tupl
 
 
 def once(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs without the work after the boundary that an earlier job already does."""
+    """Return the jobs with no work after the boundary for those that adopt the last phase of an earlier job."""
     known, result = set[str](), []
     for job in jobs:
         repeated = job.last_phase is not None and job.last_phase in known
@@ -36,7 +36,7 @@ def once(jobs: Sequence[Job]) -> list[Job]:
 
 
 def leaders(jobs: Sequence[Job], trunks: Sequence[Path] = ()) -> set[str]:
-    """The jobs that train phase 0: the first of each trunk, and those that have none."""
+    """Return the names of the jobs that train phase 0: those without a trunk, and the first of each not in `trunks`."""
     known, found = set(trunks), set()
     for job in jobs:
         if job.trunk is None or job.trunk not in known:
@@ -52,7 +52,10 @@ def work_table(
     seconds: Mapping[str, tuple[float, float]],
     first: set[str],
 ) -> str:
-    """A line a cell, in the order of the campaign."""
+    """Return a Markdown table with one row per cell, in the order of the campaign.
+
+    first: names of the jobs that train phase 0.
+    """
     sources = list(dict.fromkeys(rate.source for rate in rates.values()))
     lines = [
         "| experiment | runs | trained | evaluated | per second, one run | process hours | rate |",
@@ -88,7 +91,10 @@ def describe(
     forecast: Forecast,
     first: set[str],
 ) -> str:
-    """The whole plan."""
+    """Return the text of the whole plan.
+
+    done: number of runs finished before. first: names of the jobs that train phase 0.
+    """
     domains = dict.fromkeys(job.domain for job in jobs)
     gpu = max((assumed()["gpu_gb"][d] * manifest.at_a_time[d] for d in domains), default=0)
     of_gpu = f"; of a GPU {gpu} GB (assumed)" if manifest.size == "paper" else ""
@@ -121,7 +127,7 @@ def describe(
 
 
 def short(number: float) -> str:
-    """1234567 as 1.23M."""
+    """Return a number with three digits and a unit: 1234567 as 1.23M."""
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.3g}{letter}"
@@ -129,7 +135,7 @@ def short(number: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """Seconds in the unit that fits."""
+    """Return a duration in seconds, hours or days, with its unit."""
     if seconds < 600:
         return f"{seconds:.0f} s"
     if seconds < 48 * 3600:

@@ -1,4 +1,4 @@
-"""Before a campaign of days: is the driver there, do disk and memory suffice, does every cell make one step here."""
+"""Checks before a campaign: GPU driver, disk, memory, and a first step of every cell."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from harness.campaign.schedule import Forecast
 
 
 def check_machine(forecast: Forecast, root: Path) -> list[str]:
-    """What is wrong with the machine, in one line each."""
+    """Return what is wrong with the machine, one message per problem."""
     wrong = []
     if shutil.which("nvidia-smi") and not torch.cuda.is_available():
         wrong.append(
@@ -38,7 +38,10 @@ def check_machine(forecast: Forecast, root: Path) -> list[str]:
 
 
 def check_cells(jobs: Sequence[Job]) -> list[str]:
-    """Let each cell make one step in a temporary folder, and print what data it found; returns what is wrong, in lines."""
+    """Train one job of each cell up to its first step in a temporary folder and print its data.
+
+    Returns one message for each cell that failed.
+    """
     wrong = []
     for job in one_of_each(jobs):
         with tempfile.TemporaryDirectory() as folder:
@@ -55,7 +58,7 @@ def check_cells(jobs: Sequence[Job]) -> list[str]:
 
 
 def free_disk(path: Path) -> int:
-    """Bytes free on the disk of a folder that may not exist yet."""
+    """Return the free bytes on the disk of a folder that may not exist yet."""
     while not path.exists():
         path = path.parent
     return shutil.disk_usage(path).free

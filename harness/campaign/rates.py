@@ -1,4 +1,4 @@
-"""How fast each cell trains: measured by a probe on this machine, else from its file, else assumed."""
+"""Training rates of cells: measured by a probe on this machine, or else assumed or from the experiment's file."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from harness.config import CONF
 from harness.runs.machine import hardware
 
 POLL_SECONDS = 0.2
-START_SECONDS = 900  # until the first steps: data, compiling
-# What a probe changes, so that it reaches full training soon.
+START_SECONDS = 900  # limit for the first step, which waits for data and compilation
+# Overrides of a probe, with which it reaches full training soon.
 PROBE = {
     "vision": [],
     "language": ["eval_windows=8"],
@@ -29,23 +29,24 @@ PROBE = {
     "sac": ["random_episodes=1", "eval_episodes=1", "eval_limit=20"],
 }
 LEARNING_STARTS = {"dqn": 200, "sac": 100}
-WARM_STEPS = 40  # after that
+WARM_STEPS = 40  # steps of an agent between the start of learning and the measurement
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Units per second of one process, and where the number is from."""
+    """Units per second of one process, and the source of the number."""
 
     per_second: float
     source: str
 
 
 def rate_of(job: Job, probes: Mapping[str, float], processes: int) -> Rate:
-    """The best known rate of a job's cell.
+    """Return the best known rate of a job's cell.
 
     Args:
-        probes: measured on this machine, by `probe_key`.
-        processes: runs at a time, which share an assumed rate.
+        probes: units per second measured on this machine, by `probe_key`.
+        processes: runs at a time. They share the assumed rate of a whole machine.
+    Raises: UserError if nothing is assumed about the precision of the job.
     """
     if (measured := probes.get(probe_key(job))) is not None:
         return Rate(measured, "measured by a probe on this machine")
@@ -71,13 +72,13 @@ def rate_of(job: Job, probes: Mapping[str, float], processes: int) -> Rate:
 
 
 def probe_key(job: Job) -> str:
-    """Cells of one kind of network and one precision train at one rate on one machine."""
+    """Return the key of a job's measured rate: experiment, size, settings that change the speed, and hardware."""
     typed = [a for a in job.arguments if a.split("=")[0] in ("size", "precision", "compile", "channels_last")]
     return " ".join([job.experiment, *typed, "on", hardware()])
 
 
 def probes_in(path: Path) -> dict[str, float]:
-    """The rates measured so far."""
+    """Return the measured rates of a file, {} if it does not exist. Raises UserError if it is damaged."""
     try:
         found = json.loads(path.read_text())
     except FileNotFoundError:
@@ -90,7 +91,10 @@ def probes_in(path: Path) -> dict[str, float]:
 def measure(
     jobs: Sequence[Job], path: Path, at_a_time: Mapping[str, int], seconds: float
 ) -> dict[str, float]:
-    """Train one job of each cell for `seconds`, as many copies at once as the campaign will, and note the rate of one."""
+    """Measure the rate of every cell that has none in `path`, add it to that file, and return all rates.
+
+    A probe trains `at_a_time` copies of one job for `seconds` and takes the rate of the slowest copy.
+    """
     rates = probes_in(path)
     for job in one_of_each(jobs):
         if probe_key(job) in rates:
@@ -103,7 +107,7 @@ def measure(
 
 
 def one_of_each(jobs: Sequence[Job]) -> list[Job]:
-    """The first job of each cell."""
+    """Return the first job of each cell."""
     found: dict[str, Job] = {}
     for job in jobs:
         found.setdefault(job.experiment, job)
@@ -111,7 +115,10 @@ def one_of_each(jobs: Sequence[Job]) -> list[Job]:
 
 
 def probe(job: Job, copies: int, seconds: float) -> float:
-    """Units per second of one of `copies` identical trainings that run side by side."""
+    """Return the units per second of the slowest of `copies` identical trainings that run at the same time.
+
+    Raises UserError if one of them fails or finishes no step within `seconds`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         often = [f"run.checkpoint_seconds={seconds / 4}", "run.checkpoint_share=1"]
         running = [start(job, Path(folder) / str(copy), often) for copy in range(copies)]
@@ -135,19 +142,22 @@ def probe(job: Job, copies: int, seconds: float) -> float:
 
 
 def learning_starts(job: Job) -> int | None:
-    """Where learning begins in a probe of an agent: soon, and before the boundary; a multiple of four environments."""
+    """Return `learning_starts` for a probe of an agent; None for vision and language.
+
+    It comes soon, before the boundary, and is a multiple of 4, for up to four environments.
+    """
     limit = LEARNING_STARTS.get(job.domain)
     return None if limit is None else min(limit, job.work.trunk // 8 * 4)
 
 
 def first_step(job: Job) -> int:
-    """The step from which on a probe shows full training."""
+    """Return the step from which on a probe trains at full speed."""
     begins = learning_starts(job)
     return 1 if begins is None else begins + min(WARM_STEPS, job.work.trunk // 8 * 4)
 
 
 def start(job: Job, home: Path, more: Sequence[str]) -> tuple[subprocess.Popen[bytes], Path]:
-    """The script of a job in a folder of its own, output to `log`."""
+    """Start the script of a job in the new folder `home`, with its output in `home`/log. Returns (process, `home`)."""
     home.mkdir(parents=True)
     typed = [a for a in job.arguments if not a.startswith("run.root=")]
     if (begins := learning_starts(job)) is not None:
@@ -162,9 +172,10 @@ def start(job: Job, home: Path, more: Sequence[str]) -> tuple[subprocess.Popen[b
 
 
 def wait_for_step(process: subprocess.Popen[bytes], home: Path, step: int) -> tuple[int, float]:
-    """The first checkpoint at `step` or later, and when it was written; of a run that has ended before that, its start.
+    """Wait for a checkpoint at `step` or later; return its step and the time at which it was written.
 
-    UserError where the script fails.
+    For a run that has ended and left no such checkpoint, return 0 and the time at which it started. Raises UserError if
+    the script fails or needs more than START_SECONDS.
     """
     until = time.monotonic() + START_SECONDS
     while time.monotonic() < until:
@@ -180,13 +191,13 @@ def wait_for_step(process: subprocess.Popen[bytes], home: Path, step: int) -> tu
 
 
 def end_of(job: Job, home: Path) -> tuple[int, float] | None:
-    """Steps of a whole run, and when it ended; None while it has not."""
+    """Return the steps of a finished run and the time at which it ended; None while it is unfinished."""
     done = next(home.rglob("seed_*/DONE"), None)
     return done and ((job.work.trunk + job.work.fork) // job.work.per_step, done.stat().st_mtime)
 
 
 def newest(home: Path) -> tuple[int, float] | None:
-    """Step and time of the newest checkpoint below a folder."""
+    """Return step and time of the newest checkpoint below a folder, None if there is none."""
     found = []
     for path in home.rglob("checkpoint/step_*.pt"):
         try:
@@ -197,7 +208,7 @@ def newest(home: Path) -> tuple[int, float] | None:
 
 
 def stop(process: subprocess.Popen[bytes], patience: float = 60) -> int:
-    """SIGTERM, on which a run saves and ends; SIGKILL after `patience` seconds."""
+    """Send SIGTERM, on which a run saves and ends, and SIGKILL after `patience` seconds; return the exit code."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:

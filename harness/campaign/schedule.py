@@ -1,7 +1,7 @@
-"""What is trained next, and what a whole campaign takes: one rule, used for the plan and for the training itself.
+"""The order in which jobs start, and a forecast of a campaign's time, disk and memory by the same rule.
 
-A run that starts from a trunk is `ready` when the trunk is there, or when nobody trains it: then this run does. So no run
-waits for a lock. Runs of one domain are trained together, as many at a time as the manifest says.
+A run that starts from a trunk is ready if the trunk is finished, or if no other run trains it: then this run trains it.
+So no run waits for a lock. Runs of one domain are trained together, as many at a time as the manifest says.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ def ready(
     trunks: Collection[Path],
     busy: Collection[Path] = (),
 ) -> list[Job]:
-    """The jobs to start now, in order.
+    """Return the jobs to start now, in order.
 
-    One domain runs at a time, that of the first job. While its jobs wait for a trunk, its later jobs run.
+    One domain runs at a time, that of the first job. While a job waits for its trunk, later jobs of the domain start.
 
     Args:
         waiting: jobs not started, in the order of the campaign.
-        trunks: those that are trained to their end.
-        busy: trunks that another process trains.
+        trunks: finished trunks.
+        busy: trunks that another process is training.
     """
     in_training = {job.trunk for job in running if job.trunk not in trunks} | set(busy)
     domain = next((job.domain for job in [*running, *waiting]), "")
@@ -52,14 +52,17 @@ def ready(
 
 
 def spent_trunks(trunks: Collection[Path], unfinished: Collection[Job]) -> list[Path]:
-    """The trunks that no unfinished job starts from."""
+    """Return the trunks that no unfinished job starts from."""
     wanted = {job.trunk for job in unfinished}
     return sorted(trunk for trunk in trunks if trunk not in wanted)
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Of a whole campaign: seconds, peaks in bytes, and the seconds at which each job ends."""
+    """Duration of a campaign in seconds; peaks of disk and memory and the disk used at its end (left), in bytes.
+
+    ends: {name of a job: second at which it ends}.
+    """
 
     seconds: float
     disk: int
@@ -75,12 +78,12 @@ def simulate(
     delete_trunks: Collection[str] = (),
     trunks: Collection[Path] = (),
 ) -> Forecast:
-    """Play the campaign through without training.
+    """Return the forecast of a campaign, simulated without training.
 
     Args:
-        seconds: of each job, by its name, before and after the first boundary.
-        delete_trunks: domains whose trunks go with their last run.
-        trunks: those that are there already.
+        seconds: {name of a job: seconds before and after its first boundary}.
+        delete_trunks: domains whose trunks are deleted after their last run.
+        trunks: trunks that are finished already.
     """
     waiting, running = list(jobs), dict[Job, None]()
     there, sizes = set(trunks), dict[Path, int]()
@@ -124,9 +127,9 @@ def within(
     budget: float,
     trunks: Collection[Path] = (),
 ) -> list[Job]:
-    """The jobs that fit into `budget` seconds, the first ones first; one that does not fit is left out.
+    """Return the jobs that fit into `budget` seconds, taken in order; jobs that do not fit are skipped.
 
-    A job that needs a trunk pays for it, unless one before it has.
+    The time of a trunk counts for the first job that needs it, unless the trunk is in `trunks`.
     """
     chosen: list[Job] = []
     paid = set(trunks)

@@ -21,11 +21,11 @@ from harness.runs.trunk import FolderLock
 
 POLL_SECONDS = 0.5
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-PATIENCE_SECONDS = 300  # for the checkpoint of a run that is asked to stop
+PATIENCE_SECONDS = 300  # time in which a run that is asked to stop can save
 
 
 class Stopped(Exception):
-    """The campaign was asked to stop, and every run has saved."""
+    """Raised after SIGINT or SIGTERM, once every run has been stopped."""
 
 
 def train(
@@ -38,12 +38,11 @@ def train(
 ) -> list[str]:
     """Train every job that is not done and return the names of those that failed.
 
-    Raises Stopped after SIGINT or SIGTERM.
-
     Args:
-        budget: seconds after which nothing is started any more.
+        budget: seconds after which no further run starts.
         gpus: processes of a language run.
         launcher: overrides that choose a Hydra launcher, as in "hydra/launcher=submitit_slurm".
+    Raises: Stopped after SIGINT or SIGTERM.
     """
     began, failed = time.monotonic(), list[str]()
     waiting = [job for job in jobs if not job.done]
@@ -96,7 +95,7 @@ def train(
 
 @contextmanager
 def asked_to_stop() -> Iterator[list[int]]:
-    """A list that holds the signals that came; runs are in sessions of their own and do not get them."""
+    """Yield a list to which SIGINT and SIGTERM are appended. Runs have their own sessions and do not receive them."""
     asked: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -112,12 +111,12 @@ def asked_to_stop() -> Iterator[list[int]]:
 
 
 def same_cell(one: Job, other: Job) -> bool:
-    """Whether two jobs are of one experiment, one round of seeds and the same part of the methods."""
+    """Return whether two jobs have the same experiment, turn among the seeds and part of the methods."""
     return one.experiment == other.experiment and one.rank[:2] == other.rank[:2]
 
 
 def held(folder: Path) -> bool:
-    """Whether another process trains in this folder."""
+    """Return whether another process is training in this folder."""
     if not folder.exists():
         return False
     lock = FolderLock(folder)
@@ -128,7 +127,7 @@ def held(folder: Path) -> bool:
 
 
 def command(job: Job, gpus: int = 1, launcher: Sequence[str] = ()) -> list[str]:
-    """The command line of a run. With a launcher it is a sweep of one run, which ends when that run has ended."""
+    """Return the command line of a run; with a launcher, that of a sweep of one run, which ends with its run."""
     script = [str(CONF.parent / SCRIPTS[job.domain]), *job.arguments]
     if launcher:
         return [sys.executable, *script, "-m", *launcher]
@@ -145,7 +144,7 @@ def command(job: Job, gpus: int = 1, launcher: Sequence[str] = ()) -> list[str]:
 
 
 def start(job: Job, root: Path, command: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a run; what it prints goes to <root>/campaign/logs/."""
+    """Start a run, with its output in <root>/campaign/logs/, and return its process."""
     log = root / "campaign" / "logs" / f"{job.name.replace('/', '-')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
@@ -164,7 +163,7 @@ def delete_spent(trunks: Collection[Path], unfinished: Collection[Job]) -> None:
 
 
 class Drawing:
-    """Tables and figures, drawn by one process beside the training."""
+    """A queue of tables and figures, drawn by one process at a time while training continues."""
 
     def __init__(self, root: Path, size: str) -> None:
         self.root, self.size = root, size
@@ -172,7 +171,7 @@ class Drawing:
         self.process: subprocess.Popen[bytes] | None = None
 
     def want(self, experiment: str) -> None:
-        """Draw this experiment when there is time."""
+        """Add the tables and the figure of this experiment to the queue."""
         inputs = ["--root", str(self.root), "--size", self.size]
         self.wanted.append(" ".join(["tables", "--experiment", experiment, *inputs]))
         figure = f"fig{experiment.removeprefix('fig')[:1]}" if experiment.startswith("fig") else "probes"
@@ -180,7 +179,7 @@ class Drawing:
         self.wanted = list(dict.fromkeys(self.wanted))
 
     def go(self) -> None:
-        """Start the next drawing unless one is at work."""
+        """Start the next drawing, unless one is running."""
         if (self.process is not None and self.process.poll() is None) or not self.wanted:
             return
         arguments = self.wanted.pop(0).split(" ")
@@ -191,7 +190,7 @@ class Drawing:
             )  # fmt: skip
 
     def finish(self) -> None:
-        """Draw what is left to draw."""
+        """Draw everything that is left in the queue."""
         while self.wanted or self.process is not None:
             self.go()
             if self.process is not None:

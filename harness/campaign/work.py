@@ -1,4 +1,4 @@
-"""How much a run has to do: images, tokens or steps, checkpoints and replay, by arithmetic from its config alone."""
+"""The work of a run: images, tokens or steps, disk and memory, computed from its config alone."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from omegaconf import DictConfig
 
 from harness.config import CONF
 
-# An evaluated image, token or step counts as a third of a trained one: the forward pass alone.
+# An evaluated image, token or step counts as a third of a trained one, because it has no backward pass.
 EVALUATION = 1 / 3
 UNITS = {"vision": "images", "language": "tokens", "dqn": "steps", "sac": "steps"}
-# Bytes of a weight in a checkpoint of a run that can be resumed: the weight and Adam's two averages.
+# Bytes per weight in a checkpoint to resume from (the weight and Adam's two averages) and in the final one.
 RESUMABLE, STORED = 12, 4
 
 
 @dataclass(frozen=True)
 class Work:
-    """Of one run, in the units of its domain. Sizes in bytes.
+    """The work of one run, in the units of its domain (images, tokens or steps). Sizes are in bytes.
 
-    trunk, fork: trained before and after the first boundary. trunk_tests, fork_tests: evaluated meanwhile.
-    operations: of training on one unit, None where it is not known. precision, compile: of training. per_step: units of a
-    step, as checkpoints count them. trunk_bytes: on disk, of the shared phase 0; running_bytes: of the run's folder while
-    it is trained; left_bytes: afterwards. memory: of the process; trunk_memory: what all runs of one trunk read.
+    trunk, fork: units trained before and after the first boundary. trunk_tests, fork_tests: units evaluated meanwhile.
+    operations: floating point operations of training on one unit, None if unknown. per_step: units per step, where a
+    step is what the names of checkpoints count. trunk_bytes: disk of the shared phase 0. running_bytes: disk of the
+    run's folder during training. left_bytes: disk of that folder afterwards. memory: main memory of the process.
+    trunk_memory: main memory that all runs of one trunk share.
     """
 
     trunk: int
@@ -47,26 +48,28 @@ class Work:
 
     @property
     def trunk_units(self) -> float:
+        """Units before the first boundary, with evaluated ones at EVALUATION."""
         return self.trunk + EVALUATION * self.trunk_tests
 
     @property
     def fork_units(self) -> float:
+        """Units after the first boundary, with evaluated ones at EVALUATION."""
         return self.fork + EVALUATION * self.fork_tests
 
 
 @functools.cache
 def assumed() -> dict[str, Any]:
-    """What is assumed where nothing was measured."""
+    """Return conf/campaign/assumed.yaml: what a plan assumes where nothing was measured."""
     return yaml.safe_load((CONF / "campaign" / "assumed.yaml").read_text())
 
 
 def work_of(cfg: DictConfig) -> Work:
-    """The work of the run of this config."""
+    """Return the work of the run of this config."""
     return {"vision": vision, "language": language, "dqn": dqn, "sac": sac}[cfg.domain](cfg)
 
 
 def vision(cfg: DictConfig) -> Work:
-    """Stages as in vision/protocols.py: the images of a stage times its epochs."""
+    """Return the work of a vision run: images times epochs, over the phases of vision/protocols.py."""
     known = assumed()
     train, test = known["images"].get(cfg.data.name, (0, 0))
     everything = known["classes"].get(cfg.data.name, 0)
@@ -96,7 +99,7 @@ def vision(cfg: DictConfig) -> Work:
 
 
 def stages_of(protocol: dict[str, Any], images: int, classes: int) -> list[tuple[int, int]]:
-    """(images, epochs) of each stage of a protocol."""
+    """Return (images, epochs) of each phase of a protocol."""
     name, epochs = protocol["name"], protocol["epochs"]
     if name == "warm_start":
         shares = [protocol["share"], 1.0]
@@ -105,14 +108,14 @@ def stages_of(protocol: dict[str, Any], images: int, classes: int) -> list[tuple
     elif name == "class_incremental":
         new = [len(part) for part in np.array_split(range(classes), protocol["stages"])]
         shares = [seen / classes for seen in np.cumsum(new)] if classes else [0.0] * protocol["stages"]
-    else:  # probes, which do not belong to the paper: every task has `count` images
+    else:  # probes: every task has `count` images
         shares = [(protocol.get("count") or images) / images] * protocol.get("tasks", 2)
     lengths = epochs if isinstance(epochs, Sequence) else [epochs] * len(shares)
     return [(round(share * images), length) for share, length in zip(shares, lengths, strict=True)]
 
 
 def language(cfg: DictConfig) -> Work:
-    """Iterations as in language/schedule.py."""
+    """Return the work of a language run, with the iterations of language/schedule.py."""
     known = assumed()["tokens"]
     a, b = (cfg.corpus[key].train_tokens or known.get(cfg.corpus[key].name, 0) for key in ("a", "b"))
     per_iteration = cfg.accumulation * cfg.batch_size * cfg.model.block
@@ -146,7 +149,10 @@ def language(cfg: DictConfig) -> Work:
 
 
 def dqn(cfg: DictConfig) -> Work:
-    """Steps of all environments; the replay lies in files, in the trunk for the first half and in the run for the second."""
+    """Return the work of a DQN run, in steps of all environments.
+
+    The replay is in files: those of the first half are in the trunk, those of the second half in the run's folder.
+    """
     first, second = cfg.midpoint, cfg.total_steps - cfg.midpoint
     tests = cfg.eval_steps if cfg.compat == "official" else 0
     frame = cfg.env.frame_size**2
@@ -170,7 +176,7 @@ def dqn(cfg: DictConfig) -> Work:
 
 
 def sac(cfg: DictConfig) -> Work:
-    """Agent steps; the replay is in memory, and in every checkpoint."""
+    """Return the work of a SAC run, in agent steps. The replay is in memory and in every checkpoint."""
     first, second = cfg.midpoint, cfg.steps - cfg.midpoint
     tests = cfg.eval_episodes * cfg.eval_limit
     replay = assumed()["sac_transition_bytes"] * min(cfg.replay, cfg.steps)
@@ -191,5 +197,5 @@ def sac(cfg: DictConfig) -> Work:
 
 
 def gigabytes(what: str, domain: str) -> int:
-    """An assumption of conf/campaign/assumed.yaml in bytes."""
+    """Return an assumption of conf/campaign/assumed.yaml that is in GB, in bytes."""
     return round(1e9 * assumed()[what][domain])

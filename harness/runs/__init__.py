@@ -1,4 +1,4 @@
-"""What an experiment needs and a user of the library does not: run folders, checkpoints, trunks, seeds."""
+"""Run folders, checkpoints, trunks and random generators of experiments."""
 
 from harness.runs.record import Run
 from harness.runs.seeding import generator, numpy_generator, seeded

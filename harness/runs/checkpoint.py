@@ -1,4 +1,7 @@
-"""Checkpoints: one file each, written aside and renamed, read back without executing anything."""
+"""Checkpoints of runs: one file each, written under another name and renamed, loaded with weights_only=True.
+
+What several processes write of a checkpoint is in a folder of shards beside the file.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,10 @@ START_OVER = "delete its run folder to start over"
 
 
 def save(folder: Path, step: int, parts: dict[str, Any], *, name: str | None = None, keep: int = 2) -> Path:
-    """Save `parts` (tensors, plain values, containers of them) as `step_<n>.pt`, or as `<name>.pt`, kept for good.
+    """Save `parts` (tensors, plain values, containers of them) as `step_<n>.pt` or `<name>.pt`, and return the path.
 
-    Of the unnamed ones the last `keep` stay. A failed write (disk full, no permission) leaves the old ones untouched.
+    Named checkpoints stay, and the last `keep` unnamed ones. Raises UserError if the file cannot be written (disk full,
+    no permission); older checkpoints are then untouched.
     """
     check_keep(keep)
     path = folder / (f"{name}.pt" if name else f"{_stem(step)}.pt")
@@ -41,12 +45,12 @@ def save(folder: Path, step: int, parts: dict[str, Any], *, name: str | None = N
 
 
 def shards(folder: Path, step: int, name: str | None = None) -> Path:
-    """A free folder for what several processes write of the checkpoint that `save` is then given, as `parts["shards"]`."""
+    """Return the path of a new folder for the shards of a checkpoint; `save` expects its name as `parts["shards"]`."""
     return folder / f"{name or _stem(step)}.{secrets.token_hex(4)}.shards"
 
 
 def drop_shards(folder: Path, stem: str = "", kept: str = "") -> None:
-    """Delete the shards of checkpoints that are gone, and those of checkpoint `stem` other than `kept`."""
+    """Delete the shards of checkpoints that no longer exist, and those of checkpoint `stem` except `kept`."""
     for path in folder.glob("*.shards"):
         owner = path.name.split(".")[0]
         if not (folder / f"{owner}.pt").exists() or (owner == stem and path.name != kept):
@@ -54,14 +58,14 @@ def drop_shards(folder: Path, stem: str = "", kept: str = "") -> None:
 
 
 def _reason(error: Exception, folder: Path) -> str:
-    """The system's words; PyTorch's writer hides a full disk in an internal message, so there the free space."""
+    """Return why a write failed: the system's message, or the free space where PyTorch's message hides a full disk."""
     if isinstance(error, OSError) or not folder.is_dir():
         return str(error)
     return f"the file could not be written in full, {shutil.disk_usage(folder).free / 1e6:,.0f} MB of disk are free"
 
 
 def check_keep(keep: int) -> None:
-    """Refuse a number of checkpoints that would keep none."""
+    """Raise UserError unless `keep` is a whole number, 1 or more."""
     if not isinstance(keep, int) or keep < 1:
         raise UserError(
             f"run.keep={keep!r}: give a whole number, 1 or more; the last checkpoint always stays"
@@ -69,15 +73,16 @@ def check_keep(keep: int) -> None:
 
 
 def latest(folder: Path) -> Path | None:
-    """Newest numbered checkpoint of a folder."""
+    """Return the newest unnamed checkpoint of a folder, None if there is none."""
     numbered = _numbered(folder)
     return numbered[-1] if numbered else None
 
 
 def load(path: Path, device: str | torch.device = "cpu", remedy: str = "") -> dict[str, Any]:
-    """Read a checkpoint; weights-only loading, so a file from elsewhere can hold data but no code.
+    """Return the parts of a checkpoint. weights_only=True ensures that a file from elsewhere executes no code.
 
-    `remedy` ends the message where the file is missing or damaged, if not what suits a run's own.
+    `parts["shards"]`, if present, is the whole path of that folder. Raises UserError if the file is missing or damaged;
+    `remedy` replaces the advice at the end of the message.
     """
     remedy_damaged = remedy or f"delete it to resume from the one before, or {START_OVER}"
     try:
@@ -106,7 +111,7 @@ def _numbered(folder: Path) -> list[Path]:
 
 
 def check_owner(path: Path, parts: dict[str, Any], owner: str | None) -> None:
-    """Refuse the checkpoint of another config; those of earlier versions do not tell."""
+    """Raise UserError if a checkpoint names another config; those of earlier versions name none."""
     if not isinstance(parts.get("_metrics_bytes"), int):
         raise UserError(f"checkpoint {path} is not a checkpoint of a run: delete it, or {START_OVER}")
     known = parts.get("_identity")
@@ -118,7 +123,7 @@ def check_owner(path: Path, parts: dict[str, Any], owner: str | None) -> None:
 
 
 def identity_of(folder: Path) -> str | None:
-    """Return the identity of the run in `folder`: from meta.json, or from a checkpoint if that file is lost or damaged."""
+    """Return the identity of the run in `folder`, from meta.json or else from a checkpoint; None if neither has it."""
     identity = read_meta(folder).get("identity")
     if isinstance(identity, str):
         return identity

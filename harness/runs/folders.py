@@ -1,4 +1,4 @@
-"""The folders of runs: which there are, what state each run is in, and what its files say."""
+"""The folders of runs: finding them, the state of each run, and its files."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SCRIPTS = {
     "dqn": "rl/dqn/train.py",
     "sac": "rl/sac/train.py",
 }
-RUNNING_SECONDS = 180.0  # a folder without an end marker that was written to this recently counts as running
+RUNNING_SECONDS = 180.0  # a folder with RUNNING that was written to this recently counts as running
 
 
 def find_folders(
     root: str | Path, experiments: Iterable[str] | None = None, size: str | None = None
 ) -> list[Path]:
-    """Every `seed_*` folder below `root` in sorted order; UserError if `root` does not exist."""
+    """Return every `seed_*` folder below `root` in sorted order. Raises UserError if `root` does not exist."""
     root = Path(root)
     if not root.is_dir():
         raise UserError(
@@ -50,8 +50,11 @@ def _seed(path: Path) -> int:
 
 
 def state_of(path: Path) -> str:
-    """`done`, `damaged` (done, but without the metrics that it ended with), `failed`, `running`, or `unfinished` (stopped or
-    killed: the same command resumes it)."""
+    """Return the state of the run in a folder.
+
+    It is `done`, `damaged` (done, but its metrics are lost or changed), `failed`, `running` or `unfinished` (stopped or
+    killed; the same command resumes it).
+    """
     if (path / "DONE").exists():
         metrics, noted = path / "metrics.jsonl", (path / "DONE").read_text(encoding="utf-8").split(" ")[0]
         size = metrics.stat().st_size if metrics.exists() else 0
@@ -62,7 +65,7 @@ def state_of(path: Path) -> str:
 
 
 def _alive(path: Path) -> bool:
-    """The process named in RUNNING exists here, or (on another machine) the folder was written to lately."""
+    """Return whether the process named in RUNNING exists here, or (on another machine) wrote to the folder lately."""
     mark = (path / "RUNNING").read_text(encoding="utf-8").strip()
     if mark.isdigit() and Path("/proc").is_dir() and Path(f"/proc/{mark}").exists():
         return True
@@ -71,7 +74,10 @@ def _alive(path: Path) -> bool:
 
 
 def identify(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
-    """Which run it is and its state, from meta.json and, where that is lost, from the folder's own name."""
+    """Return experiment, size, method, label, seed and status of the run in a folder.
+
+    The method comes from meta.json, or from the label if that file is lost; the other names are those of the path.
+    """
     label, size, experiment = path.parent.name, path.parent.parent.name, path.parent.parent.parent.name
     return {
         "experiment": experiment,
@@ -84,9 +90,9 @@ def identify(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe_run(path: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Everything about a run but its numbers, as one row.
+    """Return everything about a run except its numbers, as one row.
 
-    `dirty`: this run or the first phase that it shares was made, in part at least, from a changed checkout.
+    dirty: whether any start of this run or of its trunk used code that differs from the commit.
     """
     meta = read_meta(path)
     trunk = read_meta(path.parents[3] / "trunks" / meta["trunk"]) if "trunk" in meta else {}
@@ -106,17 +112,17 @@ def describe_run(path: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def starts(meta: dict[str, Any]) -> list[dict[str, Any]]:
-    """What each start of a run was made with, the first one first; a run that was stopped has several."""
+    """Return commit, `dirty` and date of each start of a run, in order; a run that was stopped has several."""
     return [*meta.get("earlier", []), meta] if meta else []
 
 
 def _commits(meta: dict[str, Any]) -> str:
-    """The commits of all starts, as a rule one."""
+    """Return the commits of all starts, without repetition."""
     return " ".join(dict.fromkeys(str(start.get("commit") or "unknown")[:10] for start in starts(meta)))
 
 
 def command_of(meta: dict[str, Any]) -> str:
-    """The command of one run without its seed; where data lies is a matter of one machine."""
+    """Return the command of a run without its seed, and with FOLDER for folders of data, which differ by machine."""
     if "overrides" not in meta:  # of earlier versions
         return str(meta.get("command") or "")
     parts = [f"{key}={meta.get(key)}" for key in ("experiment", "size", "method")]
@@ -127,13 +133,13 @@ def command_of(meta: dict[str, Any]) -> str:
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """meta.json of a run or trunk, {} where it is absent or damaged."""
+    """Return the content of meta.json of a run or trunk, {} if it is missing or damaged."""
     meta = read_json(path / "meta.json")
     return meta if isinstance(meta, dict) else {}
 
 
 def read_json(path: Path) -> Any:
-    """The parsed file, or None if it is absent or torn."""
+    """Return the content of a JSON file, None if it is missing or damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -141,7 +147,7 @@ def read_json(path: Path) -> Any:
 
 
 def _name(value: Any) -> str:
-    """A readable text of a name, a list of names or a mapping with the name of something or of a game."""
+    """Return a readable text for a name, a list of names, or a mapping that has a `name` or `game`."""
     if isinstance(value, dict):
         return str(
             value.get("name")
@@ -154,7 +160,7 @@ def _name(value: Any) -> str:
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """(records, number of torn lines) of a JSON-lines file."""
+    """Return (records, number of damaged lines) of a JSON-lines file."""
     lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
     try:
         found = json.loads(b"[" + b",".join(lines) + b"]", parse_constant=_no_number)
@@ -172,7 +178,7 @@ def _parsed(line: bytes) -> Any:
 
 
 def _no_number(name: str) -> None:
-    """NaN and infinities, which Python's own writer puts into JSON, are no numbers."""
+    """Return None for NaN and infinities, which Python writes into JSON although the format has none."""
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:
@@ -181,7 +187,7 @@ def write_config(folder: Path, config: dict[str, Any]) -> None:
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """The resolved configuration of a run, {} if it was not written."""
+    """Return the resolved configuration of a run, {} if it was not written. Raises UserError if it is damaged."""
     file = Path(path) / "config.yaml"
     if not file.exists():
         return {}
@@ -196,12 +202,12 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def read_boundaries(path: str | Path) -> list[dict[str, Any]]:
-    """The boundary reports of a run in order of phase."""
+    """Return the boundary reports of a run in order of phase."""
     found = [read_json(file) for file in Path(path).glob("boundary_*.json")]
     return sorted((report for report in found if report), key=lambda report: report.get("phase", 0))
 
 
 def read_timing(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of timing.jsonl; they vary from run to run and never enter a comparison of accuracy."""
+    """Return the records of timing.jsonl, [] without that file. They differ between repetitions of a run."""
     file = Path(path) / "timing.jsonl"
     return read_lines(file)[0] if file.exists() else []

@@ -1,4 +1,4 @@
-"""Where and with what a run was made."""
+"""Commit, versions and hardware of a run, for meta.json."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from harness.runs.folders import read_meta
 
 
 def describe() -> dict[str, Any]:
-    """Commit, versions, hardware, command and start time, as plain values for meta.json.
+    """Return commit, versions, hardware, command and start time as plain values for meta.json.
 
-    `dirty`: a Python or YAML file differs from the commit, or is not in it.
+    dirty: whether a Python or YAML file differs from the commit or is not part of it.
     """
     return {
         "commit": _git("rev-parse", "HEAD"),
@@ -35,7 +35,7 @@ def describe() -> dict[str, Any]:
 
 
 def write_meta(folder: Path, facts: dict[str, Any]) -> None:
-    """meta.json of a start: `facts` and `describe()`. What earlier starts were made with stays under `earlier`."""
+    """Write meta.json at the start of a run: `facts`, `describe()`, and in `earlier` the commits of earlier starts."""
     before = read_meta(folder)
     try:
         start = {key: before[key] for key in ("commit", "dirty", "started")}
@@ -47,7 +47,7 @@ def write_meta(folder: Path, facts: dict[str, Any]) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of what numbers depend on, where it is installed: another release of a simulator may play otherwise."""
+    """Return the versions of Python and of the installed packages that numbers depend on, such as simulators."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
     for package in ("torchvision", "gymnasium", "ale-py", "mujoco"):
         try:
@@ -58,7 +58,7 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> str:
-    """The GPU if there is one, otherwise the processor, with the number of cores."""
+    """Return number and name of the GPUs if there are any, otherwise the processor and its number of cores."""
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     return f"{_processor()}, {os.cpu_count()} cores"

@@ -1,4 +1,4 @@
-"""metrics.jsonl: lines that are appended, and cut off again after the checkpoint from which a run resumes."""
+"""metrics.jsonl, the log of a run. On resuming, lines that are newer than the checkpoint are cut off."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ METRICS = "metrics.jsonl"
 
 
 class MetricsFile:
-    """The metrics of one folder, opened for appending. Methods raise RuntimeError before `open_at`."""
+    """The metrics of one folder, opened for appending.
+
+    `append` and `to_disk` raise RuntimeError before `open_at` or `open_copy`.
+    """
 
     def __init__(self) -> None:
         self._handle: Any = None
 
     def open_at(self, folder: Path, size: int) -> None:
-        """Open the file for appending after its first `size` bytes, which a checkpoint counts. The rest is cut off."""
+        """Open the file for appending after its first `size` bytes, the number in the checkpoint; cut off the rest.
+
+        Raises UserError if the file is shorter.
+        """
         self.close()
         path = folder / METRICS
         path.touch()
@@ -29,19 +35,19 @@ class MetricsFile:
         self._handle.seek(size)
 
     def open_copy(self, source: Path, folder: Path, size: int) -> None:
-        """Begin with the first `size` bytes of the metrics in another folder."""
+        """Open the file for appending after a copy of the first `size` bytes of the metrics in `source`."""
         check_size(source / METRICS, size)
         with (source / METRICS).open("rb") as lines:
             (folder / METRICS).write_bytes(lines.read(size))
         self.open_at(folder, size)
 
     def append(self, values: dict[str, Any]) -> None:
-        """One line; NaN and infinity become null."""
+        """Append one line, with null for NaN and infinity."""
         self._file.write(as_line(values, allow_nan=False).encode())
         self._file.flush()
 
     def to_disk(self) -> int:
-        """Wait until every line is on the disk, for a checkpoint must not outlive the lines it counts; returns the size."""
+        """Wait until every line is on the disk and return the size in bytes, which the next checkpoint stores."""
         self._file.flush()
         os.fsync(self._file.fileno())
         return self._file.tell()
@@ -59,7 +65,7 @@ class MetricsFile:
 
 
 def check_size(path: Path, size: int) -> None:
-    """Refuse to resume from a checkpoint whose metrics are lost."""
+    """Raise UserError if the file has fewer than the `size` bytes that a checkpoint counts."""
     actual = path.stat().st_size if path.is_file() else 0
     if actual < size:
         raise UserError(
@@ -69,16 +75,17 @@ def check_size(path: Path, size: int) -> None:
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """All lines of a finished run."""
+    """Return all lines of a finished run, parsed."""
     return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
 
 
 def as_line(values: dict[str, Any], *, allow_nan: bool = True) -> str:
+    """Return the values as one line of JSON."""
     return json.dumps({name: plain(value) for name, value in values.items()}, allow_nan=allow_nan) + "\n"
 
 
 def plain(value: Any) -> Any:
-    """Tensors and numpy scalars as Python numbers; NaN and infinity as null, which JSON has."""
+    """Return a tensor or numpy value as Python numbers, and NaN or infinity as None (null in JSON)."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):

@@ -1,4 +1,4 @@
-"""One run, one folder: identity, metrics, checkpoints, signals, and the way through the trunk.
+"""A run and its folder: identity, metrics, checkpoints, signals and the trunk.
 
 run = Run.open(config, root="runs", experiment=..., size=..., label="fire", seed=1, trunk=phase_0_config)
 if run.finished: return
@@ -33,15 +33,15 @@ from harness.runs.signals import STOPPED, StopRequest
 from harness.runs.tracker import Tracker, open_tracker
 from harness.runs.trunk import FolderLock, fingerprint, same_last_phase
 
-WAIT_SECONDS = 0.5  # between looks at the lock of a trunk that another run trains
+WAIT_SECONDS = 0.5  # between two attempts to take a lock
 
 
 class FinishedElsewhere(Exception):
-    """Another process has finished this very run while this one waited for it."""
+    """Raised when another process has finished the run while this one waited for its folder."""
 
 
 class Run:
-    """See the module's docstring. `place` is where metrics and checkpoints go now: the trunk's folder, or the run's own."""
+    """One run, used as above. Its metrics and checkpoints go to `place`: the trunk's folder or the run's own."""
 
     def __init__(self, folder: Path, config: dict[str, Any], meta: dict[str, Any]) -> None:
         self.folder = folder
@@ -60,8 +60,8 @@ class Run:
         self._trunk_lock: FolderLock | None = None
         self._stop = StopRequest()
         self._saved_at = (time.monotonic(), 0)
-        self._due_at: float | None = None  # since when the next checkpoint is being made
-        self._saving_took = 0.0  # seconds of the latest one
+        self._due_at: float | None = None  # when `due` last asked for a checkpoint
+        self._saving_took = 0.0  # seconds that the latest checkpoint took
         self._complete = False
 
     @classmethod
@@ -82,12 +82,13 @@ class Run:
         keep: int = 2,
         tracker: str = "none",
     ) -> Run:
-        """Find the run's folder; writes nothing yet.
+        """Return the run of this config, after finding its folder. Nothing is written yet.
 
         Args:
-            config: resolved config without anything that cannot change numbers; its hash is the run's identity. Where
-                the folder of this name belongs to another config, the run gets a folder with the hash in its name.
-            trunk: what phase 0 depends on, where phase 0 may be shared; None to train it in this run.
+            config: resolved keys that can change numbers; their hash is the run's identity. If the folder of this name
+                belongs to another config, the run gets a folder with the hash in its name.
+            trunk: settings that phase 0 depends on, if it may be shared; None to train it in this run.
+            meta: further entries of meta.json. The other arguments are keys of harness/schema.py.
         """
         checkpoints.check_keep(keep)
         identity = fingerprint(config)
@@ -110,12 +111,12 @@ class Run:
 
     @property
     def stop_signal(self) -> str | None:
-        """Name of the signal that asks this run to save and stop."""
+        """Name of the signal that asks this run to save and stop, None if none has come."""
         return self._stop.name
 
     @property
     def finished(self) -> bool:
-        """Whether this run is complete already. If so, it prints that."""
+        """Whether this run is complete already; prints that it is. Raises UserError if its metrics have changed."""
         if not self._is_done():
             return False
         meta, here, note = read_meta(self.folder), describe(), ""
@@ -169,9 +170,10 @@ class Run:
             self._lock.release()
 
     def resume(self, fork: str | None = None) -> dict[str, Any] | None:
-        """Newest own checkpoint; else the end of the trunk (or its checkpoint `fork`); else the trunk's newest; else None.
+        """Return the parts of the checkpoint to resume from, None if training starts from scratch.
 
-        Metrics written after that checkpoint are cut off, so the file ends up as if nothing had happened.
+        That is the newest checkpoint of this run; else the end (or checkpoint `fork`) of its finished trunk; else the
+        newest of the unfinished trunk, which this run then trains. Metrics after the checkpoint are cut off.
         """
         path = checkpoints.latest(self.folder / "checkpoint")
         if path is None and self.trunk is not None:
@@ -179,25 +181,25 @@ class Run:
         return self._load(path)
 
     def log(self, **values: Any) -> None:
-        """One line of metrics.jsonl. Deterministic values only: time goes to `timing`."""
+        """Append one line to metrics.jsonl. Values must be deterministic: durations go to `timing`."""
         self._metrics.append(values)
         if self._tracker is not None:
             self._tracker.log(values)
 
     def timing(self, **values: Any) -> None:
-        """One line of timing.jsonl: seconds, throughput, memory; not part of the run's identity."""
+        """Append one line to timing.jsonl: seconds, throughput, memory, which differ between repetitions of a run."""
         with (self.place / "timing.jsonl").open("a") as handle:
             handle.write(as_line(values))
 
     def boundary(self, index: int, report: Report, **cause: Any) -> None:
-        """Keep the report of boundary `index`, or of that act of a trigger, as boundary_<index>.json."""
+        """Write the report of boundary `index`, or of act `index` of a trigger, as boundary_<index>.json."""
         text = json.dumps({"phase": index, **cause, **report.to_dict()}, indent=1)
         write_atomic(self.folder / f"boundary_{index}.json", text)
 
     def due(self, step: int) -> bool:
-        """Whether to save now: the interval is over (seconds or steps), or a signal asks to stop.
+        """Return whether to save now: the interval (seconds or steps) is over, or a signal asks to stop.
 
-        The interval is longer where saving took more than `checkpoint_share` of it.
+        The interval in seconds grows if saving took more than `checkpoint_share` of it.
         """
         if self.stop_signal is not None:
             return True
@@ -210,11 +212,11 @@ class Run:
         return due
 
     def shards(self, step: int, name: str | None = None) -> Path:
-        """Folder in which several processes write their parts of the next checkpoint."""
+        """Return a new folder in which several processes write their parts of the next checkpoint."""
         return checkpoints.shards(self.place / "checkpoint", step, name)
 
     def save(self, step: int, parts: dict[str, Any], name: str | None = None) -> None:
-        """Write a checkpoint; after a signal, end the process with exit code 75."""
+        """Write a checkpoint. If a signal asks to stop and the checkpoint has no name, exit with code 75."""
         parts = {**parts, "_metrics_bytes": self._metrics.to_disk(), "_identity": self._owner()}
         path = checkpoints.save(self.place / "checkpoint", step, parts, name=name, keep=self.keep)
         self._saved_at = (time.monotonic(), step)
@@ -228,11 +230,11 @@ class Run:
             sys.exit(STOPPED)
 
     def leave_trunk(self, step: int, parts: dict[str, Any], fork: str | None = None) -> dict[str, Any] | None:
-        """End of phase 0: publish it for the other methods and continue in the run's own folder.
+        """End phase 0: finish the trunk for the other methods and continue in the run's own folder.
 
-        Returns the trunk's checkpoint `fork` where one is named, to be loaded by the caller; else None. Without a trunk
-        it saves nothing, but a named fork is read from the own folder in the same way; the caller should save at once, for
-        the numbered checkpoints are gone.
+        Returns the parts of checkpoint `fork`, which the caller must load; None if `fork` is None. A run without a
+        trunk saves nothing here and reads `fork` from its own folder. In that case its unnamed checkpoints are deleted,
+        so the caller should save at once.
         """
         if self.trunk is not None and self.place == self.trunk:
             self.save(step, parts, name="end")
@@ -253,17 +255,17 @@ class Run:
         return self._load(self.folder / "checkpoint" / f"{fork}.pt")
 
     def adopt_last_phase(self, boundary: dict[str, Any], step: int) -> dict[str, Any] | None:
-        """The last phase of a finished run that is the same as this one's, entered here as if it had been trained again.
+        """Copy the metrics of the last phase from a finished run in which that phase is the same.
 
-        The runs of one seed after a method that forgets differ before their boundary alone. The other run is taken only
-        if it stood at the same values right after its boundary. Which one it was is told in meta.json.
+        After a method that forgets all training before it, runs of one seed differ only before the boundary. The values
+        right after it must be equal. meta.json names the other run.
 
         Args:
-            boundary: what was logged at the boundary.
-            step: optimizer steps until then.
+            boundary: values logged at the boundary of this run.
+            step: optimizer steps before the boundary.
 
         Returns:
-            Parts of its final checkpoint and the last line of its metrics; None where there is no such run.
+            Parts of the other run's final checkpoint, and `last`, the last line of its metrics; None if there is none.
         """
         found = same_last_phase(self.folder, self.meta.get("last_phase"), boundary)
         if found is None:
@@ -286,7 +288,7 @@ class Run:
     # -- the rest is not for callers
 
     def _end(self) -> None:
-        """Close the files of a run that ended without an error; DONE where it called `finish`."""
+        """Close the files of a run that ended without an error, and write DONE if it called `finish`."""
         self._close()
         if self._complete:
             size = (self.folder / METRICS).stat().st_size
@@ -296,13 +298,13 @@ class Run:
             checkpoints.drop_shards(self.folder / "checkpoint")
 
     def _note_failure(self, error: Exception) -> None:
-        """Write FAILED with the traceback. If that fails, as on a full disk, keep silent about it."""
+        """Write FAILED with the traceback, unless the disk is full."""
         text = f"{error}\n\n" + "".join(traceback.format_exception(error))
         with contextlib.suppress(OSError):
             write_atomic(self.folder / "FAILED", text)
 
     def _is_done(self) -> bool:
-        """Whether the folder has DONE and the metrics that it counts. DONE alone does not make a finished run."""
+        """Return whether the folder has DONE and the metrics that it counts. A DONE without metrics is deleted."""
         done, metrics = self.folder / "DONE", self.folder / METRICS
         if not done.exists():
             return False
@@ -319,7 +321,7 @@ class Run:
         return True
 
     def _wait_for_others(self) -> None:
-        """Take the folder's lock. While another process trains this run, wait for it."""
+        """Take the folder's lock, after any process that trains this run; FinishedElsewhere if that has finished it."""
         said = False
         while not self._lock.acquire(wait=False):
             if not said:
@@ -377,7 +379,7 @@ class Run:
         return parts
 
     def _owner(self) -> str | None:
-        """Whose checkpoints lie in `place`: the trunk's, or this run's."""
+        """Return the identity of the checkpoints in `place`: the trunk's or this run's."""
         in_trunk = self.trunk is not None and self.place == self.trunk
         return self.place.name if in_trunk else self.meta.get("identity")
 

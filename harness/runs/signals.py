@@ -12,17 +12,19 @@ SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGINT", "SIGUSR1") if 
 
 
 class StopRequest:
-    """Between `watch` and `unwatch`, `name` is the signal that came; a second Ctrl-C raises KeyboardInterrupt."""
+    """Notes the `name` of a signal between `watch` and `unwatch`; a Ctrl-C after that raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.name: str | None = None
         self._before: dict[int, Any] = {}
 
     def watch(self) -> None:
+        """Install the handlers."""
         for number in SIGNALS:
             self._before[number] = signal.signal(number, self._note)
 
     def unwatch(self) -> None:
+        """Restore the handlers that were there before."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

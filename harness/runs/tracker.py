@@ -1,6 +1,6 @@
-"""One-way mirrors of metrics.jsonl to a tracker. Off by default; the file stays the record.
+"""Copies of metrics.jsonl in a tracker. Off by default; the file stays the record.
 
-A mirror begins with its process: a run that is resumed, or forked from a trunk, is a new run there.
+A tracker gets only the lines that its own process logs, so none from before a resume or from a trunk of another run.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from fire_core.errors import UserError
 
 
 class Tracker(Protocol):
-    """What a mirror must do."""
+    """The interface of a tracker."""
 
     def log(self, values: dict[str, Any]) -> None: ...
     def close(self) -> None: ...
 
 
 def open_tracker(name: str, folder: Path, config: dict[str, Any]) -> Tracker:
-    """Mirror `name`: tensorboard, trackio or wandb; the package is imported only here."""
+    """Return the tracker `name` (tensorboard, trackio or wandb), whose package is imported only here.
+
+    Raises UserError for an unknown name or a missing package.
+    """
     kinds: dict[str, Callable[[str, Path, dict[str, Any]], Tracker]]
     kinds = {"tensorboard": _TensorBoard, "trackio": _Project, "wandb": _Project}
     if name not in kinds:
@@ -47,7 +50,7 @@ class _TensorBoard:
 
 
 class _Project:
-    """wandb, and trackio, which has the same three calls."""
+    """wandb or trackio, which has the same three calls."""
 
     def __init__(self, name: str, folder: Path, config: dict[str, Any]) -> None:
         import importlib

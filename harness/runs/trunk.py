@@ -1,4 +1,4 @@
-"""Trunks: phase 0, trained once for all methods that do nothing in it, and forked by each."""
+"""Trunks: phase 0, trained once and shared by all methods that do nothing in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.runs.metrics import plain
 
 
 def fingerprint(config: Any, length: int = 12) -> str:
-    """Hash of plain values, independent of the order of keys."""
+    """Return the first `length` hex digits of a SHA-256 of plain values, whatever the order of keys."""
     text = json.dumps(config, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
@@ -24,10 +24,10 @@ def fingerprint(config: Any, length: int = 12) -> str:
 def same_last_phase(
     folder: Path, last_phase: str | None, boundary: dict[str, Any]
 ) -> tuple[Path, list[dict[str, Any]]] | None:
-    """A finished run of the same seed whose last phase is that of the run in `folder`: its folder and the metrics of that
-    phase, from the boundary's line on.
+    """Return a finished run of the same seed whose last phase is that of the run in `folder`; None if there is none.
 
-    It must have the same fingerprint `last_phase`, and have stood at the same values right after its boundary.
+    It must have the same fingerprint `last_phase` and the same values `after_*` of `boundary`. The result is its folder
+    and the metrics of that phase, from the line of the boundary on.
     """
     after = {key: plain(value) for key, value in boundary.items() if key.startswith("after_")}
     for path in sorted(folder.parents[3].glob(f"*/*/*/{folder.name}/meta.json")):
@@ -47,14 +47,17 @@ def same_last_phase(
 
 
 class FolderLock:
-    """Exclusive lock on a folder, released by the system when the process ends, however it ends."""
+    """An exclusive lock on a folder. The system releases it when the process ends, even if it is killed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = FileLock(folder / ".lock", thread_local=False)
 
     def acquire(self, *, wait: bool) -> bool:
-        """Take the lock; without `wait`, False at once where another process holds it."""
+        """Take the lock and return True. Without `wait`, return False at once if another process holds it.
+
+        Raises UserError if the folder cannot be written.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=-1 if wait else 0)
