@@ -113,7 +113,7 @@ def resolve(
     checked["method"] = without_added(method, checked["method"])
     known = OmegaConf.load(CONF / "trigger" / f"{choices['trigger']}.yaml").keys()
     trigger = check_trigger(choices["trigger"], checked.pop("trigger"), set(known), method)
-    if "protocol" in checked:  # each protocol has some of the settings
+    if "protocol" in checked:  # settings that a protocol does not have are null
         checked["protocol"] = {key: value for key, value in checked["protocol"].items() if value is not None}
     resolved = OmegaConf.create(checked | {"domain": domain} | ({"trigger": trigger} if trigger else {}))
     OmegaConf.set_readonly(resolved, True)

@@ -82,7 +82,7 @@ PACKAGES = {  # domain -> [(module, distribution, extra that installs it, needed
         ("hydra_plugins.hydra_submitit_launcher", "hydra-submitit-launcher", "slurm", False),
     ],
 }
-TARGETS = {  # of the Makefile, by extra
+TARGETS = {  # extra -> command that installs it
     "suite": "make install",
     "humanoid": "make install-sac",
     **{extra: f"make install-{extra}" for extra in ("vision", "language", "dqn", "sac", "control", "ray")},

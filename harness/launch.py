@@ -210,9 +210,9 @@ def phase_0(domain: str, numbers: dict[str, Any]) -> dict[str, Any]:
 
 
 def last_phase(cfg: DictConfig, method: Method, numbers: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the settings that phase 1 of a language run depends on if its method forgets all training before it.
+    """Return the settings that the last phase of a language run depends on if its method forgets all training before.
 
-    `boundary.fork` is not one of them. Returns None for other runs, whose phase 1 depends on what was trained before.
+    `boundary.fork` is not one of them. Returns None for other runs, whose last phase depends on the training before it.
     """
     if cfg.domain != "language" or not method.forgets or cfg.optimizer_state != "clear" or "trigger" in cfg:
         return None
@@ -286,7 +286,7 @@ def pick_device(name: str) -> torch.device:
 def _run(domain: str, task: Callable[[DictConfig], None], cfg: DictConfig) -> None:
     node = HydraConfig.get()
     alone = node.mode is None or node.mode.name != "MULTIRUN"
-    line = " ".join(OmegaConf.to_container(node.overrides.task))  # as typed, ${...} and all
+    line = " ".join(OmegaConf.to_container(node.overrides.task))  # as typed, with ${...}
     sweep.note("running", line)
     try:
         cfg = resolve(domain, cfg, node)
@@ -306,7 +306,7 @@ def _run(domain: str, task: Callable[[DictConfig], None], cfg: DictConfig) -> No
             sys.exit(BAD_INPUT if known else 1)
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         if not sweep.note("failed", line, first):
-            raise  # a job on another machine: its launcher tells
+            raise  # on another machine: the launcher reports it
     else:
         sweep.note("done", line)
         if alone:

@@ -161,7 +161,7 @@ def launcher_of(text: str, gpus: int) -> tuple[str, ...]:
     plugin, target = LAUNCHERS[name]
     try:
         found = importlib.util.find_spec(plugin)
-    except ModuleNotFoundError:  # not even the package that would hold it
+    except ModuleNotFoundError:  # its parent package is missing too
         found = None
     if found is None:
         raise UserError(f"--launcher {name} needs a plugin of Hydra: make {target}")

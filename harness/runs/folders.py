@@ -58,7 +58,7 @@ def state_of(path: Path) -> str:
     if (path / "DONE").exists():
         metrics, noted = path / "metrics.jsonl", (path / "DONE").read_text(encoding="utf-8").split(" ")[0]
         size = metrics.stat().st_size if metrics.exists() else 0
-        return "done" if size and noted in ("", str(size)) else "damaged"  # "": of earlier versions
+        return "done" if size and noted in ("", str(size)) else "damaged"  # "": written by an earlier version
     if (path / "FAILED").exists():
         return "failed"
     return "running" if (path / "RUNNING").exists() and _alive(path) else "unfinished"
@@ -123,7 +123,7 @@ def _commits(meta: dict[str, Any]) -> str:
 
 def command_of(meta: dict[str, Any]) -> str:
     """Return the command of a run without its seed, and with FOLDER for folders of data, which differ by machine."""
-    if "overrides" not in meta:  # of earlier versions
+    if "overrides" not in meta:  # written by an earlier version
         return str(meta.get("command") or "")
     parts = [f"{key}={meta.get(key)}" for key in ("experiment", "size", "method")]
     for override in meta["overrides"]:
