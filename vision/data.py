@@ -1,9 +1,9 @@
-"""Data sets as uint8 tensors on the training device.
+"""Image data sets as uint8 tensors on the training device.
 
     images = load("fashion_mnist", image_size=32, channels=3, device="cpu")
     batch = images.normalise(images.train_images[indices])
 
-`vision.protocols` decides what is trained on when.
+`vision.protocols` selects the images of each phase.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ FASHION_MIRRORS = (
     "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
     "https://dataset.bj.bcebos.com/fashion_mnist/",
 )
-# For each published data set its files: the place below its folder, the addresses in the order in which they are tried,
-# and the MD5 sum that the authors give.
+# The files of each published data set: path below its folder, addresses in the order in which they are tried, and the
+# MD5 sum that the authors publish.
 SOURCES: dict[str, tuple[tuple[str, tuple[str, ...], str], ...]] = {
     "fashion_mnist_full": tuple(
         (FASHION + name, tuple(mirror + name for mirror in FASHION_MIRRORS), md5)
@@ -93,7 +93,7 @@ SOURCES: dict[str, tuple[tuple[str, tuple[str, ...], str], ...]] = {
     ),
 }
 DATA_SETS = ("fashion_mnist", *SOURCES, "image_folder")
-# Data sets that may also come as class folders: number of classes and size of the pictures.
+# Data sets that may also come as class folders: number of classes and pixels per side.
 AS_CLASS_FOLDERS = {"cifar10": (10, 32), "cifar100": (100, 32), "tiny_imagenet": (200, 64)}
 
 
@@ -110,20 +110,21 @@ def load(
     test_per_class: int | None = None,
     device: torch.device | str = "cpu",
 ) -> Images:
-    """Load one of `DATA_SETS` onto `device`.
+    """Return one of `DATA_SETS` on `device`.
 
     Args:
-        name: "fashion_mnist" is the balanced subset that ships with the code; "image_folder" is the user's own.
-        folder: where the data set's files are: as published, or for `AS_CLASS_FOLDERS` and "image_folder" as images in
-            train/<class>/ and test/<class>/. None looks in `root`/<name> and downloads there what is missing.
-        root: downloads, and the decoded copies of image folders.
-        image_size: None keeps the data's own. Larger: black border (fit="pad") or interpolation (fit="resize").
-            Smaller: always interpolation, with antialiasing.
-        channels: 3 repeats grey pictures, 1 takes the luminance of coloured ones.
-        classes: the first so many classes, in the data set's order.
-        train_per_class, test_per_class: the first so many of every class, in the data set's order.
-
-    Raises `UserError`, with what to type, when the data are missing or unreadable.
+        name: "fashion_mnist" is the balanced subset that ships with the code; "image_folder" is the user's own data.
+        folder: the data set's files: as published, or for `AS_CLASS_FOLDERS` and "image_folder" as images in
+            train/<class>/ and test/<class>/. None reads `root`/<name>, and downloads published data that are missing.
+            Not for "fashion_mnist".
+        root: folder of downloads and of decoded copies of image folders.
+        image_size: pixels per side; None keeps the data's own. Smaller images are padded with black (fit="pad") or
+            interpolated (fit="resize"), larger ones interpolated with antialiasing. "image_folder" is always scaled.
+        channels: 3 repeats grey images, 1 takes the luminance of coloured ones; None keeps the data's own
+            (3 for "image_folder").
+        classes: use only this many classes, the first ones.
+        train_per_class, test_per_class: use only this many images of every class, the first ones.
+    Raises: UserError for wrong arguments, for missing or unreadable data, and for fewer images than asked for.
     """
     if name not in DATA_SETS:
         raise UserError(f"data set {name!r} is unknown: use one of {', '.join(DATA_SETS)}")
@@ -144,7 +145,11 @@ def load(
 
 
 def download(name: str, root: str | Path = "data") -> Arrays:
-    """Read a published data set below `root`, after fetching and unpacking what is missing or damaged."""
+    """Return a published data set below `root`, after downloading and unpacking what is missing.
+
+    Damaged files of CIFAR are replaced. Raises UserError if no address answers with the right file, or if the unpacked
+    files are unreadable.
+    """
     place = Path(root) / name
     lock = FolderLock(place)
     lock.acquire(wait=True)  # runs of a sweep may ask for the same data at the same time
@@ -221,7 +226,7 @@ def _read(
 
 
 def _first_classes(name: str, arrays: Arrays, classes: int) -> Arrays:
-    """The images of the first `classes` classes."""
+    """Return the images of the first `classes` classes."""
     if not 2 <= classes <= len(arrays.class_names):
         raise UserError(
             f"data.classes={classes}: {name} has {len(arrays.class_names)} classes, take 2 or more"
@@ -237,7 +242,7 @@ def _first_classes(name: str, arrays: Arrays, classes: int) -> Arrays:
 
 
 def _check_labels(name: str, arrays: Arrays) -> None:
-    """Every class has a training image."""
+    """Raise UserError if a class has no training image."""
     counts = np.bincount(arrays.train_labels, minlength=len(arrays.class_names))
     if not counts.all():
         empty = shown(arrays.class_names[int(counts.argmin())])
@@ -262,7 +267,7 @@ def _prepare(
 
 
 def first_of_each_class(labels: np.ndarray, count: int) -> np.ndarray:
-    """Positions of the first `count` images of every class, in the order of the data set."""
+    """Return the sorted positions of the first `count` images of every class. Raises UserError if a class has fewer."""
     if count < 1:
         raise UserError(f"data takes at least one image per class, not {count}")
     chosen = []

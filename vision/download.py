@@ -1,4 +1,4 @@
-"""Download one file: resumed where the server allows it, checked, and only then given its name."""
+"""Download of one file, resumed if the server allows it, and renamed only after its checksum is right."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ BLOCK = 1 << 20
 
 
 def fetch(urls: Sequence[str], path: Path, md5: str) -> Path:
-    """Download `path` from the first of `urls` that has the right file, unless the right file is there already.
+    """Download `path` from the first of `urls` that has the right file, unless it exists already, and return `path`.
 
-    The bytes go to `<path>.part`, which a later call continues; `path` appears only once the MD5 sum is right (the sum
-    that the data set's authors publish: against accidents, not against malice). A file of another sum at `path` is
-    replaced. Raises `UserError` when no address answers with the right file.
+    The bytes go to `<path>.part`, which a later call continues; `path` appears only once the MD5 sum is right. The sum
+    detects damaged files, not malicious ones. A file with another sum at `path` is replaced. Raises UserError if no
+    address answers with the right file.
     """
     if path.is_file() and checksum(path) == md5:
         return path
@@ -45,13 +45,13 @@ def fetch(urls: Sequence[str], path: Path, md5: str) -> Path:
 
 
 def checksum(path: Path) -> str:
-    """MD5 of a file, in hex."""
+    """Return the MD5 sum of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def _continue(url: str, part: Path) -> None:
-    """Append to `part` what is missing of the file at `url`; start over where the server sends the whole file."""
+    """Append to `part` what is missing of the file at `url`; start over if the server sends the whole file."""
     done = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={done}-"} if done else {})
     try:

@@ -1,4 +1,4 @@
-"""A labelled image data set on one device: uint8 tensors, normalised where they lie."""
+"""Labelled image data sets on one device: uint8 tensors, normalised on that device."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from torch import Tensor
 
 @dataclass
 class Images:
-    """train_images, test_images: (n, channels, size, size) uint8. train_labels, test_labels: (n,) int64.
+    """A labelled image data set, with all tensors on one device.
 
-    classes: number of classes. mean, std: (channels,) float32 of the training pixels scaled to [0, 1]. test_mean,
-    test_std: what test images are normalised with, by default the same.
+    train_images, test_images: (n, channels, size, size) uint8. train_labels, test_labels: (n,) int64. classes: number
+    of classes. mean, std: (channels,) float32 of the training pixels scaled to [0, 1]. test_mean, test_std: the same
+    for the normalisation of test images; None takes mean and std.
     """
 
     name: str
@@ -37,7 +38,10 @@ class Images:
         return self.train_images.shape[-1]
 
     def normalise(self, pictures: Tensor, *, test: bool = False) -> Tensor:
-        """uint8 (n, channels, size, size) -> float32 of mean 0 and deviation 1 over the training set."""
+        """Return uint8 images (n, channels, size, size) as float32, shifted and scaled by mean and std of each channel.
+
+        test: use `test_mean` and `test_std`, if they are given.
+        """
         mean, std = self.mean, self.std
         if test and self.test_mean is not None and self.test_std is not None:
             mean, std = self.test_mean, self.test_std
@@ -50,9 +54,10 @@ class Images:
 
 
 def pixel_statistics(pictures: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of each channel of uint8 pictures scaled to [0, 1], from exact counts.
+    """Return mean and standard deviation of each channel of uint8 images (n, channels, ...) scaled to [0, 1].
 
-    Returns two (channels,) float32 tensors. A channel of one single value gets deviation 1, so that it becomes 0.
+    Both are (channels,) float32 on the CPU, from exact counts. A constant channel gets deviation 1, so that
+    normalisation makes it 0.
     """
     values = torch.arange(256, dtype=torch.float64) / 255
     means, deviations = [], []

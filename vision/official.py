@@ -1,7 +1,7 @@
-"""What the authors' vision code does and ours does not by default: one function for each switch of `compat=official`.
+"""The behaviour of the authors' vision code where ours differs by default: the switches of `compat=official`.
 
-Nothing here reads a setting or keeps state: `vision/train.py` and `vision/protocols.py` call these functions where the
-switch (`schedule`, `splits`, `batch_norm_start`, `normalisation`) says `official`. DEVIATIONS.md lists them.
+The functions read no settings and keep no state. `vision/train.py` and `vision/protocols.py` call them if the switch
+(`schedule`, `splits`, `batch_norm_start`, `normalisation`) is `official`. DEVIATIONS.md lists the switches.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ STATISTICS = {
 
 
 def rate_factor(epoch: int, epochs: int) -> float:
-    """Factor on the learning rate in one epoch (from 0) of a phase of `epochs`.
+    """Return the factor on the learning rate in one epoch (from 0) of a phase of `epochs`.
 
-    A linear rise over the first tenth of the phase, then 1. The rise is keyed to the number of epochs logged before,
-    modulo 100, and a phase logs 100 times: a phase of 1000 epochs reaches 100 after epoch 990, so its last nine epochs
-    run at 0.92, 0.93, ... 0.99 and 0.
+    It rises linearly over the first tenth of the phase and then is 1. The official code logs 100 times per phase, and
+    the rise lasts while the number of logs, modulo 100, is below 10. In a phase of 1000 epochs that number is 100 after
+    epoch 990, so the last nine epochs run at 0.92, 0.93, ... 0.99 and 0.
     """
     logged = -(-100 * epoch // epochs)  # rounded up
     if logged % 100 >= 10:
@@ -48,17 +48,17 @@ def rate_factor(epoch: int, epochs: int) -> float:
 
 
 def image_order(images: Images, seed: int) -> np.ndarray:
-    """Order in which `warm_start` and `continual` take the training images: (n,) int64."""
+    """Return the order in which `warm_start` and `continual` take the training images, (n,) int64."""
     return _orders(images, seed)[0]
 
 
 def class_order(images: Images, seed: int) -> np.ndarray:
-    """Order in which `class_incremental` brings the classes: (classes,) int64."""
+    """Return the order in which `class_incremental` adds the classes, (classes,) int64."""
     return _orders(images, seed)[1]
 
 
 def _orders(images: Images, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Permutations of training images and classes; one of the test images, which nothing uses, is drawn between them."""
+    """Return permutations of training images and classes. One of the test images is drawn in between and not used."""
     stream = np.random.RandomState(seed % 2**32)
     order = stream.permutation(len(images.train_labels))
     stream.permutation(len(images.test_labels))
@@ -67,15 +67,15 @@ def _orders(images: Images, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 @torch.no_grad()
 def pass_zeros(net: nn.Module, channels: int, image_size: int) -> None:
-    """Send two black images through a new net in training mode, which moves the running statistics of batch norms."""
+    """Pass two images of zeros through a new net in training mode, which updates the statistics of batch norm."""
     net.train()
     net(torch.zeros(2, channels, image_size, image_size))
 
 
 def with_statistics(images: Images) -> Images:
-    """The same images, normalised with the constants of the authors' code; data sets without any keep their own.
+    """Return the data set with the mean and deviation of the authors' code; data sets not in STATISTICS keep theirs.
 
-    CIFAR-100's test images are normalised with their own mean and deviation.
+    CIFAR-100's test images have a mean and deviation of their own. Grey images keep theirs.
     """
     if images.name not in STATISTICS or images.channels != 3:
         return images

@@ -3,10 +3,10 @@
     python -m vision.prepare cifar10 cifar100 tiny_imagenet fashion_mnist_full [--root data]
     python -m vision.prepare fashion_mnist
 
-A stopped download is resumed by the same command. Fetching also unpacks, decodes and checks, so training starts at once.
+The same command resumes a stopped download. It also unpacks, decodes and checks the files, so training starts at once.
 
-The second form writes vision/assets/fashion_mnist_subset.npz from fashion_mnist_full: of every class the first 1,000 of
-the 60,000 training images and the first 200 of the 10,000 test images, in the order of the original files.
+The second form writes vision/assets/fashion_mnist_subset.npz from fashion_mnist_full: the first 1,000 training images
+and the first 200 test images of every class, in the order of the original files.
 """
 
 import argparse
@@ -27,7 +27,7 @@ TRAIN_PER_CLASS, TEST_PER_CLASS = 1000, 200
 
 
 def write_subset(full: Arrays, path: Path) -> None:
-    """The shipped subset as a reproducible .npz: LZMA inside, no time stamps."""
+    """Write the shipped subset as a reproducible .npz file, compressed with LZMA and without time stamps."""
     train = first_of_each_class(full.train_labels, TRAIN_PER_CLASS)
     test = first_of_each_class(full.test_labels, TEST_PER_CLASS)
     arrays = {
@@ -44,6 +44,7 @@ def write_subset(full: Arrays, path: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; exits with code 2 if a data set could not be prepared."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

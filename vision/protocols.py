@@ -1,8 +1,8 @@
-"""What is trained on in which phase: pure functions of the data set, the run's seed and the protocol's settings.
+"""Protocols: the data of each phase, as pure functions of the data set, the run's seed and the protocol's settings.
 
-`warm_start`, `continual` and `class_incremental` are the paper's (Figure 2a, b, c); `random_label`, `label_noise`
-and `permuted` are probes of the literature that show a loss of plasticity in minutes. A resumed run calls the same
-functions again: there is no loader state.
+`warm_start`, `continual` and `class_incremental` are the paper's (Figure 2a, b, c). `random_label`, `label_noise` and
+`permuted` are probes from the literature that show a loss of plasticity in minutes. No loader has state: a resumed run
+calls the same functions again.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from vision.images import Images
 
 @dataclass(frozen=True)
 class PhaseData:
-    """The data of one phase; all tensors lie on the data set's device.
+    """The data of one phase, with all tensors on the data set's device.
 
     indices: (n,) int64 into the training set. labels: (n,) int64 in the same order, true ones or the probe's.
-    epochs: length of the phase. seen: (k,) sorted classes trained on so far, None where that is all of them.
-    new: (k,) those of them that come in this phase, None unless `replay` was given.
+    epochs: length of the phase. seen: sorted classes trained on so far, None if the protocol adds no classes.
+    new: those of `seen` that this phase adds, None unless `replay` was given.
     permutation: (height * width,) int64 order of the pixels, None for the usual one. measure: "test" or "train",
-    the accuracy that the protocol is about.
+    the accuracy that matters in this phase.
     """
 
     index: int
@@ -45,7 +45,7 @@ class PhaseData:
     measure: str = "test"
 
     def arrange(self, pictures: Tensor) -> Tensor:
-        """Pictures (n, channels, height, width) with the pixels in this phase's order; the same tensor if none."""
+        """Return images (n, channels, height, width) with their pixels in this phase's order."""
         if self.permutation is None:
             return pictures
         return pictures.flatten(2)[..., self.permutation].view_as(pictures)
@@ -54,9 +54,9 @@ class PhaseData:
 def prepare(
     images: Images, phase: PhaseData, indices: Tensor, labels: Tensor | None = None, *, test: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Normalised pictures, pixels in the phase's order, and their labels (the data set's own if None is given).
+    """Return normalised float32 images (n, channels, height, width), pixels in the phase's order, and their labels.
 
-    `indices` go into the training set, or with `test` into the test set; gathered where the data lie.
+    indices: (n,) into the training set, or with `test` into the test set. labels: (n,); None takes the data set's own.
     """
     pictures, own = (
         (images.test_images, images.test_labels) if test else (images.train_images, images.train_labels)
@@ -69,10 +69,10 @@ def prepare(
 def batch_indices(
     seed: int, phase: int, epoch: int, count: int, batch_size: int, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, ...]:
-    """The batches of one epoch: positions in [0, count), every one once, shuffled, sent to `device` in one transfer.
+    """Return the shuffled batches of one epoch on `device`: int64 positions in [0, count).
 
-    A pure function of its arguments. The last batch may be smaller; a single left-over image joins the batch
-    before it, because batch norm has no variance of one picture.
+    Each position is in exactly one batch, and the arguments alone determine the batches. The last batch may be smaller;
+    a single left-over image joins the batch before it, because batch norm needs two images.
     """
     order = send(torch.randperm(count, generator=generator(seed, "batches", phase, epoch)), device)
     batches = order.split(batch_size)
@@ -84,10 +84,10 @@ def batch_indices(
 def make_phases(
     name: str, images: Images, seed: int, *, splits: str = "ours", **settings: Any
 ) -> list[PhaseData]:
-    """All phases of protocol `name`, in order. Settings are those of the function of that name in this file.
+    """Return all phases of protocol `name`, in order. Settings are those of the function of that name in this file.
 
-    splits: "official" draws the paper's protocols as the authors' code does, so that a seed means the same images.
-    Raises `UserError` for an unknown protocol or setting, and for settings that the data set cannot serve.
+    splits: "official" draws the paper's protocols as the authors' code does, so that a seed selects the same images.
+    Raises UserError for an unknown protocol or setting, and for settings that do not fit the data set.
     """
     if name not in PROTOCOLS:
         raise UserError(f"protocol {name!r} is unknown: use one of {', '.join(PROTOCOLS)}")
@@ -109,7 +109,7 @@ def warm_start(
     epochs: int | Sequence[int] = (1000, 100),
     splits: str = "ours",
 ) -> list[PhaseData]:
-    """A random `share` of the training set first, then all of it (paper, Figure 2a)."""
+    """Return two phases: a random `share` of the training set, then all of it (paper, Figure 2a)."""
     if not 0.0 < share <= 1.0:
         raise UserError(f"protocol.share={share} is outside (0, 1]")
     return _growing(images, seed, "warm_start", [share, 1.0], epochs, splits)
@@ -124,9 +124,9 @@ def continual(
     replay: float | None = None,
     splits: str = "ours",
 ) -> list[PhaseData]:
-    """1/stages of the training set, then 2/stages, ... and all of it; nothing is taken away (paper, Figure 2b).
+    """Return `stages` phases: 1/stages of the training set, then 2/stages, ... and all of it (paper, Figure 2b).
 
-    replay: only this share of what an earlier phase brought stays, the same images from then on.
+    replay: later phases keep only this share of the images that a phase added, always the same ones; None keeps all.
     """
     shares = [(stage + 1) / stages for stage in range(_positive("stages", stages))]
     return _growing(images, seed, "continual", shares, epochs, splits, replay)
@@ -141,11 +141,10 @@ def class_incremental(
     replay: float | None = None,
     splits: str = "ours",
 ) -> list[PhaseData]:
-    """An equal number of new classes each phase, those before kept (paper, Figure 2c).
+    """Return `stages` phases that each add the same number of classes to those before (paper, Figure 2c).
 
-    Which classes come when is a permutation by the run's seed. Where the classes cannot be shared out evenly, the
-    first phases get one more. replay: only this share of the images of each earlier class stays, the same ones from
-    then on.
+    The seed gives the order of the classes. If `stages` does not divide their number, the first phases add one more.
+    replay: later phases keep only this share of the images of each class, always the same ones; None keeps all.
     """
     _share("replay", replay)
     if _positive("stages", stages) > images.classes:
@@ -163,7 +162,7 @@ def class_incremental(
     for index, new in enumerate(np.array_split(order, stages)):
         seen = np.sort(np.concatenate([seen, new]))
         chosen = torch.isin(labels, torch.from_numpy(seen)).nonzero().flatten()
-        # data sets may come class by class, and plasticity is measured on the first images
+        # data sets may be sorted by class, and plasticity is measured on the first images
         mixed = torch.randperm(len(chosen), generator=generator(seed, "class_incremental", index))
         chosen = chosen[mixed]
         classes = {"seen": torch.from_numpy(seen)}
@@ -179,10 +178,10 @@ def class_incremental(
 def random_label(
     images: Images, seed: int, *, tasks: int = 20, count: int = 1000, epochs: int | Sequence[int] = 30
 ) -> list[PhaseData]:
-    """Memorise: `count` fresh images with fresh random labels in each task; train accuracy is what counts.
+    """Return `tasks` phases, each with `count` new images and random labels to memorise; train accuracy is measured.
 
-    Lyle et al. 2023, Kumar et al. 2023. Images come from one shuffle of the training set after another, so that none
-    comes twice before all have come once, where `count` divides their number; else the rest of a shuffle is left out.
+    Lyle et al. 2023, Kumar et al. 2023. Images are taken from one shuffle of the training set after another. If fewer
+    than `count` are left of a shuffle, they are not used.
     """
     lengths = _epochs(epochs, _positive("tasks", tasks))
     result = []
@@ -202,9 +201,9 @@ def label_noise(
     clean: int = 5000,
     epochs: int | Sequence[int] = (30, 30),
 ) -> list[PhaseData]:
-    """Memorise random labels of `noisy` images, then learn the true ones of `clean` images; test accuracy.
+    """Return two phases: random labels of `noisy` images (train accuracy), then true ones of `clean` (test accuracy).
 
-    The clean set holds the noisy images again where it is large enough (past data are kept).
+    Both take the first images of the same shuffle, so the smaller set is part of the larger one.
     """
     lengths = _epochs(epochs, 2)
     first = _fresh(images, seed, "label_noise", 0, noisy)
@@ -224,9 +223,9 @@ def permuted(
     count: int | None = None,
     epochs: int | Sequence[int] = 10,
 ) -> list[PhaseData]:
-    """A new order of the pixels in each task, the same for training and test images; test accuracy.
+    """Return `tasks` phases, each with a new order of the pixels of all images; test accuracy is measured.
 
-    `count` images a task, as in `random_label`; None takes the whole training set.
+    Each phase has `count` images, chosen as in `random_label`; None takes the whole training set.
     """
     lengths = _epochs(epochs, _positive("tasks", tasks))
     pixels = images.image_size**2
@@ -271,7 +270,7 @@ def _growing(
 
 
 def _first(indices: Tensor, share: float) -> Tensor:
-    """The first `share` of the indices."""
+    """Return the first `share` of the indices."""
     return indices[: round(share * len(indices))]
 
 

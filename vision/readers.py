@@ -1,7 +1,4 @@
-"""Data sets in the forms they are published in, and folders of images, read into arrays.
-
-Every reader returns `Arrays`: uint8 pictures (n, channels, height, width) and int64 labels.
-"""
+"""Readers of published data sets and of folders of images. Each returns `Arrays`."""
 
 from __future__ import annotations
 
@@ -26,13 +23,14 @@ from harness.runs.trunk import FolderLock
 from vision.torchvision_import import import_torchvision
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")
-# Decoders of those files. Pillow goes by content, not by name: without the list, PostScript in a .jpg starts Ghostscript.
+# Decoders of these files. Pillow looks at the content of a file, not at its name: without this list, PostScript in a
+# .jpg starts Ghostscript.
 FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "PPM", "TIFF", "GIF")
 TORCHVISION = {"fashion_mnist_full": "FashionMNIST", "cifar10": "CIFAR10", "cifar100": "CIFAR100"}
 
 
 class Arrays(NamedTuple):
-    """One data set in memory, as published."""
+    """A data set in memory: uint8 images (n, channels, height, width) and int64 labels (n,)."""
 
     train_images: np.ndarray
     train_labels: np.ndarray
@@ -43,13 +41,13 @@ class Arrays(NamedTuple):
 
 # ------------------------------------------------------------------------------------------- as published
 def read_published(name: str, folder: Path, *, unpack: bool = False) -> Arrays:
-    """CIFAR-10, CIFAR-100 or Fashion-MNIST below `folder`, read by torchvision.
+    """Return CIFAR-10, CIFAR-100 or Fashion-MNIST below `folder`, read by torchvision.
 
     torchvision compares CIFAR's files with their published MD5 sums before it reads them. With `unpack` it first
-    extracts them from the archives in `folder` where they are missing or damaged.
+    extracts the archives in `folder`, if files are missing or (CIFAR) damaged. Raises UserError if they are unreadable.
     """
     data_set = getattr(import_torchvision().datasets, TORCHVISION[name])
-    if folder.name == getattr(data_set, "base_folder", None):  # the inner folder was named
+    if folder.name == getattr(data_set, "base_folder", None):  # the user named the inner folder
         folder = folder.parent
     try:
         train, test = (data_set(folder, train=part, download=unpack) for part in (True, False))
@@ -70,7 +68,7 @@ def _channels_first(pictures: np.ndarray) -> np.ndarray:
 
 
 def read_tiny_imagenet(folder: Path, *, cache: Path) -> Arrays:
-    """Tiny ImageNet as published (wnids.txt, train/<id>/images, val/val_annotations.txt); validation is the test set."""
+    """Return Tiny ImageNet from its published layout (wnids.txt, train/<id>/images, val); val is the test set."""
     root = tiny_imagenet_root(folder)
     if root is None:
         raise UserError(
@@ -95,7 +93,7 @@ def read_tiny_imagenet(folder: Path, *, cache: Path) -> Arrays:
 
 
 def tiny_imagenet_root(folder: Path) -> Path | None:
-    """The folder with wnids.txt of Tiny ImageNet in its published layout: `folder`, or one right below it."""
+    """Return the folder with wnids.txt of Tiny ImageNet: `folder` or one directly below it, None if neither has it."""
     for root in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
         if (root / "wnids.txt").is_file() and (root / "val" / "val_annotations.txt").is_file():
             return root
@@ -110,7 +108,7 @@ def _read_text(path: Path) -> str:
 
 
 def unpack_zip(archive: Path, folder: Path) -> Path:
-    """Extract `archive` into `folder`, complete or not at all."""
+    """Extract `archive` into `folder`, completely or not at all, unless that exists, and return `folder`."""
     if folder.is_dir():
         return folder
     try:
@@ -123,10 +121,11 @@ def unpack_zip(archive: Path, folder: Path) -> Path:
 
 # ----------------------------------------------------------------------------------- folders of class folders
 def read_class_folders(folder: Path, *, image_size: int | None, channels: int, cache: Path) -> Arrays:
-    """`folder`/{train,test}/<class>/* (`val` or `valid` serve as test), any image size, every class in train.
+    """Return the images of `folder`/{train,test}/<class>/ (`val` or `valid` replace a missing test folder).
 
-    Classes and files come in the order of torchvision's ImageFolder. Images are turned to `channels` (1 or 3), scaled so
-    that the shorter side is `image_size` (None: that of the first image) and cut to a square around the middle.
+    Classes and files are in the order of torchvision's ImageFolder. Images are converted to `channels` (1 or 3), scaled
+    so that the shorter side is `image_size` (None: that of the first image) and cropped to a square in the middle.
+    Raises UserError for missing folders, unreadable images, and a test class that train does not have.
     """
     train, test = folder / "train", test_folder(folder)
     if not train.is_dir() or test is None:
@@ -145,17 +144,17 @@ def read_class_folders(folder: Path, *, image_size: int | None, channels: int, c
 
 
 def test_folder(folder: Path) -> Path | None:
-    """The folder of test images beside `folder`/train."""
+    """Return the folder of test images in `folder` (test, val or valid), None if there is none."""
     return next((folder / name for name in ("test", "val", "valid") if (folder / name).is_dir()), None)
 
 
 def class_folders(split: Path) -> tuple[str, ...]:
-    """Names of the class folders of one split, sorted."""
+    """Return the names of the class folders of one split, sorted."""
     return tuple(sorted(entry.name for entry in os.scandir(split) if entry.is_dir()))
 
 
 def list_images(folder: Path) -> list[str]:
-    """Image files below `folder`, folder by folder, sorted; links are followed. Strings, for there may be many."""
+    """Return the paths of image files below `folder`, sorted folder by folder. Links are followed."""
     return [
         os.path.join(parent, name)
         for parent, _, names in sorted(os.walk(folder, followlinks=True))
@@ -172,9 +171,10 @@ def _decode_once(
     cache: Path,
     root: Path,
 ) -> Arrays:
-    """The pictures of both splits: from `cache`, or decoded and left there.
+    """Return the images of both splits, decoded once and then read from `cache`.
 
-    The file in `cache` is named by a hash of the pictures' paths below `root`, sizes and times; a damaged one is replaced.
+    The name of the file in `cache` is a hash of the images' paths below `root`, sizes and times, and of the arguments.
+    A damaged file is replaced.
     """
     for split, rows in zip(("training", "test"), listings, strict=True):
         if not rows:
@@ -196,7 +196,7 @@ def _decode_once(
 
 
 def _facts(path: str, label: int) -> bytes:
-    """Return what shows that a picture has changed. Refuse a path that is not a regular file, such as a pipe."""
+    """Return label, size and time of an image. Raises UserError if the path is not a regular file, such as a pipe."""
     try:
         facts = os.stat(path)
     except OSError as error:
@@ -207,7 +207,7 @@ def _facts(path: str, label: int) -> bytes:
 
 
 def _stored(path: Path, counts: list[int], channels: int) -> list[torch.Tensor] | None:
-    """The four tensors of a decoded copy; None if it is missing or damaged."""
+    """Return the four tensors of a decoded copy, None if it is missing or damaged."""
     if not path.is_file():
         return None
     try:
@@ -267,7 +267,7 @@ def _open(path: str) -> Image.Image:
         raise UserError(
             f"{shown(path)} is too large ({first_line(error)}): remove it or scale it down"
         ) from error
-    except Exception as error:  # as above
+    except Exception as error:  # of many types, as in `_decode`
         raise UserError(
             f"{shown(path)} is not a readable image ({', '.join(FORMATS)}): remove or replace it"
         ) from error

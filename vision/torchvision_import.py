@@ -1,8 +1,8 @@
-"""One place that imports torchvision, also where its compiled operators cannot load.
+"""The import of torchvision, which works even if its compiled operators cannot be loaded.
 
-Package registries carry a torchvision wheel linked to CUDA. Beside a CPU build of torch its shared library is
-skipped silently and the import then fails on a missing operator (`torchvision::nms`). Nothing here uses those
-operators, so declaring their names is enough to import the datasets, transforms and models.
+The torchvision wheel on PyPI is linked to CUDA. With a CPU build of torch, its shared library is silently skipped and
+the import fails on a missing operator (`torchvision::nms`). This project does not use these operators, so declaring
+their names is enough to import the datasets, transforms and models.
 """
 
 import importlib
@@ -17,7 +17,7 @@ _declared: list[torch.library.Library] = []  # kept alive: the operators vanish 
 
 
 def import_torchvision() -> ModuleType:
-    """The torchvision package. Raises `UserError` when it is not installed. `torchvision.ops` may not work."""
+    """Return the torchvision package, whose `ops` may not work. Raises UserError if it is not installed."""
     try:
         return importlib.import_module("torchvision")
     except ModuleNotFoundError as error:

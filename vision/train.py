@@ -2,8 +2,8 @@
 
     python vision/train.py experiment=fig2a_cifar10_resnet18 method=fire size=small seed=1
 
-`step` counts optimizer steps over the whole run, `epoch` the epochs of a phase. What a protocol trains on when is in
-vision/protocols.py; what a method does at a boundary, in fire_core/methods/.
+`step` counts optimizer steps over the whole run, `epoch` the epochs of a phase. Protocols are in vision/protocols.py,
+methods in fire_core/methods/.
 """
 
 import sys
@@ -42,6 +42,7 @@ from vision.protocols import PhaseData, batch_indices, make_phases, prepare
 
 @launch("vision")
 def train(cfg: DictConfig) -> None:
+    """Train all phases of a run, with the method at each boundary or whenever its trigger fires."""
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
     run = open_run(cfg, method, data=cfg.data.name, model=cfg.model.name)
@@ -77,7 +78,7 @@ def train(cfg: DictConfig) -> None:
 
     with run, seeded(cfg.seed, "train"):
         # -------------------------------------------------------------------------------------- where to begin
-        # treated: the last phase whose boundary is behind us, or the last act of a trigger
+        # treated: index of the last boundary or act of a trigger at which the method was applied
         at = {"epochs": 0, "batch": 0, "step": 0, "treated": -1}
         loss_sum = torch.zeros((), device=device)
         saved = run.resume()
@@ -210,20 +211,20 @@ def train(cfg: DictConfig) -> None:
 
 
 def one_pass(images: Images, phase: PhaseData, cfg: DictConfig) -> Iterator[tuple[Tensor, Tensor]]:
-    """The phase's training set once, in batches, for methods that look at the coming data."""
+    """Yield the phase's training set once, in batches, for methods that use the coming data."""
     device = phase.indices.device
     for batch in batch_indices(cfg.seed, phase.index, -1, len(phase.indices), cfg.batch_size, device):
         yield prepare(images, phase, phase.indices[batch], phase.labels[batch])
 
 
 def last_test_inputs(images: Images, phase: PhaseData, count: int) -> Tensor:
-    """Inputs of the last `count` test images, for methods that look at them as the official code does."""
+    """Return the inputs of the last `count` test images, for methods that use them as the official code does."""
     everything = torch.arange(len(images.test_labels), device=images.test_labels.device)
     return prepare(images, phase, everything[-count:], test=True)[0]
 
 
 def last_inputs(images: Images, phase: PhaseData, cfg: DictConfig, count: int) -> Iterator[Tensor]:
-    """Inputs of the batches that a phase ended with, `count` images or more, for the same methods."""
+    """Yield the inputs of the last batches of a phase, `count` images or more, for the same methods."""
     device = phase.indices.device
     batches = batch_indices(
         cfg.seed, phase.index, phase.epochs - 1, len(phase.indices), cfg.batch_size, device
@@ -235,7 +236,7 @@ def last_inputs(images: Images, phase: PhaseData, cfg: DictConfig, count: int) -
 def set_learning_rate(
     optimizer: torch.optim.Optimizer, cfg: DictConfig, phase: PhaseData, epoch: int
 ) -> None:
-    """A linear rise over the first `warmup_share` of the phase's epochs, then the full rate; or the official schedule."""
+    """Set the rate of an epoch: a linear rise over `warmup_share` of the phase, then constant; or the official one."""
     if cfg.schedule == "official":
         factor = official.rate_factor(epoch, phase.epochs)
     else:
@@ -245,7 +246,7 @@ def set_learning_rate(
 
 
 def mean_loss(loss_sum: Tensor, count: int, phase: PhaseData, step: int, cfg: DictConfig) -> float:
-    """Mean loss of the epoch; stops the run where it is not a number."""
+    """Return the mean loss of the epoch. Raises UserError, which stops the run, if it is NaN or infinite."""
     value = float(loss_sum) / count
     if not value < float("inf"):
         raise UserError(
@@ -256,8 +257,10 @@ def mean_loss(loss_sum: Tensor, count: int, phase: PhaseData, step: int, cfg: Di
 
 
 def test(net: nn.Module, images: Images, phase: PhaseData, cfg: DictConfig) -> dict[str, float]:
-    """Accuracy on the whole test set and, where classes come one by one, on the test images of those seen; where old
-    images are left out, also on those of the old and of the new classes."""
+    """Return the accuracy on the whole test set and, in `class_incremental`, on the classes seen so far.
+
+    With `replay`, also on the new classes of the phase and, from phase 1 on, on the old ones.
+    """
     everything = torch.arange(len(images.test_labels), device=images.test_labels.device)
     hits = correct(net, images, phase, everything, images.test_labels, cfg, test=True)
     result = {"test_accuracy": float(hits.mean())}
@@ -283,7 +286,7 @@ def correct(
     *,
     test: bool,
 ) -> Tensor:
-    """(n,) float32, 1 where the net's first choice is the label; in large batches, no transfer in between."""
+    """Return (n,) float32, 1 where the largest logit is that of the label, else 0. The net stays in evaluation mode."""
     net.eval()
     hits = []
     for part, wanted in zip(
@@ -296,7 +299,7 @@ def correct(
 
 
 def brief(results: dict[str, float]) -> str:
-    """As in `loss 0.515, accuracy: train 0.881, test 0.079`."""
+    """Return the results as text, as in `loss 0.515, accuracy: train 0.881, test 0.079`."""
     loss = [f"loss {results['train_loss']:.3f}"] if "train_loss" in results else []
     parts = ("train", "test", "seen")
     found = [f"{part} {results[key]:.3f}" for part in parts if (key := f"{part}_accuracy") in results]

@@ -1,4 +1,4 @@
-"""Networks by name: ours at any width and depth, or one of timm's or torchvision's."""
+"""Networks by name: those of this package at any width and depth, and those of timm and torchvision."""
 
 import inspect
 
@@ -21,12 +21,12 @@ MODELS: dict[str, type[nn.Module]] = {
 
 
 def build(name: str, *, classes: int, channels: int, image_size: int, **settings: int | None) -> nn.Module:
-    """A freshly initialised net (PyTorch's default initialisation, from the global generator).
+    """Return a net with new weights (the default initialisation of its package, from the global generator).
 
     `name` is one of `MODELS`, or `timm:<name>` / `torchvision:<name>` for a net of those packages, imported on
     use. `settings` are the net's own arguments (`width`, `depth`, `heads`, `patch`); None means its default.
-    Every net of ours also has `features(images)`, the input of its last linear layer. Raises `UserError` for an
-    unknown name or a setting that the net does not have.
+    Nets of `MODELS` also have `features(images)`, the input of their last linear layer. Raises UserError for an
+    unknown name, and for a setting that a net of `MODELS` does not have.
     """
     given = {key: value for key, value in settings.items() if value is not None}
     if ":" in name:

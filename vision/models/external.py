@@ -1,4 +1,4 @@
-"""Nets of timm and torchvision by name, imported only when asked for."""
+"""Networks of timm and torchvision by name; the packages are imported on use."""
 
 import inspect
 
@@ -12,10 +12,10 @@ from vision.torchvision_import import import_torchvision
 def build_external(
     name: str, *, classes: int, channels: int, image_size: int, **settings: int | None
 ) -> nn.Module:
-    """`timm:<model>` or `torchvision:<model>`, untrained, with `classes` outputs.
+    """Return the untrained net `timm:<model>` or `torchvision:<model>` with `classes` outputs.
 
-    Fused q/k/v layers are marked, so that the target table sees three matrices. Raises `UserError` when the package or
-    the model is missing, or (torchvision) when the images do not have 3 channels.
+    Fused q/k/v layers are marked, so that the target table sees three matrices. Raises UserError if the package or the
+    model does not exist, and for a net of torchvision if the images do not have 3 channels.
     """
     source, _, model = name.partition(":")
     if source == "timm":
@@ -31,7 +31,7 @@ def build_external(
 
 
 def mark_fused_layers(net: nn.Module) -> None:
-    """Say on every Linear called `qkv` with three times as many outputs as inputs that it is q, k and v in one."""
+    """Set `fused_rows` (q, k, v) on every Linear called `qkv` with three times as many outputs as inputs."""
     for path, module in net.named_modules():
         fused = isinstance(module, nn.Linear) and module.out_features == 3 * module.in_features
         if fused and path.rsplit(".", 1)[-1] == "qkv":

@@ -1,4 +1,4 @@
-"""ResNet-18 with the stem for small images (3x3, stride 1, no pooling) and a two-layer head."""
+"""ResNet-18 with a stem for small images (3x3, stride 1, no pooling) and a two-layer head."""
 
 from torch import Tensor, nn
 
@@ -26,10 +26,10 @@ class ResidualBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Images (n, channels, height, width) to logits (n, classes).
+    """Residual network from images (n, channels, height, width) to logits (n, classes).
 
-    `width` 64 and `depth` 2 (blocks in each of the four stages) are ResNet-18 as the paper uses it (section
-    "Vision", appendix settings): global average pool, then Linear 512-512, ReLU, Linear 512-classes.
+    `width` 64 and `depth` 2 (blocks in each of the four stages) give the paper's ResNet-18, as the official code builds
+    it: global average pool, then Linear 512-512, ReLU, Linear 512-classes.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ResNet(nn.Module):
         self.head = nn.Linear(inputs, classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Input of the last linear layer, (n, 8 * width)."""
+        """Return the input of the last linear layer, (n, 8 * width)."""
         x = self.relu1(self.bn1(self.conv1(x)))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.relu2(self.hidden(x.mean(dim=(2, 3))))

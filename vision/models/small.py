@@ -1,11 +1,14 @@
-"""The small nets of the probes: a multilayer perceptron and a plain convolutional net, both without norm layers."""
+"""The small networks of the probes: a multilayer perceptron and a convolutional net, both without norm layers."""
 
 import torch
 from torch import Tensor, nn
 
 
 class MLP(nn.Module):
-    """Flattened images through `depth` hidden ReLU layers of `width` to logits (n, classes)."""
+    """Multilayer perceptron from images (n, channels, size, size) to logits (n, classes).
+
+    It has `depth` hidden layers of `width` units with ReLU.
+    """
 
     def __init__(
         self, *, classes: int, channels: int = 1, image_size: int = 28, width: int = 256, depth: int = 3
@@ -20,7 +23,7 @@ class MLP(nn.Module):
         self.head = nn.Linear(inputs, classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Input of the last linear layer, (n, width)."""
+        """Return the input of the last linear layer, (n, width)."""
         return self.hidden(torch.flatten(x, 1))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -28,9 +31,10 @@ class MLP(nn.Module):
 
 
 class CNN(nn.Module):
-    """`depth` 3x3 convolutions with ReLU, pooled by two after every second one, then one hidden layer.
+    """Convolutional net from images (n, channels, size, size) to logits (n, classes).
 
-    Channels double after each pool: 32, 32, 64, 64 at the defaults. Images (n, channels, size, size) to logits.
+    It has `depth` 3x3 convolutions with ReLU, a 2x2 max-pool after every second one, and one hidden layer of
+    4 * `width` units. Channels double after each pool: 32, 32, 64, 64 by default.
     """
 
     def __init__(
@@ -51,7 +55,7 @@ class CNN(nn.Module):
         self.head = nn.Linear(4 * width, classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Input of the last linear layer, (n, 4 * width)."""
+        """Return the input of the last linear layer, (n, 4 * width)."""
         return self.hidden(torch.flatten(self.convolutions(x), 1))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""VGG-16 with batch norm and a two-hidden-layer head without dropout."""
+"""VGG with batch norm and a head of two hidden layers, without dropout."""
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +10,10 @@ STAGES = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3)}
 
 
 class VGG(nn.Module):
-    """Images (n, channels, size, size) to logits (n, classes).
+    """VGG from images (n, channels, size, size) to logits (n, classes), for depth 11, 13 or 16 and 32 pixels or more.
 
-    `width` 64 and `depth` 16 are the paper's VGG-16-BN: 13 convolutions with bias and batch norm; 64x64 images
-    leave 2048 features, and the head is 2048-1024-1024-classes with ReLU. Narrower nets shrink the head too.
+    `width` 64 and `depth` 16 give the paper's VGG-16-BN: 13 convolutions with bias and batch norm. Images of 64x64
+    pixels give 2048 features, and the head is 2048-1024-1024-classes with ReLU. The head scales with `width`.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class VGG(nn.Module):
         self.head = nn.Linear(16 * width, classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Input of the last linear layer, (n, 16 * width)."""
+        """Return the input of the last linear layer, (n, 16 * width)."""
         return self.hidden(torch.flatten(self.convolutions(x), 1))
 
     def forward(self, x: Tensor) -> Tensor:

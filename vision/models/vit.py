@@ -8,7 +8,10 @@ from fire_core.errors import UserError
 
 
 def flatten_patches(images: Tensor, size: int) -> Tensor:
-    """(n, channels, height, width) -> (n, patches, size * size * channels): patches row by row, channel fastest."""
+    """Return images (n, channels, height, width) as patches (n, patches, size * size * channels).
+
+    Patches and pixels are in row-major order; the channel varies fastest.
+    """
     grid = images.unflatten(3, (-1, size)).unflatten(
         2, (-1, size)
     )  # (n, channels, rows, size, columns, size)
@@ -16,7 +19,7 @@ def flatten_patches(images: Tensor, size: int) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention over (n, tokens, width); to_q, to_k, to_v carry no bias."""
+    """Multi-head self-attention over (n, tokens, width); to_q, to_k and to_v have no bias."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -27,7 +30,7 @@ class Attention(nn.Module):
         self.to_out = nn.Linear(width, width)
 
     def forward(self, x: Tensor, queries: Tensor | None = None) -> Tensor:
-        """`queries` (n, any number, width): the tokens that ask, all of `x` by default."""
+        """Return the output of attention for the tokens `queries` (n, count, width), by default all of `x`."""
         asking = x if queries is None else queries
         query, key, value = (
             layer(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -38,7 +41,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """width -> 4 * width -> width with GELU."""
+    """Two linear layers with GELU: width -> hidden -> width."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -61,20 +64,20 @@ class Block(nn.Module):
         self.mlp = MLP(width, 4 * width)
 
     def forward(self, x: Tensor, count: int | None = None) -> Tensor:
-        """The first `count` tokens after this block, (n, count, width); all by default."""
+        """Return the first `count` tokens after this block, (n, count, width); by default all."""
         normed = self.norm1(x)
         x = x[:, :count] + self.attention(normed, normed[:, :count])
         return x + self.mlp(self.norm2(x))
 
 
 class ViT(nn.Module):
-    """Images (n, channels, size, size) to logits (n, classes), read from the class token.
+    """Vision transformer from images (n, channels, size, size) to logits (n, classes), read from the class token.
 
     The defaults are the paper's ViT-Tiny: patch 4 (64 patches of a 32x32 image and one class token), width 192,
     depth 12, 3 heads of 64, MLP 768, learned positions. A patch is flattened, normalised, embedded by one Linear and
-    normalised again; positions and class token start from a standard normal. Nothing reads the other tokens of the
-    last block, so they are not computed (nor seen by methods that watch units), unless `all_tokens` is set: the same
-    function.
+    normalised again. Positions and class token are drawn from a standard normal. The last block computes only the class
+    token, because nothing reads the others; methods that watch units do not see them either. With `all_tokens` it
+    computes them all, and the logits are the same.
     """
 
     all_tokens = False
@@ -107,7 +110,7 @@ class ViT(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Input of the last linear layer, (n, width): the class token after the final norm."""
+        """Return the input of the last linear layer, (n, width): the class token after the final norm."""
         tokens = self.embedding_norm(self.patch_embedding(self.patch_norm(flatten_patches(x, self.patch))))
         tokens = torch.cat((self.class_token.expand(len(x), -1, -1), tokens), dim=1) + self.positions
         for number, block in enumerate(self.blocks, 1):
