@@ -5,12 +5,12 @@
     for package in *.deb; do dpkg-deb -x "$package" unpacked; done
     cd .. && python language/build_corpora.py packages/unpacked
 
-A, `encyclopaedic`: the glosses of WordNet 3.0, one document a synset ("term, term: definition; example").
-B, `technical`: the sources of the Python 3.11 documentation, one document a file.
+A, `encyclopaedic`: the glosses of WordNet 3.0, one document per synset ("term, term: definition; example").
+B, `technical`: the sources of the Python 3.11 documentation, one document per file.
 
-Documents are put in the order of the SHA-256 of their name, so any prefix is a fair sample of the corpus, and the
-same hash decides which documents are validation: a document is never in both parts, and the outcome depends on
-nothing but the package version. Nobody needs to run this to use the suite: the outcome is in `language/assets`.
+Documents are sorted by the SHA-256 of their name, so any prefix is a fair sample of the corpus. The same hash decides
+which documents are validation, so no document is in both parts, and the result depends only on the version of the
+packages. Users of the suite need not run this: the result is in `language/assets`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PYTHON_SOURCES = "usr/share/doc/python3.11/html/_sources"
 
 
 def wordnet_documents(unpacked: Path) -> Iterator[tuple[str, str]]:
-    """Pairs (name, text), one for each synset that has a gloss; the name is part of speech and offset."""
+    """Yield (name, text) for each synset of WordNet; the name is part of speech and offset, as in noun/00001740."""
     for part in WORDNET_PARTS:
         path = unpacked / "usr/share/wordnet" / f"data.{part}"
         for line in _lines(path):
@@ -50,7 +50,7 @@ def wordnet_documents(unpacked: Path) -> Iterator[tuple[str, str]]:
 
 
 def python_documents(unpacked: Path) -> Iterator[tuple[str, str]]:
-    """Pairs (path, text), one for each source file of the documentation, trailing blanks removed."""
+    """Yield (path, text) for each source file of the documentation, without trailing blanks."""
     folder = unpacked / PYTHON_SOURCES
     if not folder.is_dir():
         raise UserError(
@@ -72,9 +72,9 @@ def _lines(path: Path) -> list[str]:
 def split_documents(
     documents: Iterable[tuple[str, str]], validation_share: float
 ) -> tuple[list[str], list[str]]:
-    """Training and validation texts, each in the order of the SHA-256 of the names.
+    """Return training and validation texts, each in the order of the SHA-256 of the names.
 
-    A document is validation where the first 8 bytes of that hash, as a number in [0, 1), are below the share.
+    A document is validation if bytes 8 to 15 of that hash, as a number in [0, 1), are below the share.
     """
     hashed = sorted((hashlib.sha256(name.encode()).digest(), text) for name, text in documents)
     threshold = int(validation_share * 2**64)
@@ -84,7 +84,7 @@ def split_documents(
 
 
 def write_corpus(name: str, documents: Iterable[tuple[str, str]], share: float, about: dict) -> list[str]:
-    """Write `<name>.{train,validation}.txt.xz` and return all texts; `about` gets counts and hashes."""
+    """Write `<name>.{train,validation}.txt.xz`, put counts and hashes into `about`, and return all texts."""
     training, validation = split_documents(documents, share)
     for part, texts in (("train", training), ("validation", validation)):
         raw = DOCUMENT_SEPARATOR.join(texts).encode()
@@ -101,7 +101,7 @@ def write_corpus(name: str, documents: Iterable[tuple[str, str]], share: float, 
 
 
 def main() -> None:
-    """Command line: the folder the packages were unpacked in, and the tokenizer's vocabulary size."""
+    """Run the command line: write the corpora, the tokenizer, the manifest and the licences to `language/assets`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

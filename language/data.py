@@ -1,7 +1,7 @@
 """Token files and the batches drawn from them.
 
-A batch is a pure function of (seed, phase, iteration, micro-batch): a resumed run needs only its iteration number, and
-any number of processes draws the same micro-batches between them.
+A batch is a pure function of (seed, phase, iteration, micro-batch). A resumed run therefore needs only its iteration
+number, and the micro-batches of an iteration are the same for any number of processes.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from harness.runs import generator
 
 PARTS = ("train", "validation")
 BLOCK = 1 << 24  # token ids read at a time while a file is checked
-IGNORED = -100  # a target that the loss does not count
+IGNORED = -100  # value of targets that the loss ignores
 
 
 @dataclass(frozen=True)
 class Corpus:
     """The two token files of one corpus. `train` and `validation` are one-dimensional memory maps of token ids.
 
-    answers: {part: (tokens,) bool}, the tokens that the loss counts where documents are questions with answers; empty
-    where it counts all.
+    answers: {part: (tokens,) bool}, the tokens that the loss counts if documents are questions with answers; empty if
+    it counts all tokens.
     """
 
     name: str
@@ -49,12 +49,12 @@ def open_corpus(
     validation_tokens: int | None = None,
     check: bool = True,
 ) -> Corpus:
-    """Map the files that `language/prepare.py` wrote, after checking them against their manifest.
+    """Return the corpus that `language/prepare.py` wrote to `folder`, after checking it against its manifest.
 
-    train_tokens, validation_tokens: use only so many of the first tokens (None: all).
-    check: also read the files once and compare their SHA-256 and their ids (one of several processes is enough).
-    Raises UserError for a missing folder, a damaged manifest, files other than it says, a tokenizer with more ids than
-    `vocabulary`, and a part without one full window of `block` + 1 tokens.
+    train_tokens, validation_tokens: use only this many tokens, the first ones (None: all).
+    check: also read the files once to compare their SHA-256 and ids; one of several processes does that.
+    Raises UserError for a missing folder, a damaged manifest, files that do not match it, a tokenizer with more ids
+    than `vocabulary`, and a part without one full window of `block` + 1 tokens.
     """
     if not (folder / "manifest.json").is_file():
         raise UserError(
@@ -87,14 +87,14 @@ def open_corpus(
 
 
 def in_answers(tokens: np.ndarray, answer: int, end_of_text: int) -> np.ndarray:
-    """(tokens,) bool: from after the id `answer` up to the end of its document, that included."""
+    """Return (tokens,) bool: True from behind the id `answer` up to the end-of-text id of its document, inclusive."""
     ends = np.append(np.flatnonzero((tokens == answer) | (tokens == end_of_text)), len(tokens) - 1)
     following = ends[np.searchsorted(ends[:-1], np.arange(len(tokens)))]
     return np.asarray(tokens[following] == end_of_text)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a prepared folder; UserError where it is damaged."""
+    """Return the manifest of a prepared folder. Raises UserError if it is missing or damaged."""
     path = folder / "manifest.json"
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -123,7 +123,7 @@ def _open_part(folder: Path, part: str, manifest: dict[str, Any]) -> np.ndarray:
 
 
 def check_part(folder: Path, part: str, tokens: np.ndarray, manifest: dict[str, Any]) -> None:
-    """Read a token file once: its SHA-256 is that of the manifest, every id is below the tokenizer's size."""
+    """Raise UserError if a token file has another SHA-256 than its manifest says, or an id beyond the vocabulary."""
     known, vocabulary = manifest["parts"][part]["sha256"], manifest["tokenizer"]["vocabulary"]
     digest, largest = hashlib.sha256(), 0
     for start in range(0, len(tokens), BLOCK):
@@ -144,7 +144,7 @@ def check_part(folder: Path, part: str, tokens: np.ndarray, manifest: dict[str, 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Where the training batches of a phase come from: each micro-batch is drawn whole from one corpus."""
+    """The training batches of a phase. Each micro-batch is drawn from one corpus, chosen with probability `shares`."""
 
     corpora: tuple[Corpus, ...]
     shares: tuple[float, ...]  # probability of each corpus; sums to 1
@@ -155,11 +155,14 @@ class Mixture:
 
     @property
     def tokens(self) -> int:
-        """Training tokens of all corpora with a positive share: one pass."""
+        """Number of training tokens of all corpora with a positive share, which is one pass."""
         return sum(len(c.train) for c, share in zip(self.corpora, self.shares, strict=True) if share > 0)
 
     def batch(self, iteration: int, micro: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets (batch_size, block), int64 on the CPU: windows at random offsets, with replacement."""
+        """Return inputs and targets (batch_size, block), int64 on the CPU, from windows at random offsets.
+
+        Targets that the loss ignores are IGNORED.
+        """
         random = generator(self.seed, "data", self.phase, iteration, micro)
         position = float(torch.rand((), generator=random, dtype=torch.float64))
         chosen = min(
@@ -171,7 +174,7 @@ class Mixture:
 
 
 def mixture(corpora: tuple[Corpus, ...], share_a: float, **settings: Any) -> Mixture:
-    """`share_a` of the micro-batches from the first corpus, the rest from the second."""
+    """Return a mixture that draws a micro-batch from the first of two corpora with probability `share_a`."""
     if not 0.0 <= share_a <= 1.0:
         raise UserError(f"share_a={share_a}: a probability lies between 0 and 1")
     return Mixture(corpora, (share_a, 1.0 - share_a), **settings)
@@ -180,7 +183,7 @@ def mixture(corpora: tuple[Corpus, ...], share_a: float, **settings: Any) -> Mix
 def validation_batches(
     corpus: Corpus, block: int, batch_size: int, limit: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The first `limit` windows of the validation part side by side (no overlap, no randomness), in batches."""
+    """Yield inputs and targets (up to batch_size, block) of the first `limit` validation windows, in order."""
     starts = list(range(0, len(corpus.validation) - block, block))[:limit]
     for first in range(0, len(starts), batch_size):
         yield _windows(

@@ -1,8 +1,8 @@
-"""Several processes as one: `torchrun --nproc-per-node=8 language/train.py ...`, or nothing special for one process.
+"""Training with several processes: `torchrun --nproc-per-node=8 language/train.py ...`. One process needs no torchrun.
 
-Process 0 owns the run folder. The others get a `Silent` run with the same calls, receive what process 0 read from a
-checkpoint, and follow its decisions to save and to stop. With parallel=ddp each has the whole net, with parallel=fsdp a
-part of it (language/sharded.py).
+Process 0 owns the run folder. The others have a `Silent` run with the same calls, receive what process 0 read from a
+checkpoint, and save and stop when process 0 does. With parallel=ddp each process has the whole net, with parallel=fsdp
+a part of it (language/sharded.py).
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ T = TypeVar("T")
 
 
 class World:
-    """This process among all: `rank` of `size`, its `device`, and the few collective calls that the loop needs.
+    """The group of processes as one of them sees it, with the collective calls that the loop needs.
 
-    `sharded`: each process holds a part of the net.
+    rank: index of this process. size: number of processes. device: of this process. sharded: whether each process has
+    only a part of the net.
     """
 
     def __init__(self, device: str, parallel: str = "ddp") -> None:
@@ -55,7 +56,10 @@ class World:
         return self.rank == 0
 
     def share_of(self, micro_batches: int) -> range:
-        """The micro-batches of an iteration that this process computes."""
+        """Return the micro-batches of an iteration that this process computes.
+
+        Raises UserError if their number is not a multiple of the number of processes.
+        """
         if micro_batches % self.size:
             raise UserError(
                 f"accumulation={micro_batches} micro-batches cannot be shared evenly by {self.size} processes: "
@@ -64,40 +68,43 @@ class World:
         return range(self.rank, micro_batches, self.size)
 
     def deal(self, batches: Iterable[T]) -> Iterator[tuple[T, bool]]:
-        """This process's share of the batches, as many for each: the last may come again, and then does not count."""
+        """Yield (batch, whether it counts) for this process. All processes get equally many.
+
+        Where batches run out, a process gets one of another process, which does not count.
+        """
         batches = iter(batches)
         while turn := list(itertools.islice(batches, self.size)):
             yield turn[min(self.rank, len(turn) - 1)], self.rank < len(turn)
 
     def distribute(self, net: Decoder) -> None:
-        """Move the net to the device, and cut it where each process is to hold a part."""
+        """Move the net to the device; if `sharded`, keep only the part of this process."""
         net.to(self.device)
         if self.sharded:
             sharded.shard(net, self.device)
 
     def wrap(self, net: nn.Module) -> nn.Module:
-        """DistributedDataParallel around `net` where there are several processes with the whole of it."""
+        """Return `net`, in DistributedDataParallel if several processes have all of it."""
         if self.size == 1 or self.sharded:
             return net
         ids = [self.device.index] if self.device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(net, device_ids=ids)
 
     def without_sync(self, net: nn.Module, last: bool) -> AbstractContextManager[Any]:
-        """Gradients are summed over processes at the `last` micro-batch only."""
+        """Return a context for one micro-batch. Only at the `last` one are gradients averaged over processes."""
         if self.sharded:
             net.set_requires_gradient_sync(last)  # type: ignore[operator]
             return nullcontext()
         return nullcontext() if last or self.size == 1 else net.no_sync()  # type: ignore[operator]
 
     def mean(self, value: Tensor) -> Tensor:
-        """Mean over the processes, in place."""
+        """Replace `value` by its mean over the processes, in place, and return it."""
         if self.size > 1:
             dist.all_reduce(value)
             value /= self.size
         return value
 
     def from_leader(self, value: Any) -> Any:
-        """Process 0's value (plain values and tensors), on every process."""
+        """Return the value of process 0 (plain values and tensors) on every process."""
         if self.size == 1:
             return value
         box = [value]
@@ -105,19 +112,19 @@ class World:
         return box[0]
 
     def same_weights(self, net: nn.Module) -> None:
-        """Give every process the weights of process 0. Parts are exchanged by the methods themselves."""
+        """Copy the weights of process 0 to every process, except for a sharded net, which methods keep consistent."""
         if self.size > 1 and not self.sharded:
             for tensor in (*net.parameters(), *net.buffers()):
                 dist.broadcast(tensor.data, src=0)
 
     def whole(self, net: Decoder) -> Decoder:
-        """The net, or a copy that is not cut."""
+        """Return the net, or a whole copy of a sharded net."""
         return sharded.whole(net, self.device) if self.sharded else net
 
     def weights(
         self, run: Any, net: nn.Module, optimizer: Optimizer, step: int, name: str | None
     ) -> dict[str, Any]:
-        """Return weights and optimizer state for a checkpoint. A sharded net is written at once, to a folder of its own."""
+        """Return weights and optimizer state for a checkpoint. Those of a sharded net are written to a new folder."""
         if not self.sharded:
             return {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
         folder = self.from_leader(str(run.shards(step, name)) if self.leads else None)
@@ -125,7 +132,7 @@ class World:
         return {"shards": Path(folder).name}
 
     def load(self, net: nn.Module, optimizer: Optimizer | None, saved: dict[str, Any]) -> None:
-        """Load what `weights` returned, whether it was written in parts or not."""
+        """Load what `weights` returned, from a sharded net or a whole one."""
         if "shards" in saved and optimizer is not None:
             sharded.read(Path(saved["shards"]), net, optimizer)
         elif self.sharded:
@@ -142,9 +149,9 @@ class World:
 
 
 class Silent:
-    """Stands for the run on processes other than 0: same calls, no files. Signals are left to process 0.
+    """Replaces the run on processes other than 0: same calls, no files. It ignores signals, which process 0 handles.
 
-    stops: end with process 0 after the next save.
+    stops: whether the process ends after the next save, as process 0 does.
     """
 
     stops = False
@@ -158,7 +165,7 @@ class Silent:
         return None
 
     def save(self, *args: Any, **values: Any) -> None:
-        """Nothing is written; a process that is to stop ends here, with the exit code of process 0."""
+        """Write nothing; if `stops`, end the process with the exit code of process 0."""
         if self.stops:
             sys.exit(STOPPED)
 
@@ -167,7 +174,7 @@ class Silent:
 
 
 def save_decision(world: World, run: Any, step: int) -> bool:
-    """Whether to save now; where process 0 stops afterwards, the others do too."""
+    """Return on every process whether process 0 saves now. If it stops afterwards, the others will too."""
     if world.size == 1:
         return run.due(step)
     decision = GO_ON
@@ -182,7 +189,7 @@ def save_decision(world: World, run: Any, step: int) -> bool:
 
 @contextmanager
 def world_of(device: str, parallel: str) -> Iterator[World]:
-    """The world of this process, closed at the end."""
+    """Yield the world of this process and close it at the end."""
     world = World(device, parallel)
     try:
         yield world

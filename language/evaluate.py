@@ -1,4 +1,4 @@
-"""What is measured of a net in training, and what stops a run: losses that are no numbers."""
+"""Losses during training, and the check that stops a run whose loss is not finite."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Mixed precision of the config; float32 switches it off."""
+    """Return the autocast context of a precision; fp32 disables it."""
     return torch.autocast(device.type, PRECISIONS[precision], enabled=precision != "fp32")
 
 
@@ -25,14 +25,14 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 def evaluate(
     net: nn.Module, corpora: tuple[Corpus, Corpus], cfg: DictConfig, world: World, block: int
 ) -> dict[str, float]:
-    """Validation losses in nats a token: on A, on B, and on the mixture of phase 2 (the mean with its shares).
+    """Return the validation losses in nats per token: on A, on B, and their mean weighted by the shares of phase 2.
 
-    block: tokens of a window, those of the phase.
+    block: tokens per window. Raises UserError if a loss is not finite. The net is left in training mode.
     """
     net.eval()
     losses = []
     for corpus in corpora:
-        total = torch.zeros(2, device=world.device, dtype=torch.float64)  # loss and number of all tokens
+        total = torch.zeros(2, device=world.device, dtype=torch.float64)  # sum of losses, number of tokens
         batches = validation_batches(corpus, block, cfg.eval_batch_size, cfg.eval_windows)
         for batch, counts in world.deal(batches):
             tokens, targets = (send(part, world.device) for part in batch)
@@ -54,12 +54,12 @@ def evaluate(
 
 
 def mean_loss(loss_sum: Tensor, count: int, step: int, cfg: DictConfig) -> float:
-    """Mean training loss since the last record; stops the run where it is not a number."""
+    """Return the mean training loss of `count` iterations. Raises UserError if it is not finite."""
     return finite(float(loss_sum) / count, f"training loss at step {step}", cfg)
 
 
 def finite(value: float, what: str, cfg: DictConfig) -> float:
-    """The same value; a loss that is no number stops the run."""
+    """Return `value`. Raises UserError, which stops the run, if it is NaN or infinite."""
     if not math.isfinite(value):
         also = "" if cfg.precision == "fp32" else ", or precision=fp32"
         raise UserError(f"{what} is {value}: try a learning_rate below {cfg.learning_rate}{also}")

@@ -1,7 +1,7 @@
-"""A GPT-2 style decoder: the paper's model and small ones, with the options that questions about methods need.
+"""A GPT-2 style decoder: the paper's model, smaller ones, and options to vary its architecture.
 
-Module names are those of GPT-2 (`wte`, `wpe`, `h.3.attn.c_attn`, `lm_head`, ...), so rules such as "qk" and checkpoints
-are easy to relate. Attention is `scaled_dot_product_attention`.
+Module names are those of GPT-2 (`wte`, `wpe`, `h.3.attn.c_attn`, `lm_head`, ...), so target rules such as "qk" and
+checkpoints are easy to relate. Attention is `scaled_dot_product_attention`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class Shape:
     block: longest sequence. vocabulary: rows of the embedding; token ids must be below it.
     key_value_heads: fewer than `heads` gives grouped-query attention; None means as many.
     qkv: "fused" (one matrix, which methods still see as q, k and v) or "split" (three).
-    activation: "gelu" (exact), "squared_relu", or "swiglu" (gated, hidden width 8/3 of `width` rounded up to 32, so
-    about as many weights). tied: the output layer is the token embedding. residual_lambdas: block i reads
-    r_i * stream + e_i * embedding with learned numbers that start at r_i = 1 and e_i = 0.
+    activation: "gelu" (exact), "squared_relu", or "swiglu" (gated; its hidden width is 8/3 of `width`, rounded up to a
+    multiple of 32, for about as many weights). tied: use the token embedding as output layer. residual_lambdas: block i
+    reads r_i * stream + e_i * embedding with learned numbers that start at r_i = 1 and e_i = 0.
+    Raises UserError for sizes that do not fit together and for unknown options.
     """
 
     layers: int = 12
@@ -106,7 +107,7 @@ class SelfAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Position-wise block; the gated form has gate and value in one matrix, which methods see as two."""
+    """Position-wise MLP. The gated form has gate and value in one matrix, which methods see as two."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -132,7 +133,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm residual block."""
+    """Pre-norm residual block of attention and MLP over (batch, time, width)."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -148,8 +149,12 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens to logits. Weights are drawn from torch's global generator, as GPT-2's: N(0, 0.02), the two projections
-    into the residual stream divided by sqrt(2 * layers), norms at 1, biases at 0 (Radford et al. 2019, section 2.3)."""
+    """GPT-2 style decoder from token ids to logits.
+
+    Weights are drawn from torch's global generator as those of GPT-2 (Radford et al. 2019, section 2.3): normal with
+    standard deviation 0.02, for the two projections into the residual stream divided by sqrt(2 * layers). Norms start
+    at 1, biases at 0.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -168,9 +173,10 @@ class Decoder(nn.Module):
         self._initialise()
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits (batch, time, vocabulary) for ids (batch, time); with `targets` of that shape the mean loss in nats.
+        """Return logits (batch, time, vocabulary) for ids (batch, time), or with `targets` (batch, time) the mean loss.
 
-        The loss is taken in float32 whatever the autocast precision. Raises UserError for sequences beyond `block`.
+        The loss is in nats and in float32, whatever the autocast precision. Raises UserError for sequences longer than
+        `block`.
         """
         if tokens.shape[1] > self.shape.block:
             raise UserError(f"sequence of {tokens.shape[1]} tokens, but block={self.shape.block}: shorten it")
@@ -183,9 +189,11 @@ class Decoder(nn.Module):
         return logits if targets is None else token_loss(logits, targets)
 
     def flops_per_token(self, block: int | None = None) -> int:
-        """Floating point operations of training on one token of a window of `block` (None: the longest), both passes: 6 for
-        each weight that multiplies (embedding look-ups are free) and 12 * layers * width * block for attention (Chowdhery
-        et al. 2022, appendix B)."""
+        """Return the floating point operations of training on one token of a window of `block` (None: the longest).
+
+        They are 6 per weight, without embeddings that are only looked up, and 12 * layers * width * block for attention
+        (Chowdhery et al. 2022, appendix B).
+        """
         shape, block = self.shape, block or self.shape.block
         looked_up = shape.block * shape.width + (0 if shape.tied else self.wte.weight.numel())
         weights = sum(p.numel() for p in self.parameters()) - looked_up
@@ -203,15 +211,17 @@ class Decoder(nn.Module):
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy in nats of logits (batch, time, vocabulary) against ids (batch, time), in float32. Targets of
-    -100 are not counted."""
+    """Return the mean cross-entropy of logits (batch, time, vocabulary) and ids (batch, time), in nats and in float32.
+
+    Targets of -100 are ignored.
+    """
     return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
 def adamw(net: nn.Module, *, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
-    """AdamW as the official code sets it up: decay on parameters of two or more dimensions only.
+    """Return AdamW with the groups of the official code: weight decay on parameters of two or more dimensions only.
 
-    The learning rate starts at 0: the loop sets it before each step.
+    The learning rate is 0 until the loop sets it, before each step.
     """
     parameters = [p for p in net.parameters() if p.requires_grad]
     groups = [

@@ -1,13 +1,13 @@
-"""Text to token files: `<out>/<name>-<tokenizer>/{train,validation}.bin` and a manifest.
+"""Prepare token files from text: `<out>/<name>-<tokenizer>/{train,validation}.bin` and a manifest.
 
     python language/prepare.py                                       # the two shipped corpora, small tokenizer
     python language/prepare.py wikitext103 openwebtext --tokenizer gpt2 --workers 16
     python language/prepare.py folder:/my/texts jsonl:/my/texts.jsonl.xz --tokenizer gpt2 --split split
 
-Files are flat arrays of token ids (uint16 where the vocabulary allows, else uint32); every document ends with the
-tokenizer's end-of-text id. The manifest says source, split, tokenizer, counts and SHA-256; a folder made from anything
-else is refused. A stopped preparation resumes where it was: finished pieces stay in `.pieces` until all are there. Any
-number of workers gives the same files.
+Files are flat arrays of token ids (uint16 if the vocabulary allows, else uint32); every document ends with the
+tokenizer's end-of-text id. The manifest has source, split, tokenizer, counts and SHA-256; a folder that was prepared
+with other settings is refused. The same command resumes a stopped preparation, whose finished pieces are in `.pieces`.
+Any number of workers gives the same files.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from language.data import PARTS, open_corpus, read_manifest
 from language.sources import PUBLISHED_TOKENS, SHIPPED, Source, absolute, open_source
 from language.text_tokenizer import TextTokenizer, load_tokenizer, tokenizer_sha256
 
-PIECE_CHARACTERS = 2_000_000  # text in one piece: the unit of parallel work and of resuming
+PIECE_CHARACTERS = 2_000_000  # size of a piece of text, the unit of parallel work and of resuming
 WAITING_PIECES = 256
 
 
 def folder_name(source: str, tokenizer: str, documents: int | None = None) -> str:
-    """Name of the prepared folder, e.g. encyclopaedic-small; a cap on documents is part of it."""
+    """Return the name of the prepared folder, e.g. encyclopaedic-small; a limit on documents is part of it."""
     name = f"{source}-{Path(tokenizer).stem}"
     return f"{name}-{documents}" if documents else name
 
@@ -58,10 +58,10 @@ def prepare(
     documents: int | None = None,
     progress: bool = True,
 ) -> Path:
-    """Make the token files of one source and return their folder; returns at once where they exist.
+    """Write the token files of one source, unless they exist, and return their folder.
 
-    documents: use only the first so many documents of each part. Raises UserError when a part has no document, and
-    when the folder holds tokens of another text, split or tokenizer.
+    documents: use only this many documents of each part, the first ones. Raises UserError if a part has no document, or
+    if the folder has tokens of another text, split or tokenizer.
     """
     for name, value in (("workers", workers), ("documents", documents)):
         if value is not None and value < 1:
@@ -82,7 +82,7 @@ def prepare(
 
 
 def origin(source: Source, tokenizer_name: str, documents: int | None) -> dict[str, Any]:
-    """All that decides which tokens come out."""
+    """Return everything that determines the tokens, for the manifest."""
     return {
         "source": source.description,
         "validation_share": source.validation_share,
@@ -94,7 +94,7 @@ def origin(source: Source, tokenizer_name: str, documents: int | None) -> dict[s
 
 
 def _check_documents(source: Source) -> None:
-    """Refuse a source without a document for each part, before anything is written."""
+    """Raise UserError for a source without a document for each part, before anything is written."""
     for part in PARTS:
         if next(iter(source.documents(part)), None) is None:
             share = (
@@ -106,7 +106,7 @@ def _check_documents(source: Source) -> None:
 
 
 def _check_origin(folder: Path, wanted: dict[str, Any]) -> None:
-    """Refuse a folder made from something else. A manifest of earlier versions tells the source only."""
+    """Raise UserError for a folder with another origin. A manifest of earlier versions has only the source."""
     manifest = read_manifest(folder)
     known = manifest.get("made_from", {"source": absolute(manifest["source"])})
     for key, value in wanted.items():
@@ -153,7 +153,7 @@ def _prepare(
 
 
 def _answer_id(source: Source, tokenizer: TextTokenizer) -> int:
-    """The token that divides question and answer."""
+    """Return the id of the token between question and answer. Raises UserError if it is not a single token."""
     ids = tokenizer.encode_batch([source.answer])[0]
     if len(ids) != 1:
         raise UserError(
@@ -163,7 +163,7 @@ def _answer_id(source: Source, tokenizer: TextTokenizer) -> int:
 
 
 def _claim(pieces: Path, settings: dict[str, Any]) -> None:
-    """Pieces of a preparation with other settings are thrown away, those of the same are kept."""
+    """Keep the pieces of an earlier preparation if it had the same settings, and delete them otherwise."""
     pieces.mkdir(parents=True, exist_ok=True)
     text = json.dumps(settings | {"characters": PIECE_CHARACTERS}, sort_keys=True)
     note = pieces / "settings.json"
@@ -195,7 +195,7 @@ def _encode_part(
     pool: Executor | None,
     progress: bool,
 ) -> list[Path]:
-    """Encode all pieces that are not on disk yet; at most WAITING_PIECES of them are held in memory."""
+    """Encode all pieces that are not on disk yet, about WAITING_PIECES in memory at a time, and return all paths."""
     paths: list[Path] = []
     waiting: deque[Future[None]] = deque()
     bar = tqdm(desc=f"{pieces.parent.name}/{part}", unit=" pieces", disable=None if progress else True)
@@ -229,7 +229,7 @@ def _pool(workers: int) -> AbstractContextManager[Executor | None]:
 
 
 def _one_thread() -> None:
-    os.environ["RAYON_NUM_THREADS"] = "1"  # a worker a core already: the tokenizer's own threads would fight
+    os.environ["RAYON_NUM_THREADS"] = "1"  # one per worker: the tokenizer's own threads would compete
 
 
 _loaded: dict[str, TextTokenizer] = {}
@@ -238,7 +238,7 @@ _loaded: dict[str, TextTokenizer] = {}
 def encode_piece(
     texts: list[str], tokenizer_name: str, dtype: str, path: Path, tokenizer: TextTokenizer | None = None
 ) -> None:
-    """Write the token ids of some documents, each followed by the end-of-text id, as one file, in one step."""
+    """Write the token ids of some documents, each followed by the end-of-text id, to one file, atomically."""
     if tokenizer is None:
         tokenizer = _loaded.setdefault(tokenizer_name, load_tokenizer(tokenizer_name))
     ids = [
@@ -250,7 +250,7 @@ def encode_piece(
 
 
 def _join(pieces: list[Path], path: Path, dtype: np.dtype, end_of_text: int) -> dict[str, Any]:
-    """Put the pieces one after the other into `path`; counts and SHA-256 for the manifest."""
+    """Concatenate the pieces in `path` and return counts and SHA-256 for the manifest."""
     digest, tokens, documents = hashlib.sha256(), 0, 0
     with path.open("wb") as out:
         for piece in pieces:
@@ -264,12 +264,12 @@ def _join(pieces: list[Path], path: Path, dtype: np.dtype, end_of_text: int) -> 
 
 
 def verify(folder: Path) -> None:
-    """Compare the files of a prepared folder with the hashes of its manifest; UserError where they differ."""
+    """Raise UserError if the files of a prepared folder do not have the hashes of its manifest."""
     open_corpus(folder, block=0, vocabulary=2**32)
 
 
 def check_counts(folder: Path, expected: dict[str, int]) -> None:
-    """Refuse a folder whose parts have other numbers of tokens than published; the files are kept."""
+    """Raise UserError if a part does not have the `expected` number of tokens; the files are kept."""
     parts = read_manifest(folder)["parts"]
     for part, tokens in expected.items():
         if parts[part]["tokens"] != tokens:
@@ -280,7 +280,7 @@ def check_counts(folder: Path, expected: dict[str, int]) -> None:
 
 
 def _expected(text: str) -> dict[str, int]:
-    """train=9035582198,validation=4434897 -> counts of tokens."""
+    """Return the counts of tokens in text such as train=9035582198,validation=4434897."""
     pairs = [pair.partition("=") for pair in text.split(",")]
     if not all(part in PARTS and count.isdecimal() for part, _, count in pairs):
         raise argparse.ArgumentTypeError(f"{text!r}: write train=N, validation=N, or both with a comma")
@@ -288,7 +288,7 @@ def _expected(text: str) -> dict[str, int]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Command line; prints what was made."""
+    """Run the command line and print the folder and token counts of each source."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""What is trained on when: the two phases with their length, learning rate, evaluations and named checkpoints."""
+"""The two phases of a language run: data, length, learning rate, evaluations and named checkpoints."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from language.data import Corpus, Mixture, mixture, open_corpus
 from language.prepare import folder_name, prepare
 from language.sources import MADE, SHIPPED, open_source
 
-FORKS = ("best", "last")  # beside these, any iteration of phase_1.save_at
+FORKS = ("best", "last")  # or any iteration of phase_1.save_at
 
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """One phase. iterations: length of its schedule; stop_at: iterations really trained (the fork points need no more)."""
+    """One phase. iterations: length of its schedule. stop_at: iterations trained. high, low: range of the rate."""
 
     index: int
     name: str
@@ -32,7 +32,7 @@ class PhasePlan:
     low: float
 
     def rate(self, iteration: int) -> float:
-        """Learning rate: linear from near 0 to `high`, then half a cosine down to `low` at `iterations`."""
+        """Return the learning rate: a linear rise to `high`, then half a cosine down to `low` at `iterations`."""
         if iteration < self.warmup:
             return self.high * (iteration + 1) / (self.warmup + 1)
         done = (iteration - self.warmup) / max(1, self.iterations - self.warmup)
@@ -40,9 +40,10 @@ class PhasePlan:
 
 
 def open_corpora(cfg: DictConfig, *, check: bool = True) -> tuple[Corpus, Corpus]:
-    """Corpora A and B of the config; shipped text is prepared on first use (seconds), other text must be there.
+    """Return corpora A and B of the config. Shipped text is prepared on first use (seconds), other text beforehand.
 
-    check: read the token files once, to see that nobody changed them.
+    check: read the token files once and compare their SHA-256. Raises UserError if a corpus is missing or damaged, or
+    if the two have different tokenizers.
     """
     opened = []
     for key in ("a", "b"):
@@ -75,8 +76,11 @@ def open_corpora(cfg: DictConfig, *, check: bool = True) -> tuple[Corpus, Corpus
 
 
 def plan(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePlan]:
-    """The phases of a config that `check_settings` passed. A length is given in passes over the phase's tokens, or in
-    iterations."""
+    """Return the two phases of a config that `check_settings` accepted.
+
+    `iterations` of a phase is its length; if that is null, `passes` over its tokens. Raises UserError for a phase of no
+    iteration, for `save_at` beyond the end of a phase, and for a `boundary.fork` that phase 1 does not keep.
+    """
     plans = []
     for index, key in enumerate(("phase_1", "phase_2")):
         entry = cfg[key]

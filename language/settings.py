@@ -1,4 +1,4 @@
-"""Settings of a language run that must fit together, beyond their types and ranges; checked before anything is written."""
+"""Checks of a language run's settings that go beyond the type and range of each, made before anything is written."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from omegaconf import DictConfig
 from fire_core.errors import UserError
 from language.model import Shape
 
-SHORTEST_OF_QUESTIONS = 32  # tokens of a window
+SHORTEST_OF_QUESTIONS = 32  # tokens in the shortest window
 
 
 def check_settings(cfg: DictConfig) -> Shape:
-    """The model's shape, once every setting can be used; else UserError."""
+    """Return the shape of the model. Raises UserError for settings that do not fit together."""
     if len(cfg.betas) != 2 or not all(beta < 1 for beta in cfg.betas):
         raise UserError(f"betas={cfg.betas}: give two numbers from 0 to below 1, as in betas=[0.9,0.95]")
     for key in ("phase_1", "phase_2"):

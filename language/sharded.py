@@ -1,7 +1,7 @@
-"""FSDP2: one net cut over several processes, and its checkpoints through torch.distributed.checkpoint.
+"""FSDP2: one net sharded over several processes, and its checkpoints through torch.distributed.checkpoint.
 
-Every function is called by all processes, `read` also by one alone: a checkpoint can be read by any number of them.
-What it needs of torch.distributed takes a second to import, and only these functions need it.
+All processes call these functions together. Any number of processes, also a single one, can `read` a checkpoint. Parts
+of torch.distributed are imported inside the functions, because the import takes a second.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from language.model import Decoder
 
 
 def shard(net: Decoder, device: torch.device) -> None:
-    """Cut every parameter along its first dimension, in place; blocks are gathered one at a time."""
+    """Shard every parameter along its first dimension, in place; blocks are gathered one at a time."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for block in net.h:
         fully_shard(block, mesh=mesh)
-    # else what is in no block would stay whole after an evaluation, and a method would find no parts
+    # otherwise parameters outside blocks would stay whole after an evaluation, and a method would find no shards
     fully_shard(net, mesh=mesh, reshard_after_forward=True)
 
 
 def whole(net: Decoder, device: torch.device) -> Decoder:
-    """A copy of the net that is not cut, on every process."""
-    with seeded(0, "copy"):  # the draw is overwritten, and the random numbers of the run are not touched
+    """Return a whole copy of the sharded net, on every process."""
+    with seeded(0, "copy"):  # new weights are drawn and overwritten; the random state of the run stays
         copy = Decoder(net.shape).to(device)
     with torch.no_grad():
         for cut, parameter in zip(net.parameters(), copy.parameters(), strict=True):
@@ -42,14 +42,14 @@ def whole(net: Decoder, device: torch.device) -> Decoder:
 
 
 def write(folder: Path, net: nn.Module, optimizer: Optimizer) -> None:
-    """Save weights and optimizer state, each process its own part."""
+    """Save weights and optimizer state; each process writes its own shards."""
     from torch.distributed import checkpoint as storage
 
     storage.save(_tensors(net, optimizer), checkpoint_id=folder)
 
 
 def read(folder: Path, net: nn.Module, optimizer: Optimizer) -> None:
-    """Load what `write` saved into a net and optimizer that may be cut otherwise, or not at all."""
+    """Load what `write` saved into a net and optimizer that may be sharded differently or not at all."""
     from torch.distributed import checkpoint as storage
 
     saved = storage.FileSystemReader(folder).read_metadata().state_dict_metadata
@@ -73,7 +73,7 @@ def _tensors(net: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def cut_up(net: nn.Module, optimizer: Optimizer | None, saved: dict[str, Any]) -> None:
-    """Load whole weights, and optimizer state if there is any, into a net that is cut."""
+    """Load whole weights, and with `optimizer` its whole state, into a sharded net."""
     with torch.no_grad():
         for name, parameter in net.named_parameters():
             parameter.copy_(place(saved["net"][name], parameter))

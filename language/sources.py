@@ -1,4 +1,4 @@
-"""Where text comes from: each source gives training and validation documents, one after the other, always in one order."""
+"""Sources of text. Each yields training and validation documents, always in the same order."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from language.build_corpora import ASSETS, DOCUMENT_SEPARATOR
 
 SHIPPED = ("encyclopaedic", "technical")
 MADE = ("questions",)  # from shipped text
-EXAMPLE = '; "'  # begins the examples of an entry
-ANSWER = "\n"  # between the question and the answer of a document of `questions`, and nowhere else in it
+EXAMPLE = '; "'  # start of the examples of an entry
+ANSWER = "\n"  # between question and answer of a document of `questions`, and nowhere else in it
 HUB = {  # name -> repository, configuration
     "wikitext103": ("Salesforce/wikitext", "wikitext-103-v1"),
     "openwebtext": ("Skylion007/openwebtext", "plain_text"),
     "wikipedia": ("wikimedia/wikipedia", "20231101.en"),
 }
-WIKIPEDIA_ARTICLES = 5000  # the first ones that are long enough, about 100 MB; the rest is not downloaded
-WIKIPEDIA_CHARACTERS = 2000  # at least
-WIKIPEDIA_VALIDATION = 100  # every hundredth of them is validation
-KINDS = ("folder", "jsonl")  # of text that the user brings, written KIND:PATH
+WIKIPEDIA_ARTICLES = 5000  # the first long ones, about 100 MB; the rest is not downloaded
+WIKIPEDIA_CHARACTERS = 2000  # least length of an article
+WIKIPEDIA_VALIDATION = 100  # every hundredth article is validation
+KINDS = ("folder", "jsonl")  # kinds of the user's own text, written KIND:PATH
 HUB_BRANCH = "refs/convert/parquet"  # has one folder of Parquet files for each configuration
 HUB_VALIDATION = {"test_size": 0.0005, "seed": 2357, "shuffle": True}  # the split of the official code
-# Tokens that come out with the official split, by source and tokenizer.
+# Number of tokens with the official split, by source and tokenizer.
 PUBLISHED_TOKENS = {("openwebtext", "gpt2"): {"train": 9_035_582_198}}
 PACKED = {".jsonl": open, ".jsonl.xz": lzma.open, ".jsonl.gz": gzip.open}
 SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"}
@@ -39,10 +39,11 @@ SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "
 
 @dataclass(frozen=True)
 class Source:
-    """name: of the prepared corpus. documents: part ("train" or "validation") -> iterator of texts, same each time.
+    """A source of documents.
 
-    validation_share, field, split: where the user chooses them, else None. answer: what divides a document into a question
-    and its answer, "" where the documents are plain text.
+    name: of the prepared corpus. description: of the text, for the manifest. documents: part ("train" or "validation")
+    -> iterator of texts, the same each time. validation_share, field, split: see `open_source`, None if they do not
+    apply. answer: text between question and answer of a document, "" for plain documents.
     """
 
     name: str
@@ -57,14 +58,14 @@ class Source:
 def open_source(
     text: str, validation_share: float = 0.05, field: str = "text", split: str | None = None
 ) -> Source:
-    """The source that a command line names.
+    """Return the source that `text` names. Raises UserError for an unknown name or a missing path.
 
     encyclopaedic, technical: shipped. questions: made from encyclopaedic, see `_questions`. wikitext103, openwebtext,
-    wikipedia (5,000 articles): through `datasets`, needs a network the first time.
-    folder:PATH: every .txt file below PATH is a document. jsonl:PATH: `field` of every line is one; PATH is a file
-    (.jsonl, .jsonl.xz, .jsonl.gz) or a folder of them.
-    Of folders and JSONL, `validation_share` of the documents, picked by the SHA-256 of their position, is validation.
-    For JSONL the field `split` may say it instead: train, or validation (valid, val); other lines are left out.
+    wikipedia (5,000 articles): through `datasets`, with a network the first time.
+    folder:PATH: every .txt file below PATH is a document. jsonl:PATH: `field` of every line is a document; PATH is a
+    file (.jsonl, .jsonl.xz, .jsonl.gz) or a folder of them.
+    In folders and JSONL, `validation_share` of the documents, chosen by the SHA-256 of their position, is validation.
+    In JSONL the field `split` can replace the share: train, or validation (valid, val); other lines are skipped.
     """
     if text in MADE:
         return Source(text, "questions on the shipped encyclopaedic text", _questions, answer=ANSWER)
@@ -104,7 +105,7 @@ def open_source(
 
 
 def absolute(description: str) -> str:
-    """The same description with a whole path, so that it means one text wherever the command is typed."""
+    """Return a description with an absolute path, so that it names the same text in every working directory."""
     kind, _, place = description.partition(":")
     return f"{kind}:{Path(place).resolve()}" if kind in KINDS else description
 
@@ -125,9 +126,9 @@ def _shipped(name: str, part: str) -> Iterator[str]:
 
 
 def _questions(part: str) -> Iterator[str]:
-    """A question and its answer for each entry `name, other name: meaning; example` of the encyclopaedic text.
+    """Yield a question and its answer for each entry `name, other name: meaning; example` of the encyclopaedic text.
 
-    What does "name" mean? <line break> meaning. Other names and quoted examples are left out.
+    The form is: What does "name" mean? <line break> meaning. Other names and quoted examples are left out.
     """
     for entry in _shipped("encyclopaedic", part):
         names, _, meaning = entry.partition(": ")
@@ -135,7 +136,7 @@ def _questions(part: str) -> Iterator[str]:
 
 
 def _files(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The files of a folder of texts, sorted; what is not a regular file, such as a pipe, is refused."""
+    """Return the files below a folder of texts, sorted. Raises UserError for none, and for one that is not regular."""
     found = sorted(path for path in folder.rglob("*") if path.name.endswith(suffixes))
     if not found:
         raise UserError(f"{shown(folder)} holds no {' or '.join(suffixes)} file")
@@ -154,7 +155,7 @@ def _folder(path: Path) -> Iterator[str]:
 
 
 def _jsonl(path: Path, fields: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The fields of each line of a file, or of the files of a folder."""
+    """Yield the fields of each line of a file, or of the files of a folder."""
     for file in _files(path, tuple(PACKED)) if path.is_dir() else [path]:
         if not file.is_file():
             raise UserError(
@@ -209,10 +210,9 @@ def _wikipedia(part: str) -> Iterator[str]:
 
 
 def _load_hub(repository: str, configuration: str, *, streaming: bool = False) -> Any:
-    """The rows of the training split: from the main branch, or where that has a script, from the Parquet branch.
+    """Return the rows of the training split, from the main branch or, if that fails, from the branch of Parquet files.
 
-    On the main branch Parquet files belong to named configurations. The branch that the hub converts has no
-    configuration but `default`; a folder takes its place.
+    The main branch has named configurations. The Parquet branch, which the hub makes, has a folder for each instead.
     """
     try:
         from datasets import load_dataset

