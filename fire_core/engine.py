@@ -46,7 +46,7 @@ class Treated(NamedTuple):
 
 
 Treatment = Callable[[Tensor, list[Target]], Treated]
-"""Gets a stack (count, out, in) of matrices, float32 (float64 stays), which it leaves alone, and their targets."""
+"""A function of a stack of matrices (count, out, in), float32 or float64, and their targets; it does not change them."""
 
 
 def apply(
@@ -236,8 +236,8 @@ def _degenerate(
             small.setdefault(name, f"norm {norm:.3g} is below min_norm={min_norm:g}")
     if small and degenerate == "raise":
         raise UserError(
-            f"{next(iter(small.values()))} in {shorten(list(small))}: it has no nearest orthogonal matrix that could be "
-            "trusted, and nothing was changed; pass degenerate='skip' to leave such matrices as they are, or exclude "
+            f"{next(iter(small.values()))} in {shorten(list(small))}: such a matrix has no reliable nearest orthogonal "
+            "matrix, and nothing was changed; pass degenerate='skip' to leave such matrices as they are, or exclude "
             "them with targets"
         )
     return small
@@ -255,7 +255,9 @@ def check_targets(targets: list[Target], parameters: Mapping[str, Tensor]) -> No
         raise UserError("no target matrix is included: nothing to treat")
     for t in targets:
         if t.parameter not in parameters:
-            raise UserError(f"target {t.name!r} is of another model: make the table with find_targets(model)")
+            raise UserError(
+                f"this model has no parameter {t.parameter!r}: make the table with find_targets(model)"
+            )
         parameter = parameters[t.parameter]
         if parameter.is_meta:
             raise UserError(f"parameter {t.parameter!r} is on the meta device: load its weights first")

@@ -67,6 +67,7 @@ def observe(
         in_shards: the block can change a sharded model; its parameters are gathered one at a time to be compared.
     Raises: UserError for a sharded model unless `in_shards`.
     """
+    model, initial = unwrap_with(model, initial)
     report = Report(method=method)
     own: Mapping[str, Tensor] = dict(model.named_parameters())
     parameters = own
@@ -105,6 +106,17 @@ def table_of(model: nn.Module, targets: Any) -> TargetTable:
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the module inside DistributedDataParallel, or `model` itself."""
     return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+
+
+def unwrap_with(model: nn.Module, initial: Any) -> tuple[nn.Module, Any]:
+    """Return the module inside DistributedDataParallel, and the starting weights by the names of that module.
+
+    In a copy of the wrapped model's state dict, "module." comes before each name.
+    """
+    inner = unwrap(model)
+    if inner is not model and isinstance(initial, Mapping):
+        initial = {name.removeprefix("module."): value for name, value in initial.items()}
+    return inner, initial
 
 
 def place(value: Tensor, like: Tensor) -> Tensor:

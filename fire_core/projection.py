@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fire_core.distributed.gram_form import gram_projection
 from fire_core.engine import Treated, Treatment, official_scales
 from fire_core.errors import UserError
-from fire_core.placement import apply_to_model, table_of
+from fire_core.placement import apply_to_model, table_of, unwrap_with
 from fire_core.report import Report
 from fire_core.settings import Degenerate, FireSettings, Scale
 from fire_core.solvers.polar import Normalize, Polar, Precision, Solver, polar
@@ -75,6 +75,7 @@ def fire(
         precision=precision,
         stage_limit=stage_limit,
     )
+    model, initial = unwrap_with(model, initial)
     whole = settings.solver == "quintic" or settings.scale == "initial" or settings.min_norm > 0 or dry_run
     return apply_to_model(
         model,

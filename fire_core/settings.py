@@ -23,7 +23,7 @@ class FireSettings:
     Args:
         solver: "newton_schulz" is the published algorithm, `iterations` cubic steps. It is *not* a projection to a
             tolerance: read `dfi_factor` in the report. "exact" is the orthogonal polar factor to `tolerance`. "fast" is
-            closer than the published 10 iterations, in less time. "quintic" is Muon's iteration, inexact by design:
+            usually closer than the published 10 iterations, in less time. "quintic" is Muon's iteration, inexact by design:
             after about ten steps singular values lie in a band from 0.68 to 1.21, not at 1 (see `polar`).
         iterations: number of steps of newton_schulz and quintic; the other solvers accept the default only.
         normalize: the norm by which newton_schulz and quintic divide at the start, "frobenius" (published) or

@@ -171,7 +171,7 @@ class Fall(Trigger):
 
     def __init__(self, metric: str, share: float) -> None:
         if not 0.0 < share < 1.0:
-            raise UserError(f"share={share} is not a share: give a value above 0 and below 1")
+            raise UserError(f"share={share} must lie between 0 and 1, both excluded")
         self.metric, self.share = metric, share
         self.highest: float | None = None
 
@@ -189,7 +189,7 @@ class DormantShare(Above):
 
     def __init__(self, limit: float, *, rearm: float | None = None) -> None:
         if not 0.0 <= limit < 1.0:
-            raise UserError(f"limit={limit} is not a share: give a value from 0 to below 1")
+            raise UserError(f"limit={limit} must be at least 0 and less than 1")
         super().__init__("dormant_share", limit, rearm=rearm)
 
 

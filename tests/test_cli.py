@@ -176,7 +176,7 @@ def test_a_torch_file_with_code_in_it_is_refused(tmp_path: Path, capsys: pytest.
     [
         (lambda path: None, "does not exist"),
         (lambda path: path.mkdir(), "holds none of"),
-        (lambda path: torch.save({"a": 1}, path), "holds no weights by name"),
+        (lambda path: torch.save({"a": 1}, path), "contains no named tensors"),
         (lambda path: torch.save({"fc.bias": torch.ones(3)}, path), "has no matrix to treat"),
     ],
 )
@@ -231,6 +231,7 @@ def test_inspect_shows_broken_weights(tmp_path: Path, capsys: pytest.CaptureFixt
     assert run("inspect", tmp_path / "in.safetensors") == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:4]]
     assert [row[2] for row in rows] == ["nan", "0", "1.41"]
+    assert set(rows[0][2:]) == {"nan"}
     assert run("targets", tmp_path / "in.safetensors") == 0
     assert "stored as torch.float8_e4m3fn" in capsys.readouterr().out
 
@@ -265,7 +266,7 @@ def test_depthwise_and_grey_convolutions_stay_out_of_a_file(tmp_path: Path) -> N
     )
     report = apply(tmp_path / "in.safetensors", tmp_path / "out.safetensors")
     assert [row.name for row in report.treated()] == ["fc.weight"]
-    assert "give --model" in next(row.reason for row in report.rows if row.parameter == "dw.weight")
+    assert "pass --model" in next(row.reason for row in report.rows if row.parameter == "dw.weight")
 
 
 def test_targets_command_prints_models_and_files(
@@ -325,7 +326,7 @@ def test_folders_keep_all_but_other_weights(tmp_path: Path, net: Net, capsys: py
     (tmp_path / "old/notes.txt").write_text("kept")
     (tmp_path / "old/optimizer.pt").write_bytes(b"old moments")
     assert main(["apply", str(tmp_path / "old"), str(tmp_path / "new")]) == 0
-    assert "may hold old weights or lead out of the folder: optimizer.pt" in capsys.readouterr().out
+    assert "may contain old weights or link outside the folder: optimizer.pt" in capsys.readouterr().out
     made = {
         str(path.relative_to(tmp_path / "new")) for path in (tmp_path / "new").rglob("*") if path.is_file()
     }

@@ -20,6 +20,7 @@ from fire_core.engine import Treated
 from fire_core.errors import UserError
 from fire_core.methods import create
 from fire_core.methods.controls import random_orthogonal
+from fire_core.phases import snapshot
 from fire_core.placement import apply_to_model, observe
 from fire_core.settings import FireSettings
 from tests.polar_cases import deviation, relative_error, spread, with_spectrum
@@ -241,15 +242,21 @@ def who_works() -> list[str]:
     return mine
 
 
-def towards_the_start(model: Net, method: str, **settings: object) -> tuple[dict, dict, list[str], list[str]]:
+def towards_the_start(
+    model: nn.Module, method: str, initial: dict | None = None, **settings: object
+) -> tuple[dict, dict, list[str], list[str]]:
     """Weights, report and what was changed after a method that reads the starting weights, which are whole on every rank."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(0.5)
-    state = State({"net": model}, initial={"net": make().state_dict()})
+    state = State({"net": model}, initial={"net": initial or make().state_dict()})
     report = create(method, **settings).at_boundary(state, Phase(1))
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): name.removeprefix("module.") for name, parameter in model.named_parameters()}
     return full(model), report.to_dict(), sorted(report.changed), [names[id(p)] for p in report.parameters]
+
+
+def snapshot_of_ddp() -> dict:
+    return snapshot({"net": DistributedDataParallel(make())})["net"]
 
 
 def work(rank: int, folder: str) -> None:
@@ -264,6 +271,13 @@ def work(rank: int, folder: str) -> None:
         "failures": failures(rank),
         "changed": what_was_changed(),
         "start": [towards_the_start(sharded(), method, **settings) for method, settings in STARTS],
+        "ddp": [
+            [
+                towards_the_start(DistributedDataParallel(make()), method, initial, **settings)
+                for initial in (None, DistributedDataParallel(make()).state_dict(), snapshot_of_ddp())
+            ]
+            for method, settings in STARTS
+        ],
         "dry run": dry_run(),
         "mine": who_works(),
     }
@@ -324,11 +338,11 @@ def test_replicas_are_bit_equal(ranks: list[dict]) -> None:
             assert all(torch.equal(first[0][name], second[0][name]) for name in first[0]), key
 
 
-def test_methods_that_read_the_starting_weights_treat_shards(ranks: list[dict]) -> None:
+def test_methods_that_read_the_starting_weights_treat_shards_and_replicas(ranks: list[dict]) -> None:
+    """Names are those of the module inside DistributedDataParallel, also where the starting weights carry its prefix."""
     for number, (method, settings) in enumerate(STARTS):
         weights, report, changed, parameters = towards_the_start(make(), method, **settings)
-        for rank in ranks:
-            found = rank["start"][number]
+        for found in [of for rank in ranks for of in (rank["start"][number], *rank["ddp"][number])]:
             assert found[2:] == (changed, parameters)
             assert all(torch.allclose(found[0][name], weight, atol=2e-6) for name, weight in weights.items())
             assert_rows_match(found[1], report)

@@ -147,6 +147,10 @@ def test_lightning_mistakes_stop_before_training(tmp_path: Path) -> None:
         LightningCallback(EveryNSteps(1), iteration=3)
     with pytest.raises(UserError, match="optimizer_state='drop'"):
         LightningCallback(EveryNSteps(1), optimizer_state="drop")
+    with pytest.raises(
+        UserError, match="scale='initial' needs the starting weights, which a callback does not have"
+    ):
+        LightningCallback(EveryNSteps(1), scale="initial")
     callback = LightningCallback(EveryNSteps(100), targets="nosuch")
     with pytest.raises(UserError, match="'nosuch' matches nothing"):
         lightning_run(callback, tmp_path, epochs=1)

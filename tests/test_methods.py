@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from fire_core import Phase, State, UserError, apply_policy, snapshot
 from fire_core.checkpoints.command_line import main
-from fire_core.methods import available, create, list_methods
+from fire_core.methods import available, create, list_methods, variants
 from fire_core.methods.controls import keep_norm, random_orthogonal, rescale
 from fire_core.methods.dash import dash
 from fire_core.methods.fire import Projection
@@ -300,6 +300,20 @@ def test_rules_that_overlap_are_refused_before_anything_changes(name):
     assert all(torch.equal(p, before[key]) for key, p in net.named_parameters())
 
 
+@pytest.mark.parametrize("name", ["fire", "shrink_perturb"])
+def test_missing_starting_weights_are_named_before_anything_changes(name):
+    net, state = small_state()
+    before = {key: p.detach().clone() for key, p in net.named_parameters()}
+    method = create(name, **{"targets" if name == "fire" else "parameters": "0"}, reset="2")
+    del state.initial["net"]["2.bias"]
+    with pytest.raises(UserError, match=r"initial has no values for 2\.bias, and nothing was changed"):
+        method.at_boundary(state, Phase(1))
+    state.initial.clear()
+    with pytest.raises(UserError, match=r"no initial weights of net 'net' in State\.initial"):
+        method.at_boundary(state, Phase(1))
+    assert all(torch.equal(p, before[key]) for key, p in net.named_parameters())
+
+
 PROJECTIONS = [name for name, cls in available().items() if issubclass(cls, Projection)]
 
 
@@ -416,6 +430,16 @@ def test_methods_are_listed_by_pattern():
     assert list_methods(["*norm", "muon"]) == ["keep_norm", "muon"]
     assert list_methods("none", with_description=True) == [("none", available()["none"].summary)]
     assert list_methods() == list(available()) and list_methods("nothing") == []
+
+
+def test_variants_of_an_unknown_name_are_refused():
+    with pytest.raises(UserError, match="method 'fier' does not exist; did you mean 'fire'"):
+        variants("fier")
+
+
+@pytest.mark.parametrize("control", [rescale, keep_norm, random_orthogonal])
+def test_the_report_of_a_control_names_it(control):
+    assert control(nn.Linear(4, 3)).method == control.__name__
 
 
 def test_variants_are_chosen_by_name():

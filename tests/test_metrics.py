@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from fire_core.errors import UserError
 from fire_core.measure import metrics
 from fire_core.measure.dormancy import dormancy_of, dormancy_scores, dormant_share
+from fire_core.measure.modes import undisturbed
 from fire_core.measure.probe import curvature, plasticity
 from vision.models import build
 
@@ -216,6 +217,16 @@ def test_plasticity_looks_at_what_is_trained():
     assert figures["weight_norm"] == pytest.approx(float(torch.cat([p.flatten() for p in trained]).norm()))
     net.requires_grad_(False)
     assert plasticity(net, inputs)["dormant_share"] == pytest.approx(3 / 8)
+
+
+def test_a_net_is_undisturbed_by_a_measurement_that_fails():
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).eval()
+    before = {key: value.clone() for key, value in net.named_buffers()}
+    with pytest.raises(ZeroDivisionError), undisturbed(net, training=True):
+        net(torch.randn(8, 2) + 3.0)
+        raise ZeroDivisionError
+    assert not net.training
+    assert all(torch.equal(value, before[key]) for key, value in net.named_buffers())
 
 
 def test_plasticity_leaves_out_what_a_net_does_not_define_and_modes_alone():

@@ -134,6 +134,12 @@ def test_the_polynomial_fast_path_beats_ten_published_iterations(shape: tuple[in
     assert ours < relative_error(published(matrix, 10), matrix)
 
 
+def test_the_polynomial_fast_path_brings_singular_values_above_a_hundredth_within_2e_4_of_1() -> None:
+    matrix = with_spectrum(96, 64, spread(64, 2.0), seed=0)
+    values = torch.linalg.svdvals(solve_fast(matrix[None], rational=False).factor[0])
+    assert (values - 1).abs().max() < 2e-4
+
+
 def test_lost_rank_on_the_polynomial_path_is_completed() -> None:
     matrix = (gaussian(60, 8) @ gaussian(8, 60, seed=1))[None]
     solved = solve_exact(matrix, 1e-8, rational=False)

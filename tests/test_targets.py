@@ -405,7 +405,7 @@ def test_names_in_a_bare_file() -> None:
     table = by_name(find_targets(tree))
     assert [name for name, target in table.items() if target.included] == ["head.weight"]
     assert table["block.0.relative_attention_bias.weight"].kind == "embedding"
-    assert all("give --model" in table[f"h.0.mlp.{layer}.weight"].reason for layer in ("c_fc", "c_proj"))
+    assert all("pass --model" in table[f"h.0.mlp.{layer}.weight"].reason for layer in ("c_fc", "c_proj"))
 
 
 def test_parameters_that_are_elsewhere_or_empty() -> None:

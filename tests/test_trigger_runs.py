@@ -94,7 +94,7 @@ def test_without_a_trigger_the_config_of_a_run_is_what_it_was():
         (["trigger.name=rank"], "trigger.name='rank': choose a trigger as in trigger=plateau"),
         (["trigger=rank", "trigger.level=1"], "trigger=rank has cooldown, share"),
         (["trigger=rank", "trigger.share=null"], "trigger.share=null: trigger=rank needs a value"),
-        (["trigger=rank", "trigger.share=1"], "share=1.0 is not a share"),
+        (["trigger=rank", "trigger.share=1"], "share=1.0 must lie between 0 and 1"),
         (["trigger=plateau", "trigger.mode=up"], "trigger.mode='up': choose one of"),
         (["trigger=every", "trigger.steps=0"], "trigger.steps=0: give a whole number, 1 or more"),
     ],

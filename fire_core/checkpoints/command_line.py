@@ -90,7 +90,7 @@ def apply_command(options: argparse.Namespace) -> None:
     print(f"{len(report.treated())} matrices changed, {source}; written to {options.out}")
     if checkpoint.is_folder and (left := checkpoint.other_files()[1]):
         behind = ", ".join(printable(file.relative_to(checkpoint.path)) for file in left)
-        print(f"not copied, because they may hold old weights or lead out of the folder: {behind}")
+        print(f"not copied, because these may contain old weights or link outside the folder: {behind}")
     print("optimizer state saved with the old weights does not fit the new ones: start a new optimizer")
 
 
@@ -194,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--plot", help="also draw the spectra into this new file (png, pdf, svg)")
     inspect.set_defaults(run=inspect_command)
 
-    change = commands.add_parser("apply", help="FIRE on a checkpoint, into a new file or folder")
+    change = commands.add_parser("apply", help="apply FIRE to a checkpoint and write a new file or folder")
     change.add_argument("checkpoint", help="safetensors or torch file, or a Hugging Face folder")
     change.add_argument("out", help="output of the same form; must not exist")
     for name, about in SETTINGS.items():
@@ -202,7 +202,7 @@ def _parser() -> argparse.ArgumentParser:
         change.add_argument(
             f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"{about} (%(default)s)"
         )
-    change.add_argument("--report", help="also write one row a matrix to this new JSON file")
+    change.add_argument("--report", help="also write one row per matrix to this new JSON file")
     change.set_defaults(run=apply_command)
 
     targets = commands.add_parser("targets", help="which matrices are in or out, and why")
@@ -214,7 +214,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     targets.set_defaults(run=targets_command)
 
-    methods = commands.add_parser("methods", help="FIRE and its rivals: what there is, and from which paper")
+    methods = commands.add_parser("methods", help="list FIRE and the rival methods with their papers")
     methods.add_argument("pattern", nargs="*", help="only methods whose name matches one of these")
     methods.set_defaults(run=methods_command)
 

@@ -178,7 +178,7 @@ def state_dict_of(content: Any, key: str | None, path: Path) -> dict[str, Tensor
         found = next((tensors for tensors in map(_tensors, [content, *inner]) if tensors), None)
     if not found:
         raise UserError(
-            f"{path} holds no weights by name (it holds {_seen(content)}): give the entry with --key"
+            f"{path} contains no named tensors (it contains {_seen(content)}): give the entry with --key"
         )
     for name, tensor in found.items():
         _check_name(name, path)
@@ -198,7 +198,7 @@ def new_checkpoint(target: Path, like: Checkpoint) -> Iterator[Path]:
         raise UserError(f"{str(target)!r} exists and is not overwritten: name another output, or remove it")
     if not like.is_folder and target.suffix != like.path.suffix:
         raise UserError(
-            f"{str(target)!r} should end in {like.path.suffix!r} like {like.path.name!r}: it is of that kind"
+            f"{str(target)!r} should end in {like.path.suffix!r} like {like.path.name!r}: the format stays the same"
         )
     if like.is_folder and target.absolute().is_relative_to(like.path.absolute()):
         raise UserError(f"{str(target)!r} lies inside {str(like.path)!r}: name an output beside it")

@@ -18,7 +18,7 @@ from fire_core.targets import Target
 class Spectrum:
     """Summary of the singular values of one matrix, as stored.
 
-    For a matrix with NaN or infinite weights, condition is infinite, dfi NaN or infinite, and the other numbers NaN.
+    For a matrix with NaN or infinite weights, all numbers are NaN.
 
     Attributes:
         name: name of the target.
@@ -57,9 +57,9 @@ class Spectrum:
             largest,
             float(values.median()),
             smallest,
-            largest / smallest if smallest > 0 else float("inf"),
+            float("inf") if smallest == 0 else largest / smallest,
             float(effective_rank_of(values)),
-            float(deviation_from_isometry(working)),
+            float(deviation_from_isometry(working)) if finite else float("nan"),
         )
         return summary, values
 

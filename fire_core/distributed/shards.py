@@ -206,8 +206,8 @@ def _group_of(parameters: Any) -> dist.ProcessGroup | None:
             if mesh.ndim == 1:
                 return mesh.get_group()
             raise UserError(
-                f"the model's mesh has {mesh.size()} of {dist.get_world_size()} ranks in {mesh.ndim} dimensions: give "
-                "group, the process group of exactly those ranks"
+                f"the model's mesh has {mesh.size()} of {dist.get_world_size()} ranks in {mesh.ndim} dimensions: pass "
+                "group=, the process group of exactly those ranks"
             )
     return None
 

@@ -27,6 +27,10 @@ class TriggeredFire:
 
     def __init__(self, trigger: Trigger, optimizer_state: str, settings: Mapping[str, Any]) -> None:
         FireSettings.of(**{name: value for name, value in settings.items() if name != "targets"})
+        if settings.get("scale") == "initial":
+            raise UserError(
+                "scale='initial' needs the starting weights, which a callback does not have: call fire() yourself"
+            )
         if optimizer_state not in POLICIES:
             raise UserError(f"optimizer_state={optimizer_state!r}: choose one of {', '.join(POLICIES)}")
         self.trigger, self.optimizer_state, self.settings = trigger, optimizer_state, dict(settings)

@@ -23,10 +23,12 @@ def in_mode(net: nn.Module, *, training: bool) -> Iterator[None]:
 
 @contextmanager
 def undisturbed(net: nn.Module, *, training: bool) -> Iterator[None]:
-    """Act as `in_mode`; also restore the CPU's random state and, if the body raises no error, the net's buffers."""
+    """Act as `in_mode`; also restore the CPU's random state and the net's buffers."""
     buffers = {key: value.clone() for key, value in net.named_buffers()}
-    with in_mode(net, training=training), torch.random.fork_rng(devices=[]):
-        yield
-    with torch.no_grad():
-        for key, value in net.named_buffers():
-            value.copy_(buffers[key])
+    try:
+        with in_mode(net, training=training), torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        with torch.no_grad():
+            for key, value in net.named_buffers():
+                value.copy_(buffers[key])

@@ -161,7 +161,8 @@ def list_methods(filter: str | Iterable[str] = "*", with_description: bool = Fal
 
 
 def variants(name: str) -> list[str]:
-    """Return the variants of method `name`, "published" first."""
+    """Return the variants of method `name`, "published" first. Raises UserError for an unknown name."""
+    _check_exists(name)
     folders = [module.name for module in pkgutil.iter_modules(__path__) if module.ispkg]
     return [PUBLISHED, *(folder for folder in folders if _has(folder, name))]
 
@@ -175,14 +176,6 @@ def create(name: str, *, variant: str = PUBLISHED, **settings: Any) -> Method:
         settings: fields of the method's class.
     Raises: UserError for an unknown name, variant or setting, and for a value of another type than the default's.
     """
-    methods = available()
-    if name in _broken:
-        raise UserError(
-            f"method {name!r} cannot be imported ({broken()[name]}): fix fire_core/methods/{name}.py or move it away"
-        ) from _broken[name]
-    if name not in methods:
-        missing = "".join(f"; {file}.py cannot be imported ({why})" for file, why in broken().items())
-        raise UserError(f"method {name!r} does not exist{did_you_mean(name, methods)}{missing}")
     if variant not in variants(name):
         raise UserError(
             f"method {name!r} has no variant {variant!r}: choose one of {', '.join(variants(name))}"
@@ -203,6 +196,18 @@ def without_added(method: Method, settings: dict[str, Any]) -> dict[str, Any]:
     """Return `settings` without those fields of `method` that are `added` and at their default."""
     unset = {f.name for f in fields(method) if f.metadata.get("added") and settings.get(f.name) == f.default}
     return {name: value for name, value in settings.items() if name not in unset}
+
+
+def _check_exists(name: str) -> None:
+    """Raise UserError if there is no method `name`, or if its module cannot be imported."""
+    methods = available()
+    if name in _broken:
+        raise UserError(
+            f"method {name!r} cannot be imported ({broken()[name]}): fix fire_core/methods/{name}.py or move it away"
+        ) from _broken[name]
+    if name not in methods:
+        missing = "".join(f"; {file}.py cannot be imported ({why})" for file, why in broken().items())
+        raise UserError(f"method {name!r} does not exist{did_you_mean(name, methods)}{missing}")
 
 
 def _has(folder: str, name: str) -> bool:

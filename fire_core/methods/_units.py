@@ -123,7 +123,7 @@ class UnitMethod(Method):
             if not found:
                 why = "; ".join(f"{key} {reason}" for key, reason in list(reasons.items())[:4])
                 raise UserError(
-                    f"method {self.name!r} finds no hidden units of their own in net {name!r}: {why}"
+                    f"method {self.name!r} finds no layer in net {name!r} whose units it could replace: {why}"
                 )
             self.layers[name] = found
         return self.layers[name]

@@ -45,8 +45,8 @@ class ContinualBackprop(UnitMethod):
         super().__post_init__()
         if not 0.0 <= self.replacement_rate <= 1.0 or not 0.0 <= self.decay < 1.0 or self.maturity < 0:
             raise UserError(
-                f"replacement_rate={self.replacement_rate} and decay={self.decay} are shares, maturity={self.maturity} "
-                "is a number of steps: use e.g. 1e-4, 0.99, 1000"
+                f"replacement_rate={self.replacement_rate}, decay={self.decay}, maturity={self.maturity}: the rate must "
+                "lie in [0, 1], decay in [0, 1), and maturity must be at least 0 steps; use e.g. 1e-4, 0.99, 1000"
             )
 
     def measure(self, activations: Tensor) -> Tensor:

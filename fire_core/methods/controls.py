@@ -45,7 +45,9 @@ def rescale(
         norm = torch.linalg.matrix_norm(goal * official_scales(group, stack), keepdim=True)
         return Treated(stack * (norm / torch.linalg.matrix_norm(stack, keepdim=True)))
 
-    return apply_to_model(model, table_of(model, targets), treat, action="rescale", **options)
+    return apply_to_model(
+        model, table_of(model, targets), treat, action="rescale", method="rescale", **options
+    )
 
 
 def keep_norm(
@@ -73,7 +75,9 @@ def keep_norm(
         scaled = result.factor * (norm / torch.linalg.matrix_norm(result.factor, keepdim=True))
         return Treated(scaled, result.factor, result.iterations, result.completed, result.residual)
 
-    return apply_to_model(model, table_of(model, targets), treat, action="keep_norm", **options)
+    return apply_to_model(
+        model, table_of(model, targets), treat, action="keep_norm", method="keep_norm", **options
+    )
 
 
 def random_orthogonal(
@@ -103,7 +107,14 @@ def random_orthogonal(
         factor = (q if stack.shape[-2] >= stack.shape[-1] else q.mT).to(stack)
         return Treated(factor * official_scales(group, stack), factor)
 
-    return apply_to_model(model, table_of(model, targets), treat, action="random_orthogonal", **options)
+    return apply_to_model(
+        model,
+        table_of(model, targets),
+        treat,
+        action="random_orthogonal",
+        method="random_orthogonal",
+        **options,
+    )
 
 
 @register

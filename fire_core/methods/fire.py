@@ -9,8 +9,9 @@ from torch import nn
 
 from fire_core.errors import UserError
 from fire_core.methods import Method, added, register
-from fire_core.methods.full_reset import restore
+from fire_core.methods.full_reset import initial_of, restore
 from fire_core.phases import State
+from fire_core.placement import unwrap
 from fire_core.projection import fire
 from fire_core.report import Report
 from fire_core.settings import FireSettings
@@ -36,7 +37,7 @@ class Projection(Method):
 
     def check(self, state: State) -> None:
         """Raise UserError for targets that a net does not have, and for layers both projected and reset."""
-        for net in state.nets.values():
+        for net in map(unwrap, state.nets.values()):
             table = find_targets(net, self.targets)
             if self.reset:
                 _check_disjoint(set(table.parameters), set(match_parameters(net, self.reset)))
@@ -44,7 +45,7 @@ class Projection(Method):
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
         """Reset the layers of `reset`, `project` the targets, and return one report of both."""
         initial = state.initial.get(name)
-        reset = restore(net, initial or {}, self.reset) if self.reset else Report()
+        reset = restore(net, initial_of(state, name), self.reset) if self.reset else Report()
         return combine(self.project(net, state, {"targets": self.targets, "initial": initial}), reset)
 
     def settings(self) -> dict[str, Any]:
@@ -88,7 +89,7 @@ def _check_disjoint(treated: set[str], reset: set[str]) -> None:
     """Raise UserError if a parameter is both treated and reset."""
     if both := treated & reset:
         raise UserError(
-            f"parameters both treated and reset: {', '.join(sorted(both))}; make the rules disjoint"
+            f"parameters both treated and reset: {', '.join(sorted(both))}; let `targets` and `reset` name different layers"
         )
 
 

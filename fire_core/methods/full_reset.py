@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from fire_core.errors import UserError
 from fire_core.methods import Method, register
 from fire_core.phases import State
-from fire_core.placement import observe, place
+from fire_core.placement import observe, place, unwrap_with
 from fire_core.report import Report
-from fire_core.targets import match_parameters
+from fire_core.targets import match_parameters, shorten
 
 
 def full_reset(model: nn.Module, initial: Mapping[str, Tensor]) -> Report:
@@ -23,6 +23,7 @@ def full_reset(model: nn.Module, initial: Mapping[str, Tensor]) -> Report:
     Args:
         initial: a copy of the model's state dict; a missing or unknown key raises RuntimeError as in `load_state_dict`.
     """
+    model, initial = unwrap_with(model, initial)
     with observe(model, action="reset", method="full_reset", initial=initial, in_shards=True) as report:
         own = model.state_dict()
         model.load_state_dict({key: place(value, own.get(key, value)) for key, value in initial.items()})
@@ -32,15 +33,25 @@ def full_reset(model: nn.Module, initial: Mapping[str, Tensor]) -> Report:
 def restore(model: nn.Module, initial: Mapping[str, Tensor], rule: Any) -> Report:
     """Set all parameters of the layers that `rule` names to their initial values, in place, and return the report.
 
-    Raises UserError if the rule names nothing.
+    Raises UserError if the rule names nothing, or a parameter that `initial` does not have.
     """
+    model, initial = unwrap_with(model, initial)
     names = match_parameters(model, rule)
+    check_initial(initial, names)
     parameters = dict(model.named_parameters())
     watched = observe(model, action="reset", method="reset", initial=initial, in_shards=True)
     with watched as report, torch.no_grad():
         for name in names:
             parameters[name].copy_(place(initial[name], parameters[name]))
     return report
+
+
+def check_initial(initial: Mapping[str, Tensor], names: Iterable[str]) -> None:
+    """Raise UserError if `initial` has no value for some of the parameters `names`."""
+    if missing := [name for name in names if name not in initial]:
+        raise UserError(
+            f"initial has no values for {shorten(missing)}, and nothing was changed: give a copy of state_dict()"
+        )
 
 
 def initial_of(state: State, net: str) -> Mapping[str, Tensor]:

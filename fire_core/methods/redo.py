@@ -123,7 +123,9 @@ class ReDo(UnitMethod):
 
     def _inputs(self, state: State, name: str) -> list[Any]:
         if state.batches is None:
-            raise UserError("redo needs data: set State.batches to a callable that gives (inputs, targets)")
+            raise UserError(
+                f"method {self.name!r} looks at the data: set state.batches to a callable that yields batches"
+            )
         taken, parts = 0, []
         for inputs, *_ in state.batches():
             parts.append(inputs_of(name, inputs))

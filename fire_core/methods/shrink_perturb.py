@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from fire_core.errors import UserError
 from fire_core.methods import Method, register
 from fire_core.methods.fire import combine
-from fire_core.methods.full_reset import initial_of, restore
+from fire_core.methods.full_reset import check_initial, initial_of, restore
 from fire_core.phases import State
-from fire_core.placement import observe, place
+from fire_core.placement import observe, place, unwrap_with
 from fire_core.report import Report
 from fire_core.targets import match_parameters
 
@@ -35,12 +35,14 @@ def shrink_perturb(
         parameters: rule for the layers to treat, as in `match_parameters`.
         reset: rule for layers that are set to `initial` instead.
     Returns: a Report with one row per target.
-    Raises: UserError for `shrink` outside [0, 1] and for rules that name nothing.
+    Raises: UserError for `shrink` outside [0, 1], for rules that name nothing, and for values missing in `initial`.
     """
     _check_shrink(shrink)
-    restored = restore(model, initial, reset) if reset else Report()
+    model, initial = unwrap_with(model, initial)
     own: dict[str, Any] = dict(model.named_parameters())
     chosen = list(own) if parameters == "all" else match_parameters(model, parameters)
+    check_initial(initial, chosen)
+    restored = restore(model, initial, reset) if reset else Report()
     watched = observe(model, action="shrunk", method="shrink_perturb", initial=initial, in_shards=True)
     with watched as report, torch.no_grad():
         for key in chosen:

@@ -39,17 +39,17 @@ from fire_core.solvers.kernels import (
 from fire_core.solvers.schedules import CUBIC, Step, finishing_quintic, quintic_schedule, rational_step
 
 TALL = 1.5
-"""From this ratio of sides on, the matrix is reduced to a triangle first."""
+"""Matrices with at least this ratio of rows to columns are first reduced to a triangle."""
 SINGLE_MARGIN = 1.4e-7
-"""sigma_min / sigma_max above which a float32 matrix has full rank for sure; below it the SVD decides."""
+"""sigma_min / sigma_max above which a float32 matrix certainly has full rank; below it the SVD decides."""
 DOUBLE_MARGIN = 1e-9
 """The same for float64 matrices."""
 MIXED = 3e-4
-"""Error ||A v - lambda v|| of a singular direction v beyond which it is not deflated: that would turn the result."""
+"""Largest error ||A v - lambda v|| of a direction v that is deflated; a larger one would rotate the result."""
 DROWNED = 1e-4
-"""Singular value of an iterate below which its left vector is mostly rounding: it was lifted 650 times at least."""
+"""Singular value of an iterate below which its left vector consists mostly of rounding errors."""
 UNFINISHED = 2e-4
-"""||X^T X - I||_F^2 per column that is usual where every singular value is within 1 % of 1."""
+"""Residual per column that is usual if all singular values are within 1 % of 1; above it, `_deflate` runs."""
 
 LIFT = rational_step(3e-3)  # multiplies small values by 120 and maps [0.003, 1] into [0.35, 1]
 SETTLE = rational_step(0.35, centred=True)
@@ -268,7 +268,7 @@ def _smallest_of_triangles(triangles: Tensor) -> Tensor:
 def _fast_pass(matrices: Tensor, rational: bool) -> Solved:
     if rational:
         return _rational(matrices.clone(), SQUARE_RATIONAL)
-    steps = quintic_schedule(3e-3, 1e-2)
+    steps = (*quintic_schedule(3e-3, 1e-2), CUBIC)
     return _solved(polynomial_steps(matrices / spectral_bound(matrices), steps), len(steps))
 
 

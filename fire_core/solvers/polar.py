@@ -24,9 +24,9 @@ Normalize = Literal["frobenius", "spectral"]
 Precision = Literal["fp32", "tf32"]
 
 STACK_BYTES = {"cpu": 8 * 2**20, "cuda": 128 * 2**20}
-"""Matrices of one call are worked on in stacks of at most this size (one matrix, if that is larger)."""
+"""Matrices are solved in stacks of at most this size in bytes (one matrix, if larger)."""
 CACHED_BYTES = 512 * 2**10
-"""The same on a CPU for the solvers that only multiply: every step then finds its stack in the processor's cache."""
+"""The same on a CPU for newton_schulz and quintic, so that a stack fits into the processor's cache."""
 
 
 class Polar(NamedTuple):
@@ -75,9 +75,8 @@ def polar(
     count as lost rank, which `completed` reports. Of all factors that are then equally near to W, the result is the one
     nearest to the rectangular identity (see `fire_core.solvers.completion`).
 
-    "fast" is one pass without repair. Singular values above about 1e-2 of the largest end within 1 % of 1, on a CPU
-    usually within 1e-6. Smaller ones grow but may stay below 1, and lost rank stays lost. Its error is below that of
-    the published 10 iterations, except for well-conditioned matrices on a GPU.
+    "fast" is one pass without repair. Singular values above about 1e-2 of the largest end within 2e-4 of 1, on a CPU
+    usually within 1e-6. Smaller ones grow but may stay below 1, and lost rank stays lost.
 
     Memory beside the result: about 4 times the larger of STACK_BYTES and the largest matrix. A matrix that needs the
     float64 SVD takes up to 20 times its own size.

@@ -26,16 +26,16 @@ class DepthwiseOrGrey(nn.Module):
     """Placeholder for a convolution whose weight has one input channel."""
 
     kind = "conv"
-    cannot_tell = (
-        "one input channel: a depthwise convolution or a grey image, which a file cannot tell (give --model)"
-    )
+    cannot_tell = "one input channel: a depthwise convolution or a grey image, which a file does not show (pass --model)"
 
 
 class EitherWay(nn.Module):
     """Placeholder for a layer that some models store as (in, out) and others, under the same name, as (out, in)."""
 
     kind = "linear"
-    cannot_tell = "stored as (in, out) by GPT-2, (out, in) by others, which a file cannot tell (give --model)"
+    cannot_tell = (
+        "stored as (in, out) by GPT-2, (out, in) by others, which a file does not show (pass --model)"
+    )
 
 
 def skeleton(tensors: Mapping[str, Tensor]) -> nn.Module:

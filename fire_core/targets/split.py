@@ -27,7 +27,7 @@ from fire_core.targets.walk import NORMS, check_module, class_name, places
 
 EVERYTHING = slice(None)
 RECURRENT = re.compile(r"weight_(ih|hh|hr)_l\d+(_reverse)?")
-REPARAMETRISED = "beside the weight: a gain, or part of a reparametrised weight (weight_norm): remove that"
+REPARAMETRISED = "beside the weight: a gain, or part of a reparametrised weight (weight_norm): remove the reparametrisation"
 
 
 def list_targets(model: nn.Module) -> TargetTable:
@@ -131,7 +131,9 @@ def _skipped(place: Place) -> Part | None:
     if parameter.layout is not torch.strided:
         return Part("other", f"{parameter.layout}: only dense weights can be treated")
     if any(stride == 0 and size > 1 for stride, size in zip(parameter.stride(), parameter.shape)):
-        return Part("other", "expanded: several entries share one place in memory and cannot be set apart")
+        return Part(
+            "other", "expanded: several entries share one place in memory and cannot be changed separately"
+        )
     if any(word.startswith("lora_") for word in place.name.split(".")):
         return Part(
             "lora", "low-rank adapter: the product B A is the update, neither factor is a layer's matrix"

@@ -110,7 +110,7 @@ def refuse_without_values(name: str, parameter: nn.Parameter) -> None:
     shape = getattr(parameter, "ds_shape", None)
     if shape is not None and tuple(shape) != tuple(parameter.shape):
         raise UserError(
-            f"parameter {name!r} is partitioned by DeepSpeed ZeRO stage 3 and not here: call this inside "
+            f"parameter {name!r} is partitioned by DeepSpeed ZeRO stage 3 and not available on this rank: call this inside "
             "deepspeed.zero.GatheredParameters(list(model.parameters()), modifier_rank=0)"
         )
 

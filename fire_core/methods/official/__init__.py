@@ -18,6 +18,6 @@ def refuse_changed(method: Method, *names: str) -> None:
         value = getattr(method, field.name)
         if field.name in names and value != field.default:
             raise UserError(
-                f"{method.name}: {field.name}={value!r} means nothing to variant=official; leave it at {field.default!r}, "
+                f"{method.name}: {field.name}={value!r} has no effect with variant=official; leave it at {field.default!r}, "
                 "or use variant=published"
             )
