@@ -15,8 +15,9 @@ METRIC = "val_loss_mix"
 FORKS = {"best": "From the best checkpoint", "30k": "From 30k iterations", "60k": "From 60k iterations"}
 CAPTION = (
     "Figure 3. Validation loss on the mixture in phase 2, from the phase-1 checkpoint with the lowest validation loss "
-    f"and from two later ones (30,000 and 60,000 iterations in the paper). {plot.BAND} The axis is shared and set by the "
-    "methods in full colour after the first quarter; the loss right after the boundary and what is cut are in the tables."
+    f"and from two later ones (30,000 and 60,000 iterations in the paper). {plot.BAND} The panels share one axis. "
+    "The methods in full colour set its range after the first quarter; the tables have the loss right after the boundary "
+    "and what is cut off."
 )
 
 
