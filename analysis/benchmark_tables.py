@@ -145,8 +145,8 @@ BENCHMARKS = (
         "table1",
         "Table 1 on this hardware",
         "One boundary of ResNet-18 with batches of 256 images of 32 x 32 pixels. In the paper DASH looks at CIFAR-10's "
-        "50,000 images, so its seconds are comparable only where `images` is 50,000. On a CPU: processor seconds of one "
-        "thread and resident memory; on a GPU: seconds of the wall clock and memory of tensors.",
+        "50,000 images, so its seconds are comparable only where `images` is 50,000. On a CPU, the table has processor "
+        "seconds of one thread and resident memory; on a GPU, seconds of the wall clock and memory of tensors.",
         table_1,
     ),
     Benchmark(

@@ -39,52 +39,64 @@ TESTS = (  # in addition to tests/test_official_*.py; these compare with somethi
 )
 INTRODUCTION = """# Agreement with the official code
 
-At `size=paper`, every cell of Figure 2 and every method is compared with numbers that were recorded from the authors' code
-([tests/official](tests/official/README.md)). Language and reinforcement learning are compared with less; their section says
-with what.
+This page shows how closely the suite follows the authors' code. At `size=paper`, every panel of Figure 2 and every method in
+it is compared with numbers that were recorded from that code ([tests/official](tests/official/README.md)). Nothing was
+recorded for language and reinforcement learning; their section says what they are compared with instead.
 
-Each number below is the largest difference that a test measured, and *exact* means 0. Differences near 1e-7 are float32
-rounding, near 1e-18 float64 rounding. [DEVIATIONS.md](DEVIATIONS.md) lists the intended differences and their switches.
+Each number below is the largest difference that a test measured, and *exact* means 0. Differences near 1e-7 come from
+rounding in float32, those near 1e-18 from rounding in float64. [DEVIATIONS.md](DEVIATIONS.md) lists the intended differences
+and their switches.
 
-`python -m analysis fidelity --run` runs the tests and writes this page again. The single comparisons, with the tolerance of
-each and the commit, are in [analysis/results/fidelity.csv](analysis/results/fidelity.csv).
+`python -m analysis fidelity --run` runs the tests and rewrites this page.
+[analysis/results/fidelity.csv](analysis/results/fidelity.csv) has every comparison, with its tolerance and the commit.
 """
-NET_NOTE = """The largest differences in *net* are those of VGG-16's gradients in evaluation mode.
-In its first layers they are so small that float32 rounding changes them that much; the table of quantities shows the logits
-apart.
+COLUMNS = """The columns compare:
 
-- *net*: logits, loss, gradients, running statistics, and how the first weights are drawn
-- *data*: which images in which stage, sizes of stages and batches, normalisation
-- *schedule*: learning rate in every epoch, of Adam and of Muon's two groups
-- *boundary*: which methods act in which stage, mode of the net, buffers that a full reset restores
-- *optimizer*: a new one in each stage, its settings, norm of the clipped gradients
+- *net*: logits, loss, gradients, running statistics, and the draw of the initial weights
+- *data*: which images belong to which stage, the sizes of stages and batches, and the normalisation
+- *schedule*: the learning rate in every epoch, for Adam and for Muon's two groups
+- *boundary*: which methods act in which stage, whether the net is then in training or evaluation mode, and the buffers that
+  a full reset restores
+- *optimizer*: whether each stage begins with a new one, its settings, and the norm of the clipped gradients
 - *tuned*: every tuned value of every method
-- *evaluation*: all test images in one pass, before ReDo acts
+- *evaluation*: the pixels of all test images as the net sees them, in one pass, before ReDo acts
 
-*Optimizer*, *evaluation* and the net at a *boundary* are measured while a narrow net of the cell's kind trains on a few
-images in the cell's protocol.
+The largest differences in *net* are those of VGG-16's gradients in evaluation mode. In the first layers, these gradients are
+so small that rounding in float32 changes them by that much. The next table shows the logits in rows of their own.
+
+*Optimizer*, *evaluation* and the net at a *boundary* are measured while a narrow net of the same architecture trains on a
+few images in the protocol of the panel.
+"""
+QUANTITIES = """Rows that name `stages` count those that differ. A gradient probe is the product of a gradient with a fixed
+vector; probes and gradient norms are compared relative to the gradient's norm.
 """
 OTHERS = """## Language and reinforcement learning
 
-No numbers were recorded from the official code of these parts. What is compared instead:
+No numbers were recorded from the official code of these parts. The suite is compared with the following instead:
 
-- *Frames* (`fig4a_*`): the official order of operations, rebuilt from gymnasium and OpenCV, over 400 steps of each game.
-- *Observation statistics and updates* (`fig4b`): the official rules, computed in two passes over the observations of a run.
-- *One update, one net*: an implementation by hand, or that of another library.
-- *Settings*: the values in the released scripts, as we read them.
+- *Observations of the games* (`fig4a_*`): the official order of operations, rebuilt from gymnasium and OpenCV, over 400
+  steps of each game.
+- *Observation statistics and number of updates* (`fig4b`): the official rules, computed afterwards from the observations of
+  a run. Differences in a mean are in standard deviations, those in a variance are relative.
+- *Weights after one update, and the language model*: an implementation by hand, or that of another library.
+- *Settings*: the values in the released scripts, as we read them. The rows count the settings that differ.
 """
-UNKNOWN = """## What cannot be known
+METHODS = """Some methods have two variants ([DEVIATIONS.md](DEVIATIONS.md#methods)). The one compared here is `official`,
+which follows the authors' code.
+"""
+UNKNOWN = """## What is not known
 
-- **The seeds of the figures.** Seeds 1 to 3 select the official images. Which seeds the figures show is not stated, and the
-  first weights and the order of batches come from our own random streams, so curves agree in distribution and not point by
-  point.
-- **The appendix of the paper.** Its settings were not available; the tuned values are those of the released run scripts.
+- **The seeds of the figures.** The paper does not say which seeds its figures show. Seeds 1 to 3 select the same images as
+  in the official code. The initial weights and the order of batches come from our own random streams, so curves agree in
+  distribution but not point by point.
+- **The appendix of the paper.** Its settings were not available to us; the tuned values are those of the released run
+  scripts.
 - **Training in language, DQN and SAC.** No official curves, weights or losses were recorded to compare with.
-- **The humanoid environments.** The authors used their own fork of humanoid-bench, with environment files that are not in
-  the release.
-- **Plasticity injection in SAC.** The paper's figure has it, the released code does not. Ours is described in
-  [DEVIATIONS.md](DEVIATIONS.md).
-- **Figure 7.** How many steps of Muon's iteration the paper takes, and the resulting numbers, are not known.
+- **The humanoid environments.** The authors used their own fork of humanoid-bench; its environment files are not in the
+  release.
+- **Plasticity injection in SAC.** The paper's figure shows it, but the released code does not have it.
+  [DEVIATIONS.md](DEVIATIONS.md) describes ours.
+- **Figure 7.** Neither the number of steps of Muon's iteration nor the paper's results are known to us.
 """
 
 
@@ -151,13 +163,13 @@ def page(record: pd.DataFrame) -> str:
     cells = record[record["kind"] == "cell"]
     figure_2 = cells[cells["row"].str.startswith("fig2")]
     figure_2 = figure_2.assign(aspect=figure_2["what"].str.split(":").str[0])
-    blocks = [INTRODUCTION, "## Cells of Figure 2\n"]
+    blocks = [INTRODUCTION, "## Panels of Figure 2\n"]
     rows = [
         [row, *(shown(part) if len(part := lines[lines["aspect"] == aspect]) else "" for aspect in ASPECTS)]
         for row, lines in figure_2.groupby("row")
     ]
-    blocks.append(table(["cell", *ASPECTS], rows))
-    blocks += [NET_NOTE, "### The quantities behind the columns, over all cells\n"]
+    blocks.append(table(["panel", *ASPECTS], rows))
+    blocks += [COLUMNS, "### The quantities behind the columns, over all panels\n", QUANTITIES]
     # The eight cells share most quantities; the names of methods, seeds and settings are left to the CSV.
     grouped = figure_2.assign(
         quantity=figure_2["what"].str.replace(r"(?<=tuned: ).*", "every value", regex=True)
@@ -167,7 +179,7 @@ def page(record: pd.DataFrame) -> str:
         for quantity, lines in grouped.groupby("quantity")
     ]
     head = ["quantity", "largest difference", "allowed", "test"]
-    blocks += [table(head, rows), "## Methods\n"]
+    blocks += [table(head, rows), "## Methods\n", METHODS]
     methods = record[record["kind"] == "method"]
     rows = [
         [row, variant_of(row), str(len(lines)), shown(lines), tests_of(lines)]
@@ -175,7 +187,11 @@ def page(record: pd.DataFrame) -> str:
     ]
     blocks.append(table(["method", "variant", "quantities", *head[1:2], "test"], rows))
     others = record[~record["row"].str.startswith("fig2") & (record["kind"] != "method")]
-    blocks += [OTHERS, table(["cell", *head], single_rows(others.sort_values(["row", "what"]))), UNKNOWN]
+    blocks += [
+        OTHERS,
+        table(["experiment", *head], single_rows(others.sort_values(["row", "what"]))),
+        UNKNOWN,
+    ]
     return "\n".join(blocks)
 
 

@@ -158,8 +158,8 @@ def _muon(frame: pd.DataFrame) -> list[str]:
                 texts.append(f"{difference_text(row)} against {title} alone ({sure})")
             told.append(f"[{name}]({PAGES}/{experiment}.md): {', '.join(texts)}")
     return [
-        "- **Is FIRE redundant under Muon?** FIRE acts at the boundaries, and Muon trains between them. Differences at the "
-        f"end of training: {'; '.join(told)}."
+        "- **Is FIRE redundant under Muon?** FIRE acts at the boundaries, and Muon trains between them. The numbers are the "
+        f"two together minus one alone, at the end of training: {'; '.join(told)}."
     ]
 
 
@@ -191,8 +191,8 @@ def _theory() -> list[str]:
         shares.append(f"{name} in {below} of {total} matrices ({scaled} if each matrix may be rescaled)")
     held, empty = (told["holds"].astype(str) == "True").sum(), (moved["bound"] >= 2).sum()
     return [
-        f"- **Theory against measurement** ([figure and table]({PAGES}/theory.md)). The premise DfI < 1 holds "
-        f"{', '.join(shares)}. FIRE as published multiplies the orthogonal factor by a constant, which alone can "
+        f"- **Theory against measurement** ([figure and table]({PAGES}/theory.md)). The premise of Theorems 3 and 4, DfI < "
+        f"1, holds {', '.join(shares)}. FIRE as published multiplies the orthogonal factor by a constant, which alone can "
         f"put DfI above 1. Of {len(told)} bounds that are defined, {held} hold. However, Theorem 1's bound says nothing "
         f"in {empty} of {len(moved)} layers, because it is above 2, which no shift exceeds. Theorem 2's bound is "
         f"{(hessian['bound'] / hessian['measured']).median():.2g} times the measured norm of the Hessian (median)."
