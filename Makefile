@@ -51,8 +51,8 @@ help: ## this list
 		METHODS 'a comma-separated list, or all' \
 		SEEDS 'a comma-separated list (1,2,3)' \
 		JOBS 'runs at a time ($(JOBS) here); more than 1 installs Ray' \
-		OVERRIDES 'any keys of the script, as in learning_rate=1e-3 (python vision/train.py --help lists them)' \
-		RUNS 'folder that holds all runs (runs)'
+		OVERRIDES 'any settings of the script, as in learning_rate=1e-3 (python vision/train.py --help lists them)' \
+		RUNS 'the folder of all runs (runs)'
 	@printf 'Example: make vision-sweep EXPERIMENT=random_label SIZE=smoke METHODS=none,fire SEEDS=1,2 JOBS=1 OVERRIDES=batch_size=32\n'
 
 # ---------------------------------------------------------------------------------------------- environment
@@ -77,15 +77,15 @@ $(VENV)/.with-%: pyproject.toml constraints.txt $(VENV)/.with-torch
 	@touch $@
 
 .PHONY: install
-install: $(VENV)/.with-suite ## create .venv and install what vision and analysis need
+install: $(VENV)/.with-suite ## create .venv and install what images that ship with the repository and the analysis need
 
 .PHONY: install-vision install-language install-dqn install-sac install-control install-ray install-slurm install-all
-install-vision: $(VENV)/.with-suite $(VENV)/.with-vision ## what vision/train.py needs, nets of torchvision included
+install-vision: $(VENV)/.with-suite $(VENV)/.with-vision ## what vision/train.py needs for all data sets, and for the nets of torchvision
 install-language: $(VENV)/.with-suite $(VENV)/.with-language ## what language/train.py needs
 install-dqn: $(VENV)/.with-suite $(VENV)/.with-dqn ## what rl/dqn/train.py needs
 install-sac: $(VENV)/.with-suite $(VENV)/.with-sac $(VENV)/.with-humanoid ## what rl/sac/train.py needs, the H1 robot included
 install-control: $(VENV)/.with-suite $(VENV)/.with-sac $(VENV)/.with-control ## what env.backend=dm_control needs
-install-ray: $(VENV)/.with-suite $(VENV)/.with-ray ## what several runs at a time need
+install-ray: $(VENV)/.with-suite $(VENV)/.with-ray ## what JOBS above 1 needs
 install-slurm: $(VENV)/.with-suite $(VENV)/.with-slurm ## what runs on a Slurm cluster need
 install-all: install-vision install-language install-dqn install-sac ## what all four scripts need
 
@@ -97,7 +97,7 @@ doctor: $(VENV)/.with-suite ## install the suite, then list what is missing and 
 .PHONY: vision-sweep
 vision-sweep: EXPERIMENT ?= random_label,label_noise
 vision-sweep: METHODS ?= none,shrink_perturb,full_reset,fire
-vision-sweep: $(VENV)/.with-suite $(VENV)/.with-vision $(ray) ## two tests of plasticity on images that ship with the repository; table and figure
+vision-sweep: $(VENV)/.with-suite $(VENV)/.with-vision $(ray) ## two small tests of plasticity on images that ship with the repository; table and figure
 	@$(call sweep,vision/train.py,vision)
 
 .PHONY: data
@@ -133,7 +133,7 @@ status: $(VENV)/.with-suite ## list which runs are done, running, failed or miss
 
 # ---------------------------------------------------------------------------------------------- analysis
 .PHONY: figures
-figures: $(VENV)/.with-suite ## draw Figures 2 to 5 from the runs in RUNS
+figures: $(VENV)/.with-suite ## draw Figures 2 to 5 and the probes from the runs in RUNS
 	$(PY) -m analysis figures --root $(RUNS)
 
 .PHONY: tables
@@ -152,7 +152,7 @@ docs: $(VENV)/.with-suite $(VENV)/.with-docs ## build the documentation site: bu
 
 # ---------------------------------------------------------------------------------------------- benchmarks
 .PHONY: bench-convergence bench-methods bench-table1 bench-fire bench-vision bench-language bench-dqn bench-sac
-bench-convergence: $(VENV)/.with-suite ## how many iterations: DfI by kind of matrix and by model
+bench-convergence: $(VENV)/.with-suite ## DfI after each number of iterations, by kind of matrix and by model
 	$(PY) -m benchmarks.convergence
 bench-methods: $(VENV)/.with-suite ## time and memory of each method's boundary and training step
 	$(PY) -m benchmarks.method_costs
