@@ -77,7 +77,7 @@ $(VENV)/.with-%: pyproject.toml constraints.txt $(VENV)/.with-torch
 	@touch $@
 
 .PHONY: install
-install: $(VENV)/.with-suite ## create .venv and install what images that ship with the repository and the analysis need
+install: $(VENV)/.with-suite ## create .venv and install what the analysis and vision/train.py on shipped images need
 
 .PHONY: install-vision install-language install-dqn install-sac install-control install-ray install-slurm install-all
 install-vision: $(VENV)/.with-suite $(VENV)/.with-vision ## what vision/train.py needs for all data sets, and for the nets of torchvision
