@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fire_core.methods
-from analysis import spectrum
+from analysis import paper, spectrum
 from fire_core import State, UserError
 from fire_core.checkpoints.command_line import main
 from fire_core.methods import create
@@ -291,3 +291,30 @@ def test_the_spectrum_figure_comes_from_a_checkpoint(tmp_path: Path, capsys: pyt
     assert worst == sorted(worst)
     assert spectrum.main([str(tmp_path / "final.pt"), "--parameter", "fc.weight"]) == 2
     assert "hidden.2.weight" in capsys.readouterr().err
+
+
+PAPER_NAMES = {
+    "S&P": "shrink_perturb",
+    "full reset": "full_reset",
+    "L2-init": "l2_init",
+    "Parseval": "parseval",
+    "Muon": "muon",
+}
+PAPER_NAMES |= {name: name.lower() for name in ("FIRE", "none", "DASH", "CBP", "ReDo", "SNR")}
+PAPER_NAMES |= {"plasticity injection": "plasticity_injection"}
+PAPER_PANELS = sorted(f"{figure}_{panel}" for figure, panel in paper.cells())
+
+
+@pytest.mark.parametrize("experiment", PAPER_PANELS)
+def test_headers_give_the_papers_end_values(experiment):
+    """The first number after each method in the sentence that begins with "Paper" is the end value in analysis/paper."""
+    header = (
+        (ROOT / "conf/experiment" / f"{experiment}.yaml").read_text(encoding="utf-8").partition("domain:")[0]
+    )
+    sentence = re.search(r"Paper, [^:]*:(.*?)(;|\.\s)", header.replace("\n# ", " "))
+    found = re.findall(rf"({'|'.join(PAPER_NAMES)}) (\d*\.?\d+)", sentence[1]) if sentence else []
+    ends = paper.end_values(*experiment.split("_", 1))
+    assert len(found) >= min(5, len(ends))
+    for name, written in found:
+        digits = len(written.partition(".")[2])
+        assert f"{ends[PAPER_NAMES[name]]:.{digits}f}".lstrip("0") == written.lstrip("0"), name
