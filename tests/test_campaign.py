@@ -23,6 +23,8 @@ from harness.campaign.work import EVALUATION, Work, assumed, stages_of, work_of
 from harness.config import CONF, compose_config
 from harness.launch import identity
 from harness.runs.trunk import FolderLock
+from vision.images import Images
+from vision.protocols import make_phases
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL_WORK = Work(
@@ -56,12 +58,45 @@ def test_stages_of_the_three_protocols_by_hand():
     assert sum(images * epochs for images, epochs in classes) == 105_000_000
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("warm_start", {"share": 0.1}),
+        ("continual", {"stages": 5}),
+        ("continual", {"stages": 5, "replay": 0.1}),
+        ("class_incremental", {"stages": 3}),
+        ("class_incremental", {"stages": 3, "replay": 0.1}),
+        ("class_incremental", {"stages": 3, "replay": 0.0}),
+        ("random_label", {"tasks": 3, "count": 70}),
+        ("permuted", {"tasks": 3}),
+        ("label_noise", {"noisy": 60, "clean": 90}),
+    ],
+)
+def test_stages_have_the_images_that_the_script_trains_on(name, settings):
+    pictures, labels = torch.zeros(200, 1, 2, 2, dtype=torch.uint8), torch.arange(200) % 10
+    images = Images(
+        "ten", pictures, labels, pictures, labels, 10, (*"abcdefghij",), torch.zeros(1), torch.ones(1)
+    )
+    phases = make_phases(name, images, seed=1, epochs=2, **settings)
+    expected = [(len(phase.indices), 2) for phase in phases]
+    assert stages_of({"name": name, "epochs": 2, **settings}, 200, 10) == expected
+
+
 def test_language_takes_the_lengths_of_the_paper():
     cfg = compose_config("language", ["experiment=fig3_60k", "size=paper"])
     work = work_of(cfg)
     assert work.trunk == 60_000 * 491_520  # of 95,000: no run starts from a later iteration
     assert work.fork // 491_520 == (116_736_000 + 9_035_582_198) // 491_520  # about 18.6 k iterations
     assert round(work.fork / 491_520, -2) == 18_600
+
+
+def test_language_counts_tokens_in_the_windows_of_each_phase():
+    typed = ["experiment=language_context", "size=small", "phase_1.iterations=20", "phase_1.eval_every=1"]
+    cfg = compose_config("language", typed)
+    work, batch = work_of(cfg), cfg.accumulation * cfg.batch_size
+    assert (work.trunk, work.fork) == (20 * batch * 128, 15 * batch * 512)
+    assert work.per_step == batch * 128  # probes measure phase 1
+    assert (work.trunk_tests, work.fork_tests) == (20 * 2 * 8 * 128, (2 + 2) * 2 * 8 * 512)
 
 
 def test_assumed_operations_and_weights_are_those_of_the_nets():

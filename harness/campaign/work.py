@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -102,45 +103,50 @@ def stages_of(protocol: dict[str, Any], images: int, classes: int) -> list[tuple
     """Return (images, epochs) of each phase of a protocol."""
     name, epochs = protocol["name"], protocol["epochs"]
     if name == "warm_start":
-        shares = [protocol["share"], 1.0]
+        counts = [protocol["share"] * images, images]
     elif name == "continual":
-        shares = [(stage + 1) / protocol["stages"] for stage in range(protocol["stages"])]
+        counts = [(stage + 1) / protocol["stages"] * images for stage in range(protocol["stages"])]
     elif name == "class_incremental":
         new = [len(part) for part in np.array_split(range(classes), protocol["stages"])]
-        shares = [seen / classes for seen in np.cumsum(new)] if classes else [0.0] * protocol["stages"]
-    else:  # probes: every task has `count` images
-        shares = [(protocol.get("count") or images) / images] * protocol.get("tasks", 2)
-    lengths = epochs if isinstance(epochs, Sequence) else [epochs] * len(shares)
-    return [(round(share * images), length) for share, length in zip(shares, lengths, strict=True)]
+        counts = [seen / max(1, classes) * images for seen in np.cumsum(new)]
+    elif name == "label_noise":
+        counts = [protocol["noisy"], protocol["clean"]]
+    else:  # random_label, permuted
+        counts = [protocol.get("count") or images] * protocol["tasks"]
+    if (replay := protocol.get("replay")) is not None:
+        counts = [count - (1 - replay) * before for before, count in pairwise([0, *counts])]
+    lengths = epochs if isinstance(epochs, Sequence) else [epochs] * len(counts)
+    return [(round(count), length) for count, length in zip(counts, lengths, strict=True)]
 
 
 def language(cfg: DictConfig) -> Work:
     """Return the work of a language run, with the iterations of language/schedule.py."""
     known = assumed()["tokens"]
     a, b = (cfg.corpus[key].train_tokens or known.get(cfg.corpus[key].name, 0) for key in ("a", "b"))
-    per_iteration = cfg.accumulation * cfg.batch_size * cfg.model.block
+    blocks = [phase.block or cfg.model.block for phase in (cfg.phase_1, cfg.phase_2)]
+    per_iteration = [cfg.accumulation * cfg.batch_size * block for block in blocks]
+    window = [2 * cfg.eval_windows * block for block in blocks]
     lengths = []
-    for phase, tokens in ((cfg.phase_1, a), (cfg.phase_2, a + b)):
-        length = phase.iterations or int(phase.passes * tokens / per_iteration)
+    for phase, tokens, each in zip((cfg.phase_1, cfg.phase_2), (a, a + b), per_iteration, strict=True):
+        length = phase.iterations or int(phase.passes * tokens / each)
         tests = math.ceil(length / (phase.eval_every or max(1, min(2000, length // 20)))) if length else 0
         stop = min(phase.stop_at or length, length)
         lengths.append((stop, math.ceil(tests * stop / length) if length else 0))
     (trunk, trunk_tests), (fork, fork_tests) = lengths
     if str(cfg.boundary.fork).isdigit():
         trunk = max(trunk, int(cfg.boundary.fork))
-    window = 2 * cfg.eval_windows * cfg.model.block
     matrices = 12 * cfg.model.layers * cfg.model.width**2 + cfg.model.vocabulary * cfg.model.width
     attention = 12 * cfg.model.layers * cfg.model.width * cfg.model.block
     weights = matrices + cfg.model.block * cfg.model.width
     return Work(
-        trunk * per_iteration,
-        fork * per_iteration,
-        trunk_tests * window,
-        (fork_tests + 2) * window,
+        trunk * per_iteration[0],
+        fork * per_iteration[1],
+        trunk_tests * window[0],
+        (fork_tests + 2) * window[1],
         operations=6 * matrices + attention if cfg.size == "paper" else None,
         precision=cfg.precision,
         compile=cfg.compile,
-        per_step=per_iteration,
+        per_step=per_iteration[0],  # probes measure phase 1
         trunk_bytes=(2 + len(cfg.phase_1.save_at)) * RESUMABLE * weights,
         running_bytes=(cfg.run.keep + 1) * RESUMABLE * weights,
         left_bytes=STORED * weights,
