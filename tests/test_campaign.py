@@ -142,7 +142,9 @@ def test_a_probe_replaces_what_is_assumed():
     assert guess.source.startswith("assumed")
     expected = assumed()["share"]["vision"]["fp32"] * assumed()["peak"]["fp32"] * 1e12 / 1e9 / 2
     assert guess.per_second == pytest.approx(expected)
-    assert rate_of(one, {probe_key(one): 123.0}, processes=2).per_second == 123.0
+    measured = {probe_key(one, 2): 123.0}
+    assert rate_of(one, measured, processes=2).per_second == 123.0
+    assert rate_of(one, measured, processes=4).source.startswith("assumed")  # they share the machine
 
 
 def test_compiled_cells_are_taken_to_be_faster_and_methods_that_watch_are_not_compiled(tmp_path):

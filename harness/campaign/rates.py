@@ -48,7 +48,7 @@ def rate_of(job: Job, probes: Mapping[str, float], processes: int) -> Rate:
         processes: runs at a time. They share the assumed rate of a whole machine.
     Raises: UserError if nothing is assumed about the precision of the job.
     """
-    if (measured := probes.get(probe_key(job))) is not None:
+    if (measured := probes.get(probe_key(job, processes))) is not None:
         return Rate(measured, "measured by a probe on this machine")
     known, work = assumed(), job.work
     if work.operations is not None:
@@ -71,10 +71,10 @@ def rate_of(job: Job, probes: Mapping[str, float], processes: int) -> Rate:
     )
 
 
-def probe_key(job: Job) -> str:
-    """Return the key of a job's measured rate: experiment, size, settings that change the speed, and hardware."""
+def probe_key(job: Job, copies: int) -> str:
+    """Return the key of a job's measured rate: experiment, settings that change the speed, runs at a time, hardware."""
     typed = [a for a in job.arguments if a.split("=")[0] in ("size", "precision", "compile", "channels_last")]
-    return " ".join([job.experiment, *typed, "on", hardware()])
+    return " ".join([job.experiment, *typed, f"x{copies}", "on", hardware()])
 
 
 def probes_in(path: Path) -> dict[str, float]:
@@ -97,10 +97,11 @@ def measure(
     """
     rates = probes_in(path)
     for job in one_of_each(jobs):
-        if probe_key(job) in rates:
+        copies = at_a_time[job.domain]
+        if (key := probe_key(job, copies)) in rates:
             continue
         print(f"probe of {job.experiment}, {seconds:.0f} s", flush=True)
-        rates[probe_key(job)] = probe(job, at_a_time[job.domain], seconds)
+        rates[key] = probe(job, copies, seconds)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, json.dumps(rates, indent=1))
     return rates
