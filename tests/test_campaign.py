@@ -362,6 +362,9 @@ def test_unknown_manifests_and_keys_are_named(tmp_path):
     path.write_text("size: smoke\nfrist: [none]\ncells: []\n")
     with pytest.raises(UserError, match="'frist' is unknown"):
         load(str(path), str(tmp_path))
+    path.write_text("{size: smoke, first: [none], jobs: {}, cells: [{experiment: fig2, runs: []}]}")
+    with pytest.raises(UserError, match=r"odd.yaml: experiment 'fig2' does not exist; did you mean 'fig"):
+        load(str(path), str(tmp_path))
 
 
 def test_the_manifest_of_the_paper_names_what_exists():

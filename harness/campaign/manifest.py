@@ -140,7 +140,7 @@ def load(name: str, root: str, more: Callable[[str], tuple[str, ...]] = lambda d
 
 
 def read(name: str) -> dict[str, Any]:
-    """Return the content of a manifest's file. Raises UserError if it does not exist or has unknown keys."""
+    """Return the content of a manifest's file. Raises UserError if it, a key or an experiment does not exist."""
     path = Path(name) if name.endswith(".yaml") else CONF / "campaign" / f"{name}.yaml"
     if not path.is_file():
         known = sorted(file.stem for file in (CONF / "campaign").glob("*.yaml") if file.stem != "assumed")
@@ -151,6 +151,10 @@ def read(name: str) -> dict[str, Any]:
     _only(content, KEYS, path)
     for cell in content["cells"]:
         _only(cell, CELL_KEYS, path)
+        if (experiment := cell["experiment"]) not in (known := options("experiment")):
+            raise UserError(
+                f"{path}: experiment {experiment!r} does not exist{did_you_mean(experiment, known)}"
+            )
         for group in cell["runs"]:
             _only(group, RUNS_KEYS, path)
     return content
