@@ -381,6 +381,29 @@ def test_the_manifest_of_the_paper_names_what_exists():
     assert yaml.safe_load((CONF / "campaign" / "paper.yaml").read_text())["size"] == "paper"
 
 
+# ------------------------------------------------------------------------------------------------ how runs end
+@pytest.mark.parametrize(
+    ("ending", "code", "told"),
+    [("sys.exit(75)", 75, "stopped: cell/"), ("sys.exit(3)", 1, "failed: cell/"), ("finish()", 0, "")],
+)
+def test_a_run_that_was_stopped_has_not_failed(
+    medium_like, tmp_path, monkeypatch, capsys, ending, code, told
+):
+    (tmp_path / "cell").mkdir()
+    one = replace(job("none", None), folder=tmp_path / "cell")
+    manifest = replace(load(medium_like[0], str(tmp_path)), jobs=[one], afterwards=("this",))
+    script = f"import pathlib, sys; finish = pathlib.Path({str(one.folder / 'DONE')!r}).touch; {ending}"
+    monkeypatch.setattr(training, "command", lambda *_: [sys.executable, "-c", script])
+    monkeypatch.setattr(training.Drawing, "want", lambda *_: None)
+    monkeypatch.setattr(campaign, "load", lambda *_: manifest)
+    later: list = []
+    monkeypatch.setattr(campaign.subprocess, "run", lambda command, **_: later.append(command[-1]))
+    monkeypatch.setattr(sys, "argv", ["campaign", "tiny", "--root", str(tmp_path), "--no-preflight"])
+    assert campaign.main() == code
+    assert capsys.readouterr().err.startswith(told)
+    assert later == ([] if code else ["this"])
+
+
 # ------------------------------------------------------------------------------------------------ kill and resume
 @pytest.mark.timeout(600)
 def test_a_stopped_campaign_resumes_and_leaves_tables(medium_like, tmp_path):

@@ -126,16 +126,18 @@ def main() -> int:
     if wrong:
         raise UserError("\nerror: ".join(wrong))
     try:
-        failed = train(manifest, chosen, root, budget, options.gpus, launcher)
-    except Stopped as stopped:
-        print(f"{stopped}; the same command resumes")
+        failed, stopped = train(manifest, chosen, root, budget, options.gpus, launcher)
+    except Stopped as message:
+        print(f"{message}; the same command resumes")
         return STOPPED
-    if len(chosen) == len(waiting) and not failed:
+    if len(chosen) == len(waiting) and not failed and not stopped:
         for module in manifest.afterwards:
             subprocess.run([sys.executable, "-m", module], check=False)
     for name in failed:
         print(f"failed: {name}, see {root / 'campaign' / 'logs'}", file=sys.stderr)
-    return 1 if failed else 0
+    for name in stopped:
+        print(f"stopped: {name}; the same command resumes it", file=sys.stderr)
+    return 1 if failed else STOPPED if stopped else 0
 
 
 def at_a_time(manifest: Manifest, jobs: int) -> Manifest:

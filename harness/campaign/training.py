@@ -35,8 +35,8 @@ def train(
     budget: float | None = None,
     gpus: int = 1,
     launcher: Sequence[str] = (),
-) -> list[str]:
-    """Train every job that is not done and return the names of those that failed.
+) -> tuple[list[str], list[str]]:
+    """Train every job that is not done; return the names of those that failed and of those that were stopped.
 
     Args:
         budget: seconds after which no further run starts.
@@ -44,7 +44,7 @@ def train(
         launcher: overrides that choose a Hydra launcher, as in "hydra/launcher=submitit_slurm".
     Raises: Stopped after SIGINT or SIGTERM.
     """
-    began, failed = time.monotonic(), list[str]()
+    began, failed, stopped = time.monotonic(), list[str](), list[str]()
     waiting = [job for job in jobs if not job.done]
     running: dict[Job, subprocess.Popen[bytes]] = {}
     drawing = Drawing(root, manifest.size)
@@ -79,8 +79,8 @@ def train(
                 raise Stopped(f"{len(running)} runs were stopped and {len(waiting)} not started")
             for job in [job for job, process in running.items() if process.poll() is not None]:
                 code = running.pop(job).returncode
-                if code != 0 or not job.done:
-                    failed.append(job.name)
+                if not job.done:
+                    (stopped if code == STOPPED else failed).append(job.name)
                 ended = "finished" if job.done else "stopped " if code == STOPPED else "FAILED  "
                 print(f"{ended} {job.name} ({total - len(waiting) - len(running)} of {total})", flush=True)
                 unfinished = [*waiting, *running]
@@ -90,7 +90,7 @@ def train(
                     drawing.want(job.experiment)
             drawing.go()
         drawing.finish()
-    return failed
+    return failed, stopped
 
 
 @contextmanager
