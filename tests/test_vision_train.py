@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from fire_core import UserError
 from fire_core.methods import create
 from harness.config import CONF, compose, compose_config, resolve
 from harness.domains import methods_of
-from vision.train import train
+from vision.train import set_learning_rate, train
 
 SCRIPT = Script("vision/train.py")
 SMOKE = ["size=smoke", "threads=1", "run.progress=false"]
@@ -201,6 +202,7 @@ def test_one_failed_run_does_not_hide_the_others(tmp_path):
         ),
         (["method=dash", "method.rate=0.5"], "rate=0.5 is for the per-step form"),
         (["batch_size=abc"], "batch_size='abc': give a whole number"),
+        (["warmup_share=[0.1,0,0]"], "warmup_share=[0.1, 0, 0]: give one number, or 2 of them, one a phase"),
         (["eval_every=0"], "eval_every=0"),
         (["learning_rate=fast"], "learning_rate='fast'"),
         (["protocol=warm_start"], "protocol is a group of settings"),
@@ -218,6 +220,20 @@ def test_mistakes_are_one_clear_line(arguments, answer, tmp_path, monkeypatch, c
     assert stopped.value.code == 2
     assert line.startswith("error: ") and answer in line and line.count("\n") == 0
     assert not list(tmp_path.glob("**/DONE"))
+
+
+@pytest.mark.parametrize(
+    ("share", "rates"), [("0.2", [(0.5, 1.0)] * 2), ("[0.2,0]", [(0.5, 1.0), (1.0, 1.0)])]
+)
+def test_the_warm_up_is_that_of_the_phase(share, rates):
+    cfg = compose_config("vision", ["experiment=label_noise", "size=smoke", f"warmup_share={share}"])
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    seen = []
+    for index in (0, 1):
+        for epoch in (0, 1):
+            set_learning_rate(optimizer, cfg, SimpleNamespace(index=index, epochs=10), epoch)
+            seen.append(optimizer.param_groups[0]["lr"] / cfg.learning_rate)
+    assert seen == pytest.approx([*rates[0], *rates[1]])
 
 
 def test_corrupt_checkpoint_is_one_line(tmp_path):

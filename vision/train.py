@@ -59,6 +59,10 @@ def train(cfg: DictConfig) -> None:
     phases = make_phases(**protocol, images=images, seed=cfg.seed, splits=cfg.splits)
     schedule = [(phase, epoch) for phase in phases for epoch in range(phase.epochs)]
     check_first_phase(method, phases=len(phases))
+    if OmegaConf.is_list(cfg.warmup_share) and len(cfg.warmup_share) != len(phases):
+        raise UserError(
+            f"warmup_share={cfg.warmup_share}: give one number, or {len(phases)} of them, one a phase"
+        )
     with seeded(cfg.seed, "init"):
         net = build(
             **cfg.model, classes=images.classes, channels=images.channels, image_size=images.image_size
@@ -240,7 +244,8 @@ def set_learning_rate(
     if cfg.schedule == "official":
         factor = official.rate_factor(epoch, phase.epochs)
     else:
-        factor = min(1.0, (epoch + 1) / max(1, round(cfg.warmup_share * phase.epochs)))
+        share = cfg.warmup_share[phase.index] if OmegaConf.is_list(cfg.warmup_share) else cfg.warmup_share
+        factor = min(1.0, (epoch + 1) / max(1, round(share * phase.epochs)))
     for group in optimizer.param_groups:
         group["lr"] = cfg.learning_rate * factor * group.get("rate_factor", 1.0)
 
