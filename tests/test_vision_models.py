@@ -153,6 +153,9 @@ def test_other_packages_mistakes_say_what_to_do():
         build("torchvision:resnet18", classes=5, channels=1, image_size=32)
     with pytest.raises(UserError, match="torchvision has no"):
         build("torchvision:no_such_net", classes=5, channels=3, image_size=32)
+    for name in ("timm:resnet18", "torchvision:resnet18"):
+        with pytest.raises(UserError, match=rf"{name} does not take width=8 \(.*keyword argument 'width'\)$"):
+            build(name, classes=5, channels=3, image_size=32, width=8, depth=None)
 
 
 def test_the_vit_leaves_out_what_nothing_reads_and_stays_the_same_function():

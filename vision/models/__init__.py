@@ -26,7 +26,7 @@ def build(name: str, *, classes: int, channels: int, image_size: int, **settings
     `name` is one of `MODELS`, or `timm:<name>` / `torchvision:<name>` for a net of those packages, imported on
     use. `settings` are the net's own arguments (`width`, `depth`, `heads`, `patch`); None means its default.
     Nets of `MODELS` also have `features(images)`, the input of their last linear layer. Raises UserError for an
-    unknown name, and for a setting that a net of `MODELS` does not have.
+    unknown name, and for a setting that the net does not have.
     """
     given = {key: value for key, value in settings.items() if value is not None}
     if ":" in name:

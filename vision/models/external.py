@@ -5,7 +5,7 @@ import inspect
 import torch
 from torch import nn
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, first_line
 from vision.torchvision_import import import_torchvision
 
 
@@ -15,17 +15,22 @@ def build_external(
     """Return the untrained net `timm:<model>` or `torchvision:<model>` with `classes` outputs.
 
     Fused q/k/v layers are marked, so that the target table sees three matrices. Raises UserError if the package or the
-    model does not exist, and for a net of torchvision if the images do not have 3 channels.
+    model does not exist, if the model does not have one of the settings, and for a net of torchvision if the images do
+    not have 3 channels.
     """
     source, _, model = name.partition(":")
-    if source == "timm":
-        net = _build_timm(model, classes, channels, image_size, settings)
-    elif source == "torchvision":
-        net = _build_torchvision(model, classes, channels, image_size, settings)
-    else:
+    if source not in ("timm", "torchvision"):
         raise UserError(
             f"model source {source!r} in {name!r} is unknown: use timm:<name> or torchvision:<name>"
         )
+    build = _build_timm if source == "timm" else _build_torchvision
+    try:
+        net = build(model, classes, channels, image_size, settings)
+    except TypeError as error:
+        if not settings:
+            raise
+        given = ", ".join(f"{key}={value}" for key, value in settings.items())
+        raise UserError(f"model {name} does not take {given} ({first_line(error)})") from error
     mark_fused_layers(net)
     return net
 
