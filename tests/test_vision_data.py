@@ -129,6 +129,8 @@ def test_full_fashion_mnist_from_files_put_into_the_data_folder(tmp_path, monkey
     assert torch.equal(load("fashion_mnist_full", raw.parents[1]).train_images, images.train_images)
     (raw / "t10k-labels-idx1-ubyte").write_bytes((raw / "t10k-labels-idx1-ubyte").read_bytes()[:-3])
     refused("does not hold fashion_mnist_full", "fashion_mnist_full", raw.parents[1])
+    again = load("fashion_mnist_full", root=tmp_path)  # torchvision only checks that unpacked files exist
+    assert torch.equal(again.test_labels, images.test_labels)
 
 
 def write_cifar(folder, monkeypatch, classes):
@@ -511,6 +513,27 @@ def test_cifar_is_fetched_once_and_damage_is_repaired(server, tmp_path, monkeypa
     batch.unlink()
     (tmp_path / "cifar10" / "cifar-10-python.tar.gz").write_bytes(b"damaged")
     assert np.array_equal(rows(), batches["data_batch_3"]["data"]) and handler.sent == 2 * size
+
+
+@pytest.mark.parametrize("file", ["wnids.txt", "val/val_annotations.txt", "train/n01/images/0.png"])
+def test_damage_in_unpacked_tiny_imagenet_is_repaired(tmp_path, monkeypatch, capsys, file):
+    place = tmp_path / "tiny_imagenet"
+    place.mkdir()
+    original, archive = write_tiny_imagenet(tmp_path / "original"), place / "tiny-imagenet-200.zip"
+    with zipfile.ZipFile(archive, "w") as packed:
+        for path in original.rglob("*.*"):
+            packed.write(path, path.relative_to(original.parent))
+    source = ("tiny-imagenet-200.zip", (), md5(archive))
+    monkeypatch.setitem(vision_data.SOURCES, "tiny_imagenet", (source,))
+    images = load("tiny_imagenet", root=tmp_path)
+    assert "note" not in capsys.readouterr().out
+    (place / "unpacked" / original.name / file).write_bytes(b"\xff")
+    assert torch.equal(load("tiny_imagenet", root=tmp_path).train_images, images.train_images)
+    assert file.rpartition("/")[2] in capsys.readouterr().out  # the note says what was damaged
+    archive.unlink()
+    (place / "unpacked" / original.name / file).write_bytes(b"\xff")
+    refused("could not download", "tiny_imagenet", root=tmp_path)
+    assert (place / "unpacked").is_dir()  # nothing is deleted before there is something better
 
 
 def test_a_damaged_zip_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -147,26 +148,39 @@ def load(
 def download(name: str, root: str | Path = "data") -> Arrays:
     """Return a published data set below `root`, after downloading and unpacking what is missing.
 
-    Damaged files of CIFAR are replaced. Raises UserError if no address answers with the right file, or if the unpacked
-    files are unreadable.
+    Unpacked files that are damaged are replaced. Raises UserError if no address answers with the right file, or if the
+    files that it unpacks to are unreadable.
     """
     place = Path(root) / name
     lock = FolderLock(place)
     lock.acquire(wait=True)  # runs of a sweep may ask for the same data at the same time
     try:
         if name == "tiny_imagenet":
-            if not (place / "unpacked").is_dir():
-                remove_torn(place)
-                _fetch_all(name, place)
-                unpack_zip(place / SOURCES[name][0][0], place / "unpacked")
-            return read_tiny_imagenet(place / "unpacked", cache=Path(root) / "decoded")
+            return _download_tiny_imagenet(place, Path(root) / "decoded")
         try:
             return read_published(name, place)
         except UserError:
             _fetch_all(name, place)
+            if name == "fashion_mnist_full":  # torchvision unpacks only files that do not exist
+                for file, _, _ in SOURCES[name]:
+                    (place / file).with_suffix("").unlink(missing_ok=True)
             return read_published(name, place, unpack=True)
     finally:
         lock.release()
+
+
+def _download_tiny_imagenet(place: Path, cache: Path) -> Arrays:
+    unpacked = place / "unpacked"
+    if unpacked.is_dir():
+        try:
+            return read_tiny_imagenet(unpacked, cache=cache)
+        except UserError as error:
+            print(f"note: {error}; the published archive is unpacked again", flush=True)
+    remove_torn(place)
+    _fetch_all("tiny_imagenet", place)
+    shutil.rmtree(unpacked, ignore_errors=True)
+    unpack_zip(place / SOURCES["tiny_imagenet"][0][0], unpacked)
+    return read_tiny_imagenet(unpacked, cache=cache)
 
 
 def _fetch_all(name: str, place: Path) -> None:
