@@ -7,6 +7,7 @@ The exit code is 1 if a script does not start because something is missing.
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import importlib.util
 import os
@@ -182,7 +183,12 @@ def _loads(library: str) -> bool:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Print all checks and return the exit code."""
+    """Run the command line: print all checks and return the exit code."""
+    argparse.ArgumentParser(
+        prog="python -m harness.doctor",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args(given)
     checks = [*machine(), *packages(), *data()]
     print("MISSING: the script does not start without it. optional: only some of its features need it.")
     for domain in dict.fromkeys(["core", *PACKAGES]):
