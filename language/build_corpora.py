@@ -63,10 +63,7 @@ def python_documents(unpacked: Path) -> Iterator[tuple[str, str]]:
 def _lines(path: Path) -> list[str]:
     if not path.is_file():
         raise UserError(f"{path} is missing: unpack its Debian package first (see the top of this file)")
-    return [
-        line.rstrip("\n").rstrip() if line[:2] != "  " else line.rstrip()
-        for line in path.open(encoding="utf-8")
-    ]
+    return [line.rstrip() for line in path.open(encoding="utf-8")]
 
 
 def split_documents(
