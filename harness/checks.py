@@ -87,7 +87,7 @@ def _checked(cls: type, config: Any, prefix: str) -> dict[str, Any]:
     for name in config:
         if name not in entries:
             raise UserError(
-                f"{prefix}{name} is not a key of this script; are env, data and method those of this script?"
+                f"{prefix}{name} is not a key of this script; check that env, data and method belong to this script"
             )
     typed = _typed(cls)
     result = {}

@@ -184,7 +184,8 @@ def _check_option(domain: str, group: str, option: str) -> None:
     if option not in options(group):
         if group == "method" and option == "all":
             raise UserError(
-                f"method=all does not exist: name them, as in -m method=none,fire, or run make {domain}-sweep METHODS=all"
+                "method=all does not exist: list the methods, as in -m method=none,fire, or run "
+                f"make {domain}-sweep METHODS=all"
             )
         if group == "method" and option in available():
             raise UserError(f"method={option} has no settings: write conf/method/{option}.yaml")

@@ -50,9 +50,7 @@ def group(cls: type) -> Any:
 
 @dataclass
 class RunKeys:
-    root: str = key(
-        "where runs are written and looked for", form="give the folder that all runs go to", numbers=False
-    )
+    root: str = key("folder of all runs", form="give the folder that all runs go to", numbers=False)
     trunk: bool = key("share phase 0 between methods that do nothing in it", numbers=False)
     checkpoint_seconds: float = key("seconds between checkpoints", least=0, numbers=False)
     checkpoint_steps: int = key("steps between checkpoints; 0: by time only", least=0, numbers=False)
@@ -65,7 +63,9 @@ class RunKeys:
     keep: int = key("number of checkpoints that are kept", least=1, numbers=False)
     progress: bool = key("show a progress bar in a terminal", numbers=False)
     tracker: str = key(
-        "mirror of metrics.jsonl", choices=("none", "tensorboard", "trackio", "wandb"), numbers=False
+        "tracker that gets a copy of metrics.jsonl",
+        choices=("none", "tensorboard", "trackio", "wandb"),
+        numbers=False,
     )
     data_root: str = key("folder of downloaded and prepared data", numbers=False)
 
@@ -74,7 +74,7 @@ class RunKeys:
 class TriggerKeys:
     """Settings of the trigger. Those that the chosen trigger does not have stay null."""
 
-    name: str = key("when the method acts: one of conf/trigger; null: at boundaries")
+    name: str = key("when the method acts: one of conf/trigger; boundary: at boundaries")
     metric: str | None = key("plateau: the logged metric")
     mode: str | None = key(
         "plateau: min if smaller values are better, max if larger ones are", choices=(None, "min", "max")

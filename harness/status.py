@@ -81,11 +81,11 @@ def whole_numbers(text: str) -> list[int]:
 def main(given: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 0, or 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m harness.status", description=__doc__.splitlines()[0])
-    parser.add_argument("--root", default="runs")
-    parser.add_argument("--experiment", nargs="*", default=None)
-    parser.add_argument("--size", default=None)
-    parser.add_argument("--methods", default="", help="comma list of expected labels")
-    parser.add_argument("--seeds", default="", help="comma list of expected seeds")
+    parser.add_argument("--root", default="runs", help="folder of all runs (runs)")
+    parser.add_argument("--experiment", nargs="*", default=None, help="only these experiments")
+    parser.add_argument("--size", default=None, help="only this size")
+    parser.add_argument("--methods", default="", help="expected labels, separated by commas")
+    parser.add_argument("--seeds", default="", help="expected seeds, separated by commas")
     parser.add_argument("--detail", action="store_true", help="one line for each run")
     options = parser.parse_args(given)
     try:

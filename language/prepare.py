@@ -301,7 +301,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--field", default="text", help="JSONL: the field that holds the text")
     parser.add_argument("--split", help="JSONL: the field that says train or validation; replaces the share")
     parser.add_argument(
-        "--expect", type=_expected, help="tokens that must come out: train=N,validation=N (published: known)"
+        "--expect",
+        type=_expected,
+        help="expected token counts: train=N,validation=N; built in for published data sets",
     )
     parser.add_argument(
         "--verify", action="store_true", help="also compare the files with the manifest's hashes"

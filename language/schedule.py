@@ -129,5 +129,5 @@ def _check_fork(fork: str, phase_1: PhasePlan) -> None:
     known = (*FORKS, *map(str, phase_1.save_at))
     if fork not in known:
         raise UserError(
-            f"boundary.fork={fork}: phase 1 keeps {', '.join(known)}; add the iteration to phase_1.save_at"
+            f"boundary.fork={fork}: phase_1 keeps {', '.join(known)}; add the iteration to phase_1.save_at"
         )

@@ -27,7 +27,7 @@ def check_settings(cfg: DictConfig) -> Shape:
     shortest = min(cfg[key].block or cfg.model.block for key in ("phase_1", "phase_2"))
     if "questions" in (cfg.corpus.a.name, cfg.corpus.b.name) and shortest < SHORTEST_OF_QUESTIONS:
         raise UserError(
-            f"windows of {shortest} tokens with the corpus questions: only answers count in its loss, and so short a window "
-            f"may hold none; use a block of {SHORTEST_OF_QUESTIONS} or more"
+            f"windows of {shortest} tokens with the corpus questions: its loss counts only answers, and a window this short "
+            f"may contain none; use a block of {SHORTEST_OF_QUESTIONS} or more"
         )
     return Shape(**{k: v for k, v in cfg.model.items() if k != "name" and v is not None})

@@ -68,7 +68,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
     # ------------------------------------------------------------------------------------------ data and model
     if method.watches_training and world.size > 1:
         raise UserError(
-            f"method={method.name} with {world.size} processes: it judges units by what one process sees of a batch, so "
+            f"method={method.name} with {world.size} processes: it scores units on the batches of one process, so "
             "the copies of the network would diverge; use one process"
         )
     if world.sharded and not method.treats_shards:

@@ -69,7 +69,7 @@ def test_a_chosen_file_takes_the_place_of_the_experiments_and_a_typed_value_of_b
         ),
         ("method.name=7", "method.name=7: choose a method as in method=fire"),
         ("foo", "settings are written as key=value, as in learning_rate=1e-3"),
-        ("method=all", "name them, as in -m method=none,fire, or run make vision-sweep METHODS=all"),
+        ("method=all", "list the methods, as in -m method=none,fire, or run make vision-sweep METHODS=all"),
         ("method=[fire,none]", "a run has one method; for several, start a sweep: -m method=fire,none"),
         ("seed=range(1,4)", "several values need a sweep; add -m"),
         ("search=cbp", "a search is a sweep over the values of a method; add -m"),

@@ -124,7 +124,7 @@ def test_phase_2_starts_from_the_named_fork_and_phase_1_is_trained_once(tmp_path
         (smoke(tmp_path, data, *named, "boundary.fork=7"), 0),
     )
     assert codes == [0, 0, 0, 2], output
-    assert "boundary.fork=7: phase 1 keeps best, last, 3, 9" in output
+    assert "boundary.fork=7: phase_1 keeps best, last, 3, 9" in output
     assert len(list((tmp_path / "trunks").iterdir())) == 1
     curve = {}
     for fork in ("last", "9", "best"):

@@ -43,7 +43,9 @@ def parser() -> argparse.ArgumentParser:
         "--commands", action="store_true", help="print the command of each run; start nothing"
     )
     result.add_argument(
-        "--budget", metavar="TIME", help="the most informative runs that fit, as in 30h or 20m"
+        "--budget",
+        metavar="TIME",
+        help="train only the first runs that fit into this time, as in 30h or 20m",
     )
     result.add_argument(
         "--probe",
@@ -51,15 +53,18 @@ def parser() -> argparse.ArgumentParser:
         nargs="?",
         const=60.0,
         metavar="SECONDS",
-        help="measure every cell first (60 s each)",
+        help="first measure every cell that has no rate yet (60 s each)",
     )
-    result.add_argument("--precision", help="of every domain that has it; default: as in the paper")
+    result.add_argument(
+        "--precision",
+        help="precision of training in every domain that has it; default: that of the experiment",
+    )
     result.add_argument(
         "--option",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="of every run that has the key, as in 'data.folder=/data/${data.name}'; may be given again",
+        help="override for every run that has the key, as in 'data.folder=/data/${data.name}'; may be repeated",
     )
     result.add_argument("--root", default="runs", help="folder of all runs (runs)")
     result.add_argument("--gpus", type=int, default=1, help="GPUs of a language run, through torchrun (1)")
@@ -67,12 +72,14 @@ def parser() -> argparse.ArgumentParser:
         "--launcher",
         default="",
         help="Hydra launcher of every run and its settings, as in 'submitit_slurm hydra.launcher.partition=gpu' or ray; "
-        "jobs of Slurm go on when the campaign is stopped, and need scancel",
+        "Slurm jobs continue when the campaign stops; cancel them with scancel",
     )
     result.add_argument(
         "--jobs", type=int, metavar="N", help="runs at a time in every domain; default: as in the manifest"
     )
-    result.add_argument("--no-preflight", action="store_true", help="do not make one step of each cell first")
+    result.add_argument(
+        "--no-preflight", action="store_true", help="skip the check that trains one step of each cell"
+    )
     return result
 
 

@@ -110,8 +110,8 @@ def describe(
         "",
         work_table(jobs, rates, seconds, first),
         "",
-        f"time    {span(forecast.seconds)} with so many runs at a time: {steps}",
-        f"disk    {forecast.disk / 1e9:.1f} GB at the peak, {forecast.left / 1e9:.1f} GB in the end; trunks of {trunks} "
+        f"time    {span(forecast.seconds)} with this many runs at a time: {steps}",
+        f"disk    {forecast.disk / 1e9:.1f} GB at the peak, {forecast.left / 1e9:.1f} GB at the end; trunks of {trunks} "
         "are deleted after their last run",
         f"memory  {forecast.memory / 1e9:.0f} GB at the peak{of_gpu}",
         "order   (hours at which the last run of a group ends)",

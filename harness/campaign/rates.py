@@ -185,7 +185,7 @@ def wait_for_step(process: subprocess.Popen[bytes], home: Path, step: int) -> tu
         if process.poll() == 0 and (started := next(home.rglob("config.yaml"), None)):
             return 0, started.stat().st_mtime
         if process.poll() is not None:
-            end = (home / "log").read_text(errors="replace").strip().splitlines()[-1:] or ["it said nothing"]
+            end = (home / "log").read_text(errors="replace").strip().splitlines()[-1:] or ["no output"]
             raise UserError(f"a probe ended with exit code {process.returncode}: {end[0]}")
         time.sleep(POLL_SECONDS)
     raise UserError(f"a probe reached no step {step} within {START_SECONDS} s")
