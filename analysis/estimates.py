@@ -2,9 +2,9 @@
 
 The frame has one row per setting (experiment, size, data), measure, label and reference. The reference is the label
 that this label is compared with: "none" (no intervention, under the same overrides where such a run exists), "fire",
-"unchanged" (the same method without overrides), "muon" (for FIRE with Muon), "random_actions", or "" if there is no
-other label to compare with. A difference is label minus reference, paired by seed. `kind` is "result" (the first
-measure of a setting is its `headline`), "learning", "boundary" or "cost".
+"unchanged" (the same method without overrides), "muon" (for FIRE with Muon), "random_actions", or "" if
+no other label shares a seed with it. A difference is label minus reference, paired by seed. `kind` is "result" (the
+first measure of a setting is its `headline`), "learning", "boundary" or "cost".
 """
 
 from __future__ import annotations
@@ -101,19 +101,20 @@ def _first(metrics: pd.DataFrame, metric: str) -> pd.Series:
 
 
 def _rows(label: str, values: Values, methods: dict[str, str], compared: bool) -> Iterator[dict[str, object]]:
-    """Yield the mean of one label once per reference with which it shares a seed; once with "" if it has no
-    reference."""
+    """Yield the mean of one label once per reference with which it shares a seed; once with "" if there is none."""
     numbers = list(values[label].values())
     found = estimate(numbers)
     row = {"n": found.n, "mean": found.mean, "low": found.low, "high": found.high}
     row |= {"lowest": min(numbers), "highest": max(numbers), "reference": "", "pairs": 0, "p": np.nan}
     references = _references(label, values, methods) if compared else {}
+    alone = True
     for name, reference in references.items():
         gap = paired_difference(values[label], values[reference])
         if gap is not None:
+            alone = False
             compare = {"difference": gap.mean, "difference_low": gap.low, "difference_high": gap.high}
             yield row | compare | {"reference": name, "pairs": gap.n, "p": gap.p}
-    if not references:
+    if alone:
         yield row
 
 

@@ -125,6 +125,14 @@ def test_the_reference_has_the_same_overrides_where_it_exists(tmp_path):
     assert row_of(frame, "fig2a_cifar10_resnet18", "fire-x=2", "none")["difference"] == pytest.approx(0.3)
 
 
+def test_a_label_that_shares_no_seed_with_its_references_keeps_its_mean(tmp_path):
+    for label, seed in (("none", 1), ("none", 2), ("fire", 3)):
+        write_run(tmp_path, "fig2a_cifar10_resnet18", label, seed, warm_start_lines(0.5, seed))
+    frame = estimates.frame(load(tmp_path))
+    assert row_of(frame, "fig2a_cifar10_resnet18", "none", "")["mean"] == pytest.approx(0.5015)
+    assert row_of(frame, "fig2a_cifar10_resnet18", "fire", "")["n"] == 1
+
+
 def test_verdicts_need_the_corrected_test():
     """Four comparisons: after Holm .02 x 4 and .03 x 3 are beyond .05, .001 x 4 is not; one seed decides nothing."""
     family = pd.DataFrame(
