@@ -26,6 +26,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from fire_core.errors import UserError
+from harness.runs.folders import read_meta, state_of
+
 RESULTS = Path(__file__).resolve().parents[1] / "analysis" / "results"
 PAIR = ["none", "full_reset"]
 COLUMNS = [
@@ -46,10 +49,13 @@ def committed(experiment: str, size: str) -> tuple[pd.DataFrame, float, str]:
 
 
 def on_disk(root: Path, experiment: str, size: str) -> tuple[pd.DataFrame, float, str]:
-    """Return the same for the runs under `root`, all of which must be finished."""
+    """Return the same for the runs under `root` that are finished and have no overrides in their label. Raises
+    UserError if there are none."""
     rows, minutes, commits = [], [], set()
     for folder in (root / experiment / size).glob("*/seed_*"):
-        meta = json.loads((folder / "meta.json").read_text())
+        meta = read_meta(folder)
+        if state_of(folder) != "done" or folder.parent.name != meta.get("method"):
+            continue
         commits.add(str(meta.get("commit"))[:10])
         for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
             facts = {"method": meta["method"], "seed": int(folder.name.removeprefix("seed_"))}
@@ -59,6 +65,8 @@ def on_disk(root: Path, experiment: str, size: str) -> tuple[pd.DataFrame, float
             lines = [json.loads(line) for line in timing.read_text().splitlines()]
             named = [line.get("train_seconds", line.get("seconds", 0.0)) for line in lines]
             minutes.append(sum(named) / 60)
+    if not rows:
+        raise UserError(f"no finished run of {experiment}, size {size}, without overrides under {root}")
     return pd.DataFrame(rows), float(np.mean(minutes)), " ".join(sorted(commits))
 
 
@@ -153,9 +161,11 @@ def main() -> None:
     parser.add_argument("experiment")
     parser.add_argument("size")
     parser.add_argument("--setting", required=True, help="what was reduced, in words")
-    parser.add_argument("--panel", help="as the figure names it, where the experiment does not")
+    parser.add_argument("--panel", help="name of the panel, if it is not that of the experiment")
     parser.add_argument("--root", type=Path, help="folder of runs; the committed results if not given")
-    parser.add_argument("--chosen", action="store_true", help="this setting will be compared")
+    parser.add_argument(
+        "--chosen", action="store_true", help="mark this as the setting in which methods are compared"
+    )
     options = parser.parse_args()
     read = (options.experiment, options.size)
     lines, minutes, commit = on_disk(options.root, *read) if options.root else committed(*read)

@@ -6,6 +6,8 @@ import pandas as pd
 import pytest
 
 from benchmarks import calibrate
+from fire_core.errors import UserError
+from tests.synthetic_runs import write_run
 
 
 def lines(metric, values):
@@ -73,6 +75,21 @@ def test_runs_on_disk_are_read_with_their_time(tmp_path):
         )
         timing = [{"phase": 1, "boundary_seconds": 9.0}, {"phase": 1, "train_seconds": 90.0}]
         (folder / "timing.jsonl").write_text("\n".join(map(json.dumps, timing)) + "\n")
+        (folder / "DONE").write_text("")
     told, minutes, commit = calibrate.on_disk(tmp_path, "fig2a_cifar10_resnet18", "medium")
     (row,) = calibrate.rows("fig2a_cifar10_resnet18", told)
     assert (row["difference"], minutes, commit) == (pytest.approx(0.1), 1.5, "0123456789")
+
+
+def test_runs_with_overrides_and_unfinished_runs_are_left_out(tmp_path):
+    for label, seed, value, end in (
+        ("none", 1, 0.3, "DONE"),
+        ("none", 2, 0.1, None),
+        ("none-x=1", 1, 0.9, "DONE"),
+        ("full_reset", 1, 0.4, "DONE"),
+    ):
+        write_run(tmp_path, "random_label", label, seed, [{"phase": 0, "step": 1, "loss": value}], end=end)
+    told, _, _ = calibrate.on_disk(tmp_path, "random_label", "small")
+    assert sorted(told["value"]) == [0.3, 0.4]
+    with pytest.raises(UserError, match="no finished run of random_label, size medium"):
+        calibrate.on_disk(tmp_path, "random_label", "medium")
