@@ -150,7 +150,7 @@ def test_the_benchmarks_own_package_is_used_and_gives_our_ids_back(tmp_path, mon
         "class Theirs(gymnasium.Env):\n"
         "    observation_space = gymnasium.spaces.Box(-1, 1, (3,))\n"
         "    action_space = gymnasium.spaces.Box(-1, 1, (2,))\n"
-        "gymnasium.register('h1-walk-v0', entry_point=Theirs)\n"
+        "gymnasium.register('h1-walk-v0', entry_point='humanoid_bench:Theirs')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     env.benchmarks_specs.cache_clear()
@@ -158,8 +158,9 @@ def test_the_benchmarks_own_package_is_used_and_gives_our_ids_back(tmp_path, mon
     for _ in range(2):
         assert Task("h1-walk-v0", backend="humanoid_bench").observation_size == 3
     assert "rl.sac.humanoid" in gymnasium.spec("h1-walk-v0").entry_point
-    with pytest.raises(UserError, match="no environment 'h1-fly-v0'"):
-        Task("h1-fly-v0", backend="humanoid_bench")
+    for name in ("h1-fly-v0", "h1-walk-primitive-v0", "Hopper-v5"):
+        with pytest.raises(UserError, match=f"no environment {name!r}: choose one of h1-walk-v0$"):
+            Task(name, backend="humanoid_bench")
     env.benchmarks_specs.cache_clear()
 
 

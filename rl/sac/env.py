@@ -185,10 +185,14 @@ def open_humanoid_bench(name: str) -> gymnasium.Env:
 
 @lru_cache
 def benchmarks_specs() -> dict[str, Any]:
-    """Return the registry after importing the benchmark's own package, and restore our entries that it has replaced."""
+    """Return the entries {id: spec} that the benchmark's own package registers, and restore ours that it replaces."""
     ours = {name: spec for name, spec in gymnasium.registry.items() if name.startswith("h1-")}
     import_module("humanoid_bench")
-    theirs = dict(gymnasium.registry)
+    theirs = {
+        name: spec
+        for name, spec in gymnasium.registry.items()
+        if str(spec.entry_point).startswith("humanoid_bench")
+    }
     gymnasium.registry.update(ours)
     return theirs
 
