@@ -122,18 +122,13 @@ plt.rcParams.update(STYLE)
 def look(label: str) -> Look:
     """Return the look of a run's label, which is that of its method with the overrides in the name. A method that is
     not in METHODS gets a colour and a marker computed from its name."""
-    method = next(
-        (name for name in sorted(METHODS, key=len, reverse=True) if label.split("-")[0] == name), None
-    )
-    if method is None:
-        number = int.from_bytes(hashlib.sha256(label.split("-")[0].encode()).digest()[:4], "big")
+    method, _, changes = label.partition("-")
+    known = METHODS.get(method)
+    if known is None:
+        number = int.from_bytes(hashlib.sha256(method.encode()).digest()[:4], "big")
         colour = OTHER_COLOURS[number % len(OTHER_COLOURS)]
-        known = Look(
-            label.split("-")[0].replace("_", " "), colour, OTHER_MARKERS[number // 9 % len(OTHER_MARKERS)]
-        )
-    else:
-        known = METHODS[method]
-    overrides = re.sub(r"-(?=[\w.]+=)", ", ", label.partition("-")[2])
+        known = Look(method.replace("_", " "), colour, OTHER_MARKERS[number // 9 % len(OTHER_MARKERS)])
+    overrides = re.sub(r"-(?=[\w.]+=)", ", ", changes)
     return Look(f"{known.name} [{overrides}]", known.colour, known.marker) if overrides else known
 
 
