@@ -35,6 +35,7 @@ RESULTS = sorted(
 )
 FOLDER_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:]+)\)")
 ONE_LINE = re.compile(r"^(Returns|Raises): +(?:UserError\b)?(.*)")
+ENDS_SECTION = re.compile(r"\s*$|[A-Z]\w*:")  # a blank line, or the start of the next section
 
 project = "FIRE"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
@@ -84,18 +85,23 @@ def contents(pages: list[str], caption: str = "") -> str:
 
 
 def edit_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """`Returns: ...` and `Raises: UserError ...` on one line become the sections that napoleon reads."""
+    """`Returns: ...` and `Raises: UserError ...`, with text in the same line, become the sections that napoleon reads.
+    Lines that continue the text are joined to it."""
     found: list[str] = []
+    inside = False
     for line in lines:
         match = ONE_LINE.match(line)
-        if match is None:
-            found.append(line)
-        else:
+        inside = match is not None or (inside and not ENDS_SECTION.match(line))
+        if match:
             found += [
                 "",
                 f"{match[1]}:",
                 f"    {'UserError: ' if match[1] == 'Raises' else ''}{match[2].strip()}",
             ]
+        elif inside:
+            found[-1] += f" {line.strip()}"
+        else:
+            found.append(line)
     lines[:] = found
 
 

@@ -1,9 +1,12 @@
 """The documentation holds: its code runs, its commands and links exist, its tables are what commands print."""
 
 import contextlib
+import dataclasses
 import importlib
+import inspect
 import io
 import re
+import runpy
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +21,7 @@ from torch.utils.data import TensorDataset
 
 import fire_core.methods
 from analysis import paper, spectrum
-from fire_core import State, UserError
+from fire_core import State, UserError, triggers
 from fire_core.checkpoints.command_line import main
 from fire_core.methods import create
 from fire_core.targets.rules import PRESETS
@@ -262,6 +265,32 @@ def test_every_method_is_named() -> None:
     text = (CONCEPTS / "methods.md").read_text()
     for name in (path.stem for path in ROOT.glob("conf/method/*.yaml")):
         assert f"`{name}`" in text, name
+
+
+def test_every_trigger_is_named() -> None:
+    text = (CONCEPTS / "triggers.md").read_text()
+    for name, kind in vars(triggers).items():
+        if (
+            inspect.isclass(kind)
+            and issubclass(kind, triggers.Trigger)
+            and not name.startswith(("_", "Trigger"))
+        ):
+            assert f"`{name}(" in text, name
+
+
+def test_the_site_shows_every_field_of_the_state() -> None:
+    (shown,) = re.findall(r"fire_core\.State\((.*)\)", (ROOT / "docs/api/methods.md").read_text())
+    assert shown.split(", ") == [field.name for field in dataclasses.fields(State)]
+
+
+def test_sections_of_a_docstring_hold_all_their_lines() -> None:
+    pytest.importorskip("sphinx")
+    lines = ["Text.", "", "Raises: UserError for wrong settings", "    and an empty file."]
+    lines += ["Returns: a report,", "of one row.", "", "Cost: none."]
+    runpy.run_path(str(ROOT / "docs/conf.py"))["edit_docstring"](None, "", "", None, None, lines)
+    raises = ["", "Raises:", "    UserError: for wrong settings and an empty file."]
+    returns = ["", "Returns:", "    a report, of one row."]
+    assert lines == ["Text.", "", *raises, *returns, "", "Cost: none."]
 
 
 @pytest.mark.reference
