@@ -89,10 +89,10 @@ def write_tables(given: Sequence[str]) -> int:
     )
     parser.add_argument("--experiment", nargs="+", help="the experiments of a sweep")
     parser.add_argument(
-        "--methods", default="", help="with --experiment: comma list of labels that must be there"
+        "--methods", default="", help="with --experiment: labels that must be present, separated by commas"
     )
     parser.add_argument(
-        "--seeds", default="", help="with --experiment: comma list of seeds that must be there"
+        "--seeds", default="", help="with --experiment: seeds that must be present, separated by commas"
     )
     options = parser.parse_args(given)
     if options.experiment:
@@ -117,7 +117,7 @@ def write_export(given: Sequence[str]) -> int:
     parser.add_argument("--experiment", nargs="*", default=None)
     sizes = [size for size in SIZES if size != "smoke"]
     parser.add_argument(
-        "--size", nargs="*", default=sizes, help=f"default {' '.join(sizes)}: smoke runs prove nothing"
+        "--size", nargs="*", default=sizes, help=f"default {' '.join(sizes)}; smoke runs are for tests"
     )
     parser.add_argument("--out", default=str(RESULTS))
     options = parser.parse_args(given)

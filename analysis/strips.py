@@ -40,7 +40,7 @@ def play(folder: Path) -> Episode:
     domain = read_meta(folder).get("domain")
     players: dict[str | None, Callable[[DictConfig, dict], Episode]] = {"dqn": play_game, "sac": play_task}
     if domain not in players:
-        raise UserError(f"{folder} is no run of rl/dqn or rl/sac: give folders that end in seed_...")
+        raise UserError(f"{folder} is not a run of rl/dqn or rl/sac: give folders that end in seed_...")
     cfg = OmegaConf.merge(OmegaConf.load(folder / "config.yaml"), {"run": {"emulator_threads": 1}})
     assert isinstance(cfg, DictConfig)
     return players[domain](cfg, checkpoint.load(folder / "checkpoint" / "final.pt"))
@@ -151,9 +151,13 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m analysis.strips", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.strips",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("run", nargs="+", type=Path, help="as in runs/fig4a_asterix/medium/fire/seed_1")
-    parser.add_argument("--frames", type=int, default=7, help="pictures of an episode (7)")
+    parser.add_argument("--frames", type=int, default=7, help="pictures per episode; default 7")
     parser.add_argument("--out", type=Path, required=True, help="the picture to write")
     options = parser.parse_args(given)
     try:

@@ -16,7 +16,7 @@ from harness.status import comma_list, whole_numbers, with_missing
 
 NOTE = (
     "Intervals are 95 %, Student's t over seeds; differences are paired by seed (same data order, same first weights). The "
-    "p-values are corrected over each table after Holm; below 0.05 the difference is more than chance."
+    "p-values are corrected over each table after Holm; a difference with p below 0.05 is unlikely to be chance."
 )
 
 

@@ -49,8 +49,8 @@ THEOREMS = {
     "4": "Theorem 4: activity of a unit,\nlargest factor from the mean",
 }
 CAPTION = (
-    "Measured value against bound, one mark a layer and seed (Theorem 2: a network). Theorems 1, 2 and 4 bound from above: "
-    "they hold above the line, Theorem 3 below it. Grey: bounds on a shift that say nothing, because it is never above 2. "
+    "Measured value against bound, one mark per layer and seed (Theorem 2: per seed). Theorems 1, 2 and 4 bound from above: "
+    "they hold above the line, Theorem 3 below it. Grey: bounds above 2, which no shift exceeds. "
     "Hollow: layers without a bound, because their DfI is 1 or more whatever they are scaled with."
 )
 
@@ -286,7 +286,7 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
                     "theorem": title.replace("\n", " ").removeprefix("Theorem "),
                     "weights": "trained" if method == "none" else look(method).name,
                     "layers with a bound": f"{len(told)} of {len(part)}",
-                    "it holds in": str(held) if len(told) else "-",
+                    "bound holds in": str(held) if len(told) else "-",
                     "measured, median": f"{(told if len(told) else part)['measured'].median():.3g}",
                     "bound, median": f"{told['bound'].median():.3g}" if len(told) else "-",
                     "bound / measured": f"{distance:.2g}" if len(told) and math.isfinite(distance) else "-",
@@ -322,7 +322,11 @@ def premise_table(rows: pd.DataFrame, layers: pd.DataFrame) -> pd.DataFrame:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m analysis.theory", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.theory",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("root", help="folder of runs, as in runs")
     parser.add_argument("--experiment", default="settings_random_label", help="default settings_random_label")
     options = parser.parse_args(given)

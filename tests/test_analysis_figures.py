@@ -22,7 +22,9 @@ from analysis import (
     paper,
     plot,
     probes,
+    strips,
     tables,
+    theory,
 )
 from analysis.notebooks import __main__ as notebooks
 from analysis.runs import at_largest_size, at_most, load, settings
@@ -357,6 +359,15 @@ def test_commands_and_their_mistakes(root, tmp_path, capsys):
     ):
         assert command.main(given) == 2
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("module", "command"), [(strips, "--out strip.png"), (theory, "analysis.theory RUNS")]
+)
+def test_the_command_in_a_help_text_ends_its_line(module, command, capsys):
+    with pytest.raises(SystemExit):
+        module.main(["--help"])
+    assert f"{command}\n" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------------------------ tables and documents

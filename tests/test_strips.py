@@ -110,7 +110,7 @@ def test_an_episode_of_the_robot(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [("meta", "is no run of rl/dqn or rl/sac"), ("weights", "structure the method has not changed")],
+    [("meta", "is not a run of rl/dqn or rl/sac"), ("weights", "structure the method has not changed")],
 )
 def test_what_cannot_be_filmed_is_one_line(
     game: Path, tmp_path: Path, capsys, change: str, message: str
