@@ -259,7 +259,7 @@ def main() -> None:
     parser.add_argument("--game", default="breakout")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=1000, help="steps of the four games in a round")
-    parser.add_argument("--device", default="cpu", help="of the updates")
+    parser.add_argument("--device", default="cpu", help="device of the updates")
     parser.add_argument("--only-updates", action="store_true", help="leave out acting and checkpoints")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,7 +1,7 @@
 """Time, accuracy and memory of the solvers against a plain Python loop of the published algorithm.
 
     python -m benchmarks.bench_fire [--rows resnet18 ...] [--kinds fresh ill collapsed] [--repeats 5] [--device cuda]
-        [--iterations 10]                  of the loop, instead of the published number
+        [--iterations 10]                  of the loop; default: the published number
         [--checkpoints NAME=PATH ...]      trained weights
 
 Everything runs on one thread and is timed in processor time, on a GPU in wall-clock time. Every variant runs once per
@@ -310,7 +310,9 @@ def main() -> None:
     parser.add_argument("--rows", nargs="*", default=list(ROWS), choices=list(ROWS), metavar="ROW")
     parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS, metavar="KIND")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--iterations", type=int, help="of the loop, instead of the published number")
+    parser.add_argument(
+        "--iterations", type=int, help="iterations of the loop; default: the published number"
+    )
     parser.add_argument("--sample", type=int, default=4, help="matrices per shape compared with float64 SVD")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--checkpoints", nargs="*", default=[], metavar="NAME=PATH")

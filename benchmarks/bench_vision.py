@@ -225,11 +225,11 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if cuda else "cpu")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each variant in each round")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds per variant and round")
     parser.add_argument(
-        "--workers", type=int, default=4 if cuda else 0, help="of the usual loop's DataLoader"
+        "--workers", type=int, default=4 if cuda else 0, help="workers of the usual loop's DataLoader"
     )
-    parser.add_argument("--threads", type=int, default=1, help="of torch on the CPU")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch on the CPU")
     parser.add_argument(
         "--compile", action="store_true", help="also torch.compile (needs a C++ compiler on CPU)"
     )

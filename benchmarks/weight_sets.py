@@ -30,7 +30,7 @@ ROWS: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
     "vgg16": (_vision("vgg16", 200, 64), "all", 10),
     "gpt_0.1b": (lambda: Decoder(Shape()), "all", 5),
 }
-"""Name -> model, targets, published number of iterations. GPT's tied 50304 x 768 head is among its targets."""
+"""{name: (model, rule for its targets, published number of iterations)}. GPT's tied 50304 x 768 head is a target."""
 
 
 def groups_of(row: str, kind: str, seed: int = 1) -> Groups:

@@ -69,7 +69,9 @@ def play_episodes(environments: Environments, policy: Policy, episodes: int, max
     Raises UserError unless `episodes` is a positive multiple of the number of environments.
     """
     if episodes <= 0 or episodes % environments.count:
-        raise UserError(f"evaluation episodes {episodes}: give a positive multiple of {environments.count}")
+        raise UserError(
+            f"{episodes} evaluation episodes: give a positive multiple of {environments.count}, the number of environments"
+        )
     result = Evaluation()
     for _ in range(episodes // environments.count):
         observations, running = environments.reset(), np.ones(environments.count, bool)

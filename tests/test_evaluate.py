@@ -89,7 +89,7 @@ def test_summary_and_normalised_score_by_hand():
 
 
 def test_bad_episode_counts_are_named():
-    with pytest.raises(UserError, match="episodes 5: give a positive multiple of 2"):
+    with pytest.raises(UserError, match="5 evaluation episodes: give a positive multiple of 2, the number"):
         play_episodes(Alternating([2]), still, 5, max_steps=10)
 
 
