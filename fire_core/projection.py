@@ -50,11 +50,11 @@ def fire(
     tied to a Linear) and buffers stay as they are. If several processes share the model (FSDP2,
     DistributedDataParallel), every rank calls this function, and all of them treat the model together.
 
+    The arguments that are not listed here are the fields of `FireSettings`, which describes them.
+
     Args:
         targets: the matrices to treat: a preset, a pattern, a list of these, a callable (see `find_targets`), or a
             TargetTable.
-        solver, iterations, normalize, scale, variance_factor, strength: see `FireSettings`.
-        degenerate, min_norm, tolerance, precision, stage_limit: see `FireSettings`.
         initial: starting weights by parameter name. scale="initial" needs them; they also let the report give the
             distance moved relative to a full reset.
         dry_run: write nothing; the report says what would be done.
@@ -100,13 +100,13 @@ def project_(
 ) -> Tensor:
     """Move one weight to the nearest orthogonal matrix, in place, and return it.
 
-    It is called as `torch.nn.init.orthogonal_` is, which draws a random orthogonal matrix instead.
+    It is called as `torch.nn.init.orthogonal_` is, which draws a random orthogonal matrix instead. Arguments that are not
+    listed here are fields of `FireSettings`.
 
     Args:
         weight: (out, in), or (out, in, kernel...) with each spatial tap as a matrix of its own.
         scale: factor by which the orthogonal matrix is multiplied; None is the published sqrt(out / in) / taps.
-        solver: see `FireSettings`; the default here is "exact".
-        iterations, normalize, tolerance, precision: see `FireSettings`.
+        solver: as in `FireSettings`, but "exact" by default.
     Raises: UserError for a weight of fewer than two dimensions, and for zero, NaN or infinite matrices.
     """
     if weight.ndim < 2:
