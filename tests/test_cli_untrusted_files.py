@@ -108,7 +108,7 @@ def test_old_weights_in_subfolders_stay_behind(tmp_path: Path, capsys: pytest.Ca
     kept = {"model.safetensors", "checkpoint-5/trainer_state.json", "vocabulary/words.txt"}
     assert files_in(tmp_path / "new") == kept
     said = capsys.readouterr().out
-    assert "may hold old weights" in said and "checkpoint-5/model.safetensors" in said
+    assert "may contain old weights" in said and "checkpoint-5/model.safetensors" in said
 
 
 def test_the_output_may_not_lie_inside_the_input(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
