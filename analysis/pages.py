@@ -57,7 +57,7 @@ and all other claims at that size (of other papers, on other games and tasks) as
 CONTROLS = """The table shows FIRE minus `none` and FIRE minus each control, paired by seed; for a loss, negative is better.
 `rescale` has FIRE's norm and the old directions, `keep norm` FIRE's directions and the old norm, `random orthogonal` FIRE's
 spectrum and nothing of the old weights. `FIRE exact` is the projection that FIRE's iterations approach. A star marks
-a difference from 0 that the test, corrected over all settings with controls, supports.
+a difference from 0 that the test, corrected over all settings with controls at that size, supports.
 """
 CONVERGENCE = """The table shows the deviation from isometry (DfI) of the orthogonal factor, before scaling, after 5,
 10, 20 and 40 iterations of the published algorithm and for the exact solver. The rows of ResNet-18 are medians over its

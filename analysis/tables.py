@@ -171,14 +171,17 @@ def controls_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def against_controls(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the comparisons of `none` and the controls with FIRE in all settings in which a control was run, as one
-    family for Holm's correction."""
+    """Return the comparisons of `none` and the controls with FIRE in all settings in which a control was run.
+
+    Those at one size are one family for Holm's correction, as the claims are.
+    """
     rows = frame[frame["headline"] & (frame["reference"] == "fire") & frame["label"].isin(CONTROLS)]
-    # these experiments have a table of their own
-    rows = rows[~rows["experiment"].str.startswith("settings_")]
+    # these experiments have tables of their own, and repeat FIRE and `none` of another one
+    rows = rows[~rows["experiment"].str.startswith(("settings_", "ablation_"))]
     keys = ["experiment", "size", "data"]
     ran = rows[rows["label"].isin(CONTROLS[1:])].drop_duplicates(keys)[keys]
-    return estimates.decide(rows.merge(ran, on=keys))
+    families = [estimates.decide(family) for _, family in rows.merge(ran, on=keys).groupby("size")]
+    return pd.concat(families) if families else rows
 
 
 def end_table(part: pd.DataFrame, measure: str) -> pd.DataFrame:
