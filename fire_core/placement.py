@@ -111,10 +111,13 @@ def unwrap(model: nn.Module) -> nn.Module:
 def unwrap_with(model: nn.Module, initial: Any) -> tuple[nn.Module, Any]:
     """Return the module inside DistributedDataParallel, and the starting weights by the names of that module.
 
-    In a copy of the wrapped model's state dict, "module." comes before each name.
+    In a copy of the wrapped model's state dict, "module." comes before each name; it is removed. A module may itself
+    have a child called `module`, so names that already fit are kept.
     """
     inner = unwrap(model)
-    if inner is not model and isinstance(initial, Mapping):
+    if inner is model or not isinstance(initial, Mapping):
+        return inner, initial
+    if not initial.keys() <= inner.state_dict().keys():
         initial = {name.removeprefix("module."): value for name, value in initial.items()}
     return inner, initial
 

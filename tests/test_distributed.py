@@ -21,7 +21,7 @@ from fire_core.errors import UserError
 from fire_core.methods import create
 from fire_core.methods.controls import random_orthogonal
 from fire_core.phases import snapshot
-from fire_core.placement import apply_to_model, observe
+from fire_core.placement import apply_to_model, observe, unwrap_with
 from fire_core.settings import FireSettings
 from tests.polar_cases import deviation, relative_error, spread, with_spectrum
 
@@ -346,6 +346,16 @@ def test_methods_that_read_the_starting_weights_treat_shards_and_replicas(ranks:
             assert found[2:] == (changed, parameters)
             assert all(torch.allclose(found[0][name], weight, atol=2e-6) for name, weight in weights.items())
             assert_rows_match(found[1], report)
+
+
+def test_starting_weights_of_a_network_with_a_child_called_module() -> None:
+    net = nn.Module()
+    net.module = nn.Linear(2, 2)
+    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
+    nn.Module.__init__(wrapped)
+    wrapped.module = net
+    for initial in (net.state_dict(), wrapped.state_dict()):
+        assert unwrap_with(wrapped, initial)[1].keys() == net.state_dict().keys()
 
 
 def test_changed_means_the_same_for_every_wrapper(ranks: list[dict]) -> None:
