@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from torch import nn
 from fire_core import fire
 from fire_core.checkpoints.apply import apply
 from fire_core.checkpoints.command_line import main
+from fire_core.checkpoints.files import open_checkpoint
+from fire_core.checkpoints.plan import plan
 from fire_core.measure.metrics import deviation_from_isometry
 
 
@@ -247,6 +250,25 @@ def test_a_file_alone_cannot_split_a_fused_layer_but_a_model_can(tmp_path: Path)
     fire(model)
     assert torch.equal(load_file(tmp_path / "out.safetensors")["wte.weight"], model.wte.weight)
     assert torch.equal(load_file(tmp_path / "out.safetensors")["c_attn.weight"], model.c_attn.weight)
+
+
+def test_counts_of_targets_leave_out_running_statistics(tmp_path: Path, net: Net) -> None:
+    torch.save({**net.state_dict(), "fused": torch.ones(6, 2)}, tmp_path / "in.pt")
+    table, source = plan(open_checkpoint(tmp_path / "in.pt"), model=f"{__name__}:Net")
+    assert source == f"targets from {__name__}:Net for 8 of 9 parameters, the others from names and shapes"
+    reasons = {target.parameter: target.reason for target in table}
+    assert reasons["fused"] == "2-D parameter of a layer that a file does not show (pass --model)"
+
+
+def test_a_reader_that_stops_early_is_no_error(tmp_path: Path, net: Net) -> None:
+    torch.save(net.state_dict(), tmp_path / "in.pt")
+    run = "import sys; from fire_core.checkpoints.command_line import main; sys.exit(main())"
+    command = [sys.executable, "-c", run, "inspect", str(tmp_path / "in.pt")]
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_tied_weights_of_a_torch_file_are_projected_once(tmp_path: Path) -> None:

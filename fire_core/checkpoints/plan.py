@@ -32,8 +32,9 @@ def plan(
         named = {name for target in known for name in (target.parameter, *target.aliases)}
         if model != "auto" and not known:
             raise UserError(f"no parameter of {model} has the name and shape of one in {checkpoint.path}")
-        share = f"{len({t.parameter for t in known})} of {len(outline)} tensors"
-        source = f"targets from {source} for {share}, else from names and shapes"
+        found, total = (len({t.parameter for t in targets}) for targets in (known, rows))
+        source = f"targets from {source} for {found} of {total} parameters"
+        source += ", the others from names and shapes" if found < total else ""
         rows = TargetTable([*known, *(target for target in rows if target.parameter not in named)])
     try:
         return choose(rows, targets, str(checkpoint.path)), source

@@ -110,8 +110,11 @@ def _split(place: Place) -> Iterator[Part]:
     elif isinstance(module, nn.RNNBase):
         yield from _recurrent(module, place.attribute, parameter)
     else:
-        why = f"{parameter.dim()}-D parameter of {class_name(module)}, not a known layer"
-        yield Part("other", why + _advice(place))
+        shape = f"{parameter.dim()}-D parameter of"
+        if type(module) is nn.Module:  # of a file: see `skeleton`
+            yield Part("other", f"{shape} a layer that a file does not show (pass --model)")
+        else:
+            yield Part("other", f"{shape} {class_name(module)}, not a known layer{_advice(place)}")
 
 
 def _advice(place: Place) -> str:
