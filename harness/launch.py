@@ -88,7 +88,10 @@ def launch(
 def _command(domain: str, job: Job, check: Callable[[DictConfig], object], arguments: list[str]) -> None:
     overrides, options = split(arguments)
     if HELP.intersection(options):
-        print(manual(domain, _relative(job.script)))
+        try:
+            print(manual(domain, _relative(job.script)), flush=True)
+        except BrokenPipeError:  # as in --help | head
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     multirun = bool(MULTIRUN.intersection(options))
     check_overrides(domain, overrides, sweep=multirun)

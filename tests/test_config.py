@@ -1,6 +1,9 @@
 """Command lines and configs: natural keys at every size, types and ranges, the nearest key, labels, and no traceback."""
 
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -117,6 +120,15 @@ def test_help_and_messages_name_only_the_files_that_the_script_can_use():
     assert "h1_walk" not in told["dqn"] and "h1_walk" in told["sac"]
     with pytest.raises(UserError, match="model=gpt_tiny is not for this script: choose one of cnn, mlp"):
         check_overrides("vision", ["model=gpt_tiny"])
+
+
+def test_a_reader_that_closes_the_help_early_is_no_error():
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "vision.train", "--help"]
+    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
