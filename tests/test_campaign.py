@@ -271,14 +271,17 @@ def test_a_trunk_goes_only_with_its_last_run(tmp_path):
 
 
 def test_unknown_manifests_and_keys_are_named(tmp_path):
-    with pytest.raises(UserError, match="there is no campaign 'papr'"):
+    with pytest.raises(UserError, match=r"there is no campaign 'papr'; did you mean 'paper'\?$"):
         load("papr", str(tmp_path))
     path = tmp_path / "odd.yaml"
-    path.write_text("size: smoke\nfrist: [none]\ncells: []\n")
+    path.write_text("{size: smoke, first: [none], jobs: {}, frist: [none], cells: []}")
     with pytest.raises(UserError, match="'frist' is unknown"):
         load(str(path), str(tmp_path))
     path.write_text("{size: smoke, first: [none], jobs: {}, cells: [{experiment: fig2, runs: []}]}")
     with pytest.raises(UserError, match=r"odd.yaml: experiment 'fig2' does not exist; did you mean 'fig"):
+        load(str(path), str(tmp_path))
+    path.write_text("{size: smoke, first: [none], jobs: {}, cells: [{runs: []}]}")
+    with pytest.raises(UserError, match=r"odd.yaml: key 'experiment' is missing in \{'runs'"):
         load(str(path), str(tmp_path))
 
 

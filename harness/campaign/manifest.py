@@ -144,23 +144,23 @@ def read(name: str) -> dict[str, Any]:
     path = Path(name) if name.endswith(".yaml") else CONF / "campaign" / f"{name}.yaml"
     if not path.is_file():
         known = sorted(file.stem for file in (CONF / "campaign").glob("*.yaml") if file.stem != "assumed")
-        raise UserError(
-            f"there is no campaign {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}"
-        )
+        raise UserError(f"there is no campaign {name!r}{did_you_mean(name, known)}")
     content = yaml.safe_load(path.read_text())
-    _only(content, KEYS, path)
+    _only(content, KEYS, path, needed=("size", "first", "jobs", "cells"))
     for cell in content["cells"]:
-        _only(cell, CELL_KEYS, path)
+        _only(cell, CELL_KEYS, path, needed=("experiment", "runs"))
         if (experiment := cell["experiment"]) not in (known := options("experiment")):
             raise UserError(
                 f"{path}: experiment {experiment!r} does not exist{did_you_mean(experiment, known)}"
             )
         for group in cell["runs"]:
-            _only(group, RUNS_KEYS, path)
+            _only(group, RUNS_KEYS, path, needed=("seeds", "methods"))
     return content
 
 
-def _only(found: dict[str, Any], known: set[str], path: Path) -> None:
+def _only(found: dict[str, Any], known: set[str], path: Path, needed: tuple[str, ...]) -> None:
+    if missing := [key for key in needed if key not in found]:
+        raise UserError(f"{path}: key {missing[0]!r} is missing in {str(found)[:60]}")
     for key in found:
         if key not in known:
             raise UserError(f"{path}: key {key!r} is unknown{did_you_mean(key, sorted(known))}")
