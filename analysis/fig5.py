@@ -80,8 +80,11 @@ def _metrics(frame: pd.DataFrame, part: Results) -> set[str]:
 
 
 def scan_of(panel: str, known: dict[str, Results], frame: pd.DataFrame) -> Results | None:
-    """Return the runs for a panel of (a): those of the paper's pair if the number of iterations was varied there, else
-    those of INSTEAD; None if neither exists."""
+    """Return the runs that panel (a) shows for `panel`, a data set and network of the paper.
+
+    These are the first of `fig5a_<panel>`, `fig2a_<panel>` and INSTEAD[panel] that have FIRE with more than one number
+    of iterations; None if none has.
+    """
     for name in (f"fig5a_{panel}", f"fig2a_{panel}", INSTEAD.get(panel)):
         if name in known and len(iterations(of(frame, known[name]))) > 1:
             return known[name]

@@ -120,8 +120,11 @@ plt.rcParams.update(STYLE)
 
 
 def look(label: str) -> Look:
-    """Return the look of a run's label, which is that of its method with the overrides in the name. A method that is
-    not in METHODS gets a colour and a marker computed from its name."""
+    """Return the name, colour and marker of a run's label.
+
+    They are those of its method. The overrides in the label are added to the name. The colour and marker of a method
+    that METHODS does not list are computed from its name.
+    """
     method, _, changes = label.partition("-")
     known = METHODS.get(method)
     if known is None:

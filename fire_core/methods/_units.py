@@ -59,7 +59,7 @@ class UnitMethod(Method):
     def before_recycling(
         self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], chosen: Tensor
     ) -> None:
-        """Called with the units `chosen` just before they are replaced."""
+        """Do what the method needs just before the units `chosen` are replaced; by default nothing."""
 
     def at_boundary(self, state: State, phase: Phase) -> Report:
         """Place the hooks if the method acts in this phase, and return an empty report."""

@@ -62,8 +62,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """Parts of the output rows of a weight, in order, as (name, rows); without parts, the matrix is whole.
+    """How the output rows of one weight are divided into parts.
 
+    sizes: the parts in the order of the rows, as (name, number of rows); if empty, the weight is one matrix.
     repeats: how many times the pattern of parts occurs (q/k/v head by head). transposed: stored as (in, out).
     why: the reason that targets give. left_out: names of parts that are not targets, with reasons.
     why_out: if not empty, the reason that the whole weight is left out. declared: set by the user through `fused_rows`.

@@ -45,7 +45,7 @@ class OfficialSNR(WatchesOutputs, ResetsRows, SelfNormalizedResets):
         return (by_channel(output) > 0).any(dim=2)
 
     def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
-        """Return no kept rows yet, ages and thresholds (units,), silences (update_every + 1, units) and steps."""
+        """Return the memory of a layer at the start of training: no kept rows, and zero ages, silences and steps."""
 
         def counter(*shape: int) -> Tensor:
             return torch.zeros(*shape, layer.units, dtype=torch.int32, device=device)
