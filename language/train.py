@@ -299,7 +299,9 @@ def method_summary(report: Any) -> str:
     before, after = (
         sum(getattr(row, key) for row in rows) / len(rows) for key in ("dfi_before", "dfi_after")
     )
-    return f"{len(rows)} matrices in {report.seconds:.2f} s; mean DfI of the weights {before:.1f} -> {after:.1f}"
+    return (
+        f"{len(rows)} matrices in {report.seconds:.2f} s; mean DfI of the weights {before:.1f} -> {after:.1f}"
+    )
 
 
 def describe(net: Decoder, plans: list[PhasePlan], corpora: tuple[Corpus, Corpus]) -> str:
