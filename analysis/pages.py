@@ -232,7 +232,7 @@ def controls_sentence(rows: pd.DataFrame) -> str:
     if rows.empty:
         return "No control was run yet."
     words = rows.pivot_table(index=["experiment", "size"], columns="label", values="word", aggfunc="last")
-    better = words[words.get("none", "") == "worse"]  # than FIRE
+    better = words[words.reindex(columns=["none"])["none"] == "worse"]  # than FIRE
     told = [f"FIRE is better than `none` in {len(better)} of {len(words)} settings with controls."]
     for label, text in (("rescale", "`rescale`"), ("random_orthogonal", "`random orthogonal`")):
         if len(better) and label in better:

@@ -180,8 +180,11 @@ def against_controls(frame: pd.DataFrame) -> pd.DataFrame:
     rows = rows[~rows["experiment"].str.startswith(("settings_", "ablation_"))]
     keys = ["experiment", "size", "data"]
     ran = rows[rows["label"].isin(CONTROLS[1:])].drop_duplicates(keys)[keys]
-    families = [estimates.decide(family) for _, family in rows.merge(ran, on=keys).groupby("size")]
-    return pd.concat(families) if families else rows
+    rows = rows.merge(ran, on=keys)
+    return pd.concat(
+        [estimates.decide(rows[rows["size"] == size]) for size in rows["size"].unique()]
+        or [estimates.decide(rows)]
+    )
 
 
 def end_table(part: pd.DataFrame, measure: str) -> pd.DataFrame:
