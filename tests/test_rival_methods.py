@@ -582,7 +582,7 @@ def test_units_without_an_owner_are_left_out_with_a_reason():
     assert "added" in reasons["stem"] and "2 times" in reasons["twice"] and "output" in reasons["out"]
     assert not net.side.weight.requires_grad and net.training and hooks(net) == 0
     state = state_of(net, torch.randn(2, 4))
-    with pytest.raises(UserError, match="no layer in net .net. whose units it could replace"):
+    with pytest.raises(UserError, match=r"no layer in net .net. whose units it could replace"):
         create("cbp").at_boundary(state, Phase(1))
 
 
