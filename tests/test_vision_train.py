@@ -192,7 +192,7 @@ def test_one_failed_run_does_not_hide_the_others(tmp_path):
         (["domain=sac"], "this script trains vision"),
         (["eval_every=${nothing}"], "Interpolation key 'nothing' not found"),
         (["method.first_phase=2"], "the phases of this run are 0 to 1, so fire would never act"),
-        (["method.iterations=abc"], "like its default, 10"),
+        (["method.iterations=abc"], "must be of type int, like its default 10"),
         (["device=cuda:99"], "device='cuda:99' cannot be used"),
         (["optimizer_state=wipe"], "keep, clear, clear_changed"),
         (["precision=fp16"], "precision='fp16': choose one of fp32, tf32, bf16"),

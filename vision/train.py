@@ -203,7 +203,7 @@ def train(cfg: DictConfig) -> None:
             bar.update()
             bar.set_postfix_str(f"phase {phase.index}, " + brief(results))
             if last:
-                tqdm.write(f"phase {phase.index} ({phase.name}), {phase.epochs} epochs: {brief(results)}")
+                tqdm.write(f"phase {phase.index} ({phase.name}), epoch {phase.epochs}: {brief(results)}")
             if last and phase.index == 0:
                 run.leave_trunk(at["step"], parts())
 

@@ -188,7 +188,10 @@ def create(name: str, *, variant: str = PUBLISHED, **settings: Any) -> Method:
         if key not in known:
             raise UserError(f"method {name!r} has no setting {key!r}{did_you_mean(key, known)}")
         if not _fits(value, known[key]):
-            raise UserError(f"method {name!r}: {key}={value!r} should be like its default, {known[key]!r}")
+            kind = type(known[key]).__name__
+            raise UserError(
+                f"method {name!r}: {key}={value!r} must be of type {kind}, like its default {known[key]!r}"
+            )
     return cls(**settings)
 
 
