@@ -181,10 +181,8 @@ def against_controls(frame: pd.DataFrame) -> pd.DataFrame:
     keys = ["experiment", "size", "data"]
     ran = rows[rows["label"].isin(CONTROLS[1:])].drop_duplicates(keys)[keys]
     rows = rows.merge(ran, on=keys)
-    return pd.concat(
-        [estimates.decide(rows[rows["size"] == size]) for size in rows["size"].unique()]
-        or [estimates.decide(rows)]
-    )
+    families = [estimates.decide(family) for _, family in rows.groupby("size", sort=False)]
+    return pd.concat(families) if families else estimates.decide(rows)
 
 
 def end_table(part: pd.DataFrame, measure: str) -> pd.DataFrame:

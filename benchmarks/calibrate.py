@@ -168,7 +168,10 @@ def main() -> None:
     )
     options = parser.parse_args()
     read = (options.experiment, options.size)
-    lines, minutes, commit = on_disk(options.root, *read) if options.root else committed(*read)
+    try:
+        lines, minutes, commit = on_disk(options.root, *read) if options.root else committed(*read)
+    except UserError as error:
+        parser.error(str(error))
     named = {"panel": options.panel or options.experiment, "size": options.size, "setting": options.setting}
     named |= {"minutes": minutes}
     named |= {"commit": commit, "chosen": "yes" if options.chosen else "no"}

@@ -75,7 +75,7 @@ def fire(
         precision=precision,
         stage_limit=stage_limit,
     )
-    model, initial = unwrap_with(model, initial)
+    _, initial = unwrap_with(model, initial)
     whole = settings.solver == "quintic" or settings.scale == "initial" or settings.min_norm > 0 or dry_run
     return apply_to_model(
         model,

@@ -93,3 +93,11 @@ def test_runs_with_overrides_and_unfinished_runs_are_left_out(tmp_path):
     assert sorted(told["value"]) == [0.3, 0.4]
     with pytest.raises(UserError, match="no finished run of random_label, size medium"):
         calibrate.on_disk(tmp_path, "random_label", "medium")
+
+
+def test_a_folder_without_runs_is_one_line(tmp_path, monkeypatch, capsys):
+    given = ["calibrate", "random_label", "medium", "--setting", "any", "--root", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", given)
+    with pytest.raises(SystemExit):
+        calibrate.main()
+    assert "error: no finished run of random_label, size medium" in capsys.readouterr().err

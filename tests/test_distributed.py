@@ -215,6 +215,10 @@ def failures(rank: int) -> dict:
     start = full(model)
     found["replicas differ"] = message(lambda: fire(model, group=dist.group.WORLD))
     found["replicas untouched"] = all(torch.equal(p, start[n]) for n, p in full(model).items())
+    wrapped = DistributedDataParallel(make())
+    if rank == 1:
+        wrapped.module.last.weight.data += 1.0
+    found["ddp replicas differ"] = message(lambda: fire(wrapped))
     failing = sharded()
     found["out of memory"] = message(
         lambda: apply_to_model(failing, find_targets(failing), fails_on_one_rank, action="none")
@@ -390,6 +394,7 @@ def test_errors_reach_every_rank_and_nothing_is_written(ranks: list[dict]) -> No
             assert f"{name}.weight" in rank["failures"][f"nan in {name}"]
             assert rank["failures"][f"{name} untouched"]
         assert "last.weight" in rank["failures"]["replicas differ"]
+        assert "last.weight" in rank["failures"]["ddp replicas differ"]
         assert rank["failures"]["replicas untouched"]
 
 

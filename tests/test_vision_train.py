@@ -202,7 +202,10 @@ def test_one_failed_run_does_not_hide_the_others(tmp_path):
         ),
         (["method=dash", "method.rate=0.5"], "rate=0.5 is for the per-step form"),
         (["batch_size=abc"], "batch_size='abc': give a whole number"),
-        (["warmup_share=[0.1,0,0]"], "warmup_share=[0.1, 0, 0]: give one number, or 2 of them, one a phase"),
+        (
+            ["warmup_share=[0.1,0,0]"],
+            "warmup_share=[0.1, 0, 0]: give one number, or 2 of them, one per phase",
+        ),
         (["eval_every=0"], "eval_every=0"),
         (["learning_rate=fast"], "learning_rate='fast'"),
         (["protocol=warm_start"], "protocol is a group of settings"),

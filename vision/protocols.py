@@ -316,7 +316,7 @@ def _epochs(epochs: int | Sequence[int], count: int) -> list[int]:
     lengths = [epochs] * count if isinstance(epochs, int) else list(epochs)
     if len(lengths) != count or min(lengths) < 1:
         raise UserError(
-            f"protocol.epochs={epochs}: give one positive number, or {count} of them, one a phase"
+            f"protocol.epochs={epochs}: give one positive number, or {count} of them, one per phase"
         )
     return lengths
 

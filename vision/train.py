@@ -61,7 +61,7 @@ def train(cfg: DictConfig) -> None:
     check_first_phase(method, phases=len(phases))
     if OmegaConf.is_list(cfg.warmup_share) and len(cfg.warmup_share) != len(phases):
         raise UserError(
-            f"warmup_share={cfg.warmup_share}: give one number, or {len(phases)} of them, one a phase"
+            f"warmup_share={cfg.warmup_share}: give one number, or {len(phases)} of them, one per phase"
         )
     with seeded(cfg.seed, "init"):
         net = build(
