@@ -347,3 +347,14 @@ def test_headers_give_the_papers_end_values(experiment):
     for name, written in found:
         digits = len(written.partition(".")[2])
         assert f"{ends[PAPER_NAMES[name]]:.{digits}f}".lstrip("0") == written.lstrip("0"), name
+
+
+@pytest.mark.parametrize("figure", ["fig2", "fig3", "fig4a", "fig4b"])
+def test_the_readme_gives_the_minutes_of_the_papers_panels(figure: str) -> None:
+    """They are those of the experiments' files; the panels of Figure 3 inherit theirs from fig3_best."""
+    files = [ROOT / "conf/experiment" / f"{name}.yaml" for name in PAPER_PANELS if name.startswith(figure)]
+    minutes = [OmegaConf.load(file).get("minutes", {}) for file in files]
+    row = next(line for line in (ROOT / "README.md").read_text().splitlines() if f"| `{figure}" in line)
+    for size, told in zip(("small", "medium"), row.split("|")[-2].split(","), strict=True):
+        values = [each[size] for each in minutes if size in each]
+        assert [float(number) for number in told.split(" to ")] == sorted({min(values), max(values)})
