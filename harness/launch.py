@@ -39,6 +39,7 @@ from harness import stop, sweep
 from harness.checks import keys, numbers_only
 from harness.config import CONF, compose, is_group, is_hydra, resolve, typed_in
 from harness.manual import manual
+from harness.memory import keep_freed_memory
 from harness.overrides import check_overrides, check_sweep, split
 from harness.runs import Run
 from harness.runs.record import FinishedElsewhere
@@ -294,6 +295,7 @@ def _run(domain: str, task: Callable[[DictConfig], None], cfg: DictConfig) -> No
     try:
         cfg = resolve(domain, cfg, node)
         torch.set_num_threads(cfg.threads)
+        keep_freed_memory()
         _announce(cfg)
         task(cfg)
     except FinishedElsewhere as end:
