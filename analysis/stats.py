@@ -6,7 +6,6 @@ whose coverage is far below 95 %.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 LEVEL = 0.05  # of the Holm-corrected tests
+MOST_SEEDS = 1000
 
 
 class Estimate(NamedTuple):
@@ -66,13 +66,11 @@ def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
 
 def seeds_to_decide(found: Estimate) -> int | None:
     """Return the smallest number of seeds at which the interval would exclude 0 if mean and spread stayed the same.
-    None if the mean is 0 or there is one seed."""
-    if found.n < 2 or found.mean == 0:
+    None if that takes more than MOST_SEEDS or there is one seed."""
+    if found.n < 2:
         return None
     half = stats.t.ppf((1 + CONFIDENCE) / 2, found.n - 1)
     variance = found.n * ((found.high - found.mean) / half) ** 2
-    enough = (
-        n for n in itertools.count(2)
-        if stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) ** 2 * variance < n * found.mean**2
-    )  # fmt: skip
-    return next(enough)
+    n = np.arange(2, MOST_SEEDS + 1)
+    enough = n[stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) ** 2 * variance < n * found.mean**2]
+    return int(enough[0]) if len(enough) else None

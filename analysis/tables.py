@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from analysis import estimates, paper, plot
 from analysis.benchmark_tables import benchmark_tables
 from analysis.runs import SIZES, Results, settings
+from analysis.stats import MOST_SEEDS, Estimate, seeds_to_decide
 from analysis.text import difference_text, digits, markdown, mean_text, number, p_text, short
 
 RIVALS = ("none", "shrink_perturb", "full_reset", "dash")
@@ -78,13 +80,19 @@ def claims_table(claims: pd.DataFrame) -> pd.DataFrame:
                 "claim": f"{plot.look(row['better']).name} > {plot.look(row['worse']).name}",
                 "paper's gain": number(gap, sign=True),
                 "our gain [95 %]": difference_text(row),
-                "seeds": row["pairs"],
+                "seeds (needed)": _seeds(row),
                 "p, corrected": p_text(row["p_holm"]),
                 "verdict": {"better": "holds", "worse": "the opposite holds"}.get(row["word"], "not decided"),
                 "source": row["source"],
             }
         )
     return pd.DataFrame(rows)
+
+
+def _seeds(row: dict[str, Any]) -> str:
+    """Return the number of seeds, and in brackets how many would decide the difference before correction."""
+    found = Estimate(row["difference"], row["difference_low"], row["difference_high"], row["p"], row["pairs"])
+    return f"{found.n} ({seeds_to_decide(found) or f'over {MOST_SEEDS}'})" if found.n > 1 else "1"
 
 
 def _gap_of_paper(claim: dict[str, object]) -> float | None:
@@ -148,7 +156,7 @@ def against_table(part: pd.DataFrame) -> pd.DataFrame:
             {
                 "FIRE minus": plot.look(label).name,
                 "difference [95 %]": difference_text(row, digits(rows["mean"]), negate=True),
-                "seeds": row["pairs"],
+                "seeds (needed)": _seeds(row),
                 "p, corrected": p_text(row["p_holm"]),
                 "verdict": words.get(row["word"], "not decided"),
             }

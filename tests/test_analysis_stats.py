@@ -66,3 +66,4 @@ def test_seeds_that_would_decide_a_difference():
     assert stats.seeds_to_decide(stats.estimate([-1.0, -2.0, -3.0])) == 4
     assert stats.seeds_to_decide(stats.estimate([1.0])) is None
     assert stats.seeds_to_decide(stats.estimate([-1.0, 1.0])) is None
+    assert stats.seeds_to_decide(stats.estimate([-1.0, 1.0 + 1e-6])) is None  # more seeds than are looked at
