@@ -202,7 +202,8 @@ BENCHMARKS = (
     Benchmark(
         "calibration",
         "Settings that were tried",
-        "Each setting that was tried before methods were compared, with the two numbers that decided about it.",
+        "Each setting that was tried before methods were compared, with the two numbers that decided about it. Where a "
+        "chosen setting has further rows with five seeds, these were added later, once all of its seeds had run.",
         lambda frame: frame.map(short),
     ),
 )  # fmt: skip
