@@ -156,7 +156,7 @@ def against_table(part: pd.DataFrame) -> pd.DataFrame:
             {
                 "FIRE minus": plot.look(label).name,
                 "difference [95 %]": difference_text(row, digits(rows["mean"]), negate=True),
-                "seeds (needed)": _seeds(row),
+                "seeds": row["pairs"],
                 "p, corrected": p_text(row["p_holm"]),
                 "verdict": words.get(row["word"], "not decided"),
             }
