@@ -114,6 +114,12 @@ def main(given: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given)
     if options.run:
         record = compare()
+        if RECORD.exists() and len(lost := not_in(record, pd.read_csv(RECORD))):
+            raise UserError(
+                f"{len(lost)} quantities of {RECORD.name} were not compared, among them {', '.join(lost.iloc[0])}: "
+                "tests were skipped or have changed. If they were skipped, install what `make test` installs; if they have "
+                f"changed, delete {RECORD.name} first"
+            )
         record.to_csv(RECORD, index=False)
     elif not RECORD.exists():
         raise UserError(f"{RECORD.relative_to(ROOT)} is missing: run python -m analysis fidelity --run")
@@ -145,6 +151,12 @@ def compare() -> pd.DataFrame:
     record["test"] = record["test"].str.split("[").str[0]
     record = record.drop_duplicates(QUANTITY).sort_values(QUANTITY, kind="stable")
     return record.assign(commit=describe()["commit"])
+
+
+def not_in(record: pd.DataFrame, earlier: pd.DataFrame) -> pd.DataFrame:
+    """Return the quantities of `earlier` that `record` does not have, with the columns QUANTITY."""
+    both = earlier[QUANTITY].merge(record[QUANTITY], how="left", indicator=True)
+    return both.loc[both["_merge"] == "left_only", QUANTITY]
 
 
 def failed(record: pd.DataFrame) -> pd.DataFrame:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from analysis import fidelity as fidelity_page
+from fire_core.errors import UserError
 from language.model import Decoder, Shape
 from rl.dqn.network import DQN
 from rl.sac.network import Actor, Critics
@@ -53,6 +54,20 @@ def test_a_difference_above_its_tolerance_shows_on_the_page_and_in_the_exit_code
     assert fidelity_page.main([]) == 1
     assert f"| {record.loc[row, 'row']} | **differs: 0.35** |" in (tmp_path / "PAGE").read_text()
     assert "differs: 0.35" in capsys.readouterr().out
+
+
+def test_quantities_of_skipped_tests_are_not_dropped(tmp_path, monkeypatch):
+    record = pd.read_csv(fidelity_page.RECORD)
+    earlier = tmp_path / "record.csv"
+    record.to_csv(earlier, index=False)
+    kept = earlier.read_bytes()
+    monkeypatch.setattr(fidelity_page, "RECORD", earlier)
+    monkeypatch.setattr(fidelity_page, "compare", lambda: record[record["kind"] != "reference"])
+    with pytest.raises(
+        UserError, match=r"\d+ quantities of record\.csv were not compared, among them reference, "
+    ):
+        fidelity_page.main(["--run"])
+    assert earlier.read_bytes() == kept
 
 
 def names_of_tests() -> set[str]:
