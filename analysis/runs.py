@@ -345,5 +345,8 @@ def thin(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _write(frame: pd.DataFrame, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    frame.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
+    numbers = (
+        frame.infer_objects()
+    )  # numbers beside None would be written with other digits than numbers alone
+    numbers.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
     return path

@@ -2,11 +2,12 @@
 
 import json
 
+import pandas as pd
 import pytest
 from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_run
 
 from analysis import measures, plot
-from analysis.runs import RESULTS, export, load, load_exported, open_results, settings
+from analysis.runs import RESULTS, _write, export, load, load_exported, open_results, settings
 from fire_core.errors import UserError
 from harness.runs.folders import command_of, describe_run, read_boundaries
 
@@ -197,6 +198,12 @@ def test_an_export_replaces_the_same_runs_alone(tmp_path):
     )
     assert ends.to_dict() == {("fire", 1): 0.5, ("none", 1): 0.5, ("none", 2): 0.75}
     assert len(again.costs) == 3
+
+
+def test_numbers_beside_none_are_written_with_the_same_digits(tmp_path):
+    numbers, nothing = pd.DataFrame({"x": [1.0, 1 / 3]}), pd.DataFrame({"x": [None]}, dtype=object)
+    _write(pd.concat([nothing, numbers]), tmp_path / "x.csv")
+    assert (tmp_path / "x.csv").read_text().split() == ["x", '""', "1", "0.333333"]
 
 
 def test_own_runs_do_not_hide_the_committed_ones(tmp_path, monkeypatch, capsys):
