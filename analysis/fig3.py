@@ -12,12 +12,12 @@ from analysis.runs import Results, plain
 
 PREFIXES = ("fig3",)
 METRIC = "val_loss_mix"
-FORKS = {"best": "From the best checkpoint", "30k": "From 30k iterations", "60k": "From 60k iterations"}
+FORKS = {"best": "From the best checkpoint", "30k": "From iteration 30,000", "60k": "From iteration 60,000"}
 CAPTION = (
     "Figure 3. Validation loss on the mixture in phase 2, from the phase-1 checkpoint with the lowest validation loss "
     f"and from two later ones (30,000 and 60,000 iterations in the paper). {plot.BAND} The panels share one axis. "
     "The methods in full colour set its range after the first quarter; the tables have the loss right after the boundary "
-    "and what is cut off."
+    f"and what is cut off. {plot.NO_LOSS}"
 )
 
 
@@ -51,6 +51,16 @@ def draw(
     return figure
 
 
+def heading(part: Results, text: str) -> str:
+    """Return `text`, or where phase 1 is shorter than in the paper, the iteration from which phase 2 starts here."""
+    rows = measures.ordered_rows(part.metrics, METRIC)
+    rows = rows[rows["phase"] == rows["phase"].max()]
+    starts = rows.groupby(["label", "seed"])["step"].min().unique()
+    ours = f"From iteration {starts[0]:,}"
+    shorter = text.startswith("From iteration") and len(starts) == 1 and ours != text
+    return f"{ours} (paper: {text.removeprefix('From iteration ')})" if shorter else text
+
+
 def panel_data(part: Results) -> pd.DataFrame:
     """Return the rows of the loss in phase 2 with a column `x`: the iteration of that phase."""
     rows = measures.ordered_rows(part.metrics, METRIC)
@@ -62,7 +72,7 @@ def draw_panel(axis: Axes, part: Results, text: str, interest: Sequence[str] = p
     """Draw one panel under the heading `text` and return its curves (see `plot.draw_curves`)."""
     part = plain(part)
     detail = plot.title(part).partition("\n")[2]
-    axis.set_title(f"{text}\nGPT, {detail}\n{plot.data_name(part.first['data'])}")
+    axis.set_title(f"{heading(part, text)}\nGPT, {detail}\n{plot.data_name(part.first['data'])}")
     axis.set_xlabel("iteration of phase 2")
     axis.xaxis.set_major_locator(plot.MaxNLocator(nbins=6, integer=True))
     plot.draw_calibration(axis, part, top=False)

@@ -10,7 +10,6 @@ from analysis import measures, plot
 from analysis.plot import Axes, Figure, plt
 from analysis.runs import Results, plain
 
-PREFIXES = ("fig4",)
 ROWS = {
     "fig4a": ("a  DQN", {"asterix": "Asterix", "beam_rider": "BeamRider", "demon_attack": "DemonAttack"}),
     "fig4b": ("b  SAC", {"walk": "H1 walk", "balance_simple": "H1 balance", "run": "H1 run"}),
@@ -18,8 +17,11 @@ ROWS = {
 CAPTION = (
     "Figure 4. Average return of (a) DQN on three Atari games (training episodes) and (b) SAC on three tasks of the H1 "
     f"humanoid (evaluation). {plot.BAND} Thin vertical line: the reset, before which all methods share one run. Dashed: the "
-    "level of random actions. Where sizes are named, a panel that was not run at the larger one shows the smaller one."
+    "level of random actions. The tables have the mean over the last tenth of the steps for (a) and the last evaluation for "
+    '(b). A panel says "no loss of plasticity shown" where it is not shown that a full reset gains more from its start than '
+    "no reset gains from there on. Where sizes are named, a panel that was not run at the larger one shows the smaller one."
 )
+PREFIXES = tuple(f"{name}_{panel}" for name, (_, row) in ROWS.items() for panel in row)
 METRICS = {"train_return": "training return", "eval_return": "evaluation return"}
 
 

@@ -215,10 +215,11 @@ def _where(results: Results) -> list[str]:
         better = rows["difference"] * rows["higher_is_better"].map({True: 1, False: -1})
         best, worst = (rows.loc[place].to_dict() for place in (better.idxmax(), better.idxmin()))
         size, seeds = part.first["size"], best["pairs"]
+        decided = f"{(rows['word'] != '').sum()} of {len(rows)} differ from no treatment after correction"
         told.append(
             f"[{plot.title(part).splitlines()[0]}](analysis/results/figures/sensitivity-{size}.png), {size}, {seeds} "
             f"seed{'s' if seeds > 1 else ''}: best {_layer(best)}, worst {_layer(worst)}, "
-            f"{(rows['word'] != '').sum()} of {len(rows)} differ from no treatment after correction{together}"
+            f"{decided if seeds > 1 else 'too few for a test'}{together}"
         )
     return (
         [f"- **Where?** FIRE on one layer at a time, minus no treatment: {'; '.join(told)}."] if told else []

@@ -29,7 +29,14 @@ from matplotlib.ticker import MaxNLocator
 from analysis import paper
 from analysis.runs import RESULTS, Results
 
-BAND = "Lines are means over the seeds, bands run from the lowest to the highest seed."
+BAND = (
+    "Lines are means over the seeds; the methods in full colour have bands from the lowest to the highest seed. Where a "
+    "title names a range of seeds, the tables have the number of each method."
+)
+NO_LOSS = (
+    'A panel says "no loss of plasticity shown" where the interval of full reset minus no reset at the end does not show '
+    "that the full reset is better."
+)
 BINS = 50
 
 
@@ -169,7 +176,8 @@ def title(part: Results) -> str:
 
 def loses_nothing(part: Results) -> bool:
     """Return whether the setting was calibrated and no loss of plasticity was shown: the interval of full reset minus
-    no reset (of losses, the reverse) does not lie above 0. False without a calibration or an interval."""
+    no reset (of losses, the reverse; in reinforcement learning, of what each gains) does not lie above 0. False without
+    a calibration or an interval."""
     path = RESULTS / "calibration.csv"
     tried = pd.read_csv(path, dtype=str, keep_default_na=False)
     here = (tried["panel"] == part.first["experiment"]) & (tried["size"] == part.first["size"])
@@ -183,6 +191,7 @@ def draw_calibration(axis: Axes, part: Results, *, top: bool = True) -> None:
         axis.text(
             0.02, 0.98 if top else 0.02, "no loss of plasticity shown", transform=axis.transAxes,
             va="top" if top else "bottom", color="#6F6F6F", fontsize=6.5, zorder=5,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
         )  # fmt: skip
 
 
