@@ -47,7 +47,7 @@ CLAIMS_IN_SHORT = """Each row compares two methods at the end of training, at th
 positive gain agrees with the claim. The verdict is corrected over all of the paper's claims that were run at that size.
 `seeds (needed)` has the number of seeds and, in brackets, the number with which the interval of our gain would exclude 0 if
 mean and spread stayed the same. Where our gain is negative, that many would decide against the claim. The page of
-[claims](analysis/results/pages/claims.md) has every size, with data and sources.
+[claims](analysis/results/pages/claims.md) has every size, with data and sources; the counts below are of that page.
 """
 WINS = """The next table counts the panels of the paper in which FIRE ends ahead of a rival. "Beyond chance" means that
 the test, corrected over all comparisons at that size, supports the difference.
@@ -133,7 +133,7 @@ def reproduced(results: Results, frame: pd.DataFrame) -> str:
     blocks += [
         markdown(tables.controls_table(panels)),
         "",
-        f"[All settings with controls]({PAGES}/controls.md).",
+        f"The table has the paper's panels; [a page of its own]({PAGES}/controls.md) has all settings with controls.",
         "",
     ]
     blocks += triggers(results, frame)
