@@ -15,6 +15,7 @@ from fire_core.checkpoints.atomic import write_atomic
 from fire_core.report import Report
 from harness.runs import Run, generator, numpy_generator, record, seeded
 from harness.runs import checkpoint as checkpoints
+from harness.runs.machine import hardware
 from harness.runs.record import FinishedElsewhere
 from harness.runs.trunk import FolderLock, fingerprint
 
@@ -482,3 +483,8 @@ def test_shards_go_with_their_checkpoint(tmp_path):
     with pytest.raises(UserError, match=f"{best}, a part of checkpoint"):
         checkpoints.load(folder / "best.pt")
     assert not any(path.exists() for path in (first, second, old_best))
+
+
+def test_the_machine_of_a_run_names_the_instructions_that_round_its_numbers(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert f"({torch.backends.cpu.get_cpu_capability()}), {os.cpu_count()} cores" in hardware()

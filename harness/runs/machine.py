@@ -58,10 +58,11 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> str:
-    """Return number and name of the GPUs if there are any, otherwise the processor and its number of cores."""
+    """Return number and name of the GPUs if there are any, otherwise the processor, the instructions that PyTorch uses on it
+    (numbers are the same to the last digit only where these are the same) and the number of cores."""
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-    return f"{_processor()}, {os.cpu_count()} cores"
+    return f"{_processor()} ({torch.backends.cpu.get_cpu_capability()}), {os.cpu_count()} cores"
 
 
 def _processor() -> str:
