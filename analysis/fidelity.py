@@ -63,8 +63,9 @@ COLUMNS = """The columns compare:
 
 The largest differences in *net* are those of gradients. Where the input of a ReLU is zero up to rounding, its gradient is
 passed on or not, depending on the CPU's instructions, and the gradients of ResNet-18 and VGG-16 then change by up to 1e-3
-(1e-2 in a probe). The pass of zeros at the start leaves no variance in VGG-16's channels, and batch norm divides rounding
-errors by it: from the fifth layer on, its statistics are not compared. The next table shows the logits in rows of their own.
+(1e-2 in a probe). After the pass of zeros at the start, VGG-16's channels have no variance, and batch norm multiplies
+rounding errors by 1 / sqrt(eps) in every layer: from the fifth layer on, its statistics are not compared. The next table
+shows the logits in rows of their own.
 
 *Optimizer*, *evaluation* and the net at a *boundary* are measured while a narrow net of the same architecture trains on a
 few images in the protocol of the panel.

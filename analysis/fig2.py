@@ -24,8 +24,7 @@ CAPTION = (
     "Figure 2. Test accuracy of (a) warm start, during stage 2, (b) continual and (c) class-incremental training. "
     f"{plot.BAND} Dashed levels in (a): accuracy at the end of training. Thin vertical lines: boundaries between stages. "
     "The accuracy in (c) is over all classes. Axes in (a) and insets show the range of the last part of training; a curve "
-    "that starts lower is cut. "
-    f"{plot.NO_LOSS}"
+    f"that starts lower is cut. {plot.NO_LOSS}"
 )
 
 

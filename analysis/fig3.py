@@ -51,10 +51,8 @@ def draw(
     return figure
 
 
-def heading(part: Results, text: str) -> str:
-    """Return `text`, or where phase 1 is shorter than in the paper, the iteration from which phase 2 starts here."""
-    rows = measures.ordered_rows(part.metrics, METRIC)
-    rows = rows[rows["phase"] == rows["phase"].max()]
+def heading(rows: pd.DataFrame, text: str) -> str:
+    """Return `text`, or where phase 1 is shorter than in the paper, the iteration from which phase 2 starts in `rows`."""
     starts = rows.groupby(["label", "seed"])["step"].min().unique()
     ours = f"From iteration {starts[0]:,}"
     shorter = text.startswith("From iteration") and len(starts) == 1 and ours != text
@@ -72,8 +70,9 @@ def draw_panel(axis: Axes, part: Results, text: str, interest: Sequence[str] = p
     """Draw one panel under the heading `text` and return its curves (see `plot.draw_curves`)."""
     part = plain(part)
     detail = plot.title(part).partition("\n")[2]
-    axis.set_title(f"{heading(part, text)}\nGPT, {detail}\n{plot.data_name(part.first['data'])}")
+    rows = panel_data(part)
+    axis.set_title(f"{heading(rows, text)}\nGPT, {detail}\n{plot.data_name(part.first['data'])}")
     axis.set_xlabel("iteration of phase 2")
     axis.xaxis.set_major_locator(plot.MaxNLocator(nbins=6, integer=True))
     plot.draw_calibration(axis, part, top=False)
-    return plot.draw_curves(axis, panel_data(part), interest)
+    return plot.draw_curves(axis, rows, interest)

@@ -219,7 +219,7 @@ def _where(results: Results) -> list[str]:
         told.append(
             f"[{plot.title(part).splitlines()[0]}](analysis/results/figures/sensitivity-{size}.png), {size}, {seeds} "
             f"seed{'s' if seeds > 1 else ''}: best {_layer(best)}, worst {_layer(worst)}, "
-            f"{decided if seeds > 1 else 'too few for a test'}{together}"
+            f"{decided if seeds > 1 else 'one seed allows no test'}{together}"
         )
     return (
         [f"- **Where?** FIRE on one layer at a time, minus no treatment: {'; '.join(told)}."] if told else []

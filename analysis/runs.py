@@ -345,8 +345,6 @@ def thin(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _write(frame: pd.DataFrame, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    numbers = (
-        frame.infer_objects()
-    )  # numbers beside None would be written with other digits than numbers alone
-    numbers.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
+    # A column that also holds None would be written with all digits.
+    frame.infer_objects().to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
     return path

@@ -58,8 +58,8 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> str:
-    """Return number and name of the GPUs if there are any, otherwise the processor, the instructions that PyTorch uses on it
-    (numbers are the same to the last digit only where these are the same) and the number of cores."""
+    """Return number and name of the GPUs if there are any, otherwise the processor, its instruction set and number of cores.
+    Runs give the same digits only on the same instruction set."""
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     return f"{_processor()} ({torch.backends.cpu.get_cpu_capability()}), {os.cpu_count()} cores"
