@@ -147,7 +147,7 @@ def test_nets_compute_the_same(net, mode, fidelity):
     real = recorded["grad_norm"] > 1e-6 * recorded["grad_norm"].max()  # the rest is rounding noise
     kinks = any(isinstance(module, torch.nn.ReLU) for module in model.modules())
     found = {
-        "logits": ((logits - recorded["logits"]).abs().max(), 1e-5),
+        "logits": ((logits - recorded["logits"]).abs().max(), 1e-5 if net.startswith("vgg16") else 3e-6),
         "loss": (abs(loss.item() - about["loss"][mode]) / about["loss"][mode], 1e-6),
         "gradient norms": (
             (norms / recorded["grad_norm"] - 1)[real].abs().max(),
