@@ -156,7 +156,7 @@ def ordered(labels: Iterable[str]) -> list[str]:
 
 def pale(colour: str) -> tuple[float, ...]:
     """Return the colour mixed with white."""
-    return tuple(0.45 * part + 0.55 for part in to_rgb(colour))
+    return tuple(0.7 * part + 0.3 for part in to_rgb(colour))
 
 
 def title(part: Results) -> str:
