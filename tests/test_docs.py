@@ -20,7 +20,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fire_core.methods
-from analysis import paper, spectrum
+from analysis import measures, paper, spectrum
+from analysis.runs import RESULTS, load_exported, settings
 from fire_core import State, UserError, triggers
 from fire_core.checkpoints.command_line import main
 from fire_core.methods import create
@@ -334,19 +335,53 @@ PAPER_NAMES |= {"plasticity injection": "plasticity_injection"}
 PAPER_PANELS = sorted(f"{figure}_{panel}" for figure, panel in paper.cells())
 
 
+def header(experiment: str) -> str:
+    """The comment at the head of an experiment's file, on one line."""
+    text = (ROOT / "conf/experiment" / f"{experiment}.yaml").read_text(encoding="utf-8")
+    return text.partition("domain:")[0].replace("\n# ", " ")
+
+
+def values_in(sentence: str) -> dict[str, str]:
+    """{method: the first number after its name}"""
+    found = re.findall(rf"({'|'.join(PAPER_NAMES)}) (\d*\.?\d+)", sentence)
+    return {PAPER_NAMES[name]: number for name, number in reversed(found)}
+
+
+def rounded(value: float, like: str) -> str:
+    text = f"{value:.{len(like.partition('.')[2])}f}"
+    return text if like.startswith("0") else text.removeprefix("0")
+
+
 @pytest.mark.parametrize("experiment", PAPER_PANELS)
-def test_headers_give_the_papers_end_values(experiment):
+def test_headers_give_the_papers_end_values(experiment: str) -> None:
     """The first number after each method in the sentence that begins with "Paper" is the end value in analysis/paper."""
-    header = (
-        (ROOT / "conf/experiment" / f"{experiment}.yaml").read_text(encoding="utf-8").partition("domain:")[0]
-    )
-    sentence = re.search(r"Paper, [^:]*:(.*?)(;|\.\s)", header.replace("\n# ", " "))
-    found = re.findall(rf"({'|'.join(PAPER_NAMES)}) (\d*\.?\d+)", sentence[1]) if sentence else []
+    sentence = re.search(r"Paper, [^:]*:(.*?)(;|\.\s)", header(experiment))
+    found = values_in(sentence[1]) if sentence else {}
     ends = paper.end_values(*experiment.split("_", 1))
     assert len(found) >= min(5, len(ends))
-    for name, written in found:
-        digits = len(written.partition(".")[2])
-        assert f"{ends[PAPER_NAMES[name]]:.{digits}f}".lstrip("0") == written.lstrip("0"), name
+    assert found == {method: rounded(ends[method], number) for method, number in found.items()}
+
+
+@pytest.fixture(scope="module")
+def our_means() -> dict[tuple[str, str], dict[str, float]]:
+    """{(experiment, size): {label: mean over the seeds at the end of training}} of the committed results"""
+    return {
+        (part.first["experiment"], part.first["size"]): {
+            label: sum(seeds.values()) / len(seeds)
+            for label, seeds in measures.values(part.metrics, measures.of(part)[0]).items()
+        }
+        for part in settings(load_exported(RESULTS))
+    }
+
+
+@pytest.mark.parametrize("experiment", PAPER_PANELS)
+def test_headers_give_our_means(experiment: str, our_means: dict[tuple[str, str], dict[str, float]]) -> None:
+    """The first number after each method in the sentence that begins with "Our means at" is the mean of the committed
+    runs."""
+    size, sentence = re.search(r"Our means at (\w+)[^:]*:(.*?)(?:;|\(|\.\s)", header(experiment)).groups()
+    found, means = values_in(sentence), our_means[experiment, size]
+    assert {"none", "full_reset", "shrink_perturb", "fire"} <= set(found)
+    assert found == {method: rounded(means[method], number) for method, number in found.items()}
 
 
 @pytest.mark.parametrize("figure", ["fig2", "fig3", "fig4a", "fig4b"])
