@@ -18,8 +18,9 @@ CAPTION = (
     "Figure 4. Average return of (a) DQN on three Atari games (training episodes) and (b) SAC on three tasks of the H1 "
     f"humanoid (evaluation). {plot.BAND} Thin vertical line: the reset, before which all methods share one run. Dashed: the "
     "level of random actions. The tables have the mean over the last tenth of the steps for (a) and the last evaluation for "
-    '(b). A panel says "no loss of plasticity shown" where it is not shown that a full reset gains more from its start than '
-    "no reset gains from there on. Where sizes are named, a panel that was not run at the larger one shows the smaller one."
+    '(b). A panel says "no loss of plasticity shown" where it is not shown that, after the reset, a network that starts '
+    "anew gains more return than one that trains on. Where sizes are named, a panel that was not run at the larger one "
+    "shows the smaller one."
 )
 PREFIXES = tuple(f"{name}_{panel}" for name, (_, row) in ROWS.items() for panel in row)
 METRICS = {"train_return": "training return", "eval_return": "evaluation return"}

@@ -1,6 +1,6 @@
 """Parts that the figures share: the look of each method, curves, levels, boundaries, legend, files with captions.
 
-Methods of interest are drawn in full colour with a band, the others pale and thin. A band is the range over the seeds,
+Methods of interest have thick lines with a band, the others thin and paler ones. A band is the range over the seeds,
 lowest to highest; a dashed line is always a level, never a curve. Intervals are in the tables.
 """
 
@@ -30,7 +30,7 @@ from analysis import paper
 from analysis.runs import RESULTS, Results
 
 BAND = (
-    "Lines are means over the seeds; the methods in full colour have bands from the lowest to the highest seed. Where a "
+    "Lines are means over the seeds; thick ones have bands from the lowest to the highest seed. Where a "
     "title names a range of seeds, the tables have the number of each method."
 )
 NO_LOSS = (

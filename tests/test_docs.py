@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import inspect
 import io
+import itertools
 import re
 import runpy
 import shlex
@@ -337,8 +338,10 @@ PAPER_PANELS = sorted(f"{figure}_{panel}" for figure, panel in paper.cells())
 
 def header(experiment: str) -> str:
     """The comment at the head of an experiment's file, on one line."""
-    text = (ROOT / "conf/experiment" / f"{experiment}.yaml").read_text(encoding="utf-8")
-    return text.partition("domain:")[0].replace("\n# ", " ")
+    lines = (ROOT / "conf/experiment" / f"{experiment}.yaml").read_text(encoding="utf-8").splitlines()
+    return " ".join(
+        line.removeprefix("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines)
+    )
 
 
 def values_in(sentence: str) -> dict[str, str]:
@@ -378,8 +381,9 @@ def our_means() -> dict[tuple[str, str], dict[str, float]]:
 def test_headers_give_our_means(experiment: str, our_means: dict[tuple[str, str], dict[str, float]]) -> None:
     """The first number after each method in the sentence that begins with "Our means at" is the mean of the committed
     runs."""
-    size, sentence = re.search(r"Our means at (\w+)[^:]*:(.*?)(?:;|\(|\.\s)", header(experiment)).groups()
-    found, means = values_in(sentence), our_means[experiment, size]
+    told = re.search(r"Our means at (\w+)[^:]*:(.*?)(?:;|\(|\.\s)", header(experiment))
+    assert told, "there is no such sentence"
+    found, means = values_in(told[2]), our_means[experiment, told[1]]
     assert {"none", "full_reset", "shrink_perturb", "fire"} <= set(found)
     assert found == {method: rounded(means[method], number) for method, number in found.items()}
 
