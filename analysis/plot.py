@@ -24,6 +24,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from analysis import paper
@@ -324,11 +325,13 @@ def draw_paper(axis: Axes, figure: str, panel: str, text: str, thousands: bool =
 
 # ------------------------------------------------------------------------------------------------ whole figures
 def legend(figure: Figure, axes: Iterable[Axes], where: Axes | None = None) -> None:
-    """Draw each method once, in the order of METHODS: in place of the axes `where`, else below all panels."""
-    found: dict[str, object] = {}
+    """Draw each method once, in the order of METHODS: in place of the axes `where`, else below all panels. A method that
+    is a curve in one panel and a level in another looks like the curve."""
+    found: dict[str, Line2D] = {}
     for axis in axes:
         for handle, text in zip(*axis.get_legend_handles_labels()):
-            found.setdefault(text, handle)
+            if text not in found or found[text].get_marker() == "None":
+                found[text] = handle
     names = [known.name for known in METHODS.values()]
     texts = sorted(found, key=lambda text: (names.index(text) if text in names else len(names), text))
     handles = [found[text] for text in texts]

@@ -461,6 +461,19 @@ def test_a_panel_says_where_no_loss_was_shown(results, tmp_path, monkeypatch, in
     plot.plt.close(figure)
 
 
+def test_a_legend_shows_the_curve_of_a_method_that_is_a_level_elsewhere():
+    figure, (left, right) = plot.plt.subplots(1, 2)
+    plot.draw_level(left, 0.5, "none")
+    plot.draw_level(left, 0.1, "random_actions")
+    plot.draw_curves(right, pd.DataFrame({"label": "none", "seed": 1, "x": [0, 1], "value": [0.4, 0.5]}))
+    plot.legend(figure, [left, right])
+    assert [(handle.get_label(), handle.get_marker()) for handle in figure.legends[0].legend_handles] == [
+        ("none (continue)", "s"),
+        ("random actions", "None"),
+    ]
+    plot.plt.close(figure)
+
+
 def test_wins_are_counted_over_the_panels_of_the_paper_alone(frame):
     table = tables.wins_table(frame).set_index("FIRE against")
     assert table.loc["none (continue)", "panels"] == 3  # random labels are no panel of the paper
