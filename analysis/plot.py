@@ -31,8 +31,8 @@ from analysis import paper
 from analysis.runs import RESULTS, Results
 
 BAND = (
-    "Lines are means over the seeds; thick ones have bands from the lowest to the highest seed. Where a "
-    "title names a range of seeds, the tables have the number of each method."
+    "Lines are means over the seeds; thick ones have bands from the lowest to the highest seed. Where a title names a "
+    "range of seeds, the tables have the number of each method."
 )
 NO_LOSS = (
     'A panel says "no loss of plasticity shown" where the interval of full reset minus no reset at the end does not show '
