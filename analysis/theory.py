@@ -38,7 +38,7 @@ from harness.runs.folders import find_folders, read_config
 from language.model import Decoder, Shape
 from vision.data import load
 from vision.models import build
-from vision.protocols import make_phases, prepare
+from vision.protocols import make_batch, make_phases
 
 METHODS = ("none", "fire", "fire_exact", "shrink_perturb", "full_reset")
 SAMPLES = 512
@@ -153,7 +153,7 @@ def theorems(root: Path, experiment: str) -> list[dict[str, Any]]:
             continue
         images = load(**cfg.data, root="data", device=torch.device("cpu"))
         phase = make_phases(**cfg.protocol, images=images, seed=cfg.seed)[-1]
-        inputs, labels = prepare(images, phase, phase.indices[:SAMPLES], phase.labels[:SAMPLES])
+        inputs, labels = make_batch(images, phase, phase.indices[:SAMPLES], phase.labels[:SAMPLES])
 
         def fresh(cfg: Any = cfg, images: Any = images) -> nn.Module:
             with seeded(cfg.seed, "init"):

@@ -34,7 +34,7 @@ from vision.data import load
 from vision.images import Images
 from vision.models import build
 from vision.models.vit import ViT
-from vision.protocols import batch_indices, make_phases, prepare
+from vision.protocols import batch_indices, make_batch, make_phases
 from vision.torchvision_import import import_torchvision
 
 SETTINGS: dict[str, dict[str, tuple[dict[str, int], int]]] = {  # net -> its arguments, image size
@@ -111,7 +111,7 @@ def our_loop(
     device = torch.device(options.device)
     treatment = create(method, first_phase=1)
     state = State({"net": net}, initial=snapshot({"net": net}), loss=cross_entropy, phase=1)
-    state.batches = lambda: iter([prepare(images, phase, phase.indices[:256], phase.labels[:256])])
+    state.batches = lambda: iter([make_batch(images, phase, phase.indices[:256], phase.labels[:256])])
     adam = torch.optim.Adam(net.parameters(), lr=1e-3, fused=True)
     optimizer = state.optimizers["net"] = treatment.optimizer(net, adam, Phase(1))
     phase = make_phases("warm_start", images, seed=1, share=1.0, epochs=1)[1]
@@ -119,7 +119,7 @@ def our_loop(
     net.train()
     while True:
         for batch in batch_indices(1, 1, epoch, len(phase.indices), options.batch_size, device):
-            inputs, labels = prepare(images, phase, phase.indices[batch], phase.labels[batch])
+            inputs, labels = make_batch(images, phase, phase.indices[batch], phase.labels[batch])
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 loss = cross_entropy(forward(inputs), labels)
             optimizer.zero_grad(set_to_none=True)

@@ -161,8 +161,6 @@ def open_run(cfg: DictConfig, method: Method, **meta: Any) -> Run:
     assert isinstance(config, dict)
     check_machine(cfg, method)
     numbers, trunk = identity(cfg, method)
-    if (later := last_phase(cfg, method, numbers)) is not None:
-        meta["last_phase"] = fingerprint(later)
     changed = changes(cfg.domain, typed_in(HydraConfig.get()))
     return Run.open(
         config=numbers,

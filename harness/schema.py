@@ -277,11 +277,6 @@ class Language(Keys):
     eval_batch_size: int = key("windows per evaluation batch", least=1, numbers=False)
     precision: str = key("precision of training; fp16 scales the loss", choices=("fp32", "bf16", "fp16"))
     tf32: bool = key("on GPUs, compute float32 products in TF32")
-    parallel: str = key(
-        "how several processes (torchrun) share the network: each holds all of it (ddp) or a part (fsdp)",
-        choices=("ddp", "fsdp"),
-        numbers=False,
-    )
     run: LanguageRun = group(LanguageRun)
 
 

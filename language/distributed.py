@@ -1,8 +1,7 @@
 """Training with several processes: `torchrun --nproc-per-node=8 language/train.py ...`. One process needs no torchrun.
 
 Process 0 owns the run folder. The others have a `Silent` run with the same calls, receive what process 0 read from a
-checkpoint, and save and stop when process 0 does. With parallel=ddp each process has the whole net, with parallel=fsdp
-a part of it (language/sharded.py).
+checkpoint, and save and stop when process 0 does. Each process has the whole net (DistributedDataParallel).
 """
 
 from __future__ import annotations
@@ -13,19 +12,15 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from fire_core.errors import UserError
 from harness.launch import pick_device
 from harness.runs.signals import STOPPED
-from language import sharded
-from language.model import Decoder
 
 GO_ON, SAVE, STOP = 0, 1, 2
 T = TypeVar("T")
@@ -34,15 +29,13 @@ T = TypeVar("T")
 class World:
     """The group of processes as one of them sees it, with the collective calls that the loop needs.
 
-    rank: index of this process. size: number of processes. device: of this process. sharded: whether each process has
-    only a part of the net.
+    rank: index of this process. size: number of processes. device: of this process.
     """
 
-    def __init__(self, device: str, parallel: str = "ddp") -> None:
+    def __init__(self, device: str) -> None:
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0"))
         self.device = pick_device(device)
-        self.sharded = parallel == "fsdp" and self.size > 1
         if self.size > 1:
             if self.device.type == "cuda":
                 self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -76,24 +69,15 @@ class World:
         while turn := list(itertools.islice(batches, self.size)):
             yield turn[min(self.rank, len(turn) - 1)], self.rank < len(turn)
 
-    def distribute(self, net: Decoder) -> None:
-        """Move the net to the device; if `sharded`, keep only the part of this process."""
-        net.to(self.device)
-        if self.sharded:
-            sharded.shard(net, self.device)
-
     def wrap(self, net: nn.Module) -> nn.Module:
-        """Return `net`, in DistributedDataParallel if several processes have all of it."""
-        if self.size == 1 or self.sharded:
+        """Return `net`, in DistributedDataParallel if there are several processes."""
+        if self.size == 1:
             return net
         ids = [self.device.index] if self.device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(net, device_ids=ids)
 
     def without_sync(self, net: nn.Module, last: bool) -> AbstractContextManager[Any]:
         """Return a context for one micro-batch. Only at the `last` one are gradients averaged over processes."""
-        if self.sharded:
-            net.set_requires_gradient_sync(last)  # type: ignore[operator]
-            return nullcontext()
         return nullcontext() if last or self.size == 1 else net.no_sync()  # type: ignore[operator]
 
     def mean(self, value: Tensor) -> Tensor:
@@ -112,35 +96,10 @@ class World:
         return box[0]
 
     def same_weights(self, net: nn.Module) -> None:
-        """Copy the weights of process 0 to every process, except for a sharded net, which methods keep consistent."""
-        if self.size > 1 and not self.sharded:
+        """Copy the weights of process 0 to every process."""
+        if self.size > 1:
             for tensor in (*net.parameters(), *net.buffers()):
                 dist.broadcast(tensor.data, src=0)
-
-    def whole(self, net: Decoder) -> Decoder:
-        """Return the net, or a whole copy of a sharded net."""
-        return sharded.whole(net, self.device) if self.sharded else net
-
-    def weights(
-        self, run: Any, net: nn.Module, optimizer: Optimizer, step: int, name: str | None
-    ) -> dict[str, Any]:
-        """Return weights and optimizer state for a checkpoint. Those of a sharded net are written to a new folder."""
-        if not self.sharded:
-            return {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
-        folder = self.from_leader(str(run.shards(step, name)) if self.leads else None)
-        sharded.write(Path(folder), net, optimizer)
-        return {"shards": Path(folder).name}
-
-    def load(self, net: nn.Module, optimizer: Optimizer | None, saved: dict[str, Any]) -> None:
-        """Load what `weights` returned, from a sharded net or a whole one."""
-        if "shards" in saved and optimizer is not None:
-            sharded.read(Path(saved["shards"]), net, optimizer)
-        elif self.sharded:
-            sharded.cut_up(net, optimizer, saved)
-        else:
-            net.load_state_dict(saved["net"])
-            if optimizer is not None:
-                optimizer.load_state_dict(saved["optimizer"])
 
     def close(self) -> None:
         """End the process group."""
@@ -188,9 +147,9 @@ def save_decision(world: World, run: Any, step: int) -> bool:
 
 
 @contextmanager
-def world_of(device: str, parallel: str) -> Iterator[World]:
+def world_of(device: str) -> Iterator[World]:
     """Yield the world of this process and close it at the end."""
-    world = World(device, parallel)
+    world = World(device)
     try:
         yield world
     finally:

@@ -51,7 +51,7 @@ from language.throughput import peak_flops, synchronise
 @launch("language", check_settings)
 def train(cfg: DictConfig) -> None:
     """Train one run, alone or as one of several processes."""
-    with world_of(cfg.device, cfg.parallel) as world:
+    with world_of(cfg.device) as world:
         train_in(world, cfg)
 
 
@@ -71,10 +71,6 @@ def train_in(world: World, cfg: DictConfig) -> None:
             f"method={method.name} with {world.size} processes: it scores units on the batches of one process, so "
             "the copies of the network would diverge; use one process"
         )
-    if world.sharded and not method.treats_shards:
-        raise UserError(
-            f"parallel=fsdp with method={method.name}: it needs whole weights at every step or boundary; use parallel=ddp"
-        )
     micro_batches = world.share_of(cfg.accumulation)
     corpora = open_in_turn(world, cfg)
     plans = plan(cfg, corpora)
@@ -83,7 +79,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
     with seeded(cfg.seed, "init"):
         net = Decoder(shape)
     initial = snapshot({"net": net})
-    world.distribute(net)
+    net.to(world.device)
     forward: nn.Module = torch.compile(net) if cfg.compile else net  # type: ignore[assignment]
     trained = world.wrap(forward)
     adam = adamw(net, betas=tuple(cfg.betas), weight_decay=cfg.weight_decay)
@@ -101,8 +97,10 @@ def train_in(world: World, cfg: DictConfig) -> None:
         loss_sum, count = torch.zeros((), device=world.device), 0
         scaler = torch.amp.GradScaler(world.device.type, enabled=cfg.precision == "fp16")
 
-        def parts(name: str | None = None) -> dict[str, Any]:
-            return world.weights(run, net, state.optimizers["net"], at["step"], name) | {
+        def parts() -> dict[str, Any]:
+            return {
+                "net": net.state_dict(),
+                "optimizer": state.optimizers["net"].state_dict(),
                 "scaler": scaler.state_dict(),
                 "method": method.state_dict(),
                 "watch": watch.state_dict(),
@@ -121,7 +119,8 @@ def train_in(world: World, cfg: DictConfig) -> None:
             state.phase = at["phase"] if watch.trigger is None else watch.acts
             state.optimizers["net"] = method.optimizer(net, adam, Phase(state.phase))
             method.rebuild(state)
-            world.load(net, state.optimizers["net"], saved)
+            net.load_state_dict(saved["net"])
+            state.optimizers["net"].load_state_dict(saved["optimizer"])
             scaler.load_state_dict(saved["scaler"])
             method.load_state_dict(saved["method"])
             loss_sum.copy_(saved["loss_sum"])
@@ -164,9 +163,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
                 begins = phase.index > 0 and at["iteration"] == 0
                 if (due := watch.due(phase.index if begins else None)) is not None:
                     index, cause = due
-                    before = evaluate(forward, corpora, cfg, world, block) | plasticity(
-                        world.whole(net), probe
-                    )
+                    before = evaluate(forward, corpora, cfg, world, block) | plasticity(net, probe)
                     state.phase, state.generator = index, generator(cfg.seed, "method", index)
                     report = method.at_boundary(state, Phase(index, phase.name))
                     state.copy_followers()
@@ -180,22 +177,12 @@ def train_in(world: World, cfg: DictConfig) -> None:
                     run.timing(phase=phase.index, boundary_seconds=report.seconds)
                     after = evaluate(forward, corpora, cfg, world, block)
                     values = {f"before_{k}": v for k, v in before.items()} | after
-                    values |= {
-                        f"after_{k}": v for k, v in (after | plasticity(world.whole(net), probe)).items()
-                    }
+                    values |= {f"after_{k}": v for k, v in (after | plasticity(net, probe)).items()}
                     run.log(phase=phase.index, iteration=at["iteration"], step=at["step"], **values, **cause)
                     print(
                         f"{cause.get('cause', 'boundary')}: {method.name}; {method_summary(report)}",
                         flush=True,
                     )
-                    same = world.from_leader(run.adopt_last_phase(values, at["step"]))
-                    if same is not None:  # after a full reset: the fork does not matter
-                        world.load(net, None, same)
-                        results = {
-                            k: v for k, v in same["last"].items() if k not in ("phase", "iteration", "step")
-                        }
-                        at.update(iteration=phase.stop_at, step=at["step"] + phase.stop_at)
-                        continue
                     started = time.perf_counter()
 
                 # ------------------------------------------------------------------------------ one iteration
@@ -245,25 +232,24 @@ def train_in(world: World, cfg: DictConfig) -> None:
                     count = 0
                     figures = dict(results)
                     if watch.measures:
-                        whole = world.whole(net)
-                        figures |= plasticity(whole, probe)
-                        gradient = relative_gradient(whole, probe, probe_targets, token_loss)
+                        figures |= plasticity(net, probe)
+                        gradient = relative_gradient(net, probe, probe_targets, token_loss)
                         figures["relative_gradient"] = gradient
                     run.log(phase=phase.index, iteration=at["iteration"], step=at["step"], **figures)
                     watch.look(at["step"], world.from_leader(figures))
                     bar.set_postfix_str(f"{brief(results)}, {rate:,.0f} tokens/s, MFU {use:.0%}")
                     if phase.index == 0 and results["val_loss_a"] < at["best"]:
                         at["best"] = results["val_loss_a"]
-                        run.save(at["step"], parts("best"), name="best")
+                        run.save(at["step"], parts(), name="best")
                     started, timed = time.perf_counter(), 0
                 if at["iteration"] in phase.save_at:
-                    run.save(at["step"], parts(str(at["iteration"])), name=str(at["iteration"]))
+                    run.save(at["step"], parts(), name=str(at["iteration"]))
                 if save_decision(world, run, at["step"]):
                     run.save(at["step"], parts())
             bar.close()
             print(f"{phase.name}, {phase.stop_at} iterations: {brief(results)}", flush=True)
             if phase.index == 0:
-                saved = world.from_leader(run.leave_trunk(at["step"], parts("end"), fork))
+                saved = world.from_leader(run.leave_trunk(at["step"], parts(), fork))
                 if saved is not None:
                     restore(saved)
                 at.update(phase=1, iteration=0)
@@ -271,7 +257,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
                     run.save(at["step"], parts())
 
         # -------------------------------------------------------------------------------------- end
-        run.save(at["step"], {"net": world.whole(net).state_dict()}, name="final")
+        run.save(at["step"], {"net": net.state_dict()}, name="final")
         run.finish({"steps": at["step"], "fork": str(cfg.boundary.fork), **results})
     if world.leads:
         print(f"{method.name}: {brief(results)}\nin {run.folder}")

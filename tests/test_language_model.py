@@ -200,7 +200,6 @@ def test_flops_by_hand():
     [
         ({"heads": 5}, "heads=5"),
         ({"key_value_heads": 3}, "key_value_heads=3"),
-        ({"activation": "relu"}, "'relu'"),
     ],
 )
 def test_impossible_shapes_are_refused_with_the_value(changes, quoted):

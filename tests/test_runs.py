@@ -463,28 +463,6 @@ def test_checkpoints_become_rarer_where_saving_is_slow(tmp_path, monkeypatch):
         assert seconds_until_due() == 10
 
 
-def test_shards_go_with_their_checkpoint(tmp_path):
-    folder = tmp_path / "checkpoint"
-
-    def save(step, name=None):
-        shards = checkpoints.shards(folder, step, name)
-        shards.mkdir(parents=True)
-        checkpoints.save(folder, step, {"shards": shards.name}, name=name, keep=2)
-        return shards
-
-    first, old_best = save(1), save(1, "best")
-    second, third, best = save(2), save(3), save(3, "best")
-    torn = checkpoints.shards(folder, 4)
-    torn.mkdir()  # of a process that was killed before the file
-    fourth = save(4)
-    assert {path for path in folder.glob("*.shards")} == {third, fourth, best}
-    assert checkpoints.load(folder / "best.pt")["shards"] == str(best)
-    shutil.rmtree(best)
-    with pytest.raises(UserError, match=f"{best}, a part of checkpoint"):
-        checkpoints.load(folder / "best.pt")
-    assert not any(path.exists() for path in (first, second, old_best))
-
-
 def test_the_machine_of_a_run_names_the_instructions_that_round_its_numbers(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert f"({torch.backends.cpu.get_cpu_capability()}), {os.cpu_count()} cores" in hardware()

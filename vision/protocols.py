@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -50,20 +50,23 @@ class PhaseData:
             return pictures
         return pictures.flatten(2)[..., self.permutation].view_as(pictures)
 
+    def to(self, device: torch.device) -> PhaseData:
+        """Return the phase with all tensors on `device`."""
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{k: v.to(device) for k, v in parts.items() if isinstance(v, Tensor)})
 
-def prepare(
+
+def make_batch(
     images: Images, phase: PhaseData, indices: Tensor, labels: Tensor | None = None, *, test: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return normalised float32 images (n, channels, height, width), pixels in the phase's order, and their labels.
 
     indices: (n,) into the training set, or with `test` into the test set. labels: (n,); None takes the data set's own.
     """
-    pictures, own = (
-        (images.test_images, images.test_labels) if test else (images.train_images, images.train_labels)
-    )
-    return images.normalise(phase.arrange(pictures[indices]), test=test), own[
-        indices
-    ] if labels is None else labels
+    pictures = images.test_images if test else images.train_images
+    if labels is None:
+        labels = (images.test_labels if test else images.train_labels)[indices]
+    return images.normalise(phase.arrange(pictures[indices]), test=test), labels
 
 
 def batch_indices(
@@ -98,7 +101,7 @@ def make_phases(
             raise UserError(f"protocol {name} has no setting {key!r}: it has {', '.join(known)}")
     if "splits" in known:
         settings["splits"] = splits
-    return build(images, seed, **settings)
+    return [phase.to(images.train_labels.device) for phase in build(images, seed, **settings)]
 
 
 def warm_start(
@@ -110,9 +113,8 @@ def warm_start(
     splits: str = "ours",
 ) -> list[PhaseData]:
     """Return two phases: a random `share` of the training set, then all of it (paper, Figure 2a)."""
-    if not 0.0 < share <= 1.0:
-        raise UserError(f"protocol.share={share} is outside (0, 1]")
-    return _growing(images, seed, "warm_start", [share, 1.0], epochs, splits)
+    order = _image_order(images, seed, "warm_start", splits)
+    return _growing_shares(images, order, [share, 1.0], epochs)
 
 
 def continual(
@@ -128,8 +130,8 @@ def continual(
 
     replay: later phases keep only this share of the images that a phase added, always the same ones; None keeps all.
     """
-    shares = [(stage + 1) / stages for stage in range(_positive("stages", stages))]
-    return _growing(images, seed, "continual", shares, epochs, splits, replay)
+    order = _image_order(images, seed, "continual", splits)
+    return _growing_shares(images, order, [(stage + 1) / stages for stage in range(stages)], epochs, replay)
 
 
 def class_incremental(
@@ -146,8 +148,7 @@ def class_incremental(
     The seed gives the order of the classes. If `stages` does not divide their number, the first phases add one more.
     replay: later phases keep only this share of the images of each class, always the same ones; None keeps all.
     """
-    _share("replay", replay)
-    if _positive("stages", stages) > images.classes:
+    if stages > images.classes:
         raise UserError(
             f"protocol.stages={stages} is more than the {images.classes} classes of {images.name}"
         )
@@ -171,7 +172,9 @@ def class_incremental(
             chosen = chosen[torch.isin(labels[chosen], classes["new"]) | stays[chosen]]
             for label in new.tolist():
                 stays[_first(chosen[labels[chosen] == label], replay)] = True
-        result.append(_phase(images, index, f"{len(seen)} classes", chosen, lengths[index], **classes))
+        result.append(
+            PhaseData(index, f"{len(seen)} classes", chosen, labels[chosen], lengths[index], **classes)
+        )
     return result
 
 
@@ -183,13 +186,11 @@ def random_label(
     Lyle et al. 2023, Kumar et al. 2023. Images are taken from one shuffle of the training set after another. If fewer
     than `count` are left of a shuffle, they are not used.
     """
-    lengths = _epochs(epochs, _positive("tasks", tasks))
     result = []
-    for index in range(tasks):
+    for index, length in enumerate(_epochs(epochs, tasks)):
         chosen = _fresh(images, seed, "random_label", index, count)
         labels = _random_labels(images, seed, "random_label", index, count)
-        name = f"task {index + 1}"
-        result.append(_phase(images, index, name, chosen, lengths[index], labels=labels, measure="train"))
+        result.append(PhaseData(index, f"task {index + 1}", chosen, labels, length, measure="train"))
     return result
 
 
@@ -209,9 +210,10 @@ def label_noise(
     first = _fresh(images, seed, "label_noise", 0, noisy)
     labels = _random_labels(images, seed, "label_noise", 0, noisy)
     second = _shuffle(images, seed, "label_noise", 0)[: _available("clean", clean, images)]
+    true_labels = images.train_labels.cpu()[second]
     return [
-        _phase(images, 0, "random labels", first, lengths[0], labels=labels, measure="train"),
-        _phase(images, 1, "true labels", second, lengths[1]),
+        PhaseData(0, "random labels", first, labels, lengths[0], measure="train"),
+        PhaseData(1, "true labels", second, true_labels, lengths[1]),
     ]
 
 
@@ -227,14 +229,13 @@ def permuted(
 
     Each phase has `count` images, chosen as in `random_label`; None takes the whole training set.
     """
-    lengths = _epochs(epochs, _positive("tasks", tasks))
-    pixels = images.image_size**2
-    count = len(images.train_labels) if count is None else count
+    labels = images.train_labels.cpu()
     result = []
-    for index in range(tasks):
-        chosen = _fresh(images, seed, "permuted", index, count)
-        order = torch.randperm(pixels, generator=generator(seed, "pixels", index))
-        result.append(_phase(images, index, f"order {index + 1}", chosen, lengths[index], permutation=order))
+    for index, length in enumerate(_epochs(epochs, tasks)):
+        chosen = _fresh(images, seed, "permuted", index, len(labels) if count is None else count)
+        order = torch.randperm(images.image_size**2, generator=generator(seed, "pixels", index))
+        name = f"order {index + 1}"
+        result.append(PhaseData(index, name, chosen, labels[chosen], length, permutation=order))
     return result
 
 
@@ -244,29 +245,29 @@ PROTOCOLS: dict[str, Callable[..., list[PhaseData]]] = {
 }
 
 
-def _growing(
+def _growing_shares(
     images: Images,
-    seed: int,
-    purpose: str,
+    order: Tensor,
     shares: list[float],
     epochs: int | Sequence[int],
-    splits: str,
     replay: float | None = None,
 ) -> list[PhaseData]:
-    _share("replay", replay)
-    if splits == "official":
-        order = torch.from_numpy(official.image_order(images, seed))
-    else:
-        order = _shuffle(images, seed, purpose, 0)
-    lengths = _epochs(epochs, len(shares))
-    result: list[PhaseData] = []
+    """Return one phase for each of the rising `shares` of the images, which are taken in the given order."""
+    labels, result = images.train_labels.cpu(), []
     stays, end = order[:0], 0
-    for index, share in enumerate(shares):
+    for index, (share, length) in enumerate(zip(shares, _epochs(epochs, len(shares)), strict=True)):
         start, end = end, max(1, round(share * len(order)))
         chosen = torch.cat([stays, order[start:end]])
         stays = torch.cat([stays, _first(order[start:end], 1.0 if replay is None else replay)])
-        result.append(_phase(images, index, f"{share:.0%} of the data", chosen, lengths[index]))
+        result.append(PhaseData(index, f"{share:.0%} of the data", chosen, labels[chosen], length))
     return result
+
+
+def _image_order(images: Images, seed: int, purpose: str, splits: str) -> Tensor:
+    """Return the order in which a protocol takes the training images, (n,) int64."""
+    if splits == "official":
+        return torch.from_numpy(official.image_order(images, seed))
+    return _shuffle(images, seed, purpose, 0)
 
 
 def _first(indices: Tensor, share: float) -> Tensor:
@@ -301,42 +302,8 @@ def _available(key: str, count: int, images: Images) -> int:
     return count
 
 
-def _positive(key: str, value: int) -> int:
-    if value < 1:
-        raise UserError(f"protocol.{key}={value} must be at least 1")
-    return value
-
-
-def _share(key: str, value: float | None) -> None:
-    if value is not None and not 0.0 <= value <= 1.0:
-        raise UserError(f"protocol.{key}={value} is outside [0, 1]")
-
-
 def _epochs(epochs: int | Sequence[int], count: int) -> list[int]:
     lengths = [epochs] * count if isinstance(epochs, int) else list(epochs)
-    if len(lengths) != count or min(lengths) < 1:
-        raise UserError(
-            f"protocol.epochs={epochs}: give one positive number, or {count} of them, one per phase"
-        )
+    if len(lengths) != count:
+        raise UserError(f"protocol.epochs={epochs}: give one number, or {count} of them, one per phase")
     return lengths
-
-
-def _phase(
-    images: Images,
-    index: int,
-    name: str,
-    indices: Tensor,
-    epochs: int,
-    *,
-    labels: Tensor | None = None,
-    seen: Tensor | None = None,
-    new: Tensor | None = None,
-    permutation: Tensor | None = None,
-    measure: str = "test",
-) -> PhaseData:
-    device = images.train_labels.device
-    indices, labels, seen, new, permutation = (
-        None if part is None else part.to(device) for part in (indices, labels, seen, new, permutation)
-    )
-    labels = images.train_labels[indices] if labels is None else labels
-    return PhaseData(index, name, indices, labels, epochs, seen, new, permutation, measure)

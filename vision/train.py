@@ -37,7 +37,7 @@ from vision import official
 from vision.data import load
 from vision.images import Images
 from vision.models import build
-from vision.protocols import PhaseData, batch_indices, make_phases, prepare
+from vision.protocols import PhaseData, batch_indices, make_batch, make_phases
 
 
 @launch("vision")
@@ -118,7 +118,7 @@ def train(cfg: DictConfig) -> None:
         )
         for phase, epoch in schedule[at["epochs"] :]:
             first_images = phase.indices[: cfg.metrics_samples], phase.labels[: cfg.metrics_samples]
-            probe, probe_labels = prepare(images, phase, *first_images)
+            probe, probe_labels = make_batch(images, phase, *first_images)
             state.generator = generator(cfg.seed, "method", phase.index)
             state.batches = lambda phase=phase: one_pass(images, phase, cfg)
             state.test_inputs = lambda count, phase=phase: last_test_inputs(images, phase, count)
@@ -163,7 +163,7 @@ def train(cfg: DictConfig) -> None:
             net.train()
             count = len(phase.indices)
             for batch in batch_indices(cfg.seed, phase.index, epoch, count, cfg.batch_size, device)[first:]:
-                inputs, labels = prepare(images, phase, phase.indices[batch], phase.labels[batch])
+                inputs, labels = make_batch(images, phase, phase.indices[batch], phase.labels[batch])
                 with torch.autocast(device.type, torch.bfloat16, enabled=cfg.precision == "bf16"):
                     loss = cross_entropy(forward(inputs), labels)
                 state.optimizers["net"].zero_grad(set_to_none=True)
@@ -218,13 +218,13 @@ def one_pass(images: Images, phase: PhaseData, cfg: DictConfig) -> Iterator[tupl
     """Yield the phase's training set once, in batches, for methods that use the coming data."""
     device = phase.indices.device
     for batch in batch_indices(cfg.seed, phase.index, -1, len(phase.indices), cfg.batch_size, device):
-        yield prepare(images, phase, phase.indices[batch], phase.labels[batch])
+        yield make_batch(images, phase, phase.indices[batch], phase.labels[batch])
 
 
 def last_test_inputs(images: Images, phase: PhaseData, count: int) -> Tensor:
     """Return the inputs of the last `count` test images, for methods that use them as the official code does."""
     everything = torch.arange(len(images.test_labels), device=images.test_labels.device)
-    return prepare(images, phase, everything[-count:], test=True)[0]
+    return make_batch(images, phase, everything[-count:], test=True)[0]
 
 
 def last_inputs(images: Images, phase: PhaseData, cfg: DictConfig, count: int) -> Iterator[Tensor]:
@@ -234,7 +234,7 @@ def last_inputs(images: Images, phase: PhaseData, cfg: DictConfig, count: int) -
         cfg.seed, phase.index, phase.epochs - 1, len(phase.indices), cfg.batch_size, device
     )
     for batch in batches[-(count // cfg.batch_size + 2) :]:
-        yield prepare(images, phase, phase.indices[batch])[0]
+        yield make_batch(images, phase, phase.indices[batch])[0]
 
 
 def set_learning_rate(
@@ -297,7 +297,7 @@ def correct(
     for part, wanted in zip(
         indices.split(cfg.eval_batch_size), labels.split(cfg.eval_batch_size), strict=True
     ):
-        inputs, _ = prepare(images, phase, part, wanted, test=test)
+        inputs, _ = make_batch(images, phase, part, wanted, test=test)
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=cfg.precision == "bf16"):
             hits.append(net(inputs).argmax(dim=1) == wanted)
     return torch.cat(hits).float()

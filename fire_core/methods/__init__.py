@@ -53,7 +53,6 @@ class Method:
     changes_optimizer: ClassVar[bool] = False
     changes_structure: ClassVar[bool] = False
     forgets: ClassVar[bool] = False  # the nets after a boundary do not depend on the training before it
-    treats_shards: ClassVar[bool] = False  # works on the shards of FSDP2
     watches_training: ClassVar[bool] = (
         False  # reads activations of the training passes, which compiled nets hide
     )

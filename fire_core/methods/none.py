@@ -14,4 +14,3 @@ class NoReset(Method):
     name: ClassVar[str] = "none"
     summary: ClassVar[str] = "no intervention: train on from the old weights"
     source: ClassVar[str] = "baseline"
-    treats_shards: ClassVar[bool] = True

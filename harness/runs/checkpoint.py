@@ -1,11 +1,7 @@
-"""Checkpoints of runs: one file each, written under another name and renamed, loaded with weights_only=True.
-
-What several processes write of a checkpoint is in a folder of shards beside the file.
-"""
+"""Checkpoints of runs: one file each, written under another name and renamed, loaded with weights_only=True."""
 
 from __future__ import annotations
 
-import secrets
 import shutil
 from pathlib import Path
 from typing import Any
@@ -40,21 +36,7 @@ def save(folder: Path, step: int, parts: dict[str, Any], *, name: str | None = N
         ) from error
     for old in _numbered(folder)[:-keep]:
         old.unlink()
-    drop_shards(folder, path.stem, parts.get("shards", ""))
     return path
-
-
-def shards(folder: Path, step: int, name: str | None = None) -> Path:
-    """Return the path of a new folder for the shards of a checkpoint; `save` expects its name as `parts["shards"]`."""
-    return folder / f"{name or _stem(step)}.{secrets.token_hex(4)}.shards"
-
-
-def drop_shards(folder: Path, stem: str = "", kept: str = "") -> None:
-    """Delete the shards of checkpoints that no longer exist, and those of checkpoint `stem` except `kept`."""
-    for path in folder.glob("*.shards"):
-        owner = path.name.split(".")[0]
-        if not (folder / f"{owner}.pt").exists() or (owner == stem and path.name != kept):
-            shutil.rmtree(path)
 
 
 def _reason(error: Exception, folder: Path) -> str:
@@ -81,8 +63,7 @@ def latest(folder: Path) -> Path | None:
 def load(path: Path, device: str | torch.device = "cpu", remedy: str = "") -> dict[str, Any]:
     """Return the parts of a checkpoint. weights_only=True ensures that a file from elsewhere executes no code.
 
-    `parts["shards"]`, if present, is the whole path of that folder. Raises UserError if the file is missing or damaged;
-    `remedy` replaces the advice at the end of the message.
+    Raises UserError if the file is missing or damaged; `remedy` replaces the advice at the end of the message.
     """
     remedy_damaged = remedy or f"delete it to resume from the one before, or {START_OVER}"
     try:
@@ -95,10 +76,6 @@ def load(path: Path, device: str | torch.device = "cpu", remedy: str = "") -> di
     if not isinstance(content, dict):
         kind = type(content).__name__
         raise UserError(f"checkpoint {path} holds a {kind}, not the parts of a run: {remedy_damaged}")
-    if "shards" in content:
-        content["shards"] = str(path.parent / content["shards"])
-        if not Path(content["shards"]).is_dir():
-            raise UserError(f"{content['shards']}, a part of checkpoint {path}, is gone: {remedy_damaged}")
     return content
 
 

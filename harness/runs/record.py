@@ -31,7 +31,7 @@ from harness.runs.machine import describe, write_meta
 from harness.runs.metrics import METRICS, MetricsFile, as_line, plain
 from harness.runs.signals import STOPPED, StopRequest
 from harness.runs.tracker import Tracker, open_tracker
-from harness.runs.trunk import FolderLock, fingerprint, same_last_phase
+from harness.runs.trunk import FolderLock, fingerprint
 
 WAIT_SECONDS = 0.5  # between two attempts to take a lock
 
@@ -211,10 +211,6 @@ class Run:
             self._due_at = time.monotonic()
         return due
 
-    def shards(self, step: int, name: str | None = None) -> Path:
-        """Return a new folder in which several processes write their parts of the next checkpoint."""
-        return checkpoints.shards(self.place / "checkpoint", step, name)
-
     def save(self, step: int, parts: dict[str, Any], name: str | None = None) -> None:
         """Write a checkpoint. If a signal asks to stop and the checkpoint has no name, exit with code 75."""
         parts = {**parts, "_metrics_bytes": self._metrics.to_disk(), "_identity": self._owner()}
@@ -242,7 +238,6 @@ class Run:
             write_atomic(self.trunk / "DONE", "")
             for old in (self.trunk / "checkpoint").glob("step_*.pt"):
                 old.unlink()
-            checkpoints.drop_shards(self.trunk / "checkpoint")
             self._release_trunk()
             if fork:
                 return self._fork(self.trunk, fork)
@@ -253,30 +248,6 @@ class Run:
         for old in (self.folder / "checkpoint").glob("step_*.pt"):  # they count lines that are cut off now
             old.unlink()
         return self._load(self.folder / "checkpoint" / f"{fork}.pt")
-
-    def adopt_last_phase(self, boundary: dict[str, Any], step: int) -> dict[str, Any] | None:
-        """Copy the metrics of the last phase from a finished run in which that phase is the same.
-
-        After a method that forgets all training before it, runs of one seed differ only before the boundary. The values
-        right after it must be equal. meta.json names the other run.
-
-        Args:
-            boundary: values logged at the boundary of this run.
-            step: optimizer steps before the boundary.
-
-        Returns:
-            Parts of the other run's final checkpoint, and `last`, the last line of its metrics; None if there is none.
-        """
-        found = same_last_phase(self.folder, self.meta.get("last_phase"), boundary)
-        if found is None:
-            return None
-        other, lines = found
-        for line in lines[1:]:
-            self.log(**line | {"step": line["step"] - lines[0]["step"] + step})
-        meta = read_meta(self.folder) | {"last_phase_from": str(other.relative_to(self.folder.parents[3]))}
-        write_atomic(self.folder / "meta.json", json.dumps(meta, indent=1))
-        print(f"phase 1 from {other}: it is the same", flush=True)
-        return {**checkpoints.load(other / "checkpoint" / "final.pt"), "last": lines[-1]}
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write summary.json; the run counts as done when the `with` body ends."""
@@ -295,7 +266,6 @@ class Run:
             write_atomic(self.folder / "DONE", f"{size} bytes of metrics.jsonl\n")
             for path in (self.folder / "checkpoint").glob("step_*.pt"):
                 path.unlink()
-            checkpoints.drop_shards(self.folder / "checkpoint")
 
     def _note_failure(self, error: Exception) -> None:
         """Write FAILED with the traceback, unless the disk is full."""
