@@ -33,7 +33,6 @@ class Projection(Method):
     degenerate: str = "skip"
     min_norm: float = added(FireSettings.min_norm)
 
-
     def check(self, state: State) -> None:
         """Raise UserError for targets that a net does not have, and for layers both projected and reset."""
         for net in map(unwrap, state.nets.values()):
