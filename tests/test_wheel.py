@@ -1,12 +1,16 @@
-"""A built wheel works alone: torch, numpy and safetensors are all it imports, and it imports fast."""
+"""A wheel installed in an empty environment works alone: torch, numpy and safetensors are all it imports, and fast."""
 
+import shutil
 import subprocess
 import sys
 import sysconfig
-import zipfile
+import tomllib
+import venv
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 ROOT = Path(__file__).parents[1]
 HUMANOID = ROOT / "rl/sac/humanoid"
@@ -16,13 +20,13 @@ ALONE = (
     "typing_extensions.py nvidia triton"
 )
 CHECK = """
-import importlib, pkgutil, sys, time
-sys.path[:0] = sys.argv[1:]
+import importlib, importlib.metadata, pkgutil, sys, time
 import torch
 start = time.process_time()
 import fire_core
 seconds = time.process_time() - start
-assert fire_core.__file__.startswith(sys.argv[1]), fire_core.__file__
+assert fire_core.__file__.startswith(sys.prefix), fire_core.__file__
+assert fire_core.__version__ == importlib.metadata.version("fire-core") == sys.argv[1]
 needs_more = "fire_core.integrations."
 for module in pkgutil.walk_packages(fire_core.__path__, "fire_core."):
     if not module.name.startswith(needs_more) and not module.name.endswith("__main__"):
@@ -34,70 +38,59 @@ print(seconds)
 
 
 def build(folder: Path, name: str, links: dict[str, Path]) -> Path:
-    """The content of a wheel that is built from a copy of these files, so that the build leaves nothing behind."""
+    """Return the wheel that is built from a copy of these files, so that the build leaves nothing behind."""
     pytest.importorskip("setuptools", minversion="77")
     source = folder / name
     source.mkdir()
     for target, path in links.items():
         (source / target).symlink_to(path)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "-q",
-        "-w",
-        folder,
-        source,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    pip("wheel", "--no-deps", "--no-build-isolation", "-w", folder, source)
     (wheel,) = folder.glob(f"{name}-*.whl")
-    with zipfile.ZipFile(wheel) as file:
-        file.extractall(folder / "unpacked" / name)
-    return folder / "unpacked" / name
+    return wheel
+
+
+def pip(*arguments: str | Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "pip", "-q", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
-def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of the library, and beside it a folder that holds nothing but the packages it may use."""
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of packages of a new environment: the wheel of the library is installed, and what it requires."""
     folder = tmp_path_factory.mktemp("wheel")
-    site = folder / "unpacked" / "site"
-    site.mkdir(parents=True)
+    wheel = build(folder, "fire_core", {n: ROOT / n for n in ("pyproject.toml", "LICENSE", "fire_core")})
+    venv.create(folder / "empty", with_pip=False, symlinks=True)
+    (site,) = folder.glob("empty/lib/python*/site-packages")
     installed = Path(sysconfig.get_paths()["purelib"])
     for name in ALONE.split():
         if (installed / name).exists():
             (site / name).symlink_to(installed / name)
-    return build(
-        folder, "fire_core", {name: ROOT / name for name in ("pyproject.toml", "LICENSE", "fire_core")}
-    )
+    pip("--python", folder / "empty/bin/python", "install", "--no-deps", "--no-index", wheel)
+    return site
 
 
 @pytest.fixture(scope="module")
 def robot(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of the H1 tasks."""
+    """The wheel of the H1 tasks, unpacked."""
     folder = tmp_path_factory.mktemp("robot")
-    return build(folder, "h1_humanoid", {path.name: path for path in HUMANOID.iterdir() if path.is_file()})
+    wheel = build(folder, "h1_humanoid", {path.name: path for path in HUMANOID.iterdir() if path.is_file()})
+    shutil.unpack_archive(wheel, folder / "unpacked", "zip")
+    return folder / "unpacked"
 
 
 def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in (".py", ".csv")}
 
 
-def content(unpacked: Path) -> list[str]:
-    return sorted(path.name for path in unpacked.iterdir() if "dist-info" not in path.name)
-
-
-def test_the_wheel_holds_the_library_and_nothing_else(unpacked: Path) -> None:
-    assert content(unpacked) == ["fire_core"]
-    assert (unpacked / "fire_core" / "py.typed").exists()
-    assert files(unpacked / "fire_core") == files(ROOT / "fire_core")
+def test_the_wheel_holds_the_library_and_nothing_else(empty: Path) -> None:
+    (installed,) = empty.glob("fire_core-*.dist-info")
+    folders = {line.partition("/")[0] for line in (installed / "RECORD").read_text().splitlines()}
+    assert folders == {"..", "fire_core", installed.name}  # "..": the command fire-core
+    assert (empty / "fire_core" / "py.typed").exists()
+    assert files(empty / "fire_core") == files(ROOT / "fire_core")
 
 
 def test_the_h1_tasks_are_a_distribution_of_their_own(robot: Path) -> None:
-    assert content(robot) == ["h1_humanoid"]
     assert files(robot / "h1_humanoid") == files(HUMANOID)
     assert (robot / "h1_humanoid" / "LICENSE.unitree").exists()
 
@@ -117,21 +110,24 @@ def test_the_h1_tasks_of_the_wheel_run_anywhere(robot: Path, tmp_path: Path) -> 
     assert done.returncode == 0 and done.stdout.split("\n")[:2] == ["(64,)", "(2, 51)"], done.stderr
 
 
-def test_the_wheel_imports_alone_and_fast(unpacked: Path) -> None:
-    command = [sys.executable, "-S", "-I", "-c", CHECK, str(unpacked), str(unpacked.parent / "site")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=unpacked.parent)
+def run(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(site.parents[2] / "bin" / "python"), "-I", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder)
+
+
+def test_the_wheel_imports_alone_and_fast(empty: Path, tmp_path: Path) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {version} (" in (ROOT / "CHANGELOG.md").read_text()
+    done = run(empty, tmp_path, "-c", CHECK, version)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 2.0, "processor seconds beyond the import of torch"
 
 
-def test_without_other_packages_the_command_line_works(unpacked: Path, tmp_path: Path) -> None:
-    """No tqdm, no matplotlib: no progress bar, and --plot says what is missing."""
-    code = (
-        "import sys; sys.path[:0] = sys.argv[1:3]; from safetensors.torch import save_file; import torch;"
-        "save_file({'fc.weight': torch.randn(4, 4)}, 'a.safetensors'); from fire_core.checkpoints.command_line import main;"
-        "assert main(['inspect', 'a.safetensors']) == 0; assert main(['apply', 'a.safetensors', 'b.safetensors']) == 0;"
-        "sys.exit(main(['inspect', 'a.safetensors', '--plot', 'a.png']))"
-    )
-    command = [sys.executable, "-S", "-I", "-c", code, str(unpacked), str(unpacked.parent / "site")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 2 and "--plot needs matplotlib" in done.stderr, done.stderr
+def test_without_other_packages_the_command_line_works(empty: Path, tmp_path: Path) -> None:
+    """No tqdm: no progress bar."""
+    save_file({"fc.weight": torch.randn(4, 4)}, tmp_path / "a.safetensors")
+    for arguments in (["inspect", "a.safetensors"], ["apply", "a.safetensors", "b.safetensors"]):
+        done = run(empty, tmp_path, "-m", "fire_core", *arguments)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "b.safetensors").exists()
