@@ -27,9 +27,8 @@ import numpy as np
 import torch
 
 from benchmarks.results_file import loop_row, merge_loops
-from rl.captured import captured
 from rl.dqn.env import Games
-from rl.dqn.learn import gradients, update
+from rl.dqn.learn import Learner, update
 from rl.dqn.network import DQN
 from rl.replay import Batch, FrameReplay
 
@@ -191,14 +190,13 @@ def bench_learning(replay: FrameReplay, ring: StackRing, rounds: int, device: to
     The usual form is eager, has an optimizer that updates one parameter after another, and reads the loss back. Ours
     is timed in several forms. The first turn of each is not counted.
     """
-    graph = captured(gradients, device)
     loops = {
         "usual": learning_loop(ring, device, read=True, fused=False, foreach=False),
         "eager": learning_loop(replay, device, fused=True),
-        "compiled": learning_loop(replay, device, graph, fused=True),
-        "channels last": learning_loop(replay, device, None, True, fused=True),
-        "channels last, compiled": learning_loop(replay, device, graph, True, fused=True),
-        "channels last, compiled, bf16": learning_loop(replay, device, graph, True, "bf16", fused=True),
+        "compiled": learning_loop(replay, device, True, fused=True),
+        "channels last": learning_loop(replay, device, False, True, fused=True),
+        "channels last, compiled": learning_loop(replay, device, True, True, fused=True),
+        "channels last, compiled, bf16": learning_loop(replay, device, True, True, "bf16", fused=True),
     }
     count = 20 if device.type == "cpu" else 500
     rates: dict[str, list[float]] = {name: [] for name in loops}
@@ -231,7 +229,7 @@ def bench_learning(replay: FrameReplay, ring: StackRing, rounds: int, device: to
 def learning_loop(
     replay: FrameReplay | StackRing,
     device: torch.device,
-    compiled: Callable[..., tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor, ...]]] | None = None,
+    compiled: bool = False,
     channels_last: bool = False,
     precision: str = "fp32",
     read: bool = False,
@@ -241,12 +239,15 @@ def learning_loop(
     generator = np.random.default_rng(0)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     net, target = (DQN(4).to(device, memory_format=layout) for _ in range(2))
+    learner = Learner(net, target, 0.99, precision=precision)
+    if compiled:
+        learner.compile(device)
     optimizer = torch.optim.Adam(net.parameters(), lr=6.25e-5, eps=1.5e-4, **adam)
     while True:
         if isinstance(replay, FrameReplay):
             replay.channels_last = channels_last  # the loops share this replay
-        batch = Batch(*(values.to(device) for values in replay.sample(32, generator)))
-        loss, _ = update(net, target, optimizer, batch, 0.99, precision=precision, compiled=compiled)
+        batch = Batch(*(values.to(device) for values in replay.sample(32, generator)[:5]))
+        loss, _ = update(learner, optimizer, batch)
         if read:
             loss.item()
         yield

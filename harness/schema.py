@@ -320,6 +320,18 @@ class Dqn(Keys):
     discount: float = key("discount of later rewards", least=0, most=1)
     adam_epsilon: float = key("epsilon in Adam's denominator", least=0, most=1)
     target_every: int = key("transitions between copies into the target network", least=1)
+    target_ema: float | None = key(
+        "share of itself that the target network keeps in each update; null: it is copied",
+        least=0,
+        most=1,
+        added=True,
+    )
+    n_step: int | None = key("rewards that a target sums up; null: 1", least=1, added=True)
+    double: bool | None = key("the trained network chooses the next action; null: false", added=True)
+    terminal_on_life_loss: bool | None = key("targets end where a life is lost; null: false", added=True)
+    priming: int | None = key(
+        "updates on the first learning_starts transitions; null: 0", least=1, added=True
+    )
     eval_every: int = key("transitions between evaluations", least=1)
     eval_epsilon: float = key("share of random actions in evaluation", least=0, most=1)
     eval_steps: int = key("compat=official: steps per evaluation", least=1)

@@ -103,6 +103,14 @@ def _allocate(path: Path) -> None:
             os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
 
+def stored_rows(path: Path) -> int | None:
+    """Return the number of rows of an .npy file, or None if it is missing or damaged."""
+    try:
+        return len(np.load(path, mmap_mode="r", allow_pickle=False))
+    except (ValueError, EOFError, OSError):
+        return None
+
+
 def _map_existing(path: Path, kind: np.dtype, shape: tuple[int, ...], mode: str) -> np.ndarray:
     remedy = f"delete {path.parents[1]} and run the same command again"
     if not path.exists():

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fire_core.errors import UserError
 from harness.transfer import send
-from rl.columns import Columns, Specification, size_of
+from rl.columns import Columns, Specification, size_of, stored_rows
 
 
 class Batch(NamedTuple):
@@ -27,6 +27,7 @@ class Batch(NamedTuple):
     rewards: Tensor  # (B,) float32
     next_observations: Tensor  # like observations
     terminated: Tensor  # (B,) float32: 1 at the end of an episode, but 0 where it was truncated
+    steps: Tensor | None = None  # (B,) int64: steps between the observations, where they are not all 1
 
 
 class _Ring:
@@ -62,6 +63,10 @@ class FrameReplay(_Ring):
     episode's last step is its true final one, not the first of the next episode. 1,000,000 transitions of 84 x 84 take
     7.1 GB (28.2 GB if stacks of 4 were stored).
 
+    With `n_step` above 1, a transition sums up that many rewards, each discounted by one step more than the one before
+    it, and its next observation lies as many steps later. It is shorter where the episode ends earlier, and where later
+    steps have not been played yet.
+
     Args:
         capacity: transitions over all environments together.
         environments: environments that step together.
@@ -69,12 +74,14 @@ class FrameReplay(_Ring):
         stack: frames in an observation.
         folder: where the ring is mapped; None keeps it in memory.
         checkpoints: number of latest checkpoints that remain loadable if the ring is mapped.
-        reserve: spare rows, see the module. None: 1/16 of the ring, at least 32 per checkpoint, if mapped, else 0.
+        reserve: spare rows, see the module. None: those of the existing files; of a new ring, if it is mapped, 1/16, at
+            least 32 per checkpoint, else 0.
         existing: continue with the files in `folder` (then call `load_state_dict`).
         read_only: map these files without the right to write.
         parent: a replay that this one continues; its frames are read in place and never written. See `fork`.
         new_rows: rows of frames that will be added at most, for a fork; None: no limit.
         channels_last: samples lie in memory as (B, height, width, stack), the layout of channels-last convolutions.
+        n_step, discount: steps of a transition at most, and the factor of a reward one step later.
 
     Raises UserError for a capacity that is not a multiple of `environments` or a reserve too small for the
     checkpoints.
@@ -95,9 +102,14 @@ class FrameReplay(_Ring):
         parent: "FrameReplay | None" = None,
         new_rows: int | None = None,
         channels_last: bool = False,
+        n_step: int = 1,
+        discount: float = 1.0,
     ):
         folder = None if folder is None else Path(folder)
-        if reserve is None:
+        if reserve is None and folder is not None and existing:
+            rows = stored_rows(folder / "actions.npy") or 0
+            reserve = max(checkpoints, rows - capacity // environments - stack - 1)
+        elif reserve is None:
             reserve = 0 if folder is None else max(32 * checkpoints, capacity // environments // 16)
         super().__init__(capacity, environments, stack + 1 + reserve)
         if 0 < reserve < checkpoints:
@@ -107,7 +119,7 @@ class FrameReplay(_Ring):
         self.reserve, self.checkpoints = reserve, checkpoints
         self.saved_count = 0  # rows of transitions at the last checkpoint
         self.frame_shape, self.stack, self.parent = tuple(frame_shape), stack, parent
-        self.channels_last = channels_last
+        self.channels_last, self.n_step, self.discount = channels_last, n_step, discount
         self.fork_time = 0 if parent is None else parent.count
         self.frame_rows = self.rows if new_rows is None else min(self.rows, new_rows + 1)
         options = {"existing": existing, "read_only": read_only}
@@ -161,6 +173,8 @@ class FrameReplay(_Ring):
             new_rows=new_rows,
             existing=existing,
             channels_last=self.channels_last,
+            n_step=self.n_step,
+            discount=self.discount,
         )
 
     def _take_over(self, parent: "FrameReplay") -> None:
@@ -193,6 +207,7 @@ class FrameReplay(_Ring):
         truncated: np.ndarray,
         next_frames: np.ndarray,
         final_frames: np.ndarray | None = None,
+        lost: np.ndarray | None = None,
     ) -> None:
         """Store one step of all environments, taken from the frames that were stored last.
 
@@ -201,13 +216,14 @@ class FrameReplay(_Ring):
             next_frames: (environments, height, width), the frames that the policy sees next (the first after a reset).
             final_frames: the same shape, the last frame of each episode that ended; other rows are not read. None is
                 enough if no episode ended.
+            lost: (environments,), whether a life was lost, which counts as terminated although the episode continues.
         """
         time, ended = self.count, terminated | truncated
         slot, following = time % self.rows, (time + 1) % self.rows
         facts = self.facts
         facts["actions"][slot] = actions
         facts["rewards"][slot] = rewards
-        facts["terminated"][slot] = terminated
+        facts["terminated"][slot] = terminated if lost is None else terminated | lost
         facts["ended"][slot] = ended
         facts["age"][following] = np.where(ended, 0, np.minimum(facts["age"][slot] + 1, self.stack - 1))
         self.frames[self._slot(time + 1)] = next_frames
@@ -233,6 +249,38 @@ class FrameReplay(_Ring):
         self, times: np.ndarray, environments: np.ndarray, device: torch.device | str = "cpu"
     ) -> Batch:
         """Return the transitions at given times (rows since the start of the run) and environments, each (B,)."""
+        rewards, last = self._rewards(times, environments)
+        following = send(torch.from_numpy(self._stacks(last, environments)), device)
+        now = (
+            following if last is times else send(torch.from_numpy(self._stacks(times, environments)), device)
+        )
+        actions = self.facts["actions"][times % self.rows, environments].astype(np.int64)
+        terminated = self.facts["terminated"][last % self.rows, environments].astype(np.float32)
+        return Batch(
+            now[:, :-1],
+            send(torch.from_numpy(actions), device),
+            send(torch.from_numpy(rewards), device),
+            following[:, 1:],
+            send(torch.from_numpy(terminated), device),
+            None if self.n_step == 1 else send(torch.from_numpy(last - times + 1), device),
+        )
+
+    def _rewards(self, times: np.ndarray, environments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the discounted sums of rewards (B,) float32 and the times (B,) of the last step of each."""
+        if self.n_step == 1:
+            return self.facts["rewards"][times % self.rows, environments], times
+        ahead = np.arange(self.n_step)
+        later, games = times[:, None] + ahead, environments[:, None]
+        slots = later % self.rows
+        over = self.facts["terminated"][slots, games] | self.facts["ended"][slots, games]
+        counted = later < self.count
+        counted[:, 1:] &= ~np.logical_or.accumulate(over, axis=1)[:, :-1]
+        weights = np.where(counted, self.discount**ahead, 0.0)
+        rewards = (self.facts["rewards"][slots, games] * weights).sum(axis=1)
+        return rewards.astype(np.float32), times + counted.sum(axis=1) - 1
+
+    def _stacks(self, times: np.ndarray, environments: np.ndarray) -> np.ndarray:
+        """Return the frames (B, stack + 1, height, width) of the observations at `times` and of those that follow."""
         slots = times % self.rows
         age = self.facts["age"][slots, environments].astype(np.int64)
         back = np.minimum(np.arange(self.stack - 1, -1, -1), age[:, None])  # (B, stack), oldest first
@@ -240,14 +288,7 @@ class FrameReplay(_Ring):
         images = self._gather(wanted, environments[:, None])
         for row in np.flatnonzero(self.facts["ended"][slots, environments]):
             images[row, -1] = self.final_frames[int(times[row]), int(environments[row])]
-        pixels = send(torch.from_numpy(images), device)
-        return Batch(
-            pixels[:, :-1],
-            send(torch.from_numpy(self.facts["actions"][slots, environments].astype(np.int64)), device),
-            send(torch.from_numpy(self.facts["rewards"][slots, environments]), device),
-            pixels[:, 1:],
-            send(torch.from_numpy(self.facts["terminated"][slots, environments].astype(np.float32)), device),
-        )
+        return images
 
     def _gather(self, times: np.ndarray, environments: np.ndarray) -> np.ndarray:
         """Return frames (B, k, height, width) at times (B, k) and environments (B, 1), laid out as samples are."""

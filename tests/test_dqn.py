@@ -9,8 +9,7 @@ from fire_core.errors import UserError
 from fire_core.methods import create
 from fire_core.phases import Phase, State, snapshot
 from harness.config import CONF, compose_config
-from rl.captured import captured
-from rl.dqn.learn import epsilon, gradients, td_loss, td_targets, update
+from rl.dqn.learn import Learner, epsilon, gradients, td_loss, td_targets, update
 from rl.dqn.measure import Window, measure
 from rl.dqn.network import DQN
 from rl.dqn.play import act
@@ -41,9 +40,9 @@ def linear(values):
 def test_one_update_by_hand(fidelity):
     """Targets 1 + 0.9 * max(6, 8) = 8.2 and -1; values 1 and 4; Huber 6.7 and 4.5; slopes -1 and 1."""
     net, target = linear([1.0, 2.0]), linear([3.0, 4.0])
-    batch = two_transitions()
-    torch.testing.assert_close(td_targets(target, batch, 0.9), torch.tensor([8.2, -1.0]))
-    loss, mean = update(net, target, torch.optim.SGD(net.parameters(), lr=0.1), batch, 0.9)
+    learner, batch = Learner(net, target, 0.9), two_transitions()
+    torch.testing.assert_close(td_targets(learner, batch), torch.tensor([8.2, -1.0]))
+    loss, mean = update(learner, torch.optim.SGD(net.parameters(), lr=0.1), batch)
     torch.testing.assert_close(loss, torch.tensor(5.6))
     torch.testing.assert_close(mean, torch.tensor(3.6))
     difference = (net.weight[:, 0] - torch.tensor([1 + 0.1 * 0.5, 2 - 0.1 * 1.0])).abs().max()
@@ -51,22 +50,42 @@ def test_one_update_by_hand(fidelity):
     assert target.weight.grad is None and target.weight[:, 0].tolist() == [3.0, 4.0]
 
 
+def test_double_targets_take_the_action_of_the_trained_network_and_the_discount_of_their_steps():
+    """At 2 the trained net prefers action 0, worth 6 in the target net and not 8; two steps later: 1 + 0.81 * 6."""
+    batch = two_transitions()._replace(steps=torch.tensor([2, 1]))
+    learner = Learner(linear([2.0, 1.0]), linear([3.0, 4.0]), 0.9, double=True)
+    torch.testing.assert_close(td_targets(learner, batch), torch.tensor([1 + 0.81 * 6, -1.0]))
+
+
+def test_an_averaged_target_follows_in_each_update_and_is_never_copied():
+    """Weights 1.05 and 1.9 after the update, as by hand above; the target keeps three quarters of 3 and 4."""
+    net, target = linear([1.0, 2.0]), linear([3.0, 4.0])
+    learner = Learner(net, target, 0.9, target_ema=0.75)
+    update(learner, torch.optim.SGD(net.parameters(), lr=0.1), two_transitions())
+    learner.copy()
+    torch.testing.assert_close(target.weight[:, 0], torch.tensor([0.75 * 3 + 0.2625, 0.75 * 4 + 0.475]))
+
+
 def test_the_penalty_of_a_method_joins_the_gradient():
     net, target = linear([1.0, 2.0]), linear([3.0, 4.0])
-    update(net, target, torch.optim.SGD(net.parameters(), lr=0.1), two_transitions(), 0.9, net.weight.sum())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    update(Learner(net, target, 0.9), optimizer, two_transitions(), net.weight.sum())
     torch.testing.assert_close(net.weight[:, 0], torch.tensor([1.05 - 0.1, 1.9 - 0.1]))
 
 
 def test_the_pass_compiles_without_a_graph_break_and_gives_the_same_update():
     """Traced by the compiler as on a GPU, run by eager kernels, and again after a change of the weights in place."""
     results = []
-    for compiled in (None, captured(gradients, torch.device("cpu"), backend="aot_eager")):
+    for compiled in (False, True):
         net, target = linear([1.0, 2.0]), linear([3.0, 4.0])
+        learner = Learner(net, target, 0.9, double=True)
+        if compiled:
+            learner.compile(torch.device("cpu"), backend="aot_eager")
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         penalty = lambda net=net: net.weight.square().sum()  # noqa: E731
-        figures = [*update(net, target, optimizer, two_transitions(), 0.9, penalty(), compiled=compiled)]
-        target.load_state_dict(net.state_dict())
-        figures += update(net, target, optimizer, two_transitions(), 0.9, penalty(), compiled=compiled)
+        figures = [*update(learner, optimizer, two_transitions(), penalty())]
+        learner.copy()
+        figures += update(learner, optimizer, two_transitions(), penalty())
         results.append([*figures, net.weight.detach()])
     for eager, traced in zip(*results, strict=True):
         torch.testing.assert_close(traced, eager)
@@ -86,7 +105,9 @@ def small_update(layout: torch.memory_format, precision: str) -> tuple[torch.Ten
         frames, nothing = generator.integers(0, 256, (2, 21, 21), np.uint8), np.zeros(2, bool)
         replay.add(nothing, nothing, nothing, nothing, frames)
     batch = replay.sample(16, generator)
-    loss, _, slopes = gradients(net, target, list(net.parameters()), batch, 0.99, precision)
+    loss, _, slopes = gradients(
+        Learner(net, target, 0.99, precision=precision), list(net.parameters()), batch
+    )
     return loss, [slope.contiguous() for slope in slopes]
 
 
@@ -119,7 +140,7 @@ def test_truncation_bootstraps_and_termination_does_not():
     )
     batch = replay.transitions(np.array([0, 0]), np.array([0, 1]))
     target = lambda images: images.flatten(1).float()  # noqa: E731
-    assert td_targets(target, batch, 0.5).tolist() == [1.0, 1.0 + 0.5 * 3]
+    assert td_targets(Learner(target, target, 0.5), batch).tolist() == [1.0, 1.0 + 0.5 * 3]
 
 
 def test_large_action_numbers_survive_the_packed_targets():
@@ -241,19 +262,20 @@ def test_measures_name_every_layer_and_the_probe_gradient_is_that_of_the_td_loss
     torch.manual_seed(0)
     (net, _), (target, _) = trained(), trained()
     probe = random_transitions(20)
-    figures = measure(net, target, probe, 0.9)
+    learner = Learner(net, target, 0.9)
+    figures = measure(learner, probe)
     assert {"dormant_share", "feature_rank", "weight_norm", "dfi", "dfi_encoder.0.weight"} <= figures.keys()
     assert 1 <= figures["feature_rank"] <= 16
     assert all(p.grad is None for p in net.parameters())
 
-    _, _, slopes = gradients(net, target, list(net.parameters()), probe, 0.9)
+    _, _, slopes = gradients(learner, list(net.parameters()), probe)
     by_hand = torch.cat([slope.flatten() for slope in slopes]).norm()
     assert figures["probe_gradient_norm"] == pytest.approx(float(by_hand), rel=1e-5)
-    assert measure(net, target, None, 0.9) == {}
+    assert measure(learner, None) == {}
     with torch.no_grad():
         net.head[2].bias[0] = float("nan")
     with pytest.raises(UserError, match="not finite"):
-        measure(net, target, probe, 0.9)
+        measure(learner, probe)
 
 
 def test_windows_average_since_the_last_line_and_stop_at_a_bad_loss():

@@ -45,6 +45,22 @@ def test_frames_rewards_and_ends_equal_the_gymnasium_wrapper_stack():
     assert ends >= 2 and rewards > 0
 
 
+def test_lost_lives_are_marked_where_the_episode_continues_also_after_a_resume():
+    """Breakout has five lives: four are lost before the one that ends the episode."""
+    games, lost, episodes = Games("breakout", 2, (42, 42), seed=0), np.zeros(2, int), 0
+    games.reset()
+    for number in range(900):
+        if number % 90 == 50:
+            state, games = games.state_dict(), Games("breakout", 2, (42, 42), seed=0)
+            games.load_state_dict(state)
+        [step] = play(games, 1, seed=number)
+        lost += step.lost
+        for episode in step.finished:
+            assert lost[episode.environment] == 4 and not step.lost[episode.environment]
+            lost[episode.environment], episodes = 0, episodes + 1
+    assert episodes >= 6
+
+
 def test_sticky_actions_repeat_the_executed_action_a_quarter_of_the_time():
     games = Games("catch", 50, (7, 7), seed=3)
     games.reset()

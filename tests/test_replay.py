@@ -92,6 +92,64 @@ def test_every_transition_equals_the_frame_stack_wrapper(tmp_path, steps, mapped
     check_all(replay, records)
 
 
+def test_n_step_returns_by_hand():
+    """Episode of four steps that terminates in game 0 and is truncated in game 1; then three steps of the next one, of which
+    game 0 loses a life in the second. Rewards 1, 2, 4, ... ; discount one half; three steps."""
+    replay = FrameReplay(32, 2, (1, 1), stack=2, n_step=3, discount=0.5)
+    picture = lambda number: np.full((2, 1, 1), number, np.uint8)  # noqa: E731
+    replay.start(picture(0))
+    for number in range(7):
+        ends, nothing = number == 3, np.zeros(2, bool)
+        terminated, truncated = np.array([ends, False]), np.array([False, ends])
+        lost = np.array([number == 5, False])
+        frame = 10 if ends else number + 1 + 6 * (number > 3)  # 10, 11, 12, 13 after the end
+        replay.add(nothing, np.full(2, 2.0**number), terminated, truncated, picture(frame), picture(4), lost)
+    by_hand = {  # time: (sum of rewards, stack that follows, steps), and whether game 0 terminates there
+        0: (1 + 2 / 2 + 4 / 4, (2, 3), 3, False),
+        1: (2 + 4 / 2 + 8 / 4, (3, 4), 3, True),
+        2: (4 + 8 / 2, (3, 4), 2, True),
+        3: (8, (3, 4), 1, True),
+        4: (16 + 32 / 2 + 64 / 4, (12, 13), 3, None),  # game 0 stops at the lost life
+        5: (32 + 64 / 2, (12, 13), 2, None),  # the third step has not been played
+        6: (64, (12, 13), 1, False),
+    }
+    for restarted in (False, True):
+        if restarted:  # as at a boundary: what is played afterwards belongs to another episode
+            replay.start(picture(20))
+            replay.add(nothing, np.full(2, 128.0), nothing, nothing, picture(21))
+        batch = replay.transitions(np.repeat(np.arange(7), 2), np.tile([0, 1], 7))
+        for time, (reward, following, steps, terminated) in by_hand.items():
+            for game in range(2):
+                row, expected = 2 * time + game, (reward, following, steps, bool(terminated and game == 0))
+                if game == 0 and terminated is None:
+                    expected = (32, (11, 12), 2, True) if time == 4 else (32, (11, 12), 1, True)
+                stack = tuple(batch.next_observations[row].flatten().tolist())
+                found = (
+                    batch.rewards[row].item(),
+                    stack,
+                    batch.steps[row].item(),
+                    bool(batch.terminated[row]),
+                )
+                assert found == expected, (time, game, restarted)
+            assert batch.observations[2 * time, -1].item() == (time if time < 4 else time + 6)
+
+
+@pytest.mark.parametrize("steps", [7, 24, 57])
+def test_one_step_returns_of_a_longer_rule_are_the_plain_ones(steps):
+    """Through a fork and over the end of the ring: where a transition of up to five steps has one, it is the same."""
+    plain, longer = FrameReplay(40, 2, (1, 2)), FrameReplay(40, 2, (1, 2), n_step=5, discount=0.9)
+    for replay in (plain, longer):
+        environment = Counting()
+        replay.start(environment.frames())
+        fill(replay, environment, steps, [])
+    replays = [replay.fork(None, new_rows=5) for replay in (plain, longer)]
+    times = np.arange(max(0, steps - 20), steps).repeat(2)
+    one, many = (replay.transitions(times, np.arange(len(times)) % 2) for replay in replays)
+    short = many.steps == 1
+    assert short.sum() >= 4 and all(torch.equal(a[short], b[short]) for a, b in zip(one[:5], many[:5]))
+    assert torch.equal(one.observations, many.observations) and many.steps.max() == 5
+
+
 def test_sampling_reaches_all_of_the_last_capacity_and_nothing_else():
     environment, records = Counting(), []
     replay = FrameReplay(20, 2, (1, 2))
@@ -110,7 +168,7 @@ def test_same_generator_gives_the_same_batch():
     fill(replay, environment, 12, [])
     first = replay.sample(16, np.random.default_rng(3))
     second = replay.sample(16, np.random.default_rng(3))
-    assert all(torch.equal(a, b) for a, b in zip(first, second))
+    assert all(torch.equal(a, b) for a, b in zip(first[:5], second[:5]))
 
 
 def test_the_layout_of_samples_changes_nothing_but_their_strides(tmp_path):
@@ -126,7 +184,7 @@ def test_the_layout_of_samples_changes_nothing_but_their_strides(tmp_path):
                 replay = replay.fork(None, new_rows=12)
             replay.add(nothing, nothing, nothing, nothing, frame)
         batches.append(replay.sample(64, np.random.default_rng(1)))
-    for usual, last in zip(*batches, strict=True):
+    for usual, last in zip(batches[0][:5], batches[1][:5], strict=True):
         assert torch.equal(usual, last)
     assert batches[0].observations.stride()[-1] == 1
     assert batches[1].observations.stride()[1] == batches[1].next_observations.stride()[1] == 1
@@ -198,6 +256,8 @@ def test_each_checkpoint_that_is_kept_can_be_gone_back_to(tmp_path, kept):
         again = FrameReplay(20, 2, (1, 2), existing=True, **options)
         again.load_state_dict(torch.load(stream, weights_only=True))
         check_all(again, known)
+    more = options | {"reserve": None, "checkpoints": 5}  # a resume that is to keep more of them
+    assert FrameReplay(20, 2, (1, 2), existing=True, **more).rows == replay.rows
     with pytest.raises(UserError, match="reserve=2 rows for 3 checkpoints"):
         FrameReplay(20, 2, (1, 2), folder=tmp_path / "other", reserve=2, checkpoints=3)
 

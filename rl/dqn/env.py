@@ -44,6 +44,7 @@ class Step(NamedTuple):
     terminated: np.ndarray  # (n,) bool
     truncated: np.ndarray  # (n,) bool
     final_frames: np.ndarray  # (n, h, w) uint8: newest frame before any reset
+    lost: np.ndarray  # (n,) bool: a life was lost, and the episode continues
     finished: list[Episode]
 
 
@@ -91,15 +92,17 @@ class Games:
         """Execute `actions` (n,) int, or the previous executed action where the sticky draw says so."""
         repeat = self.generator.random(self.count) < self.sticky
         self.executed = np.where(repeat, self.executed, actions)
+        lives = self.backend.lives
         frames, rewards, terminated, truncated = self.backend.step(self.executed)
         self.scores += rewards
         self.lengths += 1
         self.observations[:, :-1] = self.observations[:, 1:]
         self.observations[:, -1] = frames
         ended, finished = terminated | truncated, []
+        lost = (self.backend.lives < lives) & ~ended
         if ended.any():
             finished = self._restart(ended)
-        return Step(self.observations.copy(), rewards, terminated, truncated, frames, finished)
+        return Step(self.observations.copy(), rewards, terminated, truncated, frames, lost, finished)
 
     def _restart(self, ended: np.ndarray) -> list[Episode]:
         finished = [

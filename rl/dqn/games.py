@@ -1,8 +1,11 @@
 """Simulators: n copies of an Atari game, or of Catch, that step together and return single frames.
 
-A backend has `count`, `actions`, `frame_shape`, `reset(chosen)`, `step(actions)`, `state_dict`, `load_state_dict` and
-`close`. Stacks and sticky actions are added by `rl/dqn/env.py`; rewards are clipped in `rl/dqn/train.py`.
+A backend has `count`, `actions`, `frame_shape`, `lives` (n,), `reset(chosen)`, `step(actions)`, `state_dict`,
+`load_state_dict` and `close`. Stacks and sticky actions are added by `rl/dqn/env.py`; rewards are clipped in
+`rl/dqn/train.py`.
 """
+
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,6 +65,7 @@ class AtariBackend:
         )
         self.actions = int(self.games.single_action_space.n)
         self.starts = [0] * count
+        self.lives = np.zeros(count, np.int64)
         self.history: list[list[int]] = [[] for _ in range(count)]
 
     def reset(self, chosen: np.ndarray | None = None) -> np.ndarray:
@@ -81,7 +85,7 @@ class AtariBackend:
     def _plain_start(self, chosen: np.ndarray) -> np.ndarray:
         for index in np.flatnonzero(chosen):
             self.history[index].append(RESET)
-        return self._expand(self.games.reset(options={"reset_mask": chosen})[0], chosen)
+        return self._started({"options": {"reset_mask": chosen}}, chosen)
 
     def _seeded_start(self, chosen: np.ndarray) -> np.ndarray:
         for index in np.flatnonzero(chosen):
@@ -92,10 +96,12 @@ class AtariBackend:
     def _reload(self, chosen: np.ndarray) -> np.ndarray:
         seeds = [_start_seed(self.seed, int(index), self.starts[index]) for index in np.flatnonzero(chosen)]
         options = None if chosen.all() else {"reset_mask": chosen}
-        return self._expand(self.games.reset(seed=np.array(seeds), options=options)[0], chosen)
+        return self._started({"seed": np.array(seeds), "options": options}, chosen)
 
-    def _expand(self, observations: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """Return frames (n, h, w) from what the vector interface returns for the chosen environments."""
+    def _started(self, how: dict[str, Any], chosen: np.ndarray) -> np.ndarray:
+        """Reset as `how` says and return frames (n, h, w), of which those of the chosen environments are meaningful."""
+        observations, info = self.games.reset(**how)
+        self.lives = info["lives"].copy()
         if len(observations) == self.count:
             return _frames(observations)
         frames = np.zeros((self.count, *self.frame_shape), np.uint8)
@@ -106,7 +112,8 @@ class AtariBackend:
         """Return (frames (n, h, w), raw rewards, terminated, truncated); an ended episode gives its last frame."""
         for history, action in zip(self.history, actions.tolist()):
             history.append(action)
-        observations, rewards, terminated, truncated, _ = self.games.step(actions.astype(np.int64))
+        observations, rewards, terminated, truncated, info = self.games.step(actions.astype(np.int64))
+        self.lives = info["lives"].copy()
         return _frames(observations), rewards.astype(np.float32), terminated, truncated
 
     def state_dict(self) -> dict:
@@ -140,9 +147,9 @@ class AtariBackend:
                 actions[index] = history[cursors[index]]
                 cursors[index] += 1
         if resets.any():
-            self.games.reset(options={"reset_mask": resets})
+            self._started({"options": {"reset_mask": resets}}, resets)
         if not last:
-            self.games.step(actions)
+            self.lives = self.games.step(actions)[-1]["lives"].copy()
 
     def close(self) -> None:
         """Free the emulators."""
@@ -178,6 +185,7 @@ class CatchBackend:
 
     size = 7
     actions = 3
+    lives = np.zeros(1, np.int64)
 
     def __init__(self, count: int, frame_shape: tuple[int, int], seed: int):
         if min(frame_shape) < self.size:

@@ -1,23 +1,68 @@
-"""The learning rule of DQN: targets, loss, one update, the exploration schedule."""
+"""The learning rule of DQN: targets, loss, one update, the target network, the exploration schedule."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 from torch.optim import Optimizer
 
+from rl.captured import captured
 from rl.replay import Batch
 
 
-@torch.no_grad()
-def td_targets(target: nn.Module, batch: Batch, discount: float) -> Tensor:
-    """Return the targets (B,) r + discount * max_a Q_target(s', a). The second term is 0 after a terminated step, and
-    kept after a truncated one.
+@dataclass
+class Learner:
+    """The networks and the constants of an update.
 
-    Plain DQN (Mnih et al. 2015), not double. Unit: clipped reward.
+    Args:
+        net, target: the trained network and the one that targets come from.
+        discount: factor of the value one step later.
+        double: whether `net` chooses the next action and `target` only values it.
+        target_ema: share of its old weights that `target` keeps in each update; None: it is copied from time to time.
+        precision: "bf16" runs both networks up to their last layer under bfloat16 autocast.
+        compiled: `gradients` as one graph, see `rl.captured`; None: eager.
     """
-    best = target(batch.next_observations).amax(dim=1)
+
+    net: nn.Module
+    target: nn.Module
+    discount: float
+    double: bool = False
+    target_ema: float | None = None
+    precision: str = "fp32"
+    compiled: Callable[..., tuple[Tensor, Tensor, tuple[Tensor, ...]]] | None = field(
+        default=None, repr=False
+    )
+
+    def compile(self, device: torch.device, backend: str = "inductor") -> None:
+        """Run loss and gradients as one compiled graph from now on."""
+        self.compiled = captured(gradients, device, backend)
+
+    def trained(self) -> list[nn.Parameter]:
+        """Return the parameters that an update changes; plasticity injection freezes some."""
+        return [parameter for parameter in self.net.parameters() if parameter.requires_grad]
+
+    def copy(self) -> None:
+        """Copy the trained network into the target network, unless that is an average."""
+        if self.target_ema is None:
+            self.target.load_state_dict(self.net.state_dict())
+
+
+@torch.no_grad()
+def td_targets(learner: Learner, batch: Batch) -> Tensor:
+    """Return the targets (B,) r + discount^k * max_a Q_target(s', a), where r sums up k rewards and s' lies k steps later.
+
+    The second term is 0 after a terminated step, and kept after a truncated one. With `double`, the action is the best
+    one of the trained network instead (van Hasselt et al. 2016). Unit: clipped reward.
+    """
+    values = learner.target(batch.next_observations)
+    if learner.double:
+        chosen = learner.net(batch.next_observations).argmax(dim=1, keepdim=True)
+        best = values.gather(1, chosen).squeeze(1)
+    else:
+        best = values.amax(dim=1)
+    discount = learner.discount if batch.steps is None else learner.discount**batch.steps
     return batch.rewards + discount * (1 - batch.terminated) * best
 
 
@@ -38,57 +83,43 @@ def with_actions(batch: Batch, targets: Tensor) -> Tensor:
     return torch.stack([batch.actions.float(), targets], dim=1)
 
 
-def losses(
-    net: nn.Module, target: nn.Module, batch: Batch, discount: float, precision: str = "fp32"
-) -> tuple[Tensor, Tensor]:
-    """Return the loss of a batch and the mean of its targets.
-
-    precision="bf16" runs both networks up to their last layer under bfloat16 autocast.
-    """
-    with torch.autocast(batch.rewards.device.type, torch.bfloat16, enabled=precision == "bf16"):
-        wanted = td_targets(target, batch, discount)
-        return td_loss(net(batch.observations), with_actions(batch, wanted)), wanted.mean()
+def losses(learner: Learner, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the loss of a batch and the mean of its targets."""
+    low = learner.precision == "bf16"
+    with torch.autocast(batch.rewards.device.type, torch.bfloat16, enabled=low):
+        wanted = td_targets(learner, batch)
+        return td_loss(learner.net(batch.observations), with_actions(batch, wanted)), wanted.mean()
 
 
 def gradients(
-    net: nn.Module,
-    target: nn.Module,
-    trained: list[nn.Parameter],
-    batch: Batch,
-    discount: float,
-    precision: str = "fp32",
+    learner: Learner, trained: list[nn.Parameter], batch: Batch
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Return loss, mean target and gradients of `trained`, all detached: the part of an update that is compiled."""
-    loss, value = losses(net, target, batch, discount, precision)
+    loss, value = losses(learner, batch)
     return loss.detach(), value, torch.autograd.grad(loss, trained)
 
 
 def update(
-    net: nn.Module,
-    target: nn.Module,
-    optimizer: Optimizer,
-    batch: Batch,
-    discount: float,
-    penalty: Tensor | float = 0.0,
-    precision: str = "fp32",
-    compiled: Callable[..., tuple[Tensor, Tensor, tuple[Tensor, ...]]] | None = None,
+    learner: Learner, optimizer: Optimizer, batch: Batch, penalty: Tensor | float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Take one gradient step on `net` in place. Return loss and mean target, detached and not synchronised.
-
-    `compiled` is `gradients` as one graph; the gradient of the penalty is then added outside the graph.
-    """
-    optimizer.zero_grad(set_to_none=True)
-    if compiled is None:
-        loss, value = losses(net, target, batch, discount, precision)
-        (loss + penalty).backward()
+    """Take one gradient step on the trained network in place, adding the gradient of `penalty`, and let the target
+    network follow if it is an average. Return loss and mean target, detached and not synchronised."""
+    trained = learner.trained()
+    if learner.compiled is None:
+        loss, value = losses(learner, batch)
+        slopes = torch.autograd.grad(loss + penalty, trained)
     else:
-        trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
-        loss, value, slopes = compiled(net, target, trained, batch, discount, precision)
-        for parameter, slope in zip(trained, slopes, strict=True):
-            parameter.grad = slope
-        if isinstance(penalty, Tensor) and penalty.requires_grad:
-            penalty.backward(inputs=trained)
+        loss, value, slopes = learner.compiled(learner, trained, batch)
+    for parameter, slope in zip(trained, slopes, strict=True):
+        parameter.grad = slope
+    if learner.compiled and isinstance(penalty, Tensor) and penalty.requires_grad:
+        penalty.backward(inputs=trained)
     optimizer.step()
+    if learner.target_ema is not None:
+        with torch.no_grad():
+            torch._foreach_lerp_(
+                list(learner.target.parameters()), list(learner.net.parameters()), 1 - learner.target_ema
+            )
     return loss.detach().clone(), value.detach().clone()
 
 

@@ -11,13 +11,14 @@ from fire_core.measure.metrics import deviation_from_isometry
 from fire_core.measure.modes import in_mode
 from fire_core.measure.probe import plasticity
 from fire_core.targets import find_targets
-from rl.dqn.learn import td_loss, td_targets, with_actions
+from rl.dqn.learn import Learner, td_loss, td_targets, with_actions
 from rl.replay import Batch
 
 
 @torch.no_grad()
-def measure(net: nn.Module, target: nn.Module, probe: Batch | None, discount: float) -> dict[str, float]:
-    """Return dormant share, feature rank, norms of weights and gradient, and DfI of `net` on the transitions `probe`.
+def measure(learner: Learner, probe: Batch | None) -> dict[str, float]:
+    """Return dormant share, feature rank, norms of weights and gradient, and DfI of the trained network on the
+    transitions `probe`.
 
     `probe_gradient_norm` is the norm of the gradient of the TD loss on all of them. `dfi_<parameter>` is the mean over
     the matrices of one stored weight (the taps of a convolution). The result is empty without a probe. Gradients
@@ -25,13 +26,14 @@ def measure(net: nn.Module, target: nn.Module, probe: Batch | None, discount: fl
     """
     if probe is None:
         return {}
+    net = learner.net
     if not all(bool(parameter.isfinite().all()) for parameter in net.parameters()):
         raise UserError("the network holds weights that are not finite: try a lower learning_rate")
     figures = plasticity(net, probe.observations)
     with in_mode(net, training=False), torch.enable_grad():
-        wanted = with_actions(probe, td_targets(target, probe, discount))
+        wanted = with_actions(probe, td_targets(learner, probe))
         loss = td_loss(net(probe.observations), wanted)
-        gradients = torch.autograd.grad(loss, [p for p in net.parameters() if p.requires_grad])
+        gradients = torch.autograd.grad(loss, learner.trained())
     figures["probe_gradient_norm"] = float(torch.stack([g.square().sum() for g in gradients]).sum().sqrt())
     by_parameter: dict[str, list[Tensor]] = {}
     for matrix in find_targets(net).included:

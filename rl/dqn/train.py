@@ -35,12 +35,11 @@ from fire_core.optim_state import apply_policy
 from fire_core.phases import Phase, State, snapshot
 from harness.runs import Run, checkpoint, generator, numpy_generator, seeded
 from harness.trigger import Watch
-from rl.captured import captured
-from rl.dqn.learn import epsilon, gradients, td_loss, td_targets, update, with_actions
+from rl.dqn.learn import Learner, epsilon, td_loss, td_targets, update, with_actions
 from rl.dqn.measure import Window, brief, measure
-from rl.dqn.memory import FOLDER, leave_trunk, open_replay
 from rl.dqn.network import DQN
 from rl.dqn.play import act, evaluate, make_games, random_play, video
+from rl.dqn.replay_place import FOLDER, leave_trunk, open_replay
 from rl.dqn.settings import check
 from rl.replay import Batch
 
@@ -62,6 +61,9 @@ def train(cfg: DictConfig) -> None:
         layout = {"memory_format": torch.channels_last if cfg.channels_last else torch.preserve_format}
         net, target = (make_net(cfg, games.actions).to(device, **layout) for _ in range(2))
     target.load_state_dict(net.state_dict())
+    learner = Learner(net, target, cfg.discount, bool(cfg.double), cfg.target_ema, cfg.precision)
+    if cfg.compile:
+        learner.compile(device)
     state = State(
         {"net": net},
         followers=[(target, net)],
@@ -77,7 +79,6 @@ def train(cfg: DictConfig) -> None:
             film(run, cfg, method, state, device)
         return
     adam = make_optimizer(net, cfg)
-    compiled = captured(gradients, device) if cfg.compile else None
     random = {name: numpy_generator(cfg.seed, name) for name in ("policy", "replay")}
     updates = round(cfg.updates_per_transition * games.count)
 
@@ -107,7 +108,7 @@ def train(cfg: DictConfig) -> None:
             for name, stream in random.items():
                 stream.bit_generator.state = saved["random"][name]
         state.generator = generator(cfg.seed, "method", state.phase)
-        state.batches = lambda: replay_batches(cfg, replay, target, device)
+        state.batches = lambda: replay_batches(cfg, replay, learner, device)
 
         def parts() -> dict[str, Any]:
             return {
@@ -122,7 +123,7 @@ def train(cfg: DictConfig) -> None:
                 "torch": torch.get_rng_state(),
                 "window": window.state_dict(),
                 "figures": figures,
-                "probe": {} if probe is None else probe._asdict(),
+                "probe": {k: v for k, v in probe._asdict().items() if v is not None} if probe else {},
                 "at": dict(at),
             }
 
@@ -136,7 +137,7 @@ def train(cfg: DictConfig) -> None:
             if (due := watch.due(1 if begins else None)) is not None:
                 index, cause = due
                 state.generator = generator(cfg.seed, "method", index)
-                before = measure(net, target, probe, cfg.discount)
+                before = measure(learner, probe)
                 report = method.at_boundary(state, Phase(index, "second half"))
                 if report.changed:
                     state.copy_followers()
@@ -150,7 +151,7 @@ def train(cfg: DictConfig) -> None:
                     observations = games.reset()
                     replay.start(observations[:, -1])
                 run.boundary(index, report, **cause)
-                after = measure(net, target, probe, cfg.discount) | evaluate(cfg, net, device, at["step"])
+                after = measure(learner, probe) | evaluate(cfg, net, device, at["step"])
                 before = {f"before_{key}": value for key, value in before.items()}
                 run.log(phase=index, step=at["step"], **before, **after, **cause)
                 why = cause.get("cause", "boundary")
@@ -162,9 +163,9 @@ def train(cfg: DictConfig) -> None:
             actions = act(net, observations, exploring, games.actions, random["policy"], device, cfg.compat)
             step = games.step(actions)
             rewards = np.sign(step.rewards)
-            replay.add(
-                actions, rewards, step.terminated, step.truncated, step.observations[:, -1], step.final_frames
-            )
+            lost = step.lost if cfg.terminal_on_life_loss else None
+            frames = step.observations[:, -1], step.final_frames
+            replay.add(actions, rewards, step.terminated, step.truncated, *frames, lost)
             observations = step.observations
             at["step"] += games.count
             window.episodes += [(episode.score, episode.length) for episode in step.finished]
@@ -174,30 +175,24 @@ def train(cfg: DictConfig) -> None:
             if at["step"] > cfg.learning_starts:
                 if probe is None:
                     probe = replay.sample(cfg.metrics_samples, numpy_generator(cfg.seed, "probe"), device)
-                for _ in range(updates):
+                primed = at["updates"] >= (cfg.priming or 0)
+                for _ in range(updates if primed else cfg.priming):
                     batch = replay.sample(cfg.batch_size, random["replay"], device)
                     penalty = method.penalty(state)
-                    loss, value = update(
-                        net,
-                        target,
-                        state.optimizers["net"],
-                        batch,
-                        cfg.discount,
-                        penalty,
-                        cfg.precision,
-                        compiled,
-                    )
+                    loss, value = update(learner, state.optimizers["net"], batch, penalty)
                     method.after_step(state)
                     window.add(loss, value)
-                at["updates"] += updates
+                    at["updates"] += 1
+                    if not primed and at["updates"] % cfg.target_every == 0:
+                        learner.copy()
                 if at["step"] % cfg.target_every == 0:
-                    target.load_state_dict(net.state_dict())
+                    learner.copy()
 
             # ---------------------------------------------------------------------------------- record
             if at["step"] % cfg.log_every == 0:
                 line = window.close(at["step"], net)
                 if watch.measures and probe is not None:
-                    line |= measure(net, target, probe, cfg.discount)
+                    line |= measure(learner, probe)
                     line["relative_gradient"] = line["probe_gradient_norm"] / line["weight_norm"]
                 run.log(phase=at["treated"], step=at["step"], epsilon=exploring, **line)
                 watch.look(at["step"], line)
@@ -208,7 +203,7 @@ def train(cfg: DictConfig) -> None:
                     print(f"step {at['step']:,}: training episodes {line['train_return']:.2f}", flush=True)
                 method.after_epoch(state)
             if at["step"] % cfg.eval_every == 0 or at["step"] in (cfg.midpoint, cfg.total_steps):
-                figures = evaluate(cfg, net, device, at["step"]) | measure(net, target, probe, cfg.discount)
+                figures = evaluate(cfg, net, device, at["step"]) | measure(learner, probe)
                 run.log(phase=at["treated"], step=at["step"], updates=at["updates"], **figures)
                 tqdm.write(f"step {at['step']:,}: {brief(figures, window)}")
             if at["step"] == cfg.midpoint:
@@ -280,12 +275,12 @@ def film(run: Run, cfg: DictConfig, method: Method, state: State, device: torch.
     video(run, cfg, net, device)
 
 
-def replay_batches(cfg: DictConfig, replay: Any, target: nn.Module, device: torch.device) -> Any:
+def replay_batches(cfg: DictConfig, replay: Any, learner: Learner, device: torch.device) -> Any:
     """Yield 100 batches (inputs, actions and targets) from the replay, for methods that look at data at a boundary."""
     stream = numpy_generator(cfg.seed, "boundary_batches")
     for _ in range(100):
         batch = replay.sample(cfg.batch_size, stream, device)
-        yield batch.observations, with_actions(batch, td_targets(target, batch, cfg.discount))
+        yield batch.observations, with_actions(batch, td_targets(learner, batch))
 
 
 if __name__ == "__main__":

@@ -86,4 +86,6 @@ def _replay(cfg: DictConfig, place: Any, existing: bool, read_only: bool = False
         existing=existing,
         read_only=read_only,
         channels_last=cfg.channels_last,
+        n_step=cfg.n_step or 1,
+        discount=cfg.discount,
     )
