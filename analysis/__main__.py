@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis import (
+    documents,
     fig2,
     fig3,
     fig4,
     fig5,
     other_boundaries,
-    pages,
     plot,
     probes,
     readme_figure,
@@ -21,7 +21,8 @@ from analysis import (
     sweep,
     tables,
 )
-from analysis.runs import RESULTS, SIZES, at_most, export, load, open_results, settings
+from analysis.export import export
+from analysis.runs import RESULTS, SIZES, at_most, load, open_results, settings
 from fire_core.errors import UserError
 from harness import status
 
@@ -98,7 +99,7 @@ def write_tables(given: Sequence[str]) -> int:
     if options.experiment:
         return sweep.show(options)
     if options.write:
-        for path in pages.write():
+        for path in documents.write():
             print(path)
         return 0
     results = open_results(options.root, options.size)

@@ -132,6 +132,12 @@ def _references(label: str, values: Values, methods: dict[str, str]) -> dict[str
     return {name: other for name, other in wanted.items() if other in values and other != label}
 
 
+def of(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
+    """Return the estimates of one setting."""
+    keys = ["experiment", "size", "data"]
+    return frame[(frame[keys] == part.first[keys].to_numpy()).all(axis=1)]
+
+
 def means(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the frame without its comparisons: one row per setting, measure and label."""
     return frame.drop_duplicates(["experiment", "size", "data", "metric", "label"])

@@ -71,8 +71,7 @@ def draw(parts: Sequence[Results], paper_curves: bool = False, interest: Sequenc
 
 def of(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
     """Return the estimates of one setting without their comparisons."""
-    keys = ["experiment", "size", "data"]
-    return estimates.means(frame[(frame[keys] == part.first[keys].to_numpy()).all(axis=1)])
+    return estimates.means(estimates.of(frame, part))
 
 
 def _metrics(frame: pd.DataFrame, part: Results) -> set[str]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-if TYPE_CHECKING:
-    from analysis.runs import Results
+from analysis.runs import Results
 
 TAIL = 0.1  # share of the steps that "tail" averages over
 

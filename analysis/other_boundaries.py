@@ -1,36 +1,25 @@
 """Boundaries other than the paper's: class-incremental training without old data, language with other texts or
-longer windows, other decoders. Returns their section of REPRODUCED.md and their page, and draws the figure of
-dormant units."""
+longer windows, other decoders. Returns their numbers and tables, and draws the figure of dormant units."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
 from analysis import estimates, measures, plot
 from analysis.plot import Axes, Figure, plt
+from analysis.rendering import mean_text, render
 from analysis.runs import Results
-from analysis.text import difference_text, markdown, mean_text, p_text
+from analysis.tables import compared
 
-PAGE = "analysis/results/pages/other_boundaries.md"
 REPLAY, VARIANTS = "replay_class_incremental", "language_variants"
 LANGUAGE = {
     "language_domain": "new domain alone",
     "language_context": "windows of 512 after 128 tokens",
     "language_questions": "answers to questions",
 }
-OLD_DATA = """In this class-incremental training, only a share of the images of each earlier class is kept. The table shows
-accuracy at the end over all classes, over those of earlier phases and over those of the last phase. Differences are from
-`none` with the same share of old data, paired by seed; p-values are corrected over all of them. The paper keeps all old
-images; CPR (arXiv 2607.24996) finds FIRE the worst of eight methods without old data, in reinforcement learning of a
-language model."""
-BOUNDARIES = """Phase 1 is pretraining on the encyclopaedic corpus. Phase 2 is one of three: the technical corpus
-without any text of the first; windows of 512 tokens instead of 128, with a tenth of old text; or questions made from
-encyclopaedic entries (What does "name" mean?), where only the tokens of the answers count. The table shows the losses at
-the end in nats per token, on the texts of phase 2 and on the old corpus, with the loss right after the boundary in brackets.
-Differences are from `none`, paired by seed; p-values are corrected over all of them."""
-NETS = """Validation loss and dormant share at the end of training. No method acts on these decoders at the boundary."""
 CAPTION = (
     "Dormant units while a decoder is trained on the encyclopaedic corpus and, after the thin line, on the technical one "
     "with a tenth of the first: share of the units of all layers whose mean |activation| is at most 0.025 of the mean of "
@@ -40,25 +29,25 @@ PREFIXES = (VARIANTS,)
 DRAWN = {"squared_relu": ("squared ReLU", "#D55E00"), "swiglu": ("SwiGLU", "#0072B2")}
 
 
-def sections(frame: pd.DataFrame) -> list[str]:
-    """Return the section of REPRODUCED.md, or an empty list where nothing was run."""
-    told = [*_old_data_told(frame), *_boundaries_told(frame), *_nets_told(frame)]
-    return [f"## Other boundaries\n\nTables: [other boundaries]({PAGE}).\n", *told, ""] if told else []
+def told(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return the numbers of the items of REPRODUCED.md; those of a question without runs are empty."""
+    return {
+        "old_data": old_data_told(frame),
+        "second_phases": second_phases_told(frame),
+        "decoders": decoders_told(frame),
+    }
 
 
-def page(frame: pd.DataFrame) -> str:
-    """Return the text of the page without its title; empty where nothing was run."""
-    blocks = []
-    for title, legend, table in (
-        ("Old data gone", OLD_DATA, old_data_table(frame)),
-        ("Language: other second phases", BOUNDARIES, boundaries_table(frame)),
-        ("Language: other decoders", NETS, nets_table(frame)),
-    ):
-        if len(table):
-            blocks += [f"## {title}", legend, markdown(table)]
-    if len(nets_table(frame)):
-        blocks += ["![Dormant units](../figures/dormancy-small.png)", CAPTION]
-    return "\n\n".join(blocks)
+def pages(frame: pd.DataFrame) -> dict[str, str]:
+    """Return {name: text} of the page; empty where nothing was run."""
+    tables = {
+        "old_data": old_data_table(frame),
+        "second_phases": second_phases_table(frame),
+        "decoders": decoders_table(frame),
+    }
+    if not any(map(len, tables.values())):
+        return {}
+    return {"other_boundaries": render("other_boundaries", **tables, caption=CAPTION)}
 
 
 # ------------------------------------------------------------------------------------------------ old data gone
@@ -80,43 +69,27 @@ def old_data_table(frame: pd.DataFrame) -> pd.DataFrame:
     for share, part in estimates.means(rows).groupby("share"):
         for method in plot.ordered(part["method"]):
             cells = part[part["method"] == method].set_index("metric")
-            label = cells["label"].iloc[0]
             row = {"old images": f"{share:.0%}", "method": plot.look(method).name}
             for metric, title in (("test_accuracy", "all"), ("old_accuracy", "old"), ("new_accuracy", "new")):
-                row[f"{title} classes [95 %]"] = (
-                    mean_text(cells.loc[metric]) if metric in cells.index else "-"
-                )
-            row |= {"all, minus none [95 %]": "-", "p, corrected": "-", "seeds": cells["n"].iloc[0]}
-            if label in gaps.index:
-                row["all, minus none [95 %]"] = difference_text(gaps.loc[label])
-                row["p, corrected"] = p_text(gaps.loc[label, "p_holm"])
-            table.append(row)
+                known = metric in cells.index
+                row[f"{title} classes [95 %]"] = mean_text(cells.loc[metric]) if known else "-"
+            row |= compared(gaps, cells["label"].iloc[0], "all, minus none [95 %]")
+            table.append(row | {"seeds": cells["n"].iloc[0]})
     return pd.DataFrame(table)
 
 
-def _old_data_told(frame: pd.DataFrame) -> list[str]:
-    """Return the item that says what each share of old data shows."""
-    gaps, told = _replay_compared(frame), []
+def old_data_told(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return what each share of old data shows, and whether a full reset is nowhere better than `none`."""
+    gaps, shares = _replay_compared(frame), []
     for share, part in gaps.groupby("share"):
         means = estimates.means(_replay(frame)).query("share == @share and metric == 'old_accuracy'")
-        old = {row["method"]: row["mean"] for row in means.to_dict("records")}
-        pair = ", ".join(
-            f"{plot.look(name).name} {old[name]:.3f}" for name in ("fire", "none") if name in old
-        )
-        if max(old.values()) == 0:
-            pair = "0 under every method, so accuracy over all classes cannot exceed the share of new classes"
-        words = ", ".join(_named(row) for row in _in_order(part))
-        told.append(f"{share:.0%} of the old images kept: {words}; old classes alone: {pair}")
+        old = dict(zip(means["method"], means["mean"]))
+        pair = [(name, old[name]) for name in ("fire", "none") if name in old]
+        row = {"share": f"{share:.0%}", "rows": _in_order(part), "pair": pair}
+        shares.append(row | {"nothing": max(old.values()) == 0})
     resets = gaps[gaps["method"] == "full_reset"]
-    if len(resets) and not (resets["word"] == "better").any():
-        told.append("A full reset is nowhere better than `none`, so these runs show no loss of plasticity")
-    return (
-        [
-            f"- **Old data gone.** The numbers are accuracy over all classes minus that of `none`. {'. '.join(told)}."
-        ]
-        if told
-        else []
-    )
+    no_loss = len(resets) > 0 and not (resets["word"] == "better").any()
+    return {"shares": shares, "no_loss": no_loss} if shares else {}
 
 
 # ------------------------------------------------------------------------------------------------ language
@@ -125,50 +98,43 @@ def _language(frame: pd.DataFrame) -> pd.DataFrame:
     return estimates.decide(rows)
 
 
-def boundaries_table(frame: pd.DataFrame) -> pd.DataFrame:
+def second_phases_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Return one row per second phase and method."""
     gaps, table = _language(frame), []
     for experiment, name in LANGUAGE.items():
         part = estimates.means(frame[(frame["experiment"] == experiment) & (frame["kind"] == "result")])
-        compared = gaps[gaps["experiment"] == experiment].set_index("label")
+        decided = gaps[gaps["experiment"] == experiment].set_index("label")
         for label in plot.ordered(part["label"]):
             cells = part[part["label"] == label].set_index("metric")
             row = {"phase 2": name, "method": plot.look(label).name}
             for metric, title in (("val_loss_mix", "texts of phase 2"), ("val_loss_a", "old corpus")):
-                row[f"{title} [95 %] (after the boundary)"] = (
-                    f"{mean_text(cells.loc[metric])} ({cells.loc[f'{metric}_after', 'mean']:.2f})"
-                )
-            row |= {"phase 2, minus none [95 %]": "-", "p, corrected": "-", "seeds": cells["n"].iloc[0]}
-            if label in compared.index:
-                row["phase 2, minus none [95 %]"] = difference_text(compared.loc[label])
-                row["p, corrected"] = p_text(compared.loc[label, "p_holm"])
-            table.append(row)
+                after = cells.loc[f"{metric}_after", "mean"]
+                row[f"{title} [95 %] (after the boundary)"] = f"{mean_text(cells.loc[metric])} ({after:.2f})"
+            row |= compared(decided, label, "phase 2, minus none [95 %]")
+            table.append(row | {"seeds": cells["n"].iloc[0]})
     return pd.DataFrame(table)
 
 
-def _boundaries_told(frame: pd.DataFrame) -> list[str]:
-    gaps, told = _language(frame), []
-    for experiment, name in LANGUAGE.items():
-        part = gaps[gaps["experiment"] == experiment]
-        if len(part):
-            told.append(f"{name}: {', '.join(_named(row) for row in _in_order(part))}")
-    return (
-        [f"- **Language, other second phases**, loss minus `none` (negative is better): {'; '.join(told)}."]
-        if told
-        else []
-    )
+def second_phases_told(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the comparisons with `none` of each second phase."""
+    parts = _language(frame).groupby("experiment")
+    return [
+        {"name": name, "rows": _in_order(parts.get_group(experiment))}
+        for experiment, name in LANGUAGE.items()
+        if experiment in parts.groups
+    ]
 
 
-def _nets(frame: pd.DataFrame) -> pd.DataFrame:
+def _decoders(frame: pd.DataFrame) -> pd.DataFrame:
     rows = estimates.means(frame[(frame["experiment"] == VARIANTS) & (frame["kind"] == "result")])
     names = rows["label"].str.replace("none-?(model[.])?", "", regex=True).str.replace("activation=", "")
     return rows.assign(net=names.where(names != "", "gelu"))
 
 
-def nets_table(frame: pd.DataFrame) -> pd.DataFrame:
+def decoders_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Return one row per decoder."""
     table = []
-    for net, part in _nets(frame).groupby("net"):
+    for net, part in _decoders(frame).groupby("net"):
         cells = part.set_index("metric")
         row = {"decoder": net.replace("_", " ")}
         for metric, title in (("val_loss_mix", "loss, mixture"), ("dormant_share", "dormant share")):
@@ -177,25 +143,19 @@ def nets_table(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def _nets_told(frame: pd.DataFrame) -> list[str]:
-    rows = _nets(frame)
+def decoders_told(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return the dormant shares of the decoders that the figure shows."""
+    rows = _decoders(frame)
     shares = rows[(rows["metric"] == "dormant_share") & rows["net"].isin(DRAWN)].set_index("net")
     if len(shares) < 2:
-        return []
-    text = ", ".join(f"{DRAWN[net][0]} {mean_text(shares.loc[net], 3)}" for net in DRAWN)
-    few = " (one seed, no interval)" if shares["n"].max() == 1 else ""
-    return [f"- **Dormant units of a decoder** at the end of training: {text}{few}."]
+        return {}
+    named = [(name, shares.loc[net]) for net, (name, _) in DRAWN.items()]
+    return {"rows": named, "one_seed": shares["n"].max() == 1}
 
 
 def _in_order(rows: pd.DataFrame) -> list[dict]:
     order = plot.ordered(rows["method"])
     return sorted(rows.to_dict("records"), key=lambda row: order.index(row["method"]))
-
-
-def _named(row: dict) -> str:
-    """Return for example `FIRE -0.1 [-0.2, 0.0] (worse)`, without the word where the corrected test does not decide."""
-    word = f" ({row['word']})" if row["word"] else ""
-    return f"{plot.look(row['method']).name} {difference_text(row, 3)}{word}"
 
 
 # ------------------------------------------------------------------------------------------------ figure

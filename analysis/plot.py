@@ -21,6 +21,7 @@ if "ipykernel" not in sys.modules:  # a notebook shows figures through its own b
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import yaml
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
@@ -50,72 +51,11 @@ class Look:
     marker: str
 
 
-METHODS = {  # in the order of every legend and table
-    "fire": Look("FIRE", "#D55E00", "o"),
-    "none": Look("none (continue)", "#000000", "s"),
-    "shrink_perturb": Look("shrink & perturb", "#0072B2", "^"),
-    "full_reset": Look("full reset", "#7A7A7A", "D"),
-    "dash": Look("DASH", "#009E73", "v"),
-    "plasticity_injection": Look("plasticity injection", "#8E44AD", "d"),
-    "parseval": Look("Parseval", "#CC6677", "P"),
-    "l2_init": Look("L2 init", "#882255", ">"),
-    "muon": Look("Muon", "#332288", "h"),
-    "cbp": Look("CBP", "#B5A642", "X"),
-    "redo": Look("ReDo", "#56B4E9", "<"),
-    "snr": Look("SNR", "#6B8E23", "p"),
-    "fire_exact": Look("FIRE exact", "#661100", "*"),
-    "rescale": Look("rescale", "#AA4499", "8"),
-    "keep_norm": Look("keep norm", "#5D6D9E", "H"),
-    "random_orthogonal": Look("random orthogonal", "#44AA99", "X"),
-    "interpolate": Look("interpolate", "#A0785A", "o"),
-    "fire_all": Look("FIRE, all layers", "#B03A2E", "s"),
-    "fire_muon": Look("FIRE with Muon", "#C71585", "h"),
-    "fire_no_head": Look("FIRE, without the head", "#C39BD3", "^"),
-    "fire_attention": Look("FIRE, attention only", "#6E2C00", "v"),
-    "random_actions": Look("random actions", "#9A9A9A", "_"),  # a level, not a method
-}
+NAMES = yaml.safe_load((Path(__file__).parent / "names.yaml").read_text(encoding="utf-8"))
+METHODS = {
+    key: Look(*entry) for key, entry in NAMES["methods"].items()
+}  # in the order of every legend and table
 INTEREST = ("fire", "none", "shrink_perturb", "full_reset", "dash", "plasticity_injection")
-OTHER_COLOURS = (
-    "#6699CC",
-    "#994455",
-    "#997700",
-    "#004488",
-    "#EE99AA",
-    "#225522",
-    "#663333",
-    "#77AADD",
-    "#AAAA00",
-)
-OTHER_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-MODELS = {
-    "resnet18": "ResNet-18",
-    "vit_tiny": "ViT-Tiny",
-    "vgg16": "VGG-16",
-    "mlp": "MLP",
-    "cnn": "CNN",
-    "dqn": "DQN",
-    "sac": "SAC",
-}
-DATA = {
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "tiny_imagenet": "Tiny ImageNet",
-    "fashion_mnist": "Fashion-MNIST",
-    "image_folder": "a folder of pictures",
-    "wikipedia+technical": "Wikipedia, then technical texts",
-    "encyclopaedic+technical": "encyclopaedic, then technical texts",
-    "beam_rider": "BeamRider",
-    "demon_attack": "DemonAttack",
-    "h1-walk-v0": "H1 walk",
-    "h1-balance_simple-v0": "H1 balance",
-    "h1-run-v0": "H1 run",
-}
-PROTOCOLS = {  # named in titles outside Figure 2, whose rows are the protocols
-    "warm_start": "warm start",
-    "random_label": "random labels",
-    "label_noise": "random, then true labels",
-    "permuted": "permuted pixels",
-}
 STYLE = {
     "font.size": 8, "axes.titlesize": 8.5, "axes.labelsize": 8, "legend.fontsize": 7.5,
     "xtick.labelsize": 7.5, "ytick.labelsize": 7.5, "axes.titlelocation": "left",
@@ -137,8 +77,9 @@ def look(label: str) -> Look:
     known = METHODS.get(method)
     if known is None:
         number = int.from_bytes(hashlib.sha256(method.encode()).digest()[:4], "big")
-        colour = OTHER_COLOURS[number % len(OTHER_COLOURS)]
-        known = Look(method.replace("_", " "), colour, OTHER_MARKERS[number // 9 % len(OTHER_MARKERS)])
+        colours, markers = NAMES["others"]["colours"], NAMES["others"]["markers"]
+        place = number % len(colours), number // len(colours) % len(markers)
+        known = Look(method.replace("_", " "), colours[place[0]], markers[place[1]])
     overrides = re.sub(r"-(?=[\w.]+=)", ", ", changes)
     return Look(f"{known.name} [{overrides}]", known.colour, known.marker) if overrides else known
 
@@ -165,13 +106,13 @@ def title(part: Results) -> str:
     run = part.first
     data = data_name(run["data"])
     model = run["model"] or run["domain"]
-    model = "GPT" if model.startswith("gpt") else MODELS.get(model, model)
+    model = "GPT" if model.startswith("gpt") else NAMES["models"].get(model, model)
     counts = part.finished.groupby("label")["seed"].nunique()
     seeds = (
         f"{counts.min()}-{counts.max()} seeds" if counts.min() != counts.max() else f"{counts.max()} seeds"
     )
     seeds = seeds.removesuffix("s") if counts.max() == 1 else seeds
-    protocol = "" if run["figure"].startswith("fig2") else PROTOCOLS.get(run["protocol"], "")
+    protocol = "" if run["figure"].startswith("fig2") else NAMES["protocols"].get(run["protocol"], "")
     return f"{model} on {data}\n{', '.join(filter(None, [run['detail'], protocol, seeds]))}"
 
 
@@ -199,7 +140,7 @@ def draw_calibration(axis: Axes, part: Results, *, top: bool = True) -> None:
 def data_name(name: str) -> str:
     """Return the usual name of a data set, corpus, game or task."""
     words = name.replace("+", ", then ").replace("_", " ")
-    return DATA.get(name, words.capitalize() if words.islower() and " " not in words else words)
+    return NAMES["data"].get(name, words.capitalize() if words.islower() and " " not in words else words)
 
 
 # ------------------------------------------------------------------------------------------------ curves

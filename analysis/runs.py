@@ -1,7 +1,7 @@
-"""Run folders or committed results as tidy pandas frames, and the export from one to the other.
+"""Run folders or committed results as tidy pandas frames.
 
 Four frames describe any number of runs: `runs` (one row per run), `metrics` (one row per logged value), `boundaries`
-(one row per report, summed over its matrices) and `costs` (one row per finished run). `export` writes them as CSV,
+(one row per report, summed over its matrices) and `costs` (one row per finished run). `analysis.export` writes them as CSV,
 `load_exported` reads them.
 """
 
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis import measures
 from fire_core.errors import UserError
 from harness.runs.folders import (
     describe_run,
@@ -52,16 +51,6 @@ BOUNDARY_COLUMNS = [
 COST_COLUMNS = [*KEYS, "train_seconds", "shared_seconds", "boundary_seconds", "machine"]
 TEXT = dict.fromkeys([c for c in RUN_COLUMNS if c not in ("seed", "dirty")] + ["metric"], str)
 COORDINATES = ("phase", "step", "epoch")
-CURVES = ["label", "seed", "metric", "phase", "step"]  # sorting order of exported curves
-POINTS = 60  # values per phase that an exported curve keeps at least, if it has them; see `thin`
-ALSO_EXPORTED = (
-    "dormant_share",
-    "feature_rank",
-    "hessian_norm",
-    "after_hessian_norm",
-    "random_return",
-    "eval_unfinished",
-)
 
 
 @dataclass
@@ -153,13 +142,13 @@ def open_results(root: str | Path, size: str | None = None, prefixes: Sequence[s
             absent = sorted({e for e, s in others if (e, s) not in own and e.startswith(prefixes)})
             if absent:
                 print(f"from the committed results in analysis/results: {', '.join(absent)}", file=sys.stderr)
-                results = _together(results, committed, ["experiment", "size"])
+                results = merged(results, committed, ["experiment", "size"])
     names = [name for name in results.runs["experiment"].unique() if name.startswith(prefixes)]
     results = results.select(experiment=names)
     return results.select(size=size) if size else results
 
 
-def _together(own: Results, committed: Results, by: Sequence[str]) -> Results:
+def merged(own: Results, committed: Results, by: Sequence[str]) -> Results:
     """Return both results, without the committed rows that equal a finished run of `own` in the columns `by`."""
     names = list(by)
     known = set(own.finished[names].itertuples(index=False, name=None))
@@ -305,46 +294,3 @@ def load_exported(folder: str | Path = RESULTS) -> Results:
         read([folder / "boundaries.csv"], BOUNDARY_COLUMNS),
         read([folder / "costs.csv"], COST_COLUMNS),
     )
-
-
-def export(results: Results, folder: Path = RESULTS) -> list[Path]:
-    """Write the finished runs as CSV files that are small enough to commit, and return the paths. Runs that `folder`
-    already holds are kept, unless experiment, size, data, label and seed are those of a new run."""
-    own, curves = results.finished.assign(path=""), list[pd.DataFrame]()
-    settings = sorted(set(zip(own["experiment"], own["size"])))
-    for experiment, size in settings:
-        part = results.select(experiment=experiment, size=size)
-        wanted = {measure.metric for measure in [*measures.of(part), *measures.OTHERWISE]} | set(
-            ALSO_EXPORTED
-        )
-        curves.append(thin(part.metrics[part.metrics["metric"].isin(wanted)]))
-    thinned = pd.concat(curves, ignore_index=True) if curves else results.metrics
-    done = Results(own, thinned, results.boundaries, results.costs)
-    table = _together(done, load_exported(folder), [key for key in KEYS if key != "method"])
-    metrics = table.metrics.sort_values(CURVES, kind="stable")
-    paths = []
-    for experiment, size in settings:
-        rows = metrics[(metrics["experiment"] == experiment) & (metrics["size"] == size)]
-        paths.append(_write(rows[METRIC_COLUMNS], folder / "metrics" / f"{experiment}-{size}.csv"))
-    for name, columns in (("runs", RUN_COLUMNS), ("boundaries", BOUNDARY_COLUMNS), ("costs", COST_COLUMNS)):
-        order = [c for c in ("experiment", "size", "label", "seed", "phase") if c in columns]
-        frame = getattr(table, name).sort_values(order, kind="stable")
-        paths.append(_write(frame[columns], folder / f"{name}.csv"))
-    return paths
-
-
-def thin(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return fewer than 2 * POINTS values per phase of each label, seed and metric. The first and the last value of a
-    phase are always kept, and seeds of equal length keep the same positions."""
-    rows = rows.sort_values(CURVES, kind="stable")
-    groups = rows.groupby(CURVES[:-1])["step"]
-    place, count = groups.cumcount(), groups.transform("size")
-    every = (count // POINTS).clip(lower=1)
-    return rows[(place == 0) | (place == count - 1) | ((place + 1) % every == 0)]
-
-
-def _write(frame: pd.DataFrame, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A column that also holds None would be written with all digits.
-    frame.infer_objects().to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
-    return path

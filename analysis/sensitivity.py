@@ -9,8 +9,8 @@ import pandas as pd
 
 from analysis import estimates, plot
 from analysis.plot import Axes, Figure, plt
+from analysis.rendering import number
 from analysis.runs import Results
-from analysis.text import number
 from fire_core.errors import UserError
 
 PREFIXES = ("sensitivity_",)

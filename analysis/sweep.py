@@ -10,8 +10,8 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import estimates, plot, probes, tables
+from analysis.rendering import difference_text, markdown
 from analysis.runs import Results, load, settings
-from analysis.text import difference_text, markdown
 from harness.status import comma_list, whole_numbers, with_missing
 
 NOTE = (
@@ -27,10 +27,11 @@ def show(options: argparse.Namespace) -> int:
     size = options.size or "small"
     results = load(options.root, names, size)
     frame = estimates.frame(results)
-    shown = [part for part in settings(results) if len(of(frame, part))]
+    ends = frame[frame["kind"] == "result"]
+    shown = [(part, rows) for part in settings(results) if len(rows := estimates.of(ends, part))]
     wrong = absent(results, comma_list(options.methods), whole_numbers(options.seeds))
     for name in names:
-        if name not in {part.first["experiment"] for part in shown}:
+        if name not in {part.first["experiment"] for part, _ in shown}:
             logged = name in set(results.finished["experiment"])
             wrong.append(
                 f"{name}: {'its runs log no known measure' if logged else f'no finished run of size {size}'}"
@@ -41,23 +42,18 @@ def show(options: argparse.Namespace) -> int:
         )
         out = Path(options.out or home)
         out.mkdir(parents=True, exist_ok=True)
-        text = "\n".join(text_of(part, of(frame, part)) for part in shown) + "\n" + NOTE + "\n"
+        text = "\n".join(text_of(*each) for each in shown) + "\n" + NOTE + "\n"
         (out / "table.md").write_text(text, encoding="utf-8")
         frame.to_csv(out / "estimates.csv", index=False, float_format="%.6g", lineterminator="\n")
-        [picture, _] = plot.save(probes.draw(shown), out / "figure", ["png"], probes.CAPTION, shown)
+        parts = [part for part, _ in shown]
+        [picture, _] = plot.save(probes.draw(parts), out / "figure", ["png"], probes.CAPTION, parts)
         print(f"{text}\ntable: {out / 'table.md'}\nestimates: {out / 'estimates.csv'}\nfigure: {picture}")
-        print("\n".join(filter(None, (sentence(of(frame, part)) for part in shown))))
+        print("\n".join(filter(None, (sentence(rows) for _, rows in shown))))
     for problem in results.problems:
         print(f"left out: {problem}", file=sys.stderr)
     for line in wrong:
         print(f"not done: {line}", file=sys.stderr)
     return 1 if wrong else 0
-
-
-def of(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
-    """Return the rows of `frame` with the results of one setting."""
-    keys = ["experiment", "size", "data"]
-    return frame[(frame[keys] == part.first[keys].to_numpy()).all(axis=1) & (frame["kind"] == "result")]
 
 
 def text_of(part: Results, rows: pd.DataFrame) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,9 @@ import pandas as pd
 
 from analysis import estimates, paper, plot
 from analysis.benchmark_tables import benchmark_tables
+from analysis.rendering import difference_text, digits, markdown, mean_text, number, p_text, short
 from analysis.runs import SIZES, Results, settings
 from analysis.stats import MOST_SEEDS, Estimate, seeds_to_decide
-from analysis.text import difference_text, digits, markdown, mean_text, number, p_text, short
 
 RIVALS = ("none", "shrink_perturb", "full_reset", "dash")
 CONTROLS = ("none", "rescale", "keep_norm", "random_orthogonal", "fire_exact")
@@ -77,7 +77,7 @@ def claims_table(claims: pd.DataFrame) -> pd.DataFrame:
                 "experiment": row["experiment"],
                 "size": row["size"],
                 "data": plot.data_name(row["data"]),
-                "claim": f"{plot.look(row['better']).name} > {plot.look(row['worse']).name}",
+                "claim": claim_text(row),
                 "paper's gain": number(gap, sign=True),
                 "our gain [95 %]": difference_text(row),
                 "seeds (needed)": _seeds(row),
@@ -87,6 +87,20 @@ def claims_table(claims: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def claim_text(claim: Mapping[str, Any]) -> str:
+    """Return for example `FIRE > full reset`."""
+    return f"{plot.look(claim['better']).name} > {plot.look(claim['worse']).name}"
+
+
+def compared(gaps: pd.DataFrame, label: str, title: str, decimals: int | None = None) -> dict[str, str]:
+    """Return the cells `title` (a difference with its interval) and `p, corrected` of one label, from the decided
+    comparisons `gaps`, which are indexed by label; "-" where there is none."""
+    if label not in gaps.index:
+        return {title: "-", "p, corrected": "-"}
+    gap = gaps.loc[label]
+    return {title: difference_text(gap, decimals), "p, corrected": p_text(gap["p_holm"])}
 
 
 def _seeds(row: dict[str, Any]) -> str:
@@ -205,14 +219,8 @@ def end_table(part: pd.DataFrame, measure: str) -> pd.DataFrame:
     decimals = digits(first["mean"])
     table = []
     for label in plot.ordered(first.index):
-        gap = gaps.loc[label] if label in gaps.index else None
         row = {"method": plot.look(label).name, "mean [95 %]": mean_text(first.loc[label], decimals)}
-        row |= {"seeds": first.loc[label, "n"], "minus none [95 %]": "-", "p, corrected": "-"}
-        if gap is not None:
-            row |= {
-                "minus none [95 %]": difference_text(gap, decimals),
-                "p, corrected": p_text(gap["p_holm"]),
-            }
+        row |= {"seeds": first.loc[label, "n"]} | compared(gaps, label, "minus none [95 %]", decimals)
         table.append(row | ({"paper": number(theirs.get(label), decimals)} if theirs else {}))
     return pd.DataFrame(table)
 
@@ -277,35 +285,22 @@ def ablation_table(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def triggers_table(part: Results, rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Return (table, sentence): FIRE under each trigger and the methods at boundaries in the headline measure, and how
-    the triggers compare with FIRE at the boundaries."""
+def triggers_table(part: Results, rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, list[str]]]:
+    """Return (table, {word: triggers}): FIRE under each trigger and the methods at boundaries in the headline measure,
+    and which triggers are better and worse than FIRE at the boundaries or ("") cannot be told apart from it."""
     acted = part.boundaries[part.boundaries["matrices"] > 0]
     acts = acted.groupby(["label", "seed"]).size().groupby("label").mean()
-    compared = estimates.decide(rows[rows["reference"] == "fire"]).set_index("label")
+    gaps = estimates.decide(rows[rows["reference"] == "fire"]).set_index("label")
     means = estimates.means(rows).set_index("label")
     table, words = [], {"better": [], "worse": [], "": []}
     for label in plot.ordered(means.index):
         row = {"method": plot.look(label).name.replace("[trigger=", "[")}
         row |= {"acts": short(float(acts.get(label, 0))), "mean [95 %]": mean_text(means.loc[label])}
-        row |= {"minus FIRE [95 %]": "-", "p, corrected": "-", "seeds": means.loc[label, "n"]}
-        if label in compared.index:
-            gap = compared.loc[label]
-            row |= {"minus FIRE [95 %]": difference_text(gap), "p, corrected": p_text(gap["p_holm"])}
-            if label.startswith("fire-trigger="):
-                words[gap["word"]].append(label.removeprefix("fire-trigger="))
-        table.append(row)
-    told = {
-        "better": "better",
-        "worse": "worse",
-        "": "cannot be told apart from it",
-    }
-    found = [
-        f"{', '.join(f'`{name}`' for name in names)}: {told[word]}" for word, names in words.items() if names
-    ]
-    return pd.DataFrame(
-        table
-    ), f"Against FIRE at the boundaries, the triggers end as follows: {'; '.join(found)}."
+        row |= compared(gaps, label, "minus FIRE [95 %]")
+        table.append(row | {"seeds": means.loc[label, "n"]})
+        if label in gaps.index and label.startswith("fire-trigger="):
+            words[gaps.loc[label, "word"]].append(label.removeprefix("fire-trigger="))
+    return pd.DataFrame(table), words
 
 
 # experiments in README.md's table, each with the size that is shown
@@ -322,9 +317,8 @@ def overview_table(results: Results, frame: pd.DataFrame) -> pd.DataFrame:
     """Return the end values of the four best-known methods in the settings of OVERVIEW, for README.md."""
     table = []
     for part in sorted(settings(results), key=lambda part: part.first["experiment"]):
-        first = part.first
-        keys = [frame[key] == first[key] for key in ("experiment", "size", "data")]
-        rows = frame[keys[0] & keys[1] & keys[2] & frame["headline"]]
+        first, rows = part.first, estimates.of(frame, part)
+        rows = rows[rows["headline"]]
         if rows.empty or OVERVIEW.get(first["experiment"]) != first["size"]:
             continue
         ends = estimates.means(rows).set_index("label")["mean"]
@@ -349,7 +343,7 @@ def write_all(results: Results, out: Path) -> list[Path]:
         "learning": learning_table(frame),
         "ablations": ablation_table(frame),
     }
-    tables |= {name: table for name, (_, table, _) in benchmark_tables().items()}
+    tables |= {name: table for name, (table, _) in benchmark_tables().items()}
     out.mkdir(parents=True, exist_ok=True)
     frame.to_csv(out / "estimates.csv", index=False, float_format="%.6g", lineterminator="\n")
     paths = [out / "estimates.csv"]

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
 from analysis.plot import Figure, look, plt
+from analysis.results_file import merge
 from analysis.runs import RESULTS
-from benchmarks.results_file import merge
 from fire_core import Phase, State, UserError, find_targets
 from fire_core.measure.bounds import (
     activity_bound,
@@ -48,11 +48,6 @@ THEOREMS = {
     "3": "Theorem 3: effective rank\nof a layer's output",
     "4": "Theorem 4: activity of a unit,\nlargest factor from the mean",
 }
-CAPTION = (
-    "Measured value against bound, one mark per layer and seed (Theorem 2: per seed). Theorems 1, 2 and 4 bound from above: "
-    "they hold above the line, Theorem 3 below it. Grey: bounds above 2, which no shift exceeds. "
-    "Hollow: layers without a bound, because their DfI is 1 or more whatever they are scaled with."
-)
 
 
 # ------------------------------------------------------------------------------------------------ one network

@@ -16,7 +16,6 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,7 +25,8 @@ import gymnasium
 import numpy as np
 import torch
 
-from benchmarks.results_file import loop_row, merge_loops
+from analysis.results_file import loop_row, merge_loops, print_row
+from benchmarks.time_and_memory import seconds
 from rl.dqn.env import Games
 from rl.dqn.learn import Learner, update
 from rl.dqn.network import DQN
@@ -108,20 +108,6 @@ def act_ours(games: Games, replay: FrameReplay, steps: int) -> None:
         replay.add(actions, np.sign(step.rewards), step.terminated, step.truncated, frames, step.final_frames)
 
 
-def seconds(function: Callable[[], object], device: torch.device | None = None) -> float:
-    """Return the seconds that `function` takes: processor time if `device` is a CPU, else wall-clock time. A GPU is
-    synchronised before and after."""
-    on_gpu = device is not None and device.type == "cuda"
-    clock = time.perf_counter if device is None or on_gpu else time.process_time
-    if on_gpu:
-        torch.cuda.synchronize()
-    started = clock()
-    function()
-    if on_gpu:
-        torch.cuda.synchronize()
-    return clock() - started
-
-
 def bench_acting(
     game: str, asynchronous: bool, rounds: int, steps: int, folder: Path
 ) -> tuple[FrameReplay, StackRing]:
@@ -133,8 +119,8 @@ def bench_acting(
     replay = FrameReplay(steps * COUNT, COUNT, (SIZE, SIZE), folder=folder, reserve=0)
     ours, theirs = [], []
     for _ in range(rounds):
-        theirs.append(steps * COUNT / seconds(lambda: act_usual(usual, ring, steps)))
-        ours.append(steps * COUNT / seconds(lambda: act_ours(games, replay, steps)))
+        theirs.append(steps * COUNT / seconds(lambda: act_usual(usual, ring, steps), wall=True))
+        ours.append(steps * COUNT / seconds(lambda: act_ours(games, replay, steps), wall=True))
     usual.close()
     kind = "asynchronous" if asynchronous else "synchronous"
     row = loop_row(
@@ -145,13 +131,9 @@ def bench_acting(
         ours,
         theirs,
     )
-    merge_loops([row | {"replay_bytes_ratio": round(replay.bytes / ring.bytes, 3)}])
-    listed = ", ".join(f"{a / b:.2f}" for a, b in zip(ours, theirs))
-    print(
-        f"acting, {game}, {COUNT} games, {kind} vector env: ours {statistics.median(ours):.0f} steps/s, usual "
-        f"{statistics.median(theirs):.0f} steps/s, median ratio {row['ratio']:.2f} ({listed})"
-    )
-    print(f"replay bytes for {steps * COUNT} transitions: ours / usual = {replay.bytes / ring.bytes:.3f}")
+    row["replay_bytes_ratio"] = round(replay.bytes / ring.bytes, 3)
+    merge_loops([row])
+    print_row(row)
     return replay, ring
 
 
@@ -176,7 +158,7 @@ def bench_checkpoint(folder: Path, transitions: int = 200_000) -> None:
     for count in (transitions, 4000):
         for _ in range(count // COUNT):
             replay.add(nothing, nothing, nothing, nothing, frames)
-        taken = seconds(lambda: torch.save(replay.state_dict(), folder / "checkpoint.pt"))
+        taken = seconds(lambda: torch.save(replay.state_dict(), folder / "checkpoint.pt"), wall=True)
         size = (folder / "checkpoint.pt").stat().st_size
         print(
             f"checkpoint of a {replay.bytes / 1e9:.2f} GB replay after {count:,} new transitions: {taken:.2f} s, "
@@ -207,9 +189,7 @@ def bench_learning(replay: FrameReplay, ring: StackRing, rounds: int, device: to
                 rates[name].append(count / taken)
     generator = np.random.default_rng(0)
     sampling, stacks = (
-        statistics.median(
-            seconds(lambda r=r: r.sample(32, generator), torch.device("cpu")) for _ in range(10 * rounds)
-        )
+        statistics.median(seconds(lambda r=r: r.sample(32, generator)) for _ in range(10 * rounds))
         for r in (replay, ring)
     )
     print(
@@ -219,11 +199,9 @@ def bench_learning(replay: FrameReplay, ring: StackRing, rounds: int, device: to
         setting = f"updates, batch 32, {name}"
         row = loop_row("dqn", setting, "updates/s", device.type, rates[name], rates["usual"])
         share = sampling * statistics.median(rates[name])
-        merge_loops([row | {"sampling_share": round(share, 4)}])
-        print(
-            f"{setting}: ours {row['ours']:.1f}/s, usual {row['usual']:.1f}/s, median ratio {row['ratio']:.2f}, "
-            f"sampling {share:.1%} of the time"
-        )
+        row["sampling_share"] = round(share, 4)
+        merge_loops([row])
+        print_row(row)
 
 
 def learning_loop(

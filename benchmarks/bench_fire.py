@@ -34,9 +34,7 @@ import copy
 import statistics
 import subprocess
 import sys
-import time
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +42,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.memory import peak_memory
-from benchmarks.results_file import merge
+from analysis.results_file import merge, print_row
+from benchmarks.time_and_memory import peak_memory, seconds
 from benchmarks.weight_sets import KINDS, ROWS, Groups, groups_of, groups_of_checkpoint
 from fire_core.projection import fire
 from fire_core.solvers.polar import STACK_BYTES, polar
@@ -72,20 +70,6 @@ def published_loop(groups: Groups, iterations: int) -> list[Tensor]:
 def solve(groups: Groups, solver: str, iterations: int) -> list[Tensor]:
     """Return the factors of every stack by `polar`."""
     return [polar(stack, solver, iterations=iterations).factor for stack in groups.values()]
-
-
-def seconds(run: Callable[[], Any], device: str) -> float:
-    """Return the time of `run`: processor time of this thread on a CPU, wall-clock time on a GPU, which is
-    synchronised before and after."""
-    if device != "cuda":
-        start = time.process_time()
-        run()
-        return time.process_time() - start
-    torch.cuda.synchronize()
-    started = time.perf_counter()
-    run()
-    torch.cuda.synchronize()
-    return time.perf_counter() - started
 
 
 def ratios(groups: Groups, iterations: int, repeats: int, device: str) -> dict[str, Any]:
@@ -287,22 +271,6 @@ def measure(row: str, kind: str, groups: Groups, options: argparse.Namespace) ->
     return values | {"repeats": options.repeats}
 
 
-def text(values: dict[str, Any]) -> str:
-    """Return the line that is printed."""
-    memory = f"{values['extra_memory']:.1f}" if "extra_memory" in values else "-"
-    calls = "".join(
-        f"{values[name]:>7.2f}x" if (name := f"ratio_call_{solver}") in values else f"{'-':>8}"
-        for solver in CALLS
-    )
-    return (
-        f"{values['row']:<14}{values['kind']:<10}{values['loop_seconds']:>8.2f} s"
-        f"{values['ratio_exact']:>7.2f}x{values['ratio_equal']:>8.1f}x{values['ratio_fast']:>7.2f}x"
-        f"{values['ratio_newton_schulz']:>7.2f}x{values['dfi_exact']:>10.1e}{values['dfi_newton_schulz']:>10.1e}"
-        f"{values['error_exact']:>10.1e}{values['error_fast']:>10.1e}{values['error_newton_schulz']:>10.1e}"
-        f"{values['condition_max']:>10.1e}{values['completed']:>5}{memory:>6}{calls}"
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -322,18 +290,17 @@ def main() -> None:
     if options.memory_of:
         _print_memory(options.memory_of)
         return
-    names = "row           kind          loop     exact   equal   fast     ns   DfI exact  DfI ns  "
-    print(names + "err exact  err fast    err ns  cond max compl mem fire exact  fire ns", flush=True)
-    for row in options.rows:
-        for kind in options.kinds:
-            values = measure(row, kind, groups_of(row, kind), options)
-            path = merge("bench_fire", [values], ("row", "kind", "device", "iterations"))
-            print(text(values), flush=True)
-    for pair in options.checkpoints:
-        name, _, path = pair.partition("=")
-        values = measure(name, "trained", groups_of_checkpoint(Path(path)), options)
+    work = [
+        (row, kind, lambda row=row, kind=kind: groups_of(row, kind))
+        for row in options.rows
+        for kind in options.kinds
+    ]
+    for name, _, checkpoint in (pair.partition("=") for pair in options.checkpoints):
+        work.append((name, "trained", lambda checkpoint=checkpoint: groups_of_checkpoint(Path(checkpoint))))
+    for row, kind, groups in work:
+        values = measure(row, kind, groups(), options)
         path = merge("bench_fire", [values], ("row", "kind", "device", "iterations"))
-        print(text(values), flush=True)
+        print_row(values)
     print(f"written to {path}")
 
 

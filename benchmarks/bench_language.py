@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.results_file import loop_row, merge_loops
+from analysis.results_file import loop_row, merge_loops
 from fire_core.projection import fire
 from harness.config import compose_config
 from language.model import Decoder, Shape

@@ -13,7 +13,6 @@ on a CPU with one thread and else of wall-clock seconds.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -24,7 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-from benchmarks.results_file import loop_row, merge_loops
+from analysis.results_file import loop_row, merge_loops, print_row
+from benchmarks.time_and_memory import seconds
 from harness.launch import missing_compiler
 from rl.replay import Batch, FlatReplay
 from rl.sac.network import Actor, Critics, Temperature
@@ -151,17 +151,7 @@ def our_turn(
     critics = Critics(OBSERVATIONS, ACTIONS, setting.critic, setting.blocks).to(device)
     temperature = Temperature().to(device)
     learner = Learner(
-        actor,
-        critics,
-        deepcopy(critics),
-        temperature,
-        DISCOUNT,
-        TAU,
-        -9.5,
-        RATE,
-        0.01,
-        precision,
-        compiled,
+        actor, critics, deepcopy(critics), temperature, DISCOUNT, TAU, -9.5, RATE, 0.01, precision, compiled
     )
     draw, noise = np.random.default_rng(1), torch.Generator().manual_seed(1)
 
@@ -189,17 +179,6 @@ def plain_turn(setting: Setting, replay: FlatReplay, device: torch.device) -> Ca
     return turn
 
 
-def seconds(turn: Callable[[], None], device: torch.device, timer: Callable[[], float]) -> float:
-    """Return the seconds of one turn by `timer`, with the GPU synchronised before and after."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    started = timer()
-    turn()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return timer() - started
-
-
 def compare(
     setting: str,
     unit: str,
@@ -211,20 +190,19 @@ def compare(
 ) -> list[dict[str, Any]]:
     """Run the turns ("plain" and ours) in alternating order. Print and return one row for each of ours; a turn does
     `count` units of work."""
-    timer = time.perf_counter if device.type == "cuda" or threads > 1 else time.process_time
     for turn in turns.values():
         turn()
     rates: dict[str, list[float]] = {name: [] for name in turns}
     for index in range(rounds):
         for name in sorted(turns, reverse=index % 2 == 1):
-            rates[name].append(count / seconds(turns[name], device, timer))
+            rates[name].append(count / seconds(turns[name], device, wall=threads > 1))
     rows = [
         loop_row("sac", f"{setting}{name}", unit, str(device), rates[name], rates["plain"])
         for name in turns
         if name != "plain"
     ]
     for row in rows:
-        print(f"{row['setting']:52}{row['ours']:10.1f} {row['usual']:10.1f} {row['ratio']:7.2f}", flush=True)
+        print_row(row)
     return rows
 
 
@@ -263,10 +241,6 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device, replay = torch.device(options.device), filled_replay()
-    print(
-        f"{options.device}, {options.threads} thread(s), torch {torch.__version__}, {options.rounds} rounds"
-    )
-    print(f"{'':52}{'ours/s':>10} {'plain/s':>10} {'ratio':>7}")
     threads = f", {options.threads} threads" if options.threads > 1 else ""
     compiled = [False, True]
     if device.type == "cpu" and (compiler := missing_compiler()):

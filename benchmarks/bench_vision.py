@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.results_file import merge
+from analysis.results_file import merge, print_row
 from fire_core import Phase, State, snapshot
 from fire_core.methods import create
 from vision.data import load
@@ -244,17 +244,10 @@ def main() -> None:
             parser.error(f"--models {name}: choose from {', '.join(SETTINGS[options.size])}")
     for name in chosen:
         rows = compare(name, *SETTINGS[options.size][name], options)
-        print("\n".join(map(line, rows)), flush=True)
+        for row in rows:
+            print_row(row)
         path = merge("bench_vision", rows, ("size", "model", "image_size", "batch_size", "device", "variant"))
     print(f"written to {path}")
-
-
-def line(row: dict[str, Any]) -> str:
-    """Return the line that is printed for a row."""
-    head = f"{row['model']:<10} {row['variant']:<22}"
-    if "seconds" in row:
-        return f"{head} {row['seconds']:8.3f} s = {row['share_of_phase']:.3%} of 100 epochs"
-    return f"{head} {row['images_per_second']:10.0f} images/s   x {row['ratio_to_usual']:.2f}"
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from analysis.results_file import RESULTS, merge, print_row
 from benchmarks.bench_fire import iterations_to
-from benchmarks.results_file import RESULTS, merge
 from benchmarks.weight_sets import ROWS, groups_of
 from fire_core.solvers.polar import polar
 
@@ -124,10 +124,7 @@ def main() -> None:
     merge_by_solver("convergence", kinds, ("kind", "columns"))
     for row in kinds:
         if row["solver"] != "newton_schulz" or row["iterations"] in (5, 10, 20, 40):
-            print(
-                f"{row['kind']:<28}{row['solver']:<15}{row['normalize']:<11}{row['iterations']:>4}"
-                f"{row['dfi']:>10.1e}{row['relative_error']:>10.1e}"
-            )
+            print_row(row)
     # VGG-16 and GPT-0.1B take minutes and tens of minutes, so they run only if they are named
     models = options.models or (["vit_tiny_qk"] if options.quick else ["vit_tiny_qk", "vit_tiny", "resnet18"])
     rows = of_models(models)

@@ -15,15 +15,14 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.memory import peak_memory
-from benchmarks.results_file import merge
+from analysis.results_file import merge, print_row
+from benchmarks.time_and_memory import peak_memory, seconds
 from fire_core import Phase, State, snapshot
 from fire_core.methods import Method, create
 from harness.domains import methods_of
@@ -53,18 +52,10 @@ def prepared(method: str, images: int, batch: int = BATCH, device: str = "cpu") 
 
 def boundary(method: Method, state: State) -> dict[str, float]:
     """Return seconds and peak MB of the method's own work at a boundary."""
-    clock = gpu_clock if next(state.nets["net"].parameters()).is_cuda else time.process_time
-    with peak_memory(gpu=clock is gpu_clock) as peak:
-        started = clock()
-        method.at_boundary(state, Phase(1))
-        seconds = clock() - started
-    return {"boundary_seconds": seconds, "boundary_mb": peak.extra / 2**20}
-
-
-def gpu_clock() -> float:
-    """Return wall-clock seconds, after the GPU has finished its work."""
-    torch.cuda.synchronize()
-    return time.perf_counter()
+    device = next(state.nets["net"].parameters()).device
+    with peak_memory(gpu=device.type == "cuda") as peak:
+        taken = seconds(lambda: method.at_boundary(state, Phase(1)), device)
+    return {"boundary_seconds": taken, "boundary_mb": peak.extra / 2**20}
 
 
 def step(method: Method, state: State) -> dict[str, float]:
@@ -74,16 +65,17 @@ def step(method: Method, state: State) -> dict[str, float]:
     with peak_memory() as peak:
         adam = torch.optim.Adam(net.parameters(), lr=1e-3, fused=True)
         state.optimizers["net"] = method.optimizer(net, adam, Phase(1))
-        for _ in range(2):
-            started = time.process_time()
+
+        def train() -> None:
             loss = cross_entropy(net(inputs), labels) + method.penalty(state)
             state.optimizers["net"].zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(net.parameters(), 0.5)
             state.optimizers["net"].step()
             method.after_step(state)
-            seconds = time.process_time() - started
-    return {"step_seconds": seconds, "step_mb": peak.extra / 2**20}
+
+        _, second = seconds(train), seconds(train)
+    return {"step_seconds": second, "step_mb": peak.extra / 2**20}
 
 
 def alone(method: str, images: int) -> dict[str, Any]:
@@ -114,11 +106,7 @@ def main() -> None:
     for name in options.methods:
         row = alone(name, options.images)
         path = merge("method_costs", [row], ("model", "method", "images", "batch"))
-        print(
-            f"{name:<18} boundary {row['boundary_seconds']:7.2f} s {row['boundary_mb']:6.0f} MB   "
-            f"step {row['step_seconds']:6.2f} s {row['step_mb']:6.0f} MB",
-            flush=True,
-        )
+        print_row(row)
     print(f"written to {path}")
 
 

@@ -17,9 +17,8 @@ import sys
 
 import torch
 
-from analysis.paper import boundary_costs
+from analysis.results_file import merge, print_row
 from benchmarks.method_costs import boundary, prepared
-from benchmarks.results_file import merge
 from harness.launch import pick_device
 
 METHODS = ("fire", "shrink_perturb", "full_reset", "dash")
@@ -54,12 +53,7 @@ def main() -> None:
         found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
         row = {"method": name, "images": options.images, "batch": BATCH, "device": device, **found}
         path = merge("table1", [row], ("method", "images", "device", "hardware"))
-        told = boundary_costs().get(name)  # on a GPU that is not named
-        paper = f"{told[0]:g} s, {told[1]:g} MB" if told else "not known"
-        print(
-            f"{name:<16} {row['boundary_seconds']:9.3f} s {row['boundary_mb']:7.0f} MB   paper: {paper}",
-            flush=True,
-        )
+        print_row(row)
     print(f"written to {path}")
 
 

@@ -12,23 +12,23 @@ from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_
 from analysis import __main__ as command
 from analysis import (
     benchmark_tables,
+    documents,
     estimates,
     fig2,
     fig3,
     fig4,
     fig5,
+    filmed_episodes,
     measures,
-    pages,
     paper,
     plot,
     probes,
-    strips,
+    results_file,
     tables,
     theory,
 )
 from analysis.notebooks import __main__ as notebooks
 from analysis.runs import at_largest_size, at_most, load, settings
-from benchmarks import results_file
 from fire_core.methods import available
 
 LEVELS = {"none": 0.7, "fire": 0.8, "full_reset": 0.82, "shrink_perturb": 0.75, "brand_new": 0.72}
@@ -372,7 +372,7 @@ def test_commands_and_their_mistakes(root, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("module", "command"), [(strips, "--out strip.png"), (theory, "analysis.theory RUNS")]
+    ("module", "command"), [(filmed_episodes, "--out episodes.png"), (theory, "analysis.theory RUNS")]
 )
 def test_the_command_in_a_help_text_ends_its_line(module, command, capsys):
     with pytest.raises(SystemExit):
@@ -433,8 +433,8 @@ def test_triggers_are_compared_with_the_boundaries_and_their_acts_counted(tmp_pa
     results = load(tmp_path)
     frame = estimates.frame(results)
     found = "`rank`: better; `plateau`: cannot be told apart from it."
-    assert found in "\n".join(pages.triggers(results, frame))
-    table = pages.page(results, frame).split("### FIRE under a trigger")[1].split("###")[0]
+    assert documents.triggers(results, frame)["words"]["better"] == ["rank"]
+    table = documents.page(results, frame).split("### FIRE under a trigger")[1].split("###")[0]
     assert found in table
     rows = {
         cells[1].strip(): [cell.strip() for cell in cells]
@@ -490,18 +490,18 @@ def test_an_experiment_counts_at_its_largest_size():
 
 
 def test_documents_say_what_was_run_and_what_was_not(results, frame):
-    text = pages.reproduced(results, frame)
-    assert text == pages.reproduced(results, frame)
+    text = documents.reproduced(results, frame)
+    assert text == documents.reproduced(results, frame)
     assert re.search(r"\| 4b +\| run +\| not run", text) and "5 methods x 3 seeds, Fashion-MNIST" in text
     assert "fig4b_run (FIRE > none (continue)" in text  # among the claims that were not run
     assert text.index("## Convergence and DfI") < text.index("## The paper's claims")
     assert re.search(r"\| fire +\| cpu .*\| +0\.06 +\| +55 +\|", text)  # the paper's Table 1
-    page = pages.page(results.select(experiment="fig2a_cifar10_resnet18"), frame)
+    page = documents.page(results.select(experiment="fig2a_cifar10_resnet18"), frame)
     assert "METHODS=fire,none,shrink_perturb,full_reset,brand_new SEEDS=1,2,3" in page and "brand new" in page
 
 
 def test_committed_documents_are_those_of_the_committed_results():
-    for path, text in pages.texts().items():
+    for path, text in documents.texts().items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is old: run make tables"
 
 
@@ -513,8 +513,8 @@ def test_benchmarks_replace_their_own_lines_and_become_tables(tmp_path, monkeypa
     other = results_file.loop_row("sac", "updates", "updates/s", "cpu", [5.0], [10.0])
     results_file.merge_loops([slow, other])
     results_file.merge_loops([slow | {"ratio": 4.0, "bytes": 1}])
-    ((benchmark, table, origin),) = benchmark_tables.benchmark_tables(tmp_path).values()
-    assert benchmark.file == "bench_loops" and "Machine: " in origin
+    ((name, (table, origin)),) = benchmark_tables.benchmark_tables(tmp_path).items()
+    assert name == "bench_loops" and "Machine: " in origin
     assert dict(zip(table["domain"], table["ratio"])) == {"sac": "0.5", "dqn": "4"}
     assert slow["ratio"] == 2.0 and slow["ours"] == 200.0
     assert [path.name for path in tmp_path.iterdir()] == ["bench_loops.csv"]
@@ -524,7 +524,7 @@ def test_table_1_stands_beside_the_papers(tmp_path, monkeypatch):
     monkeypatch.setattr(results_file, "RESULTS", tmp_path)
     row = {"images": 50_000, "batch": 256, "device": "cuda", "boundary_seconds": 0.5, "boundary_mb": 60.0}
     results_file.merge("table1", [row | {"method": name} for name in ("fire", "full_reset")], ("method",))
-    ((_, table, _),) = benchmark_tables.benchmark_tables(tmp_path).values()
+    ((table, _),) = benchmark_tables.benchmark_tables(tmp_path).values()
     fire, reset = table.to_dict("records")
     assert (fire["seconds"], fire["MB"], fire["paper (GPU), s"], fire["paper, MB"]) == ("0.5", "60", 0.06, 55)
     assert (reset["seconds"], reset["paper, MB"]) == ("0.5", "-")

@@ -7,7 +7,8 @@ import pytest
 from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_run
 
 from analysis import measures, plot
-from analysis.runs import RESULTS, _write, export, load, load_exported, open_results, settings
+from analysis.export import _write, export
+from analysis.runs import RESULTS, load, load_exported, open_results, settings
 from fire_core.errors import UserError
 from harness.runs.folders import command_of, describe_run, read_boundaries
 

@@ -12,7 +12,7 @@ FLOORS = {
     "vision": {"fire_core", "harness"},
     "language": {"fire_core", "harness"},
     "rl": {"fire_core", "harness"},
-    "analysis": {"fire_core", "harness", "vision", "language", "rl", "benchmarks"},
+    "analysis": {"fire_core", "harness", "vision", "language", "rl"},
     "benchmarks": {"fire_core", "harness", "vision", "language", "rl", "analysis"},
 }
 RINGS = (  # of fire_core, the inner ones first; all else is the outer one

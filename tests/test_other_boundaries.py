@@ -4,6 +4,7 @@ import pytest
 from synthetic_runs import write_run
 
 from analysis import estimates, other_boundaries
+from analysis.rendering import render
 from analysis.runs import load
 
 
@@ -40,19 +41,19 @@ def root(tmp_path):
 
 def test_sentences_and_tables_say_what_the_runs_say(root):
     frame = estimates.frame(load(root))
-    _, old_data, language, nets, _ = other_boundaries.sections(frame)
+    text = render("other_boundaries_in_short", pages="pages", **other_boundaries.told(frame))
     assert (
         "10% of the old images kept: FIRE +0.202 [+0.200, +0.204] (better); "
-        "old classes alone: FIRE 0.602, none (continue) 0.400." in old_data
+        "old classes alone: FIRE 0.602, none (continue) 0.400." in text
     )
-    assert "100% of the old images kept: FIRE +0.000" in old_data
-    assert "new domain alone: FIRE +0.502 [+0.500, +0.504] (worse)" in language
-    assert "squared ReLU 0.302 [0.300, 0.304], SwiGLU 0.102 [0.100, 0.104]" in nets
-    page = other_boundaries.page(frame)
+    assert "100% of the old images kept: FIRE +0.000" in text
+    assert "new domain alone: FIRE +0.502 [+0.500, +0.504] (worse)" in text
+    assert "squared ReLU 0.302 [0.300, 0.304], SwiGLU 0.102 [0.100, 0.104]" in text
+    page = other_boundaries.pages(frame)["other_boundaries"]
     rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
     assert ["10%", "none (continue)", "0.5002 [0.5000, 0.5004]"] in [row[1:4] for row in rows]
     assert "4.5020 [4.4995, 4.5045] (5.50)" in page and "windows of 512 tokens" in page
-    assert other_boundaries.sections(frame[:0]) == [] and other_boundaries.page(frame[:0]) == ""
+    assert not any(other_boundaries.told(frame[:0]).values()) and other_boundaries.pages(frame[:0]) == {}
 
 
 def test_the_figure_has_a_curve_for_each_activation(root):

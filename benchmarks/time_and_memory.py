@@ -1,13 +1,28 @@
-"""Peak memory: resident memory of this process (Linux only), or GPU memory of its tensors."""
+"""Time and peak memory of a piece of work, on a CPU or a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+
+def seconds(work: Callable[[], object], device: torch.device | str = "cpu", wall: bool = False) -> float:
+    """Return the seconds that `work` takes: processor time on a CPU, or wall-clock time with `wall`; on a GPU always
+    wall-clock time, and the GPU is synchronised before and after."""
+    gpu = torch.device(device).type == "cuda"
+    clock = time.perf_counter if gpu or wall else time.process_time
+    if gpu:
+        torch.cuda.synchronize()
+    started = clock()
+    work()
+    if gpu:
+        torch.cuda.synchronize()
+    return clock() - started
 
 
 @dataclass
@@ -19,7 +34,8 @@ class Peak:
 
 @contextmanager
 def peak_memory(gpu: bool = False) -> Iterator[Peak]:
-    """Measure the peak of the memory inside the block. Memory that the process had freed before and uses again is not
+    """Measure the peak of the memory inside the block: resident memory of this process (Linux only), or with `gpu` that
+    of tensors. Memory that the process had freed before and uses again is not
     seen on a CPU. Raises OSError where /proc has no such figures."""
     found = Peak()
     if gpu:

@@ -9,7 +9,7 @@ import torch
 import yaml
 from omegaconf import OmegaConf
 
-from analysis import strips
+from analysis import filmed_episodes
 from fire_core.errors import UserError
 
 pytest.importorskip("ale_py")
@@ -61,7 +61,9 @@ def test_the_large_frames_show_what_the_network_sees(game: Path) -> None:
         patched.setattr(play, "greedy", watched)
         torch.manual_seed(0)
         final = {"net": DQN(3, (20, 20), [(4, 6, 3), (4, 2, 2)], 8).state_dict()}
-        episode = strips.play_game(OmegaConf.create(config | {"run": {"emulator_threads": 1}}), final)
+        episode = filmed_episodes.play_game(
+            OmegaConf.create(config | {"run": {"emulator_threads": 1}}), final
+        )
     assert len(episode.pictures) == len(seen) > 2
     for small, large in zip(seen, episode.pictures):
         blocks = large.reshape(20, 8, 20, 8).mean(axis=(1, 3))
@@ -73,10 +75,10 @@ def test_a_strip_is_written_and_says_the_return(
     game: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     out = tmp_path / "new" / "strip.png"
-    assert strips.main([str(game), "--out", str(out), "--frames", "3"]) == 0
+    assert filmed_episodes.main([str(game), "--out", str(out), "--frames", "3"]) == 0
     assert out.stat().st_size > 1000
     assert "none (continue), seed 1: return" in capsys.readouterr().out
-    figure = strips.draw([("a", strips.play(game))], 3)
+    figure = filmed_episodes.draw([("a", filmed_episodes.play(game))], 3)
     assert len(figure.axes) == 3 and any("return" in text.get_text() for text in figure.axes[0].texts)
 
 
@@ -99,7 +101,7 @@ def test_an_episode_of_the_robot(tmp_path: Path) -> None:
     }
     folder = finished(tmp_path / "fire" / "seed_2", "sac", config, final)
     try:
-        episode = strips.play(folder)
+        episode = filmed_episodes.play(folder)
     except UserError as error:
         if "OpenGL" not in str(error):
             raise
@@ -119,14 +121,16 @@ def test_what_cannot_be_filmed_is_one_line(
         (game / "meta.json").write_text(json.dumps({"domain": "vision"}))
     else:
         torch.save({"net": {"other": torch.zeros(1)}}, game / "checkpoint" / "final.pt")
-    assert strips.main([str(game), "--out", str(tmp_path / "a.png")]) == 2
+    assert filmed_episodes.main([str(game), "--out", str(tmp_path / "a.png")]) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "a.png").exists()
 
 
 def test_a_picture_that_cannot_be_written_is_one_line(game: Path, tmp_path: Path, capsys) -> None:
-    assert strips.main([str(game), "--out", str(tmp_path / "strip.nonsense"), "--frames", "2"]) == 2
+    assert filmed_episodes.main([str(game), "--out", str(tmp_path / "strip.nonsense"), "--frames", "2"]) == 2
     (tmp_path / "file").write_text("")
-    assert strips.main([str(game), "--out", str(tmp_path / "file" / "strip.png"), "--frames", "2"]) == 2
+    assert (
+        filmed_episodes.main([str(game), "--out", str(tmp_path / "file" / "strip.png"), "--frames", "2"]) == 2
+    )
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2 and all(line.startswith("error: cannot write") for line in said)
 
@@ -134,5 +138,5 @@ def test_a_picture_that_cannot_be_written_is_one_line(game: Path, tmp_path: Path
 def test_another_task_than_those_of_the_robot_is_refused(tmp_path: Path, capsys) -> None:
     config = {"env": {"name": "Hopper-v5", "backend": "gymnasium", "action_repeat": 2}}
     folder = finished(tmp_path / "fire" / "seed_1", "sac", config, {})
-    assert strips.main([str(folder), "--out", str(tmp_path / "a.png")]) == 2
+    assert filmed_episodes.main([str(folder), "--out", str(tmp_path / "a.png")]) == 2
     assert "Hopper-v5: a strip shows games and the tasks of the H1 robot" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Results of the benchmarks: CSV files in analysis/results in which every line names its machine."""
+"""Measurements as CSV files in analysis/results in which every line names its machine."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from analysis.rendering import short
 from fire_core.checkpoints.atomic import written_aside
 from harness.runs.machine import describe
 
-RESULTS = Path(__file__).resolve().parents[1] / "analysis" / "results"
+RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def merge(name: str, rows: Sequence[dict[str, Any]], key: Sequence[str]) -> Path:
@@ -39,6 +40,11 @@ def merge(name: str, rows: Sequence[dict[str, Any]], key: Sequence[str]) -> Path
         writer.writeheader()
         writer.writerows(lines)
     return path
+
+
+def print_row(row: dict[str, Any]) -> None:
+    """Print a measurement as one line of names and numbers."""
+    print(", ".join(f"{name} {short(value)}" for name, value in row.items()), flush=True)
 
 
 def loop_row(

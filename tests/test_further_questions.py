@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis import estimates, follow_up, sensitivity, theory
+from analysis import estimates, further_questions, sensitivity, theory
 from analysis.runs import load
 from fire_core import find_targets
 from harness.config import compose
@@ -38,16 +38,19 @@ def test_settings_are_held_against_fire_and_muon_against_both(tmp_path):
                 boundary=report,
             )
     frame = estimates.frame(load(tmp_path))
-    rows = follow_up.settings_rows(frame)
+    rows = further_questions.settings_rows(frame)
     words = rows.set_index("label")["word"].to_dict()
     assert words == {"none": "worse", "fire-scale=initial": "worse", "fire-normalize=spectral": ""}
-    table = follow_up.settings_table(rows, frame).set_index("setting")
+    table = further_questions.settings_table(rows, frame).set_index("setting")
     assert table.loc["FIRE [scale=initial]", "minus FIRE [95 %]"].startswith("-0.20")
     assert table.loc["FIRE [scale=initial]", "seconds"] == "0.25" and table.loc["FIRE", "p, corrected"] == "-"
-    (told,) = follow_up._settings(frame)
-    assert "worse than FIRE as published: `scale=initial` -0.2" in told and "spectral" not in told
-    (told,) = follow_up._muon(frame)
-    assert "+0.4" in told.partition("against Muon alone")[0] and "+0.1" in told.partition("Muon alone")[2]
+    (told,) = further_questions.settings_told(frame)
+    assert (told["name"], told["count"], told["better"]) == ("random labels", 1, [])
+    (worse,) = told["worse"]
+    assert worse["changed"] == "scale=initial" and worse["difference"] == pytest.approx(-0.2, abs=1e-3)
+    (told,) = further_questions.muon_told(frame)
+    gains = {title: row["difference"] for title, row in told["rows"]}
+    assert gains == {"Muon": pytest.approx(0.4, abs=1e-3), "FIRE": pytest.approx(0.1, abs=1e-3)}
 
 
 def test_matrices_of_a_vit_are_held_against_no_treatment(tmp_path):
@@ -55,10 +58,11 @@ def test_matrices_of_a_vit_are_held_against_no_treatment(tmp_path):
         for seed in (1, 2, 3):
             noise = 0.0005 * ((seed * len(label)) % 3)
             write_run(tmp_path, "ablation_targets_vit", label, seed, warm_start_lines(level + noise, seed))
-    (told,) = follow_up._vit(estimates.frame(load(tmp_path)))
-    assert "Fashion-MNIST, small, 3 seeds" in told and "queries and keys (the paper's choice) -0.0005" in told
-    assert "MLPs -0.10" in told and told.count("(worse)") == 1
-    assert follow_up._vit(estimates.frame(load(tmp_path)).iloc[:0]) == []
+    told = further_questions.vit_told(estimates.frame(load(tmp_path)))
+    assert (told["data"], told["size"], told["seeds"]) == ("Fashion-MNIST", "small", 3)
+    words = {row["name"]: row["word"] for row in told["rows"]}
+    assert words == {"queries and keys (the paper's choice)": "", "MLPs": "worse"}
+    assert further_questions.vit_told(estimates.frame(load(tmp_path)).iloc[:0]) == {}
 
 
 def test_places_of_layers():
@@ -100,8 +104,10 @@ def test_the_map_of_layers_shows_each_difference(tmp_path):
     results = load(tmp_path)
     texts = {text.get_text() for text in sensitivity.draw([results]).axes[0].texts}
     assert texts == {"+0.100", "-0.100", "head\n+0.050", "all\n+0.200"}
-    (told,) = follow_up._where(results)
-    assert "1 seed: best `layer1.0.conv1` +0.1000, worst `layer2.0.conv2` -0.1000" in told
+    (told,) = further_questions.where_told(results)
+    assert (told["seeds"], told["best"]["layer_name"], told["worst"]["layer_name"]) == (
+        1, "layer1.0.conv1", "layer2.0.conv2",
+    )  # fmt: skip
 
 
 def test_theorems_on_a_net_before_and_after_the_exact_projection():

@@ -1,4 +1,6 @@
-"""One episode of each of several finished runs as a row of pictures: python -m analysis.strips RUN RUN --out strip.png
+"""One episode of each of several finished runs as a row of pictures.
+
+    python -m analysis.filmed_episodes RUN RUN --out episodes.png
 
 The final network plays as in evaluation; episodes of one seed start alike. A game is filmed by a second emulator with
 larger frames, which gets the same seed and the same actions.
@@ -152,7 +154,7 @@ def save(figure: Figure, path: Path) -> None:
 
 def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m analysis.strips",
+        prog="python -m analysis.filmed_episodes",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,10 +1,14 @@
-"""Numbers and tables as text."""
+"""Numbers, tables and the templates of the documents as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from analysis.plot import look
 
 
 def digits(values: Iterable[float]) -> int:
@@ -55,3 +59,16 @@ def short(value: object) -> str:
 
 def markdown(table: pd.DataFrame) -> str:
     return table.to_markdown(index=False, disable_numparse=True) if len(table) else "Nothing was run yet."
+
+
+TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined,
+)  # fmt: skip
+TEMPLATES.filters |= {"markdown": markdown, "difference": difference_text, "mean": mean_text}
+TEMPLATES.filters |= {"number": number, "p": p_text, "name": lambda label: look(label).name}
+
+
+def render(template: str, **values: object) -> str:
+    """Return the text of templates/`template`.md.j2 with `values`."""
+    return TEMPLATES.get_template(f"{template}.md.j2").render(values)
