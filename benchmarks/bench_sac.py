@@ -1,4 +1,4 @@
-"""SAC updates per second against a plain PyTorch loop, and H1 steps per second against gymnasium's vector env.
+"""SAC updates per second against a plain PyTorch loop.
 
     python -m benchmarks.bench_sac [--rounds 7] [--device cpu] [--threads 1]
 
@@ -158,12 +158,8 @@ def our_turn(
     def turn() -> None:
         for _ in range(setting.updates // setting.together):
             together = replay.sample(setting.together * setting.batch, draw, device)
-            for batch in zip(*(values.split(setting.batch) for values in together)):
-                update(
-                    learner,
-                    Batch(*batch),
-                    torch.randn((2, setting.batch, ACTIONS), generator=noise).to(device),
-                )
+            for batch in together.split(setting.batch):
+                update(learner, batch, torch.randn((2, setting.batch, ACTIONS), generator=noise).to(device))
 
     return turn
 
@@ -206,33 +202,6 @@ def compare(
     return rows
 
 
-def stepping(rounds: int, threads: int) -> list[dict[str, Any]]:
-    """Return the rows for 8 H1 walkers (capsules) under random actions, against gymnasium's SyncVectorEnv."""
-    import gymnasium
-
-    import rl.sac.humanoid  # noqa: F401
-
-    def turn(envs: gymnasium.vector.VectorEnv) -> Callable[[], None]:
-        envs.reset(seed=0)
-        draw = np.random.default_rng(0)
-
-        def steps() -> None:
-            for _ in range(100):
-                envs.step(draw.uniform(-1, 1, (8, ACTIONS)).astype(np.float32))
-
-        return steps
-
-    task = "h1-walk-primitive-v0"
-    turns = {
-        f", {threads} thread{'s' * (threads > 1)}": turn(
-            gymnasium.make_vec(task, num_envs=8, threads=threads)
-        ),
-        "plain": turn(gymnasium.make_vec(task, num_envs=8, vectorization_mode="sync")),
-    }
-    cpu = torch.device("cpu")
-    return compare("h1 walk, 8 robots", "environment steps/s", turns, 8 * 100, rounds, cpu, threads)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=7)
@@ -257,8 +226,6 @@ def main() -> None:
         rows += compare(
             setting.name, "updates/s", turns, setting.updates, options.rounds, device, options.threads
         )
-    for count in (1, 2):
-        rows += stepping(options.rounds, count)
     print(f"written to {merge_loops(rows)}")
 
 

@@ -349,7 +349,7 @@ class Dqn(Keys):
 @dataclass
 class ControlTask:
     name: str = key("task: h1-walk-v0, Hopper-v5 or any other continuous task of the backend")
-    backend: str = key("package that the task is from", choices=("gymnasium", "dm_control", "humanoid_bench"))
+    backend: str = key("package that the task is from", choices=("gymnasium", "dm_control"))
     action_repeat: int = key("environment steps per agent step", least=1)
 
 

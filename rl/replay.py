@@ -29,6 +29,11 @@ class Batch(NamedTuple):
     terminated: Tensor  # (B,) float32: 1 at the end of an episode, but 0 where it was truncated
     steps: Tensor | None = None  # (B,) int64: steps between the observations, where they are not all 1
 
+    def split(self, size: int) -> "list[Batch]":
+        """Return the same transitions as several batches of `size`."""
+        fields = {name: values.split(size) for name, values in self._asdict().items() if values is not None}
+        return [Batch(**dict(zip(fields, part))) for part in zip(*fields.values())]
+
 
 class _Ring:
     """Base of both replays: which rows are valid, and uniform sampling among them."""

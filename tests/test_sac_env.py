@@ -124,7 +124,7 @@ def test_mistakes_name_the_remedy(monkeypatch):
         Task("Hoper-v5")
     with pytest.raises(UserError, match="bounded box"):
         Task("CartPole-v1")
-    with pytest.raises(UserError, match=r"backend='gym'.*gymnasium, humanoid_bench, dm_control"):
+    with pytest.raises(UserError, match=r"backend='gym'.*gymnasium, dm_control"):
         Task("Hopper-v5", backend="gym")
     with pytest.raises(UserError, match="not a MuJoCo task"):
         Task("Pendulum-v1").state_dict()
@@ -133,8 +133,9 @@ def test_mistakes_name_the_remedy(monkeypatch):
         raise ModuleNotFoundError(f"No module named {name!r}")
 
     monkeypatch.setattr(env, "import_module", missing)
-    with pytest.raises(UserError, match=r"needs humanoid_bench: .*env=h1_walk"):
-        Task("h1-walk-v0", backend="humanoid_bench")
+    monkeypatch.setattr(env, "open_dm_control", lambda name: missing("dm_control"))
+    with pytest.raises(UserError, match=r"needs dm_control: make install-control"):
+        Task("humanoid-walk", backend="dm_control")
 
 
 def test_unknown_h1_tasks_are_listed_and_a_release_that_is_gone_keeps_its_reason():
@@ -142,26 +143,6 @@ def test_unknown_h1_tasks_are_listed_and_a_release_that_is_gone_keeps_its_reason
         Task("h1-hop-v0")
     with pytest.raises(UserError, match="'Hopper-v2' cannot be made: "):
         Task("Hopper-v2")
-
-
-def test_the_benchmarks_own_package_is_used_and_gives_our_ids_back(tmp_path, monkeypatch):
-    (tmp_path / "humanoid_bench.py").write_text(
-        "import gymnasium\n"
-        "class Theirs(gymnasium.Env):\n"
-        "    observation_space = gymnasium.spaces.Box(-1, 1, (3,))\n"
-        "    action_space = gymnasium.spaces.Box(-1, 1, (2,))\n"
-        "gymnasium.register('h1-walk-v0', entry_point='humanoid_bench:Theirs')\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    env.benchmarks_specs.cache_clear()
-    Task("h1-walk-primitive-v0")  # ours are registered first
-    for _ in range(2):
-        assert Task("h1-walk-v0", backend="humanoid_bench").observation_size == 3
-    assert "rl.sac.humanoid" in gymnasium.spec("h1-walk-v0").entry_point
-    for name in ("h1-fly-v0", "h1-walk-primitive-v0", "Hopper-v5"):
-        with pytest.raises(UserError, match=f"no environment {name!r}: choose one of h1-walk-v0$"):
-            Task(name, backend="humanoid_bench")
-    env.benchmarks_specs.cache_clear()
 
 
 def test_a_wrong_mujoco_gl_does_not_stop_training_with_a_traceback():

@@ -1,6 +1,5 @@
 """A wheel installed in an empty environment works alone: torch, numpy and safetensors are all it imports, and fast."""
 
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -13,7 +12,6 @@ import torch
 from safetensors.torch import save_file
 
 ROOT = Path(__file__).parents[1]
-HUMANOID = ROOT / "rl/sac/humanoid"
 # torch and what torch itself requires, numpy, safetensors
 ALONE = (
     "torch torchgen functorch numpy numpy.libs safetensors sympy mpmath networkx jinja2 markupsafe filelock fsspec "
@@ -69,15 +67,6 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-@pytest.fixture(scope="module")
-def robot(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of the H1 tasks, unpacked."""
-    folder = tmp_path_factory.mktemp("robot")
-    wheel = build(folder, "h1_humanoid", {path.name: path for path in HUMANOID.iterdir() if path.is_file()})
-    shutil.unpack_archive(wheel, folder / "unpacked", "zip")
-    return folder / "unpacked"
-
-
 def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in (".py", ".csv")}
 
@@ -88,26 +77,6 @@ def test_the_wheel_holds_the_library_and_nothing_else(empty: Path) -> None:
     assert folders == {"..", "fire_core", installed.name}  # "..": the command fire-core
     assert (empty / "fire_core" / "py.typed").exists()
     assert files(empty / "fire_core") == files(ROOT / "fire_core")
-
-
-def test_the_h1_tasks_are_a_distribution_of_their_own(robot: Path) -> None:
-    assert files(robot / "h1_humanoid") == files(HUMANOID)
-    assert (robot / "h1_humanoid" / "LICENSE.unitree").exists()
-
-
-def test_the_h1_tasks_of_the_wheel_run_anywhere(robot: Path, tmp_path: Path) -> None:
-    pytest.importorskip("mujoco")
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); sys.modules['fire_core'] = None\n"
-        "import gymnasium, h1_humanoid, numpy\n"
-        "assert h1_humanoid.__file__.startswith(sys.argv[1]) and not {'rl', 'torch'} & set(sys.modules)\n"
-        "env = gymnasium.make('h1-balance_simple-primitive-v0'); env.reset(seed=0)\n"
-        "print(env.step(numpy.zeros(19))[0].shape)\n"
-        "envs = gymnasium.make_vec('h1-walk-primitive-v0', num_envs=2); print(envs.reset(seed=0)[0].shape)\n"
-    )
-    command = [sys.executable, "-I", "-c", code, str(robot)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0 and done.stdout.split("\n")[:2] == ["(64,)", "(2, 51)"], done.stderr
 
 
 def run(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -1,7 +1,7 @@
 """Continuous-control tasks with a common interface: actions in [-1, 1], action repeat, saved simulator state.
 
 `backend` names the package of the task: "gymnasium" (any continuous id, including our h1-walk-v0 and
-h1-walk-primitive-v0), "dm_control" ("humanoid-walk") or "humanoid_bench" (the benchmark's own package, if installed).
+h1-walk-primitive-v0) or "dm_control" ("humanoid-walk").
 """
 
 import sys
@@ -19,10 +19,6 @@ from gymnasium.spaces import Box, flatdim, flatten
 from fire_core.errors import UserError
 
 INSTALL = {
-    "humanoid_bench": (
-        "pip install git+https://github.com/carlosferrazza/humanoid-bench, or use this suite's own tasks: "
-        "env=h1_walk_primitive as it is, env=h1_walk after make install-sac"
-    ),
     "dm_control": "make install-control",
     "imageio": "make install-sac",
     "packaging": "make install-sac",
@@ -123,7 +119,6 @@ def open_environment(name: str, backend: str) -> gymnasium.Env:
     """Return the environment. Raises UserError that names the missing package or the known tasks."""
     openers: dict[str, Callable[[str], gymnasium.Env]] = {
         "gymnasium": open_gymnasium,
-        "humanoid_bench": open_humanoid_bench,
         "dm_control": open_dm_control,
     }
     if backend not in openers:
@@ -172,29 +167,6 @@ def open_gymnasium(name: str) -> gymnasium.Env:
             "ignore", DeprecationWarning
         )  # older versions of MuJoCo tasks still run as they are
         return gymnasium.make(name)
-
-
-def open_humanoid_bench(name: str) -> gymnasium.Env:
-    """Return the benchmark's own environment of that id."""
-    specs = benchmarks_specs()
-    if name not in specs:
-        known = ", ".join(identifier for identifier in specs if identifier.startswith("h1-"))
-        raise UserError(f"humanoid_bench has no environment {name!r}: choose one of {known}")
-    return gymnasium.make(specs[name])
-
-
-@lru_cache
-def benchmarks_specs() -> dict[str, Any]:
-    """Return the entries {id: spec} that the benchmark's own package registers, and restore ours that it replaces."""
-    ours = {name: spec for name, spec in gymnasium.registry.items() if name.startswith("h1-")}
-    import_module("humanoid_bench")
-    theirs = {
-        name: spec
-        for name, spec in gymnasium.registry.items()
-        if str(spec.entry_point).startswith("humanoid_bench")
-    }
-    gymnasium.registry.update(ours)
-    return theirs
 
 
 def open_dm_control(name: str) -> gymnasium.Env:

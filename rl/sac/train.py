@@ -41,7 +41,7 @@ from harness.runs import generator, numpy_generator
 from harness.transfer import send
 from harness.trigger import Watch
 from rl.evaluate import play_episodes
-from rl.replay import Batch, FlatReplay
+from rl.replay import FlatReplay
 from rl.sac.env import EvaluationTasks, Task
 from rl.sac.network import Actor, Critics, Temperature
 from rl.sac.normaliser import RunningNormaliser
@@ -224,10 +224,10 @@ def train(cfg: DictConfig) -> None:
                 draws = numpy_generator(cfg.seed, "replay", at["step"])
                 together = replay.sample(cfg.batch_size * cfg.updates_per_step, draws, device)
                 together = normalise(together, normaliser, device)
-                for batch in zip(*(values.split(cfg.batch_size) for values in together)):
+                for batch in together.split(cfg.batch_size):
                     shape = (2, cfg.batch_size, task.action_size)
                     normal = send(torch.randn(shape, generator=noise), device)
-                    last = update(learner, Batch(*batch), normal, lambda: method.penalty(state))
+                    last = update(learner, batch, normal, lambda: method.penalty(state))
                     method.after_step(state)
 
             # ---------------------------------------------------------------------------------- record it

@@ -16,7 +16,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from .errors import UserError
+from fire_core.errors import UserError
 
 TABLES = Path(__file__).parent
 GEOMETRIES = ("mesh", "primitive")

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .errors import UserError
+from fire_core.errors import UserError
+
 from .simulator import mujoco
 
 BACKENDS = ("egl", "osmesa", "glfw")

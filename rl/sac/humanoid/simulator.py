@@ -2,7 +2,7 @@
 
 import os
 
-from .errors import UserError
+from fire_core.errors import UserError
 
 try:
     import mujoco

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .errors import UserError
+from fire_core.errors import UserError
 
 STEPS_PER_EPISODE = 1000
 # Sigma of a gaussian that is 0.1 at one margin: 0.1 ** (x / margin) ** 2.
