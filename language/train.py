@@ -116,7 +116,9 @@ def train_in(world: World, cfg: DictConfig) -> None:
             at.update(saved["at"])
             results = dict(saved.get("results", {}))
             watch.load_state_dict(saved.get("watch", {}))
-            state.phase = at["phase"] if watch.trigger is None else watch.acts
+            # at iteration 0 of a phase, its boundary is still to come
+            before = at["phase"] > 0 and at["iteration"] == 0
+            state.phase = at["phase"] - before if watch.trigger is None else watch.acts
             state.optimizers["net"] = method.optimizer(net, adam, Phase(state.phase))
             method.rebuild(state)
             net.load_state_dict(saved["net"])

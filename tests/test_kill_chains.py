@@ -1,0 +1,101 @@
+"""One run that is stopped again and again at random moments ends in the bytes of a run that was never disturbed.
+
+The moments come from a seeded generator: after so many steps, and then some processor time into the next ones. Every third
+stop is a SIGTERM, which saves; the others end the process on the spot, wherever it is.
+"""
+
+import random
+import signal
+
+import pytest
+from training_scripts import Script
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+STOPS = 7
+COUNT = """
+from harness.runs import Run
+due, steps = Run.due, 0
+def counting(self, step):
+    global steps
+    steps += 1
+    open({path!r}, "w").write(str(steps))
+    return due(self, step)
+Run.due = counting
+"""
+STOP = """
+import os, signal
+from harness.runs import Run
+if {gently}:
+    signal.signal(signal.SIGPROF, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+due, left = Run.due, {steps}
+def counting(self, step):
+    global left
+    left -= 1
+    if left == 0:
+        signal.setitimer(signal.ITIMER_PROF, {seconds})
+    return due(self, step)
+Run.due = counting
+if left == 0:
+    signal.setitimer(signal.ITIMER_PROF, {seconds})
+"""
+RUNS = {
+    "vision": ("vision/train.py", ["experiment=fig2a_cifar10_resnet18", "method=snr"]),
+    "language": ("language/train.py", ["experiment=fig3_best", "method=muon", "model.dropout=0.1"]),
+    "dqn": (
+        "rl/dqn/train.py",
+        ["experiment=fig4a_breakout", "method=redo", "method.threshold=0.5", "replay_capacity=200"],
+    ),
+    "sac": (
+        "rl/sac/train.py",
+        ["experiment=fig4b_hopper", "method=shrink_perturb", "trigger=every", "trigger.steps=60"],
+    ),
+}
+
+
+def stops(steps: int, seed: int) -> list[tuple[str, list[int]]]:
+    """Return (code that runs ahead of the script and stops it, exit codes that it may end with) of each stop.
+
+    The second stop comes while the process starts. The others come after at most `steps` / STOPS - 1 further steps each, so
+    that the run is not over before the last of them.
+    """
+    draw = random.Random(seed)
+    result = []
+    for number in range(STOPS):
+        gently = number % 3 == 2
+        after = 0 if number == 1 else draw.randint(1, max(1, steps // STOPS - 1))
+        moment = draw.uniform(0.01, 0.8 if after == 0 else 0.1)
+        code = STOP.format(gently=gently, steps=after, seconds=moment)
+        result.append((code, [75, 143] if gently else [-signal.SIGPROF]))
+    return result
+
+
+@pytest.mark.parametrize("domain", RUNS)
+def test_a_chain_of_stops_changes_no_byte(domain, tmp_path):
+    path, settings = RUNS[domain]
+    if needed := {"language": "tokenizers", "dqn": "gymnasium", "sac": "gymnasium"}.get(domain):
+        pytest.importorskip(needed)
+    script = Script(path)
+
+    def run(name, before):
+        fixed = [
+            "size=smoke",
+            f"run.root={tmp_path / name}",
+            f"run.data_root={tmp_path / 'data'}",
+            "device=cpu",
+        ]
+        fixed += ["threads=1", "run.progress=false", "run.checkpoint_steps=1"]
+        return script.run([*fixed, *settings], before)
+
+    def metrics(name):
+        (found,) = (tmp_path / name).glob("fig*/smoke/*/seed_1/metrics.jsonl")
+        assert (found.parent / "DONE").exists()
+        return found.read_bytes()
+
+    code, output = run("whole", COUNT.format(path=str(tmp_path / "steps")))
+    assert code == 0, output
+    for before, codes in stops(int((tmp_path / "steps").read_text()), seed=len(domain)):
+        code, output = run("chain", before)
+        assert code in codes, output
+    code, output = run("chain", "")
+    assert code == 0 and "resuming from" in output, output
+    assert metrics("chain") == metrics("whole")
