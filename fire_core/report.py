@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from fire_core.columns import columns
+
 
 @dataclass
 class Row:
@@ -113,13 +115,22 @@ class Report:
         }
 
     def __str__(self) -> str:
-        head = (
-            f"{'target':<44} {'shape':>12} {'DfI before':>11} {'after':>9} {'factor':>9} {'SFE':>9}  action"
-        )
+        rows = [
+            {
+                "target": row.name,
+                "shape": row.shape,
+                "DfI before": row.dfi_before,
+                "after": row.dfi_after,
+                "factor": row.dfi_factor,
+                "SFE": row.sfe,
+                "action": row.action if row.dfi_after is not None else f"{row.action}: {row.reason}",
+            }
+            for row in self.rows
+        ]
         done = "would change (dry run)" if self.dry_run else "changed"
         count = len(self.treated())
         last = f"{self.method or 'report'}: {count} targets {done} in {self.seconds:.3f} s"
-        return "\n".join([head, "-" * len(head), *map(_line, self.rows), last])
+        return f"{columns(rows)}\n{last}"
 
     @staticmethod
     def merge(reports: Mapping[str, Report], method: str) -> Report:
@@ -135,15 +146,3 @@ class Report:
             seconds=sum(report.seconds for report in reports.values()),
             method=method,
         )
-
-
-def _line(row: Row) -> str:
-    def cell(value: float | None, width: int) -> str:
-        return f"{'-' if value is None else f'{value:.3g}':>{width}}"
-
-    shape = "x".join(map(str, row.shape))
-    action = row.action if row.dfi_after is not None else f"{row.action}: {row.reason}"
-    figures = (
-        f"{cell(row.dfi_before, 11)} {cell(row.dfi_after, 9)} {cell(row.dfi_factor, 9)} {cell(row.sfe, 9)}"
-    )
-    return f"{row.name:<44} {shape:>12} {figures}  {action}"

@@ -1,6 +1,6 @@
-"""Real architectures with their usual sizes and few layers, for tests and for the table in fire_core/README.md.
+"""Real architectures with their usual sizes and few layers, for tests and for docs/concepts/architectures.md.
 
-fire-core targets --markdown tests.architectures:gpt2 tests.architectures:llama ...
+fire-core targets tests.architectures:gpt2 tests.architectures:llama ...
 """
 
 from importlib.util import find_spec

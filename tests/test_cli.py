@@ -1,6 +1,5 @@
 """inspect, apply and targets on files: the same numbers as in memory, nothing overwritten, nothing unsafe read."""
 
-import csv
 import json
 import os
 import subprocess
@@ -14,11 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from fire_core import fire
-from fire_core.checkpoints.apply import apply
 from fire_core.checkpoints.command_line import main
 from fire_core.checkpoints.files import open_checkpoint
-from fire_core.checkpoints.plan import plan
-from fire_core.measure.metrics import deviation_from_isometry
+from fire_core.checkpoints.inspect import Spectrum, spectra
+from fire_core.checkpoints.targets import targets_of
+from fire_core.checkpoints.treat import treat_file
+from fire_core.report import Report
 
 
 class Net(nn.Module):
@@ -52,6 +52,11 @@ def net() -> Net:
 
 def run(*arguments: object) -> int:
     return main([str(argument) for argument in arguments])
+
+
+def treat(source: Path, output: Path, targets: str = "all", **options: object) -> Report:
+    checkpoint = open_checkpoint(source)
+    return treat_file(checkpoint, targets_of(checkpoint, targets)[0], output, **options)
 
 
 def assert_same(actual: dict, expected: dict) -> None:
@@ -145,7 +150,7 @@ def test_one_shard_in_memory(tmp_path: Path, net: Net, monkeypatch: pytest.Monke
         return tensors, content
 
     monkeypatch.setattr(Shard, "load", counted)
-    apply(folder, tmp_path / "new")
+    treat(folder, tmp_path / "new")
     assert len(alive) == len(state) and most <= 1
 
 
@@ -204,24 +209,26 @@ def test_inspect_gives_the_spectrum(tmp_path: Path, capsys: pytest.CaptureFixtur
     basis = torch.linalg.qr(torch.randn(4, 4))[0]
     weight = torch.diag(torch.tensor([2.0, 1.0, 1.0, 0.5])) @ basis
     save_file({"fc.weight": weight, "fc.bias": torch.zeros(4)}, tmp_path / "in.safetensors")
-    assert (
-        run("inspect", tmp_path / "in.safetensors", "--csv", tmp_path / "s.csv", "--plot", tmp_path / "s.png")
-        == 0
-    )
-    with (tmp_path / "s.csv").open() as file:
-        (row,) = csv.DictReader(file)
-    assert row["name"] == "fc.weight" and row["shape"] == "4x4"
-    assert float(row["largest"]) == pytest.approx(2.0, rel=1e-5)
-    assert float(row["condition"]) == pytest.approx(4.0, rel=1e-5)
-    assert float(row["norm"]) == pytest.approx(2.5, rel=1e-5)
-    assert (
-        float(row["dfi"])
-        == pytest.approx(float(deviation_from_isometry(weight)), rel=1e-5)
-        == pytest.approx(9.5625)
-    )
-    assert (tmp_path / "s.png").read_bytes()[:4] == b"\x89PNG"
-    assert "1 matrices; targets from names and shapes" in capsys.readouterr().out
-    assert run("inspect", tmp_path / "in.safetensors", "--csv", tmp_path / "s.csv") == 2
+    checkpoint = open_checkpoint(tmp_path / "in.safetensors")
+    (found,) = spectra(checkpoint, targets_of(checkpoint)[0])
+    figures = {"norm": 2.5, "largest": 2.0, "median": 1.0, "smallest": 0.5, "condition": 4.0, "dfi": 9.5625}
+    for name, value in figures.items():
+        assert getattr(found, name) == pytest.approx(value, rel=1e-5)
+    assert run("inspect", tmp_path / "in.safetensors") == 0
+    head, row, last = capsys.readouterr().out.splitlines()
+    assert head.split() == list(Spectrum.__annotations__)
+    assert row.split() == [
+        "fc.weight",
+        "4x4",
+        "2.5",
+        "2",
+        "1",
+        "0.5",
+        "4",
+        f"{found.effective_rank:.3g}",
+        "9.56",
+    ]
+    assert "1 matrices; targets from names and shapes" in last
 
 
 def test_inspect_shows_broken_weights(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -252,10 +259,10 @@ def test_a_file_alone_cannot_split_a_fused_layer_but_a_model_can(tmp_path: Path)
     assert torch.equal(load_file(tmp_path / "out.safetensors")["c_attn.weight"], model.c_attn.weight)
 
 
-def test_counts_of_targets_leave_out_running_statistics(tmp_path: Path, net: Net) -> None:
+def test_tensors_that_a_model_does_not_have_stay_out(tmp_path: Path, net: Net) -> None:
     torch.save({**net.state_dict(), "fused": torch.ones(6, 2)}, tmp_path / "in.pt")
-    table, source = plan(open_checkpoint(tmp_path / "in.pt"), model=f"{__name__}:Net")
-    assert source == f"targets from {__name__}:Net for 8 of 9 parameters, the others from names and shapes"
+    table, source = targets_of(open_checkpoint(tmp_path / "in.pt"), model=f"{__name__}:Net")
+    assert source == f"targets from {__name__}:Net"
     reasons = {target.parameter: target.reason for target in table}
     assert reasons["fused"] == "2-D parameter of a layer that a file does not show (pass --model)"
 
@@ -274,7 +281,7 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path: Path, net: Net) -> None
 def test_tied_weights_of_a_torch_file_are_projected_once(tmp_path: Path) -> None:
     model = tied()
     torch.save(model.state_dict(), tmp_path / "in.pt")
-    report = apply(tmp_path / "in.pt", tmp_path / "out.pt", targets="lm_head")
+    report = treat(tmp_path / "in.pt", tmp_path / "out.pt", "lm_head")
     assert len(report.treated()) == 1
     result = torch.load(tmp_path / "out.pt", weights_only=True)
     assert result["lm_head.weight"].data_ptr() == result["wte.weight"].data_ptr()
@@ -282,11 +289,49 @@ def test_tied_weights_of_a_torch_file_are_projected_once(tmp_path: Path) -> None
     assert torch.equal(result["wte.weight"], model.wte.weight)
 
 
+LAYERS = [f"model.layers.{i}.{name}.weight" for i in range(2) for name in ("mlp.up_proj", "self_attn.q_proj")]
+
+
+@pytest.mark.parametrize(
+    ("names", "heads"),
+    [
+        (["lm_head.weight", "model.embed_tokens.weight", *LAYERS], ["lm_head.weight"]),
+        (["output.weight", "tok_embeddings.weight", "layers.0.wq.weight"], ["output.weight"]),
+        (["classifier.0.weight", "classifier.10.weight", "classifier.6.weight"], ["classifier.10.weight"]),
+        (["fc.weight", "head.fc.weight", "head_dist.weight"], ["head.fc.weight", "head_dist.weight"]),
+        (["actor.head.weight", "critic.head.weight"], ["actor.head.weight", "critic.head.weight"]),
+        (["body.0.weight", "module.fc.weight"], ["module.fc.weight"]),
+        (["fc.weight", "policy.weight"], []),
+        (["0.weight", "2.weight", "4.weight"], []),
+        (["classifier.dense.weight", "classifier.out_proj.weight"], []),
+        (["model.embed_tokens.weight", *LAYERS], []),
+    ],
+)
+def test_heads_of_a_file_are_told_by_name_or_not_at_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture, names: list[str], heads: list[str]
+) -> None:
+    source = tmp_path / "in.safetensors"
+    save_file({name: torch.randn(4, 3) for name in names}, source)
+    if heads:
+        table, _ = targets_of(open_checkpoint(source), "head")
+        assert [target.name for target in table.included] == heads
+        assert run("apply", source, tmp_path / "out.safetensors", "--targets", "no_head") in (0, 2)
+    else:
+        for rule in ("no_head", "head", "-head", "mlp,no_head"):
+            assert run("apply", source, tmp_path / "out.safetensors", f"--targets={rule}") == 2
+            assert "is certainly the output layer" in capsys.readouterr().err
+    old, new = load_file(source), tmp_path / "out.safetensors"
+    changed = {
+        n for n, value in (load_file(new) if new.exists() else old).items() if not torch.equal(value, old[n])
+    }
+    assert not changed & set(heads) and (changed or not new.exists())
+
+
 def test_depthwise_and_grey_convolutions_stay_out_of_a_file(tmp_path: Path) -> None:
     save_file(
         {"dw.weight": torch.randn(8, 1, 3, 3), "fc.weight": torch.randn(4, 4)}, tmp_path / "in.safetensors"
     )
-    report = apply(tmp_path / "in.safetensors", tmp_path / "out.safetensors")
+    report = treat(tmp_path / "in.safetensors", tmp_path / "out.safetensors")
     assert [row.name for row in report.treated()] == ["fc.weight"]
     assert "pass --model" in next(row.reason for row in report.rows if row.parameter == "dw.weight")
 
@@ -296,9 +341,11 @@ def test_targets_command_prints_models_and_files(
 ) -> None:
     save_file(net.state_dict(), tmp_path / "in.safetensors")
     assert run("targets", tmp_path / "in.safetensors", "--targets", "conv") == 0
-    assert "9 matrices with 216 weights are in." in capsys.readouterr().out
-    assert run("targets", "test_cli:tied", "--markdown") == 0
-    assert "| in | `c_attn.weight` | q, k, v | 3 | 6x6 |" in capsys.readouterr().out
+    assert (
+        "9 matrices with 216 weights are in; 4 biases and norm parameters are out" in capsys.readouterr().out
+    )
+    assert run("targets", "test_cli:tied") == 0
+    assert "in  c_attn.weight   q, k, v         3  6x6    part of a fused layer" in capsys.readouterr().out
     assert run("targets", "nosuch.module:thing") == 2
 
 
@@ -325,16 +372,18 @@ def test_extra_files_are_checked_before_any_work(
     taken = tmp_path / "taken.json"
     taken.write_text("{}")
     for options, said in (
-        (["apply", source, tmp_path / "new.safetensors", "--report", taken], "is not overwritten"),
+        (["apply", source, tmp_path / "new.safetensors", "--report", taken], "File exists"),
         (
             ["apply", source, tmp_path / "new.safetensors", "--report", tmp_path / "no/x.json"],
-            "make it first",
+            "No such file",
         ),
         (["apply", source, tmp_path / "new.pt"], "should end in '.safetensors'"),
         (["apply", source, taken / "new.safetensors"], "no folder for"),
-        (["inspect", source, "--csv", taken], "is not overwritten"),
-        (["inspect", source, "--plot", tmp_path / "x.xyz"], "should end in one of .png"),
-        (["targets", "torch.nn:Linear"], "cannot be called without arguments"),
+        (["apply", source, tmp_path / "new.safetensors", "--report", "/proc/x"], "cannot be made"),
+        (["apply", source], "no output is given"),
+        (["targets", "torch.nn:Linear"], "needs no arguments"),
+        (["inspect", source, "--model", ".a:x"], "cannot be built"),
+        (["inspect", tmp_path / ("a" * 5000)], "name too long"),
     ):
         assert main([str(option) for option in options]) == 2
         assert said in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import struct
 import zipfile
 from pathlib import Path
@@ -10,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fire_core.checkpoints.apply import apply
 from fire_core.checkpoints.command_line import main
 from fire_core.solvers.polar import polar
 
@@ -43,29 +43,42 @@ def files_in(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
 
 
-def rewritten(source: Path, target: Path, compression: int, cut: str = "") -> None:
-    """The archive with another compression, and the record `cut` short by half."""
-    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w", compression) as new:
-        for record in old.namelist():
-            content = old.read(record)
-            new.writestr(record, content[: len(content) // 2] if cut and record.endswith(cut) else content)
+def test_a_compressed_torch_file_is_refused_before_it_is_unpacked(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """400 MB of zeros in a file of 389 kB: torch would read all of them before it refuses."""
+    archive = zipfile.ZipFile(tmp_path / "in.pt", "w", zipfile.ZIP_DEFLATED)
+    with archive, archive.open("in/data.pkl", "w") as record:
+        for _ in range(400):
+            record.write(bytes(1 << 20))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert "is compressed" in fails(capsys, "inspect", tmp_path / "in.pt")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "kB"
 
 
-def test_a_deflated_torch_file_is_read_as_torch_reads_it(tmp_path: Path) -> None:
-    torch.save(WEIGHTS, tmp_path / "plain.pt")
-    rewritten(tmp_path / "plain.pt", tmp_path / "in.pt", zipfile.ZIP_DEFLATED)
-    assert run("apply", tmp_path / "in.pt", tmp_path / "out.pt", "--scale=none", "--solver=exact") == 0
-    result = torch.load(tmp_path / "out.pt", weights_only=True)
-    assert torch.equal(result["a.weight"], polar(WEIGHTS["a.weight"]).factor)
+@pytest.mark.parametrize("command", ["inspect", "targets", "apply"])
+def test_a_flipped_bit_in_a_torch_file_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture, command: str
+) -> None:
+    torch.save(WEIGHTS, tmp_path / "in.pt")
+    content = bytearray((tmp_path / "in.pt").read_bytes())
+    content[content.index(WEIGHTS["b.weight"].numpy().tobytes()) + 5] ^= 16
+    (tmp_path / "in.pt").write_bytes(content)
+    torch.load(tmp_path / "in.pt", weights_only=True)  # torch sees nothing
+    arguments = [command, tmp_path / "in.pt"] + [tmp_path / "out.pt"] * (command == "apply")
+    assert "record 'in/data/1' does not have its checksum" in fails(capsys, *arguments)
+    assert files_in(tmp_path) == {"in.pt"}
 
 
-def test_a_record_that_was_cut_short_is_named(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    torch.save(WEIGHTS, tmp_path / "plain.pt")
-    for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        rewritten(tmp_path / "plain.pt", tmp_path / "in.pt", compression, cut="data/0")
-        error = fails(capsys, "apply", tmp_path / "in.pt", tmp_path / "out.pt")
-        assert "record data/0 holds 48 bytes where its tensor needs 96" in error
-    assert files_in(tmp_path) == {"plain.pt", "in.pt"}
+def test_an_archive_without_its_pickle_is_named(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    with zipfile.ZipFile(tmp_path / "in.pt", "w") as archive:
+        archive.writestr("in/data/0", bytes(96))
+    assert "cannot be read safely" in fails(capsys, "inspect", tmp_path / "in.pt")
+
+
+def test_names_that_are_nested_too_deep_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    save_file({"a." * 3000 + "weight": torch.eye(3)}, tmp_path / "in.safetensors")
+    assert "3000 levels deep" in fails(capsys, "inspect", tmp_path / "in.safetensors")
 
 
 def test_apply_copies_nothing_that_a_link_leads_to(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -76,12 +89,38 @@ def test_apply_copies_nothing_that_a_link_leads_to(tmp_path: Path, capsys: pytes
     (folder / "up").symlink_to(tmp_path)
     (folder / "key").symlink_to(tmp_path / "private/key")
     (folder / "dangling").symlink_to(tmp_path / "nowhere")
+    (folder / "loop").symlink_to("loop")
     (folder / "same").symlink_to("notes.txt")
     os.mkfifo(folder / "pipe")
     assert run("apply", folder, tmp_path / "new") == 0
     assert files_in(tmp_path / "new") == {"model.safetensors", "notes.txt", "same"}
     said = capsys.readouterr().out
-    assert all(name in said for name in ("up", "key", "dangling", "pipe"))
+    assert all(name in said for name in ("up", "key", "dangling", "loop", "pipe"))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "\x1b[2Jnone", "architectures": ["LlamaForCausalLM"]},
+        {"model_type": "llama", "architectures": ["pipeline"]},
+        {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 10**9},
+        {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "auto_map": {"AutoConfig": "run.C"}},
+        [],
+    ],
+)
+def test_a_config_that_cannot_be_used_stops_unless_guesses_are_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture, config: object
+) -> None:
+    pytest.importorskip("transformers")
+    folder = folder_of(tmp_path)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "run.py").write_text("raise SystemExit('code of the folder was run')")
+    for source in (folder, folder / "model.safetensors"):
+        error = fails(capsys, "apply", source, tmp_path / "new")
+        assert "config.json cannot be used" in error and "--guess" in error and "\x1b" not in error
+    assert run("apply", folder, tmp_path / "new", "--guess") == 0
+    said = capsys.readouterr().out
+    assert "names and shapes, because" in said and "\x1b" not in said
 
 
 def test_the_links_of_the_hugging_face_cache_are_followed(tmp_path: Path) -> None:
@@ -111,6 +150,16 @@ def test_old_weights_in_subfolders_stay_behind(tmp_path: Path, capsys: pytest.Ca
     assert "may contain old weights" in said and "checkpoint-5/model.safetensors" in said
 
 
+def test_an_index_is_not_a_checkpoint_and_must_fit_its_shards(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    save_file(WEIGHTS, tmp_path / "1.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys([*WEIGHTS, "c.weight"], "1.safetensors")}))
+    assert f"name its folder, '{tmp_path}'" in fails(capsys, "inspect", index)
+    assert "lacks tensors that its index names (c.weight)" in fails(capsys, "inspect", tmp_path)
+
+
 def test_the_output_may_not_lie_inside_the_input(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     folder = folder_of(tmp_path)
     assert "lies inside" in fails(capsys, "apply", folder, folder / "new")
@@ -132,6 +181,8 @@ def test_pipes_and_dangling_links_are_named(tmp_path: Path, capsys: pytest.Captu
     assert "neither a file nor a folder" in fails(capsys, "inspect", tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     assert "does not exist" in fails(capsys, "inspect", tmp_path / "link")
+    (tmp_path / "loop").symlink_to("loop")
+    assert "cannot be read" in fails(capsys, "inspect", tmp_path / "loop")
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "pipe"}}')
     assert "not files of the folder" in fails(capsys, "inspect", tmp_path)
 
@@ -214,11 +265,24 @@ def test_methods_are_listed(capsys: pytest.CaptureFixture) -> None:
     assert "full_reset" not in said
 
 
+def test_a_dry_run_reports_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    save_file(WEIGHTS, tmp_path / "in.safetensors")
+    assert run("apply", tmp_path / "in.safetensors", "--dry-run") == 0
+    dry = capsys.readouterr().out
+    assert run("apply", tmp_path / "in.safetensors", tmp_path / "out.safetensors", "--dry-run") == 0
+    assert files_in(tmp_path) == {"in.safetensors"} and "2 targets would change" in dry
+    assert run("apply", tmp_path / "in.safetensors", tmp_path / "out.safetensors") == 0
+    written = capsys.readouterr().out.splitlines()
+    assert [line for line in dry.splitlines()[:3] if line in written] == dry.splitlines()[:3], (
+        "the same figures"
+    )
+
+
 def test_the_options_of_apply_are_the_settings_of_fire(tmp_path: Path) -> None:
     save_file(WEIGHTS, tmp_path / "in.safetensors")
-    apply(tmp_path / "in.safetensors", tmp_path / "plain.safetensors")
     assert run("apply", tmp_path / "in.safetensors", tmp_path / "default.safetensors") == 0
-    assert (tmp_path / "plain.safetensors").read_bytes() == (tmp_path / "default.safetensors").read_bytes()
+    published = polar(WEIGHTS["a.weight"], "newton_schulz", iterations=10).factor * 1.5**0.5
+    assert torch.allclose(load_file(tmp_path / "default.safetensors")["a.weight"], published, atol=1e-6)
     options = ["--solver=quintic", "--iterations=5", "--scale=none"]
     assert run("apply", tmp_path / "in.safetensors", tmp_path / "five.safetensors", *options) == 0
     expected = polar(WEIGHTS["a.weight"], "quintic", iterations=5).factor

@@ -94,7 +94,6 @@ def test_the_wheel_imports_alone_and_fast(empty: Path, tmp_path: Path) -> None:
 
 
 def test_without_other_packages_the_command_line_works(empty: Path, tmp_path: Path) -> None:
-    """No tqdm: no progress bar."""
     save_file({"fc.weight": torch.randn(4, 4)}, tmp_path / "a.safetensors")
     for arguments in (["inspect", "a.safetensors"], ["apply", "a.safetensors", "b.safetensors"]):
         done = run(empty, tmp_path, "-m", "fire_core", *arguments)

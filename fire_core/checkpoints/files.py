@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,12 +22,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fire_core.checkpoints.atomic import written_aside
-from fire_core.checkpoints.torch_archive import load_torch
 from fire_core.errors import UserError
+from fire_core.targets.table import shorten
 
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 SOURCES = ("model.safetensors", INDICES[0], "pytorch_model.bin", INDICES[1])  # in the order of transformers
 WEIGHTS = tuple([".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".npz"])
+MOST_LEVELS = 200  # of a name: modules are nested, and Python nests about a thousand calls
 STATE_KEYS = ("model", "state_dict", "model_state_dict", "module", "network", "net", "nets")
 
 
@@ -74,49 +77,61 @@ class Shard:
 
 @dataclass
 class Checkpoint:
-    """A file of weights, or a folder with shards, their index and other files (configuration, tokenizer)."""
+    """A file of weights, or a folder with shards, their index and other files (configuration, tokenizer).
+
+    index: tensor -> name of its shard, as `index_file` of a folder tells it.
+    """
 
     path: Path
     shards: list[Shard]
-    index: Path | None = None
+    index: dict[str, str] = field(default_factory=dict, repr=False)
+    index_file: Path | None = None
 
     @property
     def is_folder(self) -> bool:
         """Whether the checkpoint is a folder of shards."""
         return self.path.is_dir()
 
+    @property
+    def config(self) -> Path | None:
+        """The config.json of the folder, also if its only file of weights was given; None if there is none."""
+        folder = self.path if self.is_folder else self.path.parent
+        known = self.is_folder or self.path.name in SOURCES
+        return folder / "config.json" if known and (folder / "config.json").is_file() else None
+
     def outline(self) -> dict[str, Tensor]:
-        """Return the tensors of all shards by name, as `Shard.outline` does."""
-        return {name: tensor for shard in self.shards for name, tensor in shard.outline().items()}
+        """Return the tensors of all shards by name, as `Shard.outline` does. Raises UserError if the index has more."""
+        found = {name: tensor for shard in self.shards for name, tensor in shard.outline().items()}
+        missing = [name for name in self.index if name not in found]
+        if missing:
+            raise UserError(
+                f"{self.path} lacks tensors that its index names ({shorten(missing, 3)}): fetch it again"
+            )
+        return found
 
     def other_files(self) -> tuple[list[Path], list[Path]]:
         """Return the files of a folder, at any depth, that are no shards: those to copy, and those not to copy.
 
-        Files that may hold old weights are not copied (other weight files, optimizer state, their indices), nor are
-        hidden folders, pipes, and links that lead out of the folder. The blobs of a Hugging Face cache count as inside.
+        Not copied are files that may hold old weights (other weight files, optimizer state, their indices), hidden
+        folders, and what is no file. Links are followed only within the folder, or to the blobs of a Hugging Face cache:
+        a folder from elsewhere could link to a private file.
         """
+        if not self.is_folder:
+            return [], []
         shards = {shard.path for shard in self.shards}
-        kept, left = [], []
-        for place, folders, names in os.walk(self.path):
-            hidden = [f for f in folders if f.startswith(".") or os.path.islink(os.path.join(place, f))]
-            left += [Path(place, name) for name in hidden]
-            folders[:] = sorted(set(folders) - set(hidden))
-            for file in (Path(place, name) for name in sorted(names)):
-                other_index = file.name in INDICES and file != self.index
-                if file in shards:
-                    continue
-                if file.suffix in WEIGHTS or other_index or not self._inside(file):
-                    left.append(file)
-                else:
-                    kept.append(file)
-        return kept, left
-
-    def _inside(self, file: Path) -> bool:
-        """Return whether `file` is an ordinary file whose content lies in the folder or in the blobs of its cache."""
         home = self.path.resolve()
-        cache = home.parents[1] / "blobs" if home.parent.name == "snapshots" else home
-        real = file.resolve()
-        return real.is_file() and (real.is_relative_to(home) or real.is_relative_to(cache))
+        root = home.parents[1] if home.parent.name == "snapshots" else home
+        kept: list[Path] = []
+        left: list[Path] = []
+        for file in sorted(self.path.rglob("*")):
+            if file in shards or (file.is_dir() and not file.is_symlink()):
+                continue
+            parts = file.relative_to(self.path).parts
+            hidden = any(part.startswith(".") for part in parts[:-1])
+            old = file.suffix in WEIGHTS or (file.name in INDICES and file != self.index_file)
+            inside = file.is_file() and Path(os.path.realpath(file)).is_relative_to(root)
+            (kept if inside and not hidden and not old else left).append(file)
+        return kept, left
 
 
 def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
@@ -125,40 +140,76 @@ def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
     key: dotted path to the weights inside a torch file. Raises UserError if there are no weights in a known form.
     """
     path = Path(path)
-    if not path.exists():
-        raise UserError(f"checkpoint {str(path)!r} does not exist")
-    if path.is_file():
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
+        raise UserError(f"checkpoint {str(path)[:200]!r} {reason[:200]}") from error
+    if path.name in INDICES:
+        raise UserError(
+            f"{str(path)!r} is the index of a sharded checkpoint: name its folder, {str(path.parent)!r}"
+        )
+    if stat.S_ISREG(mode):
         return Checkpoint(path, [Shard(path, key)])
-    if not path.is_dir():
+    if not stat.S_ISDIR(mode):
         raise UserError(f"{str(path)!r} is neither a file nor a folder: name a checkpoint")
     for name in SOURCES:
         if not (path / name).is_file():
             continue
         if name not in INDICES:
             return Checkpoint(path, [Shard(path / name, key)])
-        files = _indexed(path / name)
+        index = _read_index(path / name)
+        files = sorted(set(index.values()))
         missing = [file for file in files if Path(file).name != file or not (path / file).is_file()]
         if missing:
             raise UserError(
                 f"{path / name} names {missing[:5]}, which are not files of the folder: fetch them first"
             )
-        return Checkpoint(path, [Shard(path / file, key) for file in files], path / name)
+        return Checkpoint(path, [Shard(path / file, key) for file in files], index, path / name)
     raise UserError(f"folder {str(path)!r} holds none of {', '.join(SOURCES)}: name a file in it")
 
 
-def _indexed(index: Path) -> list[str]:
-    """Return the names of the shards in a Hugging Face index file."""
+def _read_index(path: Path) -> dict[str, str]:
+    """Return the weight_map of a Hugging Face index file: tensor -> name of its shard."""
     try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        index = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        if not index or not all(isinstance(name, str) for name in index.values()):
+            raise ValueError("its weight_map names no files")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        reason = "no weight_map" if isinstance(error, KeyError) else error
-        raise UserError(f"{index} is not an index of shards ({reason}): fetch it again") from error
-    wrong = [name for name in names if not isinstance(name, str)]
-    if wrong or not names:
         raise UserError(
-            f"{index} is not an index of shards (its weight_map names {wrong[:1] or 'nothing'}): fetch it again"
-        )
-    return sorted(names)
+            f"{path} is not an index of shards ({type(error).__name__}: {error}): fetch it again"
+        ) from error
+    return index
+
+
+def load_torch(path: Path) -> Any:
+    """Return what `torch.save` wrote, on the CPU and mapped; raise UserError if it is damaged or unsafe.
+
+    torch.load checks no checksum and maps compressed records as if they were not, so both are checked here.
+    """
+    try:
+        mapped = zipfile.is_zipfile(path)
+        if mapped:
+            with zipfile.ZipFile(path) as archive:
+                if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
+                    raise UserError(
+                        f"{path} is compressed, which torch.save never does: save the weights again"
+                    )
+                damaged = archive.testzip()
+            if damaged is not None:
+                raise UserError(
+                    f"{path} is damaged: record {damaged!r} does not have its checksum; fetch or save it again"
+                )
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    except Exception as error:  # torch's message advises to load without the safety
+        raise UserError(
+            f"{path} cannot be read safely: it is damaged, or holds more than plain weights and would run code; "
+            "save the weights alone, best as safetensors, and use that file"
+        ) from error
 
 
 def state_dict_of(content: Any, key: str | None, path: Path) -> dict[str, Tensor]:
@@ -224,7 +275,7 @@ def new_checkpoint(target: Path, like: Checkpoint) -> Iterator[Path]:
 
 
 def copy_others(source: Checkpoint, folder: Path) -> None:
-    """Copy the files of the `source` folder that are not weights to `folder` (see `Checkpoint.other_files`)."""
+    """Copy the files of a `source` folder that are not weights to `folder` (see `Checkpoint.other_files`)."""
     for file in source.other_files()[0]:
         copy = folder / file.relative_to(source.path)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -239,7 +290,11 @@ def _names(file: Any, path: Path) -> list[str]:
 
 
 def _check_name(name: str, path: Path) -> None:
-    """Raise UserError for a name with unprintable characters, which could control the terminal when it is printed."""
+    """Raise UserError for a name that could control the terminal when it is printed, or that is nested too deep."""
+    if name.count(".") > MOST_LEVELS:
+        raise UserError(
+            f"{path} has a tensor {name[:40]!r}... {name.count('.')} levels deep: at most {MOST_LEVELS}"
+        )
     if not name.isprintable():
         raise UserError(
             f"{path} has a tensor named {name!r}, which cannot be printed: rename it, if you trust the file"

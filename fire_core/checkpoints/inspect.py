@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
-from fire_core.checkpoints.files import open_checkpoint
-from fire_core.checkpoints.plan import plan
+from fire_core.checkpoints.files import Checkpoint
 from fire_core.measure.metrics import deviation_from_isometry, effective_rank_of
-from fire_core.targets import Target
+from fire_core.targets import Target, TargetTable
 
 
 @dataclass(frozen=True)
@@ -43,14 +41,14 @@ class Spectrum:
     dfi: float
 
     @classmethod
-    def of(cls, target: Target, matrix: torch.Tensor) -> tuple[Spectrum, torch.Tensor]:
-        """Return the summary of one matrix, and its singular values (k,), largest first; NaN if it is not finite."""
+    def of(cls, target: Target, matrix: torch.Tensor) -> Spectrum:
+        """Return the summary of one matrix."""
         working = matrix.detach().float()
         finite = bool(torch.isfinite(working).all())
         values = torch.linalg.svdvals(working if finite else torch.zeros_like(working))
         values = values if finite else torch.full_like(values, torch.nan)
         largest, smallest = float(values[0]), float(values[-1])
-        summary = cls(
+        return cls(
             target.name,
             target.shape,
             float(values.square().sum().sqrt()),
@@ -61,27 +59,15 @@ class Spectrum:
             float(effective_rank_of(values)),
             float(deviation_from_isometry(working)) if finite else float("nan"),
         )
-        return summary, values
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the fields as a dict of plain values, with the shape as text."""
-        return {**asdict(self), "shape": "x".join(map(str, self.shape))}
 
 
-def spectra(
-    source: str | Path,
-    *,
-    targets: str | Sequence[str] = "all",
-    model: str = "auto",
-    key: str | None = None,
-) -> Iterator[tuple[Spectrum, torch.Tensor]]:
-    """Yield (summary, singular values) of every chosen matrix of a checkpoint, shard by shard.
+def spectra(checkpoint: Checkpoint, table: TargetTable) -> Iterator[Spectrum]:
+    """Yield the summary of every chosen matrix of an open checkpoint, shard by shard.
 
-    The singular values (k,) are float32, largest first. Arguments and errors are those of
-    `fire_core.checkpoints.apply.apply`.
+    Args:
+        checkpoint: as `fire_core.checkpoints.files.open_checkpoint` returns it.
+        table: its targets, as `fire_core.checkpoints.targets.targets_of` returns them.
     """
-    checkpoint = open_checkpoint(source, key)
-    table, _ = plan(checkpoint, targets, model)
     for shard in checkpoint.shards:
         tensors, _ = shard.load()
         for target in table.included:

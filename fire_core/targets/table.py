@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from fire_core.columns import columns
+
 Sizes = tuple[tuple[str, int], ...]
 
 
@@ -196,14 +198,10 @@ class TargetTable(list):
         return list(rows.values())
 
     def __str__(self) -> str:
-        columns = ("in", "parameter", "part", "matrices", "shape", "kind", "role", "why")
-        rows = [{**row, "in": "in" if row["in"] else "out"} for row in self.lines()]
-        cells = [list(columns), *([str(row[column]) for column in columns] for row in rows)]
-        cells[0][0] = ""
-        widths = [max(map(len, column)) for column in zip(*cells)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
+        keys = ("parameter", "part", "matrices", "shape", "kind", "role", "why")
+        rows = [{"": "in" if row["in"] else "out"} | {key: row[key] for key in keys} for row in self.lines()]
         count = sum(target.shape[0] * target.shape[1] for target in self.included)
-        return "\n".join([*lines, f"{len(self.included)} matrices with {count:,} weights are in."])
+        return f"{columns(rows)}\n{len(self.included)} matrices with {count:,} weights are in."
 
 
 def names(table: Iterable[Target]) -> list[str]:

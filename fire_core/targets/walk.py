@@ -21,6 +21,17 @@ NORMS = (
     nn.LocalResponseNorm,
 )
 MATRIX_LAYERS = (nn.Linear, conv._ConvNd)
+HEADS = {
+    "lm_head",
+    "embed_out",
+    "output_projection",
+    "head",
+    "head_dist",
+    "classifier",
+    "score",
+    "qa_outputs",
+}
+PERHAPS_HEADS = {"fc", "output", "out", "output_layer", "last_layer", "linear"}
 
 
 def places(model: nn.Module) -> list[Place]:
@@ -129,7 +140,8 @@ def _heads(model: nn.Module, modules: dict[str, nn.Module]) -> set[str]:
     """Return the paths of the output layers.
 
     Those are the Linear layers that the model itself names, else the Linear tied to an embedding, else the last Linear.
-    The last one counts only outside every ModuleList and outside attention: the end of a repeated block is not a head.
+    The last one counts only outside every ModuleList and outside attention: the end of a repeated block is not a head. In
+    a file (`skeleton`), the order of layers means nothing, and names decide.
     """
     for question in ("get_output_embeddings", "get_classifier"):
         answers = _ask(model, question)
@@ -146,10 +158,40 @@ def _heads(model: nn.Module, modules: dict[str, nn.Module]) -> set[str]:
     tied = [p for p in layers if id(weights[p]) in tables]
     if tied:
         return {tied[-1]}
+    if type(model) is nn.Module:
+        return heads_by_name(layers)
     repeated = tuple(path + "." for path, m in modules.items() if isinstance(m, nn.ModuleList) and path)
     if not layers or layers[-1].startswith(repeated):
         return set()
     return set() if role_of(layers[-1], _parents(modules, layers[-1])) in ATTENTION else {layers[-1]}
+
+
+def heads_by_name(layers: list[str]) -> set[str]:
+    """Return those of the given paths of Linear layers that are output layers by their names, or an empty set.
+
+    That is "lm_head" or "classifier", the highest number in it ("classifier.6"), or the only layer in it ("head.fc").
+    Layers in repeated blocks, which have a number before the name, do not count. A name that hidden layers have as well
+    ("fc", "output") counts only if no other layer stands outside the blocks.
+    """
+    inside: dict[
+        tuple[str, ...], dict[str, str]
+    ] = {}  # path of a head -> rest of the path of a layer in it -> path
+    outside = []
+    for path in layers:
+        words = unwrapped(path).split(".")
+        at = next((i for i, word in enumerate(words) if word in HEADS), len(words))
+        if any(word.isdigit() for word in words[:at]):
+            continue
+        outside.append(path)
+        if at < len(words):
+            inside.setdefault(tuple(words[: at + 1]), {})[".".join(words[at + 1 :])] = path
+    found = set()
+    for rests in inside.values():
+        if len(rests) == 1 or all(rest.isdigit() for rest in rests):
+            found.add(rests[max(rests, key=lambda rest: int(rest) if rest.isdigit() else 0)])
+    if not inside and len(outside) == 1 and outside[0].rpartition(".")[2] in PERHAPS_HEADS:
+        found.add(outside[0])
+    return found
 
 
 def _ask(model: nn.Module, question: str) -> list[nn.Module]:

@@ -2,72 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from fire_core.checkpoints.files import copy_others, new_checkpoint, open_checkpoint
-from fire_core.checkpoints.plan import plan
+from fire_core.checkpoints.files import Checkpoint, copy_others, new_checkpoint
 from fire_core.engine import apply as apply_treatment
+from fire_core.errors import UserError
 from fire_core.projection import engine_options, treatment
 from fire_core.report import Report, Row
 from fire_core.settings import FireSettings
 from fire_core.targets import Target, TargetTable
 
-Progress = Callable[[int], object]
 CHUNK_WEIGHTS = 1 << 26
 
 
-def apply(
-    source: str | Path,
-    output: str | Path,
+def treat_file(
+    checkpoint: Checkpoint,
+    table: TargetTable,
+    output: str | Path | None,
     *,
-    targets: str | Sequence[str] = "all",
-    model: str = "auto",
-    key: str | None = None,
-    progress: Progress | None = None,
+    dry_run: bool = False,
+    progress: Callable[[int], object] = lambda count: None,
     **settings: Any,
 ) -> Report:
-    """Apply FIRE to the weights of `source`, write them to `output` with all other content, and return the report.
+    """Apply FIRE to the targets of a checkpoint, write it to `output` with all other content, and return the report.
 
     The output is written completely or not at all. Optimizer state in the file is kept, although it belongs to the old
     weights: clear it.
 
     Args:
-        source: safetensors or torch file, or a Hugging Face folder.
-        output: file or folder of the same form, which must not exist.
-        targets: preset, pattern, or list of them, as for `find_targets`.
-        model: where the target matrices are read from: "auto", "none" or "package.module:callable"
-            (see `fire_core.checkpoints.plan.plan`).
-        key: dotted path to the weights inside a torch file.
-        progress: called with the number of matrices treated since the last call.
+        checkpoint: as `fire_core.checkpoints.files.open_checkpoint` returns it.
+        table: its targets, as `fire_core.checkpoints.targets.targets_of` returns them.
+        output: file or folder of the same form, which must not exist; None only in a dry run.
+        dry_run: write nothing; the report says what would be done.
+        progress: called with the number of matrices treated since its last call.
         settings: as for `fire` (`FireSettings`).
-    Raises: UserError for files that cannot be read or written, and as `fire` and `find_targets` do.
+    Raises: UserError for files that cannot be read or written, and as `fire` does.
     """
-    checkpoint = open_checkpoint(source, key)
-    table, _ = plan(checkpoint, targets, model)
+    if output is None and not dry_run:
+        raise UserError("no output is given: name a file or folder to write, or ask for a dry run")
     fire_settings = FireSettings.of(**settings)
+    done: dict[str, Row] = {}
     changed: set[str] = set()
     seconds = 0.0
-    done: dict[str, Row] = {}
-    with new_checkpoint(Path(output), checkpoint) as place:
+    writing = nullcontext() if output is None or dry_run else new_checkpoint(Path(output), checkpoint)
+    with writing as place:
         for shard in checkpoint.shards:
             tensors, content = shard.load()
             for group in _groups([t for t in table.included if t.parameter in tensors]):
+                options = engine_options(fire_settings)
                 part = apply_treatment(
-                    tensors, TargetTable(group), treatment(fire_settings), **engine_options(fire_settings)
+                    tensors, TargetTable(group), treatment(fire_settings), dry_run=dry_run, **options
                 )
                 changed |= part.changed
                 seconds += part.seconds
                 done |= {row.name: row for row in part.rows}
                 del part  # frees the tensors of this shard
-                if progress is not None:
-                    progress(len(group))
-            shard.save(place / shard.path.name if checkpoint.is_folder else place, tensors, content)
-        if checkpoint.is_folder:
+                progress(len(group))
+            if place is not None:
+                shard.save(place / shard.path.name if checkpoint.is_folder else place, tensors, content)
+        if place is not None:
             copy_others(checkpoint, place)
     rows = [done.get(t.name) or Row(t.name, t.parameter, t.shape, "skipped", t.reason) for t in table]
-    return Report(rows, changed, seconds=seconds, method="fire")
+    return Report(rows, changed, seconds=seconds, method="fire", dry_run=dry_run)
 
 
 def _groups(targets: list[Target]) -> Iterator[list[Target]]:
