@@ -9,7 +9,6 @@ PY := $(VENV)/bin/python
 
 # What a sweep runs; set them on the command line: make vision-sweep SEEDS=1,2 METHODS=none,fire SIZE=smoke
 SIZE ?= small
-SEEDS ?= 1,2,3
 # runs at a time: two on a CPU, one on a machine with a GPU
 JOBS ?= $(if $(shell command -v nvidia-smi),1,2)
 RUNS ?= runs
@@ -27,7 +26,7 @@ ray = $(if $(filter 1,$(JOBS)),,$(VENV)/.with-ray)
 expected = $(if $(OVERRIDES)$(findstring range,$(SEEDS)),,--methods $(call methods,$(1)) --seeds $(SEEDS))
 # $(call sweep,script,domain): all runs, then table and figure even if a run failed; the exit code says whether one did
 define sweep
-	status=0; set -x; \
+	status=0; echo 'Training $(strip $(experiments)) at size $(SIZE) with methods $(METHODS) and seeds $(SEEDS), $(JOBS) at a time; then a table and a figure.$(about)'; set -x; \
 	$(PY) $(1) -m experiment=$(subst $(space),$(comma),$(strip $(experiments))) size=$(SIZE) method=$(call methods,$(2)) seed=$(SEEDS) run.root=$(RUNS) \
 		$(launcher) $(OVERRIDES) || status=$$?; \
 	$(PY) -m analysis tables --experiment $(experiments) --size $(SIZE) --root $(RUNS) $(call expected,$(2)) || status=$$?; \
@@ -49,7 +48,7 @@ help: ## this list
 		EXPERIMENT 'names of files in conf/experiment, or the start of a name: fig2b is all of fig2b_*' \
 		SIZE 'smoke, small, medium or paper (small)' \
 		METHODS 'a comma-separated list, or all' \
-		SEEDS 'a comma-separated list (1,2,3)' \
+		SEEDS 'a comma-separated list (1,2,3; vision-sweep: 1,2,3,4,5)' \
 		JOBS 'runs at a time ($(JOBS) here); more than 1 installs Ray' \
 		OVERRIDES 'any settings of the script, as in learning_rate=1e-3 (python vision/train.py --help lists them)' \
 		RUNS 'the folder of all runs (runs)'
@@ -95,9 +94,13 @@ doctor: $(VENV)/.with-suite ## install the suite, then list what is missing and 
 
 # ---------------------------------------------------------------------------------------------- experiments
 .PHONY: vision-sweep
-vision-sweep: EXPERIMENT ?= random_label,label_noise
+vision-sweep: EXPERIMENT ?= random_label
 vision-sweep: METHODS ?= none,shrink_perturb,full_reset,fire
-vision-sweep: $(VENV)/.with-suite $(VENV)/.with-vision $(ray) ## two small tests of plasticity on images that ship with the repository; table and figure
+# with three seeds, no paired test of three comparisons is sure to decide
+vision-sweep: SEEDS ?= 1,2,3,4,5
+# of the default on two cores
+vision-sweep: about = $(if $(filter random_label/none$(comma)shrink_perturb$(comma)full_reset$(comma)fire/1$(comma)2$(comma)3$(comma)4$(comma)5/small,$(EXPERIMENT)/$(METHODS)/$(SEEDS)/$(SIZE)), This takes about 4 minutes on two cores.)
+vision-sweep: $(VENV)/.with-suite $(VENV)/.with-vision $(ray) ## a small test of plasticity on images that ship with the repository; table and figure
 	@$(call sweep,vision/train.py,vision)
 
 .PHONY: data
@@ -108,18 +111,21 @@ data: $(VENV)/.with-suite $(VENV)/.with-vision ## download image data ahead of t
 .PHONY: language-sweep
 language-sweep: EXPERIMENT ?= fig3_best
 language-sweep: METHODS ?= none,shrink_perturb,full_reset,fire
+language-sweep: SEEDS ?= 1,2,3
 language-sweep: $(VENV)/.with-suite $(VENV)/.with-language $(ray) ## continual pretraining of a small GPT; table and figure
 	@$(call sweep,language/train.py,language)
 
 .PHONY: dqn-sweep
 dqn-sweep: EXPERIMENT ?= fig4a_breakout
 dqn-sweep: METHODS ?= none,shrink_perturb,full_reset,plasticity_injection,fire
+dqn-sweep: SEEDS ?= 1,2,3
 dqn-sweep: $(VENV)/.with-suite $(VENV)/.with-dqn $(ray) ## DQN on Atari with a midpoint reset; table and figure
 	@$(call sweep,rl/dqn/train.py,dqn)
 
 .PHONY: sac-sweep
 sac-sweep: EXPERIMENT ?= fig4b_hopper
 sac-sweep: METHODS ?= none,shrink_perturb,full_reset,plasticity_injection,fire
+sac-sweep: SEEDS ?= 1,2,3
 sac-sweep: $(VENV)/.with-suite $(VENV)/.with-sac $(meshes) $(ray) ## SAC with a midpoint reset; table and figure
 	@$(call sweep,rl/sac/train.py,sac)
 
