@@ -27,7 +27,7 @@ from torch.nn import functional
 
 from analysis.results_file import loop_row, merge_loops
 from fire_core.projection import fire
-from harness.config import compose_config
+from harness.overrides import compose_config
 from language.model import Decoder, Shape
 from language.throughput import synchronise
 

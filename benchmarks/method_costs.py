@@ -25,7 +25,7 @@ from analysis.results_file import merge, print_row
 from benchmarks.time_and_memory import peak_memory, seconds
 from fire_core import Phase, State, snapshot
 from fire_core.methods import Method, create
-from harness.domains import methods_of
+from harness.domains import find, methods_of
 from vision.models import build
 
 BATCH = 32
@@ -93,7 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    known = methods_of("vision")
+    known = methods_of(find("vision"))
     parser.add_argument("--methods", nargs="+", default=known, choices=known, metavar="METHOD")
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--measure", choices=("boundary", "step"), help=argparse.SUPPRESS)

@@ -7,6 +7,7 @@ each size under `at`. The chosen section replaces values of the script, and type
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,36 +23,44 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fire_core.errors import UserError
 from fire_core.methods import Method, create, without_added
-from harness.checks import check
-from harness.domains import check_runs_in
+from harness.settings import CONF, Domain, check, groups
 from harness.trigger import check_trigger
 
-CONF = Path(__file__).resolve().parents[1] / "conf"
+FOLDERS = "FIRE_CONF"  # environment variable: folders that are searched like conf/, separated as in PATH
 SIZES = ("smoke", "small", "medium", "paper")
 # keys of an experiment's file that are not part of the config
-TABLES = ("at", "tuned", "domain", "hydra")
+TABLES = ("at", "tuned", "domain", "declared_in", "hydra")
 
 
-def compose(domain: str, overrides: list[str]) -> DictConfig:
+def folders() -> tuple[Path, ...]:
+    """Return the folders of YAML files: conf/ of this repository, then those that were added."""
+    return (CONF, *(Path(name) for name in os.environ.get(FOLDERS, "").split(os.pathsep) if name))
+
+
+def add_folder(folder: Path) -> None:
+    """Search a folder like conf/, in this process and in those that it starts."""
+    if folder.resolve() not in folders():
+        os.environ[FOLDERS] = os.pathsep.join(map(str, [*folders()[1:], folder.resolve()]))
+
+
+def more_folders(domain: Domain) -> list[str]:
+    """Return the override that makes Hydra search all folders beside the domain's own, [] if there are none."""
+    others = ", ".join(f"'file://{folder}'" for folder in folders() if folder != domain.conf)
+    return [f"hydra.searchpath=[{others}]"] if others else []
+
+
+def compose(domain: Domain, overrides: list[str]) -> DictConfig:
     """Return what Hydra composes, with its node `hydra`; the size is not merged in and interpolations are not resolved.
 
     Raises UserError if Hydra cannot compose it.
     """
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            return hydra.compose(domain, overrides, return_hydra_config=True)
+        with initialize_config_dir(str(domain.conf), version_base="1.3"):
+            return hydra.compose(domain.name, [*overrides, *more_folders(domain)], return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         reason, _, _ = " ".join(str(error).split()).partition(" Config search path:")
         raise UserError(f"cannot compose the config: {reason}") from error
-
-
-def compose_config(domain: str, overrides: list[str]) -> DictConfig:
-    """Return the checked config of a command line, for tests, notebooks and benchmarks."""
-    from harness.overrides import check_overrides
-
-    check_overrides(domain, overrides)
-    return resolve(domain, compose(domain, overrides))
 
 
 def parse(overrides: list[str]) -> list[Override]:
@@ -71,7 +80,7 @@ def typed_in(node: DictConfig) -> list[Override]:
 
 
 def resolve(
-    domain: str, cfg: DictConfig, node: DictConfig | None = None, typed: list[Override] | None = None
+    domain: Domain, cfg: DictConfig, node: DictConfig | None = None, typed: list[Override] | None = None
 ) -> DictConfig:
     """Return the read-only config of one run, with every value checked.
 
@@ -90,9 +99,9 @@ def resolve(
     base = OmegaConf.masked_copy(cfg, [key for key in cfg if key not in ("at", "hydra")])
     OmegaConf.set_struct(base, False)
     chosen = [
-        {name: OmegaConf.load(CONF / name / f"{choices[name]}.yaml")}
-        for name in ("data", "model", "corpus", "env")
-        if choices.get(name)
+        {name: OmegaConf.load(file_of(name, choices[name]))}
+        for name in groups(domain)
+        if name != "trigger" and choices.get(name)
     ]
     try:
         merged = OmegaConf.merge(base, sizes[cfg.size], *chosen)
@@ -111,27 +120,30 @@ def resolve(
     checked = check(domain, plain | {"experiment": experiment, "minutes": minutes.get(cfg.size)})
     method = create_method(domain, checked["method"])
     checked["method"] = without_added(method, checked["method"])
-    known = OmegaConf.load(CONF / "trigger" / f"{choices['trigger']}.yaml").keys()
+    known = OmegaConf.load(file_of("trigger", choices["trigger"])).keys()
     trigger = check_trigger(choices["trigger"], checked.pop("trigger"), set(known), method)
-    if "protocol" in checked:  # settings that a protocol does not have are null
-        checked["protocol"] = {key: value for key, value in checked["protocol"].items() if value is not None}
-    resolved = OmegaConf.create(checked | {"domain": domain} | ({"trigger": trigger} if trigger else {}))
+    resolved = OmegaConf.create(checked | {"domain": domain.name} | ({"trigger": trigger} if trigger else {}))
     OmegaConf.set_readonly(resolved, True)
     return resolved
 
 
-def create_method(domain: str, settings: dict[str, Any]) -> Method:
+def create_method(domain: Domain, settings: dict[str, Any]) -> Method:
     """Return the method of these settings. Raises UserError if they are wrong or it does not run in this domain."""
     if not isinstance(settings.get("name"), str):
         raise UserError(f"method.name={settings.get('name')!r}: choose a method as in method=fire")
     try:
         method = create(**settings)
-        check_runs_in(method, domain)
-        return method
     except UserError:
         raise
     except (TypeError, ValueError) as error:
         raise UserError(f"method={settings.get('name')}: {error}") from error
+    if method.name in domain.refuses:
+        raise UserError(f"method={method.name} does not run in {domain.name}: {domain.refuses[method.name]}")
+    if method.variant not in domain.variants:
+        raise UserError(
+            f"method.variant={method.variant} does not run in {domain.name}, which has {', '.join(domain.variants)}"
+        )
+    return method
 
 
 def is_hydra(override: Override) -> bool:
@@ -144,20 +156,29 @@ def is_group(override: Override) -> bool:
     return override.key_or_group in config_groups()
 
 
-@functools.cache
 def config_groups() -> tuple[str, ...]:
-    """Return the names of the folders of conf/ that contain YAML files."""
-    return tuple(sorted({path.parent.name for path in CONF.glob("*/*.yaml")}))
+    """Return the names of the groups: the folders of conf/ that contain YAML files."""
+    return _groups_in(folders())
+
+
+@functools.cache
+def _groups_in(searched: tuple[Path, ...]) -> tuple[str, ...]:
+    return tuple(sorted({path.parent.name for folder in searched for path in folder.glob("*/*.yaml")}))
 
 
 def options(group: str) -> list[str]:
     """Return the names of the files of a group, without .yaml."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    return sorted({path.stem for folder in folders() for path in (folder / group).glob("*.yaml")})
+
+
+def file_of(group: str, option: str) -> Path:
+    """Return the file of an option of a group, of which there must be one."""
+    return next(path for folder in folders() if (path := folder / group / f"{option}.yaml").is_file())
 
 
 def domain_of(experiment: str) -> str:
-    """Return the domain of an experiment: the one named in its file, or that of the experiment it builds on."""
-    content = yaml.safe_load((CONF / "experiment" / f"{experiment}.yaml").read_text()) or {}
+    """Return the name of the domain of an experiment: that in its file, or that of the experiment it builds on."""
+    content = yaml.safe_load(file_of("experiment", experiment).read_text()) or {}
     for base in content.get("defaults", []):
         if "domain" not in content and isinstance(base, str) and base != "_self_":
             return domain_of(base)

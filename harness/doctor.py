@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
+from harness.domains import find, known
+from harness.runs.machine import ROOT, requirements
+from harness.settings import Domain
+
 LEAST_DISK_GB = 10
 
 
@@ -39,115 +40,61 @@ class Check:
     remedy: str = ""
 
 
-PACKAGES = {  # domain -> [(module, distribution, extra that installs it, needed)]
-    "core": [
-        ("torch", "torch", "", True),
-        ("numpy", "numpy", "", True),
-        ("safetensors", "safetensors", "", True),
-    ],
-    "experiments": [("hydra", "hydra-core", "suite", True), ("tqdm", "tqdm", "suite", True)],
-    "analysis": [
-        ("pandas", "pandas", "suite", True),
-        ("matplotlib", "matplotlib", "suite", True),
-        ("scipy", "scipy", "suite", True),
-        ("tabulate", "tabulate", "suite", True),
-        ("jinja2", "jinja2", "suite", True),
-        ("nbclient", "nbclient", "notebooks", False),
-    ],
-    "vision": [
-        ("PIL", "pillow", "suite", True),
-        ("torchvision", "torchvision", "vision", False),
-        ("timm", "timm", "", False),
-    ],
-    "language": [
-        ("tokenizers", "tokenizers", "language", True),
-        ("datasets", "datasets", "language-data", False),
-        ("tiktoken", "tiktoken", "language-data", False),
-    ],
-    "dqn": [
-        ("gymnasium", "gymnasium", "dqn", True),
-        ("ale_py", "ale-py", "dqn", True),
-        ("psutil", "psutil", "dqn", True),
-        ("imageio", "imageio", "dqn", False),
-    ],
-    "sac": [
-        ("gymnasium", "gymnasium", "sac", True),
-        ("mujoco", "mujoco", "sac", True),
-        ("psutil", "psutil", "sac", True),
-        ("robosuite_models", "robosuite-models", "humanoid", False),
-        ("dm_control", "dm-control", "control", False),
-    ],
-    "sweeps": [
-        ("ray", "ray", "ray", False),
-        ("hydra_plugins.hydra_ray_launcher", "hydra-ray-launcher", "ray", False),
-        ("hydra_plugins.hydra_submitit_launcher", "hydra-submitit-launcher", "slurm", False),
-    ],
-}
-TARGETS = {  # extra -> command that installs it
-    "suite": "make install",
-    "humanoid": "make install-sac",
-    **{extra: f"make install-{extra}" for extra in ("vision", "language", "dqn", "sac", "control", "ray")},
-}
-DATA = [
-    ("vision", "Fashion-MNIST, shipped", "vision/assets", ""),
-    ("vision", "downloaded CIFAR-10", "data/cifar10", "make data DATA=cifar10"),
-    ("language", "two text corpora, shipped", "language/assets", "git checkout -- language/assets"),
-    (
-        "language",
-        "tokens of WikiText-103",
-        "data/language/wikitext103-gpt2",
-        "python -m language.prepare --help",
-    ),
-]
+def shared() -> list[Check]:
+    """Return the checks of the packages that all scripts need, and of those that run sweeps in parallel."""
+    found = [package("core", name, True) for name in requirements()]
+    found += [package("experiments and analysis", name, True, "suite") for name in requirements("suite")]
+    return found + [
+        package("sweeps", name, False, extra) for extra in ("ray", "slurm") for name in requirements(extra)
+    ]
 
 
-def packages() -> list[Check]:
-    """Return one check for each package of each domain."""
-    found = []
-    for domain, entries in PACKAGES.items():
-        for module, distribution, extra, needed in entries:
-            here = _installed(module)
-            state = "ok" if here else "missing" if needed else "optional"
-            note, remedy = (_version(distribution), "") if here else ("", _installs(distribution, extra))
-            found.append(Check(domain, distribution, state, note, remedy))
-    return found
-
-
-def _installs(distribution: str, extra: str) -> str:
-    """Return the command that installs a package."""
-    if extra in TARGETS:
-        return TARGETS[extra]
-    return ".venv/bin/python -m pip install " + (f"-e '.[{extra}]'" if extra else distribution)
-
-
-def _installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "version unknown"
-
-
-def data() -> list[Check]:
-    """Return the checks of shipped and downloaded data."""
-    found = []
-    for domain, what, folder, remedy in DATA:
+def checks_of(domain: Domain) -> list[Check]:
+    """Return the checks of the packages and the data of one script."""
+    needed = {plain(name) for name in domain.needs}
+    found = [
+        package(domain.name, name, plain(name) in needed, extra)
+        for extra in domain.extras
+        for name in requirements(extra)
+    ]
+    for what, folder, remedy in domain.data:
         here = (ROOT / folder).is_dir() and any((ROOT / folder).iterdir())
-        needed = not folder.startswith("data")
-        state = "ok" if here else "missing" if needed else "optional"
-        note = folder if here else f"not in {folder}"
-        found.append(Check(domain, what, state, note, "" if here else remedy or f"git checkout -- {folder}"))
+        state = "ok" if here else "missing" if remedy.startswith("git checkout") else "optional"
+        found.append(Check(domain.name, what, state, folder if here else f"not in {folder}", remedy))
     return found
+
+
+def package(domain: str, name: str, needed: bool, extra: str = "") -> Check:
+    """Return the check of one package, which `extra` of pyproject.toml installs."""
+    version = installed(name)
+    state = "ok" if version else "missing" if needed else "optional"
+    return Check(domain, name, state, version, installs(name, extra))
+
+
+def installed(name: str) -> str:
+    """Return the version of a package, "" if it is not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def plain(name: str) -> str:
+    """Return the name of a package or of its module in the form in which both are the same."""
+    return name.lower().replace("_", "-")
+
+
+def installs(name: str, extra: str) -> str:
+    """Return the command that installs a package: a target of the Makefile if there is one, else pip."""
+    if extra == "suite":
+        return "make install"
+    if f"\ninstall-{extra}:" in (ROOT / "Makefile").read_text():
+        return f"make install-{extra}"
+    return ".venv/bin/python -m pip install " + (f"-e '.[{extra}]'" if extra else name)
 
 
 def machine() -> list[Check]:
-    """Return the checks of Python, processor, GPU, disk and rendering."""
+    """Return the checks of Python, processor, GPU and disk."""
     python_ok = sys.version_info >= (3, 11)
     free = shutil.disk_usage(ROOT).free / 1e9
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9 if hasattr(os, "sysconf") else 0.0
@@ -161,25 +108,7 @@ def machine() -> list[Check]:
         Check("core", "processor", "ok", f"{os.cpu_count()} cores, {memory:.0f} GB memory"),
         Check("core", "GPU", "ok" if torch.cuda.is_available() else "optional", gpu),
         Check("core", "disk", "ok" if free > LEAST_DISK_GB else "optional", f"{free:.0f} GB free"),
-        Check("sac", "rendering", *_rendering()),
     ]
-
-
-def _rendering() -> tuple[str, str, str]:
-    library = next((n for n in ("libEGL.so.1", "libOSMesa.so.8") if _loads(n)), None)
-    if library:
-        return "ok", f"{library} (set MUJOCO_GL={'egl' if 'EGL' in library else 'osmesa'})", ""
-    return "optional", "no EGL or OSMesa; only pictures need it", "apt-get install libegl1 libosmesa6"
-
-
-def _loads(library: str) -> bool:
-    import ctypes
-
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -189,9 +118,9 @@ def main(given: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args(given)
-    checks = [*machine(), *packages(), *data()]
+    checks = [*machine(), *shared(), *(check for name in known() for check in checks_of(find(name)))]
     print("MISSING: the script does not start without it. optional: only some of its features need it.")
-    for domain in dict.fromkeys(["core", *PACKAGES]):
+    for domain in dict.fromkeys(check.domain for check in checks):
         mine = [check for check in checks if check.domain == domain]
         remedies = dict.fromkeys(check.remedy for check in mine if check.state == "missing")
         print(f"\n{domain}: {'cannot start; run ' + ' and '.join(remedies) if remedies else 'ready'}")

@@ -1,41 +1,48 @@
-"""The methods that run in each training script. `python -m harness.domains vision` prints those of vision."""
+"""The domains, found through conf/: `declared_in` in `conf/<name>.yaml` is the module with its DOMAIN.
 
+`python -m harness.domains vision` prints the methods that run in one of them.
+"""
+
+import functools
+import importlib
 import sys
+from pathlib import Path
+
+import yaml
 
 from fire_core.errors import UserError, did_you_mean
-from fire_core.methods import Method, available
-
-DOMAINS = ("vision", "language", "dqn", "sac")
-# Methods that are not listed run everywhere. CBP, DASH, ReDo and SNR need one net with its batches; plasticity
-# injection needs an encoder and a head. `fire_all` is for DQN: in the other domains `fire` does the same. `fire_muon`
-# is for supervised training.
-ONE_NET = ("vision", "language", "dqn")
-RUNS_IN = {
-    "cbp": ONE_NET,
-    "dash": ONE_NET,
-    "redo": ONE_NET,
-    "snr": ONE_NET,
-    "plasticity_injection": ("dqn", "sac"),
-    "fire_all": ("dqn",),
-    "fire_muon": ("vision", "language"),
-}
+from fire_core.methods import available
+from harness.config import folders
+from harness.settings import Domain
 
 
-def methods_of(domain: str) -> list[str]:
-    """Return the names of the methods that run in a domain. Raises UserError for an unknown domain."""
-    if domain not in DOMAINS:
-        raise UserError(f"domain {domain!r} does not exist{did_you_mean(domain, DOMAINS)}")
-    return [name for name in available() if domain in RUNS_IN.get(name, DOMAINS)]
+def known() -> list[str]:
+    """Return the names of all domains."""
+    return sorted(path.stem for path in _files() if _declared_in(path))
 
 
-def check_runs_in(method: Method, domain: str) -> None:
-    """Raise UserError for a method that does not run in this domain."""
-    known, name = RUNS_IN.get(method.name, DOMAINS), method.name
-    if method.variant == "official":  # it follows the authors' image code
-        known, name = ("vision",), f"{method.name} method.variant=official"
-    if domain not in known:
-        raise UserError(f"method={name} does not run in {domain} ({', '.join(known)} only)")
+def find(name: str) -> Domain:
+    """Return the domain of this name. Raises UserError if there is none."""
+    for path in _files():
+        if path.stem == name and (module := _declared_in(path)):
+            return importlib.import_module(module).DOMAIN
+    raise UserError(f"domain {name!r} does not exist{did_you_mean(name, known())}")
+
+
+def methods_of(domain: Domain) -> list[str]:
+    """Return the names of the methods that run in a domain."""
+    return [name for name in available() if name not in domain.refuses]
+
+
+def _files() -> list[Path]:
+    return [path for folder in folders() for path in sorted(folder.glob("*.yaml"))]
+
+
+@functools.cache
+def _declared_in(path: Path) -> str:
+    """Return the module that the key `declared_in` of a script's config names, "" if it is not one."""
+    return (yaml.safe_load(path.read_text()) or {}).get("declared_in", "")
 
 
 if __name__ == "__main__":
-    print(",".join(methods_of(*sys.argv[1:])))
+    print(",".join(methods_of(find(*sys.argv[1:]))))

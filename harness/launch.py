@@ -1,12 +1,12 @@
 """The entry point of every training script: checked overrides and config, run folder, exit codes.
 
-    @launch("vision")
+    @launch(DOMAIN)  # which the script's settings.py declares
     def train(cfg): ...
 
     if __name__ == "__main__":
         train()
 
-Hydra composes `conf/<script>.yaml`. Before anything is written, `overrides` checks the command line and `checks` every
+Hydra composes `conf/<script>.yaml`. Before anything is written, `overrides` checks the command line and `settings` every
 value of the config. Each mistake is reported in one line.
 """
 
@@ -36,30 +36,25 @@ from omegaconf import DictConfig, OmegaConf
 from fire_core.errors import UserError, first_line
 from fire_core.methods import Method, create
 from harness import stop, sweep
-from harness.checks import keys, numbers_only
-from harness.config import CONF, compose, is_group, is_hydra, resolve, typed_in
+from harness.config import CONF, add_folder, compose, is_group, is_hydra, more_folders, resolve, typed_in
+from harness.malloc import keep_freed_memory
 from harness.manual import manual
-from harness.memory import keep_freed_memory
 from harness.overrides import check_overrides, check_sweep, split
 from harness.runs import Run
+from harness.runs.machine import requirements, versions
 from harness.runs.record import FinishedElsewhere
 from harness.runs.trunk import fingerprint
+from harness.settings import Domain, keys, numbers_only
 
 BAD_INPUT = 2
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 HELP = {"-h", "--help"}
 MULTIRUN = {"-m", "--multirun"}
-# Keys that take effect at a boundary and never before: runs that differ only in them share phase 0.
-AT_BOUNDARY = ("method", "optimizer_state", "boundary", "mode_at_boundary")
 LABEL_LENGTH = 60
 
 
-def launch(
-    domain: str, check: Callable[[DictConfig], object] = lambda cfg: None
-) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
+def launch(domain: Domain) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
     """Return a decorator that turns `train(cfg)` into a command, which reads overrides from `sys.argv`.
-
-    check: raises UserError for settings that contradict each other; a sweep calls it for all runs before the first one.
 
     Exit codes: 0 done; 1 failed (the traceback is in the run's FAILED file), or a run of a sweep failed; 2 bad input;
     75 stopped by a signal after saving; 130 or 143 stopped by Ctrl-C or SIGTERM with nothing to save.
@@ -72,7 +67,7 @@ def launch(
         def command() -> None:
             stop.raise_interrupt()
             try:
-                _command(domain, Job(domain, script, task.__name__), check, sys.argv[1:])
+                _command(domain, Job(script, task.__name__), sys.argv[1:])
             except UserError as error:
                 print(f"error: {error}", file=sys.stderr)
                 sys.exit(BAD_INPUT)
@@ -81,12 +76,14 @@ def launch(
                 print(stop.SAID, end="", file=sys.stderr)
                 sys.exit(128 + number)
 
+        command.domain = domain  # type: ignore[attr-defined]
         return command
 
     return decorate
 
 
-def _command(domain: str, job: Job, check: Callable[[DictConfig], object], arguments: list[str]) -> None:
+def _command(domain: Domain, job: Job, arguments: list[str]) -> None:
+    add_folder(domain.conf)
     overrides, options = split(arguments)
     if HELP.intersection(options):
         try:
@@ -101,8 +98,8 @@ def _command(domain: str, job: Job, check: Callable[[DictConfig], object], argum
     # processes that a launcher starts find our packages whatever their working directory is
     paths = [str(CONF.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    sys.argv[1:] = [*overrides, *options]
-    start = hydra.main(version_base="1.3", config_path=str(CONF), config_name=domain)(job)
+    sys.argv[1:] = [*overrides, *options, *more_folders(domain)]
+    start = hydra.main(version_base="1.3", config_path=str(domain.conf), config_name=domain.name)(job)
     if not multirun:
         config = resolve(domain, compose(domain, overrides))
         if "job" in options or "--cfg=job" in options:
@@ -113,7 +110,7 @@ def _command(domain: str, job: Job, check: Callable[[DictConfig], object], argum
 
     def check_run(cfg: DictConfig) -> None:
         check_machine(cfg, create(**cfg.method))
-        check(cfg)
+        domain.check(cfg)
 
     with sweep.journal(check_sweep(domain, overrides, check_run)) as path:
         start()
@@ -127,7 +124,6 @@ def _command(domain: str, job: Job, check: Callable[[DictConfig], object], argum
 class Job:
     """A run of a script's function. Workers receive the names of both and import the script themselves."""
 
-    domain: str
     script: Path
     function: str
 
@@ -138,21 +134,22 @@ class Job:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        _run(self.domain, getattr(module, self.function).__wrapped__, cfg)
+        command = getattr(module, self.function)
+        _run(command.domain, command.__wrapped__, cfg)
 
 
-def needs(extra: str, *packages: str) -> None:
-    """Exit with code 2 and one line if packages of an extra are missing. Scripts call this before they import them."""
-    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+def needs(domain: Domain) -> None:
+    """Exit with code 2 and one line if packages of a script are missing. It calls this before it imports them."""
+    missing = [package for package in domain.needs if importlib.util.find_spec(package) is None]
     if missing:
         print(
-            f"error: {Path(sys.argv[0]).name} needs {', '.join(missing)}: make install-{extra}",
+            f"error: {domain.script} needs {', '.join(missing)}: make install-{domain.extras[0]}",
             file=sys.stderr,
         )
         sys.exit(BAD_INPUT)
 
 
-def open_run(cfg: DictConfig, method: Method, **meta: Any) -> Run:
+def open_run(domain: Domain, cfg: DictConfig, method: Method, **meta: Any) -> Run:
     """Return the run of this config, in <run.root>/<experiment>/<size>/<method><-overrides>/seed_<n>/.
 
     meta: further entries of meta.json. Raises UserError for a device or compiler that is not there.
@@ -160,8 +157,13 @@ def open_run(cfg: DictConfig, method: Method, **meta: Any) -> Run:
     config = OmegaConf.to_container(cfg)
     assert isinstance(config, dict)
     check_machine(cfg, method)
-    numbers, trunk = identity(cfg, method)
-    changed = changes(cfg.domain, typed_in(HydraConfig.get()))
+    numbers, trunk = identity(domain, cfg, method)
+    changed = changes(domain, typed_in(HydraConfig.get()))
+    meta = {"domain": domain.name, "script": domain.script, "overrides": changed} | meta
+    meta |= {
+        "data": OmegaConf.select(cfg, domain.shown[0]),
+        "versions": versions(requirements(*domain.extras)),
+    }
     return Run.open(
         config=numbers,
         root=cfg.run.root,
@@ -170,7 +172,7 @@ def open_run(cfg: DictConfig, method: Method, **meta: Any) -> Run:
         label=label(cfg.method.name, changed),
         seed=cfg.seed,
         trunk=trunk,
-        meta={"method": cfg.method.name, "domain": cfg.domain, "overrides": changed, **meta},
+        meta={"method": cfg.method.name, **meta},
         checkpoint_seconds=cfg.run.checkpoint_seconds,
         checkpoint_steps=cfg.run.checkpoint_steps,
         checkpoint_share=cfg.run.checkpoint_share,
@@ -193,43 +195,32 @@ def check_machine(cfg: DictConfig, method: Method) -> None:
         )
 
 
-def identity(cfg: DictConfig, method: Method) -> tuple[dict[str, Any], dict[str, Any] | None]:
+def identity(domain: Domain, cfg: DictConfig, method: Method) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Return (settings that the numbers of a run depend on, those that the numbers of its phase 0 depend on).
 
     The second is None if phase 0 is not shared: with run.trunk=false, a trigger, or a method that acts in phase 0.
     """
     config = OmegaConf.to_container(cfg)
     assert isinstance(config, dict)
-    numbers = numbers_only(cfg.domain, {k: v for k, v in config.items() if k != "domain"})
+    numbers = numbers_only(domain, {k: v for k, v in config.items() if k != "domain"})
     shares = cfg.run.trunk and method.first_phase >= 1 and "trigger" not in cfg
-    return numbers, phase_0(cfg.domain, numbers) if shares else None
+    return numbers, phase_0(domain, numbers) if shares else None
 
 
-def phase_0(domain: str, numbers: dict[str, Any]) -> dict[str, Any]:
+def phase_0(domain: Domain, numbers: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that the numbers of phase 0 depend on; runs with the same settings share a trunk."""
-    elsewhere = (*AT_BOUNDARY, "experiment", "size")
-    return {"domain": domain} | {key: value for key, value in numbers.items() if key not in elsewhere}
+    elsewhere = ("method", "optimizer_state", "experiment", "size", *domain.at_boundary)
+    return {"domain": domain.name} | {key: value for key, value in numbers.items() if key not in elsewhere}
 
 
-def last_phase(cfg: DictConfig, method: Method, numbers: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the settings that the last phase of a language run depends on if its method forgets all training before.
-
-    `boundary.fork` is not one of them. Returns None for other runs, whose last phase depends on the training before it.
-    """
-    if cfg.domain != "language" or not method.forgets or cfg.optimizer_state != "clear" or "trigger" in cfg:
-        return None
-    shared = {key: value for key, value in numbers.items() if key not in ("experiment", "size")}
-    return shared | {"boundary": {k: v for k, v in numbers["boundary"].items() if k != "fork"}}
-
-
-def changes(domain: str, typed: list[Override]) -> list[str]:
+def changes(domain: Domain, typed: list[Override]) -> list[str]:
     """Return the typed overrides that can change numbers, except experiment, size, method, seed and search; sorted."""
     found = []
     known = keys(domain)
     for override in typed:
         key = override.key_or_group
         named = key in ("experiment", "size", "method", "seed", "search") or is_hydra(override)
-        if not named and (is_group(override) or key not in known or known[key].metadata["numbers"]):
+        if not named and (is_group(override) or key not in known or known[key].metadata["numbers"] is True):
             found.append(override.input_line or "")
     return sorted(found)
 
@@ -285,16 +276,17 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def _run(domain: str, task: Callable[[DictConfig], None], cfg: DictConfig) -> None:
+def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig) -> None:
     node = HydraConfig.get()
     alone = node.mode is None or node.mode.name != "MULTIRUN"
     line = " ".join(OmegaConf.to_container(node.overrides.task))  # as typed, with ${...}
     sweep.note("running", line)
     try:
         cfg = resolve(domain, cfg, node)
+        domain.check(cfg)
         torch.set_num_threads(cfg.threads)
         keep_freed_memory()
-        _announce(cfg)
+        _announce(domain, cfg)
         task(cfg)
     except FinishedElsewhere as end:
         print(end, flush=True)
@@ -327,12 +319,9 @@ def _without_space(error: Exception, cfg: DictConfig) -> UserError | None:
     )
 
 
-def _announce(cfg: DictConfig) -> None:
+def _announce(domain: Domain, cfg: DictConfig) -> None:
     long = f", about {cfg.minutes:g} min a run on a CPU" if cfg.minutes else ""
-    names = [
-        f"{key}={cfg[key].name}" for key in ("data", "corpus", "env", "model") if "name" in cfg.get(key, {})
-    ]
-    names += [f"game={cfg.env.game}"] if "game" in cfg.get("env", {}) else []
+    names = [f"{key.removesuffix('.name')}={OmegaConf.select(cfg, key)}" for key in domain.shown]
     print(
         f"{cfg.experiment} | size={cfg.size} | method={cfg.method.name} | seed={cfg.seed} | "
         f"{' | '.join(names)} | device={pick_device(cfg.device)}{long}",

@@ -10,15 +10,15 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from fire_core.methods import available
-from harness.checks import keys, wanted_values
-from harness.config import CONF, SIZES, compose, options, resolve
+from harness.config import SIZES, compose, file_of, options, resolve
 from harness.domains import methods_of
-from harness.overrides import files
+from harness.overrides import choosable, files
+from harness.settings import Domain, keys, wanted_values
 
 WIDTH = 110
 
 
-def manual(domain: str, script: Path) -> str:
+def manual(domain: Domain, script: Path) -> str:
     """Return the text of `--help`, with the values of the default experiment at its default size."""
     cfg = compose(domain, [])
     config, default = resolve(domain, cfg), cfg.hydra.runtime.choices["experiment"]
@@ -45,7 +45,9 @@ def manual(domain: str, script: Path) -> str:
         must = wanted[name].removeprefix("give ").removeprefix("choose ")
         rows.append((f"{name} [{shown}]", f"{entry.metadata['meaning']} ({must})"))
     settings = ", ".join(f"method.{key}" for key in config.method if key != "name")
-    found = {group: files(domain, group) for group in ("data", "model", "corpus", "env", "search", "trigger")}
+    found = {
+        group: files(domain, group) for group in choosable(domain) if group not in ("experiment", "method")
+    }
     groups = [f"{group}: {', '.join(names)}" for group, names in found.items() if names]
     return "\n".join(
         [
@@ -69,7 +71,7 @@ def _headline(experiment: str) -> str:
     """Return the first comment of an experiment's file, "" if it has none."""
     comments = [
         line.lstrip("# ")
-        for line in (CONF / "experiment" / f"{experiment}.yaml").read_text().splitlines()
+        for line in file_of("experiment", experiment).read_text().splitlines()
         if line.startswith("#") and "@package" not in line
     ]
     return comments[0] if comments else ""

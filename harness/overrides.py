@@ -14,18 +14,19 @@ from omegaconf import DictConfig
 
 from fire_core.errors import UserError
 from fire_core.methods import available
-from harness.checks import keys
 from harness.config import (
-    CONF,
     compose,
     config_groups,
     domain_of,
+    file_of,
     is_group,
     is_hydra,
     options,
     parse,
     resolve,
 )
+from harness.domains import find
+from harness.settings import Domain, keys
 
 # options of Hydra that every script has; those in TAKE_A_VALUE are followed by a value
 FLAGS = ("-m", "--multirun", "-h", "--help", "--hydra-help", "--version", "-r", "--run", "--resolve")
@@ -34,8 +35,7 @@ TAKE_A_VALUE = ("-c", "--cfg", "-i", "--info")
 ALIASES = {
     "lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "bsz": "batch_size", "gamma": "discount",
     "dataset": "data", "arch": "model", "net": "model", "exp": "experiment", "algo": "method", "optim": "optimizer_state",
-    "env.name": "env.game", "env.id": "env.game", "dtype": "precision", "amp": "precision", "output_dir": "run.root",
-    "out_dir": "run.root", "workers": "threads", "total_timesteps": "total_steps", "max_steps": "steps",
+    "dtype": "precision", "amp": "precision", "output_dir": "run.root", "out_dir": "run.root", "workers": "threads",
 }  # fmt: skip
 OUR_FOLDERS = (
     "hydra.run.dir",
@@ -88,7 +88,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; the nearest are {', '.join(ranked[:4])}" if ranked else ""
 
 
-def check_overrides(domain: str, overrides: list[str], sweep: bool = True) -> None:
+def compose_config(name: str, overrides: list[str]) -> DictConfig:
+    """Return the checked config of a command line of the script of a domain, for tests, notebooks and benchmarks."""
+    domain = find(name)
+    check_overrides(domain, overrides)
+    return resolve(domain, compose(domain, overrides))
+
+
+def check_overrides(domain: Domain, overrides: list[str], sweep: bool = True) -> None:
     """Raise UserError for keys and files that do not exist, and for several values of one key without `sweep`."""
     parsed = parse(overrides)
     methods = [v for o in parsed if o.key_or_group == "method" for v in _values(o)] or ["fire"]
@@ -120,7 +127,7 @@ def check_overrides(domain: str, overrides: list[str], sweep: bool = True) -> No
             if key == "search" and not sweep:
                 raise UserError(f"{typed}: a search is a sweep over the values of a method; add -m")
         elif key == "domain":
-            raise UserError(f"{typed}: this script trains {domain}; each domain has a script of its own")
+            raise UserError(f"{typed}: this script trains {domain.name}; each domain has a script of its own")
         elif key.split(".")[0] == "at":
             natural = ".".join(key.split(".")[2:]) or "<name>"
             raise UserError(f"{typed}: at is where experiments keep their sizes; write {natural}=")
@@ -131,7 +138,7 @@ def check_overrides(domain: str, overrides: list[str], sweep: bool = True) -> No
 
 
 def check_sweep(
-    domain: str, overrides: list[str], check_run: Callable[[DictConfig], object] = lambda cfg: None
+    domain: Domain, overrides: list[str], check_run: Callable[[DictConfig], object] = lambda cfg: None
 ) -> int:
     """Return the number of runs of a sweep, 0 if a sweeper other than Hydra's own chooses them.
 
@@ -173,7 +180,7 @@ def _typed_values(override: Override) -> list[str]:
     return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
 
-def _check_option(domain: str, group: str, option: str) -> None:
+def _check_option(domain: Domain, group: str, option: str) -> None:
     if group not in choosable(domain):
         [first, *_] = [*(name for name in keys(domain) if name.startswith(f"{group}.")), f"{group}.<name>"]
         raise UserError(
@@ -185,42 +192,40 @@ def _check_option(domain: str, group: str, option: str) -> None:
         if group == "method" and option == "all":
             raise UserError(
                 "method=all does not exist: list the methods, as in -m method=none,fire, or run "
-                f"make {domain}-sweep METHODS=all"
+                f"make {domain.name}-sweep METHODS=all"
             )
         if group == "method" and option in available():
             raise UserError(f"method={option} has no settings: write conf/method/{option}.yaml")
         raise UserError(f"{group}={option} does not exist{nearest(option, files(domain, group))}")
-    if group == "experiment" and (owner := domain_of(option)) != domain:
-        raise UserError(f"experiment={option} belongs to {owner}, this script trains {domain}")
+    if group == "experiment" and (owner := domain_of(option)) != domain.name:
+        raise UserError(f"experiment={option} belongs to {owner}, this script trains {domain.name}")
     if option not in (known := files(domain, group)):
         raise UserError(f"{group}={option} is not for this script: choose one of {', '.join(known)}")
 
 
-def files(domain: str, group: str) -> list[str]:
+def files(domain: Domain, group: str) -> list[str]:
     """Return the files of a group that a script can use: those whose keys it has."""
     if group == "experiment":
-        return [name for name in options(group) if domain_of(name) == domain]
+        return [name for name in options(group) if domain_of(name) == domain.name]
     if group not in choosable(domain):
         return []
     if group in ("method", "search"):
         return options(group)
     known = {key.split(".")[1] for key in keys(domain) if key.startswith(f"{group}.")}
     return [
-        name
-        for name in options(group)
-        if known >= yaml.safe_load((CONF / group / f"{name}.yaml").read_text()).keys()
+        name for name in options(group) if known >= yaml.safe_load(file_of(group, name).read_text()).keys()
     ]
 
 
-def choosable(domain: str) -> set[str]:
+def choosable(domain: Domain) -> list[str]:
     """Return the groups of conf/ from which a command line of this script can choose files."""
-    content = yaml.safe_load((CONF / f"{domain}.yaml").read_text())
-    return {name for entry in content["defaults"] if isinstance(entry, dict) for name in entry}
+    content = yaml.safe_load((domain.conf / f"{domain.name}.yaml").read_text())
+    return [name for entry in content["defaults"] if isinstance(entry, dict) for name in entry]
 
 
 def _method_keys(methods: list[str]) -> list[str]:
-    names = [m for m in methods if (CONF / "method" / f"{m}.yaml").is_file()]
-    settings = (yaml.safe_load((CONF / "method" / f"{m}.yaml").read_text()) for m in names)
+    names = [m for m in methods if m in options("method")]
+    settings = (yaml.safe_load(file_of("method", m).read_text()) for m in names)
     return list(dict.fromkeys(f"method.{key}" for found in settings for key in found))
 
 

@@ -1,33 +1,140 @@
-"""Checks of a language run's settings that go beyond the type and range of each, made before anything is written."""
+"""The settings of language/train.py, and what the harness must know about that script."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
 from fire_core.errors import UserError
+from harness.settings import Domain, Keys, RunKeys, group, key
 from language.model import Shape
 
 SHORTEST_OF_QUESTIONS = 32  # tokens in the shortest window
+
+
+@dataclass
+class Text:
+    name: str = key("corpus")
+    folder: str | None = key("a prepared folder; null: below run.data_root")
+    train_tokens: int | None = key("use only this many training tokens, the first ones; null: all", least=1)
+
+
+@dataclass
+class Corpus:
+    name: str = key("name of the pair of corpora, for tables")
+    tokenizer: str = key("tokenizer: small or gpt2")
+    documents: int | None = key("documents from each part of the shipped text; null: all", least=1)
+    a: Text = group(Text)
+    b: Text = group(Text)
+
+
+@dataclass
+class LanguageModel:
+    name: str = key("name of the network, for tables")
+    layers: int = key("blocks", least=1)
+    heads: int = key("attention heads", least=1)
+    width: int = key("features of the residual stream", least=1)
+    block: int = key("tokens per window", least=1)
+    vocabulary: int = key("tokens in the vocabulary", least=1)
+    key_value_heads: int | None = key(
+        "heads of keys and values; fewer than heads: grouped-query attention", least=1
+    )
+    qkv: str = key("one layer for queries, keys and values, or three", choices=("fused", "split"))
+    activation: str = key("activation of the MLP", choices=("gelu", "squared_relu", "swiglu"))
+    bias: bool = key("give linear layers a bias")
+    tied: bool = key("use the token embedding as the head")
+    dropout: float = key("share of activations that are dropped", least=0, most=1)
+    residual_lambdas: bool | None = key(
+        "blocks read a learned weighting of the residual stream and the embedding; null: false", added=True
+    )
+
+
+@dataclass
+class TextPhase:
+    passes: float | None = key("length of the phase in passes over its tokens", above=0)
+    iterations: int | None = key("length of the phase in iterations", least=1)
+    stop_at: int | None = key("iteration at which the phase stops, before the end of its schedule", least=1)
+    share_a: float = key("share of corpus A in the text", least=0, most=1)
+    block: int | None = key("tokens per window; null: model.block", least=1, added=True)
+    eval_every: int | None = key("iterations between evaluations; null: min(2000, iterations // 20)", least=1)
+    save_at: list[int] = key("iterations whose checkpoints are kept", least=1)
+
+
+@dataclass
+class LanguageBoundary:
+    fork: str = key("checkpoint that phase 2 starts from: best, last or an iteration of save_at")
+    batches: int = key("batches of the coming phase that a method may look at", least=1)
+
+
+@dataclass
+class LanguageRun(RunKeys):
+    peak_tflops: float | None = key(
+        "peak TFLOP/s of one device, for MFU; null: the vendor's figure", above=0, numbers=False
+    )
+
+
+@dataclass
+class Language(Keys):
+    corpus: Corpus = group(Corpus)
+    model: LanguageModel = group(LanguageModel)
+    boundary: LanguageBoundary = group(LanguageBoundary)
+    phase_1: TextPhase = group(TextPhase)
+    phase_2: TextPhase = group(TextPhase)
+    accumulation: int = key("micro-batches per iteration, over all processes", least=1)
+    final_learning_rate: float = key("learning rate at the end of a phase", least=0)
+    warmup_share: float = key("share of a phase in which the learning rate rises", least=0, most=1)
+    warmup_limit: int = key("largest number of warm-up iterations", least=0)
+    betas: list[float] = key(
+        "decay rates of Adam's two averages", least=0, most=1, form="give two numbers from 0 to below 1"
+    )
+    weight_decay: float = key("weight decay of matrices", least=0)
+    clip_norm: float = key("largest norm of the gradient; inf does not clip", above=0)
+    eval_windows: int = key("validation windows per corpus", least=1)
+    eval_batch_size: int = key("windows per evaluation batch", least=1, numbers=False)
+    precision: str = key("precision of training; fp16 scales the loss", choices=("fp32", "bf16", "fp16"))
+    tf32: bool = key("on GPUs, compute float32 products in TF32")
+    run: LanguageRun = group(LanguageRun)
 
 
 def check_settings(cfg: DictConfig) -> Shape:
     """Return the shape of the model. Raises UserError for settings that do not fit together."""
     if len(cfg.betas) != 2 or not all(beta < 1 for beta in cfg.betas):
         raise UserError(f"betas={cfg.betas}: give two numbers from 0 to below 1, as in betas=[0.9,0.95]")
-    for key in ("phase_1", "phase_2"):
-        if cfg[key].passes is None and cfg[key].iterations is None:
+    for phase in ("phase_1", "phase_2"):
+        if cfg[phase].passes is None and cfg[phase].iterations is None:
             raise UserError(
-                f"{key}.passes=null and {key}.iterations=null: give one of them, the phase has no length"
+                f"{phase}.passes=null and {phase}.iterations=null: give one of them, the phase has no length"
             )
-        if (cfg[key].block or 0) > cfg.model.block:
+        if (cfg[phase].block or 0) > cfg.model.block:
             raise UserError(
-                f"{key}.block={cfg[key].block}: the model has {cfg.model.block} positions; set model.block to the longest "
-                "window of both phases"
+                f"{phase}.block={cfg[phase].block}: the model has {cfg.model.block} positions; set model.block to the "
+                "longest window of both phases"
             )
-    shortest = min(cfg[key].block or cfg.model.block for key in ("phase_1", "phase_2"))
+    shortest = min(cfg[phase].block or cfg.model.block for phase in ("phase_1", "phase_2"))
     if "questions" in (cfg.corpus.a.name, cfg.corpus.b.name) and shortest < SHORTEST_OF_QUESTIONS:
         raise UserError(
             f"windows of {shortest} tokens with the corpus questions: its loss counts only answers, and a window this short "
             f"may contain none; use a block of {SHORTEST_OF_QUESTIONS} or more"
         )
     return Shape(**{k: v for k, v in cfg.model.items() if k != "name" and v is not None})
+
+
+DOMAIN = Domain(
+    name="language",
+    script="language/train.py",
+    keys=Language,
+    shown=("corpus.name", "model.name"),
+    at_boundary=("boundary",),
+    refuses={
+        "fire_all": "fire does the same here",
+        "plasticity_injection": "it needs an encoder and a head, as in DQN and SAC",
+    },
+    check=check_settings,
+    needs=("tokenizers",),
+    extras=("language", "language-data"),
+    data=(
+        ("two text corpora, shipped", "language/assets", "git checkout -- language/assets"),
+        ("tokens of WikiText-103", "data/language/wikitext103-gpt2", "python -m language.prepare --help"),
+    ),
+)

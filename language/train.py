@@ -28,8 +28,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from harness.launch import check_first_phase, launch, needs, open_run
+from language.settings import DOMAIN, check_settings
 
-needs("language", "tokenizers")
+needs(DOMAIN)
 
 from fire_core.errors import UserError
 from fire_core.measure.probe import plasticity, relative_gradient
@@ -44,11 +45,10 @@ from language.distributed import Silent, World, save_decision, world_of
 from language.evaluate import autocast, evaluate, mean_loss
 from language.model import Decoder, adamw, token_loss
 from language.schedule import PhasePlan, open_corpora, plan
-from language.settings import check_settings
 from language.throughput import peak_flops, synchronise
 
 
-@launch("language", check_settings)
+@launch(DOMAIN)
 def train(cfg: DictConfig) -> None:
     """Train one run, alone or as one of several processes."""
     with world_of(cfg.device) as world:
@@ -61,7 +61,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
     method = create(**cfg.method)
     check_first_phase(method, phases=2)
     shape = check_settings(cfg)
-    run = open_run(cfg, method, data=cfg.corpus.name, model=cfg.model.name) if world.leads else Silent()
+    run = open_run(DOMAIN, cfg, method, model=cfg.model.name) if world.leads else Silent()
     if world.from_leader(run.finished if world.leads else None):
         return
 

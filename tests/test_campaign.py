@@ -19,8 +19,9 @@ from harness.campaign.rates import end_of, first_step, learning_starts, rate_of,
 from harness.campaign.schedule import ready, simulate, spent_trunks, within
 from harness.campaign.training import command
 from harness.campaign.work import EVALUATION, Work, assumed
-from harness.config import CONF, compose_config
+from harness.config import CONF
 from harness.launch import identity
+from harness.overrides import compose_config
 from harness.runs.trunk import FolderLock
 
 ROOT = Path(__file__).resolve().parents[1]

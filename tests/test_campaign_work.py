@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from harness.campaign.work import assumed, stages_of, work_of
-from harness.config import compose_config
+from harness.overrides import compose_config
 from vision.images import Images
 from vision.protocols import make_phases
 

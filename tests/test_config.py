@@ -13,18 +13,19 @@ from fire_core import Phase, State, snapshot
 from fire_core.errors import UserError
 from fire_core.methods import create
 from harness import sweep
-from harness.checks import keys, numbers_only
-from harness.config import compose, compose_config, domain_of, options, parse, resolve
+from harness.config import compose, domain_of, options, parse, resolve
+from harness.domains import find, known
 from harness.launch import LABEL_LENGTH, identity, label, phase_0, pick_device
 from harness.manual import manual
-from harness.overrides import check_overrides, check_sweep, nearest, split
-from harness.schema import SCHEMAS
+from harness.overrides import check_overrides, check_sweep, compose_config, nearest, split
+from harness.settings import keys, numbers_only
 from language.model import Decoder, Shape
 from rl.dqn.network import DQN
 from rl.sac.network import Actor
 from rl.sac.settings import check as check_sac
 from vision.models import build as vision_net
 
+VISION = find("vision")
 NATURAL = {
     "vision": ["protocol.epochs=[20,2]", "data.image_size=16", "model.width=16", "batch_size=64"],
     "language": ["phase_1.iterations=7", "corpus.a.train_tokens=4096", "model.width=32", "batch_size=64"],
@@ -81,8 +82,8 @@ def test_a_chosen_file_takes_the_place_of_the_experiments_and_a_typed_value_of_b
 )
 def test_a_mistake_is_one_line(override, answer):
     with pytest.raises(UserError) as caught:
-        check_overrides("vision", [override], sweep=False)
-        resolve("vision", compose("vision", [override]))
+        check_overrides(VISION, [override], sweep=False)
+        resolve(VISION, compose(VISION, [override]))
     assert answer in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -97,12 +98,12 @@ def test_options_may_stand_anywhere_and_others_than_hydras_are_refused():
 
 
 def test_every_value_of_conf_is_a_key_of_the_schema_and_every_key_has_a_meaning():
-    for domain in SCHEMAS:
+    for domain in map(find, known()):
         assert all(entry.metadata["meaning"] for entry in keys(domain).values())
         assert set(keys(domain)) >= {"seed", "run.root"}
         text = manual(domain, "train.py")
         assert all(f"  {name} [" in text for name in keys(domain) if name not in HIDDEN)
-        assert all(name in text for name in options("experiment") if domain_of(name) == domain)
+        assert all(name in text for name in options("experiment") if domain_of(name) == domain.name)
 
 
 HIDDEN = ("experiment", "size", "method", "minutes")
@@ -110,16 +111,16 @@ HIDDEN = ("experiment", "size", "method", "minutes")
 
 def test_a_script_without_files_of_a_group_names_its_first_key():
     with pytest.raises(UserError, match=r"has no files of env; give its keys, as in env\.game="):
-        check_overrides("dqn", ["env=asterix"])
+        check_overrides(find("dqn"), ["env=asterix"])
 
 
 def test_help_and_messages_name_only_the_files_that_the_script_can_use():
-    told = {domain: manual(domain, Path("train.py")) for domain in SCHEMAS}
+    told = {name: manual(find(name), Path("train.py")) for name in known()}
     assert "model: cnn, mlp, resnet18" in told["vision"] and "gpt_tiny" not in told["vision"]
     assert "model: gpt_100m, gpt_tiny\n" in told["language"]
     assert "h1_walk" not in told["dqn"] and "h1_walk" in told["sac"]
     with pytest.raises(UserError, match="model=gpt_tiny is not for this script: choose one of cnn, mlp"):
-        check_overrides("vision", ["model=gpt_tiny"])
+        check_overrides(VISION, ["model=gpt_tiny"])
 
 
 def test_a_reader_that_closes_the_help_early_is_no_error():
@@ -175,16 +176,16 @@ def test_a_setting_that_was_added_to_a_method_is_in_the_config_where_it_is_set(n
     plain = compose_config("vision", ["size=smoke", f"method={name}"])
     assert not ADDED[name] & set(plain.method)
     same = compose_config("vision", ["size=smoke", f"method={name}", "method.min_norm=0"])
-    assert identity(same, create(**same.method)) == identity(plain, create(**plain.method))
+    assert identity(VISION, same, create(**same.method)) == identity(VISION, plain, create(**plain.method))
     other = compose_config("vision", ["size=smoke", f"method={name}", "method.min_norm=1e-3"])
     assert other.method.min_norm == 1e-3 and create(**other.method).min_norm == 1e-3
-    assert identity(other, create(**other.method)) != identity(plain, create(**plain.method))
+    assert identity(VISION, other, create(**other.method)) != identity(VISION, plain, create(**plain.method))
 
 
 def test_what_cannot_change_numbers_is_not_part_of_a_runs_identity():
     plain = OmegaConf.to_container(compose_config("vision", ["size=smoke"]))
     plain.pop("domain")
-    one = numbers_only("vision", plain)
+    one = numbers_only(VISION, plain)
     elsewhere = [
         "eval_batch_size=7",
         "threads=5",
@@ -195,17 +196,17 @@ def test_what_cannot_change_numbers_is_not_part_of_a_runs_identity():
     ]
     other = OmegaConf.to_container(compose_config("vision", ["size=smoke", *elsewhere]))
     other.pop("domain")
-    assert numbers_only("vision", other) == one and "run" not in one
-    assert numbers_only("vision", plain | {"batch_size": 3}) != one
+    assert numbers_only(VISION, other) == one and "run" not in one
+    assert numbers_only(VISION, plain | {"batch_size": 3}) != one
     own = plain | {"data": plain["data"] | {"name": "image_folder", "folder": "mine"}}
-    assert numbers_only("vision", own)["data"]["folder"] == "mine"
+    assert numbers_only(VISION, own)["data"]["folder"] == "mine"
 
 
 def test_what_acts_at_a_boundary_only_does_not_part_trunks():
     def trunk(*overrides):
         config = OmegaConf.to_container(compose_config("vision", ["size=smoke", *overrides]))
         config.pop("domain")
-        return phase_0("vision", numbers_only("vision", config))
+        return phase_0(VISION, numbers_only(VISION, config))
 
     assert trunk() == trunk("method=none", "optimizer_state=keep", "mode_at_boundary=train")
     assert trunk() != trunk("batch_size=3")
@@ -225,15 +226,17 @@ def test_labels_are_readable_and_short():
 
 def test_a_mistake_in_a_sweep_is_told_once_before_anything_starts():
     with pytest.raises(UserError) as caught:
-        check_sweep("vision", ["size=smoke", "method=none,fire", "seed=1,2,3", "clip_norm=big"])
+        check_sweep(VISION, ["size=smoke", "method=none,fire", "seed=1,2,3", "clip_norm=big"])
     assert str(caught.value).count("clip_norm='big'") == 1
-    with pytest.raises(UserError, match=r"^method=plasticity_injection does not run in vision .*only\)$"):
-        check_sweep("vision", ["size=smoke", "method=none,plasticity_injection", "seed=1,2,3"])
+    with pytest.raises(
+        UserError, match=r"^method=plasticity_injection does not run in vision: it needs an encoder.*$"
+    ):
+        check_sweep(VISION, ["size=smoke", "method=none,plasticity_injection", "seed=1,2,3"])
     with pytest.raises(UserError) as caught:
-        check_sweep("sac", ["size=smoke", "midpoint=500", "seed=1,2,3"], check_sac)
+        check_sweep(find("sac"), ["size=smoke", "midpoint=500", "seed=1,2,3"], check_sac)
     assert str(caught.value).count("midpoint=500") == 1 and "\n" not in str(caught.value)
-    assert check_sweep("vision", ["size=smoke", "method=none,fire", "seed=1,2,3"]) == 6
-    assert check_sweep("vision", ["experiment=ablation_strength", "seed=1,2"]) == 10
+    assert check_sweep(VISION, ["size=smoke", "method=none,fire", "seed=1,2,3"]) == 6
+    assert check_sweep(VISION, ["experiment=ablation_strength", "seed=1,2"]) == 10
 
 
 def test_a_sweep_counts_its_runs_and_names_each_failure_once(capsys):
@@ -255,10 +258,11 @@ VALUES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("domain", SCHEMAS)
+@pytest.mark.parametrize("domain", known())
 def test_no_override_is_a_traceback(domain):
     """A hundred overrides for each script, over every key and misspelt ones; some through Hydra itself."""
     draw = random.Random(f"fuzz {domain}")
+    domain = find(domain)
     cfg = compose(domain, ["size=smoke"])
     names = [
         *keys(domain),

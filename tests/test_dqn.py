@@ -8,7 +8,8 @@ from torch import nn
 from fire_core.errors import UserError
 from fire_core.methods import create
 from fire_core.phases import Phase, State, snapshot
-from harness.config import CONF, compose_config
+from harness.config import CONF
+from harness.overrides import compose_config
 from rl.dqn.learn import Learner, epsilon, gradients, td_loss, td_targets, update
 from rl.dqn.measure import Window, measure
 from rl.dqn.network import DQN

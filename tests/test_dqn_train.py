@@ -11,7 +11,7 @@ import torch
 from training_scripts import Script
 
 from fire_core.errors import UserError
-from harness.config import compose_config
+from harness.overrides import compose_config
 from rl import columns
 from rl.dqn import replay_place
 from rl.dqn.replay_place import open_replay

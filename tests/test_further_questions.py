@@ -10,6 +10,7 @@ from analysis import estimates, further_questions, sensitivity, theory
 from analysis.runs import load
 from fire_core import find_targets
 from harness.config import compose
+from harness.domains import find
 from language.model import Decoder, Shape
 from tests.synthetic_runs import task_lines, warm_start_lines, write_run
 from vision.models import build
@@ -86,7 +87,9 @@ def test_places_of_layers():
     ],
 )
 def test_the_sweep_over_layers_takes_each_matrix_once(domain, experiment, net):
-    values = compose(domain, [f"experiment={experiment}"]).hydra.sweeper.params["method.targets"].split(",")
+    values = (
+        compose(find(domain), [f"experiment={experiment}"]).hydra.sweeper.params["method.targets"].split(",")
+    )
     made = net()
     taken = [target.name for value in values for target in find_targets(made, value).included]
     assert sorted(taken) == sorted(target.name for target in find_targets(made).included)

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from fire_core.methods import variants
 from harness.config import compose, resolve
-from harness.domains import methods_of
+from harness.domains import find, methods_of
 from vision.models import build
 
 SCRIPTS = {
@@ -72,7 +72,7 @@ def rehearse(
     source = source or source_of(script)
     fixed = ["size=smoke", f"device={DEVICE}", f"run.root={folder}", "run.trunk=false", "run.progress=false"]
     typed = [*fixed, "run.checkpoint_seconds=1e9", *SMALLEST[script], *overrides]
-    composed = compose(script, typed)
+    composed = compose(find(script), typed)
     HydraConfig.instance().set_config(composed)
     module = types.ModuleType(f"rehearsed_{script}")
     module.__file__ = str(ROOT / SCRIPTS[script])
@@ -94,7 +94,7 @@ def rehearse(
         patch("language.throughput.measured_flops", lambda *arguments: 1e12),
         watched() as waits,
     ):
-        module.train.__wrapped__(resolve(script, composed))
+        module.train.__wrapped__(resolve(find(script), composed))
     return waits.steady(SCRIPTS[script], loop_lines(source)), shapes
 
 
@@ -108,7 +108,7 @@ def with_line(script: str, line: str) -> str:
 @pytest.mark.parametrize(
     ("script", "change"),
     [
-        *(("vision", f"method={method}") for method in methods_of("vision")),
+        *(("vision", f"method={method}") for method in methods_of(find("vision"))),
         ("language", "method=fire"),
         ("language", "precision=fp16"),
         ("dqn", "method=fire"),
@@ -122,7 +122,7 @@ def test_loops_wait_for_the_device_at_documented_places_only(script, change, tmp
     assert found.keys() - UNITS == DOCUMENTED.get(script, set()), found
 
 
-@pytest.mark.parametrize("method", [m for m in methods_of("vision") if len(variants(m)) > 1])
+@pytest.mark.parametrize("method", [m for m in methods_of(find("vision")) if len(variants(m)) > 1])
 def test_the_official_variants_do_too(method, tmp_path):
     found, _ = rehearse("vision", tmp_path, f"method={method}", "method.variant=official", "compat=official")
     assert found.keys() <= UNITS, found

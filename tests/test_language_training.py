@@ -12,7 +12,8 @@ from omegaconf import OmegaConf
 from training_scripts import ROOT, Script, killed
 
 from fire_core.errors import UserError
-from harness.config import compose_config, domain_of, options
+from harness.config import domain_of, options
+from harness.overrides import compose_config
 from harness.runs import seeded
 from language.data import mixture
 from language.distributed import World

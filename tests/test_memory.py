@@ -9,7 +9,7 @@ import pytest
 
 COUNT = """
 import resource, sys
-from harness.memory import keep_freed_memory
+from harness.malloc import keep_freed_memory
 kept = keep_freed_memory() if sys.argv[1] == "keep" else None
 for step in range(21):
     if step == 1:  # after the first step, which needs new pages in any case

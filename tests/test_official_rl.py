@@ -62,7 +62,7 @@ def test_frames_are_those_of_the_official_stack(game, fidelity):
 
 
 def test_official_runs_of_dqn_train_on_official_frames():
-    from harness.config import compose_config
+    from harness.overrides import compose_config
     from rl.dqn.play import make_games
 
     first = {}

@@ -19,12 +19,15 @@ from torch.nn.functional import cross_entropy
 
 from fire_core.methods import available, create
 from harness.config import compose, options, resolve
+from harness.domains import find
 from harness.overrides import check_sweep
 from vision import data, official, protocols
 from vision.images import Images, pixel_statistics
 from vision.models import build
 from vision.protocols import batch_indices, make_phases
 from vision.train import set_learning_rate, train
+
+VISION = find("vision")
 
 FOLDER = Path(__file__).parent / "official"
 NETS = json.loads((FOLDER / "models.json").read_text())
@@ -49,9 +52,7 @@ DATA_SETS = {"cifar10": ("CIFAR10", 50_000, 10), "cifar100": ("CIFAR100", 50_000
 
 @cache
 def paper(experiment: str, method: str = "none"):
-    return resolve(
-        "vision", compose("vision", [f"experiment={experiment}", "size=paper", f"method={method}"])
-    )
+    return resolve(VISION, compose(VISION, [f"experiment={experiment}", "size=paper", f"method={method}"]))
 
 
 @cache
@@ -365,7 +366,7 @@ def test_tuned_values_are_those_of_the_run_scripts(experiment, fidelity):
 @pytest.mark.parametrize("name", options("search"))
 def test_a_search_covers_the_values_of_the_run_scripts(name):
     line = ["experiment=fig2c_cifar100_vit_tiny", "size=paper", f"search={name}"]
-    axes = dict(compose("vision", line).hydra.sweeper.params)
+    axes = dict(compose(VISION, line).hydra.sweeper.params)
     assert axes.pop("method") == name
     grid = {key.removeprefix("method."): set(map(float, values.split(","))) for key, values in axes.items()}
     tuned = defaultdict(set)
@@ -375,7 +376,7 @@ def test_a_search_covers_the_values_of_the_run_scripts(name):
             tuned[OUR_NAMES.get((name, key), key)].add(value.split()[0])
     for key, values in grid.items():
         assert set(map(float, tuned[key])) <= values
-    assert check_sweep("vision", line) == math.prod(map(len, grid.values()))
+    assert check_sweep(VISION, line) == math.prod(map(len, grid.values()))
 
 
 # --------------------------------------------------------------------------------------------------- the loop itself

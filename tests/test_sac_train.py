@@ -15,7 +15,7 @@ from training_scripts import ROOT, Script, killed
 pytest.importorskip("mujoco")
 
 from fire_core.errors import UserError
-from harness.config import compose_config
+from harness.overrides import compose_config
 from harness.runs import generator
 from rl.replay import Batch
 from rl.sac.env import Task

@@ -8,8 +8,9 @@ from training_scripts import Script, killed
 
 from fire_core.errors import UserError
 from fire_core.methods import available
-from harness.config import CONF, compose_config, options
-from harness.schema import SCHEMAS
+from harness.config import CONF, options
+from harness.domains import known
+from harness.overrides import compose_config
 from harness.trigger import KINDS, OFF, Watch
 
 SCRIPTS = {"vision/train.py": Script("vision/train.py")}
@@ -82,7 +83,7 @@ def test_an_act_waits_for_its_cooldown(tmp_path):
 
 
 def test_without_a_trigger_the_config_of_a_run_is_what_it_was():
-    for domain in SCHEMAS:
+    for domain in known():
         assert "trigger" not in compose_config(domain, ["size=smoke"])
 
 

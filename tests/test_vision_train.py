@@ -15,9 +15,9 @@ from training_scripts import ROOT, Script
 
 from fire_core import UserError
 from fire_core.methods import create
-from harness.config import CONF, compose_config
-from harness.domains import methods_of
-from harness.overrides import check_sweep
+from harness.config import CONF, FOLDERS
+from harness.domains import find, methods_of
+from harness.overrides import check_sweep, compose_config
 from vision.train import set_learning_rate, train
 
 SCRIPT = Script("vision/train.py")
@@ -236,7 +236,7 @@ def test_corrupt_checkpoint_is_one_line(tmp_path):
 def test_every_experiment_composes(experiment):
     content = yaml.safe_load((CONF / "experiment" / f"{experiment}.yaml").read_text())
     if "hydra" in content:  # another experiment with its settings swept
-        assert check_sweep("vision", [f"experiment={experiment}", "size=paper", "seed=1"]) > 1
+        assert check_sweep(find("vision"), [f"experiment={experiment}", "size=paper", "seed=1"]) > 1
     for size in ("smoke", "small", "paper"):
         assert compose_config("vision", [f"experiment={experiment}", f"size={size}"]).minutes != 0
     for name, settings in content.get("tuned", {}).items():
@@ -245,7 +245,7 @@ def test_every_experiment_composes(experiment):
 
 
 def test_every_method_composes():
-    for name in methods_of("vision"):
+    for name in methods_of(find("vision")):
         cfg = compose_config("vision", [f"method={name}"])
         assert create(**cfg.method).name == name
 
@@ -253,9 +253,9 @@ def test_every_method_composes():
 def test_a_new_experiment_file_is_an_experiment(tmp_path, monkeypatch):
     with pytest.raises(UserError):
         compose_config("vision", ["experiment=my_own"])
-    conf = shutil.copytree(CONF, tmp_path / "conf")  # other tests list conf/ at the same time
-    shutil.copy(conf / "experiment" / "label_noise.yaml", conf / "experiment" / "my_own.yaml")
-    monkeypatch.setattr("harness.config.CONF", conf)
+    (tmp_path / "experiment").mkdir()
+    shutil.copy(CONF / "experiment" / "label_noise.yaml", tmp_path / "experiment" / "my_own.yaml")
+    monkeypatch.setenv(FOLDERS, str(tmp_path))
     assert compose_config("vision", ["experiment=my_own"]).protocol.name == "label_noise"
 
 

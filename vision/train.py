@@ -38,14 +38,15 @@ from vision.data import load
 from vision.images import Images
 from vision.models import build
 from vision.protocols import PhaseData, batch_indices, make_batch, make_phases
+from vision.settings import DOMAIN
 
 
-@launch("vision")
+@launch(DOMAIN)
 def train(cfg: DictConfig) -> None:
     """Train all phases of a run, with the method at each boundary or whenever its trigger fires."""
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
-    run = open_run(cfg, method, data=cfg.data.name, model=cfg.model.name)
+    run = open_run(DOMAIN, cfg, method, model=cfg.model.name)
     if run.finished:
         return
 

@@ -52,7 +52,6 @@ class Method:
     source: ClassVar[str] = ""
     changes_optimizer: ClassVar[bool] = False
     changes_structure: ClassVar[bool] = False
-    forgets: ClassVar[bool] = False  # the nets after a boundary do not depend on the training before it
     watches_training: ClassVar[bool] = (
         False  # reads activations of the training passes, which compiled nets hide
     )

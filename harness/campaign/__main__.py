@@ -22,9 +22,10 @@ from harness.campaign.rates import measure, one_of_each, probes_in, rate_of
 from harness.campaign.schedule import simulate, within
 from harness.campaign.training import Stopped, command, train
 from harness.campaign.work import assumed
-from harness.checks import keys
+from harness.domains import find
 from harness.launch import BAD_INPUT
 from harness.runs.signals import STOPPED
+from harness.settings import keys
 
 LAUNCHERS = {  # name -> package, target of make
     "ray": ("hydra_plugins.hydra_ray_launcher", "install-ray"),
@@ -197,7 +198,7 @@ def precision(domain: str, name: str | None) -> tuple[str, ...]:
     """
     if name is None:
         return ()
-    known = {d: keys(d)["precision"].metadata["choices"] for d in ("vision", "language", "dqn", "sac")}
+    known = {d: keys(find(d))["precision"].metadata["choices"] for d in SCRIPTS}
     if not any(name in choices for choices in known.values()):
         raise UserError(
             f"--precision {name}: choose one of {', '.join(sorted({c for k in known.values() for c in k}))}"
@@ -207,12 +208,12 @@ def precision(domain: str, name: str | None) -> tuple[str, ...]:
 
 def options_of(domain: str, options: Sequence[str]) -> tuple[str, ...]:
     """Return the overrides among `options` whose key this domain has."""
-    return tuple(option for option in options if option.partition("=")[0] in keys(domain))
+    return tuple(option for option in options if option.partition("=")[0] in keys(find(domain)))
 
 
 def check_options(options: Sequence[str]) -> None:
     """Raise UserError for an override whose key no domain has."""
-    known = sorted({key for domain in SCRIPTS for key in keys(domain)})
+    known = sorted({key for domain in SCRIPTS for key in keys(find(domain))})
     for option in options:
         key, equals, _ = option.partition("=")
         if not equals or key not in known:

@@ -17,17 +17,12 @@ from fire_core.errors import UserError, did_you_mean
 from fire_core.methods import available, create
 from harness.campaign.work import Work, work_of
 from harness.config import CONF, compose, domain_of, options, parse, resolve
-from harness.launch import changes, identity, label, last_phase
+from harness.domains import find, known
+from harness.launch import changes, identity, label
 from harness.overrides import check_overrides
 from harness.runs import Run
-from harness.runs.trunk import fingerprint
 
-SCRIPTS = {
-    "vision": "vision/train.py",
-    "language": "language/train.py",
-    "dqn": "rl/dqn/train.py",
-    "sac": "rl/sac/train.py",
-}
+SCRIPTS = {name: find(name).script for name in known()}
 KEYS = {"size", "first", "jobs", "delete_trunks", "cells", "afterwards"}
 CELL_KEYS = {"experiment", "options", "runs"}
 RUNS_KEYS = {"seeds", "methods", "sweep"}
@@ -95,7 +90,7 @@ def load(name: str, root: str, more: Callable[[str], tuple[str, ...]] = lambda d
     content = read(name)
     jobs: list[Job] = []
     missing: list[str] = []
-    known = available()
+    methods = available()
     for number, cell in enumerate(content["cells"]):
         experiment, domain = cell["experiment"], domain_of(cell["experiment"])
         if content["size"] not in sizes_of(experiment):
@@ -108,14 +103,14 @@ def load(name: str, root: str, more: Callable[[str], tuple[str, ...]] = lambda d
             *more(domain),
         ]
         always.append(f"run.root={root}")
-        check_overrides(domain, always)
-        composed = compose(domain, always)
+        check_overrides(find(domain), always)
+        composed = compose(find(domain), always)
         for group in cell["runs"]:
             axes = [[f"{key}={value}" for value in values] for key, values in group.get("sweep", {}).items()]
             for position, method in enumerate(group["methods"]):
                 for point in itertools.product(*axes):
                     # methods that watch activations cannot be compiled, the others of their cell can
-                    watches = method in known and known[method].watches_training
+                    watches = method in methods and methods[method].watches_training
                     fixed = [a.replace("compile=true", "compile=false") if watches else a for a in always]
                     typed = [*fixed, f"method={method}", *point]
                     cfg = with_method(domain, composed, method, typed)
@@ -188,15 +183,14 @@ def with_method(domain: str, composed: DictConfig, method: str, typed: list[str]
     OmegaConf.set_struct(cfg, False)
     cfg.method = OmegaConf.load(CONF / "method" / f"{method}.yaml")
     cfg.hydra.overrides.task = typed
-    return resolve(domain, cfg)
+    return resolve(find(domain), cfg)
 
 
 def jobs_of(domain: str, typed: list[str], cfg: DictConfig, ranks: dict[int, tuple[int, ...]]) -> list[Job]:
     """Return one job for each seed of `ranks` ({seed: rank}); the seeds differ in no other key of the config."""
     method = create(**cfg.method)
-    numbers, trunk = identity(cfg, method)
-    later = last_phase(cfg, method, numbers)
-    name, work = label(cfg.method.name, changes(domain, parse(typed))), work_of(cfg)
+    numbers, trunk = identity(find(domain), cfg, method)
+    name, work = label(cfg.method.name, changes(find(domain), parse(typed))), work_of(cfg)
     jobs = []
     for seed, rank in ranks.items():
         run = Run.open(
@@ -220,7 +214,7 @@ def jobs_of(domain: str, typed: list[str], cfg: DictConfig, ranks: dict[int, tup
                 work,
                 rank,
                 cfg.minutes,
-                None if later is None else fingerprint(later | {"seed": seed}),
+                None,
             )
         )
     return jobs

@@ -12,14 +12,9 @@ import yaml
 
 from fire_core.checkpoints.atomic import write_atomic
 from fire_core.errors import UserError
+from harness.domains import find
 
 NOT_EXPERIMENTS = {"notebooks", "trunks", "summary", "report", "figures", "tables"}
-SCRIPTS = {
-    "vision": "vision/train.py",
-    "language": "language/train.py",
-    "dqn": "rl/dqn/train.py",
-    "sac": "rl/sac/train.py",
-}
 RUNNING_SECONDS = 180.0  # a folder with RUNNING that was written to this recently counts as running
 
 
@@ -29,9 +24,7 @@ def find_folders(
     """Return every `seed_*` folder below `root` in sorted order. Raises UserError if `root` does not exist."""
     root = Path(root)
     if not root.is_dir():
-        raise UserError(
-            f"no run folder at '{root}': start a sweep first (make vision-sweep), or name another folder"
-        )
+        raise UserError(f"no run folder at '{root}': start a run first, or name another folder")
     names = sorted(experiments) if experiments else sorted(p.name for p in root.iterdir() if p.is_dir())
     found = []
     for name in names:
@@ -96,9 +89,8 @@ def describe_run(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     """
     meta = read_meta(path)
     trunk = read_meta(path.parents[3] / "trunks" / meta["trunk"]) if "trunk" in meta else {}
-    data = meta.get("data") or next((config[key] for key in ("data", "corpus", "env") if config.get(key)), "")
     return identify(path, meta) | {
-        "data": _name(data),
+        "data": _name(meta.get("data") or _data_of(meta, config)),
         "commit": _commits(meta) or "unknown",
         "trunk_commit": _commits(trunk),
         "dirty": any(bool(part.get("dirty")) for part in (*starts(meta), *starts(trunk))),
@@ -109,6 +101,14 @@ def describe_run(path: Path, config: dict[str, Any]) -> dict[str, Any]:
         "started": str(meta.get("started") or ""),
         "path": str(path),
     }
+
+
+def _data_of(meta: dict[str, Any], config: dict[str, Any]) -> Any:
+    """Return what a run trained on, for meta.json of an earlier version, which does not name it."""
+    value: Any = config
+    for part in find(str(meta.get("domain"))).shown[0].split(".") if "domain" in meta else ():
+        value = value.get(part, "") if isinstance(value, dict) else ""
+    return "" if value is config else value
 
 
 def starts(meta: dict[str, Any]) -> list[dict[str, Any]]:
@@ -129,7 +129,8 @@ def command_of(meta: dict[str, Any]) -> str:
     for override in meta["overrides"]:
         key, _, _ = override.partition("=")
         parts.append(f"{key}=FOLDER" if key.endswith(".folder") else override)
-    return f"python {SCRIPTS.get(str(meta.get('domain')), 'train.py')} {' '.join(parts)}"
+    script = meta.get("script") or find(str(meta.get("domain"))).script
+    return f"python {script} {' '.join(parts)}"
 
 
 def read_meta(path: Path) -> dict[str, Any]:

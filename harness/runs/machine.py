@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +20,8 @@ import torch
 
 from fire_core.checkpoints.atomic import write_atomic
 from harness.runs.folders import read_meta
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def describe() -> dict[str, Any]:
@@ -42,14 +47,24 @@ def write_meta(folder: Path, facts: dict[str, Any]) -> None:
         earlier = [*before.get("earlier", []), start]
     except (KeyError, TypeError):
         earlier = []
-    text = json.dumps(facts | describe() | ({"earlier": earlier} if earlier else {}), indent=1)
+    here = describe()
+    here["versions"] = facts.get("versions", {}) | here["versions"]
+    text = json.dumps(facts | here | ({"earlier": earlier} if earlier else {}), indent=1)
     write_atomic(folder / "meta.json", text)
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the installed packages that numbers depend on, such as simulators."""
+def requirements(*extras: str) -> list[str]:
+    """Return the names of the packages that extras of pyproject.toml install; without any, those of the library."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = [line for extra in extras for line in project["optional-dependencies"][extra]]
+    names = (re.match(r"[\w.-]+", line) for line in (listed if extras else project["dependencies"]))
+    return list(dict.fromkeys(name[0] for name in names if name))
+
+
+def versions(packages: Iterable[str] = ()) -> dict[str, str]:
+    """Return the versions of Python, torch, numpy and those of `packages`, such as simulators, that are installed."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
-    for package in ("torchvision", "gymnasium", "ale-py", "mujoco"):
+    for package in packages:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
@@ -76,9 +91,8 @@ def _processor() -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    root = Path(__file__).resolve().parents[2]
     try:
-        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=20)
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -74,11 +74,6 @@ def check_size(path: Path, size: int) -> None:
         )
 
 
-def read(folder: Path) -> list[dict[str, Any]]:
-    """Return all lines of a finished run, parsed."""
-    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
-
-
 def as_line(values: dict[str, Any], *, allow_nan: bool = True) -> str:
     """Return the values as one line of JSON."""
     return json.dumps({name: plain(value) for name, value in values.items()}, allow_nan=allow_nan) + "\n"

@@ -88,7 +88,7 @@ class Run:
             config: resolved keys that can change numbers; their hash is the run's identity. If the folder of this name
                 belongs to another config, the run gets a folder with the hash in its name.
             trunk: settings that phase 0 depends on, if it may be shared; None to train it in this run.
-            meta: further entries of meta.json. The other arguments are keys of harness/schema.py.
+            meta: further entries of meta.json. The other arguments are keys of harness/settings.py.
         """
         checkpoints.check_keep(keep)
         identity = fingerprint(config)

@@ -1,10 +1,76 @@
-"""Settings of a DQN run that depend on one another; types and ranges are checked by the schema."""
+"""The settings of rl/dqn/train.py, and what the harness must know about that script."""
 
 import importlib.util
+from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
 from fire_core.errors import UserError
+from harness.settings import Domain, Keys, RunKeys, group, key
+
+
+@dataclass
+class Game:
+    game: str = key("asterix, breakout, any other of ale-py, or catch")
+    frame_size: int = key("pixels per side", least=1)
+    environments: int = key("games played side by side", least=1)
+    sticky: float = key("chance that the last action is repeated", least=0, most=1)
+
+
+@dataclass
+class Network:
+    convolutions: list[list[int]] = key(
+        "shape of each convolution",
+        least=1,
+        form="give [channels, kernel, stride] for each, whole numbers above 0",
+    )
+    hidden: int = key("features of the hidden layer", least=1)
+
+
+@dataclass
+class DqnRun(RunKeys):
+    video: bool = key("write policy.gif at the end", numbers=False)
+    emulator_threads: int = key("threads of the emulators", least=1, numbers=False)
+
+
+@dataclass
+class Dqn(Keys):
+    env: Game = group(Game)
+    network: Network = group(Network)
+    compat: str = key("protocol, see rl/dqn/README.md", choices=("official", "corrected"))
+    total_steps: int = key("transitions over all environments", least=1)
+    midpoint: int = key("transitions before the boundary", least=1)
+    replay_capacity: int = key("transitions that the replay holds", least=1)
+    learning_starts: int = key("transitions before the first update", least=0)
+    updates_per_transition: float = key("gradient steps per transition", above=0, most=1000)
+    epsilon_steps: int = key("transitions over which exploration falls", least=1)
+    epsilon_final: float = key("share of random actions after that", least=0, most=1)
+    discount: float = key("discount of later rewards", least=0, most=1)
+    adam_epsilon: float = key("epsilon in Adam's denominator", least=0, most=1)
+    target_every: int = key("transitions between copies into the target network", least=1)
+    target_ema: float | None = key(
+        "share of itself that the target network keeps in each update; null: it is copied",
+        least=0,
+        most=1,
+        added=True,
+    )
+    n_step: int | None = key("rewards that a target sums up; null: 1", least=1, added=True)
+    double: bool | None = key("the trained network chooses the next action; null: false", added=True)
+    terminal_on_life_loss: bool | None = key("targets end where a life is lost; null: false", added=True)
+    priming: int | None = key(
+        "updates on the first learning_starts transitions; null: 0", least=1, added=True
+    )
+    eval_every: int = key("transitions between evaluations", least=1)
+    eval_epsilon: float = key("share of random actions in evaluation", least=0, most=1)
+    eval_steps: int = key("compat=official: steps per evaluation", least=1)
+    eval_episodes: int = key("compat=corrected: episodes per evaluation", least=1)
+    eval_max_steps: int = key("largest number of steps in an evaluation episode", least=1)
+    random_episodes: int = key("episodes of random actions at the start", least=1)
+    log_every: int = key("transitions between lines of metrics", least=1)
+    metrics_samples: int = key("stacks of frames on which plasticity is measured", least=1)
+    precision: str = key("precision of the updates; last layer and loss stay fp32", choices=("fp32", "bf16"))
+    channels_last: bool = key("use the channels-last memory format; changes numbers by rounding only")
+    run: DqnRun = group(DqnRun)
 
 
 def check(cfg: DictConfig) -> None:
@@ -19,14 +85,16 @@ def check(cfg: DictConfig) -> None:
     n = cfg.env.environments
     if not 0 < cfg.midpoint < cfg.total_steps:
         raise UserError(f"midpoint={cfg.midpoint} must lie between 0 and total_steps={cfg.total_steps}")
-    for key in ("total_steps", "midpoint", "target_every", "log_every", "eval_every", "learning_starts"):
-        if cfg[key] % n:
-            raise UserError(f"{key}={cfg[key]} must be a multiple of env.environments={n}: all step together")
-    counted = ("random_episodes",) if cfg.compat == "official" else ("random_episodes", "eval_episodes")
-    for key in counted:
-        if cfg[key] % n:
+    for name in ("total_steps", "midpoint", "target_every", "log_every", "eval_every", "learning_starts"):
+        if cfg[name] % n:
             raise UserError(
-                f"{key}={cfg[key]} must be a multiple of env.environments={n}: each plays as many"
+                f"{name}={cfg[name]} must be a multiple of env.environments={n}: all step together"
+            )
+    counted = ("random_episodes",) if cfg.compat == "official" else ("random_episodes", "eval_episodes")
+    for name in counted:
+        if cfg[name] % n:
+            raise UserError(
+                f"{name}={cfg[name]} must be a multiple of env.environments={n}: each plays as many"
             )
     updates = cfg.updates_per_transition * n
     if updates < 1 or abs(updates - round(updates)) > 1e-9:
@@ -41,3 +109,15 @@ def check(cfg: DictConfig) -> None:
             f"midpoint={cfg.midpoint} must be a multiple of target_every={cfg.target_every}: "
             "the target network is copied right before the boundary, so that every method starts from the same one"
         )
+
+
+DOMAIN = Domain(
+    name="dqn",
+    script="rl/dqn/train.py",
+    keys=Dqn,
+    shown=("env.game",),
+    refuses={"fire_muon": "it is for supervised training"},
+    check=check,
+    needs=("gymnasium", "ale_py", "psutil"),
+    extras=("dqn",),
+)

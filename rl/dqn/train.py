@@ -27,8 +27,9 @@ from torch import nn
 from tqdm import tqdm
 
 from harness.launch import check_first_phase, launch, needs, open_run, pick_device
+from rl.dqn.settings import DOMAIN
 
-needs("dqn", "gymnasium", "ale_py", "psutil")
+needs(DOMAIN)
 
 from fire_core.methods import Method, create
 from fire_core.optim_state import apply_policy
@@ -40,19 +41,17 @@ from rl.dqn.measure import Window, brief, measure
 from rl.dqn.network import DQN
 from rl.dqn.play import act, evaluate, make_games, random_play, video
 from rl.dqn.replay_place import FOLDER, leave_trunk, open_replay
-from rl.dqn.settings import check
 from rl.replay import Batch
 
 SAY_SECONDS = 60  # between printed lines if there is no progress bar
 
 
-@launch("dqn", check)
+@launch(DOMAIN)
 def train(cfg: DictConfig) -> None:
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
     check_first_phase(method, phases=2)
-    check(cfg)
-    run = open_run(cfg, method, game=cfg.env.game, compat=cfg.compat)
+    run = open_run(DOMAIN, cfg, method, game=cfg.env.game, compat=cfg.compat)
 
     # ------------------------------------------------------------------------------------------ games and networks
     device = pick_device(cfg.device)

@@ -1,8 +1,68 @@
-"""Settings of a SAC run that depend on one another; types and ranges are checked by the schema."""
+"""The settings of rl/sac/train.py, and what the harness must know about that script."""
+
+from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
 from fire_core.errors import UserError
+from harness.settings import Domain, Keys, group, key
+
+
+@dataclass
+class ControlTask:
+    name: str = key("task: h1-walk-v0, Hopper-v5 or any other continuous task of the backend")
+    backend: str = key("package that the task is from", choices=("gymnasium", "dm_control"))
+    action_repeat: int = key("environment steps per agent step", least=1)
+
+
+@dataclass
+class ActorKeys:
+    width: int = key("features", least=1)
+    blocks: int = key("residual blocks", least=0)
+
+
+@dataclass
+class CriticKeys(ActorKeys):
+    count: int = key("number of critics", least=1)
+
+
+@dataclass
+class SacBoundary:
+    temperature: str = key("entropy temperature at the boundary", choices=("renew", "keep"))
+    normaliser: str = key("observation statistics at the boundary", choices=("renew", "keep"))
+
+
+@dataclass
+class Sac(Keys):
+    env: ControlTask = group(ControlTask)
+    actor: ActorKeys = group(ActorKeys)
+    critic: CriticKeys = group(CriticKeys)
+    boundary: SacBoundary = group(SacBoundary)
+    compat: str = key(
+        "fair: under method=none, too, the boundary renews what it renews for others",
+        choices=("fair", "official"),
+    )
+    steps: int = key("agent steps: environment steps divided by env.action_repeat", least=1)
+    midpoint: int = key("agent steps before the boundary", least=1)
+    learning_starts: int = key("agent steps of random actions before the first update", least=0)
+    eval_every: int = key("agent steps between evaluations", least=1)
+    eval_episodes: int = key("episodes per evaluation", least=1)
+    eval_limit: int = key("largest number of agent steps in an evaluation episode", least=1)
+    random_episodes: int = key("episodes of random actions at the start", least=1)
+    updates_per_step: int = key("gradient steps per agent step", least=1)
+    replay: int = key("transitions that the replay holds", least=1)
+    weight_decay: float = key("weight decay of actor and critics", least=0, most=1e6)
+    discount: float = key("discount of later rewards", least=0, most=1)
+    tau: float = key(
+        "share of the critics that moves into the target critics in each update", least=0, most=1
+    )
+    temperature: float = key("initial entropy temperature", above=0, most=1e6)
+    target_entropy: float = key(
+        "the target entropy is minus this, times the number of actions", least=0, most=1e6
+    )
+    precision: str = key(
+        "precision of the updates; output layers and losses stay fp32", choices=("fp32", "bf16")
+    )
 
 
 def check(cfg: DictConfig) -> None:
@@ -11,3 +71,24 @@ def check(cfg: DictConfig) -> None:
         raise UserError(
             f"midpoint={cfg.midpoint} must lie after learning_starts={cfg.learning_starts} and before steps={cfg.steps}"
         )
+
+
+ONE_NET = "it needs one network and the batches that train it"
+DOMAIN = Domain(
+    name="sac",
+    script="rl/sac/train.py",
+    keys=Sac,
+    shown=("env.name",),
+    at_boundary=("boundary",),
+    refuses={
+        "cbp": ONE_NET,
+        "dash": ONE_NET,
+        "redo": ONE_NET,
+        "snr": ONE_NET,
+        "fire_all": "fire does the same here",
+        "fire_muon": "it is for supervised training",
+    },
+    check=check,
+    needs=("gymnasium", "mujoco", "psutil"),
+    extras=("sac", "humanoid", "control"),
+)

@@ -28,8 +28,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from harness.launch import check_first_phase, launch, needs, open_run, pick_device
+from rl.sac.settings import DOMAIN
 
-needs("sac", "gymnasium", "mujoco", "psutil")
+needs(DOMAIN)
 
 from fire_core.errors import UserError
 from fire_core.measure.probe import plasticity, relative_norm
@@ -46,21 +47,19 @@ from rl.sac.env import EvaluationTasks, Task
 from rl.sac.network import Actor, Critics, Temperature
 from rl.sac.normaliser import RunningNormaliser
 from rl.sac.policy import explore, mean_policy, normalise, on_scale, random_play
-from rl.sac.settings import check
 from rl.sac.update import Learner, actor_pass, update
 
 NEVER = 1e8  # from this value of run.checkpoint_seconds on (three years), no checkpoint is expected
 
 
-@launch("sac", check)
+@launch(DOMAIN)
 def train(cfg: DictConfig) -> None:
-    check(cfg)
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
     check_first_phase(method, phases=2)
     theirs = cfg.env.backend != "gymnasium"  # another package may have the same id
     env = f"{cfg.env.backend}:{cfg.env.name}" if theirs else cfg.env.name
-    run = open_run(cfg, method, env=env)
+    run = open_run(DOMAIN, cfg, method, env=env)
     if run.finished:
         return
 

@@ -1,0 +1,316 @@
+"""What a setting is, and what a training script declares about itself.
+
+A script's keys are dataclasses: one for each group, with the type, range and meaning of each key. Their values are in
+`conf/`. `check` compares a composed config with them, and `--help` prints them. Keys marked `numbers=False` cannot
+change a run's numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fire_core.errors import UserError
+from fire_core.methods import PUBLISHED
+from fire_core.optim_state import POLICIES
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What a training script declares about itself in the `settings.py` beside it, and hands to `launch`.
+
+    name: its config is `conf/<name>.yaml`, and its experiments say `domain: <name>`.
+    script: its path in the repository.
+    keys: the dataclass of all its settings, a subclass of Keys.
+    shown: the keys that name the data and the network of a run, the data first.
+    at_boundary: groups and keys, beside `method` and `optimizer_state`, that take effect at a boundary and never before.
+        Runs that differ only in them share phase 0.
+    refuses: {name of a method that cannot run here: why}.
+    variants: the variants of methods that can run here.
+    check: raises UserError for settings that contradict one another.
+    needs: modules without which the script does not start.
+    extras: extras of pyproject.toml; the first one installs `needs`, the others serve some features.
+    data: (what it is, its folder, the command that brings it) of shipped and downloaded data, for `harness.doctor`.
+    conf: the folder of its YAML files.
+    """
+
+    name: str
+    script: str
+    keys: type
+    shown: tuple[str, ...]
+    at_boundary: tuple[str, ...] = ()
+    refuses: Mapping[str, str] = field(default_factory=dict)
+    variants: tuple[str, ...] = (PUBLISHED,)
+    check: Callable[[DictConfig], object] = lambda cfg: None
+    needs: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
+    data: tuple[tuple[str, str, str], ...] = ()
+    conf: Path = CONF
+
+
+def key(
+    meaning: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float = math.inf,
+    choices: tuple[Any, ...] = (),
+    each: type | None = None,
+    form: str = "",
+    numbers: bool | Callable[[dict[str, Any]], bool] = True,
+    added: bool = False,
+) -> Any:
+    """Return the dataclass field of one key.
+
+    Args:
+        meaning: the phrase that `--help` prints.
+        least, most: smallest and largest value allowed. above: values must be larger than this. choices: all values.
+        each: for keys of type Any, which hold one value of this type or a list of them.
+        form: what a value must be, if type and range do not say it.
+        numbers: whether the key can change the numbers of a run, or a function of the config that says so.
+        added: whether runs exist that are older than the key. The value null is then not part of a run's identity, so
+            that these runs keep their folders.
+    """
+    metadata = {"meaning": meaning, "least": least, "above": above, "most": most, "choices": choices}
+    metadata |= {"each": each, "form": form, "numbers": numbers, "added": added}
+    return field(default=MISSING, metadata=metadata)
+
+
+def group(cls: type, *, without_nulls: bool = False) -> Any:
+    """Return the dataclass field of a group of keys. `without_nulls` leaves keys that are null out of the config."""
+    return field(default_factory=cls, metadata={"without_nulls": without_nulls})
+
+
+@dataclass
+class RunKeys:
+    root: str = key("folder of all runs", form="give the folder that all runs go to", numbers=False)
+    trunk: bool = key("share phase 0 between methods that do nothing in it", numbers=False)
+    checkpoint_seconds: float = key("seconds between checkpoints", least=0, numbers=False)
+    checkpoint_steps: int = key("steps between checkpoints; 0: by time only", least=0, numbers=False)
+    checkpoint_share: float = key(
+        "largest share of the time spent on saving; if saving takes longer, checkpoints become rarer",
+        above=0,
+        most=1,
+        numbers=False,
+    )
+    keep: int = key("number of checkpoints that are kept", least=1, numbers=False)
+    progress: bool = key("show a progress bar in a terminal", numbers=False)
+    tracker: str = key(
+        "tracker that gets a copy of metrics.jsonl",
+        choices=("none", "tensorboard", "trackio", "wandb"),
+        numbers=False,
+    )
+    data_root: str = key("folder of downloaded and prepared data", numbers=False)
+
+
+@dataclass
+class TriggerKeys:
+    """Settings of the trigger. Those that the chosen trigger does not have stay null."""
+
+    name: str = key("when the method acts: one of conf/trigger; boundary: at boundaries")
+    metric: str | None = key("plateau: the logged metric")
+    mode: str | None = key(
+        "plateau: min if smaller values are better, max if larger ones are", choices=(None, "min", "max")
+    )
+    patience: int | None = key("plateau: records to wait for an improvement", least=1)
+    min_change: float | None = key("plateau: smallest change that counts as an improvement", least=0)
+    level: float | None = key("dormancy, dfi: the method acts above this value", least=0)
+    share: float | None = key(
+        "rank, gradient: the method acts below this share of the highest value", above=0, most=1
+    )
+    steps: int | None = key("every: steps between two interventions", least=1)
+    cooldown: int | None = key("smallest number of steps between two interventions", least=0)
+
+
+@dataclass
+class Keys:
+    """The keys that all scripts share."""
+
+    experiment: str = key("file of conf/experiment")
+    size: str = key("a size that the experiment has")
+    seed: int = key(
+        "seed of all random numbers",
+        least=0,
+        most=2**63 - 1,
+        form="give a whole number, 0 or more and below 2**63",
+    )
+    method: dict[str, Any] = key("what happens between phases; settings as in conf/method")
+    trigger: TriggerKeys = group(TriggerKeys)
+    optimizer_state: str = key("what happens to the optimizer state at a boundary", choices=POLICIES)
+    batch_size: int = key("samples per step", least=1)
+    learning_rate: float = key("peak learning rate", above=0)
+    device: str = key("device to train on: auto, cpu, cuda or cuda:<n>", numbers=False)
+    compile: bool = key("train through torch.compile")
+    threads: int = key("CPU threads", least=1, numbers=False)
+    minutes: float | None = key("expected duration of a run on a CPU", numbers=False)
+    run: RunKeys = group(RunKeys)
+
+
+def keys(domain: Domain) -> dict[str, Field]:
+    """Return {dotted key: its field} of a script."""
+    return {name: entry for name, entry, _ in _walk(domain.keys, "")}
+
+
+def groups(domain: Domain) -> list[str]:
+    """Return the names of the groups of keys of a script."""
+    return [name for name, (_, kind) in _entries(domain.keys).items() if is_dataclass(kind)]
+
+
+def wanted_values(domain: Domain) -> dict[str, str]:
+    """Return {dotted key: what its value must be, in words} of a script."""
+    return {name: wanted(entry, kind) for name, entry, kind in _walk(domain.keys, "")}
+
+
+def _walk(cls: type, prefix: str) -> Iterator[tuple[str, Field, Any]]:
+    for name, (entry, kind) in _entries(cls).items():
+        if is_dataclass(kind):
+            yield from _walk(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", entry, kind
+
+
+def _entries(cls: type) -> dict[str, tuple[Field, Any]]:
+    """Return {name: (field, its type)} of a dataclass."""
+    hints = get_type_hints(cls)
+    return {entry.name: (entry, hints[entry.name]) for entry in fields(cls)}
+
+
+def numbers_only(domain: Domain, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a checked config that can change the numbers of a run; its hash is the run's identity."""
+    hidden = set()
+    for name, entry in keys(domain).items():
+        numbers = entry.metadata["numbers"]
+        counts = numbers(config) if callable(numbers) else numbers
+        if not counts or (entry.metadata["added"] and _at(config, name) is None):
+            hidden.add(name)
+    return _without(config, hidden, "")
+
+
+def _at(config: dict[str, Any], name: str) -> Any:
+    """Return the value of a dotted key, None if any part of it is missing."""
+    value: Any = config
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _without(node: dict[str, Any], hidden: set[str], prefix: str) -> dict[str, Any]:
+    kept = {}
+    for name, value in node.items():
+        if isinstance(value, dict) and (inner := _without(value, hidden, f"{prefix}{name}.")):
+            kept[name] = inner
+        elif not isinstance(value, dict) and f"{prefix}{name}" not in hidden:
+            kept[name] = value
+    return kept
+
+
+def check(domain: Domain, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config with each value in its type (1 becomes 1.0 where a float is wanted).
+
+    Raises UserError for the first value that has another type, is out of range or not set, and for an unknown key.
+    """
+    return _checked(domain.keys, config, "")
+
+
+def _checked(cls: type, config: Any, prefix: str) -> dict[str, Any]:
+    if not isinstance(config, dict):
+        name = prefix.rstrip(".")
+        raise UserError(f"{name}={config!r}: {name} is a group of settings; give one, as in {name}.<name>=")
+    entries = _entries(cls)
+    for name in config:
+        if name not in entries:
+            raise UserError(
+                f"{prefix}{name} is not a key of this script; check that env, data and method belong to this script"
+            )
+    typed = _typed(cls)
+    result = {}
+    for name, (entry, kind) in entries.items():
+        value = config.get(name, {} if is_dataclass(kind) else MISSING)
+        if is_dataclass(kind):
+            found = _checked(kind, value, f"{prefix}{name}.")
+            sparse = entry.metadata.get("without_nulls")
+            result[name] = {k: v for k, v in found.items() if v is not None} if sparse else found
+        else:
+            result[name] = _value(typed, entry, kind, value, f"{prefix}{name}")
+    return result
+
+
+@functools.cache
+def _typed(cls: type) -> DictConfig:
+    """Return a node that converts values to the types of `cls`: set a value, then read it."""
+    return OmegaConf.structured(cls)
+
+
+def _value(typed: Any, entry: Field, kind: Any, value: Any, path: str) -> Any:
+    if isinstance(value, str) and value == MISSING:
+        raise UserError(f"{path} is not set by the experiment: {wanted(entry, kind)}")
+    refused = UserError(f"{path}={value!r}: {wanted(entry, kind)}")
+    try:
+        typed[entry.name] = value
+    except OmegaConfBaseException:
+        raise refused from None
+    value = typed[entry.name]
+    value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+    rules = entry.metadata
+    parts = list(_flat(value))
+    if rules["each"] is not None:
+        nested = isinstance(value, list) and any(isinstance(part, list) for part in value)
+        kinds = (int, float) if rules["each"] is float else (int,)
+        if nested or not parts or any(isinstance(p, bool) or not isinstance(p, kinds) for p in parts):
+            raise refused
+    if value == "" or (rules["choices"] and value not in rules["choices"]):
+        raise refused
+    for part in parts:
+        if isinstance(part, int | float) and not isinstance(part, bool) and not _in_range(part, rules):
+            raise refused
+    return value
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    if isinstance(value, list):
+        for part in value:
+            yield from _flat(part)
+    else:
+        yield value
+
+
+def _in_range(value: float, rules: Any) -> bool:
+    """Return whether a value is in range; NaN is not."""
+    above = rules["above"] is None or value > rules["above"]
+    return above and (rules["least"] is None or value >= rules["least"]) and value <= rules["most"]
+
+
+def wanted(entry: Field, kind: Any) -> str:
+    """Return what a value must be, in words, as error messages and `--help` print it."""
+    rules = entry.metadata
+    kinds = {list} if get_origin(kind) is list else set(get_args(kind) or (kind,))
+    null = " or null" if type(None) in kinds else ""
+    if rules["form"]:
+        return rules["form"]
+    if rules["choices"]:
+        return "choose one of " + ", ".join("null" if c is None else str(c) for c in rules["choices"])
+    if bool in kinds:
+        return "give true or false" + null
+    if list in kinds:
+        return "give a list of whole numbers" + _range(rules)
+    if int in kinds or float in kinds:
+        return f"give a {'whole number' if int in kinds else 'number'}{_range(rules)}{null}"
+    return "give a name" + null
+
+
+def _range(rules: Any) -> str:
+    most = "" if rules["most"] == math.inf else f"{rules['most']:g}"
+    if rules["above"] is not None:
+        return f" above {rules['above']:g}" + (f" and at most {most}" if most else "")
+    if rules["least"] is None:
+        return ""
+    return f" from {rules['least']:g} to {most}" if most else f", {rules['least']:g} or more"

@@ -1,0 +1,111 @@
+"""The settings of vision/train.py, and what the harness must know about that script."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fire_core.methods import PUBLISHED
+from harness.settings import Domain, Keys, RunKeys, group, key
+
+
+@dataclass
+class Protocol:
+    """Settings of the protocol. Those that the chosen protocol does not have stay null."""
+
+    name: str = key("warm_start, continual, class_incremental, random_label, label_noise or permuted")
+    epochs: Any = key(
+        "epochs per phase",
+        each=int,
+        least=1,
+        form="give a whole number, 1 or more, or one for each phase as in [20,2]",
+    )
+    share: float | None = key("share of the data in the first phase", above=0, most=1)
+    stages: int | None = key("continual, class_incremental: number of phases", least=1)
+    replay: float | None = key(
+        "share of the images of earlier phases that is kept; null: all, as in the paper", least=0, most=1
+    )
+    tasks: int | None = key("random_label, permuted: number of tasks, which are the phases", least=1)
+    count: int | None = key("random_label, permuted: images per task", least=1)
+    noisy: int | None = key("label_noise: images with random labels", least=1)
+    clean: int | None = key("label_noise: images with true labels", least=1)
+
+
+@dataclass
+class Pictures:
+    name: str = key("data set: one of conf/data")
+    # differs between machines, but is the only name of a user's own images
+    folder: str | None = key(
+        "where the files are; null: below run.data_root",
+        numbers=lambda config: config["data"]["name"] == "image_folder",
+    )
+    image_size: int | None = key("pixels per side; null: the data set's own", least=1)
+    fit: str = key("how smaller images are enlarged", choices=("pad", "resize"))
+    channels: int | None = key("3 colours or 1 grey; null: the data set's own", choices=(None, 1, 3))
+    classes: int | None = key("use only this many classes, the first ones; null: all", least=2)
+    train_per_class: int | None = key("training images per class; null: all", least=1)
+    test_per_class: int | None = key("test images per class; null: all", least=1)
+
+
+@dataclass
+class VisionModel:
+    name: str = key("network: one of conf/model")
+    width: int | None = key("channels or features; null: the network's own", least=1)
+    depth: int | None = key("layers or blocks; null: the network's own", least=1)
+    heads: int | None = key("attention heads; null: the network's own", least=1)
+    patch: int | None = key("pixels per side of a patch; null: the network's own", least=1)
+
+
+@dataclass
+class VisionRun(RunKeys):
+    curvature: bool = key("log the Hessian's norm after each boundary (slow)", numbers=False)
+
+
+WHOSE = ("official", "ours")
+
+
+@dataclass
+class Vision(Keys):
+    protocol: Protocol = group(Protocol, without_nulls=True)
+    data: Pictures = group(Pictures)
+    model: VisionModel = group(VisionModel)
+    warmup_share: Any = key(
+        "share of a phase in which the learning rate rises",
+        each=float,
+        least=0,
+        most=1,
+        form="give a number from 0 to 1, or one for each phase as in [0.1,0]",
+    )
+    clip_norm: float = key("largest norm of the gradient; inf does not clip", above=0)
+    compat: str = key("default of the next four keys, see DEVIATIONS.md", choices=WHOSE)
+    schedule: str = key("learning rate in each epoch", choices=WHOSE)
+    splits: str = key("which images or classes each phase holds", choices=WHOSE)
+    batch_norm_start: str = key("running statistics before the first step", choices=WHOSE)
+    normalisation: str = key("mean and deviation by which images are normalised", choices=WHOSE)
+    mode_at_boundary: str = key("mode of the network while a method acts", choices=("train", "eval"))
+    eval_every: int = key("epochs between evaluations", least=1)
+    metrics_samples: int = key("training images on which plasticity is measured", least=1)
+    eval_batch_size: int = key("images per evaluation batch", least=1, numbers=False)
+    precision: str = key(
+        "precision of training; fp32: PyTorch's default, with TF32 in convolutions on GPUs; tf32: TF32 in all products",
+        choices=("fp32", "tf32", "bf16"),
+    )
+    channels_last: bool = key("use the channels-last memory format")
+    run: VisionRun = group(VisionRun)
+
+
+DOMAIN = Domain(
+    name="vision",
+    script="vision/train.py",
+    keys=Vision,
+    shown=("data.name", "model.name"),
+    at_boundary=("mode_at_boundary",),
+    refuses={
+        "fire_all": "fire does the same here",
+        "plasticity_injection": "it needs an encoder and a head, as in DQN and SAC",
+    },
+    variants=(PUBLISHED, "official"),
+    extras=("vision",),
+    data=(
+        ("Fashion-MNIST, shipped", "vision/assets", "git checkout -- vision/assets"),
+        ("downloaded CIFAR-10", "data/cifar10", "make data DATA=cifar10"),
+    ),
+)
