@@ -98,7 +98,7 @@ def _command(domain: Domain, job: Job, arguments: list[str]) -> None:
     # processes that a launcher starts find our packages whatever their working directory is
     paths = [str(CONF.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    sys.argv[1:] = [*overrides, *options, *more_folders(domain)]
+    sys.argv[1:] = [*overrides, *more_folders(domain), *options]
     start = hydra.main(version_base="1.3", config_path=str(domain.conf), config_name=domain.name)(job)
     if not multirun:
         config = resolve(domain, compose(domain, overrides))

@@ -1,12 +1,10 @@
 """A fifth domain in a folder of its own, with nothing of the suite edited: run, killed, resumed, swept, and in a table."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from training_scripts import killed as killed_at
+from training_scripts import Script, killed
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = """
@@ -33,6 +31,11 @@ DOMAIN = Domain(
 )
 """
 TRAIN = """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -101,9 +104,8 @@ at: {small: {noise: {name: noise}, steps: 20}}
 """
 
 
-@pytest.fixture(scope="module")
-def toy(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("toy")
+def test_a_fifth_domain_runs_resumes_sweeps_and_is_in_a_table(tmp_path):
+    toy, whole, stopped, root = (tmp_path / name for name in ("toy", "whole", "stopped", "runs"))
     files = {
         "settings.py": SETTINGS,
         "train.py": TRAIN,
@@ -112,42 +114,32 @@ def toy(tmp_path_factory):
         "conf/noise/more_noise.yaml": "{name: more_noise, points: 40}",
     }
     for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text.lstrip())
-    return folder
+        (toy / name).parent.mkdir(parents=True, exist_ok=True)
+        (toy / name).write_text(text.lstrip())
+    script = Script(str(toy / "train.py"), "harness.launch", "torch._dynamo")
 
+    code, text = script.run(["--help"])
+    assert code == 0 and "steps of each of the two phases" in text and "noise: more_noise" in text
+    assert "shrink_perturb " in text and "cbp " not in text
+    code, text = script.run(["method=cbp"])
+    assert code == 2 and "method=cbp does not run in toy: it is a toy" in text
 
-def call(*command, cwd, **environment):
-    path = os.environ | {"PYTHONPATH": str(ROOT), **environment}
-    done = subprocess.run([sys.executable, *command], cwd=cwd, env=path, capture_output=True, text=True)
-    return done.returncode, done.stdout + done.stderr
+    code, text = script.run([f"run.root={whole}"])
+    assert code == 0, text
+    for step in (10, 30):
+        code, text = script.run([f"run.root={stopped}", "run.checkpoint_steps=5"], killed(f"step == {step}"))
+        assert code == 9, text
+    code, text = script.run([f"run.root={stopped}"])
+    assert code == 0 and "resuming from" in text, text
+    assert record(stopped) == record(whole) and len(record(whole)) == 2  # the run and its shared first phase
+
+    code, text = script.run(["-m", "method=none,fire", "seed=1,2", "noise.points=20,40", f"run.root={root}"])
+    assert code == 0 and "sweep: 8 done, 0 running, 0 failed, of 8" in text, text
+    assert len(list((root / "trunks").iterdir())) == 4
+    command = [sys.executable, "-m", "analysis", "tables", "--experiment", "two_phases", "--root", str(root)]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert shown.returncode == 0 and "fire" in shown.stdout and "Training accuracy" in shown.stdout, shown
 
 
 def record(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("metrics.jsonl")}
-
-
-def test_a_fifth_domain_runs_resumes_sweeps_and_is_in_a_table(toy, tmp_path):
-    code, text = call("train.py", "--help", cwd=toy)
-    assert code == 0 and "steps of each of the two phases" in text and "noise: more_noise" in text
-    assert "shrink_perturb " in text and "cbp " not in text
-    code, text = call("train.py", "method=cbp", cwd=toy)
-    assert code == 2 and "method=cbp does not run in toy: it is a toy" in text
-
-    whole, killed, root = tmp_path / "whole", tmp_path / "killed", tmp_path / "runs"
-    assert call("train.py", f"run.root={whole}", cwd=toy)[0] == 0
-    for step in (10, 30):
-        dying = f"{killed_at(f'step == {step}')}import runpy; runpy.run_path('train.py', run_name='__main__')"
-        assert call("-c", dying, f"run.root={killed}", "run.checkpoint_steps=5", cwd=toy)[0] == 9
-    code, text = call("train.py", f"run.root={killed}", cwd=toy)
-    assert code == 0 and "resuming from" in text, text
-    assert record(killed) == record(whole) and len(record(whole)) == 2  # the run and its shared first phase
-
-    sweep = ["-m", "method=none,fire", "seed=1,2", "noise.points=20,40", f"run.root={root}"]
-    code, text = call("train.py", *sweep, cwd=toy)
-    assert code == 0 and "sweep: 8 done, 0 running, 0 failed, of 8" in text, text
-    assert len(list((root / "trunks").iterdir())) == 4
-    code, text = call("-m", "analysis", "tables", "--experiment", "two_phases", "--root", str(root), cwd=ROOT)
-    assert code == 0 and "fire" in text and "training accuracy" in text, text
-    places = {"FIRE_CONF": str(toy / "conf"), "PYTHONPATH": f"{ROOT}{os.pathsep}{toy}"}
-    assert "toy: ready" in call("-m", "harness.doctor", cwd=ROOT, **places)[1]
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("metrics.jsonl")}

@@ -34,11 +34,13 @@ for line in sys.stdin:
 
 
 class Script:
-    """One training script; `modules` are imported beside it. The process ends with the test process, whose pipe it reads."""
+    """One training script, of the project or with its whole path. `modules` are imported before it, as is the script
+    itself if it is one of the project's. The process ends with the test process, whose pipe it reads."""
 
     def __init__(self, path: str, *modules: str):
         self.path = str(ROOT / path)
-        self.modules = (path.removesuffix(".py").replace("/", "."), *modules)
+        own = () if Path(path).is_absolute() else (path.removesuffix(".py").replace("/", "."),)
+        self.modules = (*own, *modules)
         self.server: subprocess.Popen | None = None
 
     def run(self, arguments: list[str], before: str = "") -> tuple[int, str]:
