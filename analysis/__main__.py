@@ -1,4 +1,4 @@
-"""Command line of the analysis: python -m analysis figures | tables | status | export | fidelity (each has --help)."""
+"""Command line of the analysis: python -m analysis COMMAND; each command has --help."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis import (
+    claims_figure,
     documents,
     fig2,
     fig3,
@@ -22,6 +23,7 @@ from analysis import (
     tables,
 )
 from analysis.export import export
+from analysis.rendering import markdown
 from analysis.runs import RESULTS, SIZES, at_most, load, open_results, settings
 from fire_core.errors import UserError
 from harness import status
@@ -31,6 +33,7 @@ FIGURES = {
     "fig3": fig3,
     "fig4": fig4,
     "fig5": fig5,
+    "claims": claims_figure,
     "probes": probes,
     "sensitivity": sensitivity,
     "dormancy": other_boundaries,
@@ -60,8 +63,9 @@ def draw_figures(given: Sequence[str]) -> int:
         sizes = [size for size in SIZES if size in set(results.finished["size"])]
         if not sizes:
             print(f"{name}: no finished run of {', '.join(module.PREFIXES)}* in '{options.root}'")
-        for size in sizes:
-            shown = at_most(results, size) if name == "fig4" else results.select(size=size)
+        for size in sizes[:1] if name == "claims" else sizes:
+            filled = name in ("fig4", "claims")  # panels that were not run at this size show a smaller one
+            shown = at_most(results, size) if filled else results.select(size=size)
             parts = [part for part in settings(shown) if len(part.metrics)]
             chosen = {"metric": options.metric} if name == "fig4" and options.metric else {}
             if chosen:
@@ -111,6 +115,21 @@ def write_tables(given: Sequence[str]) -> int:
     return 0
 
 
+def count_claims(given: Sequence[str]) -> int:
+    """Print the verdicts on the paper's comparisons as counts, and the pooled estimates: with the exploring seeds 1 to 5,
+    and with the confirming seeds from 6 on (docs/concepts/statistics.md)."""
+    parser = _parser("claims", count_claims)
+    parser.add_argument(
+        "--root", default=str(RESULTS), help="folder of runs, or an export; default the committed results"
+    )
+    options = parser.parse_args(given)
+    results = open_results(options.root)
+    found = documents.report_tables(results)
+    print(f"{markdown(found['counts'])}\n\n{markdown(found['pooled'])}")
+    _tell(results.problems)
+    return 0
+
+
 def write_export(given: Sequence[str]) -> int:
     """Write the finished runs into analysis/results as CSV files that are small enough to commit."""
     parser = _parser("export", write_export)
@@ -156,6 +175,7 @@ def _tell(problems: Sequence[str]) -> None:
 COMMANDS = {
     "figures": draw_figures,
     "tables": write_tables,
+    "claims": count_claims,
     "status": status.main,
     "export": write_export,
     "fidelity": compare_with_official,

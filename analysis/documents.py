@@ -12,7 +12,16 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from analysis import benchmark_tables, estimates, further_questions, other_boundaries, paper, plot, tables
+from analysis import (
+    benchmark_tables,
+    claims,
+    estimates,
+    further_questions,
+    other_boundaries,
+    paper,
+    plot,
+    tables,
+)
 from analysis.rendering import render
 from analysis.runs import RESULTS, SIZES, Results, at_largest_size, load_exported, settings
 from fire_core.errors import UserError
@@ -50,54 +59,64 @@ def texts() -> dict[Path, str]:
         raise UserError(
             f"no finished run in {RESULTS}: run something and export it first (python -m analysis export)"
         )
-    frame, readme = estimates.frame(results), ROOT / "README.md"
-    claims, controls = tables.claim_rows(frame), tables.against_controls(frame)
-    of_paper = claims["source"].str.startswith("the paper's")
+    frame, readme, compared = estimates.frame(results), ROOT / "README.md", claims.verdicts(results)
+    of_paper, report = claims.of_paper(compared), report_tables(results)
+    beside = compared[(compared["kind"] == "claims") & ~compared.index.isin(of_paper.index)]
     found = {
         "benchmarks": render("benchmarks", found=benchmark_tables.benchmark_tables()),
-        "claims": render("claims", **_counted(claims[of_paper]), wins=tables.wins_table(frame)),
-        "controls": render(
-            "controls", told=controls_told(controls), controls=tables.controls_table(controls)
-        ),
+        "claims": render("claims", **report, claims=tables.comparisons_table(of_paper)),
+        "controls": render("controls", controls=_table_of(compared, "controls")),
+        "rivals": render("rivals", rivals=_table_of(compared, "rivals")),
         "beside_the_paper": render(
-            "beside_the_paper", **_counted(claims[~of_paper]), learning=tables.learning_table(frame)
+            "beside_the_paper",
+            claims=tables.comparisons_table(beside),
+            learning=tables.learning_table(frame, compared),
         ),
     }
     found |= other_boundaries.pages(frame) | further_questions.pages(frame)
     for experiment in sorted(results.finished["experiment"].unique()):
-        found[experiment] = page(results.select(experiment=experiment), frame)
-    overview = render("overview", table=tables.overview_table(results, frame))
+        found[experiment] = page(results.select(experiment=experiment), frame, compared)
+    overview = render("overview", table=tables.overview_table(results, frame, compared), **report)
     return (
-        {ROOT / "REPRODUCED.md": reproduced(results, frame)}
+        {ROOT / "REPRODUCED.md": reproduced(results, frame, compared, report)}
         | {FOLDER / f"{name}.md": text for name, text in found.items()}
         | {readme: fill(readme.read_text(encoding="utf-8"), overview)}
     )
 
 
-def reproduced(results: Results, frame: pd.DataFrame) -> str:
+def report_tables(results: Results) -> dict[str, Any]:
+    """Return the counts of verdicts and the pooled estimates, with the exploring and with the confirming seeds."""
+    found = claims.report(results)
+    counted = {name: counts for name, counts, _ in found}
+    pooled = {name: rows for name, _, rows in found}
+    confirmed = list(counted.values())[-1]
+    return {
+        "counts": tables.counts_table(counted),
+        "confirmed": confirmed,
+        "pooled": tables.pooled_table(pooled),
+    }
+
+
+def reproduced(results: Results, frame: pd.DataFrame, compared: pd.DataFrame, report: dict[str, Any]) -> str:
     """Return the text of REPRODUCED.md."""
-    benchmarks, claims, controls = (
-        benchmark_tables.benchmark_tables(),
-        tables.claim_rows(frame),
-        tables.against_controls(frame),
-    )
-    of_paper = claims[claims["source"].str.startswith("the paper's")]
+    benchmarks, of_paper = benchmark_tables.benchmark_tables(), claims.of_paper(compared)
     cells = ["_".join(cell) for cell in paper.cells()]
-    shown = at_largest_size(of_paper[of_paper["experiment"].isin(cells)], ["experiment", "better", "worse"])
-    wins = tables.wins_table(frame)
+    shown = at_largest_size(of_paper, ["experiment", "better", "worse"])
+    controls = compared[(compared["kind"] == "controls") & compared["experiment"].isin(cells)]
     return render(
         "reproduced",
         pages=PAGES,
         status=tables.status_matrix(results),
         benchmarks=benchmarks,
         convergence=benchmark_tables.convergence_in_short() if "convergence" in benchmarks else None,
+        forest=forest["caption"] if (forest := _figure("claims", "")) else "",
         figures=[figure for name, title in FIGURES.items() if (figure := _figure(name, title))],
-        counts=claim_counts(of_paper),
-        claims=tables.claims_table(shown).drop(columns=["data", "source"]),
-        not_run=not_run(claims),
-        wins=wins[wins["size"] == wins["size"].iloc[0]] if len(wins) else wins,
-        controls_told=controls_told(controls),
-        controls=tables.controls_table(at_largest_size(controls[controls["experiment"].isin(cells)])),
+        **report,
+        claims=tables.comparisons_table(shown).drop(columns="size", errors="ignore"),
+        not_run=not_run(compared),
+        controls=tables.comparisons_table(at_largest_size(controls)).drop(
+            columns=["size", "paper's gain"], errors="ignore"
+        ),
         triggers=triggers(results, frame),
         experiments=sorted(results.finished["experiment"].unique()),
         **further_questions.told(results, frame),
@@ -115,31 +134,8 @@ def _figure(name: str, title: str) -> dict[str, Any] | None:
     return {"title": title, "stem": stems[0], "caption": caption, "size": size, "others": stems[1:]}
 
 
-def _counted(claims: pd.DataFrame) -> dict[str, Any]:
-    return {"counts": claim_counts(claims), "claims": tables.claims_table(claims)}
-
-
-def claim_counts(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return one row per size with the numbers of claims that were run, that hold, and that are contradicted."""
-    return [
-        {"size": size, "run": len(group), "positive": (group["difference"] > 0).sum()}
-        | {name: (group["word"] == word).sum() for name, word in (("holds", "better"), ("opposite", "worse"))}
-        for size, group in rows.groupby("size")
-    ]
-
-
-def controls_told(rows: pd.DataFrame) -> dict[str, Any]:
-    """Return in how many settings FIRE is better than `none`, and among these than two of the controls."""
-    if rows.empty:
-        return {}
-    words = rows.pivot_table(index=["experiment", "size"], columns="label", values="word", aggfunc="last")
-    better = words[words.reindex(columns=["none"])["none"] == "worse"]  # than FIRE
-    against = [
-        (plot.look(label).name, (better[label] == "worse").sum(), better[label].notna().sum())
-        for label in ("rescale", "random_orthogonal")
-        if len(better) and label in better
-    ]
-    return {"better": len(better), "settings": len(words), "against": against}
+def _table_of(compared: pd.DataFrame, kind: str) -> pd.DataFrame:
+    return tables.comparisons_table(compared[compared["kind"] == kind])
 
 
 def triggers(results: Results, frame: pd.DataFrame) -> dict[str, Any]:
@@ -152,9 +148,9 @@ def triggers(results: Results, frame: pd.DataFrame) -> dict[str, Any]:
     return {"title": _title(part), "words": words, "experiment": TRIGGER}
 
 
-def not_run(claims: pd.DataFrame) -> dict[str, list[str]]:
+def not_run(compared: pd.DataFrame) -> dict[str, list[str]]:
     """Return {experiment: claims without a run}."""
-    ran = set(zip(claims["experiment"], claims["better"], claims["worse"]))
+    ran = set(zip(compared["experiment"], compared["better"], compared["worse"]))
     panels: dict[str, list[str]] = {}
     for claim in paper.claims().to_dict("records"):
         if (claim["experiment"], claim["better"], claim["worse"]) not in ran:
@@ -162,7 +158,7 @@ def not_run(claims: pd.DataFrame) -> dict[str, list[str]]:
     return panels
 
 
-def page(results: Results, frame: pd.DataFrame) -> str:
+def page(results: Results, frame: pd.DataFrame, compared: pd.DataFrame) -> str:
     """Return the page of one experiment: each size and data set in turn."""
     parts = []
     for part in settings(results):
@@ -174,11 +170,10 @@ def page(results: Results, frame: pd.DataFrame) -> str:
             if group["mean"].nunique() > 1 or len(group) == 1
         ]
         sections = [
-            ("FIRE against each other method", tables.against_table(rows)),
+            ("Comparisons", _of_one(tables.comparisons_table(estimates.of(compared, part)))),
             ("Overrides", _of_one(tables.ablation_table(rows))),
-            ("Learning before the boundary", _of_one(tables.learning_table(rows))),
+            ("Learning before the boundary", _of_one(tables.learning_table(rows, compared))),
             ("Right after the last boundary", tables.wide_table(rows, "boundary")),
-            ("Cost", tables.wide_table(rows, "cost")),
         ]
         under_triggers = None
         if part.first["experiment"] == TRIGGER and rows["headline"].any():

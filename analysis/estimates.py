@@ -4,7 +4,7 @@ The frame has one row per setting (experiment, size, data), measure, label and r
 that this label is compared with: "none" (no intervention, under the same overrides where such a run exists), "fire",
 "unchanged" (the same method without overrides), "muon" (for FIRE with Muon), "random_actions", or "" if
 no other label shares a seed with it. A difference is label minus reference, paired by seed. `kind` is "result" (the
-first measure of a setting is its `headline`), "learning", "boundary" or "cost".
+first measure of a setting is its `headline`), "learning" or "boundary".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pandas as pd
 from analysis import measures
 from analysis.measures import Measure
 from analysis.runs import Results, settings
-from analysis.stats import LEVEL, estimate, holm, paired_difference
+from analysis.stats import estimate, paired_difference
 
 SETTING = ["experiment", "figure", "panel", "size", "data"]
 COLUMNS = [
@@ -33,11 +33,6 @@ BOUNDARY = {
     "sfe": "SFE",
     "sfe_share": "SFE / SFE of a full reset",
     "seconds": "seconds",
-}
-COST = {
-    "train_seconds": "training, s",
-    "shared_seconds": "shared first phase, s",
-    "boundary_seconds": "boundaries, s",
 }
 HESSIAN = "after_hessian_norm"  # of the whole network, on data of the next phase
 Values = dict[str, dict[int, float]]  # {label: {seed: value}}
@@ -91,9 +86,6 @@ def _numbers(part: Results) -> Iterator[tuple[str, bool, Measure, Values]]:
     if HESSIAN in set(part.metrics["metric"]):
         measure = Measure(HESSIAN, "largest Hessian eigenvalue on the data to come", higher_is_better=False)
         yield "boundary", False, measure, measures.values(part.metrics, measure)
-    for column, title in COST.items():
-        values = measures.by_label(pd.to_numeric(part.costs.set_index(["label", "seed"])[column]))
-        yield "cost", False, Measure(column, title, higher_is_better=False), values
 
 
 def _first(metrics: pd.DataFrame, metric: str) -> pd.Series:
@@ -143,11 +135,9 @@ def means(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.drop_duplicates(["experiment", "size", "data", "metric", "label"])
 
 
-def decide(family: pd.DataFrame) -> pd.DataFrame:
-    """Return `family` with the columns `p_holm` and `word`. The word is "better" or "worse" than the reference where
-    the corrected test is significant, and "" elsewhere. The rows are taken as one family; a table should say which
-    one."""
-    p_holm = holm(family["p"])
-    better = (family["difference"] > 0) == family["higher_is_better"].astype(bool)
-    words = np.where(p_holm < LEVEL, np.where(better, "better", "worse"), "")
-    return family.assign(p_holm=p_holm, word=words)
+def sides(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return `rows` with the column `word`: "better" or "worse" than the reference where the 95 % interval of the
+    difference excludes 0, else "". It describes the seeds that were run, is not corrected, and is no verdict."""
+    better = (rows["difference"] > 0) == rows["higher_is_better"].astype(bool)
+    clear = (rows["difference_low"] > 0) | (rows["difference_high"] < 0)
+    return rows.assign(word=np.where(clear, np.where(better, "better", "worse"), ""))

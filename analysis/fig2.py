@@ -24,7 +24,7 @@ CAPTION = (
     "Figure 2. Test accuracy of (a) warm start, during stage 2, (b) continual and (c) class-incremental training. "
     f"{plot.BAND} Dashed levels in (a): accuracy at the end of training. Thin vertical lines: boundaries between stages. "
     "The accuracy in (c) is over all classes. Axes in (a) and insets show the range of the last part of training; a curve "
-    f"that starts lower is cut. {plot.NO_LOSS}"
+    f"that starts lower is cut. {plot.PREMISE}"
 )
 
 
@@ -95,5 +95,5 @@ def draw_panel(axis: Axes, part: Results, interest: Sequence[str] = plot.INTERES
         plot.fit_limits(inset, late, (marks[-1] + late["x"].max()) / 2)
         plot.draw_boundaries(inset, marks[-1:])
         inset.tick_params(labelsize=6)
-    plot.draw_calibration(axis, part)
+    plot.draw_premise(axis, part)
     return drawn

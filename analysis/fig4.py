@@ -18,8 +18,7 @@ CAPTION = (
     "Figure 4. Average return of (a) DQN on three Atari games (training episodes) and (b) SAC on three tasks of the H1 "
     f"humanoid (evaluation). {plot.BAND} Thin vertical line: the reset, before which all methods share one run. Dashed: the "
     "level of random actions. The tables have the mean over the last tenth of the steps for (a) and the last evaluation for "
-    '(b). A panel says "no loss of plasticity shown" where it is not shown that, after the reset, a network that starts '
-    "anew gains more return than one that trains on. Where sizes are named, a panel that was not run at the larger one "
+    f"(b). {plot.PREMISE} Where sizes are named, a panel that was not run at the larger one "
     "shows the smaller one."
 )
 PREFIXES = tuple(f"{name}_{panel}" for name, (_, row) in ROWS.items() for panel in row)
@@ -84,5 +83,5 @@ def draw_panel(
     if len(random) and metric in METRICS:
         plot.draw_level(axis, float(random.mean()), "random_actions")
     plot.draw_boundaries(axis, plot.boundaries(rows))
-    plot.draw_calibration(axis, part)
+    plot.draw_premise(axis, part)
     return drawn

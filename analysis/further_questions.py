@@ -53,10 +53,10 @@ def pages(frame: pd.DataFrame) -> dict[str, str]:
 
 
 def settings_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the headline comparisons of the runs in SETTINGS with FIRE as published, corrected as one family."""
+    """Return the headline comparisons of the runs in SETTINGS with FIRE as published."""
     rows = frame[frame["headline"] & frame["experiment"].isin(SETTINGS) & (frame["reference"] == "fire")]
     rows = rows[~rows["method"].isin(["muon", "fire_muon"])]
-    return estimates.decide(rows) if len(rows) else rows
+    return estimates.sides(rows)
 
 
 def settings_table(rows: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
@@ -97,7 +97,7 @@ def settings_told(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def muon_told(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return how FIRE with Muon compares with Muon alone and with FIRE alone."""
     rows = frame[frame["headline"] & frame["experiment"].isin(MUON) & (frame["label"] == "fire_muon")]
-    rows = estimates.decide(rows[rows["reference"].isin(["muon", "fire"])])
+    rows = estimates.sides(rows[rows["reference"].isin(["muon", "fire"])])
     found = []
     for experiment, name in MUON.items():
         part = rows[rows["experiment"] == experiment].set_index("reference")
@@ -159,7 +159,7 @@ def vit_told(frame: pd.DataFrame) -> dict[str, Any]:
     rows = frame[frame["headline"] & (frame["experiment"] == VIT) & (frame["reference"] == "none")]
     if rows.empty:
         return {}
-    rows = estimates.decide(at_largest_size(rows))
+    rows = estimates.sides(at_largest_size(rows))
     kinds = rows["label"].str.removeprefix(sensitivity.PREFIX)
     rows = rows.assign(name=kinds.map(TARGETS).fillna(rows["label"]))
     first = rows.iloc[0]

@@ -59,7 +59,7 @@ def _replay(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _replay_compared(frame: pd.DataFrame) -> pd.DataFrame:
     rows = _replay(frame)
-    return estimates.decide(rows[rows["headline"] & (rows["reference"] == "none")])
+    return estimates.sides(rows[rows["headline"] & (rows["reference"] == "none")])
 
 
 def old_data_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -95,7 +95,7 @@ def old_data_told(frame: pd.DataFrame) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ language
 def _language(frame: pd.DataFrame) -> pd.DataFrame:
     rows = frame[frame["experiment"].isin(LANGUAGE) & frame["headline"] & (frame["reference"] == "none")]
-    return estimates.decide(rows)
+    return estimates.sides(rows)
 
 
 def second_phases_table(frame: pd.DataFrame) -> pd.DataFrame:

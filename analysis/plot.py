@@ -28,16 +28,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from analysis import paper
-from analysis.runs import RESULTS, Results
+from analysis import claims, paper
+from analysis.runs import Results
 
 BAND = (
     "Lines are means over the seeds; thick ones have bands from the lowest to the highest seed. Where a title names a "
     "range of seeds, the tables have the number of each method."
 )
-NO_LOSS = (
-    'A panel says "no loss of plasticity shown" where the interval of full reset minus no reset at the end does not show '
-    "that the full reset is better."
+PREMISE = (
+    "Grey text: the premise of the paper's claims is not met in a panel, because the interval of full reset minus none does "
+    "not lie above 0, or because an agent had learned little."
 )
 BINS = 50
 
@@ -116,25 +116,19 @@ def title(part: Results) -> str:
     return f"{model} on {data}\n{', '.join(filter(None, [run['detail'], protocol, seeds]))}"
 
 
-def loses_nothing(part: Results) -> bool:
-    """Return whether the setting was calibrated and no loss of plasticity was shown: the interval of full reset minus
-    no reset (of losses, the reverse; in reinforcement learning, of what each gains) does not lie above 0. False without
-    a calibration or an interval."""
-    path = RESULTS / "calibration.csv"
-    tried = pd.read_csv(path, dtype=str, keep_default_na=False)
-    here = (tried["panel"] == part.first["experiment"]) & (tried["size"] == part.first["size"])
-    lost = tried[here & tried["metric"].str.startswith("lost") & (tried["chosen"] == "yes")]["interval"]
-    return bool(len(lost)) and float(lost.iloc[-1].partition("..")[0] or "nan") <= 0
-
-
-def draw_calibration(axis: Axes, part: Results, *, top: bool = True) -> None:
-    """Mark a panel whose setting was not shown to lose plasticity, so that no method has much to restore."""
-    if loses_nothing(part):
-        axis.text(
-            0.02, 0.98 if top else 0.02, "no loss of plasticity shown", transform=axis.transAxes,
-            va="top" if top else "bottom", color="#6F6F6F", fontsize=6.5, zorder=5,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
-        )  # fmt: skip
+def draw_premise(axis: Axes, part: Results, *, top: bool = True) -> None:
+    """Mark a panel in which the premise of the paper's claims is not met (docs/concepts/statistics.md), and the panels of
+    Figure 3, where a new network ends behind in the paper, too."""
+    found, figure = claims.premise(part), part.first["figure"]
+    if found.measured is None or (found.holds is not False and figure != "fig3"):
+        return
+    lead = "a new network ends behind" if found.measured.mean < 0 else "a new network's lead is not certain"
+    text = "little learned before the reset" if figure.startswith("fig4") else lead
+    axis.text(
+        0.02, 0.98 if top else 0.02, text, transform=axis.transAxes,
+        va="top" if top else "bottom", color="#6F6F6F", fontsize=6.5, zorder=5,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+    )  # fmt: skip
 
 
 def data_name(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
@@ -11,32 +10,31 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from analysis.plot import look
 
 
-def digits(values: Iterable[float]) -> int:
-    """Return the decimals for a column: 4 if all values are below 10 (accuracies, losses), 1 below 10,000, else 0."""
-    largest = max((abs(value) for value in values if pd.notna(value)), default=0.0)
-    return 4 if largest < 10 else 1 if largest < 10_000 else 0
+def digits(metric: str) -> int:
+    """Return the decimals of a measure: 1 for returns, 4 for accuracies, losses and shares."""
+    return 1 if "return" in metric else 4
 
 
-def number(value: float | None, decimals: int | None = None, sign: bool = False) -> str:
-    """Return `value` with that many decimals (see `digits` for None), or "-" if it is missing."""
+def number(value: float | None, decimals: int = 4, sign: bool = False) -> str:
+    """Return `value` with that many decimals, or "-" if it is missing."""
     if value is None or pd.isna(value):
         return "-"
-    decimals = digits([value]) if decimals is None else decimals
     return f"{value:{'+' if sign else ''}.{decimals}f}"
 
 
-def spread(mean: float, low: float, high: float, decimals: int | None = None, sign: bool = False) -> str:
+def spread(mean: float, low: float, high: float, decimals: int = 4, sign: bool = False) -> str:
     """Return for example `0.8443 [0.8359, 0.8528]`, without brackets for one seed."""
     if pd.isna(mean):
         return "-"
-    decimals = digits([mean, low, high]) if decimals is None else decimals
     text = number(mean, decimals, sign)
     return text if pd.isna(low) else f"{text} [{number(low, decimals, sign)}, {number(high, decimals, sign)}]"
 
 
 def mean_text(row: pd.Series, decimals: int | None = None) -> str:
     """Return the mean of a row of estimates with its interval."""
-    return spread(row["mean"], row["low"], row["high"], decimals)
+    return spread(
+        row["mean"], row["low"], row["high"], digits(row.get("metric", "")) if decimals is None else decimals
+    )
 
 
 def difference_text(row: pd.Series, decimals: int | None = None, negate: bool = False) -> str:
@@ -44,7 +42,7 @@ def difference_text(row: pd.Series, decimals: int | None = None, negate: bool = 
     mean, low, high = row["difference"], row["difference_low"], row["difference_high"]
     if negate:
         mean, low, high = -mean, -high, -low
-    return spread(mean, low, high, decimals, sign=True)
+    return spread(mean, low, high, digits(row.get("metric", "")) if decimals is None else decimals, sign=True)
 
 
 def p_text(p: float) -> str:

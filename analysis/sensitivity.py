@@ -17,18 +17,18 @@ PREFIXES = ("sensitivity_",)
 PREFIX = "fire-targets="
 CAPTION = (
     "FIRE on one layer at a time, minus no treatment, at the end of training (paired by seed, mean over the seeds); `all`: "
-    "FIRE as published. Blue is better than no treatment. A star: the difference is told apart from zero by the corrected "
-    "test over this panel."
+    "FIRE as published. Blue is better than no treatment. A star: the interval over the seeds excludes 0 "
+    "(exploring seeds, not corrected)."
 )
 
 
 def differences(part: Results) -> pd.DataFrame:
-    """Return one row per treated layer, with its block, its difference from `none` and the word of the corrected test.
+    """Return one row per treated layer, with its block, its difference from `none` and its side (see `estimates.sides`).
     The row of block `all` is FIRE as published."""
     frame = estimates.frame(part)
     rows = frame[frame["headline"] & (frame["reference"] == "none")]
     rows = rows[rows["label"].str.startswith(PREFIX) | (rows["label"] == "fire")]
-    rows = estimates.decide(rows)
+    rows = estimates.sides(rows)
     places = [place_of(label.removeprefix(PREFIX)) for label in rows["label"]]
     return rows.assign(block=[block for block, _ in places], layer=[layer for _, layer in places])
 

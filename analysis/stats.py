@@ -14,7 +14,6 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 LEVEL = 0.05  # of the Holm-corrected tests
-MOST_SEEDS = 1000
 
 
 class Estimate(NamedTuple):
@@ -62,15 +61,3 @@ def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
     steps = p[order] * np.arange(len(order), 0, -1)
     corrected[order] = np.minimum(1.0, np.maximum.accumulate(steps)) if len(order) else steps
     return corrected
-
-
-def seeds_to_decide(found: Estimate) -> int | None:
-    """Return the smallest number of seeds at which the interval would exclude 0 if mean and spread stayed the same.
-    None if that takes more than MOST_SEEDS or there is one seed."""
-    if found.n < 2:
-        return None
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, found.n - 1)
-    variance = found.n * ((found.high - found.mean) / half) ** 2
-    n = np.arange(2, MOST_SEEDS + 1)
-    enough = n[stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) ** 2 * variance < n * found.mean**2]
-    return int(enough[0]) if len(enough) else None

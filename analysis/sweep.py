@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import estimates, plot, probes, tables
-from analysis.rendering import difference_text, markdown
+from analysis import claims, estimates, plot, probes, tables
+from analysis.rendering import markdown, p_text, spread
 from analysis.runs import Results, load, settings
 from harness.status import comma_list, whole_numbers, with_missing
 
 NOTE = (
     "Intervals are 95 %, Student's t over seeds; differences are paired by seed (same data order, same first weights). The "
-    "p-values are corrected over each table after Holm; a difference with p below 0.05 is unlikely to be chance."
+    "p-values are corrected over the comparisons of a panel after Holm (docs/concepts/statistics.md)."
 )
 
 
@@ -48,7 +48,7 @@ def show(options: argparse.Namespace) -> int:
         parts = [part for part, _ in shown]
         [picture, _] = plot.save(probes.draw(parts), out / "figure", ["png"], probes.CAPTION, parts)
         print(f"{text}\ntable: {out / 'table.md'}\nestimates: {out / 'estimates.csv'}\nfigure: {picture}")
-        print("\n".join(filter(None, (sentence(rows) for _, rows in shown))))
+        print("\n".join(sentences(claims.verdicts(results, "all"))))
     for problem in results.problems:
         print(f"left out: {problem}", file=sys.stderr)
     for line in wrong:
@@ -65,21 +65,22 @@ def text_of(part: Results, rows: pd.DataFrame) -> str:
     return "\n".join(blocks)
 
 
-def sentence(rows: pd.DataFrame) -> str:
-    """Return a sentence that compares FIRE, or the best method if FIRE was not run, with the run without intervention
-    in the headline measure."""
-    rows = rows[rows["headline"] & (rows["reference"] == "none")]
-    if rows.empty:
-        return ""
-    compared = estimates.decide(rows).set_index("label")
-    best = "idxmax" if rows["higher_is_better"].iloc[0] else "idxmin"
-    label = "fire" if "fire" in compared.index else compared["mean"].agg(best)
-    row = compared.loc[label]
-    told = f"is {row['word']} than no intervention, by" if row["word"] else "differs from no intervention by"
-    chance = "" if row["word"] else f", which may be chance (corrected for {len(compared)} comparisons)"
-    seeds = "1 seed" if row["pairs"] == 1 else f"{row['pairs']} seeds"
-    difference = f"{told} {difference_text(row)} ({row['measure']}; {seeds}){chance}"
-    return f"{row['experiment']}: {plot.look(label).name} {difference}"
+def sentences(compared: pd.DataFrame) -> list[str]:
+    """Return a sentence for each comparison of FIRE with `none` and for each other claim about the sweep's panels, by the
+    rule of the repository applied to the seeds of the sweep."""
+    against_none = (compared["better"] == "fire") & (compared["worse"] == "none")
+    told = []
+    for row in compared[(compared["kind"] == "claims") | against_none].to_dict("records"):
+        decimals = 1 if row["figure"].startswith("fig4") else 4
+        gain = spread(row["gain"], row["low"], row["high"], decimals, sign=True)
+        word = {
+            "open": "one seed decides nothing" if row["seeds"] == 1 else "plasticity lost? run full_reset too"
+        }
+        said = word.get(row["verdict"], row["verdict"])
+        p = "" if pd.isna(row["p_holm"]) else f", p {p_text(row['p_holm'])} corrected"
+        seeds = f"{row['seeds']} seed{'s' if row['seeds'] > 1 else ''}"
+        told.append(f"{row['experiment']}: {tables.claim_text(row)}: {said} (gain {gain}{p}, {seeds})")
+    return told
 
 
 def absent(results: Results, methods: Sequence[str], seeds: Sequence[int]) -> list[str]:

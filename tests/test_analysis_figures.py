@@ -12,6 +12,7 @@ from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_
 from analysis import __main__ as command
 from analysis import (
     benchmark_tables,
+    claims,
     documents,
     estimates,
     fig2,
@@ -135,31 +136,21 @@ def test_a_label_that_shares_no_seed_with_its_references_keeps_its_mean(tmp_path
     assert row_of(frame, "fig2a_cifar10_resnet18", "fire", "")["n"] == 1
 
 
-def test_verdicts_need_the_corrected_test():
-    """Four comparisons: after Holm .02 x 4 and .03 x 3 are beyond .05, .001 x 4 is not; one seed decides nothing."""
-    family = pd.DataFrame(
-        {
-            "difference": [1.0, -1.0, 1.0, 1.0, 1.0],
-            "p": [0.001, 0.02, 0.03, 0.9, np.nan],
-            "higher_is_better": True,
-        }
-    )
-    assert estimates.decide(family)["word"].tolist() == ["better", "", "", "", ""]
-    assert estimates.decide(family.iloc[1:2])["word"].tolist() == ["worse"]  # alone it is a family of one
-    losses = family.iloc[:1].assign(higher_is_better=False)
-    assert estimates.decide(losses)["word"].tolist() == ["worse"]
+def test_a_side_is_the_interval_that_excludes_0():
+    rows = pd.DataFrame({"difference": [1.0, -1.0, 1.0], "difference_low": [0.1, -2.0, -0.1]})
+    rows["difference_high"] = [2.0, -0.1, 3.0]
+    assert estimates.sides(rows.assign(higher_is_better=True))["word"].tolist() == ["better", "worse", ""]
+    assert estimates.sides(rows.assign(higher_is_better=False))["word"].tolist() == ["worse", "better", ""]
 
 
-def test_claims_are_oriented_as_told(frame):
-    rows = tables.claim_rows(frame).set_index(["experiment", "better", "worse"])
-    assert rows.loc[("fig2a_cifar10_resnet18", "fire", "none"), "difference"] == pytest.approx(0.102)
+def test_claims_are_oriented_as_told(results):
+    rows = claims.verdicts(results, "exploring").set_index(["experiment", "better", "worse"])
+    assert rows.loc[("fig2a_cifar10_resnet18", "fire", "none"), "gain"] == pytest.approx(0.102)
     reset = rows.loc[("fig2a_cifar10_resnet18", "full_reset", "fire")]
-    assert reset["difference"] == pytest.approx(0.018) and reset["difference_low"] < reset["difference_high"]
-    assert rows.loc[("fig3_best", "fire", "none"), "difference"] == pytest.approx(
-        0.1
-    )  # a lower loss is a gain
-    assert rows.loc[("fig3_best", "fire", "none"), "word"] == "better"
-    assert rows.loc[("fig3_best", "fire", "full_reset"), "word"] == "worse"
+    assert reset["gain"] == pytest.approx(0.018) and reset["low"] < reset["high"]
+    assert rows.loc[("fig3_best", "fire", "none"), "gain"] == pytest.approx(0.1)  # a lower loss is a gain
+    assert rows.loc[("fig3_best", "fire", "none"), "verdict"] == "holds"
+    assert rows.loc[("fig3_best", "fire", "full_reset"), "verdict"] == "contradicted"
     assert ("fig2a_cifar10_resnet18", "fire", "dash") not in rows.index
 
 
@@ -398,7 +389,7 @@ def test_a_sweeps_table_names_what_is_missing(root, tmp_path, capsys):
     )
     assert "[0.6995, 0.7045]" in row and "brand new" in text
     assert (tmp_path / "table.md").exists() and (tmp_path / "figure.png").exists()
-    assert "random_label: FIRE" in text and "no intervention" in text.splitlines()[-1]
+    assert "random_label: FIRE > none (continue): holds (gain +0." in text
     assert command.main([*given, "--seeds", "1,2,3,4", "--methods", "none,fire"]) == 1
     assert "random_label fire seed 4: missing" in capsys.readouterr().err
     write_run(tmp_path / "runs", "fig3_x", "none", 1, [{"phase": 0, "step": 1, "speed": 1.0}], protocol="")
@@ -434,7 +425,11 @@ def test_triggers_are_compared_with_the_boundaries_and_their_acts_counted(tmp_pa
     frame = estimates.frame(results)
     found = "`rank`: better; `plateau`: cannot be told apart from it."
     assert documents.triggers(results, frame)["words"]["better"] == ["rank"]
-    table = documents.page(results, frame).split("### FIRE under a trigger")[1].split("###")[0]
+    table = (
+        documents.page(results, frame, claims.verdicts(results))
+        .split("### FIRE under a trigger")[1]
+        .split("###")[0]
+    )
     assert found in table
     rows = {
         cells[1].strip(): [cell.strip() for cell in cells]
@@ -442,22 +437,20 @@ def test_triggers_are_compared_with_the_boundaries_and_their_acts_counted(tmp_pa
         if len(cells) > 3
     }
     assert rows["FIRE"][2] == rows["FIRE [rank]"][2] == "1" and rows["none (continue)"][2] == "0"
-    assert rows["FIRE [rank]"][3].startswith("0.9220") and "p-values\nare corrected" in table
+    assert rows["FIRE [rank]"][3].startswith("0.9220")
 
 
 @pytest.mark.parametrize(
-    ("interval", "chosen", "said"),
-    [("-0.01..0.04", "yes", True), ("0.01..0.04", "yes", False), ("-0.01..0.04", "no", False)],
+    ("reset", "said"),
+    [(0.0, "a new network's lead is not certain"), (0.2, ""), (-0.2, "a new network ends behind")],
 )
-def test_a_panel_says_where_no_loss_was_shown(results, tmp_path, monkeypatch, interval, chosen, said):
-    lines = ["panel,size,metric,interval,chosen"]
-    lines += [f"fig2a_cifar10_resnet18,small,lost: test_accuracy at the end,{interval},{chosen}"]
-    lines += ["fig2a_cifar10_resnet18,medium,lost: test_accuracy at the end,-1..1,yes"]
-    (tmp_path / "calibration.csv").write_text("\n".join(lines))
-    monkeypatch.setattr(plot, "RESULTS", tmp_path)
+def test_a_panel_says_where_the_premise_is_not_met(tmp_path, reset, said):
+    for seed, scatter in ((1, 0.0), (2, 0.01)):
+        for label, level in (("none", 0.5), ("full_reset", 0.5 + reset + scatter)):
+            write_run(tmp_path, "fig2b_x", label, seed, warm_start_lines(level, seed))
     figure, axis = plot.plt.subplots()
-    fig2.draw_panel(axis, results.select(experiment="fig2a_cifar10_resnet18"))
-    assert ("no loss of plasticity shown" in [text.get_text() for text in axis.texts]) is said
+    fig2.draw_panel(axis, load(tmp_path))
+    assert "".join(text.get_text() for text in axis.texts) == said
     plot.plt.close(figure)
 
 
@@ -474,14 +467,6 @@ def test_a_legend_shows_the_curve_of_a_method_that_is_a_level_elsewhere():
     plot.plt.close(figure)
 
 
-def test_wins_are_counted_over_the_panels_of_the_paper_alone(frame):
-    table = tables.wins_table(frame).set_index("FIRE against")
-    assert table.loc["none (continue)", "panels"] == 3  # random labels are no panel of the paper
-    assert table["ends ahead"].to_dict() == {"none (continue)": 3, "shrink & perturb": 3, "full reset": 0}
-    assert table.loc["none (continue)", "in the paper"] == "3 of 3"
-    assert table.loc["full reset", "in the paper"] == "2 of 3"  # its full reset ends ahead in Figure 2a alone
-
-
 def test_an_experiment_counts_at_its_largest_size():
     rows = pd.DataFrame({"experiment": ["a", "a", "b"], "size": ["small", "medium", "small"]})
     assert at_largest_size(rows)["size"].to_list() == ["medium", "small"]
@@ -490,13 +475,13 @@ def test_an_experiment_counts_at_its_largest_size():
 
 
 def test_documents_say_what_was_run_and_what_was_not(results, frame):
-    text = documents.reproduced(results, frame)
-    assert text == documents.reproduced(results, frame)
+    compared = claims.verdicts(results)
+    text = documents.reproduced(results, frame, compared, documents.report_tables(results))
     assert re.search(r"\| 4b +\| run +\| not run", text) and "5 methods x 3 seeds, Fashion-MNIST" in text
     assert "fig4b_run (FIRE > none (continue)" in text  # among the claims that were not run
-    assert text.index("## Convergence and DfI") < text.index("## The paper's claims")
+    assert text.index("comparisons, counted") < text.index("## Figures") < text.index("## The paper's claims")
     assert re.search(r"\| fire +\| cpu .*\| +0\.06 +\| +55 +\|", text)  # the paper's Table 1
-    page = documents.page(results.select(experiment="fig2a_cifar10_resnet18"), frame)
+    page = documents.page(results.select(experiment="fig2a_cifar10_resnet18"), frame, compared)
     assert "METHODS=fire,none,shrink_perturb,full_reset,brand_new SEEDS=1,2,3" in page and "brand new" in page
 
 

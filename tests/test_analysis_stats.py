@@ -57,13 +57,3 @@ def test_holm_keeps_false_alarms_rare_where_single_tests_do_not():
     p = np.array([[stats.estimate(values).p for values in family] for family in families])
     assert (p < 0.05).any(axis=1).mean() > 0.5
     assert np.mean([(stats.holm(family) < 0.05).any() for family in p]) < 0.15
-
-
-def test_seeds_that_would_decide_a_difference():
-    """Mean 2 and standard deviation 1: t / sqrt(n) is 4.30 / 1.73 = 2.48 for 3 seeds and 3.18 / 2 = 1.59 for 4."""
-    found = stats.estimate([1.0, 2.0, 3.0])
-    assert found.low < 0 and stats.seeds_to_decide(found) == 4
-    assert stats.seeds_to_decide(stats.estimate([-1.0, -2.0, -3.0])) == 4
-    assert stats.seeds_to_decide(stats.estimate([1.0])) is None
-    assert stats.seeds_to_decide(stats.estimate([-1.0, 1.0])) is None
-    assert stats.seeds_to_decide(stats.estimate([-1.0, 1.0 + 1e-6])) is None  # more seeds than are looked at

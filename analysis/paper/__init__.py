@@ -67,6 +67,14 @@ def claims() -> pd.DataFrame:
     return table.assign(experiment=names)
 
 
+def gain(figure: str, panel: str, better: str, worse: str) -> float:
+    """Return the paper's difference between the end values of two methods, positive if the first ends better; NaN if one
+    of them is not known."""
+    ends = end_values(figure, panel)
+    sign = -1 if figure == "fig3" else 1  # of losses
+    return sign * (ends.get(better, float("nan")) - ends.get(worse, float("nan")))
+
+
 def boundary_costs() -> dict[str, tuple[float, float]]:
     """Return the paper's Table 1 as {method: (seconds, MB)} of one boundary of a ResNet-18 on CIFAR-10."""
     table = curves("costs")

@@ -1,0 +1,270 @@
+"""The verdict on every comparison, by the rule of docs/concepts/statistics.md; no other module gives one.
+
+`verdicts` returns one row per pair of methods and setting. Exploring seeds (1 to 5) decide whether the premise holds,
+confirming seeds (from 6 on) decide the comparison. A positive gain agrees with the claim; for controls and rivals the
+claim is that FIRE ends ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import yaml
+from scipy import stats as scipy_stats
+
+from analysis import measures, paper
+from analysis.runs import Results, at_largest_size, settings
+from analysis.stats import LEVEL, Estimate, estimate, holm, paired_difference
+
+EXPLORING = range(1, 6)
+LEARNED = 1.2  # times the return of random actions
+CONTROLS = ("rescale", "keep_norm", "random_orthogonal", "fire_exact")
+GROUPS = ("none", "shrink_perturb", "full_reset", "dash")  # the rivals of the pooled question
+COLUMNS = [
+    "experiment", "figure", "panel", "size", "data", "kind", "better", "worse", "source", "premise",
+    "planned", "seeds", "gain", "low", "high", "p", "p_holm", "verdict",
+    "exploring_seeds", "exploring_gain", "exploring_low", "exploring_high", "gains", "exploring_gains",
+]  # fmt: skip
+Values = dict[str, dict[int, float]]  # {label: {seed: value}}
+
+
+@cache
+def plan() -> dict[tuple[str, str], range]:
+    """Return {(experiment, method): seeds that were planned at size medium}."""
+    entries = yaml.safe_load((Path(__file__).parent / "plan.yaml").read_text(encoding="utf-8"))
+    return {
+        (experiment, method): range(entry["seeds"][0], entry["seeds"][1] + 1)
+        for entry in entries
+        for experiment in entry["experiments"]
+        for method in entry["methods"]
+    }
+
+
+def planned_seeds(experiment: str, size: str, *methods: str) -> list[int]:
+    """Return the confirming seeds that were planned for all of the methods."""
+    known = plan() if size == "medium" else {}
+    return sorted(set.intersection(*(set(known.get((experiment, method), ())) for method in methods)))
+
+
+# ------------------------------------------------------------------------------------------------ premise
+class Premise(NamedTuple):
+    """Whether a claim about restoring plasticity can be judged in a setting (None: not measured), and the estimate that
+    says so. In Figure 3 the premise holds by definition."""
+
+    holds: bool | None
+    measured: Estimate | None
+
+
+def premise(part: Results) -> Premise:
+    """Return the premise of one setting, measured on the exploring seeds without looking at FIRE."""
+    figure, measure = part.first["figure"], measures.of(part)[0]
+    if figure.startswith("fig4"):
+        before = measures.before_boundary(part.metrics, measure.metric)
+        random = measures.ordered_rows(part.metrics, "random_return").groupby("seed")["value"].first()
+        ratios = [before[s] / random[s] for s in EXPLORING if s in before and random.get(s, 0.0) > 0]
+        found = estimate(ratios) if ratios else None
+        return _judged(found, LEARNED)
+    ends = _explored(measures.values(part.metrics, measure))
+    found = _gain(ends, "full_reset", "none", measure.higher_is_better)
+    return Premise(True, found) if figure == "fig3" else _judged(found, 0.0)
+
+
+def _judged(found: Estimate | None, level: float) -> Premise:
+    return Premise(None if found is None or found.n < 2 else bool(found.low > level), found)
+
+
+def _explored(ends: Values) -> Values:
+    return {
+        label: {s: value for s, value in seeds.items() if s in EXPLORING} for label, seeds in ends.items()
+    }
+
+
+def _gain(ends: Values, better: str, worse: str, higher: bool) -> Estimate | None:
+    pair = ends.get(better, {}), ends.get(worse, {})
+    return paired_difference(*(pair if higher else pair[::-1]))
+
+
+# ------------------------------------------------------------------------------------------------ verdicts
+def verdicts(results: Results | Sequence[Results], seeds: str = "confirming") -> pd.DataFrame:
+    """Return the frame of comparisons of all settings (columns COLUMNS). `gains` holds the paired differences by seed.
+
+    With seeds="exploring" or "all", the same rule is applied to these seeds, as far as they were run. What it says then
+    is no verdict on a panel: the settings were chosen with the exploring seeds. A sweep of one's own uses "all".
+    """
+    parts = settings(results) if isinstance(results, Results) else results
+    parts = [_compared(part, seeds) for part in parts if measures.of(part)]
+    return pd.concat(
+        [part for part in parts if len(part)] or [pd.DataFrame(columns=COLUMNS)], ignore_index=True
+    )
+
+
+def _compared(part: Results, which: str) -> pd.DataFrame:
+    first, measure = part.first, measures.of(part)[0]
+    plain = part.select(label=part.runs["label"][part.runs["label"] == part.runs["method"]].unique())
+    ends, holds = measures.values(plain.metrics, measure), premise(part).holds
+    rows = []
+    planned = {method for key, method in plan() if key == first["experiment"] and first["size"] == "medium"}
+    for pair in _pairs(first["experiment"], set(ends) | (planned if which == "confirming" else set())):
+        better, worse = pair["better"], pair["worse"]
+        gains = _paired(ends, better, worse, measure.higher_is_better)
+        seeds = {"exploring": EXPLORING, "all": sorted(gains)}.get(which)
+        if seeds is None:
+            seeds = planned_seeds(first["experiment"], first["size"], better, worse)
+        used = {seed: gains[seed] for seed in seeds if seed in gains}
+        complete = 0 < len(seeds) == len(used) if which == "confirming" else len(used) > 1
+        explored = {seed: gains[seed] for seed in EXPLORING if seed in gains}
+        row = first[["experiment", "figure", "panel", "size", "data"]].to_dict() | pair
+        row |= {
+            "premise": holds,
+            "planned": len(seeds),
+            "complete": complete,
+            "gains": used,
+            "seeds": len(used),
+        }
+        row |= _columns("", used) | _columns("exploring_", explored) | {"exploring_gains": explored}
+        rows.append(row | {"exploring_seeds": len(explored)})
+    table = pd.DataFrame(rows, columns=[*COLUMNS, "complete"])
+    if table.empty:
+        return table[COLUMNS]
+    for _, family in table[table["planned"] > 0].groupby("kind"):
+        # a planned test that is still open counts as one of the family, so that no verdict depends on the order of runs
+        table.loc[family.index, "p_holm"] = holm(family["p"].where(family["complete"], 1.0).astype(float))
+    table.loc[~table["complete"].astype(bool), ["p", "p_holm"]] = np.nan
+    table["verdict"] = [verdict(row) for row in table.to_dict("records")]
+    return table[COLUMNS]
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """Return "holds", "contradicted", "not decided", "open" (not all planned seeds are done, or none were planned), or
+    "premise not met"."""
+    if row["premise"] is False:
+        return "premise not met"
+    if row["premise"] is None or not row["complete"]:
+        return "open"
+    return ("holds" if row["gain"] > 0 else "contradicted") if row["p_holm"] < LEVEL else "not decided"
+
+
+def _pairs(experiment: str, ran: set[str]) -> Iterator[dict[str, str]]:
+    """Yield kind, better, worse and source of each comparison between the methods `ran`: the claims about this panel, then
+    FIRE against the controls and against all others."""
+    told = paper.claims()
+    told = told[(told["experiment"] == experiment) & told["better"].isin(ran) & told["worse"].isin(ran)]
+    for claim in told.to_dict("records"):
+        yield {"kind": "claims"} | {name: claim[name] for name in ("better", "worse", "source")}
+    if "fire" not in ran:
+        return
+    known = {"fire", *told["better"][told["worse"] == "fire"], *told["worse"][told["better"] == "fire"]}
+    for method in sorted(ran - known):
+        kind = "controls" if method in CONTROLS else "rivals"
+        yield {"kind": kind, "better": "fire", "worse": method, "source": ""}
+
+
+def _paired(ends: Values, better: str, worse: str, higher: bool) -> dict[int, float]:
+    sign = 1.0 if higher else -1.0
+    pair = ends.get(better, {}), ends.get(worse, {})
+    return {seed: sign * (pair[0][seed] - pair[1][seed]) for seed in sorted(set(pair[0]) & set(pair[1]))}
+
+
+def _columns(prefix: str, gains: dict[int, float]) -> dict[str, float]:
+    found = estimate(list(gains.values())) if gains else Estimate(*[float("nan")] * 4, 0)
+    cells = {f"{prefix}gain": found.mean, f"{prefix}low": found.low, f"{prefix}high": found.high}
+    return cells if prefix else cells | {"p": found.p}
+
+
+# ------------------------------------------------------------------------------------------------ counts
+def of_paper(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the claims of the paper about its own panels."""
+    return table[
+        (table["kind"] == "claims") & table["source"].str.startswith("the paper's") & (table["figure"] != "")
+    ]
+
+
+def counts(table: pd.DataFrame) -> dict[str, int]:
+    """Return how many comparisons have each verdict, and `suite_wide`: how many would still hold if all tests of the
+    table were corrected as one family."""
+    said = table["verdict"].value_counts()
+    names = ("holds", "contradicted", "not decided", "open", "premise not met")
+    tests = table[table["verdict"].isin(names[:3])]
+    ahead = tests["gain"].astype(float) > 0
+    suite = int((ahead & (holm(tests["p"].astype(float)) < LEVEL)).sum()) if len(tests) else 0
+    return {
+        "all": int((table["verdict"] != names[-1]).sum()),
+        **{name: int(said.get(name, 0)) for name in names},
+        "suite_wide": suite,
+    }
+
+
+# ------------------------------------------------------------------------------------------------ pooled question
+def effect(gains: Mapping[int, float]) -> tuple[float, float]:
+    """Return the standardised mean of paired differences with Hedges' correction, and its variance."""
+    values = np.array(list(gains.values()))
+    n = len(values)
+    d = (1 - 3 / (4 * (n - 1) - 1)) * values.mean() / values.std(ddof=1)
+    return float(d), float(1 / n + d**2 / (2 * n))
+
+
+def effects(table: pd.DataFrame, rival: str, column: str = "gains") -> pd.DataFrame:
+    """Return one effect of FIRE against `rival` per panel of the paper that counts and is complete (columns panel, d,
+    variance). The starts of Figure 3 share a first phase, so each seed contributes the mean of its differences."""
+    rows = table[table["premise"].eq(True) & table["figure"].str.startswith("fig")]
+    rows = at_largest_size(rows[~rows["verdict"].isin(["open"])]) if len(rows) else rows
+    paper_cells = {"_".join(cell) for cell in paper.cells()}
+    found: dict[str, dict[int, float]] = {}
+    starts: list[dict[int, float]] = []
+    for row in rows.to_dict("records"):
+        pair = {row["better"], row["worse"]}
+        if pair != {"fire", rival} or row["experiment"] not in paper_cells:
+            continue
+        sign = 1 if row["better"] == "fire" else -1
+        gains = {seed: sign * gain for seed, gain in row[column].items()}
+        if row["figure"] == "fig3":
+            starts.append(gains)
+        else:
+            found[row["experiment"]] = gains
+    if len(starts) == 3:
+        seeds = set.intersection(*map(set, starts))
+        found["fig3"] = {seed: float(np.mean([start[seed] for start in starts])) for seed in seeds}
+    return pd.DataFrame(
+        [(panel, *effect(gains)) for panel, gains in found.items()], columns=["panel", "d", "variance"]
+    )
+
+
+def pooled(table: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per rival of GROUPS: the number of panels, in how many FIRE ends ahead, the random-effects mean of
+    the standardised differences with its Hartung-Knapp interval, I² and the p-values, corrected together."""
+    rows = []
+    for rival in GROUPS:
+        found = effects(table, rival)
+        row = {"rival": rival, "panels": len(found), "ahead": int((found["d"] > 0).sum())}
+        rows.append(row | (pool(found) if len(found) > 1 else {}))
+    table = pd.DataFrame(rows, columns=["rival", "panels", "ahead", "mean", "low", "high", "i2", "p"])
+    return table.assign(p_holm=holm(table["p"].astype(float)))
+
+
+def pool(found: pd.DataFrame) -> dict[str, float]:
+    """Return the random-effects mean (DerSimonian-Laird) of effects with its Hartung-Knapp interval and p-value, and I²."""
+    from statsmodels.stats.meta_analysis import combine_effects
+
+    result = combine_effects(
+        found["d"].to_numpy(), found["variance"].to_numpy(), method_re="chi2", use_t=True
+    )
+    mean, (low, high) = float(result.mean_effect_re), result.conf_int()[3]
+    p = 2 * scipy_stats.t.sf(abs(mean) / result.sd_eff_w_re_hksj, len(found) - 1)
+    return {"mean": mean, "low": low, "high": high, "i2": max(0.0, float(result.i2)), "p": float(p)}
+
+
+def report(results: Results) -> list[tuple[str, dict[str, int], pd.DataFrame]]:
+    """Return (seeds, counts of the paper's claims, pooled estimates) with the exploring and with the confirming seeds,
+    each experiment at the largest size at which it was run."""
+    found = []
+    for name, seeds in (("seeds 1 to 5, exploring", "exploring"), ("seeds from 6 on", "confirming")):
+        table = verdicts(results, seeds)
+        rows = of_paper(table)
+        largest = at_largest_size(rows, ["experiment", "better", "worse"]) if len(rows) else rows
+        found.append((name, counts(largest), pooled(table)))
+    return found

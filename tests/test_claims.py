@@ -1,0 +1,176 @@
+"""Verdicts, premises and pooled estimates against hand-worked numbers, from runs whose ends are known."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats as scipy_stats
+from synthetic_runs import warm_start_lines, write_run
+
+from analysis import claims
+from analysis.runs import load
+
+CELL = "fig2a_cifar10_resnet18"
+METHODS = ("none", "shrink_perturb", "full_reset", "fire")
+EXPLORED = {"none": 0.3, "shrink_perturb": 0.35, "full_reset": 0.4, "fire": 0.5}
+
+
+@pytest.fixture(autouse=True)
+def three_confirming_seeds(monkeypatch):
+    planned = {(CELL, method): range(6, 9) for method in METHODS} | {(CELL, "rescale"): range(6, 9)}
+    monkeypatch.setattr(claims, "plan", lambda: planned)
+
+
+def write(root, ends):
+    """ends: {label: {seed: accuracy at the end}}; the lines add seed / 1000 to every method alike."""
+    for label, seeds in ends.items():
+        for seed, end in seeds.items():
+            write_run(root, CELL, label, seed, warm_start_lines(end, seed, 2), size="medium")
+
+
+def explored(levels=EXPLORED):
+    """Two exploring seeds; a full reset ends ahead of none, with a small scatter, so that the premise is met."""
+    return {
+        label: {1: level, 2: level + (0.001 if label == "none" else 0)} for label, level in levels.items()
+    }
+
+
+def confirmed(gaps):
+    """FIRE at 0.8, the others behind by {label: gap at seeds 6, 7 and 8}."""
+    return {"fire": dict.fromkeys((6, 7, 8), 0.8)} | {
+        label: {seed: 0.8 - gap for seed, gap in zip((6, 7, 8), seeds)} for label, seeds in gaps.items()
+    }
+
+
+def both(*parts):
+    return {
+        label: {k: v for part in parts for k, v in part.get(label, {}).items()}
+        for label in {*parts[0], *parts[1]}
+    }
+
+
+GAPS = {"none": (0.10, 0.11, 0.12), "shrink_perturb": (0.05, 0.06, 0.07), "full_reset": (0.01, 0.02, 0.03)}
+
+
+def rows_of(root, seeds="confirming"):
+    return claims.verdicts(load(root), seeds).set_index(["better", "worse"])
+
+
+def test_holm_over_the_claims_of_one_panel_by_hand(tmp_path):
+    """t is 0.11, 0.06 and 0.02 divided by 0.01 / sqrt(3): 19.05, 10.39 and 3.46 with two degrees of freedom, so that p is
+    .002743, .009132 and .074180. FIRE ahead of a full reset speaks against the claim."""
+    write(tmp_path, both(explored(), confirmed(GAPS)))
+    rows = rows_of(tmp_path)
+    none, rival, reset = (
+        rows.loc[pair] for pair in (("fire", "none"), ("fire", "shrink_perturb"), ("full_reset", "fire"))
+    )
+    assert [row["p"] for row in (none, rival, reset)] == pytest.approx(
+        [0.002743, 0.009132, 0.074180], abs=2e-6
+    )
+    assert [row["p_holm"] for row in (none, rival, reset)] == pytest.approx(
+        [0.008229, 0.018264, 0.074180], abs=4e-6
+    )
+    assert [row["verdict"] for row in (none, rival, reset)] == ["holds", "holds", "not decided"]
+    assert none["gain"] == pytest.approx(0.11) and reset["gain"] == pytest.approx(-0.02)
+    assert none["exploring_seeds"] == 2 and none["exploring_gain"] == pytest.approx(0.1995)
+    control = rows.loc[("fire", "rescale")]
+    assert (control["kind"], control["verdict"], control["planned"]) == ("controls", "open", 3)
+
+
+def test_a_significant_difference_in_the_other_direction_contradicts_the_claim(tmp_path):
+    gaps = GAPS | {"full_reset": (0.10, 0.11, 0.12)}
+    write(tmp_path, both(explored(), confirmed(gaps)))
+    assert rows_of(tmp_path).loc[("full_reset", "fire"), "verdict"] == "contradicted"
+
+
+def test_an_incomplete_comparison_is_open_and_still_counts_in_its_family(tmp_path):
+    ends = both(explored(), confirmed(GAPS))
+    del ends["shrink_perturb"][8]
+    write(tmp_path, ends)
+    rows = rows_of(tmp_path)
+    assert rows.loc[("fire", "shrink_perturb"), "verdict"] == "open"
+    assert np.isnan(rows.loc[("fire", "shrink_perturb"), "p"])
+    assert rows.loc[("fire", "none"), "p_holm"] == pytest.approx(3 * 0.002743, abs=4e-6)
+
+
+def test_exploring_seeds_never_decide(tmp_path):
+    write(tmp_path, explored())
+    rows = rows_of(tmp_path)
+    assert set(rows["verdict"]) == {"open"} and rows["p"].isna().all()
+    assert (
+        rows_of(tmp_path, "exploring").loc[("fire", "none"), "verdict"] == "holds"
+    )  # what would be said with them
+
+
+def test_where_nothing_is_lost_no_claim_is_judged(tmp_path):
+    write(tmp_path, both(explored(EXPLORED | {"full_reset": 0.3}), confirmed(GAPS)))
+    rows = claims.verdicts(load(tmp_path))
+    assert set(rows["verdict"]) == {"premise not met"}
+    assert claims.counts(claims.of_paper(rows))["all"] == 0 and claims.pooled(rows)["panels"].sum() == 0
+
+
+@pytest.mark.parametrize(("before", "met"), [((6.0, 7.5), True), ((5.0, 5.0), False)])
+def test_an_agent_must_have_learned(tmp_path, before, met):
+    """Random actions return 4 and 5. Ratios of 1.5 and 1.5 lie above 1.2; 1.25 and 1 do not, nor does their interval."""
+    for seed, random, level in ((1, 4.0, before[0]), (2, 5.0, before[1])):
+        lines = [
+            {"phase": 0, "step": 1, "random_return": random},
+            {"phase": 0, "step": 10, "train_return": level},
+        ]
+        lines.append({"phase": 1, "step": 20, "train_return": 9.0})
+        write_run(tmp_path, "fig4a_asterix", "none", seed, lines, protocol="")
+    found = claims.premise(load(tmp_path))
+    assert found.holds is met and found.measured.n == 2
+
+
+def test_suite_wide_all_tests_are_one_family():
+    """Four tests at .012, .02, .03 and .9: corrected together .048, .06, .06 and .9."""
+    table = pd.DataFrame({"verdict": "holds", "gain": 1.0, "p": [0.012, 0.02, 0.03, 0.9]})
+    table.loc[3, "verdict"] = "not decided"
+    table = pd.concat([table, pd.DataFrame({"verdict": ["open", "premise not met"]})])
+    found = claims.counts(table)
+    assert (found["all"], found["holds"], found["open"], found["suite_wide"]) == (5, 3, 1, 1)
+
+
+def test_effects_and_their_pooled_mean_by_hand():
+    """Differences 1, 2 and 3: mean and deviation 2 and 1; Hedges' factor is 1 - 3 / (4 * 2 - 1) = 4/7."""
+    d, variance = claims.effect({6: 1.0, 7: 2.0, 8: 3.0})
+    assert d == pytest.approx(8 / 7) and variance == pytest.approx(1 / 3 + (8 / 7) ** 2 / 6)
+    d, variance = np.array([0.2, 1.5, 3.0, -0.4]), np.array([0.1, 0.2, 0.4, 0.1])
+    weights = 1 / variance
+    fixed = (weights * d).sum() / weights.sum()
+    q = (weights * (d - fixed) ** 2).sum()
+    tau2 = (q - 3) / (weights.sum() - (weights**2).sum() / weights.sum())  # DerSimonian-Laird
+    weights = 1 / (variance + tau2)
+    mean = (weights * d).sum() / weights.sum()
+    error = np.sqrt((weights * (d - mean) ** 2).sum() / 3 / weights.sum())  # Hartung-Knapp
+    half = scipy_stats.t.ppf(0.975, 3) * error
+    found = claims.pool(pd.DataFrame({"d": d, "variance": variance}))
+    assert (found["mean"], found["low"], found["high"]) == pytest.approx((mean, mean - half, mean + half))
+    assert found["i2"] == pytest.approx((q - 3) / q)
+    assert found["p"] == pytest.approx(2 * scipy_stats.t.sf(abs(mean) / error, 3))
+
+
+def test_the_starts_of_figure_3_are_one_effect():
+    starts = [{6: 1.0, 7: 2.0, 8: 3.0}, {6: 2.0, 7: 3.0, 8: 4.0}, {6: 3.0, 7: 4.0, 8: 8.0}]
+    row = {"better": "none", "worse": "fire", "premise": True, "size": "medium", "verdict": "holds"}
+    table = pd.DataFrame(
+        row
+        | {
+            "experiment": f"fig3_{start}",
+            "figure": "fig3",
+            "gains": {seed: -gain for seed, gain in gains.items()},
+        }
+        for start, gains in zip(("best", "30k", "60k"), starts)
+    )
+    found = claims.effects(table, "none")
+    assert found["panel"].tolist() == ["fig3"]
+    assert found["d"].item() == pytest.approx(claims.effect({6: 2.0, 7: 3.0, 8: 5.0})[0])
+    assert claims.effects(table[:2], "none").empty  # one start is not done
+
+
+def test_the_plan_names_panels_of_the_paper_and_the_seeds_of_the_rule(monkeypatch):
+    monkeypatch.undo()
+    planned = claims.plan()
+    assert planned["fig3_60k", "rescale"] == range(6, 16) and planned["fig4b_walk", "fire"] == range(6, 11)
+    assert {experiment for experiment, _ in planned} == {"_".join(cell) for cell in claims.paper.cells()}
+    assert claims.planned_seeds("fig3_60k", "small", "fire", "none") == []
