@@ -18,6 +18,7 @@ from torch import Tensor
 from analysis.results_file import RESULTS, merge, print_row
 from benchmarks.bench_fire import iterations_to
 from benchmarks.weight_sets import ROWS, groups_of
+from fire_core.solvers.polar import ITERATIONS as PUBLISHED_ITERATIONS
 from fire_core.solvers.polar import polar
 
 ITERATIONS = (5, 10, 15, 20, 30, 40)
@@ -64,8 +65,10 @@ def of_kinds(columns: int) -> list[dict[str, Any]]:
             "iterations_to_1e-8": iterations_to(1e-8, singular),
         }
         runs = [("newton_schulz", norm, n) for norm in ("frobenius", "spectral") for n in ITERATIONS]
-        for solver, norm, n in [*runs, ("exact", "", 0), ("fast", "", 0)]:
-            result = polar(matrix, solver, iterations=max(n, 1), normalize=norm or "frobenius")
+        for solver, norm, n in [*runs, ("exact", "", 0)]:
+            result = polar(
+                matrix, solver, iterations=n or PUBLISHED_ITERATIONS, normalize=norm or "frobenius"
+            )
             error = float((result.factor.double() - exact).norm()) / min(matrix.shape) ** 0.5
             rows.append(
                 shared
@@ -85,12 +88,11 @@ def of_models(names: list[str]) -> list[dict[str, Any]]:
     for name in names:
         for kind in ("fresh", "ill", "collapsed"):
             groups = groups_of(name, kind)
-            runs = [("newton_schulz", "frobenius", n) for n in ITERATIONS] + [
-                ("exact", "", 0),
-                ("fast", "", 0),
-            ]
+            runs = [*(("newton_schulz", "frobenius", n) for n in ITERATIONS), ("exact", "", 0)]
             for solver, norm, n in runs:
-                results = [polar(stack, solver, iterations=max(n, 1)) for stack in groups.values()]
+                results = [
+                    polar(stack, solver, iterations=n or PUBLISHED_ITERATIONS) for stack in groups.values()
+                ]
                 residual = torch.cat([result.residual for result in results])
                 rows.append(
                     {"model": name, "weights": kind, "matrices": len(residual), "solver": solver}

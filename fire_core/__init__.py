@@ -2,12 +2,12 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from fire_core.engine import FireSettings
 from fire_core.errors import UserError
-from fire_core.optim_state import apply_policy
+from fire_core.optim_state import reset_optimizer_state
 from fire_core.phases import Phase, State, snapshot
 from fire_core.projection import fire, project_
 from fire_core.report import Report, Row
-from fire_core.settings import FireSettings
 from fire_core.solvers.polar import Polar, polar
 from fire_core.targets import Target, TargetTable, find_targets
 
@@ -27,10 +27,10 @@ __all__ = [
     "TargetTable",
     "UserError",
     "__version__",
-    "apply_policy",
     "find_targets",
     "fire",
     "polar",
     "project_",
+    "reset_optimizer_state",
     "snapshot",
 ]

@@ -1,55 +1,164 @@
-"""Apply a treatment to every target matrix of a mapping of tensors, in stacks of one shape, and report what was done.
+"""The engine: treat every target matrix of a mapping of tensors, in stacks of one shape, and report what was done.
 
 The engine knows names and tensors only, so it works on a model, on a checkpoint file, and on the share of one rank.
+FIRE is its treatment `project`, with the settings `FireSettings`.
 """
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, NamedTuple
+from numbers import Real
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from fire_core.errors import UserError, check_word
-from fire_core.measure.metrics import (
-    deviation_from_isometry,
-    deviation_of_gram,
-    relative_squared_error,
-    smaller_gram,
-    squared_frobenius_error,
+from fire_core.errors import UserError, did_you_mean, unknown_word
+from fire_core.report import Report, Row, Treated, fill_in
+from fire_core.solvers.polar import (
+    ITERATIONS,
+    STACK_BYTES,
+    Normalize,
+    Precision,
+    Solver,
+    check_solver,
+    polar,
 )
-from fire_core.report import Report, Row
-from fire_core.settings import STAGE_LIMIT, Degenerate
 from fire_core.targets import Target, TargetTable, shorten
-from fire_core.targets.memory import sharing
+from fire_core.targets.walk import sharing
 
-CHUNK_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
-
-
-class Treated(NamedTuple):
-    """New values of a stack of matrices (count, out, in), with the figures (count,) of the solver where it has any.
-
-    factor: the orthogonal factor before scaling (count, out, in), if there is one. scale: (count, 1, 1), given instead
-    of `factor` where `matrices` = scale * factor.
-    """
-
-    matrices: Tensor
-    factor: Tensor | None = None
-    iterations: Tensor | None = None
-    completed: Tensor | None = None
-    residual: Tensor | None = None
-    scale: Tensor | None = None
-
-
+Scale = Literal["official", "none", "initial"]
+Degenerate = Literal["raise", "skip"]
 Treatment = Callable[[Tensor, list[Target]], Treated]
 """A function of a stack of matrices (count, out, in), float32 or float64, and their targets; it does not change them."""
 
 
-def apply(
+@dataclass(frozen=True)
+class FireSettings:
+    """All settings of `fire` except the choice of matrices. Wrong values raise UserError when the object is created.
+
+    Args:
+        solver: "newton_schulz" is the published algorithm, `iterations` cubic steps. It is *not* a projection to a
+            tolerance: read `dfi_factor` in the report. "exact" is the orthogonal polar factor to `tolerance`. "quintic" is
+            Muon's iteration, inexact by design: after about ten steps singular values lie in a band from 0.68 to 1.21, not
+            at 1 (see `polar`).
+        iterations: number of steps of newton_schulz and quintic; exact accepts the default only.
+        normalize: the norm by which newton_schulz and quintic divide at the start, "frobenius" (published) or
+            "spectral"; exact accepts the default only.
+        scale: the number by which the orthogonal factor is multiplied. "official" is sqrt(out / in), divided by the
+            number of taps for convolutions; "none" is 1; "initial" gives each matrix its Frobenius norm at
+            initialisation.
+        variance_factor: with scale="initial", the mean square of the result's entries as a multiple of that at
+            initialisation; 1 is the initial norm itself.
+        strength: the result is W + strength * (fire(W) - W); 1 is FIRE.
+        degenerate: what to do with zero matrices and those below `min_norm`. "raise" names them before anything is
+            changed; "skip" leaves them as they are, with the reason in the report. NaN and infinite weights always
+            raise.
+        min_norm: Frobenius norm below which a matrix counts as degenerate.
+        tolerance: DfI that "exact" guarantees per matrix, times max(1, n / 768) where n is the smaller side.
+        precision: "fp32", or "tf32" (see `polar`), whatever type the weights are stored in.
+    """
+
+    solver: Solver = "newton_schulz"
+    iterations: int = ITERATIONS
+    normalize: Normalize = "frobenius"
+    scale: Scale = "official"
+    variance_factor: float = 1.0
+    strength: float = 1.0
+    degenerate: Degenerate = "raise"
+    min_norm: float = 0.0
+    tolerance: float = 1e-8
+    precision: Precision = "fp32"
+
+    def __post_init__(self) -> None:
+        check_solver(self.solver, self.iterations, self.normalize, self.tolerance, self.precision)
+        for name, allowed in (("scale", Scale), ("degenerate", Degenerate)):
+            if getattr(self, name) not in get_args(allowed):
+                raise unknown_word(name, getattr(self, name), allowed)
+        for name, low, high, what in (
+            ("strength", 0.0, 1.0, "a number from 0, which keeps the weights, to 1, which is FIRE"),
+            ("variance_factor", math.ulp(0.0), sys.float_info.max, "a number above 0"),
+            ("min_norm", 0.0, math.inf, "a number, 0 or above"),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, Real) or not low <= float(value) <= high:
+                raise UserError(f"{name}={value!r} must be {what}")
+        if self.variance_factor != 1.0 and self.scale != "initial":
+            raise UserError(
+                f"variance_factor={self.variance_factor!r} has no effect with scale={self.scale!r}: choose scale='initial'"
+            )
+
+    @classmethod
+    def of(cls, **settings: Any) -> FireSettings:
+        """Return the settings given by name. Raises UserError for an unknown name, with the nearest known one."""
+        known = [field.name for field in fields(cls)]
+        for name in settings:
+            if name not in known:
+                raise UserError(f"fire has no setting {name!r}{did_you_mean(name, [*known, 'targets'])}")
+        return cls(**settings)
+
+
+def project(
+    stack: Tensor, group: list[Target], settings: FireSettings, initial: Mapping[str, Tensor] | None = None
+) -> Treated:
+    """Return FIRE's new values of a stack of matrices: the treatment of `fire`.
+
+    Raises UserError where scale="initial" has no starting weights, or zero ones.
+    """
+    factor, residual, iterations, completed = polar(
+        stack,
+        settings.solver,
+        iterations=settings.iterations,
+        normalize=settings.normalize,
+        tolerance=settings.tolerance,
+        precision=settings.precision,
+        measure=False,
+    )
+    scale: Tensor | None = None
+    if settings.scale == "official":
+        scale = official_scales(group, stack)
+    elif settings.scale == "initial":
+        goal = _initial_norms(group, stack, initial) * settings.variance_factor**0.5
+        scale = goal / torch.linalg.matrix_norm(factor, keepdim=True)
+    if settings.strength == 1.0 and scale is not None:
+        return Treated(factor.mul_(scale), None, iterations, completed, residual, scale)
+    goal = factor if scale is None else factor * scale
+    new = goal if settings.strength == 1.0 else torch.lerp(stack, goal, settings.strength)
+    return Treated(new, factor, iterations, completed, residual)
+
+
+def official_scales(group: list[Target], like: Tensor) -> Tensor:
+    """Return the official scale of each target, shaped to multiply a stack (count, out, in)."""
+    return torch.tensor([t.scale for t in group], dtype=like.dtype, device=like.device)[:, None, None]
+
+
+def _initial_norms(group: list[Target], stack: Tensor, initial: Mapping[str, Tensor] | None) -> Tensor:
+    """Return the Frobenius norms of the starting matrices, (count, 1, 1)."""
+    if initial is None:
+        raise UserError("scale='initial' needs the starting weights: give initial=, a copy of state_dict()")
+    missing = [t.parameter for t in group if t.parameter not in initial]
+    if missing:
+        raise UserError(
+            f"scale='initial': initial holds no {shorten(missing)}; it is named as in state_dict()"
+        )
+    norms = torch.linalg.matrix_norm(torch.stack([t.matrix(initial).to(stack) for t in group]), keepdim=True)
+    usable = (norms.isfinite() & (norms > 0)).flatten().tolist()
+    if not all(usable):
+        bad = [t.name for t, good in zip(group, usable, strict=True) if not good]
+        raise UserError(
+            f"scale='initial': the starting weights of {shorten(bad)} are zero or not finite, and nothing was changed; "
+            "exclude these matrices with targets"
+        )
+    return norms
+
+
+def treat_tensors(
     parameters: Mapping[str, Tensor],
     table: TargetTable,
     treatment: Treatment,
@@ -59,15 +168,13 @@ def apply(
     degenerate: Degenerate = "raise",
     min_norm: float = 0.0,
     initial: Mapping[str, Tensor] | None = None,
-    stage_limit: float = STAGE_LIMIT,
     dry_run: bool = False,
 ) -> Report:
     """Run `treatment` on all included targets, write the results in place, and return the report.
 
-    Targets of one shape, device and type are treated in stacks of at most CHUNK_BYTES. Every target is checked before
-    the first one is treated, and every result (its shape, and that it is finite) before it is written. Up to
-    `stage_limit` bytes of targets, at 4 bytes a weight, all results are computed before the first is written; above
-    it, each stack is written at once, and an error names the targets that were changed before it.
+    Targets of one shape, device and type are treated in stacks. All results are computed and checked (their shape, and
+    that they are finite in the type of the weights) before the first is written. Until then, and until the rows of the
+    report are read, the old and the new matrices are kept, both in float32 at least.
 
     Args:
         parameters: name -> tensor of any floating type.
@@ -77,52 +184,43 @@ def apply(
     Raises: UserError for targets that cannot be treated (see degenerate), NaN and infinity in weights or results.
     """
     started = time.perf_counter()
+    if initial is not None and not isinstance(initial, Mapping):
+        raise UserError(
+            f"initial is a {type(initial).__name__}: give the starting weights by parameter name, as state_dict() does"
+        )
     with torch.no_grad():
         check_targets(table.included, parameters)
-        staged = dry_run or sum(4 * t.shape[0] * t.shape[1] for t in table.included) <= stage_limit
-        groups = list(_groups(table.included, parameters))
-        kept = {i: _stack(group, parameters) for i, group in enumerate(groups)} if staged else {}
-        loaded = (kept[i] if staged else _stack(group, parameters) for i, group in enumerate(groups))
-        skipped = _degenerate(groups, loaded, degenerate, min_norm)
-        chosen = [t for t in table.included if t.name not in skipped]
+        stacks = [(group, _stack(group, parameters)) for group in _groups(table.included, parameters)]
+        skipped = _degenerate(stacks, degenerate, min_norm)
         rows = {
             t.name: Row(t.name, t.parameter, t.shape, "skipped", skipped.get(t.name, t.reason)) for t in table
         }
-        stacks: list[tuple[list[Target], Tensor]] = []
+        results: list[tuple[list[Target], Tensor]] = []
         measurements: list[Callable[[], None]] = []
-        written: list[str] = []
-        for i, everyone in enumerate(groups):
-            group = [t for t in everyone if t.name not in skipped]
+        for group, old in stacks:
+            kept = [i for i, t in enumerate(group) if t.name not in skipped]
+            if len(kept) < len(group):
+                group, old = [group[i] for i in kept], old[kept]
             if not group:
                 continue
-            try:
-                old = kept.pop(i) if staged and len(group) == len(everyone) else _stack(group, parameters)
-                treated = treatment(old, group)
-                _check_shape(group, old, treated.matrices)
-                if not staged:
-                    _check_finite([(group, treated.matrices)])
-                    _write([(group, treated.matrices)], parameters)
-            except Exception as error:
-                if written:
-                    raise UserError(
-                        f"{type(error).__name__}: {error}; changed before that: {shorten(written)}; reload these, or stage "
-                        "the results with a higher stage_limit"
-                    ) from error
-                raise
-            treated = _as_stored(treated, parameters[group[0].parameter].dtype)
+            treated = treatment(old, group)
+            _check_shape(group, old, treated.matrices)
+            treated = treated.as_stored(parameters[group[0].parameter].dtype)
+            results.append((group, treated.matrices))
             for t in group:
                 rows[t.name] = Row(t.name, t.parameter, t.shape, action, t.reason)
-            measure = partial(_measure, [rows[t.name] for t in group], group, old, treated, initial)
-            if staged:
-                stacks.append((group, treated.matrices))
-                measurements.append(measure)
-            else:
-                written += [t.name for t in group]
-                measure()
-        _check_finite(stacks)
+            measurements.append(
+                partial(_measure, [rows[t.name] for t in group], group, old, treated, initial)
+            )
+        _check_finite(results)
         if not dry_run:
-            _write(stacks, parameters)
-    changed = set() if dry_run else _with_aliases({t.parameter for t in chosen}, parameters)
+            for group, new in results:
+                for target, matrix in zip(group, new, strict=True):
+                    target.write(parameters, matrix)
+    changed = set() if dry_run else {t.parameter for group, _ in results for t in group}
+    if changed:
+        shared = sharing(parameters)
+        changed = changed.union(*(shared.get(name, ()) for name in changed))
     return Report(
         rows.values(),
         changed,
@@ -135,95 +233,58 @@ def apply(
 
 
 def measure_change(
+    report: Report,
     before: Mapping[str, Tensor],
     after: Mapping[str, Tensor],
     table: TargetTable,
     *,
     action: str,
-    method: str,
-    seconds: float,
     initial: Mapping[str, Tensor] | None = None,
-) -> Report:
-    """Return the report of a change made by other means, from the parameters before and after it.
+) -> None:
+    """Add to an empty report the rows of a change made by other means, from the parameters before and after it.
 
-    `Report.changed` names every parameter that differs, biases and norm layers included.
+    `Report.changed` then names every parameter that differs, biases and norm layers included.
     """
     with torch.no_grad():
         differs = fetch([torch.ne(before[name], new).any() for name, new in after.items()])
-        changed = {name for name, different in zip(after, differs, strict=True) if different}
+        report.changed |= {name for name, different in zip(after, differs, strict=True) if different}
         rows = {}
         for t in table:
             reason = "not changed" if t.included else t.reason
             rows[t.name] = Row(t.name, t.parameter, t.shape, "skipped", reason)
-        for group in _groups([t for t in table.included if t.parameter in changed], after):
+        for group in _groups([t for t in table.included if t.parameter in report.changed], after):
             for t in group:
                 rows[t.name] = Row(t.name, t.parameter, t.shape, action, t.reason)
-            old, new = (
-                torch.stack([_working(t.matrix(source)) for t in group]) for source in (before, after)
-            )
+            old, new = (_stack(group, source) for source in (before, after))
             _measure([rows[t.name] for t in group], group, old, Treated(new), initial)
-    parameters = [after[name] for name in after if name in changed]
-    return Report(rows.values(), changed, parameters=parameters, seconds=seconds, method=method)
-
-
-def _as_stored(treated: Treated, dtype: torch.dtype) -> Treated:
-    """Return the result rounded to `dtype`; its `factor` keeps the values before rounding."""
-    if treated.matrices.dtype == dtype:
-        return treated
-    if treated.scale is not None:
-        treated = treated._replace(factor=treated.matrices / treated.scale, scale=None)
-    return treated._replace(matrices=_working(treated.matrices.to(dtype)))
+    report.rows.extend(rows.values())
 
 
 def _measure(
     rows: list[Row], group: list[Target], old: Tensor, treated: Treated, initial: Mapping[str, Tensor] | None
 ) -> None:
-    """Fill in the report rows of one stack, with a single transfer of all figures from the device."""
-    new = treated.matrices
-    gram = smaller_gram(new)
-    of_factor = None if treated.factor is None else deviation_from_isometry(treated.factor)
-    if treated.scale is not None:
-        of_factor = deviation_of_gram(gram / treated.scale.square())
-    columns = {
-        "dfi_before": deviation_from_isometry(old),
-        "dfi_after": deviation_of_gram(gram),
-        "dfi_factor": of_factor,
-        "sfe": squared_frobenius_error(old, new),
-        "norm_before": torch.linalg.matrix_norm(old),
-        "norm_after": torch.linalg.matrix_norm(new),
-        "iterations": treated.iterations,
-        "completed": treated.completed,
-        "residual": treated.residual,
-    }
+    start = None
     if initial is not None and all(t.parameter in initial for t in group):
-        columns["sfe_relative"] = relative_squared_error(old, new, _stack(group, initial).to(old))
-    known = {name: column for name, column in columns.items() if column is not None}
-    for row, figures in zip(
-        rows, torch.stack([c.double() for c in known.values()], dim=1).tolist(), strict=True
-    ):
-        for name, value in zip(known, figures, strict=True):
-            if value == value:  # NaN: not defined
-                setattr(row, name, value)
-        row.iterations = None if row.iterations is None else int(row.iterations)
-        row.completed = None if row.completed is None else bool(row.completed)
-        row.residual = row.dfi_factor if row.residual is None else row.residual
+        start = _stack(group, initial)
+    fill_in(rows, old, treated, start)
 
 
 def _degenerate(
-    groups: list[list[Target]], stacks: Iterable[Tensor], degenerate: Degenerate, min_norm: float
+    stacks: list[tuple[list[Target], Tensor]], degenerate: Degenerate, min_norm: float
 ) -> dict[str, str]:
     """Return the names of degenerate targets with the reason to skip each, with one transfer per device.
 
     Raises UserError for NaN and infinite weights, and for degenerate matrices where degenerate="raise".
     """
-    check_word("degenerate", degenerate, Degenerate)
+    if degenerate not in get_args(Degenerate):
+        raise unknown_word("degenerate", degenerate, Degenerate)
     peaks: list[Tensor] = []
     norms: list[Tensor] = []
-    for stack in stacks:
+    for _, stack in stacks:
         peaks += _peaks(stack)
         if min_norm > 0.0:
             norms += torch.linalg.matrix_norm(stack).double()
-    names = [t.name for group in groups for t in group]
+    names = [t.name for group, _ in stacks for t in group]
     found = fetch([*peaks, *norms])
     bad = [name for name, peak in zip(names, found) if not peak < float("inf")]
     if bad:
@@ -281,7 +342,8 @@ def _stack(group: list[Target], parameters: Mapping[str, Tensor]) -> Tensor:
                 f"target {t.name!r} is {tuple(t.shape)} in the table and {tuple(matrix.shape)} in the model: make the "
                 "table with find_targets(model)"
             )
-        matrices.append(_working(matrix))
+        matrix = matrix.detach()
+        matrices.append(matrix if matrix.dtype == torch.float64 else matrix.float())
     return torch.stack(matrices)
 
 
@@ -300,20 +362,8 @@ def _check_finite(stacks: list[tuple[list[Target], Tensor]]) -> None:
     bad = [t.name for t, peak in zip(targets, peaks, strict=True) if not peak < float("inf")]
     if bad:
         raise UserError(
-            f"the treatment gave NaN or infinite values for {shorten(bad)}: they were not written"
+            f"the treatment gave NaN, infinite or overflowing values for {shorten(bad)}: nothing was written"
         )
-
-
-def _write(stacks: list[tuple[list[Target], Tensor]], parameters: Mapping[str, Tensor]) -> None:
-    for group, new in stacks:
-        for target, matrix in zip(group, new, strict=True):
-            target.write(parameters, matrix)
-
-
-def _with_aliases(changed: set[str], parameters: Mapping[str, Tensor]) -> set[str]:
-    """Return the names in `changed` and those of all parameters that share memory with them."""
-    shared = sharing(parameters)
-    return changed.union(*(shared.get(name, ()) for name in changed))
 
 
 def fetch(scalars: list[Tensor]) -> list[Any]:
@@ -329,22 +379,13 @@ def fetch(scalars: list[Tensor]) -> list[Any]:
 
 
 def _groups(targets: list[Target], parameters: Mapping[str, Tensor]) -> Iterator[list[Target]]:
-    """Yield groups of targets of one shape, device and type, of at most CHUNK_BYTES or a single matrix."""
+    """Yield groups of targets of one shape, device and type, of at most twice the stack of a solver, or a single matrix."""
     groups: dict[tuple[Any, ...], list[Target]] = defaultdict(list)
     for t in targets:
         p = parameters[t.parameter]
         groups[(t.shape, p.device, p.dtype)].append(t)
     for (shape, device, dtype), members in groups.items():
         size = shape[0] * shape[1] * (8 if dtype == torch.float64 else 4)
-        count = max(1, CHUNK_BYTES.get(device.type, 16 << 20) // size)
+        count = max(1, 2 * STACK_BYTES.get(device.type, STACK_BYTES["cpu"]) // size)
         for start in range(0, len(members), count):
             yield members[start : start + count]
-
-
-def official_scales(group: list[Target], like: Tensor) -> Tensor:
-    """Return the official scale of each target, shaped to multiply a stack (count, out, in)."""
-    return torch.tensor([t.scale for t in group], dtype=like.dtype, device=like.device)[:, None, None]
-
-
-def _working(matrix: Tensor) -> Tensor:
-    return matrix.detach() if matrix.dtype == torch.float64 else matrix.detach().float()

@@ -17,10 +17,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names[:30])}"
 
 
-def check_word(name: str, value: object, allowed: Any) -> None:
-    """Raise UserError for a value that is not in the Literal `allowed`."""
-    if value not in get_args(allowed):
-        raise UserError(f"{name}={value!r} is unknown: choose one of {', '.join(get_args(allowed))}")
+def unknown_word(name: str, value: object, allowed: Any) -> UserError:
+    """Return the error for a value that is not in the Literal `allowed`."""
+    return UserError(f"{name}={value!r} is unknown: choose one of {', '.join(get_args(allowed))}")
 
 
 def shown(path: str | os.PathLike[str]) -> str:

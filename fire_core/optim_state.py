@@ -18,7 +18,7 @@ from fire_core.report import Report
 POLICIES = ("keep", "clear", "clear_changed")
 
 
-def apply_policy(
+def reset_optimizer_state(
     optimizers: Mapping[str, Optimizer] | Iterable[Optimizer] | Optimizer,
     policy: str,
     changed: Report | Iterable[Tensor] | None = None,

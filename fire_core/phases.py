@@ -25,7 +25,7 @@ class State:
     Attributes:
         nets: name -> module to treat.
         optimizers: name -> optimizer. Methods that replace units may clear moments of the entries they change; all
-            other state is left to `apply_policy`.
+            other state is left to `reset_optimizer_state`.
         followers: (target network, its source) pairs; the script calls `copy_followers` after the treatment.
         initial: net name -> CPU copy of the starting parameters and buffers (`snapshot`).
         batches: returns a new iterator of (inputs, targets) of the coming phase, for methods that look at data.

@@ -1,14 +1,22 @@
-"""The report of a treatment: one row per target, changed or skipped."""
+"""The report of a treatment: one row per target, changed or skipped, with figures of the matrix before and after."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fire_core.columns import columns
+from fire_core.measure.metrics import (
+    deviation_from_isometry,
+    deviation_of_gram,
+    relative_squared_error,
+    smaller_gram,
+    squared_frobenius_error,
+)
 
 
 @dataclass
@@ -45,6 +53,30 @@ class Row:
     residual: float | None = None
 
 
+class Treated(NamedTuple):
+    """New values of a stack of matrices (count, out, in), with the figures (count,) of the solver where it has any.
+
+    factor: the orthogonal factor before scaling (count, out, in), if there is one. scale: (count, 1, 1), given instead
+    of `factor` where `matrices` = scale * factor.
+    """
+
+    matrices: Tensor
+    factor: Tensor | None = None
+    iterations: Tensor | None = None
+    completed: Tensor | None = None
+    residual: Tensor | None = None
+    scale: Tensor | None = None
+
+    def as_stored(self, dtype: torch.dtype) -> Treated:
+        """Return the result rounded to `dtype`; its `factor` keeps the values before rounding."""
+        if self.matrices.dtype == dtype:
+            return self
+        rounded = self
+        if self.scale is not None:
+            rounded = self._replace(factor=self.matrices / self.scale, scale=None)
+        return rounded._replace(matrices=self.matrices.to(dtype).to(self.matrices.dtype))
+
+
 class Report:
     """The rows of a treatment, one per target, and the parameters that it changed.
 
@@ -53,8 +85,8 @@ class Report:
     Attributes:
         changed: names of the parameters whose values changed. `fire` and the controls leave out the prefix of a
             DistributedDataParallel around the model.
-        parameters: those parameters themselves, for `apply_policy(optimizer, "clear_changed", report)`. They are the
-            model's own objects, whatever wraps or shards it.
+        parameters: those parameters themselves, for `reset_optimizer_state(optimizer, "clear_changed", report)`. They are
+            the model's own objects, whatever wraps or shards it.
         seconds: time of the treatment.
         method: name of the method.
         dry_run: whether the report is that of a dry run, which writes nothing.
@@ -146,3 +178,38 @@ class Report:
             seconds=sum(report.seconds for report in reports.values()),
             method=method,
         )
+
+
+def fill_in(rows: list[Row], old: Tensor, treated: Treated, initial: Tensor | None) -> None:
+    """Fill in the figures of one stack, with a single transfer from the device.
+
+    rows: of the matrices of the stack, in order. old, initial: (count, out, in), before the treatment and at the start.
+    """
+    new = treated.matrices
+    gram = smaller_gram(new)
+    of_factor = None if treated.factor is None else deviation_from_isometry(treated.factor)
+    if treated.scale is not None:
+        of_factor = deviation_of_gram(gram / treated.scale.square())
+    columns = {
+        "dfi_before": deviation_from_isometry(old),
+        "dfi_after": deviation_of_gram(gram),
+        "dfi_factor": of_factor,
+        "sfe": squared_frobenius_error(old, new),
+        "norm_before": torch.linalg.matrix_norm(old),
+        "norm_after": torch.linalg.matrix_norm(new),
+        "iterations": treated.iterations,
+        "completed": treated.completed,
+        "residual": treated.residual,
+    }
+    if initial is not None:
+        columns["sfe_relative"] = relative_squared_error(old, new, initial.to(old))
+    known = {name: column for name, column in columns.items() if column is not None}
+    for row, figures in zip(
+        rows, torch.stack([c.double() for c in known.values()], dim=1).tolist(), strict=True
+    ):
+        for name, value in zip(known, figures, strict=True):
+            if value == value:  # NaN: not defined
+                setattr(row, name, value)
+        row.iterations = None if row.iterations is None else int(row.iterations)
+        row.completed = None if row.completed is None else bool(row.completed)
+        row.residual = row.dfi_factor if row.residual is None else row.residual

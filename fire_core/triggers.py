@@ -72,24 +72,6 @@ class Trigger(ABC):
             setattr(self, name, state[name])
 
 
-class AtBoundary(Trigger):
-    """Fires when the metric `key` (the index of the phase) differs from its last value; the first value never fires."""
-
-    MEMORY = ("last",)
-
-    def __init__(self, key: str = "phase") -> None:
-        self.key = key
-        self.last: float | None = None
-
-    def __call__(self, step: int, observed: Observed | None = None) -> bool:
-        value = self.observe(observed, self.key)
-        if value is None:
-            return False
-        changed = self.last is not None and value != self.last
-        self.last = value
-        return changed
-
-
 class EveryNSteps(Trigger):
     """Fires at steps n, 2n, ...; a step that jumps over several multiples fires once."""
 
@@ -228,41 +210,12 @@ class AnyOf(_Composite):
     """Fires when at least one of its triggers fires. All of them see every call."""
 
     def __init__(self, *triggers: Trigger) -> None:
-        self.triggers = _some(triggers)
+        if not triggers:
+            raise UserError("no triggers given: pass at least one")
+        self.triggers = triggers
 
     def __call__(self, step: int, observed: Observed | None = None) -> bool:
         return any([trigger(step, observed) for trigger in self.triggers])
-
-    def _members(self) -> tuple[Trigger, ...]:
-        return self.triggers
-
-
-class AllOf(_Composite):
-    """Fires when each of its triggers has fired since `AllOf` last did. All of them see every call.
-
-    within: number of steps after which the firing of a trigger no longer counts; None counts it forever, and 0 demands
-    that all fire at the same step.
-    """
-
-    MEMORY = ("fired",)
-
-    def __init__(self, *triggers: Trigger, within: int | None = None) -> None:
-        self.triggers, self.within = _some(triggers), within
-        self.fired: list[int | None] = [None] * len(triggers)
-
-    def __call__(self, step: int, observed: Observed | None = None) -> bool:
-        for i, trigger in enumerate(self.triggers):
-            if trigger(step, observed):
-                self.fired[i] = step
-        oldest = step - self.within if self.within is not None else None
-        if any(at is None or (oldest is not None and at < oldest) for at in self.fired):
-            return False
-        self.fired = [None] * len(self.triggers)
-        return True
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the states of the members, and the step at which each last fired."""
-        return {**super().state_dict(), "fired": list(self.fired)}
 
     def _members(self) -> tuple[Trigger, ...]:
         return self.triggers
@@ -292,9 +245,3 @@ def _positive(name: str, value: int) -> int:
     if value < 1:
         raise UserError(f"{name}={value}: give at least 1")
     return int(value)
-
-
-def _some(triggers: tuple[Trigger, ...]) -> tuple[Trigger, ...]:
-    if not triggers:
-        raise UserError("no triggers given: pass at least one")
-    return triggers

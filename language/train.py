@@ -35,7 +35,7 @@ needs(DOMAIN)
 from fire_core.errors import UserError
 from fire_core.measure.probe import plasticity, relative_gradient
 from fire_core.methods import create
-from fire_core.optim_state import apply_policy
+from fire_core.optim_state import reset_optimizer_state
 from fire_core.phases import Phase, State, snapshot
 from harness.runs import generator, seeded
 from harness.transfer import send
@@ -169,7 +169,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
                     state.phase, state.generator = index, generator(cfg.seed, "method", index)
                     report = method.at_boundary(state, Phase(index, phase.name))
                     state.copy_followers()
-                    apply_policy(state.optimizers, cfg.optimizer_state, report)
+                    reset_optimizer_state(state.optimizers, cfg.optimizer_state, report)
                     state.optimizers["net"] = method.optimizer(net, adam, Phase(index, phase.name))
                     world.same_weights(net)
                     scaler = torch.amp.GradScaler(world.device.type, enabled=cfg.precision == "fp16")

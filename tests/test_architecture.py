@@ -17,7 +17,7 @@ FLOORS = {
 }
 RINGS = (  # of fire_core, the inner ones first; all else is the outer one
     {"columns", "errors", "seeding", "solvers", "targets", "measure"},
-    {"settings", "engine", "report", "optim_state", "triggers", "phases"},
+    {"engine", "report", "optim_state", "triggers", "phases"},
 )
 # Circles that are still there; take a line away when it is gone, never add one.
 KNOWN_CIRCLES: set[frozenset[str]] = set()

@@ -13,17 +13,14 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from fire_core import Phase, State, apply_policy, find_targets, fire
-from fire_core.distributed.gram_form import gram_projection
+from fire_core import Phase, State, find_targets, fire, reset_optimizer_state
 from fire_core.distributed.shards import checksum, share_out
-from fire_core.engine import Treated
 from fire_core.errors import UserError
 from fire_core.methods import create
 from fire_core.methods.controls import random_orthogonal
 from fire_core.phases import snapshot
-from fire_core.placement import apply_to_model, observe, unwrap_with
-from fire_core.settings import FireSettings
-from tests.polar_cases import deviation, relative_error, spread, with_spectrum
+from fire_core.report import Treated
+from fire_core.wrapped_models import observe, treat_model, unwrap_with
 
 SOLVERS = (
     {"solver": "newton_schulz", "iterations": 5},
@@ -119,11 +116,9 @@ def replicated_models() -> dict:
 def sharded_models() -> dict:
     found = {}
     for i, settings in enumerate(SOLVERS):
-        for gram_form in (True, False):
-            model = sharded()
-            min_norm = 0.0 if gram_form else 1e-30  # a floor keeps every matrix out of the Gram form
-            report = fire(model, min_norm=min_norm, **settings)
-            found["fsdp2", i, gram_form] = (full(model), report.to_dict(), sorted(report.changed))
+        model = sharded()
+        report = fire(model, **settings)
+        found["fsdp2", i] = (full(model), report.to_dict(), sorted(report.changed))
     for name, build in (("hybrid", replicated_and_sharded), ("columns", cut_by_columns)):
         model = build()
         report = fire(model, **SOLVERS[1])
@@ -142,7 +137,7 @@ def what_was_changed() -> dict[str, bool]:
         optimizer.step()
         held = len(optimizer.state)
         report = fire(model)
-        dropped = apply_policy(optimizer, "clear_changed", report)
+        dropped = reset_optimizer_state(optimizer, "clear_changed", report)
         found[name] = dropped == len(report.changed) == held - len(optimizer.state) > 0
     return found
 
@@ -171,7 +166,7 @@ def another_method() -> tuple[dict, str]:
     """A treatment that is not FIRE, through the same door: every target matrix is halved."""
     model = sharded()
     table = find_targets(model)
-    report = apply_to_model(
+    report = treat_model(
         model, table, lambda stack, group: Treated(stack / 2), action="halved", method="half"
     )
     return full(model), report.method
@@ -221,7 +216,7 @@ def failures(rank: int) -> dict:
     found["ddp replicas differ"] = message(lambda: fire(wrapped))
     failing = sharded()
     found["out of memory"] = message(
-        lambda: apply_to_model(failing, find_targets(failing), fails_on_one_rank, action="none")
+        lambda: treat_model(failing, find_targets(failing), fails_on_one_rank, action="none")
     )
     observed = observe(sharded(), action="halved", method="halve")
     found["boundary method"] = message(lambda: observed.__enter__())
@@ -242,7 +237,7 @@ def who_works() -> list[str]:
         return Treated(stack)
 
     model = make()
-    apply_to_model(model, find_targets(model), noted, action="noted", group=dist.group.WORLD)
+    treat_model(model, find_targets(model), noted, action="noted", group=dist.group.WORLD)
     return mine
 
 
@@ -418,46 +413,6 @@ def test_one_process_without_a_group_is_told_so() -> None:
     table = find_targets(make())
     with pytest.raises(UserError, match="init_process_group"):
         share_out(dict(make().named_parameters()), table, lambda stack, group: Treated(stack), action="none")
-
-
-@pytest.mark.parametrize("settings", SOLVERS)
-def test_gram_form_equals_the_direct_form(settings: dict) -> None:
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(4, 40, dtype=torch.float64))
-    weight = model[0].weight.detach().clone()
-    target = find_targets(model).included[0]
-    projection = gram_projection(*torch.linalg.eigh(weight.T @ weight), target, FireSettings(**settings))
-    report = fire(model, **settings)
-    assert torch.allclose(weight @ projection.factor, model[0].weight, atol=1e-7)
-    for key in ("dfi_before", "dfi_after", "dfi_factor", "sfe", "norm_before", "norm_after"):
-        assert getattr(projection.row, key) == pytest.approx(getattr(report.treated()[0], key), abs=1e-6), key
-
-
-@pytest.mark.parametrize("decades", [1.0, 4.0, 4.5, 4.9])
-def test_gram_form_is_exact_on_ill_conditioned_weights_and_says_what_it_measured(decades: float) -> None:
-    weight = with_spectrum(400, 64, spread(64, decades))
-    target = find_targets(nn.Sequential(nn.Linear(64, 400))).included[0]
-    values, vectors = torch.linalg.eigh(weight.double().T @ weight.double())
-    projection = gram_projection(values, vectors, target, FireSettings("exact", scale="none"))
-    stored = (weight.double() @ projection.factor).float()
-    assert deviation(stored) <= 1e-8
-    assert relative_error(stored, weight) <= 1e-5 + 2e-7 * 10**decades
-    spoilt = (stored * 1.001).double()
-    projection.measure(spoilt.T @ spoilt)
-    row = projection.row
-    assert row.residual == row.dfi_after == row.dfi_factor == pytest.approx(float(deviation(spoilt)))
-    assert row.norm_after == pytest.approx(float(spoilt.norm()))
-
-
-def test_gram_form_declines_what_it_would_spoil() -> None:
-    target = find_targets(nn.Sequential(nn.Linear(2, 8))).included[0]
-    for values in ([0.0, 1.0], [1e-11, 1.0], [-1.0, 1.0], [float("nan")] * 2):
-        assert (
-            gram_projection(
-                torch.tensor(values, dtype=torch.float64), torch.eye(2).double(), target, FireSettings()
-            )
-            is None
-        )
 
 
 def test_checksum_sees_bits_and_order() -> None:

@@ -26,7 +26,7 @@ from analysis.runs import RESULTS, load_exported, settings
 from fire_core import State, UserError, triggers
 from fire_core.checkpoints.command_line import main
 from fire_core.methods import create
-from fire_core.targets.rules import PRESETS
+from fire_core.targets.table import PRESETS
 from harness.campaign import __main__ as campaign
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fire_core import Phase, State, UserError, apply_policy, snapshot
+from fire_core import Phase, State, UserError, reset_optimizer_state, snapshot
 from fire_core.checkpoints.command_line import main
 from fire_core.methods import available, create, list_methods, variants
 from fire_core.methods.controls import keep_norm, random_orthogonal, rescale
@@ -80,7 +80,7 @@ class Training:
     def boundary(self, phase=1):
         self.state.generator = torch.Generator().manual_seed(phase)
         report = self.method.at_boundary(self.state, Phase(phase))
-        apply_policy(self.state.optimizers, "clear", report)
+        reset_optimizer_state(self.state.optimizers, "clear", report)
         self.state.optimizers["net"] = self.method.optimizer(self.net, self.default, Phase(phase))
         self.state.phase = phase
         return report

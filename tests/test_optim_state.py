@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fire_core import UserError, apply_policy, fire
+from fire_core import UserError, fire, reset_optimizer_state
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
@@ -37,7 +37,7 @@ def test_cleared_state_equals_a_new_optimizer(name):
     twin.load_state_dict(net.state_dict())
     fresh = OPTIMIZERS[name](list(twin.parameters()))
     identity = [id(p) for g in optimizer.param_groups for p in g["params"]]
-    assert apply_policy(optimizer, "clear") == len(identity)
+    assert reset_optimizer_state(optimizer, "clear") == len(identity)
     for model, opt in ((net, optimizer), (twin, fresh)):
         opt.zero_grad()
         model(inputs).square().sum().backward()
@@ -50,8 +50,8 @@ def test_cleared_state_equals_a_new_optimizer(name):
 def test_keep_and_clear_changed(name):
     net, optimizer, _ = trained(OPTIMIZERS[name])
     held = len(optimizer.state)
-    assert apply_policy({"a": optimizer}, "keep", [net.weight]) == 0 and len(optimizer.state) == held
-    assert apply_policy({"a": optimizer}, "clear_changed", [net.weight]) == 1
+    assert reset_optimizer_state({"a": optimizer}, "keep", [net.weight]) == 0 and len(optimizer.state) == held
+    assert reset_optimizer_state({"a": optimizer}, "clear_changed", [net.weight]) == 1
     assert net.weight not in optimizer.state and len(optimizer.state) == held - 1
 
 
@@ -60,7 +60,7 @@ def test_several_optimizers_at_once():
     second = OPTIMIZERS["sgd"](list(net.parameters()))
     net(torch.ones(1, 4)).sum().backward()
     second.step()
-    assert apply_policy([first, second], "clear_changed", [net.bias]) == 2
+    assert reset_optimizer_state([first, second], "clear_changed", [net.bias]) == 2
 
 
 def test_stale_moments_move_a_reset_weight_away_from_its_minimum():
@@ -75,7 +75,7 @@ def test_stale_moments_move_a_reset_weight_away_from_its_minimum():
             optimizer.step()
         with torch.no_grad():
             w.zero_()  # the minimum: the gradient here is 0
-        apply_policy(optimizer, policy, [w])
+        reset_optimizer_state(optimizer, policy, [w])
         optimizer.zero_grad()
         (0.5 * w**2).sum().backward()
         optimizer.step()
@@ -88,15 +88,15 @@ def test_names_or_nothing_instead_of_parameters_are_refused():
     _, optimizer, _ = trained(OPTIMIZERS["adam"])
     held = len(optimizer.state)
     with pytest.raises(UserError, match=r"changed holds 'weight'.*give the report"):
-        apply_policy(optimizer, "clear_changed", {"weight"})
+        reset_optimizer_state(optimizer, "clear_changed", {"weight"})
     with pytest.raises(UserError, match="'clear_changed' without changed parameters"):
-        apply_policy(optimizer, "clear_changed")
-    assert apply_policy(optimizer, "clear_changed", []) == 0 and len(optimizer.state) == held
+        reset_optimizer_state(optimizer, "clear_changed")
+    assert reset_optimizer_state(optimizer, "clear_changed", []) == 0 and len(optimizer.state) == held
 
 
 def test_unknown_policy_is_quoted():
     with pytest.raises(UserError, match="'wipe'"):
-        apply_policy([], "wipe")
+        reset_optimizer_state([], "wipe")
 
 
 def test_float32_copies_of_half_precision_weights_are_not_missed():
@@ -119,7 +119,22 @@ def test_float32_copies_of_half_precision_weights_are_not_missed():
     treated = net.weight.detach().clone()
     for policy in ("keep", "clear_changed"):
         with pytest.raises(UserError, match=r"1 changed parameters.*bfloat16.*masters="):
-            apply_policy(optimizer, policy, report)
-    assert apply_policy(optimizer, "clear_changed", report, masters=zip(net.parameters(), copies)) == 1
+            reset_optimizer_state(optimizer, policy, report)
+    assert (
+        reset_optimizer_state(optimizer, "clear_changed", report, masters=zip(net.parameters(), copies)) == 1
+    )
     step()
     assert torch.equal(net.weight, treated)
+
+
+def test_one_half_precision_weight_that_nobody_steps_is_enough_to_refuse():
+    """Copies were given for the first layer only; the bias in float32 is stepped directly."""
+    layers = nn.ModuleList(
+        [nn.Linear(4, 4, bias=False).bfloat16(), nn.Linear(4, 4, bias=False).bfloat16(), nn.Linear(4, 1)]
+    )
+    first, second, last = (layer.weight for layer in layers)
+    copy = first.detach().float().requires_grad_()
+    optimizer = torch.optim.Adam([copy, last])
+    with pytest.raises(UserError, match=r"1 changed parameters, the first \(4, 4\) in torch\.bfloat16"):
+        reset_optimizer_state(optimizer, "clear_changed", [first, second, last], masters=[(first, copy)])
+    assert reset_optimizer_state(optimizer, "clear_changed", [first, last], masters=[(first, copy)]) == 0

@@ -20,7 +20,6 @@ from fire_core.solvers.exact import (
     _largest,
     _probes,
     solve_exact,
-    solve_fast,
 )
 from fire_core.solvers.kernels import lower_gram
 from fire_core.solvers.polar import polar
@@ -201,14 +200,3 @@ def test_the_default_device_of_the_caller_does_not_matter() -> None:
 def test_a_million_rows_are_measured_right() -> None:
     result = polar(gaussian(10**6, 1))
     assert result.residual <= 1e-10 and not result.completed
-
-
-@PATHS
-def test_fast_is_nearer_than_ten_published_steps(rational: bool) -> None:
-    matrices = gaussian(3, 192, 192)
-    singular = torch.linalg.svdvals(matrices.double())
-    values = singular / torch.linalg.vector_norm(singular, dim=1, keepdim=True)
-    for _ in range(10):
-        values = 1.5 * values - 0.5 * values**3
-    published = torch.linalg.vector_norm(values - 1, dim=1) / 192**0.5
-    assert (relative_error(solve_fast(matrices, rational).factor, matrices) < 0.5 * published).all()

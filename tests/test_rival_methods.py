@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fire_core import Phase, State, UserError, apply_policy, snapshot
+from fire_core import Phase, State, UserError, reset_optimizer_state, snapshot
 from fire_core.measure.probe import curvature, plasticity
 from fire_core.methods import create
 from fire_core.methods.dash import shrink
@@ -506,7 +506,7 @@ def test_together_is_one_optimizer_to_schedules_policies_and_checkpoints():
     resumed, _ = trained(muon, 6, resume_at=3)
     assert torch.equal(whole, resumed)
     assert len(optimizer.state) == 6
-    assert apply_policy({"net": optimizer}, "clear") == 6
+    assert reset_optimizer_state({"net": optimizer}, "clear") == 6
     assert all(len(part.state) == 0 for part in optimizer.parts)
 
 

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from fire_core.errors import UserError
 from fire_core.measure.probe import curvature, plasticity, relative_gradient
 from fire_core.methods import create
-from fire_core.optim_state import apply_policy
+from fire_core.optim_state import reset_optimizer_state
 from fire_core.phases import Phase, State, snapshot
 from harness.launch import check_first_phase, launch, open_run, pick_device
 from harness.runs import generator, seeded
@@ -136,7 +136,7 @@ def train(cfg: DictConfig) -> None:
                 state.generator = generator(cfg.seed, "method", index)
                 report = method.at_boundary(state, Phase(index, phase.name))
                 state.copy_followers()
-                apply_policy(state.optimizers, cfg.optimizer_state, report)
+                reset_optimizer_state(state.optimizers, cfg.optimizer_state, report)
                 state.optimizers["net"] = method.optimizer(net, adam, Phase(index, phase.name))
                 state.phase = at["treated"] = index
                 run.boundary(index, report, **cause)

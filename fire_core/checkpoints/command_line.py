@@ -16,14 +16,14 @@ from fire_core.checkpoints.inspect import spectra
 from fire_core.checkpoints.targets import build, targets_of
 from fire_core.checkpoints.treat import treat_file
 from fire_core.columns import columns
+from fire_core.engine import FireSettings
 from fire_core.errors import UserError
 from fire_core.methods import available, broken, list_methods, variants
-from fire_core.settings import FireSettings
 from fire_core.targets import TargetTable, find_targets
 from fire_core.targets.table import shorten
 
 SETTINGS = {
-    "solver": "newton_schulz (published), exact, fast or quintic",
+    "solver": "newton_schulz (published), exact or quintic",
     "iterations": "steps of newton_schulz and quintic",
     "normalize": "start of newton_schulz and quintic: frobenius or spectral",
     "scale": "official: sqrt(out/in) / taps; none: 1",

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from fire_core.checkpoints.files import Checkpoint
 from fire_core.errors import UserError
 from fire_core.targets import TargetTable, choose, list_targets
-from fire_core.targets.rules import split_rule
 from fire_core.targets.skeleton import skeleton
-from fire_core.targets.table import shorten
+from fire_core.targets.table import shorten, split_rule
 
 GUESS = "--guess reads them from names and shapes, --model names the model"
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fire_core.checkpoints.files import Checkpoint, copy_others, new_checkpoint
-from fire_core.engine import apply as apply_treatment
+from fire_core.engine import FireSettings, project, treat_tensors
 from fire_core.errors import UserError
-from fire_core.projection import engine_options, treatment
 from fire_core.report import Report, Row
-from fire_core.settings import FireSettings
 from fire_core.targets import Target, TargetTable
 
 CHUNK_WEIGHTS = 1 << 26
@@ -52,9 +51,15 @@ def treat_file(
         for shard in checkpoint.shards:
             tensors, content = shard.load()
             for group in _groups([t for t in table.included if t.parameter in tensors]):
-                options = engine_options(fire_settings)
-                part = apply_treatment(
-                    tensors, TargetTable(group), treatment(fire_settings), dry_run=dry_run, **options
+                part = treat_tensors(
+                    tensors,
+                    TargetTable(group),
+                    partial(project, settings=fire_settings),
+                    action="projected",
+                    method="fire",
+                    degenerate=fire_settings.degenerate,
+                    min_norm=fire_settings.min_norm,
+                    dry_run=dry_run,
                 )
                 changed |= part.changed
                 seconds += part.seconds

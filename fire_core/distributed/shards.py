@@ -2,8 +2,7 @@
 
 Every rank calls `share_out` with the same arguments. The parameters are divided among the ranks by cost. The owner of a
 parameter treats it and sends the result to all ranks, so replicas stay bit-equal and the work is divided by the world
-size. Sharded parameters are gathered one at a time. A tall, well-conditioned matrix that is sharded along its rows need
-not be gathered: its small Gram matrix is summed over the ranks, and each rank multiplies its own rows (Gram form).
+size. Sharded parameters are gathered one at a time.
 
 FSDP1 (FullyShardedDataParallel) flattens parameters and cuts them, so `find_targets` refuses it.
 """
@@ -11,7 +10,7 @@ FSDP1 (FullyShardedDataParallel) flattens parameters and cuts them, so `find_tar
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
@@ -19,10 +18,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-from fire_core.distributed.gram_form import GramProjection
-from fire_core.engine import Treatment, apply, check_targets
+from fire_core.engine import Treatment, check_targets, treat_tensors
 from fire_core.errors import UserError
 from fire_core.report import Report, Row
 from fire_core.targets import Target, TargetTable
@@ -31,16 +29,13 @@ from fire_core.targets import Target, TargetTable
 _SILENTLY: dict[str, Any] = (
     {"src_data_rank": None} if "src_data_rank" in signature(distribute_tensor).parameters else {}
 )
-GramTreatment = Callable[[Tensor, Tensor, Target], GramProjection | None]
 
 
 @dataclass
 class _Share:
-    """Results of one rank: new full parameters, Gram projections with the new local rows (`cut`), report rows."""
+    """Results of one rank: new full parameters, report rows, names of changed parameters, and an error."""
 
     full: dict[str, Tensor] = field(default_factory=dict)
-    gram: dict[str, GramProjection] = field(default_factory=dict)
-    cut: dict[str, Tensor] = field(default_factory=dict)
     rows: dict[str, Row] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)
     error: Exception | None = None
@@ -51,23 +46,19 @@ def share_out(
     table: TargetTable,
     treatment: Treatment,
     *,
-    gram: GramTreatment | None = None,
     group: dist.ProcessGroup | None = None,
     dry_run: bool = False,
     **options: Any,
 ) -> Report:
-    """Run `fire_core.engine.apply` on all ranks of `group` together and return the report. Collective.
+    """Run `fire_core.engine.treat_tensors` on all ranks of `group` together and return the report. Collective.
 
     The result is that of one process up to rounding, and replicas are bit-equal. If the treatment fails on any rank,
     with any exception, all ranks raise an error and nothing is written.
 
     Args:
-        gram: the same treatment as a function of eigenvalues and eigenvectors of the Gram matrix, and the target. It is
-            used for tall matrices sharded along their rows, which are then not gathered. Where it returns None
-            (`gram_projection` does so above a condition number of 1e5) or misses the tolerance, the matrix is gathered.
         group: by default the ranks of the DTensor mesh, or all if there is none.
         dry_run: write nothing.
-        options: as for `apply`.
+        options: as for `treat_tensors`.
     Raises: UserError without a process group, for invalid targets, and for replicas that differ between ranks.
     """
     if not (dist.is_available() and dist.is_initialized()):
@@ -85,20 +76,14 @@ def share_out(
     rank = dist.get_rank(group)
     share = _Share()
     with torch.no_grad():
-        for name, members in chosen.items():
-            if gram is not None and (found := _try_gram(parameters[name], members, gram)):
-                share.gram[name], share.cut[name] = found
-                continue
+        for name in chosen:
             full = _full(parameters[name])
             if owners[name] == rank:
                 share.full[name] = full.clone()
         _treat_share(share, chosen, treatment, options)
         rows, changed = _exchange(share, group)
-        changed |= set(share.gram)
         for name in chosen if not dry_run else ():
-            if name in share.gram:
-                _local(parameters[name]).copy_(share.cut[name])
-            elif name in changed:
+            if name in changed:
                 _write_full(parameters[name], share.full.get(name), owners[name], group)
     changed = set() if dry_run else changed
     return Report(
@@ -148,11 +133,10 @@ def _treat_share(
     share: _Share, chosen: Mapping[str, list[Target]], treatment: Treatment, options: Mapping[str, Any]
 ) -> None:
     """Treat the parameters that this rank owns; an exception is stored, so that all ranks can raise it together."""
-    share.rows |= {projection.row.name: projection.row for projection in share.gram.values()}
     if not share.full:
         return
     try:
-        report = apply(
+        report = treat_tensors(
             share.full, TargetTable(t for name in share.full for t in chosen[name]), treatment, **options
         )
         share.rows |= {row.name: row for row in report.rows}
@@ -241,52 +225,8 @@ def _full(parameter: Tensor) -> Tensor:
 
 def _write_full(parameter: Tensor, new: Tensor | None, owner: int, group: dist.ProcessGroup | None) -> None:
     """Broadcast the owner's value and write it to the parameter; each rank keeps its own shard."""
-    local = _local(parameter)
-    value = torch.empty(parameter.shape, dtype=parameter.dtype, device=local.device) if new is None else new
+    device = parameter.to_local().device if isinstance(parameter, DTensor) else parameter.device
+    value = torch.empty(parameter.shape, dtype=parameter.dtype, device=device) if new is None else new
     source = owner if group is None else dist.get_global_rank(group, owner)
     dist.broadcast(value, source, group=group)
     parameter.copy_(cut(value, parameter) if isinstance(parameter, DTensor) else value)
-
-
-def _try_gram(
-    parameter: Tensor, members: list[Target], gram_treatment: GramTreatment
-) -> tuple[GramProjection, Tensor] | None:
-    """Return the Gram projection of a tall matrix sharded along its rows, and this rank's rows of the result.
-
-    Returns None if the parameter is not such a matrix, if `gram_treatment` returns None, or if the Gram matrix of the
-    result misses the tolerance of "exact".
-    """
-    if not isinstance(parameter, DTensor) or len(members) != 1 or members[0].index:
-        return None
-    target = members[0]
-    cuts = [(i, p) for i, p in enumerate(parameter.placements) if not isinstance(p, Replicate)]
-    if len(cuts) != 1 or type(cuts[0][1]) is not Shard or cuts[0][1].dim != 0:
-        return None
-    if target.transposed or parameter.dim() != 2 or target.shape[0] < 2 * target.shape[1]:
-        return None
-    ranks = parameter.device_mesh.get_group(cuts[0][0])
-    local = parameter.to_local()
-    gram = _summed_gram(local, ranks)
-    values, vectors = torch.linalg.eigh(torch.where(torch.isfinite(gram).all(), gram, -torch.ones_like(gram)))
-    for shared in (values, vectors):
-        dist.broadcast(shared, dist.get_global_rank(ranks, 0), group=ranks)
-    projection = gram_treatment(values, vectors, target)
-    if projection is None:
-        return None
-    rows = local.double() @ projection.factor
-    working = torch.float64 if local.dtype == torch.float64 else torch.float32
-    projection.measure(_summed_gram(rows.to(working), ranks))
-    return None if projection.misses_its_limit() else (projection, rows.to(local.dtype))
-
-
-def _summed_gram(local: Tensor, ranks: dist.ProcessGroup) -> Tensor:
-    """Return W^T W (n, n) in float64, bit-equal on all `ranks`, of a matrix whose rows are sharded over them."""
-    rows = local.double()
-    gram = rows.mT @ rows
-    dist.all_reduce(gram, group=ranks)
-    dist.broadcast(gram, dist.get_global_rank(ranks, 0), group=ranks)
-    return gram
-
-
-def _local(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

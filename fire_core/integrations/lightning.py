@@ -25,7 +25,7 @@ class FireCallback(pl.Callback):
     Each firing logs the summary of its report under "fire/" and appends (global step, Report) to `reports`.
 
     Args:
-        optimizer_state: "clear_changed", "clear" or "keep", as in `apply_policy`.
+        optimizer_state: "clear_changed", "clear" or "keep", as in `reset_optimizer_state`.
         settings: `targets` and the settings of `FireSettings`, by name; scale="initial" is not possible.
     Raises: UserError for unknown settings, and at the start of fit for targets that the module does not have.
     """

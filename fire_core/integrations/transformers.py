@@ -28,7 +28,7 @@ class FireCallback(TrainerCallback):
     Report) to `reports`.
 
     Args:
-        optimizer_state: "clear_changed", "clear" or "keep", as in `apply_policy`.
+        optimizer_state: "clear_changed", "clear" or "keep", as in `reset_optimizer_state`.
         name: tells several of these callbacks in one trainer apart.
         settings: `targets` and the settings of `FireSettings`, by name; scale="initial" is not possible.
     Raises: UserError for wrong settings and, when training begins, for wrong targets, equal names, or no saved state.

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from fire_core.engine import FireSettings
 from fire_core.errors import UserError
-from fire_core.optim_state import POLICIES, apply_policy
+from fire_core.optim_state import POLICIES, reset_optimizer_state
 from fire_core.projection import fire
 from fire_core.report import Report
-from fire_core.settings import FireSettings
 from fire_core.targets import find_targets
 from fire_core.triggers import Trigger
 
@@ -50,7 +50,7 @@ class TriggeredFire:
             report = fire(model, group=torch.distributed.group.WORLD, **self.settings)
         else:
             report = fire(model, **self.settings)
-        apply_policy(list(optimizers), self.optimizer_state, report)
+        reset_optimizer_state(list(optimizers), self.optimizer_state, report)
         self.reports.append((step, report))
         return report
 

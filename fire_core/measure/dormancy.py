@@ -47,11 +47,6 @@ def relative_to_layer(magnitudes: Tensor) -> Tensor:
     return magnitudes / magnitudes.mean().clamp_min(torch.finfo(magnitudes.dtype).tiny)
 
 
-def dormant_share(activations: Tensor, threshold: float = THRESHOLD) -> Tensor:
-    """Return the share of units with dormancy score <= threshold, between 0 and 1 (ReDo, Definition 3.1)."""
-    return (dormancy_scores(activations) <= threshold).float().mean()
-
-
 class _Source(NamedTuple):
     """The product that values come from: its number in order of execution and its number of units.
 

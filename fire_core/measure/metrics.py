@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fire_core.errors import UserError
-from fire_core.solvers.precision import matmul_precision
+from fire_core.solvers.kernels import matmul_precision
 
 
 def _float(x: Tensor) -> Tensor:
@@ -71,12 +71,6 @@ def relative_squared_error(before: Tensor, after: Tensor, initial: Tensor) -> Te
     """
     reset = squared_frobenius_error(before, initial).double()
     return torch.where(reset > 0, squared_frobenius_error(before, after) / reset, torch.nan)
-
-
-def stable_rank(matrix: Tensor) -> Tensor:
-    """Return `||W||_F^2 / ||W||_2^2` (...) of (..., m, n), between 1 and min(m, n); NaN for a zero matrix."""
-    w = _float(matrix)
-    return w.square().sum(dim=(-2, -1)) / torch.linalg.matrix_norm(w, ord=2).square()
 
 
 def effective_rank(matrix: Tensor) -> Tensor:

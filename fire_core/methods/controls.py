@@ -8,16 +8,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fire_core.engine import Treated, official_scales
+from fire_core.engine import FireSettings, official_scales
 from fire_core.methods import register
 from fire_core.methods.fire import Projection
 from fire_core.phases import State
-from fire_core.placement import apply_to_model, table_of
-from fire_core.report import Report
+from fire_core.report import Report, Treated
 from fire_core.seeding import derive
-from fire_core.settings import FireSettings
 from fire_core.solvers.polar import polar
 from fire_core.targets import Target
+from fire_core.wrapped_models import table_of, treat_model
 
 ITERATIONS, NORMALIZE = FireSettings.iterations, FireSettings.normalize
 
@@ -45,9 +44,7 @@ def rescale(
         norm = torch.linalg.matrix_norm(goal * official_scales(group, stack), keepdim=True)
         return Treated(stack * (norm / torch.linalg.matrix_norm(stack, keepdim=True)))
 
-    return apply_to_model(
-        model, table_of(model, targets), treat, action="rescale", method="rescale", **options
-    )
+    return treat_model(model, table_of(model, targets), treat, action="rescale", method="rescale", **options)
 
 
 def keep_norm(
@@ -75,7 +72,7 @@ def keep_norm(
         scaled = result.factor * (norm / torch.linalg.matrix_norm(result.factor, keepdim=True))
         return Treated(scaled, result.factor, result.iterations, result.completed, result.residual)
 
-    return apply_to_model(
+    return treat_model(
         model, table_of(model, targets), treat, action="keep_norm", method="keep_norm", **options
     )
 
@@ -107,7 +104,7 @@ def random_orthogonal(
         factor = (q if stack.shape[-2] >= stack.shape[-1] else q.mT).to(stack)
         return Treated(factor * official_scales(group, stack), factor)
 
-    return apply_to_model(
+    return treat_model(
         model,
         table_of(model, targets),
         treat,

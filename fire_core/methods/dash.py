@@ -17,9 +17,9 @@ from fire_core.measure.modes import undisturbed
 from fire_core.methods import Method, register
 from fire_core.methods._units import inputs_of
 from fire_core.phases import State
-from fire_core.placement import observe
 from fire_core.report import Report
 from fire_core.targets import TargetTable, find_targets
+from fire_core.wrapped_models import observe
 
 
 def dash(

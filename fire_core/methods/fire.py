@@ -7,15 +7,15 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from fire_core.engine import FireSettings
 from fire_core.errors import UserError
 from fire_core.methods import Method, added, register
 from fire_core.methods.full_reset import initial_of, restore
 from fire_core.phases import State
-from fire_core.placement import unwrap
 from fire_core.projection import fire
 from fire_core.report import Report
-from fire_core.settings import FireSettings
 from fire_core.targets import find_targets, match_parameters
+from fire_core.wrapped_models import unwrap
 
 
 @dataclass

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from fire_core.errors import UserError
 from fire_core.methods import Method, register
 from fire_core.phases import State
-from fire_core.placement import observe, place, unwrap_with
 from fire_core.report import Report
 from fire_core.targets import match_parameters, shorten
+from fire_core.wrapped_models import observe, place, unwrap_with
 
 
 def full_reset(model: nn.Module, initial: Mapping[str, Tensor]) -> Report:

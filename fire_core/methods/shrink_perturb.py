@@ -14,9 +14,9 @@ from fire_core.methods import Method, register
 from fire_core.methods.fire import combine
 from fire_core.methods.full_reset import check_initial, initial_of, restore
 from fire_core.phases import State
-from fire_core.placement import observe, place, unwrap_with
 from fire_core.report import Report
 from fire_core.targets import match_parameters
+from fire_core.wrapped_models import observe, place, unwrap_with
 
 
 def shrink_perturb(

@@ -1,9 +1,9 @@
-"""The solvers `exact` and `fast`: nearest matrix with orthonormal columns, on batches of tall matrices.
+"""The solver `exact`: nearest matrix with orthonormal columns, on batches of tall matrices.
 
 On a CPU the iteration is rational: two steps bring to about 1 every singular value that is above 3e-3 of a bound on
 the largest (`spectral_bound`, which is 3 times too large for Gaussian matrices of 768 columns). On a GPU, where
 triangular solves are slow and products cheap, the iteration is polynomial. Matrices that are clearly taller than wide
-are first reduced to a triangle by a Cholesky factor of X^T X. `exact` adds three steps to `fast`:
+are first reduced to a triangle by a Cholesky factor of X^T X. Three steps follow:
 
 1. Where more than a few singular values are unfinished, the iteration continues.
 2. The last few are set to 1 directly (`_deflate`), which also shows whether rank is lost.
@@ -54,7 +54,6 @@ UNFINISHED = 2e-4
 LIFT = rational_step(3e-3)  # multiplies small values by 120 and maps [0.003, 1] into [0.35, 1]
 SETTLE = rational_step(0.35, centred=True)
 FINISH = finishing_quintic(0.009)  # SETTLE maps [0.35, 1] to 1 +- 0.009, FINISH maps that to 1 +- 5e-7
-SQUARE_RATIONAL = (LIFT, SETTLE)  # for singular values above 3e-3 of the bound
 SQUARE_POLYNOMIAL = quintic_schedule(1e-4, 1e-2)
 FURTHER_POLYNOMIAL = quintic_schedule(5e-2, 1e-2)
 TRIANGLE_RATIONAL = (rational_step(0.04), rational_step(0.73, centred=True))  # above 0.04; a cubic follows
@@ -86,7 +85,7 @@ def solve_exact(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
     """
     if matrices.dtype == torch.float64:
         return _by_double(matrices, tolerance)
-    if _is_tall(matrices):
+    if matrices.shape[1] >= TALL * matrices.shape[2]:
         solved = _tall_pass(matrices, rational)
         if solved is None:
             return _by_triangle(matrices, tolerance, rational)
@@ -94,25 +93,6 @@ def solve_exact(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
         _repair(solved, unsure, lambda index: _by_triangle(matrices[index], tolerance, rational))
         return solved
     return _square(matrices, tolerance, rational)
-
-
-def solve_fast(matrices: Tensor, rational: bool) -> Solved:
-    """Compute the polar factors of tall, finite, non-zero `matrices` (b, m, n) approximately, in one pass.
-
-    Singular values below about 3e-3 of `spectral_bound` grow but do not reach 1. The others end within 1 % of 1, with
-    `rational` (True on a CPU) usually within 1e-6.
-    """
-    if _is_tall(matrices):
-        solved = _tall_pass(matrices, rational)
-        if solved is None:
-            return _fast_pass(matrices, rational)
-        _repair(solved, ~(solved.residual <= 1e-3), lambda index: _fast_pass(matrices[index], rational))
-        return solved
-    return _fast_pass(matrices, rational)
-
-
-def _is_tall(matrices: Tensor) -> bool:
-    return matrices.shape[1] >= TALL * matrices.shape[2]
 
 
 def _repair(solved: Solved, wanted: Tensor, solver: Callable[[Tensor], Solved]) -> None:
@@ -265,13 +245,6 @@ def _smallest_of_triangles(triangles: Tensor) -> Tensor:
     return torch.linalg.vector_norm(block, dim=1).amax(dim=1).rsqrt()
 
 
-def _fast_pass(matrices: Tensor, rational: bool) -> Solved:
-    if rational:
-        return _rational(matrices.clone(), SQUARE_RATIONAL)
-    steps = (*quintic_schedule(3e-3, 1e-2), CUBIC)
-    return _solved(polynomial_steps(matrices / spectral_bound(matrices), steps), len(steps))
-
-
 def _tall_pass(matrices: Tensor, rational: bool) -> Solved | None:
     """Solve well-conditioned tall matrices by an iteration on n x n, or return None if none is well-conditioned.
 
@@ -319,9 +292,11 @@ def _by_triangle(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
 
 def _by_double(matrices: Tensor, tolerance: float) -> Solved:
     """Solve float64 matrices: one long iteration, then the SVD where the residual is too large or rank may be lost."""
-    solved = _rational(matrices.clone(), DOUBLE_RATIONAL)
-    solved.factor = polynomial_steps(solved.factor, (CUBIC,))
-    solved.residual = residual(solved.factor)
+    work, spare = matrices.clone(), torch.empty_like(matrices)
+    square = work.new_empty(len(work), work.shape[2], work.shape[2])
+    rational_steps(work, DOUBLE_RATIONAL, spare, square, normalize=True)
+    factor = polynomial_steps(quintic_step(work, FINISH, spare, square), (CUBIC,))
+    solved = _solved(factor, len(DOUBLE_RATIONAL) + 1, square)
     sure = (solved.residual <= tolerance) & _full_rank(solved.factor, matrices, DOUBLE_MARGIN)
     _repair(solved, ~sure, lambda index: _by_svd(matrices[index]))
     return solved
@@ -332,14 +307,6 @@ def _by_svd(matrices: Tensor) -> Solved:
     solved = _solved(factor, 0)
     solved.completed = completed
     return solved
-
-
-def _rational(work: Tensor, steps: tuple[Step, ...]) -> Solved:
-    """Apply rational steps and the finishing quintic to `work`, which is overwritten."""
-    spare = torch.empty_like(work)
-    square = work.new_empty(len(work), work.shape[2], work.shape[2])
-    rational_steps(work, steps, spare, square, normalize=True)
-    return _solved(quintic_step(work, FINISH, spare, square), len(steps) + 1, square)
 
 
 def spectral_bound(matrices: Tensor) -> Tensor:

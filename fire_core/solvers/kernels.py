@@ -1,13 +1,16 @@
-"""Matrix iterations with fixed steps on batches of tall matrices X (b, m, n), m >= n; no branch depends on a value.
+"""Matrix iterations with fixed steps on batches of tall matrices X (b, m, n), m >= n, and the precision of their products.
 
 `polynomial_steps` consists of matrix products and compiles with torch.compile(fullgraph=True).
-`rational_steps` works in place on blocks. One triangle of a symmetric product, a Cholesky factor and a triangular solve
-each need at most half the operations of a product, which the library calls for them do not achieve on small matrices.
+`rational_steps` works in place, on a CPU in blocks. One triangle of a symmetric product, a Cholesky factor and a
+triangular solve each need at most half the operations of a product, which the library calls for them do not achieve on
+small matrices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,7 +83,7 @@ def lower_gram(matrices: Tensor, out: Tensor) -> Tensor:
     float32 sum over many rows would exceed the residuals that are measured.
     """
     first, *others = matrices.split(2**12, dim=1)
-    for start, stop in _blocks(out.shape[-1]):
+    for start, stop in _blocks(out):
         strip = out[:, start:stop, :stop]
         torch.bmm(first[:, :, start:stop].mT, first[:, :, :stop], out=strip)
         for rows in others:  # not baddbmm, which would add single products to the large sum
@@ -90,7 +93,7 @@ def lower_gram(matrices: Tensor, out: Tensor) -> Tensor:
 
 def mirror(lower: Tensor) -> Tensor:
     """Copy the lower triangle of `lower` (b, n, n) to the upper, in place, and return `lower`."""
-    for start, stop in _blocks(lower.shape[-1]):
+    for start, stop in _blocks(lower):
         lower[:, :start, start:stop] = lower[:, start:stop, :start].mT
     return lower
 
@@ -106,12 +109,16 @@ def residual(factors: Tensor, square: Tensor | None = None) -> Tensor:
 def cholesky_in_blocks(lower: Tensor) -> list[Tensor]:
     """Replace the lower triangle of positive definite `lower` (b, n, n) by its Cholesky factor, in place.
 
-    Only the lower triangle is read. Returns the inverses of the factor's diagonal blocks, which the solves need. A
-    matrix that is not positive definite gives NaN.
+    Only the lower triangle is read. Returns the inverses of the factor's diagonal blocks, which the solves need, or an
+    empty list where a device does not work in blocks. A matrix that is not positive definite gives NaN.
     """
+    if not works_in_blocks(lower.device):
+        factor, failed = torch.linalg.cholesky_ex(lower)
+        lower.copy_(factor.masked_fill_((failed > 0).view(-1, 1, 1), torch.nan))
+        return []
     inverses = []
     size = lower.shape[-1]
-    for start, stop in _blocks(size):
+    for start, stop in _blocks(lower):
         if start:
             panel = lower[:, start:, start:stop]
             panel.baddbmm_(lower[:, start:, :start], lower[:, start:stop, :start].mT, alpha=-1)
@@ -127,7 +134,9 @@ def cholesky_in_blocks(lower: Tensor) -> list[Tensor]:
 
 def _solve_right_transposed(matrices: Tensor, lower: Tensor, inverses: list[Tensor], out: Tensor) -> None:
     """Write X L^-T into `out`; `lower` and `inverses` as `cholesky_in_blocks` leaves them."""
-    for (start, stop), inverse in zip(_blocks(lower.shape[-1]), inverses, strict=True):
+    if not inverses:
+        out.copy_(torch.linalg.solve_triangular(lower.mT, matrices, upper=True, left=False))
+    for (start, stop), inverse in zip(_blocks(lower), inverses, strict=bool(inverses)):
         right = matrices[:, :, start:stop]
         if start:
             right = torch.baddbmm(right, out[:, :, :start], lower[:, start:stop, :start].mT, alpha=-1)
@@ -136,8 +145,10 @@ def _solve_right_transposed(matrices: Tensor, lower: Tensor, inverses: list[Tens
 
 def solve_right(matrices: Tensor, lower: Tensor, inverses: list[Tensor]) -> Tensor:
     """Replace X by X L^-1, in place, and return X; `lower` and `inverses` as `cholesky_in_blocks` leaves them."""
+    if not inverses:
+        return matrices.copy_(torch.linalg.solve_triangular(lower, matrices, upper=False, left=False))
     size = lower.shape[-1]
-    for (start, stop), inverse in zip(reversed(list(_blocks(size))), reversed(inverses), strict=True):
+    for (start, stop), inverse in zip(reversed(list(_blocks(lower))), reversed(inverses), strict=True):
         part = matrices[:, :, start:stop]
         if stop < size:
             part.baddbmm_(matrices[:, :, stop:], lower[:, stop:, start:stop], alpha=-1)
@@ -148,14 +159,55 @@ def solve_right(matrices: Tensor, lower: Tensor, inverses: list[Tensor]) -> Tens
 def frobenius_of_lower(lower: Tensor) -> Tensor:
     """Return the Frobenius norms (b, 1, 1) of symmetric matrices, of which only the lower block rows are filled."""
     total = lower.new_zeros(len(lower))
-    for start, stop in _blocks(lower.shape[-1]):
+    for start, stop in _blocks(lower):
         total += 2 * lower[:, start:stop, :start].square().sum(dim=(-2, -1))
         total += lower[:, start:stop, start:stop].square().sum(dim=(-2, -1))
     return total.sqrt_().view(-1, 1, 1)
 
 
-def _blocks(size: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of blocks of 32 up to 384 columns and of 64 above: fastest with MKL on one AVX-512 core."""
-    block = 32 if size <= 384 else 64
+def works_in_blocks(device: torch.device) -> bool:
+    """Return whether blocks are faster than whole matrices. On a GPU every block would be a launch of its own."""
+    return device.type == "cpu"
+
+
+def _blocks(matrices: Tensor) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of blocks of columns: on a CPU the sizes that are fastest with MKL on one AVX-512 core."""
+    size = matrices.shape[-1]
+    block = size if not works_in_blocks(matrices.device) else 32 if size <= 384 else 64
     for start in range(0, size, block):
         yield start, min(start + block, size)
+
+
+@contextmanager
+def matmul_precision(device: torch.device, precision: str) -> Iterator[None]:
+    """Compute float32 products in IEEE float32 ("fp32") or let CUDA use TF32 ("tf32"); autocast is off inside.
+
+    The caller's settings are restored at the end, also after an error. They are global to the process, so another
+    thread sees the changed settings while the block runs.
+    """
+    before = _settings()
+    _set("tf32" if precision == "tf32" else "ieee", "ieee")
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        _set(*before)
+
+
+if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+    _backends: tuple[Any, Any] = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+
+    def _settings() -> tuple[str, str]:
+        """Return the precision of float32 products on CUDA and on the CPU."""
+        return _backends[0].fp32_precision, _backends[1].fp32_precision
+
+    def _set(cuda: str, cpu: str) -> None:
+        _backends[0].fp32_precision, _backends[1].fp32_precision = cuda, cpu
+
+else:  # torch below 2.9 has one setting for both, with other names
+
+    def _settings() -> tuple[str, str]:
+        return torch.get_float32_matmul_precision(), ""
+
+    def _set(cuda: str, cpu: str) -> None:
+        torch.set_float32_matmul_precision({"ieee": "highest", "tf32": "high"}.get(cuda, cuda))

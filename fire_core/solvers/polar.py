@@ -6,27 +6,25 @@ For W (m, n) with the singular value decomposition U S V^T, the nearest matrix w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from fire_core.errors import UserError, check_word
-from fire_core.solvers.exact import Solved, solve_exact, solve_fast
-from fire_core.solvers.kernels import polynomial_steps, residual
-from fire_core.solvers.precision import matmul_precision
-from fire_core.solvers.schedules import CUBIC, MUON_QUINTIC, Step
+from fire_core.errors import UserError, unknown_word
+from fire_core.solvers.exact import Solved, solve_exact
+from fire_core.solvers.kernels import matmul_precision, polynomial_steps, residual
+from fire_core.solvers.schedules import CUBIC, MUON_QUINTIC
 
-Solver = Literal["newton_schulz", "exact", "fast", "quintic"]
+Solver = Literal["newton_schulz", "exact", "quintic"]
 Normalize = Literal["frobenius", "spectral"]
 Precision = Literal["fp32", "tf32"]
 
+ITERATIONS = 10
+"""The published number of steps."""
 STACK_BYTES = {"cpu": 8 * 2**20, "cuda": 128 * 2**20}
-"""Matrices are solved in stacks of at most this size in bytes (one matrix, if larger)."""
-CACHED_BYTES = 512 * 2**10
-"""The same on a CPU for newton_schulz and quintic, so that a stack fits into the processor's cache."""
+"""Memory of a stack of matrices that are solved at once (one matrix, if larger), by device."""
 
 
 class Polar(NamedTuple):
@@ -46,7 +44,7 @@ def polar(
     matrices: Tensor,
     solver: str = "exact",
     *,
-    iterations: int = 10,
+    iterations: int = ITERATIONS,
     normalize: str = "frobenius",
     tolerance: float = 1e-8,
     precision: str = "fp32",
@@ -75,15 +73,12 @@ def polar(
     count as lost rank, which `completed` reports. Of all factors that are then equally near to W, the result is the one
     nearest to the rectangular identity (see `fire_core.solvers.completion`).
 
-    "fast" is one pass without repair. Singular values above about 1e-2 of the largest end within 2e-4 of 1, on a CPU
-    usually within 1e-6. Smaller ones grow but may stay below 1, and lost rank stays lost.
-
     Memory beside the result: about 4 times the larger of STACK_BYTES and the largest matrix. A matrix that needs the
     float64 SVD takes up to 20 times its own size.
 
     Args:
         matrices: (..., m, n).
-        solver: "newton_schulz", "quintic", "exact" or "fast".
+        solver: "newton_schulz", "quintic" or "exact".
         iterations: number of steps of newton_schulz and quintic.
         normalize: the norm by which newton_schulz and quintic divide at the start. "frobenius" is published;
             "spectral", the largest singular value, saves 5 or 6 steps at 512 columns.
@@ -98,64 +93,56 @@ def polar(
     Raises: UserError for zero or non-finite matrices (with the index in the batch) and for wrong settings.
     """
     check_solver(solver, iterations, normalize, tolerance, precision)
-    _check_matrices(matrices)
+    check_matrices(matrices)
     batch_shape, (rows, columns) = matrices.shape[:-2], matrices.shape[-2:]
-    with torch.no_grad(), matmul_precision(matrices.device, "fp32" if solver == "exact" else precision):
+    exact = solver == "exact"
+    with torch.no_grad(), matmul_precision(matrices.device, "fp32" if exact else precision):
         working = matrices.detach().to(torch.float64 if matrices.dtype == torch.float64 else torch.float32)
         working = working.reshape(-1, rows, columns)
         moderate = _check_values(working, batch_shape)
         tall = working if rows >= columns else working.mT
-        rational = matrices.device.type == "cpu"
         # the default allows at most 4e-10 per column, which is a relative error of 1e-5
         allowed = tolerance * max(1.0, min(rows, columns) / 768) * min(1.0, min(rows, columns) / 25)
-
-        def solve(stack: Tensor) -> Solved:
+        stacks = tall.split(_stack_length(tall, exact))
+        result = None if len(tall) == len(stacks[0]) > 0 else _empty(tall)
+        for number, stack in enumerate(stacks if len(tall) else ()):
             stack = stack if moderate else _moderate(stack)
-            if solver == "exact":
-                return solve_exact(stack, allowed, rational)
-            if solver == "fast":
-                return solve_fast(stack, rational)
-            step = CUBIC if solver == "newton_schulz" else MUON_QUINTIC
-            return _published(stack, step, iterations, normalize, measure)
-
-        repairs = solver in ("exact", "fast")
-        solved = _in_stacks(tall, solve, _stack_length(tall, repairs))
+            if exact:
+                solved = solve_exact(stack, allowed, rational=matrices.device.type == "cpu")
+            else:
+                norm = torch.linalg.matrix_norm(stack, 2 if normalize == "spectral" else "fro", keepdim=True)
+                step = CUBIC if solver == "newton_schulz" else MUON_QUINTIC
+                factor = polynomial_steps(stack / norm, (step,) * iterations)
+                count = torch.full((len(factor),), iterations, dtype=torch.int64, device=factor.device)
+                left = residual(factor) if measure else factor.new_full((len(factor),), torch.nan)
+                solved = Solved(factor, left, count, torch.zeros_like(count, dtype=torch.bool))
+            if result is not None:
+                start = number * len(stacks[0])
+                result.put(slice(start, start + len(stack)), solved)
+        solved = solved if result is None else result
     factor = solved.factor if rows >= columns else solved.factor.mT
     parts = (solved.residual, solved.iterations, solved.completed)
     return Polar(factor.reshape(matrices.shape), *(part.reshape(batch_shape) for part in parts))
 
 
-def _published(matrices: Tensor, step: Step, iterations: int, normalize: str, measure: bool) -> Solved:
-    """Repeat one step, starting from each matrix divided by its Frobenius or spectral norm."""
-    norm = torch.linalg.matrix_norm(matrices, 2 if normalize == "spectral" else "fro", keepdim=True)
-    factor = polynomial_steps(matrices / norm, (step,) * iterations)
-    count = torch.full((len(factor),), iterations, dtype=torch.int64, device=factor.device)
-    left = residual(factor) if measure else factor.new_full((len(factor),), torch.nan)
-    return Solved(factor, left, count, torch.zeros_like(count, dtype=torch.bool))
-
-
-def _stack_length(tall: Tensor, repairs: bool) -> int:
+def _stack_length(tall: Tensor, exact: bool) -> int:
     """Return how many of the matrices (b, m, n) are solved at once."""
-    if tall.device.type == "cpu" and not repairs:
-        limit = CACHED_BYTES
-    else:  # repairs need a little more than the four copies of the first pass
-        limit = 3 * STACK_BYTES.get(tall.device.type, STACK_BYTES["cuda"]) // 4
+    limit = STACK_BYTES.get(tall.device.type, STACK_BYTES["cuda"])
+    if exact or tall.device.type != "cpu":
+        limit = 3 * limit // 4  # repairs need a little more than the four copies of the first pass
+    else:
+        limit //= 16  # polynomial steps are fastest where the stack fits into the processor's cache
     return max(1, limit // (tall.shape[1] * tall.shape[2] * tall.element_size()))
 
 
-def _in_stacks(tall: Tensor, solve: Callable[[Tensor], Solved], length: int) -> Solved:
-    """Run `solve` on (b, m, n) in stacks of `length` and return the joined results."""
-    if len(tall) <= length and len(tall) > 0:
-        return solve(tall)
-    result = Solved(
+def _empty(tall: Tensor) -> Solved:
+    """Return a result for (b, m, n) that is filled in stack by stack."""
+    return Solved(
         torch.empty(tall.shape, dtype=tall.dtype, device=tall.device),
         tall.new_empty(len(tall)),
         torch.zeros(len(tall), dtype=torch.int64, device=tall.device),
         torch.zeros(len(tall), dtype=torch.bool, device=tall.device),
     )
-    for start in range(0, len(tall), length):
-        result.put(slice(start, start + length), solve(tall[start : start + length]))
-    return result
 
 
 def _moderate(matrices: Tensor) -> Tensor:
@@ -167,20 +154,45 @@ def _moderate(matrices: Tensor) -> Tensor:
 
 def check_solver(solver: str, iterations: int, normalize: str, tolerance: float, precision: str) -> None:
     """Raise UserError for a setting that `polar` does not accept."""
-    check_word("solver", solver, Solver)
-    check_word("normalize", normalize, Normalize)
-    check_word("precision", precision, Precision)
+    for name, value, allowed in (
+        ("solver", solver, Solver),
+        ("normalize", normalize, Normalize),
+        ("precision", precision, Precision),
+    ):
+        if value not in get_args(allowed):
+            raise unknown_word(name, value, allowed)
     if not isinstance(iterations, Integral) or isinstance(iterations, bool) or iterations < 1:
         raise UserError(f"iterations={iterations!r} must be a whole number, at least 1")
+    for name, value, default in (
+        ("iterations", iterations, ITERATIONS),
+        ("normalize", normalize, "frobenius"),
+    ):
+        if solver == "exact" and value != default:
+            raise UserError(
+                f"{name}={value!r} has no effect with solver='exact': leave it out, or choose newton_schulz"
+            )
     if not isinstance(tolerance, Real) or not tolerance > 0:
         raise UserError(f"tolerance={tolerance!r} must be a positive number")
 
 
-def _check_matrices(matrices: Tensor) -> None:
+def check_matrices(matrices: object, name: str = "matrices") -> None:
+    """Raise UserError for anything but a dense, local tensor of real numbers with at least two dimensions and entries."""
+    if not isinstance(matrices, Tensor):
+        raise UserError(f"{name} is a {type(matrices).__name__}: give a torch tensor (..., m, n)")
+    if matrices.layout is not torch.strided or matrices.is_nested:
+        raise UserError(
+            f"{name} is not dense (sparse or nested): convert it with to_dense() or stack its parts"
+        )
+    if matrices.is_meta:
+        raise UserError(f"{name} is on the meta device and has no values: load them first")
+    if type(matrices).__name__ == "DTensor":
+        raise UserError(f"{name} is a DTensor: call fire(model), or give its full_tensor()")
+    if not matrices.dtype.is_floating_point or matrices.dtype.itemsize < 2:
+        raise UserError(f"{name} of type {matrices.dtype} cannot be projected: convert it to float32")
     if matrices.ndim < 2 or 0 in matrices.shape[-2:]:
-        raise UserError(f"matrices of shape {tuple(matrices.shape)}: need (..., m, n) with m, n >= 1")
-    if not matrices.dtype.is_floating_point:
-        raise UserError(f"matrices of type {matrices.dtype} cannot be projected: convert them to float32")
+        raise UserError(
+            f"{name} of shape {tuple(matrices.shape)} holds no matrix: give (..., m, n) with m, n >= 1"
+        )
 
 
 def _check_values(working: Tensor, batch_shape: torch.Size) -> bool:

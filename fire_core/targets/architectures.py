@@ -7,16 +7,79 @@ guessed: a weight that looks fused is left out, with the reason, if they are not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
 
 from fire_core.errors import UserError
-from fire_core.targets.roles import role_of
-from fire_core.targets.table import Layout, Place, Sizes
+from fire_core.targets.table import role_of
+
+Sizes = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a parameter in a model: the module that holds it, that module's parents, and its names.
+
+    path: name of the module. parents: outermost first. parameter_name: the name in `model.named_parameters()`.
+    aliases: all names, with and without the prefixes of wrappers. tied: also held by an Embedding. head: output layer.
+    """
+
+    path: str
+    attribute: str
+    module: nn.Module
+    parents: tuple[nn.Module, ...]
+    parameter: nn.Parameter
+    parameter_name: str
+    aliases: tuple[str, ...]
+    tied: bool
+    head: bool
+
+    @property
+    def name(self) -> str:
+        """Name of the parameter under `path`; a tied parameter can have another `parameter_name`."""
+        return f"{self.path}.{self.attribute}" if self.path else self.attribute
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the output rows of one weight are divided into parts.
+
+    sizes: the parts in the order of the rows, as (name, number of rows); if empty, the weight is one matrix.
+    repeats: how many times the pattern of parts occurs (q/k/v head by head). transposed: stored as (in, out).
+    why: the reason that targets give. left_out: names of parts that are not targets, with reasons.
+    why_out: if not empty, the reason that the whole weight is left out. declared: set by the user through `fused_rows`.
+    """
+
+    sizes: Sizes = ()
+    repeats: int = 1
+    transposed: bool = False
+    kind: str = "linear"
+    why: str = ""
+    why_out: str = ""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    declared: bool = False
+
+    @property
+    def total(self) -> int:
+        """Number of output rows of all parts together."""
+        return self.repeats * sum(size for _, size in self.sizes)
+
+    def picks(self) -> Iterator[tuple[str, slice | list[int], int]]:
+        """Yield (name, rows, number of rows) of each part; rows are a slice, or a list of indices if scattered."""
+        period, start = sum(size for _, size in self.sizes), 0
+        for name, size in self.sizes:
+            if self.repeats == 1:
+                yield name, slice(start, start + size), size
+            elif size == 1:
+                yield name, slice(start, None, period), self.repeats
+            else:
+                rows = [turn * period + start + i for turn in range(self.repeats) for i in range(size)]
+                yield name, rows, len(rows)
+            start += size
 
 
 @dataclass(frozen=True)

@@ -1,103 +1,59 @@
-"""Data classes for finding targets: places of parameters, layouts, parts, and the table of targets.
+"""The table of targets of a model, the roles of targets in their network, and rules that choose among them.
 
 A *target* is one matrix inside a parameter: the weight of a Linear layer, one spatial tap of a convolution, the q of a
-fused q/k/v, one expert, one critic of an ensemble. `walk` finds the places of parameters, `architectures` knows their
-layouts, `split` cuts them into targets, and `rules` chooses among the targets.
+fused q/k/v, one expert, one critic of an ensemble. `walk` finds the targets of a model; `architectures` knows how fused
+layers are divided.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 
 from fire_core.columns import columns
+from fire_core.errors import UserError
 
-Sizes = tuple[tuple[str, int], ...]
+WORDS = {
+    "q": "q to_q q_proj query query_proj queries wq w_q q_lin linear_q q_linear q_attn q_proj_weight",
+    "o": "o o_proj out_proj to_out proj c_proj wo w_o out_lin dense out",
+    "mlp": "mlp ffn ff feed_forward feedforward experts expert moe block_sparse_moe intermediate",
+    "mlp layers": "fc1 fc2 c_fc gate_proj up_proj down_proj gate_up_proj linear1 linear2 w1 w2 w3",
+}
+Q, O, MLP, MLP_LAYERS = (frozenset(words.split()) for words in WORDS.values())
+K = {name.replace("queries", "keys").replace("query", "key").replace("q", "k") for name in Q}
+V = {name.replace("queries", "values").replace("query", "value").replace("q", "v") for name in Q}
+ATTENTION = ("q", "k", "v", "o", "attention")
 
 
-@dataclass(frozen=True)
-class Part:
-    """One block of a parameter, which may become a target.
+def role_of(name: str, parents: tuple[nn.Module, ...]) -> str:
+    """Return the role of the parameter `name`, or "" if unknown; `parents` are its modules, outermost first.
 
-    shape: (out, in), or () if the block holds no matrix. taps: number of spatial positions of a convolution, else 1.
-    The other fields are those of `Target`; `label` is the part of the target's name in brackets.
+    Attention is recognised by "attn" or "attention" in a path component or in the name of a class other than the
+    model's, or by a q and a k in one module. A "value" or "q" without a k is usually a head in reinforcement learning.
+    A feed-forward block is recognised by the usual component and layer names.
     """
-
-    kind: str
-    reason: str
-    included: bool = False
-    label: str = ""
-    index: tuple = ()
-    transposed: bool = False
-    shape: tuple = ()
-    taps: int = 1
-    role: str = ""
-
-
-@dataclass(frozen=True)
-class Place:
-    """The place of a parameter in a model: the module that holds it, that module's parents, and its names.
-
-    path: name of the module. parents: outermost first. parameter_name: the name in `model.named_parameters()`.
-    aliases: all names, with and without the prefixes of wrappers. tied: also held by an Embedding. head: output layer.
-    """
-
-    path: str
-    attribute: str
-    module: nn.Module
-    parents: tuple[nn.Module, ...]
-    parameter: nn.Parameter
-    parameter_name: str
-    aliases: tuple[str, ...]
-    tied: bool
-    head: bool
-
-    @property
-    def name(self) -> str:
-        """Name of the parameter under `path`; a tied parameter can have another `parameter_name`."""
-        return f"{self.path}.{self.attribute}" if self.path else self.attribute
+    path = re.sub(r"\[.*", "", name).split(".")
+    leaf = path[-1] if path[-1] != "weight" else (path[-2] if len(path) > 1 else "")
+    around = [part.lower() for part in path] + [type(parent).__name__.lower() for parent in parents[1:]]
+    if any("attn" in word or "attention" in word for word in around) or _has_q_and_k(parents[-2:]):
+        for role, words in (("q", Q), ("k", K), ("v", V)):
+            if leaf.lower() in words:
+                return role
+        return "o" if leaf.lower() in O or "to_out" in path else "attention"
+    if leaf.lower() in MLP_LAYERS or any(part.lower() in MLP for part in path):
+        return "mlp"
+    return ""
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How the output rows of one weight are divided into parts.
-
-    sizes: the parts in the order of the rows, as (name, number of rows); if empty, the weight is one matrix.
-    repeats: how many times the pattern of parts occurs (q/k/v head by head). transposed: stored as (in, out).
-    why: the reason that targets give. left_out: names of parts that are not targets, with reasons.
-    why_out: if not empty, the reason that the whole weight is left out. declared: set by the user through `fused_rows`.
-    """
-
-    sizes: Sizes = ()
-    repeats: int = 1
-    transposed: bool = False
-    kind: str = "linear"
-    why: str = ""
-    why_out: str = ""
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    declared: bool = False
-
-    @property
-    def total(self) -> int:
-        """Number of output rows of all parts together."""
-        return self.repeats * sum(size for _, size in self.sizes)
-
-    def picks(self) -> Iterator[tuple[str, slice | list[int], int]]:
-        """Yield (name, rows, number of rows) of each part; rows are a slice, or a list of indices if scattered."""
-        period, start = sum(size for _, size in self.sizes), 0
-        for name, size in self.sizes:
-            if self.repeats == 1:
-                yield name, slice(start, start + size), size
-            elif size == 1:
-                yield name, slice(start, None, period), self.repeats
-            else:
-                rows = [turn * period + start + i for turn in range(self.repeats) for i in range(size)]
-                yield name, rows, len(rows)
-            start += size
+def _has_q_and_k(modules: tuple[nn.Module, ...]) -> bool:
+    names = {name.lower() for module in modules for name in (*module._modules, *module._parameters)}
+    return bool(names & Q and names & K)
 
 
 @dataclass(frozen=True)
@@ -220,3 +176,110 @@ def _parameter(target: Target, source: nn.Module | Mapping[str, Tensor]) -> Tens
     if isinstance(source, nn.Module):
         return source.get_parameter(target.parameter)
     return source[target.parameter]
+
+
+Test = Callable[[Target], bool]
+
+PRESETS: dict[str, tuple[str, Test]] = {
+    "all": ("every matrix", lambda t: True),
+    "linear": ("every matrix outside convolutions", lambda t: t.kind != "conv"),
+    "conv": ("every tap of every convolution", lambda t: t.kind == "conv"),
+    "qk": ("queries and keys of attention", lambda t: t.role in ("q", "k")),
+    "attention": ("all projections of attention", lambda t: t.role in ATTENTION),
+    "mlp": ("feed-forward blocks, experts included", lambda t: t.role == "mlp"),
+    "head": (
+        "the output layer: as the model names it, else the Linear tied to an embedding, else the last one",
+        lambda t: t.role == "head",
+    ),
+    "embedding": ("embedding tables, which are in only where tied to a Linear", lambda t: t.tied),
+}
+
+
+def choose(
+    table: TargetTable, targets: str | Sequence[str] | Callable[[Target], bool], owner: str = "the model"
+) -> TargetTable:
+    """Return the table of `list_targets` with the rule applied; errors as in `find_targets`, with the name `owner`."""
+    if not any(target.included for target in table):
+        reasons = (
+            "; ".join(dict.fromkeys(f"{t.name}: {t.reason}" for t in table[:4])) or "it has no parameters"
+        )
+        raise UserError(f"{owner} has no matrix to treat ({reasons})")
+    chosen = selector(table, targets)
+    result = TargetTable(t if not t.included or chosen(t) else _leave_out(t, targets) for t in table)
+    if not result.included:
+        raise UserError(f"targets={targets!r} leaves no matrix in; names that exist: {shorten(names(table))}")
+    return result
+
+
+def _leave_out(target: Target, rule: object) -> Target:
+    text = rule if isinstance(rule, str) else getattr(rule, "__name__", str(rule))
+    return replace(target, included=False, reason=f"not chosen by targets={text}")
+
+
+def selector(table: TargetTable, rule: object, *, matrices_only: bool = True) -> Test:
+    """Return the rule as a test of one target. Raises UserError for a pattern that matches nothing in `table`."""
+    if callable(rule):
+        chosen = rule
+        return lambda target: target.included and bool(chosen(target))
+    if isinstance(rule, Sequence) and rule and all(isinstance(item, Target) for item in rule):
+        rule = [f"name:{item.name}" for item in rule]
+    items = split_rule(rule)
+    if len(items) > 1:  # "no_head" beside other entries takes away, as "-head" does
+        items = [f"-{item.removeprefix('no_')}" if _is_negated(item) else item for item in items]
+    wanted = [item for item in items if not item.startswith("-")] or ["all"]
+    unwanted = [item.removeprefix("-") for item in items if item.startswith("-")]
+    takes = [_test(table, item, matrices_only) for item in wanted]
+    leaves = [_test(table, item, matrices_only=False) for item in unwanted]
+    return lambda target: any(test(target) for test in takes) and not any(test(target) for test in leaves)
+
+
+def _is_negated(item: str) -> bool:
+    return item not in PRESETS and item.startswith("no_") and item.removeprefix("no_") in PRESETS
+
+
+def split_rule(rule: object) -> list[str]:
+    """Return the items of a comma-separated string or a sequence of strings. Raises UserError for empty ones."""
+    parts = re.split(r",(?![^\[]*\])", rule) if isinstance(rule, str) else rule  # "0.weight[1,2]" is one name
+    if not isinstance(parts, Sequence) and not hasattr(parts, "__iter__"):
+        raise UserError(
+            f"targets={rule!r} is not a rule: give a preset, a pattern, a list of them, or a callable"
+        )
+    items = [item.strip() for item in parts]  # type: ignore[union-attr]
+    if not items or not all(items):
+        raise UserError(f"targets={rule!r} is empty: give a preset ({', '.join(PRESETS)}) or a pattern")
+    return items
+
+
+def _test(table: TargetTable, item: str, matrices_only: bool) -> Test:
+    preset = PRESETS.get(item) or PRESETS.get(item.removeprefix("no_"))
+    if preset is not None:
+        inside = preset[1]
+        if item in PRESETS:
+            return lambda target: target.included and inside(target)
+        return lambda target: target.included and not inside(target)
+    item = item.removeprefix("name:")
+    hits = [target for target in table if _matches(target, item)]
+    if not hits:
+        raise UserError(f"targets: {item!r} matches nothing; {_nearest(table, item)}")
+    if matrices_only and not any(target.included for target in hits):
+        raise UserError(f"targets: {item!r} matches only {hits[0].name}, which is out: {hits[0].reason}")
+    return lambda target: (target.included or not matrices_only) and _matches(target, item)
+
+
+def _matches(target: Target, pattern: str) -> bool:
+    """Return whether the pattern matches the target, its parameter (by any of its names), or a module around it."""
+    flat = target.name.replace("[", ".").replace("]", "")
+    candidates = {target.parameter, target.name, flat, *target.aliases}
+    for alias in (target.parameter, *target.aliases):
+        parts = alias.split(".")
+        candidates.update(".".join(parts[:length]) for length in range(1, len(parts)))
+    return any(name == pattern or fnmatchcase(name, pattern) for name in candidates)
+
+
+def _nearest(table: TargetTable, item: str) -> str:
+    existing = names(table)
+    presets = [*PRESETS, *(f"no_{name}" for name in PRESETS)]
+    modules = list(dict.fromkeys(target.module for target in table if target.module))
+    near = difflib.get_close_matches(item, [*presets, *modules, *existing], n=4, cutoff=0.6)
+    nearest = f"nearest: {', '.join(near)}; " if near else ""
+    return f"{nearest}names that exist: {shorten(existing)}; presets: {', '.join(PRESETS)}"

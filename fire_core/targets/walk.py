@@ -1,15 +1,27 @@
-"""Places of the parameters of a model: the module that holds each, its names, and whether it is in the output layer."""
+"""The targets of a model: the place of every parameter, and how each is cut into matrices, one function per kind of layer.
+
+Sizes are always read from the module. A layer that looks fused but whose parts are not known is left out, with the
+reason. Your own model can declare them: `layer.fused_rows = {"q": 768, "k": 128, "v": 128}` on a Linear splits its
+rows, and `module.stacked_matrices = True` makes the 3-D parameters of a module stacks of (out, in) matrices
+(`= "in_out"` for stacks of (in, out)).
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules import batchnorm, conv, instancenorm
 from torch.nn.parameter import UninitializedParameter
 
 from fire_core.errors import UserError
-from fire_core.targets.roles import ATTENTION, role_of
-from fire_core.targets.table import Place
+from fire_core.targets.architectures import ADDED, STATE_SPACE, Layout, Place, known_layout
+from fire_core.targets.table import ATTENTION, Target, TargetTable, choose, names, role_of, selector, shorten
 
 WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 NORMS = (
@@ -32,6 +44,282 @@ HEADS = {
     "qa_outputs",
 }
 PERHAPS_HEADS = {"fc", "output", "out", "output_layer", "last_layer", "linear"}
+
+
+EVERYTHING = slice(None)
+RECURRENT = re.compile(r"weight_(ih|hh|hr)_l\d+(_reverse)?")
+REPARAMETRISED = "beside the weight: a gain, or part of a reparametrised weight (weight_norm): remove the reparametrisation"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One block of a parameter, which may become a target.
+
+    shape: (out, in), or () if the block holds no matrix. taps: number of spatial positions of a convolution, else 1.
+    The other fields are those of `Target`; `label` is the part of the target's name in brackets.
+    """
+
+    kind: str
+    reason: str
+    included: bool = False
+    label: str = ""
+    index: tuple = ()
+    transposed: bool = False
+    shape: tuple = ()
+    taps: int = 1
+    role: str = ""
+
+
+def find_targets(
+    model: nn.Module, targets: str | Sequence[str] | Callable[[Target], bool] = "all"
+) -> TargetTable:
+    """Return a table of every matrix and every other parameter of `model`, with `included` set by the rule `targets`.
+
+    A rule chooses among matrices. Biases, norm layers, embeddings that are not tied to a Linear layer and other
+    parameters without matrices stay out whatever the rule is, each with its reason.
+
+    Args:
+        targets: a preset (`"all"`, `"linear"`, `"conv"`, `"qk"`, `"attention"`, `"mlp"`, `"head"`, `"embedding"`, or
+            `"no_"` before any of them); a wildcard pattern over parameter, module or target names (`"layer1.*"`); a
+            list or comma-separated string of these (one match is enough; a leading `-` excludes, and so does a `"no_"`
+            preset in a list); a list of `Target`; or a callable(Target) -> bool. Where a module has the name of a
+            preset, `"name:head"` is the module.
+    Raises: UserError if a pattern matches nothing or no matrix is left, and for lazy, FSDP1 or ZeRO-3 parameters.
+    """
+    return choose(list_targets(model), targets, type(model).__name__)
+
+
+def match_parameters(model: nn.Module, rule: str | Sequence[str] | Callable[[Target], bool]) -> list[str]:
+    """Return the names of all parameters (weights and biases) of the modules that a rule chooses, in model order.
+
+    For "reset the linear layers", `match_parameters(model, "linear")` returns fc1.weight, fc1.bias, ... Presets and
+    callables choose the modules that hold their targets. Patterns also choose modules without any matrix (`"*.bn1"`).
+
+    Raises: UserError if the rule matches nothing.
+    """
+    table = list_targets(model)
+    chosen = selector(table, rule, matrices_only=False)
+    modules = {target.module for target in table if chosen(target)}
+    if not modules:
+        raise UserError(f"rule {rule!r} names no parameter; names that exist: {shorten(names(table))}")
+    matched = {target.parameter for target in table if target.module in modules}
+    return [name for name, _ in model.named_parameters() if name in matched]
+
+
+def list_targets(model: nn.Module) -> TargetTable:
+    """Return the table of all targets of `model` before any rule.
+
+    Every matrix is included unless it is frozen while other parameters train, or overlaps the memory of an earlier one.
+    Raises UserError for what is not a module, and for lazy, FSDP1 or ZeRO-3 parameters.
+    """
+    check_module(model)
+    table = TargetTable()
+    all_places = places(model)
+    some_train = any(place.parameter.requires_grad for place in all_places)
+    shared = sharing({place.parameter_name: place.parameter for place in all_places})
+    treated: set[str] = set()
+    for place in all_places:
+        over = sorted(shared.get(place.parameter_name, set()) & treated)
+        for part in split(place):
+            reason = ""
+            if part.included and some_train and not place.parameter.requires_grad:
+                reason = "frozen (requires_grad is False while other parameters train)"
+            elif part.included and over:
+                reason = f"lies over the memory of {over[0]}, which is treated"
+            elif part.included:
+                treated.add(place.parameter_name)
+            table.append(_target(place, part, reason))
+    return table
+
+
+def _target(place: Place, part: Part, why_out: str) -> Target:
+    shape, scale = part.shape, 1.0
+    if shape:
+        scale = math.sqrt(shape[0] / shape[1]) / part.taps
+    name = f"{place.name}[{part.label}]" if part.label else place.name
+    return Target(
+        name=name,
+        parameter=place.parameter_name,
+        kind=part.kind,
+        index=part.index,
+        transposed=part.transposed,
+        shape=shape,
+        scale=scale,
+        included=part.included and not why_out,
+        reason=why_out or part.reason,
+        role=part.role,
+        module=place.path,
+        aliases=place.aliases,
+        tied=place.tied,
+    )
+
+
+def split(place: Place) -> list[Part]:
+    """Return the parts of one parameter: at least one, included or not."""
+    role = "head" if place.head else role_of(place.name, (*place.parents, place.module))
+    return [part if part.role or not role else replace(part, role=role) for part in _split(place)]
+
+
+def _split(place: Place) -> Iterator[Part]:
+    module, parameter = place.module, place.parameter
+    skipped = _skipped(place)
+    layout = known_layout(place) if skipped is None and parameter.dim() >= 2 else None
+    if skipped is not None:
+        yield skipped
+    elif parameter.dim() == 3 and getattr(module, "stacked_matrices", False):
+        why = f"one member of {class_name(module)}"
+        yield from _known(
+            place, Layout(transposed=module.stacked_matrices == "in_out", kind="ensemble", why=why)
+        )
+    elif layout is not None and parameter.dim() in (2, 3):
+        yield from _known(place, layout)
+    elif isinstance(module, nn.Linear | conv._ConvNd) and place.attribute != "weight":
+        yield Part("other", REPARAMETRISED)
+    elif isinstance(module, nn.Linear) and parameter.dim() == 2:
+        yield Part("linear", f"weight of {class_name(module)}", True, shape=tuple(parameter.shape))
+    elif isinstance(module, conv._ConvNd):
+        yield from _conv(module, parameter)
+    elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        yield Part("embedding", "embedding table: rows are looked up, not multiplied (tied to no Linear)")
+    elif hasattr(module, "cannot_tell"):
+        yield Part(str(module.kind), str(module.cannot_tell))
+    elif isinstance(module, nn.RNNBase):
+        yield from _recurrent(module, place.attribute, parameter)
+    else:
+        shape = f"{parameter.dim()}-D parameter of"
+        if type(module) is nn.Module:  # of a file: see `skeleton`
+            yield Part("other", f"{shape} a layer that a file does not show (pass --model)")
+        else:
+            yield Part("other", f"{shape} {class_name(module)}, not a known layer{_advice(place)}")
+
+
+def _advice(place: Place) -> str:
+    """Return a hint on how the user can include a parameter of an unknown layer."""
+    if place.parameter.dim() == 3:
+        return " (set stacked_matrices on the module to put it in)"
+    if place.parameter.dim() == 2 and place.attribute == "weight":
+        return " (set fused_rows on the module to put it in)"
+    return ""
+
+
+def _skipped(place: Place) -> Part | None:
+    """Return the part of a parameter that holds no matrix in any layer, with the reason, or None."""
+    module, parameter, attribute = place.module, place.parameter, place.attribute
+    if not parameter.dtype.is_floating_point or parameter.dtype.itemsize < 2:
+        return Part("other", f"stored as {parameter.dtype}: only real floating-point weights can be treated")
+    if parameter.layout is not torch.strided:
+        return Part("other", f"{parameter.layout}: only dense weights can be treated")
+    if overlaps_itself(parameter):
+        return Part(
+            "other",
+            "expanded or overlapping: several entries share one place in memory and cannot be changed separately",
+        )
+    if any(word.startswith("lora_") for word in place.name.split(".")):
+        return Part(
+            "lora", "low-rank adapter: the product B A is the update, neither factor is a layer's matrix"
+        )
+    leaf = place.path.rpartition(".")[2]
+    for word in (attribute, leaf):
+        owners = (module, *place.parents[-1:]) if word in STATE_SPACE else ()
+        if any(hasattr(owner, "A_log") and hasattr(owner, word) for owner in owners):
+            return Part("state_space", STATE_SPACE[word])
+    if attribute in ADDED:
+        return Part("embedding", "learned token or position: added, not multiplied")
+    if "bias" in attribute:
+        return Part("bias", "bias: a vector")
+    if parameter.numel() == 0:
+        return Part("other", "empty parameter")
+    if isinstance(module, NORMS) or ("norm" in class_name(module).lower() and parameter.dim() <= 1):
+        return Part("norm", f"gain of {class_name(module)}")
+    if "parametrizations" in place.name:
+        return Part(
+            "other", "parametrised weight: remove the parametrisation, or treat it where it is computed"
+        )
+    if parameter.dim() <= 1:
+        return Part("scale", f"{parameter.dim()}-D parameter: a vector")
+    return None
+
+
+def _known(place: Place, layout: Layout) -> Iterator[Part]:
+    """Yield the parts of a parameter with a known layout: fused rows, transposed storage, stacks of experts."""
+    parameter = place.parameter
+    if layout.why_out:
+        yield Part(layout.kind, layout.why_out)
+    elif parameter.dim() == 3:
+        for i in range(parameter.shape[0]):
+            yield from _blocks(place, layout, (i,), tuple(parameter.shape[1:]))
+    else:
+        yield from _blocks(place, layout, (), tuple(parameter.shape))
+
+
+def _blocks(place: Place, layout: Layout, lead: tuple, stored: tuple[int, ...]) -> Iterator[Part]:
+    """Yield the row blocks of one stored matrix, or blocks of columns with `layout.transposed`."""
+    outputs, inputs = reversed(stored) if layout.transposed else stored
+    prefix = [str(i) for i in lead]
+    if not layout.sizes:
+        yield Part(
+            layout.kind, layout.why, True, ",".join(prefix), lead, layout.transposed, (outputs, inputs)
+        )
+        return
+    if layout.total != outputs:
+        sizes = " + ".join(f"{name} {size}" for name, size in layout.sizes)
+        raise UserError(
+            f"{place.name!r} has {outputs} output rows, but its parts add up to {layout.total} ({sizes}): "
+            "correct fused_rows on the module"
+        )
+    whole = role_of(place.name, (*place.parents, place.module))
+    for name, picked, size in layout.picks():
+        index = (*lead, EVERYTHING, picked) if layout.transposed else (*lead, picked)
+        why = layout.left_out.get(name, layout.why)
+        head_by_head = name.split(".")[0]
+        role = head_by_head if head_by_head in ATTENTION else "attention" if whole in ATTENTION else ""
+        label = ",".join([*prefix, name])
+        included = name not in layout.left_out
+        if included and lead and layout.transposed and isinstance(picked, list):
+            included, why = False, "scattered columns of a stack: no single view"
+        yield Part(layout.kind, why, included, label, index, layout.transposed, (size, inputs), 1, role)
+
+
+def _conv(module: conv._ConvNd, parameter: torch.Tensor) -> Iterator[Part]:
+    """Yield one part per group and spatial tap of a convolution, of shape (out / groups, in / groups).
+
+    A depthwise convolution, whose groups have one input channel each, holds no matrix: every block is a single column.
+    """
+    if module.groups > 1 and module.in_channels == module.groups:
+        yield Part("conv", "depthwise convolution: each filter sees one channel, so there is no matrix")
+        return
+    transposed, first = isinstance(module, conv._ConvTransposeNd), parameter.shape[0] // module.groups
+    taps = math.prod(parameter.shape[2:])
+    shape = (parameter.shape[1], first) if transposed else (first, parameter.shape[1])
+    why = f"one tap of {class_name(module)}" + (", one group" if module.groups > 1 else "")
+    spans = (
+        [slice(g * first, (g + 1) * first) for g in range(module.groups)]
+        if module.groups > 1
+        else [EVERYTHING]
+    )
+    for (group, span), tap in itertools.product(enumerate(spans), _taps(parameter)):
+        label = ",".join(map(str, tap)) if module.groups == 1 else f"group {group},{','.join(map(str, tap))}"
+        yield Part("conv", why, True, label, (span, EVERYTHING, *tap), transposed, shape, taps)
+
+
+def _taps(parameter: torch.Tensor) -> list[tuple[int, ...]]:
+    return list(itertools.product(*(range(size) for size in parameter.shape[2:])))
+
+
+def _recurrent(module: nn.RNNBase, attribute: str, parameter: torch.Tensor) -> Iterator[Part]:
+    """Yield one part per gate of a recurrent weight; torch stacks the gates in the order of its documentation."""
+    if not RECURRENT.fullmatch(attribute):
+        yield Part("other", REPARAMETRISED)
+        return
+    gates = {"LSTM": ("input", "forget", "cell", "output"), "GRU": ("reset", "update", "new")}.get(
+        module.mode, ("",)
+    )
+    if attribute.startswith("weight_hr"):
+        gates = ("",)
+    size, inputs = parameter.shape[0] // len(gates), parameter.shape[1]
+    for i, gate in enumerate(gates):
+        index = (slice(i * size, (i + 1) * size),) if gate else ()
+        yield Part("recurrent", f"weight of {class_name(module)}", True, gate, index, False, (size, inputs))
 
 
 def places(model: nn.Module) -> list[Place]:
@@ -217,3 +505,66 @@ def check_module(model: object) -> None:
             f"model is a {type(model).__name__} of TorchScript, whose layers cannot be told apart: treat the module "
             "before torch.jit.script, or load its state_dict into one"
         )
+
+
+def sharing(tensors: Mapping[str, Tensor]) -> dict[str, set[str]]:
+    """Return, for each tensor that shares entries with others, the names of these others.
+
+    Meta, sparse and empty tensors and subclasses such as DTensor are ignored.
+    """
+    spans = sorted((*_span(tensor), name) for name, tensor in tensors.items() if _in_memory(tensor))
+    found: dict[str, set[str]] = {}
+    reaching: list[tuple[int, str]] = []  # earlier tensors that may reach into the next one
+    for start, end, name in spans:
+        reaching = [(other_end, other) for other_end, other in reaching if other_end > start]
+        for _, other in reaching:
+            if tensors[name].device == tensors[other].device and _overlap(tensors[name], tensors[other]):
+                found.setdefault(name, set()).add(other)
+                found.setdefault(other, set()).add(name)
+        reaching.append((end, name))
+    return found
+
+
+def _in_memory(tensor: Tensor) -> bool:
+    plain = type(tensor) in (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    return plain and tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """Return the addresses of the first byte and of the one after the last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def _overlap(first: Tensor, second: Tensor) -> bool:
+    """Return whether two tensors whose spans overlap share an entry; two columns of one buffer do not."""
+    if first.is_contiguous() and second.is_contiguous():
+        return True
+    (start, _), (_, end) = (
+        min(_span(first), _span(second)),
+        max(_span(first), _span(second), key=lambda s: s[1]),
+    )
+    size = first.element_size()
+    marks = torch.zeros((end - start) // size + 1, dtype=torch.bool)
+    views = [
+        marks.as_strided(tensor.shape, tensor.stride(), (tensor.data_ptr() - start) // size)
+        for tensor in (first, second)
+    ]
+    views[0].fill_(True)
+    return bool(views[1].any())
+
+
+def overlaps_itself(tensor: Tensor) -> bool:
+    """Return whether two entries of a strided tensor share one place in memory (`expand`, `as_strided`)."""
+    if not _in_memory(tensor):
+        return False
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            places = torch.zeros((), dtype=torch.int64)
+            for step, count in zip(tensor.stride(), tensor.shape, strict=True):
+                places = places[..., None] + step * torch.arange(count)
+            return len(places.unique()) < tensor.numel()
+        reach += (size - 1) * stride
+    return False

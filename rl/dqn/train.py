@@ -32,7 +32,7 @@ from rl.dqn.settings import DOMAIN
 needs(DOMAIN)
 
 from fire_core.methods import Method, create
-from fire_core.optim_state import apply_policy
+from fire_core.optim_state import reset_optimizer_state
 from fire_core.phases import Phase, State, snapshot
 from harness.runs import Run, checkpoint, generator, numpy_generator, seeded
 from harness.trigger import Watch
@@ -141,7 +141,7 @@ def train(cfg: DictConfig) -> None:
                 if report.changed:
                     state.copy_followers()
                 new = method.changes_structure  # the new parameters are in no optimizer yet
-                apply_policy(state.optimizers, cfg.optimizer_state, () if new else report)
+                reset_optimizer_state(state.optimizers, cfg.optimizer_state, () if new else report)
                 if new:
                     adam = renewed(state.optimizers["net"], net, cfg)
                 state.optimizers["net"] = method.optimizer(net, adam, Phase(index))

@@ -35,7 +35,7 @@ needs(DOMAIN)
 from fire_core.errors import UserError
 from fire_core.measure.probe import plasticity, relative_norm
 from fire_core.methods import Method, create
-from fire_core.optim_state import apply_policy
+from fire_core.optim_state import reset_optimizer_state
 from fire_core.phases import Phase, State, snapshot
 from fire_core.seeding import derive
 from harness.runs import generator, numpy_generator
@@ -179,7 +179,7 @@ def train(cfg: DictConfig) -> None:
                 if not official or method.name != "none":
                     state.copy_followers()
                     changed = [*report.parameters, *renew(cfg, learner, normaliser, replay)]
-                    apply_policy(state.optimizers, cfg.optimizer_state, changed)
+                    reset_optimizer_state(state.optimizers, cfg.optimizer_state, changed)
                 if method.changes_structure:
                     learner.renew_optimizers()
                 adopt(method, learner, state)

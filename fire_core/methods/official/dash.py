@@ -12,9 +12,9 @@ from fire_core.methods import register
 from fire_core.methods.dash import Dash, biases_beside, coming, descent, shrink, shrink_factor
 from fire_core.methods.official import refuse_changed
 from fire_core.phases import State
-from fire_core.placement import observe
 from fire_core.report import Report
 from fire_core.targets import find_targets
+from fire_core.wrapped_models import observe
 
 
 @register

@@ -1,4 +1,4 @@
-"""Treat or observe a model where its parameters are: in one process, on DDP replicas, or in the shards of FSDP2."""
+"""Treat or observe a model whatever wraps it: nothing, DistributedDataParallel, or the shards of FSDP2."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from fire_core.engine import Treatment, apply, measure_change
+from fire_core.engine import Treatment, measure_change, treat_tensors
 from fire_core.errors import UserError
 from fire_core.report import Report
 from fire_core.targets import TargetTable, check_module, find_targets
@@ -18,12 +18,11 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-def apply_to_model(
+def treat_model(
     model: nn.Module,
     table: TargetTable,
     treatment: Treatment,
     *,
-    gram: Any = None,
     group: ProcessGroup | None = None,
     **options: Any,
 ) -> Report:
@@ -34,18 +33,17 @@ def apply_to_model(
     work, and all of them end with the same weights or the same error.
 
     Args:
-        treatment: (stack (count, out, in) of matrices, their targets) -> `fire_core.engine.Treated`.
-        gram: see `fire_core.distributed.shards.share_out`.
-        options: those of `fire_core.engine.apply`, with its errors; `action` is required.
+        treatment: (stack (count, out, in) of matrices, their targets) -> `fire_core.report.Treated`.
+        options: those of `fire_core.engine.treat_tensors`, with its errors; `action` is required.
     """
     parameters = dict(unwrap(model).named_parameters())
     replicas = [m for m in model.modules() if isinstance(m, nn.parallel.DistributedDataParallel)]
     if not (is_sharded(parameters) or replicas or group is not None):
-        return apply(parameters, table, treatment, **options)
+        return treat_tensors(parameters, table, treatment, **options)
     from fire_core.distributed.shards import share_out
 
     group = group if group is not None or not replicas else replicas[0].process_group
-    return share_out(parameters, table, treatment, gram=gram, group=group, **options)
+    return share_out(parameters, table, treatment, group=group, **options)
 
 
 @contextmanager
@@ -90,11 +88,9 @@ def observe(
     started = time.perf_counter()
     yield report
     seconds = time.perf_counter() - started
-    found = measure_change(
-        before, parameters, table, action=action, method=method, seconds=seconds, initial=initial
-    )
-    found.parameters = [own[name] for name in own if name in found.changed]
-    report.__dict__.update(found.__dict__)
+    measure_change(report, before, parameters, table, action=action, initial=initial)
+    report.seconds = seconds
+    report.parameters = [own[name] for name in own if name in report.changed]
 
 
 def table_of(model: nn.Module, targets: Any) -> TargetTable:
