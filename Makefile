@@ -116,7 +116,7 @@ language-sweep: $(VENV)/.with-suite $(VENV)/.with-language $(ray) ## continual p
 	@$(call sweep,language/train.py,language)
 
 .PHONY: dqn-sweep
-dqn-sweep: EXPERIMENT ?= fig4a_breakout
+dqn-sweep: EXPERIMENT ?= fig4a_catch
 dqn-sweep: METHODS ?= none,shrink_perturb,full_reset,plasticity_injection,fire
 dqn-sweep: SEEDS ?= 1,2,3
 dqn-sweep: $(VENV)/.with-suite $(VENV)/.with-dqn $(ray) ## DQN on Atari with a midpoint reset; table and figure

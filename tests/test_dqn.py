@@ -311,7 +311,7 @@ def test_windows_average_since_the_last_line_and_stop_at_a_bad_loss():
 )
 def test_settings_that_do_not_fit_are_one_line(override, message):
     with pytest.raises(UserError, match=message):
-        check(compose_config("dqn", [override]))
+        check(compose_config("dqn", ["experiment=fig4a_breakout", override]))
 
 
 @pytest.mark.parametrize("size", ["paper", "small", "smoke"])

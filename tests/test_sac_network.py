@@ -66,6 +66,22 @@ def test_a_stack_computes_what_separate_layers_compute():
         torch.testing.assert_close(together[i], alone)
 
 
+def test_plain_networks_have_no_norm_and_are_the_usual_two_hidden_layers():
+    """One stacked critic against the same matrices by hand."""
+    critics = Critics(5, 2, width=8, blocks=1, generator=generator(), norm="none")
+    assert not any(getattr(module, "is_norm", False) for module in critics.modules())
+    x, action = torch.randn(4, 5), torch.randn(4, 2)
+    first, second, last = critics.embed, critics.head[1], critics.head[3]
+    for k in range(2):
+        features = torch.cat([x, action], dim=1)
+        for layer in (first, second):
+            features = (features @ layer.weight[k].mT + layer.bias[k]).relu()
+        by_hand = (features @ last.weight[k].mT + last.bias[k]).squeeze(1)
+        torch.testing.assert_close(critics(x, action)[k], by_hand)
+    names = [type(layer).__name__ for layer in Actor(5, 2, 8, 2, norm="none").head]
+    assert names == ["ReLU", "Linear", "ReLU", "Linear", "ReLU", "GaussianHead"]
+
+
 def test_every_dense_kernel_is_a_target_and_each_critic_is_one_of_its_own():
     actor, critics = Actor(11, 3, 16, 1, generator()), Critics(11, 3, 16, 2, 2, generator())
     assert [t.shape for t in find_targets(actor).included] == [(16, 11), (64, 16), (16, 64), (3, 16), (3, 16)]

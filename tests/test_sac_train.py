@@ -53,7 +53,7 @@ def final(root: Path, label: str, experiment: str) -> dict:
 
 @pytest.mark.parametrize(
     ("experiment", "method"),
-    [("fig4b_balance_simple_primitive", "fire"), ("fig4b_hopper", "plasticity_injection")],
+    [("fig4b_balance_simple_primitive", "fire"), ("sac_plain_hopper", "plasticity_injection")],
 )
 def test_killed_in_either_half_a_run_ends_in_the_same_bits(tmp_path, experiment, method):
     whole, killed, alone = tmp_path / "whole", tmp_path / "killed", tmp_path / "alone"

@@ -128,6 +128,19 @@ class ResidualBlock(nn.Module):
         return x + self.contract(self.relu(self.expand(self.norm(x))))
 
 
+def hidden(
+    width: int, blocks: int, norm: str, stack: int | None, generator: torch.Generator | None
+) -> list[nn.Module]:
+    """Return the layers between embedding and output: residual blocks and a LayerNorm, or, where `norm` is "none", a plain
+    network: a ReLU after the embedding and after one He-normal layer for each block."""
+    if norm == "layer":
+        return [*[ResidualBlock(width, stack, generator) for _ in range(blocks)], layer_norm(width, stack)]
+    layers = [
+        layer for _ in range(blocks) for layer in (linear(width, width, stack, "he", generator), nn.ReLU())
+    ]
+    return [nn.ReLU(), *layers]
+
+
 class GaussianHead(nn.Module):
     """Two affine maps side by side: features (batch, width) -> (batch, 2 * actions), mean then raw log-deviation.
 
@@ -159,14 +172,12 @@ class Actor(nn.Module):
         width: int = 128,
         blocks: int = 1,
         generator: torch.Generator | None = None,
+        norm: str = "layer",
     ):
         super().__init__()
         self.embed = linear(observations, width, None, "orthogonal", generator)
-        self.head = nn.Sequential(
-            *[ResidualBlock(width, None, generator) for _ in range(blocks)],
-            layer_norm(width, None),
-            GaussianHead(width, actions, generator),
-        )
+        layers = hidden(width, blocks, norm, None, generator)
+        self.head = nn.Sequential(*layers, GaussianHead(width, actions, generator))
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log-deviation of the action before the tanh, (batch, actions) each."""
@@ -195,15 +206,13 @@ class Critics(nn.Module):
         blocks: int = 2,
         critics: int = 2,
         generator: torch.Generator | None = None,
+        norm: str = "layer",
     ):
         super().__init__()
         self.critics = critics
         self.embed = linear(observations + actions, width, critics, "orthogonal", generator)
-        self.head = nn.Sequential(
-            *[ResidualBlock(width, critics, generator) for _ in range(blocks)],
-            layer_norm(width, critics),
-            linear(width, 1, critics, "orthogonal", generator),
-        )
+        layers = hidden(width, blocks, norm, critics, generator)
+        self.head = nn.Sequential(*layers, linear(width, 1, critics, "orthogonal", generator))
         self.head[-1].full_precision = True
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:

@@ -18,7 +18,10 @@ class ControlTask:
 @dataclass
 class ActorKeys:
     width: int = key("features", least=1)
-    blocks: int = key("residual blocks", least=0)
+    blocks: int = key("residual blocks, or hidden layers after the first where norm is none", least=0)
+    norm: str | None = key(
+        "layer: SimBa's LayerNorm; none: a plain network; null: layer", choices=(None, "layer", "none"), added=True
+    )
 
 
 @dataclass

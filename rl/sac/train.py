@@ -266,9 +266,13 @@ def train(cfg: DictConfig) -> None:
 def build(cfg: DictConfig, task: Task, device: torch.device) -> Learner:
     """Return a learner with newly initialised networks and optimizers."""
     sizes = (task.observation_size, task.action_size)
-    actor = Actor(*sizes, cfg.actor.width, cfg.actor.blocks, generator(cfg.seed, "init", "actor")).to(device)
-    draw = generator(cfg.seed, "init", "critics")
-    critics = Critics(*sizes, cfg.critic.width, cfg.critic.blocks, cfg.critic.count, draw).to(device)
+    draw = generator(cfg.seed, "init", "actor")
+    actor = Actor(*sizes, cfg.actor.width, cfg.actor.blocks, draw, cfg.actor.norm or "layer").to(device)
+    draw, shape = (
+        generator(cfg.seed, "init", "critics"),
+        (cfg.critic.width, cfg.critic.blocks, cfg.critic.count),
+    )
+    critics = Critics(*sizes, *shape, draw, cfg.critic.norm or "layer").to(device)
     return Learner(
         actor=actor,
         critics=critics,
