@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -23,6 +26,23 @@ def raise_interrupt() -> None:
     """From now on raise KeyboardInterrupt with the signal's number, so that half-written files are removed."""
     for number in SIGNALS:
         signal.signal(number, _raise)
+
+
+@contextmanager
+def postponed() -> Iterator[None]:
+    """Hold back signals until the end of the block, for imports of C code that turn an exception into another one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # the main thread alone gets signals
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in came[:1]:
+            signal.raise_signal(number)
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

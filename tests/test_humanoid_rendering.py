@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,24 @@ def test_a_simulator_that_does_not_load_is_one_line(tmp_path, fault, message):
         timeout=120,
     )
     assert re.search(f"UserError: {message}", done.stderr.splitlines()[-1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_simulator_loads_is_not_a_missing_package(tmp_path, number):
+    """Compiled modules report any exception of their own start as an ImportError."""
+    (tmp_path / "mujoco.py").write_text(
+        f"import os\ntry:\n    os.kill(os.getpid(), {number:d})\n    sum(range(10**6))\n"
+        "except KeyboardInterrupt:\n    raise ImportError('initialization failed') from None\n"
+    )
+    code = "from harness import stop; stop.raise_interrupt(); import rl.sac.humanoid.simulator"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        timeout=120,
+    )
+    assert done.stderr.splitlines()[-1] == f"KeyboardInterrupt: {number:d}", done.stderr
 
 
 def test_training_needs_no_opengl_and_ids_of_others_are_left_alone():

@@ -175,6 +175,8 @@ def test_at_the_boundary_the_target_is_a_copy_and_optimizers_are_as_the_policy_s
     assert steps_of(fair, "critics") == steps_of(fair, "actor") == steps_of(fair, "temperature") == {1}
     kept = after_one_update(tmp_path, "method=fire", "optimizer_state=keep", "boundary.normaliser=renew")
     assert steps_of(kept, "critics") == steps_of(kept, "actor") == {31}  # updates begin after step 30
+    official = after_one_update(tmp_path / "official", "method=none", "compat=official")
+    assert steps_of(official, "actor") == {32}  # there the first update comes one step earlier
     changed = after_one_update(tmp_path / "changed", "method=fire", "optimizer_state=clear_changed")
     assert steps_of(changed, "critics") == {1, 31} and steps_of(changed, "temperature") == {1}
     # renewed from the 60 stored observations; then the one of step 61, and a new episode's if it ended there

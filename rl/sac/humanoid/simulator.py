@@ -1,11 +1,16 @@
-"""MuJoCo, imported here before anywhere else. Raises UserError with a remedy if it does not load."""
+"""MuJoCo, imported here before anywhere else. Raises UserError with a remedy if it does not load.
+
+Ctrl-C during the import takes effect right after it, because the import would report it as a module that is missing.
+"""
 
 import os
 
 from fire_core.errors import UserError
+from harness import stop
 
 try:
-    import mujoco
+    with stop.postponed():
+        import mujoco
 except ImportError as error:
     raise UserError(f"MuJoCo is missing ({error}): pip install 'mujoco>=3.1.6,<5'") from error
 except Exception as error:  # MuJoCo opens the OpenGL library that MUJOCO_GL names as soon as it is imported
