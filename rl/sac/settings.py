@@ -20,7 +20,9 @@ class ActorKeys:
     width: int = key("features", least=1)
     blocks: int = key("residual blocks, or hidden layers after the first where norm is none", least=0)
     norm: str | None = key(
-        "layer: SimBa's LayerNorm; none: a plain network; null: layer", choices=(None, "layer", "none"), added=True
+        "layer: SimBa's LayerNorm; none: a plain network; null: layer",
+        choices=(None, "layer", "none"),
+        added=True,
     )
 
 
