@@ -15,7 +15,6 @@ packages. Users of the suite need not run this: the result is in `language/asset
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import lzma
@@ -26,7 +25,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run from anywhere
 
-from fire_core.errors import UserError
 from language.text_tokenizer import END_OF_TEXT, train_small_tokenizer
 
 ASSETS = Path(__file__).resolve().parent / "assets"
@@ -52,17 +50,11 @@ def wordnet_documents(unpacked: Path) -> Iterator[tuple[str, str]]:
 def python_documents(unpacked: Path) -> Iterator[tuple[str, str]]:
     """Yield (path, text) for each source file of the documentation, without trailing blanks."""
     folder = unpacked / PYTHON_SOURCES
-    if not folder.is_dir():
-        raise UserError(
-            f"{folder} is missing: unpack python3.11-doc into {unpacked} (see the top of this file)"
-        )
     for path in sorted(folder.rglob("*.rst.txt")):
         yield str(path.relative_to(folder)), "\n".join(_lines(path)).strip()
 
 
 def _lines(path: Path) -> list[str]:
-    if not path.is_file():
-        raise UserError(f"{path} is missing: unpack its Debian package first (see the top of this file)")
     return [line.rstrip() for line in path.open(encoding="utf-8")]
 
 
@@ -93,22 +85,16 @@ def write_corpus(name: str, documents: Iterable[tuple[str, str]], share: float, 
             "bytes": len(raw),
             "sha256": hashlib.sha256(packed).hexdigest(),
         }
-        print(f"{path.name}: {len(texts):,} documents, {len(raw):,} bytes, packed {len(packed):,}")
     return training + validation
 
 
 def main() -> None:
-    """Run the command line: write the corpora, the tokenizer, the manifest and the licences to `language/assets`."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("unpacked", type=Path, help="folder that `dpkg-deb -x` filled")
-    parser.add_argument("--vocabulary", type=int, default=2048, help="entries of the small tokenizer (2048)")
-    options = parser.parse_args()
+    """Write the corpora, the tokenizer, the manifest and the licences to `language/assets`."""
+    [unpacked] = map(Path, sys.argv[1:])
     about: dict = {}
-    texts = write_corpus("encyclopaedic", wordnet_documents(options.unpacked), 0.02, about)
-    texts += write_corpus("technical", python_documents(options.unpacked), 0.05, about)
-    tokenizer = train_small_tokenizer(texts, options.vocabulary)
+    texts = write_corpus("encyclopaedic", wordnet_documents(unpacked), 0.02, about)
+    texts += write_corpus("technical", python_documents(unpacked), 0.05, about)
+    tokenizer = train_small_tokenizer(texts, vocabulary=2048)
     tokenizer.save(str(ASSETS / "small_bpe.json"), pretty=False)
     about["small_bpe.json"] = {
         "vocabulary": tokenizer.get_vocab_size(),
@@ -117,13 +103,10 @@ def main() -> None:
     }
     (ASSETS / "manifest.json").write_text(json.dumps(about, indent=2) + "\n")
     for package, target in (("wordnet-base", "WORDNET.txt"), ("python3.11-doc", "PYTHON.txt")):
-        source = options.unpacked / "usr/share/doc" / package / "copyright"
+        source = unpacked / "usr/share/doc" / package / "copyright"
         (ASSETS / "licences").mkdir(exist_ok=True)
         shutil.copyfile(source, ASSETS / "licences" / target)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as problem:
-        sys.exit(f"error: {problem}")
+    main()

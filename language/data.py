@@ -21,6 +21,7 @@ from fire_core.errors import UserError
 from harness.runs import generator
 
 PARTS = ("train", "validation")
+DTYPES = ("uint16", "uint32")
 BLOCK = 1 << 24  # token ids read at a time while a file is checked
 IGNORED = -100  # value of targets that the loss ignores
 
@@ -98,15 +99,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        facts = [manifest["tokenizer"]["vocabulary"], *(manifest["parts"][part]["tokens"] for part in PARTS)]
-        good = manifest["dtype"] in ("uint16", "uint32") and all(type(fact) is int for fact in facts)
-        good = good and isinstance(manifest["name"], str) and isinstance(manifest["tokenizer"]["name"], str)
-        good = good and all(isinstance(manifest["parts"][part]["sha256"], str) for part in PARTS)
+        parts, tokenizer = [manifest["parts"][part] for part in PARTS], manifest["tokenizer"]
+        numbers = [tokenizer["vocabulary"], *(part["tokens"] for part in parts)]
+        texts = [manifest["name"], tokenizer["name"], *(part["sha256"] for part in parts)]
+        if {*map(type, numbers)} == {int} and {*map(type, texts)} == {str} and manifest["dtype"] in DTYPES:
+            return manifest
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        good = False
-    if not good:
-        raise UserError(f"{path} is damaged: delete {folder} and prepare the corpus again")
-    return manifest
+        pass
+    raise UserError(f"{path} is damaged: delete {folder} and prepare the corpus again")
 
 
 def _open_part(folder: Path, part: str, manifest: dict[str, Any]) -> np.ndarray:

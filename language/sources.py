@@ -31,8 +31,8 @@ WIKIPEDIA_VALIDATION = 100  # every hundredth article is validation
 KINDS = ("folder", "jsonl")  # kinds of the user's own text, written KIND:PATH
 HUB_BRANCH = "refs/convert/parquet"  # has one folder of Parquet files for each configuration
 HUB_VALIDATION = {"test_size": 0.0005, "seed": 2357, "shuffle": True}  # the split of the official code
-# Number of tokens with the official split, by source and tokenizer.
-PUBLISHED_TOKENS = {("openwebtext", "gpt2"): {"train": 9_035_582_198}}
+# Number of training tokens with the official split, by source and tokenizer.
+PUBLISHED_TOKENS = {("openwebtext", "gpt2"): 9_035_582_198}
 PACKED = {".jsonl": open, ".jsonl.xz": lzma.open, ".jsonl.gz": gzip.open}
 SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"}
 

@@ -688,6 +688,7 @@ def test_random_labels_are_fresh_on_fresh_images():
     tasks = make_phases("random_label", images, 1, tasks=5, count=50, epochs=2)
     seen = torch.cat([t.indices for t in tasks[:4]])
     assert len(seen.unique()) == 200  # none twice before all came once
+    assert not torch.equal(tasks[4].indices, tasks[0].indices)  # then another shuffle begins
     assert all(t.measure == "train" and len(t.indices.unique()) == 50 for t in tasks)
     agreement = torch.stack(
         [(t.labels == images.train_labels[t.indices]).float().mean() for t in tasks]
