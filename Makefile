@@ -15,7 +15,7 @@ RUNS ?= runs
 OVERRIDES ?=
 
 methods = $(if $(filter all,$(METHODS)),$$($(PY) -m harness.domains $(1)),$(METHODS))
-launcher = $(if $(filter 1,$(JOBS)),,threads=1 hydra/launcher=ray $(ray_settings) $(gpus))
+launcher = $(if $(filter 1,$(JOBS)),,hydra/launcher=ray $(ray_settings) $(gpus))
 ray_settings = +hydra.launcher.ray.init.num_cpus=$(JOBS) +hydra.launcher.ray.init.include_dashboard=false \
 	+hydra.launcher.ray.init.logging_level=error
 # Ray hides the GPU from jobs that do not ask for a share of it

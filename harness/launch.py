@@ -108,11 +108,17 @@ def _command(domain: Domain, job: Job, arguments: list[str]) -> None:
             start()
         return
 
+    minutes = []
+
     def check_run(cfg: DictConfig) -> None:
         check_machine(cfg, create(**cfg.method))
         domain.check(cfg)
+        minutes.append(cfg.minutes or 0.0)
 
-    with sweep.journal(check_sweep(domain, overrides, check_run)) as path:
+    runs = check_sweep(domain, overrides, check_run)
+    if runs and all(minutes):
+        print(f"sweep of {runs} runs, each at most {max(minutes):g} min on a CPU", flush=True)
+    with sweep.journal(runs) as path:
         start()
         noted = sweep.entries(path)
     if failed := sweep.failures(noted):

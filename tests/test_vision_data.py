@@ -19,7 +19,7 @@ from PIL import Image
 from fire_core import UserError
 from vision import data as vision_data
 from vision import prepare as preparation
-from vision.data import ASSETS, DATA_SETS, load
+from vision.data import ASSETS, load
 from vision.download import fetch
 from vision.images import Images, pixel_statistics
 from vision.protocols import batch_indices, make_batch, make_phases
@@ -400,7 +400,6 @@ def test_broken_folders_say_what_is_wrong(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "answer"),
     [
-        ({"name": "mnist"}, ", ".join(DATA_SETS)),
         ({"name": "cifar10", "folder": "/no/such"}, "/no/such does not exist"),
         ({"name": "cifar10", "folder": "."}, "does not hold cifar10 as torchvision unpacks it"),
         ({"name": "tiny_imagenet", "folder": "."}, "holds neither the unpacked tiny-imagenet-200.zip nor"),
@@ -738,7 +737,6 @@ def test_batches_are_a_pure_function_and_cover_everything():
 @pytest.mark.parametrize(
     ("name", "settings", "answer"),
     [
-        ("warmstart", {}, "warm_start"),
         ("warm_start", {"shares": 0.2}, "share, epochs"),
         ("warm_start", {"epochs": [1, 2, 3]}, r"epochs=\[1, 2, 3\]"),
         ("class_incremental", {"stages": 11}, "more than the 10 classes"),

@@ -90,10 +90,8 @@ def make_phases(
     """Return all phases of protocol `name`, in order. Settings are those of the function of that name in this file.
 
     splits: "official" draws the paper's protocols as the authors' code does, so that a seed selects the same images.
-    Raises UserError for an unknown protocol or setting, and for settings that do not fit the data set.
+    Raises UserError for a setting that the protocol does not have, and for settings that do not fit the data set.
     """
-    if name not in PROTOCOLS:
-        raise UserError(f"protocol {name!r} is unknown: use one of {', '.join(PROTOCOLS)}")
     build = PROTOCOLS[name]
     known = list(inspect.signature(build).parameters)[2:]
     for key in settings:

@@ -6,12 +6,18 @@ from typing import Any
 from fire_core.methods import PUBLISHED
 from harness.settings import Domain, Keys, RunKeys, group, key
 
+DATA_SETS = ("fashion_mnist", "fashion_mnist_full", "cifar10", "cifar100", "tiny_imagenet", "image_folder")
+WHOSE = ("official", "ours")
+
 
 @dataclass
 class Protocol:
     """Settings of the protocol. Those that the chosen protocol does not have stay null."""
 
-    name: str = key("warm_start, continual, class_incremental, random_label, label_noise or permuted")
+    name: str = key(
+        "the data of each phase",
+        choices=("warm_start", "continual", "class_incremental", "random_label", "label_noise", "permuted"),
+    )
     epochs: Any = key(
         "epochs per phase",
         each=int,
@@ -31,7 +37,7 @@ class Protocol:
 
 @dataclass
 class Pictures:
-    name: str = key("data set: one of conf/data")
+    name: str = key("data set: one of conf/data", choices=DATA_SETS)
     # differs between machines, but is the only name of a user's own images
     folder: str | None = key(
         "where the files are; null: below run.data_root",
@@ -57,9 +63,6 @@ class VisionModel:
 @dataclass
 class VisionRun(RunKeys):
     curvature: bool = key("log the Hessian's norm after each boundary (slow)", numbers=False)
-
-
-WHOSE = ("official", "ours")
 
 
 @dataclass
