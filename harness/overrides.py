@@ -162,8 +162,9 @@ def check_sweep(
     mistakes = []
     for line in lines:
         values = parse(list(line))
-        try:  # only chosen files need Hydra; `resolve` sets the values
-            cfg = composed(*(o.input_line for o in values if is_group(o) or is_hydra(o)))
+        try:  # only chosen files and the size need Hydra; `resolve` sets the values
+            needed = (o for o in values if is_group(o) or is_hydra(o) or o.key_or_group == "size")
+            cfg = composed(*(o.input_line for o in needed))
             check_run(resolve(domain, cfg, typed=values))
         except UserError as error:
             mistakes.append(str(error))

@@ -15,7 +15,7 @@ from fire_core.methods import create
 from harness import sweep
 from harness.config import compose, domain_of, options, parse, resolve
 from harness.domains import find, known
-from harness.launch import LABEL_LENGTH, identity, label, phase_0, pick_device
+from harness.launch import LABEL_LENGTH, changes, identity, label, phase_0, pick_device
 from harness.manual import manual
 from harness.overrides import check_overrides, check_sweep, compose_config, nearest, split
 from harness.settings import keys, numbers_only
@@ -222,6 +222,8 @@ def test_labels_are_readable_and_short():
     assert label("fire", ten).startswith("fire-key_number_0=0.5-") and len(label("fire", ten)) <= LABEL_LENGTH
     assert label("fire", ten) != label("fire", [*ten[:-1], "key_number_9=0"])
     assert len(label("fire", ["x=" + "y" * 300])) <= LABEL_LENGTH
+    typed = parse(["threads=3", "method=fire", "data=cifar10", "seed=2", "clip_norm=1"])
+    assert changes(VISION, typed) == ["clip_norm=1", "data=cifar10"]  # threads change no number
 
 
 def test_a_mistake_in_a_sweep_is_told_once_before_anything_starts():
@@ -235,6 +237,10 @@ def test_a_mistake_in_a_sweep_is_told_once_before_anything_starts():
     with pytest.raises(UserError) as caught:
         check_sweep(find("sac"), ["size=smoke", "midpoint=500", "seed=1,2,3"], check_sac)
     assert str(caught.value).count("midpoint=500") == 1 and "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=r"^size='tiny': experiment .* has smoke, small, medium, paper$"):
+        check_sweep(VISION, ["size=tiny", "method=none,fire"])
+    with pytest.raises(UserError, match=r"^seed='x': give a whole number[^\n]*$"):
+        check_sweep(VISION, ["size=smoke", "method=none,fire", "seed=1,x"])
     assert check_sweep(VISION, ["size=smoke", "method=none,fire", "seed=1,2,3"]) == 6
     assert check_sweep(VISION, ["experiment=ablation_strength", "seed=1,2"]) == 10
 

@@ -44,7 +44,10 @@ def test_settings_are_held_against_fire_and_muon_against_both(tmp_path):
     assert words == {"none": "worse", "fire-scale=initial": "worse", "fire-normalize=spectral": ""}
     table = further_questions.settings_table(rows, frame).set_index("setting")
     assert table.loc["FIRE [scale=initial]", "minus FIRE [95 %]"].startswith("-0.20")
-    assert table.loc["FIRE [scale=initial]", "seconds"] == "0.25" and table.loc["FIRE", "minus FIRE [95 %]"] == "-"
+    assert (
+        table.loc["FIRE [scale=initial]", "seconds"] == "0.25"
+        and table.loc["FIRE", "minus FIRE [95 %]"] == "-"
+    )
     (told,) = further_questions.settings_told(frame)
     assert (told["name"], told["count"], told["better"]) == ("random labels", 1, [])
     (worse,) = told["worse"]
