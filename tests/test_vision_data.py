@@ -212,7 +212,6 @@ def test_tiny_imagenet_from_a_folder(tmp_path):
         ("wnids.txt", b"\xff\xfe\x00", "wnids.txt cannot be read"),
         ("wnids.txt", b"n01\n", r"val_annotations.txt, line 1: 'val_0.png.*' names no class of wnids.txt"),
         ("wnids.txt", b"n01\nn02\nn03\n", "class 'n03' of tiny_imagenet has no training image"),
-        ("val/val_annotations.txt", b"val_0.png\n", "line 1: 'val_0.png' names no class"),
         ("val/val_annotations.txt", b"val_9.png\tn02\n", "val_9.png cannot be read"),
         ("val/val_annotations.txt", b"", "holds no test images"),
     ],
@@ -335,10 +334,6 @@ def bomb(path):
     Image.new("1", (13_000, 13_000)).save(path, "PNG")
 
 
-def larger_bomb(path):
-    Image.new("1", (20_000, 20_000)).save(path, "PNG")
-
-
 def cut_off(path):
     Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(path, "PNG")
     path.write_bytes(path.read_bytes()[:2000])
@@ -353,17 +348,15 @@ def dangling_link(path):
     [
         (postscript, "is not a readable image"),
         (bomb, "is too large"),
-        (larger_bomb, "is too large"),
         (cut_off, "cannot be decoded"),
         (os.mkfifo, "is not a regular file: remove or replace it"),
         (dangling_link, "cannot be read .* remove or restore it"),
     ],
 )
-@pytest.mark.parametrize("name", [b"a.jpg", b"caf\xe9.jpg"])
-def test_hostile_pictures_are_one_line(tmp_path, monkeypatch, make, words, name):
+def test_hostile_pictures_are_one_line(tmp_path, monkeypatch, make, words):
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a program was started"))
     folder = folder_of_pictures(tmp_path / "pets")
-    make(folder / "train" / "cat" / os.fsdecode(name))
+    make(folder / "train" / "cat" / os.fsdecode(b"caf\xe9.jpg"))
     refused(words, "image_folder", folder, root=tmp_path, image_size=8)
     assert not list((tmp_path / "decoded").glob("*.pt"))
 
@@ -378,30 +371,10 @@ def test_names_that_are_not_utf8_are_read(tmp_path):
     refused("class 'b.*r'", "image_folder", folder, root=tmp_path)
 
 
-def test_a_class_without_training_images_is_refused(tmp_path):
-    folder = folder_of_pictures(tmp_path / "pets")
-    (folder / "train" / "empty").mkdir()
-    refused("class 'empty' of image_folder has no training image", "image_folder", folder, root=tmp_path)
-
-
-def test_broken_folders_say_what_is_wrong(tmp_path):
-    folder = folder_of_pictures(tmp_path / "pets")
-    (folder / "train" / "cat" / "0.png").write_bytes(b"no picture")
-    with pytest.raises(UserError, match=r"0\.png is not a readable image"):
-        load("image_folder", folder, root=tmp_path, image_size=16)
-    (folder / "train" / "cat" / "0.png").unlink()
-    (folder / "test" / "bird").mkdir()
-    with pytest.raises(UserError, match="class 'bird'"):
-        load("image_folder", folder, root=tmp_path, image_size=16)
-    with pytest.raises(UserError, match="must hold train"):
-        load("image_folder", folder / "train", root=tmp_path)
-
-
 @pytest.mark.parametrize(
     ("arguments", "answer"),
     [
         ({"name": "cifar10", "folder": "/no/such"}, "/no/such does not exist"),
-        ({"name": "cifar10", "folder": "."}, "does not hold cifar10 as torchvision unpacks it"),
         ({"name": "tiny_imagenet", "folder": "."}, "holds neither the unpacked tiny-imagenet-200.zip nor"),
         ({"name": "image_folder"}, "data.folder=FOLDER"),
         ({"name": "fashion_mnist", "folder": "."}, "add data=image_folder"),
