@@ -462,3 +462,11 @@ def test_a_module_named_like_a_preset_can_be_named() -> None:
     assert [t.module for t in find_targets(model, "head").included] == ["out"]
     assert [t.module for t in find_targets(model, "name:head").included] == ["head"]
     assert [t.module for t in find_targets(model, "all,-name:head").included] == ["mlp", "out"]
+
+
+def test_a_tied_layer_is_the_head_wherever_it_stands():
+    net = nn.Module()
+    net.embedding, net.head, net.value = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False), nn.Linear(4, 4)
+    net.head.weight = net.embedding.weight
+    roles = {t.module: t.role for t in find_targets(net).included}
+    assert roles["head"] == "head" and roles["value"] != "head"
