@@ -255,10 +255,11 @@ class FrameReplay(_Ring):
     ) -> Batch:
         """Return the transitions at given times (rows since the start of the run) and environments, each (B,)."""
         rewards, last = self._rewards(times, environments)
-        following = send(torch.from_numpy(self._stacks(last, environments)), device)
-        now = (
-            following if last is times else send(torch.from_numpy(self._stacks(times, environments)), device)
-        )
+        if last is times:
+            now = following = send(torch.from_numpy(self._stacks(times, environments)), device)
+        else:
+            both = self._stacks(np.concatenate([times, last]), np.concatenate([environments, environments]))
+            now, following = send(torch.from_numpy(both), device).chunk(2)
         actions = self.facts["actions"][times % self.rows, environments].astype(np.int64)
         terminated = self.facts["terminated"][last % self.rows, environments].astype(np.float32)
         return Batch(

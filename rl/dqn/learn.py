@@ -104,16 +104,17 @@ def update(
 ) -> tuple[Tensor, Tensor]:
     """Take one gradient step on the trained network in place, adding the gradient of `penalty`, and let the target
     network follow if it is an average. Return loss and mean target, detached and not synchronised."""
-    trained = learner.trained()
+    optimizer.zero_grad(set_to_none=True)
     if learner.compiled is None:
         loss, value = losses(learner, batch)
-        slopes = torch.autograd.grad(loss + penalty, trained)
+        (loss + penalty).backward()
     else:
+        trained = learner.trained()
         loss, value, slopes = learner.compiled(learner, trained, batch)
-    for parameter, slope in zip(trained, slopes, strict=True):
-        parameter.grad = slope
-    if learner.compiled and isinstance(penalty, Tensor) and penalty.requires_grad:
-        penalty.backward(inputs=trained)
+        for parameter, slope in zip(trained, slopes, strict=True):
+            parameter.grad = slope
+        if isinstance(penalty, Tensor) and penalty.requires_grad:
+            penalty.backward(inputs=trained)
     optimizer.step()
     if learner.target_ema is not None:
         with torch.no_grad():
