@@ -32,6 +32,9 @@ BOUNDARY = {
     "dfi_factor": "DfI after, before scaling",
     "sfe": "SFE",
     "sfe_share": "SFE / SFE of a full reset",
+    "common_dfi_before": "DfI before, FIRE's matrices",
+    "common_dfi_after": "DfI after, FIRE's matrices",
+    "common_sfe_share": "SFE / SFE of a full reset, FIRE's matrices",
     "seconds": "seconds",
 }
 HESSIAN = "after_hessian_norm"  # of the whole network, on data of the next phase

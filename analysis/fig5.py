@@ -20,62 +20,83 @@ INSTEAD = {"cifar10_resnet18": "ablation_iterations"}  # drawn if the pair's own
 ITERATIONS = 10  # of `fire` without overrides in the vision experiments
 BARS = {
     estimates.HESSIAN: ("Largest Hessian eigenvalue", "hessian_lambda_max"),
-    "dfi_after": ("DfI of the stored weights", "dfi"),
-    "sfe_share": ("SFE / SFE of a full reset", "normalized_sfe"),
+    "common_dfi_after": ("DfI of the stored weights", "dfi"),
+    "common_sfe_share": ("SFE / SFE of a full reset", "normalized_sfe"),
 }
 SHOWN = ("fire", "fire_exact", "shrink_perturb", "dash", "none", "full_reset")
 CAPTION = (
     "Figure 5. (a) Accuracy at the end of training against the number of Newton-Schulz iterations of FIRE; dashed: levels "
     "of other methods. (b) Right after the reset: largest eigenvalue of the Hessian on the data to come, deviation from "
-    "isometry summed over the changed matrices, and distance moved relative to a full reset. Points and bars are means over "
-    "the seeds; bands and error bars run from the lowest to the highest seed."
+    "isometry, and distance moved relative to a full reset, both summed over the matrices that FIRE changes. Points and "
+    "bars are means over the seeds; bands and error bars run from the lowest to the highest seed. Panels without runs are "
+    "left out."
 )
 
 
 def draw(parts: Sequence[Results], paper_curves: bool = False, interest: Sequence[str] = SHOWN) -> Figure:
-    """Return the figure: three panels of (a) above three of (b); `paper_curves` draws the paper's panel beside each."""
-    frame = (
-        estimates.frame(parts[0])
-        if len(parts) == 1
-        else pd.concat(map(estimates.frame, parts), ignore_index=True)
-    )
-    width = 2 if paper_curves else 1
-    figure, grid = plt.subplots(2, 3 * width, figsize=(3.1 * 3 * width, 5.6), squeeze=False)
+    """Return the figure: the panels of (a) that were run above those of (b); `paper_curves` draws the paper's panel beside
+    each."""
+    frame = pd.concat(map(estimates.frame, parts), ignore_index=True)
     known = {part.first["experiment"]: part for part in parts}
-    for column, (panel, text) in enumerate(PAIRS.items()):
-        axis, part = grid[0, column * width], scan_of(panel, known, frame)
-        if part is None:
-            plot.draw_empty(axis, text)
-        else:
-            draw_iterations(axis, part, frame, known.get(f"fig2a_{panel}", part))
-        if paper_curves:
-            draw_paper_iterations(grid[0, column * width + 1], panel, text)
-    bars = max(
-        known.values(), key=lambda part: sum(metric in _metrics(frame, part) for metric in BARS), default=None
+    scans = {panel: part for panel in PAIRS if (part := scan_of(panel, known, frame)) is not None}
+    bars = max(known.values(), key=lambda part: len(_bars(frame, part)))
+    metrics = [metric for metric in BARS if metric in set(_bars(frame, bars)["metric"])]
+    width, rows = 2 if paper_curves else 1, [row for row in (list(scans), metrics) if row]
+    columns = width * max(map(len, rows), default=1)
+    figure, grid = plt.subplots(
+        max(1, len(rows)), columns, figsize=(3.1 * columns + 0.2, 2.8 * max(1, len(rows))), squeeze=False
     )
-    for column, (metric, (text, name)) in enumerate(BARS.items()):
-        axis = grid[1, column * width]
-        if bars is None or metric not in _metrics(frame, bars):
-            plot.draw_empty(axis, text)
-        else:
-            draw_bars(axis, of(frame, bars), metric, f"{text}\n{plot.title(bars)}", interest)
+    for axis in grid.ravel():
+        axis.set_visible(False)
+    for column, panel in enumerate(scans):
+        axis = _shown(grid[0, column * width])
+        draw_iterations(axis, scans[panel], frame, known.get(f"fig2a_{panel}", scans[panel]))
         if paper_curves:
-            draw_paper_bars(grid[1, column * width + 1], name, text)
+            draw_paper_iterations(_shown(grid[0, column * width + 1]), panel, PAIRS[panel])
+    for column, metric in enumerate(metrics):
+        (text, name), axis = BARS[metric], _shown(grid[-1, column * width])
+        draw_bars(axis, _bars(frame, bars), metric, f"{text}\n{plot.title(bars)}", interest)
+        if paper_curves:
+            draw_paper_bars(_shown(grid[-1, column * width + 1]), name, text)
     place = {"textcoords": "offset points", "weight": "bold", "fontsize": 9.5}
-    for row, heading, above in zip(grid, ("a  Number of iterations", "b  Right after the reset"), (27, 38)):
-        row[0].annotate(heading, (0, 1), (-30, above), "axes fraction", **place)
-    plot.legend(figure, grid[0])
+    if scans:
+        grid[0, 0].annotate("a  Number of iterations", (0, 1), (-30, 27), "axes fraction", **place)
+        plot.legend(figure, grid[0])
+    if metrics:
+        grid[-1, 0].annotate("b  Right after the reset", (0, 1), (-30, 38), "axes fraction", **place)
     figure.tight_layout(h_pad=1.6)
     return figure
+
+
+def _shown(axis: Axes) -> Axes:
+    axis.set_visible(True)
+    return axis
+
+
+def _bars(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
+    """Return what panel (b) shows of one setting. The weights that `none` trains on are those that FIRE finds; they have
+    not moved."""
+    rows = of(frame, part)
+    found = rows[rows["metric"].isin(BARS) & rows["label"].isin(SHOWN)]
+    before = rows[(rows["metric"] == "common_dfi_before") & (rows["label"] == "fire")]
+    untreated = before.assign(metric="common_dfi_after", label="none", method="none")
+    return pd.concat([found, untreated]) if "none" in set(rows["label"]) else found
+
+
+def hessians(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the largest Hessian eigenvalue right after the reset, one row per setting, for FIRE and S&P."""
+    rows = estimates.means(frame[(frame["metric"] == estimates.HESSIAN) & frame["figure"].eq("fig2a")])
+    keys = ["experiment", "size"]
+    return (
+        rows.pivot(index=keys, columns="label", values="mean")[["fire", "shrink_perturb"]]
+        .dropna()
+        .reset_index()
+    )
 
 
 def of(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
     """Return the estimates of one setting without their comparisons."""
     return estimates.means(estimates.of(frame, part))
-
-
-def _metrics(frame: pd.DataFrame, part: Results) -> set[str]:
-    return set(of(frame, part)["metric"])
 
 
 def scan_of(panel: str, known: dict[str, Results], frame: pd.DataFrame) -> Results | None:

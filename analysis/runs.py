@@ -38,16 +38,9 @@ METRIC_COLUMNS = [
     "experiment", "figure", "panel", "size", "data", "method", "label", "seed", "phase", "step", "epoch", "metric", "value",
 ]  # fmt: skip
 BOUNDARY_COLUMNS = [
-    *KEYS,
-    "phase",
-    "matrices",
-    "dfi_before",
-    "dfi_after",
-    "dfi_factor",
-    "sfe",
-    "sfe_share",
-    "seconds",
-]
+    *KEYS, "phase", "matrices", "dfi_before", "dfi_after", "dfi_factor", "sfe", "sfe_share", "seconds",
+    "common_matrices", "common_dfi_before", "common_dfi_after", "common_sfe_share",
+]  # fmt: skip
 COST_COLUMNS = [*KEYS, "train_seconds", "shared_seconds", "boundary_seconds", "machine"]
 TEXT = dict.fromkeys([c for c in RUN_COLUMNS if c not in ("seed", "dirty")] + ["metric"], str)
 COORDINATES = ("phase", "step", "epoch")
@@ -230,23 +223,31 @@ def _read_metrics(path: Path, run: int, values: list[tuple[Any, ...]]) -> int:
 
 def _boundary_frame(runs: list[dict[str, Any]]) -> pd.DataFrame:
     """Return one row per boundary report, with DfI and SFE summed over the changed matrices. `sfe_share` divides the
-    SFE by the distance that a full reset of the same weights would have moved."""
+    SFE by the distance that a full reset of the same weights would have moved. The columns `common_...` are sums over
+    those matrices that `fire` changes in the same setting, so that methods with other targets can be compared."""
+    read = [(run, report) for run in runs for report in read_boundaries(run["path"])]
+    targets: dict[tuple[str, ...], set[str]] = {}
+    for run, report in read:
+        if run["label"] == "fire":
+            names = {str(row.get("name")) for row in report.get("rows", [])}
+            targets.setdefault((run["experiment"], run["size"], run["data"]), set()).update(names)
     rows = []
-    for run in runs:
-        for report in read_boundaries(run["path"]):
-            changed = pd.DataFrame(
-                [row for row in report.get("rows", []) if row.get("dfi_after") is not None]
-            )
-            cells = {
-                "phase": report.get("phase", 1),
-                "matrices": len(changed),
-                "seconds": report.get("seconds"),
-            }
-            for key in ("dfi_before", "dfi_after", "dfi_factor", "sfe"):
-                known = pd.to_numeric(changed[key]).dropna() if key in changed else pd.Series(dtype=float)
-                cells[key] = known.sum() if len(known) else None
-            rows.append({key: run[key] for key in KEYS} | cells | {"sfe_share": _share(changed)})
+    for run, report in read:
+        treated = [row for row in report.get("rows", []) if row.get("dfi_after") is not None]
+        names = targets.get((run["experiment"], run["size"], run["data"]), set())
+        common = _sums([row for row in treated if str(row.get("name")) in names])
+        cells = {"phase": report.get("phase", 1), "seconds": report.get("seconds")} | _sums(treated)
+        cells |= {f"common_{name}": value for name, value in common.items()}
+        rows.append({key: run[key] for key in KEYS} | cells)
     return pd.DataFrame(rows, columns=BOUNDARY_COLUMNS)
+
+
+def _sums(treated: list[dict[str, Any]]) -> dict[str, Any]:
+    changed, cells = pd.DataFrame(treated), {"matrices": len(treated)}
+    for key in ("dfi_before", "dfi_after", "dfi_factor", "sfe"):
+        known = pd.to_numeric(changed[key]).dropna() if key in changed else pd.Series(dtype=float)
+        cells[key] = known.sum() if len(known) else None
+    return cells | {"sfe_share": _share(changed)}
 
 
 def _share(changed: pd.DataFrame) -> float | None:

@@ -185,6 +185,23 @@ def test_moved_share_is_of_the_same_weights_reset(tmp_path):
     assert share["fire"] == pytest.approx(6.0 / (4.0 + 12.0 + 2.0))
 
 
+def test_figure_5_sums_the_matrices_that_fire_changes(tmp_path):
+    """FIRE changes one matrix, a full reset three; DfI before is 5, 6 and 7 and after 0.5 each, as in `boundary_report`."""
+    report = boundary_report("fire")
+    one = report | {"rows": report["rows"][:1]}
+    for seed in (1, 2):
+        for label, told in (("fire", one), ("full_reset", report), ("none", report | {"rows": []})):
+            write_run(tmp_path, "fig2a_x", label, seed, warm_start_lines(0.5, seed), boundary=told)
+    results = load(tmp_path)
+    row = results.boundaries.set_index(["label", "seed"]).loc[("full_reset", 1)]
+    assert (row["matrices"], row["dfi_after"]) == (3, 1.5)
+    assert (row["common_matrices"], row["common_dfi_before"], row["common_dfi_after"]) == (1, 5.0, 0.5)
+    bars = fig5._bars(estimates.frame(results), part_of(results, "fig2a_x")).set_index(["metric", "label"])[
+        "mean"
+    ]
+    assert bars["common_dfi_after"].to_dict() == {"fire": 0.5, "full_reset": 0.5, "none": 5.0}
+
+
 def test_the_cost_of_a_shared_first_phase_is_read_from_it(tmp_path):
     for seed in (1, 2):
         run = write_run(tmp_path, "fig2a_x", "none", seed, warm_start_lines(0.8, seed))
