@@ -23,7 +23,7 @@ from analysis import (
     tables,
 )
 from analysis.export import export
-from analysis.rendering import markdown
+from analysis.rendering import markdown, plain
 from analysis.runs import RESULTS, SIZES, at_most, load, open_results, settings
 from fire_core.errors import UserError
 from harness import status
@@ -169,7 +169,7 @@ def _inputs(parser: argparse.ArgumentParser, out: str) -> None:
 
 def _tell(problems: Sequence[str]) -> None:
     for problem in problems:
-        print(f"left out: {problem}", file=sys.stderr)
+        print(f"left out: {plain(problem)}", file=sys.stderr)
 
 
 COMMANDS = {

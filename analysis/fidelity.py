@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+from markupsafe import Markup
 
 from analysis.rendering import render
 from fire_core.errors import UserError
@@ -163,7 +164,7 @@ def tests_of(lines: pd.DataFrame) -> str:
 def table(head: list[str], rows: list[list[str]]) -> str:
     """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return Markup("".join(f"| {' | '.join(line)} |\n" for line in lines))
 
 
 if __name__ == "__main__":

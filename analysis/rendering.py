@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from analysis.plot import look
 
@@ -55,16 +57,30 @@ def short(value: object) -> str:
     return str(value) if not isinstance(value, float) else "-" if pd.isna(value) else f"{value:.3g}"
 
 
-def markdown(table: pd.DataFrame) -> str:
-    return table.to_markdown(index=False, disable_numparse=True) if len(table) else "Nothing was run yet."
+def plain(text: object) -> str:
+    """Return a text that came from a file so that it stays text in Markdown and HTML: one line without control
+    characters, tags, links, code fences and column marks. A Markup, which is our own Markdown, is returned unchanged."""
+    if isinstance(text, Markup):
+        return text
+    line = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", str(text))
+    line = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", line).replace("](", "]\\(").replace("```", "``")
+    return line.replace("|", "\\|")
+
+
+def markdown(table: pd.DataFrame) -> Markup:
+    """Return a table as Markdown, its cells as plain text."""
+    shown = table.map(lambda cell: plain(cell) if isinstance(cell, str) else cell)
+    text = shown.to_markdown(index=False, disable_numparse=True) if len(table) else "Nothing was run yet."
+    return Markup(text)
 
 
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
     trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined,
+    finalize=lambda value: plain(value) if isinstance(value, str) else value,
 )  # fmt: skip
 TEMPLATES.filters |= {"markdown": markdown, "difference": difference_text, "mean": mean_text}
-TEMPLATES.filters |= {"number": number, "p": p_text, "name": lambda label: look(label).name}
+TEMPLATES.filters |= {"number": number, "p": p_text, "name": lambda label: look(label).name, "own": Markup}
 
 
 def render(template: str, **values: object) -> str:

@@ -163,25 +163,55 @@ def _empty() -> Results:
 def load(
     root: str | Path = "runs", experiments: Iterable[str] | None = None, size: str | None = None
 ) -> Results:
-    """Read the runs below `root`. Unfinished runs are in `runs` and in `problems`, but not in the other frames. Logged
-    values that are not numbers are skipped without a note. Raises UserError if `root` does not exist."""
-    rows, problems, values = [], [], []
+    """Read the runs below `root`. Unfinished runs are in `runs` and in `problems`, but not in the other frames. A run that
+    cannot be read is in `problems` alone. Logged values that are not numbers are skipped without a note. Raises UserError
+    if `root` does not exist."""
+    rows, problems, values = [], [], list[tuple[Any, ...]]()
+    boundaries, costs = list[tuple[dict[str, Any], dict[str, Any]]](), list[dict[str, Any]]()
     for path in find_folders(root, experiments, size):
-        config = read_config(path)
-        row = describe_run(path, config) | _what_was_trained(config)
-        row["figure"], row["panel"] = figure_and_panel(row["experiment"])
+        try:
+            row, reports, own = _read_run(path)
+            cost = _costs(row, reports) if row["status"] == "done" else {}
+        except UNREADABLE as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            problems.append(f"{path}: cannot be read ({reason[:200]})")
+            continue
         rows.append(row)
         if row["status"] != "done":
             problems.append(f"{path}: {row['status']}{_first_line(path / 'FAILED')}")
             continue
-        torn = _read_metrics(path / "metrics.jsonl", len(rows) - 1, values)
-        if torn:
-            problems.append(f"{path}/metrics.jsonl: {torn} unreadable line(s) left out")
+        values += [(len(rows) - 1, *value) for value in own]
+        boundaries += [(row, report) for report in reports]
+        costs.append(cost)
+        if row["torn"]:
+            problems.append(f"{path}/metrics.jsonl: {row['torn']} unreadable line(s) left out")
     runs = pd.DataFrame(rows, columns=RUN_COLUMNS)
     long = pd.DataFrame(values, columns=["run", *COORDINATES, "metric", "value"])
     metrics = long.join(runs[METRIC_COLUMNS[:8]], on="run")[METRIC_COLUMNS]
-    done = runs[runs["status"] == "done"].to_dict("records")
-    return Results(runs, metrics, _boundary_frame(done), _cost_frame(done), problems)
+    return Results(
+        runs, metrics, _boundary_frame(boundaries), pd.DataFrame(costs, columns=COST_COLUMNS), problems
+    )
+
+
+# what damaged or hostile files make their readers raise
+UNREADABLE = (UserError, ValueError, TypeError, AttributeError, KeyError, OSError, RecursionError)
+
+
+def _read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list[tuple[Any, ...]]]:
+    """Return (row of the frame of runs, boundary reports, logged values) of one folder; what it raises is in UNREADABLE."""
+    config = read_config(path)
+    row = describe_run(path, config) | _what_was_trained(config)
+    row["figure"], row["panel"] = figure_and_panel(row["experiment"])
+    if row["size"] not in SIZES:
+        raise UserError(f"{row['size']!r} is no size")
+    values: list[tuple[Any, ...]] = []
+    row["torn"] = _read_metrics(path / "metrics.jsonl", values) if row["status"] == "done" else 0
+    reports = read_boundaries(path) if row["status"] == "done" else []
+    for report in reports:  # raises here, and not when all runs are put together
+        report["phase"] = int(report.get("phase", 1))
+        report["rows"] = [row for row in report.get("rows", []) if row.get("dfi_after") is not None]
+        _sums(report["rows"])
+    return row, reports, values
 
 
 def figure_and_panel(experiment: str) -> tuple[str, str]:
@@ -205,8 +235,8 @@ def _what_was_trained(config: dict[str, Any]) -> dict[str, str]:
     return {"model": str(model.get("name") or ""), "detail": f"{pixels} px" if pixels else shape}
 
 
-def _read_metrics(path: Path, run: int, values: list[tuple[Any, ...]]) -> int:
-    """Append (run, phase, step, epoch, metric, value) to `values` for every number in the file. Return the number of
+def _read_metrics(path: Path, values: list[tuple[Any, ...]]) -> int:
+    """Append (phase, step, epoch, metric, value) to `values` for every number in the file. Return the number of
     unreadable lines."""
     records, torn = read_lines(path) if path.exists() else ([], 0)
     nan = float("nan")
@@ -217,26 +247,24 @@ def _read_metrics(path: Path, run: int, values: list[tuple[Any, ...]]) -> int:
             continue
         for key, value in record.items():
             if key not in COORDINATES and isinstance(value, int | float) and not isinstance(value, bool):
-                values.append((run, *place, key, float(value)))
+                values.append((*place, key, float(value)))
     return torn
 
 
-def _boundary_frame(runs: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return one row per boundary report, with DfI and SFE summed over the changed matrices. `sfe_share` divides the
-    SFE by the distance that a full reset of the same weights would have moved. The columns `common_...` are sums over
+def _boundary_frame(read: list[tuple[dict[str, Any], dict[str, Any]]]) -> pd.DataFrame:
+    """Return one row per (run, boundary report), with DfI and SFE summed over the changed matrices. `sfe_share` divides
+    the SFE by the distance that a full reset of the same weights would have moved. The columns `common_...` are sums over
     those matrices that `fire` changes in the same setting, so that methods with other targets can be compared."""
-    read = [(run, report) for run in runs for report in read_boundaries(run["path"])]
     targets: dict[tuple[str, ...], set[str]] = {}
     for run, report in read:
         if run["label"] == "fire":
-            names = {str(row.get("name")) for row in report.get("rows", [])}
+            names = {str(row.get("name")) for row in report["rows"]}
             targets.setdefault((run["experiment"], run["size"], run["data"]), set()).update(names)
     rows = []
     for run, report in read:
-        treated = [row for row in report.get("rows", []) if row.get("dfi_after") is not None]
         names = targets.get((run["experiment"], run["size"], run["data"]), set())
-        common = _sums([row for row in treated if str(row.get("name")) in names])
-        cells = {"phase": report.get("phase", 1), "seconds": report.get("seconds")} | _sums(treated)
+        common = _sums([row for row in report["rows"] if str(row.get("name")) in names])
+        cells = {"phase": report["phase"], "seconds": report.get("seconds")} | _sums(report["rows"])
         cells |= {f"common_{name}": value for name, value in common.items()}
         rows.append({key: run[key] for key in KEYS} | cells)
     return pd.DataFrame(rows, columns=BOUNDARY_COLUMNS)
@@ -259,18 +287,15 @@ def _share(changed: pd.DataFrame) -> float | None:
     return known["sfe"].sum() / (known["sfe"] / known["sfe_relative"]).sum() if len(known) else None
 
 
-def _cost_frame(runs: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return wall-clock seconds per run: its own training (for DQN and SAC with evaluations), the first phase that it
+def _costs(run: dict[str, Any], reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return wall-clock seconds of a run: its own training (for DQN and SAC with evaluations), the first phase that it
     shares with other runs of its seed (None if it shares none), and all its boundaries."""
-    rows = []
-    for run in runs:
-        path = Path(run["path"])
-        trunk = read_meta(path).get("trunk")
-        shared = _seconds(path.parents[3] / "trunks" / trunk) if trunk else None
-        boundaries = sum(report.get("seconds") or 0.0 for report in read_boundaries(path))
-        cells = {"train_seconds": _seconds(path), "shared_seconds": shared, "boundary_seconds": boundaries}
-        rows.append({key: run[key] for key in KEYS} | cells | {"machine": run["machine"]})
-    return pd.DataFrame(rows, columns=COST_COLUMNS)
+    path = Path(run["path"])
+    trunk = read_meta(path).get("trunk")
+    shared = _seconds(path.parents[3] / "trunks" / trunk) if trunk else None
+    boundaries = float(sum(report.get("seconds") or 0.0 for report in reports))
+    cells = {"train_seconds": _seconds(path), "shared_seconds": shared, "boundary_seconds": boundaries}
+    return {key: run[key] for key in KEYS} | cells | {"machine": run["machine"]}
 
 
 def _seconds(folder: Path) -> float | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import claims, estimates, plot, probes, tables
-from analysis.rendering import markdown, p_text, spread
+from analysis.rendering import markdown, p_text, plain, spread
 from analysis.runs import Results, load, settings
 from harness.status import comma_list, whole_numbers, with_missing
 
@@ -50,7 +50,7 @@ def show(options: argparse.Namespace) -> int:
         print(f"{text}\ntable: {out / 'table.md'}\nestimates: {out / 'estimates.csv'}\nfigure: {picture}")
         print("\n".join(sentences(claims.verdicts(results, "all"))))
     for problem in results.problems:
-        print(f"left out: {problem}", file=sys.stderr)
+        print(f"left out: {plain(problem)}", file=sys.stderr)
     for line in wrong:
         print(f"not done: {line}", file=sys.stderr)
     return 1 if wrong else 0

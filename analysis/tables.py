@@ -7,10 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from markupsafe import Markup
 
 from analysis import claims, estimates, paper, plot
 from analysis.benchmark_tables import benchmark_tables
-from analysis.rendering import difference_text, digits, markdown, mean_text, number, p_text, short, spread
+from analysis.rendering import (
+    difference_text,
+    digits,
+    markdown,
+    mean_text,
+    number,
+    p_text,
+    plain,
+    short,
+    spread,
+)
 from analysis.runs import SIZES, Results, settings
 
 
@@ -231,7 +242,8 @@ def overview_table(results: Results, frame: pd.DataFrame, verdicts: pd.DataFrame
             continue
         ends = estimates.means(rows).set_index("label")["mean"]
         decimals = min(3, digits(rows["metric"].iloc[0]))
-        page = f"[{plot.title(part).splitlines()[0]}](analysis/results/pages/{first['experiment']}.md)"
+        name = plain(plot.title(part).splitlines()[0])
+        page = Markup(f"[{name}](analysis/results/pages/{first['experiment']}.md)")
         row = {"experiment": page, "size": first["size"], "measure": rows["measure"].iloc[0].split(",")[0]}
         for label in ("fire", "none", "full_reset", "shrink_perturb"):
             row[plot.look(label).name] = number(ends.get(label), decimals)

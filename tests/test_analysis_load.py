@@ -8,6 +8,7 @@ from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_
 
 from analysis import measures, plot
 from analysis.export import _write, export
+from analysis.rendering import markdown, plain
 from analysis.runs import RESULTS, load, load_exported, open_results, settings
 from fire_core.errors import UserError
 from harness.runs.folders import command_of, describe_run, read_boundaries
@@ -97,6 +98,46 @@ def test_lines_that_hold_no_record_are_counted_and_left_out(root):
     assert len(results.metrics) == whole and "3 unreadable line(s)" in results.problems[0]
 
 
+DAMAGE = {
+    "DONE is no text": ("DONE", b"\xff\xfe\x00"),
+    "config.yaml is a list": ("config.yaml", b"- 1\n- 2\n"),
+    "config.yaml is no text": ("config.yaml", b"\xff\xfe"),
+    "config.yaml is nested deeply": ("config.yaml", b"[" * 20_000),
+    "a boundary is a number": ("boundary_1.json", b"7"),
+    "rows of a boundary are numbers": ("boundary_1.json", b'{"phase": 1, "rows": [1, 2]}'),
+    "phase of a boundary is a text": ("boundary_1.json", b'{"phase": "x", "rows": []}'),
+    "a boundary is nested deeply": ("boundary_1.json", b"[" * 100_000),
+    "meta.json is nested deeply": ("meta.json", b'{"a":' * 100_000),
+    "metrics are nested deeply": ("metrics.jsonl", b"[" * 100_000 + b"\n"),
+    "seconds are a text": ("timing.jsonl", b'{"train_seconds": "long"}\n'),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_one_damaged_run_hides_no_other(root, damage):
+    name, content = DAMAGE[damage]
+    folder = write_run(root, "fig2a_cifar10_resnet18", "dash", 1, warm_start_lines(0.5, 1))
+    (folder / name).write_bytes(content)
+    results = load(root)
+    assert len(results.finished.query("label != 'dash'")) == 6 and len(results.problems) <= 1
+    assert all("dash" in problem and "\n" not in problem for problem in results.problems)
+    export(results, root / "out")
+
+
+def test_a_folder_of_an_unknown_size_is_named(root):
+    write_run(root, "fig2a_cifar10_resnet18", "none", 1, warm_start_lines(0.5, 1), size="huge")
+    results = load(root)
+    assert len(results.runs) == 6 and "'huge' is no size" in results.problems[0]
+
+
+def test_text_from_files_stays_text():
+    label = "fire-x=<script>alert(1)</script>|[a](http://b)\n\x1b[2J```"
+    cell = markdown(pd.DataFrame({"method": [plot.look(label).name]})).splitlines()[-1]
+    assert "<script" not in cell and "](" not in cell and "\x1b" not in cell and "```" not in cell
+    assert cell.count("|") - cell.count("\\|") == 2
+    assert plain("p <0.001 and a < b") == "p <0.001 and a < b"
+
+
 def part_of(root, experiment):
     (part,) = settings(load(root, [experiment]))
     return part
@@ -138,15 +179,18 @@ def test_first_value_after_the_boundary_and_tail_by_hand(root):
 
 
 @pytest.mark.parametrize(
-    ("config", "name"),
+    ("domain", "config", "name"),
     [
-        ({"env": {"game": "asterix", "frame_size": 42, "environments": 4, "sticky": 0.25}}, "asterix"),
-        ({"env": {"name": "h1-walk-v0", "action_repeat": 2}}, "h1-walk-v0"),
-        ({"data": {"name": "cifar10", "image_size": 16}}, "cifar10"),
+        ("dqn", {"env": {"game": "asterix", "frame_size": 42, "sticky": 0.25}}, "asterix"),
+        ("sac", {"env": {"name": "h1-walk-v0", "action_repeat": 2}}, "h1-walk-v0"),
+        ("vision", {"data": {"name": "cifar10", "image_size": 16}}, "cifar10"),
     ],
 )
-def test_a_run_is_named_after_its_data_set_task_or_game(tmp_path, config, name):
-    assert describe_run(tmp_path / "fig" / "small" / "fire" / "seed_1", config)["data"] == name
+def test_a_run_is_named_after_its_data_set_task_or_game(tmp_path, domain, config, name):
+    folder = tmp_path / "fig" / "small" / "fire" / "seed_1"
+    folder.mkdir(parents=True)
+    (folder / "meta.json").write_text(json.dumps({"domain": domain}))
+    assert describe_run(folder, config)["data"] == name
 
 
 def test_different_data_and_sizes_never_share_a_panel(root):

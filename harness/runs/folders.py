@@ -49,7 +49,7 @@ def state_of(path: Path) -> str:
     killed; the same command resumes it).
     """
     if (path / "DONE").exists():
-        metrics, noted = path / "metrics.jsonl", (path / "DONE").read_text(encoding="utf-8").split(" ")[0]
+        metrics, noted = path / "metrics.jsonl", (path / "DONE").read_text(errors="replace").split(" ")[0]
         size = metrics.stat().st_size if metrics.exists() else 0
         return "done" if size and noted in ("", str(size)) else "damaged"  # "": written by an earlier version
     if (path / "FAILED").exists():
@@ -59,7 +59,7 @@ def state_of(path: Path) -> str:
 
 def _alive(path: Path) -> bool:
     """Return whether the process named in RUNNING exists here, or (on another machine) wrote to the folder lately."""
-    mark = (path / "RUNNING").read_text(encoding="utf-8").strip()
+    mark = (path / "RUNNING").read_text(errors="replace").strip()
     if mark.isdigit() and Path("/proc").is_dir() and Path(f"/proc/{mark}").exists():
         return True
     newest = max((p.stat().st_mtime for p in path.iterdir() if p.is_file()), default=0.0)
@@ -143,7 +143,7 @@ def read_json(path: Path) -> Any:
     """Return the content of a JSON file, None if it is missing or damaged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -165,7 +165,7 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
     try:
         found = json.loads(b"[" + b",".join(lines) + b"]", parse_constant=_no_number)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = [_parsed(line) for line in lines]
     records = [record for record in found if isinstance(record, dict)]
     return records, len(found) - len(records)
@@ -174,7 +174,7 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
 def _parsed(line: bytes) -> Any:
     try:
         return json.loads(line, parse_constant=_no_number)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -194,18 +194,23 @@ def read_config(path: str | Path) -> dict[str, Any]:
         return {}
     with file.open(encoding="utf-8") as stream:
         try:
-            return yaml.load(stream, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
-        except yaml.YAMLError as error:
+            found = yaml.load(stream, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             reason = str(error).replace("\n", " ")
             raise UserError(
                 f"{file} cannot be read ({reason}): delete the run's folder to run it again"
             ) from error
+    if not isinstance(found, dict):
+        raise UserError(f"{file} holds no settings: delete the run's folder to run it again")
+    return found
 
 
 def read_boundaries(path: str | Path) -> list[dict[str, Any]]:
     """Return the boundary reports of a run in order of phase."""
     found = [read_json(file) for file in Path(path).glob("boundary_*.json")]
-    return sorted((report for report in found if report), key=lambda report: report.get("phase", 0))
+    return sorted(
+        (report for report in found if isinstance(report, dict)), key=lambda report: report.get("phase", 0)
+    )
 
 
 def read_timing(path: str | Path) -> list[dict[str, Any]]:
