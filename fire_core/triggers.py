@@ -29,6 +29,7 @@ class Trigger(ABC):
     """
 
     MEMORY: tuple[str, ...] = ()
+    metric = ""  # name of the metric that the trigger observes, if it does
     missed = 0  # calls with metrics, but never the one that this trigger waits for
 
     def observe(self, observed: Observed | None, name: str) -> float | None:
@@ -53,6 +54,10 @@ class Trigger(ABC):
                 f"metric {name!r} is NaN: a trigger cannot decide on it; stop the run or leave the metric out"
             )
         return value
+
+    def waits_for(self) -> list[str]:
+        """Return the names of the metrics that the trigger observes and has not seen yet."""
+        return [self.metric] if self.metric and self.missed >= 0 else []
 
     @abstractmethod
     def __call__(self, step: int, observed: Observed | None = None) -> bool:
@@ -187,6 +192,10 @@ class _Composite(Trigger):
 
     @abstractmethod
     def _members(self) -> tuple[Trigger, ...]: ...
+
+    def waits_for(self) -> list[str]:
+        """Return the names that the members wait for."""
+        return [name for member in self._members() for name in member.waits_for()]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the trigger remembers, with the states of its members."""

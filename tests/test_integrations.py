@@ -156,6 +156,16 @@ def test_lightning_mistakes_stop_before_training(tmp_path: Path) -> None:
         lightning_run(callback, tmp_path, epochs=1)
 
 
+def test_lightning_names_a_metric_that_never_arrives(tmp_path: Path) -> None:
+    callback = LightningCallback(AnyOf(EveryNSteps(100), Plateau("val_los", patience=2)))
+    with pytest.raises(UserError, match=r"'val_los', which two rounds .* did you mean 'val_loss'"):
+        lightning_run(callback, tmp_path, epochs=9, check_val_every_n_epoch=3)
+    _, _, trainer = lightning_run(
+        LightningCallback(Plateau("train_loss", patience=9)), tmp_path, epochs=3
+    )
+    assert trainer.current_epoch == 3
+
+
 class Rows(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return 16
@@ -170,6 +180,7 @@ def trainer_run(
     folder: Path,
     steps: int,
     resume: bool = False,
+    eval_dataset: object = None,
     **settings: object,
 ) -> tuple[nn.Module, object]:
     config = transformers.GPT2Config(
@@ -194,7 +205,7 @@ def trainer_run(
         transformers.GPT2LMHeadModel(config),
         arguments,
         train_dataset=Rows(),
-        eval_dataset=Rows(),
+        eval_dataset=eval_dataset or Rows(),
         callbacks=callback if isinstance(callback, list) else [callback],
     )
     trainer.train(resume_from_checkpoint=resume)
@@ -239,9 +250,22 @@ def test_trainer_gives_metrics_at_evaluations(tmp_path: Path) -> None:
     assert [step for step, _ in callback.reports] == [4, 8]
 
 
+def test_trainer_names_a_metric_that_never_arrives(tmp_path: Path) -> None:
+    def train(metric: str, **settings: object) -> int:
+        callback = TrainerCallback(Plateau(metric, patience=9))
+        return trainer_run(callback, tmp_path, steps=8, eval_steps=2, **settings)[1].state.global_step
+
+    with pytest.raises(UserError, match="'loss', and eval_strategy='no'"):
+        train("loss")
+    with pytest.raises(UserError, match=r"'eval_los', which two rounds .* did you mean 'eval_loss'"):
+        train("eval_los", eval_strategy="steps")
+    two = {"a": Rows(), "b": Rows()}
+    assert train("eval_b_loss", eval_strategy="steps", eval_dataset=two) == 8
+
+
 def test_trainer_leaves_the_finished_model_alone(tmp_path: Path) -> None:
-    callback = TrainerCallback(Plateau("eval_loss", patience=1, min_change=1e9))
-    model, trainer = trainer_run(callback, tmp_path, steps=4)
+    callback = TrainerCallback(Plateau("eval_loss", patience=3, min_change=1e9))
+    model, trainer = trainer_run(callback, tmp_path, steps=4, eval_strategy="steps", eval_steps=2)
     before = copy.deepcopy(model.state_dict())
     for _ in range(4):
         trainer.evaluate()

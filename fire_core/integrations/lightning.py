@@ -27,7 +27,8 @@ class FireCallback(pl.Callback):
     Args:
         optimizer_state: "clear_changed", "clear" or "keep", as in `reset_optimizer_state`.
         settings: `targets` and the settings of `FireSettings`, by name; scale="initial" is not possible.
-    Raises: UserError for unknown settings, and at the start of fit for targets that the module does not have.
+    Raises: UserError for unknown settings, at the start of fit for targets that the module does not have, and for a metric
+        that two epochs with validation do not give.
     """
 
     def __init__(self, trigger: Trigger, *, optimizer_state: str = "clear_changed", **settings: Any) -> None:
@@ -35,6 +36,7 @@ class FireCallback(pl.Callback):
         self._last_step = -1
         self._before: dict[str, Any] = {}
         self._validated: set[str] = set()
+        self._round_has_validation = False
 
     @property
     def reports(self) -> list[tuple[int, Report]]:
@@ -64,12 +66,16 @@ class FireCallback(pl.Callback):
         now = trainer.callback_metrics  # keeps old values: those of this validation are new tensors
         fresh = {name: value for name, value in now.items() if value is not self._before.get(name)}
         self._validated |= fresh.keys()
+        self._round_has_validation = True
         self._look(trainer, pl_module, scalars(fresh))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Call the trigger with the metrics that training logged, and "epoch"."""
         logged = {n: v for n, v in trainer.callback_metrics.items() if n not in self._validated}
         self._look(trainer, pl_module, {**scalars(logged), "epoch": float(trainer.current_epoch)})
+        if self._round_has_validation or not trainer.enable_validation:
+            self._round_has_validation = False
+            self.triggered.end_round()
 
     def _look(self, trainer: pl.Trainer, module: pl.LightningModule, observed: dict[str, float]) -> None:
         step = trainer.global_step

@@ -31,7 +31,8 @@ class FireCallback(TrainerCallback):
         optimizer_state: "clear_changed", "clear" or "keep", as in `reset_optimizer_state`.
         name: tells several of these callbacks in one trainer apart.
         settings: `targets` and the settings of `FireSettings`, by name; scale="initial" is not possible.
-    Raises: UserError for wrong settings and, when training begins, for wrong targets, equal names, or no saved state.
+    Raises: UserError for wrong settings; when training begins, for wrong targets, equal names, no saved state, or a metric
+        without evaluations; and for a metric that two evaluations do not give.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class FireCallback(TrainerCallback):
         self.triggered = TriggeredFire(trigger, optimizer_state, settings)
         self._key = f"FireCallback {name!r}"
         self._training = False
+        self._evaluated = -1
 
     @property
     def reports(self) -> list[tuple[int, Report]]:
@@ -52,6 +54,10 @@ class FireCallback(TrainerCallback):
         """Check that the targets exist, and restore the trigger if training resumes."""
         self._training = True
         self.triggered.check(kwargs["model"])
+        if args.eval_strategy == "no" and (missing := self.triggered.trigger.waits_for()):
+            raise UserError(
+                f"the trigger waits for metric {missing[0]!r}, and eval_strategy='no': choose another one"
+            )
         saved = _stored(state).pop(self._key, None)
         if state.global_step > 0:
             if saved is None:
@@ -82,6 +88,9 @@ class FireCallback(TrainerCallback):
     ) -> None:
         """Call the trigger with the metrics of an evaluation during training."""
         if self._training:  # trainer.evaluate() on its own must not change the model
+            if state.global_step > self._evaluated >= 0:  # several data sets are evaluated at one step
+                self.triggered.end_round()
+            self._evaluated = state.global_step
             self._look(args, state, scalars(kwargs["metrics"]), kwargs["model"], kwargs["optimizer"])
 
     def _look(

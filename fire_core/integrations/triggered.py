@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fire_core.engine import FireSettings
-from fire_core.errors import UserError
+from fire_core.errors import UserError, did_you_mean
 from fire_core.optim_state import POLICIES, reset_optimizer_state
 from fire_core.projection import fire
 from fire_core.report import Report
@@ -35,6 +35,8 @@ class TriggeredFire:
             raise UserError(f"optimizer_state={optimizer_state!r}: choose one of {', '.join(POLICIES)}")
         self.trigger, self.optimizer_state, self.settings = trigger, optimizer_state, dict(settings)
         self.reports: list[tuple[int, Report]] = []
+        self._rounds = 0
+        self._names: set[str] = set()
 
     def check(self, model: nn.Module) -> None:
         """Raise UserError for targets that the model does not have."""
@@ -56,12 +58,23 @@ class TriggeredFire:
 
     def is_due(self, step: int, observed: Mapping[str, float], device: torch.device) -> bool:
         """Return whether the trigger fires; with several processes, the answer of rank 0, sent over `device`."""
+        self._names |= observed.keys()
         due = self.trigger(step, observed)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             decision = torch.tensor(due, dtype=torch.uint8, device=device)
             torch.distributed.broadcast(decision, 0)
             due = bool(decision)
         return due
+
+    def end_round(self) -> None:
+        """Count a round of training and evaluation. Raises UserError if two have not given a metric that is awaited."""
+        self._rounds += 1
+        missing = self.trigger.waits_for()
+        if missing and self._rounds > 1:
+            raise UserError(
+                f"the trigger waits for metric {missing[0]!r}, which two rounds of evaluation did not give"
+                f"{did_you_mean(missing[0], self._names)}; they gave {', '.join(sorted(self._names)) or 'none'}"
+            )
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
