@@ -57,7 +57,7 @@ myst_heading_anchors = 3
 nb_execution_mode = "off"  # notebooks are committed with their outputs
 
 autodoc_member_order = "bysource"
-autodoc_mock_imports = ["lightning", "transformers"]
+autodoc_mock_imports = ["avalanche", "lightning", "transformers"]
 default_role = "code"
 python_maximum_signature_line_length = 90
 python_use_unqualified_type_names = True

@@ -1,6 +1,7 @@
 """The documentation holds: its code runs, its commands and links exist, its tables are what commands print."""
 
 import contextlib
+import copy
 import dataclasses
 import importlib
 import inspect
@@ -12,6 +13,7 @@ import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -23,7 +25,7 @@ from torch.utils.data import TensorDataset
 import fire_core.methods
 from analysis import measures, paper, spectrum
 from analysis.runs import RESULTS, load_exported, settings
-from fire_core import State, UserError, triggers
+from fire_core import State, UserError, fire, triggers
 from fire_core.checkpoints.command_line import main
 from fire_core.methods import create
 from fire_core.targets.table import PRESETS
@@ -39,7 +41,9 @@ LINKED = [
     *ROOT.glob("analysis/results/pages/*.md"),
 ]
 # pages whose names or packages need more than `surroundings`: each has a test of its own
-SPECIAL = {HOW_TO / f"{name}.md" for name in ("add_a_method", "parallel", "lightning", "transformers")}
+SPECIAL = {
+    HOW_TO / f"{name}.md" for name in ("add_a_method", "parallel", "lightning", "transformers", "avalanche")
+}
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -74,6 +78,9 @@ def surroundings() -> dict:
         "datasets": [data, data, data],
         "dataset": data,
         "fixed_batch": data.tensors[0],
+        "batches": [data.tensors[0]],
+        "loader": [data.tensors],
+        "train_with_a_new_trainer": lambda model, dataset: train(model, optimizer, dataset),
         "initial": {name: value.clone() for name, value in model.state_dict().items()},
         "train": train,
         "training": training,
@@ -129,6 +136,64 @@ def test_stale_moments_push_the_weight_as_far_as_the_page_says() -> None:
 
 def test_a_continual_run_trains_on_everything_seen_so_far() -> None:
     assert run(HOW_TO / "continual.md")["trained"] == [8, 16, 24]
+
+
+def test_statistics_of_batch_norm_after_fire_are_as_the_page_says() -> None:
+    """One seed of the page's table, with its training steps cut to 200."""
+    page = run(HOW_TO / "batch_norm.md", batches=[torch.randn(4, 2, 4)])
+    with np.load(ROOT / "vision/assets/fashion_mnist_subset.npz") as arrays:
+        images, labels, tests, answers = (torch.from_numpy(arrays[name]) for name in arrays.files)
+    images, tests = (x[:, None].float() / 255 for x in (images, tests[:1000]))
+    torch.manual_seed(0)
+    sizes = [1, 16, 32, 64]
+    blocks = [
+        (nn.Conv2d(i, o, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU())
+        for i, o in itertools.pairwise(sizes)
+    ]
+    net = nn.Sequential(*itertools.chain(*blocks), nn.Flatten(), nn.Linear(1024, 10))
+
+    def train(net: nn.Module, steps: int) -> float:
+        optimizer = torch.optim.Adam(net.parameters())
+        for _ in range(steps):
+            some = torch.randint(len(images), (128,))
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(images[some]), labels[some].long()).backward()
+            optimizer.step()
+        net.eval()
+        with torch.no_grad():
+            wrong = (net(tests).argmax(dim=1) != answers[:1000]).float().mean()
+        net.train()
+        return float(wrong)
+
+    before = train(net, 200)
+    fire(net, solver="exact", targets="no_head")
+    again = copy.deepcopy(net)
+    page["estimate_again"](again, images[:2560].split(128))
+    assert before < 0.2 < 0.5 < train(net, 0)
+    assert train(again, 0) < before + 0.1
+    assert abs(train(net, 30) - train(again, 30)) < 0.03
+    assert [norm.momentum for norm in again.modules() if isinstance(norm, nn.BatchNorm2d)] == [0.1] * 3
+
+
+def test_a_trigger_for_phases_fires_once_at_each_boundary() -> None:
+    page = run(HOW_TO / "phase_boundaries.md")
+    assert page["trained"] == [8, 8, 8]
+    trigger = page["NewPhase"]([3, 5])
+    calls = [0, 1, 2, 3, 3, 4, 5, 5, 6]
+    assert [i for i, step in enumerate(calls) if trigger(step)] == [3, 6]
+    resumed = page["NewPhase"]([3, 5])
+    resumed.load_state_dict(trigger.state_dict())
+    assert not resumed(6)
+
+
+def test_the_parseval_page_adds_its_penalty() -> None:
+    names = run(HOW_TO / "parseval.md")
+    expected = torch.zeros(())
+    for layer in (names["model"][i] for i in (0, 2, 4)):
+        matrix = layer.weight.flatten(1)
+        matrix = matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
+        expected += (matrix @ matrix.mT - torch.eye(len(matrix))).square().sum()
+    assert torch.allclose(names["method"].penalty(names["state"]), 1e-3 * expected, rtol=1e-5)
 
 
 def test_dormant_units_are_measured_in_every_hidden_layer() -> None:

@@ -160,9 +160,7 @@ def test_lightning_names_a_metric_that_never_arrives(tmp_path: Path) -> None:
     callback = LightningCallback(AnyOf(EveryNSteps(100), Plateau("val_los", patience=2)))
     with pytest.raises(UserError, match=r"'val_los', which two rounds .* did you mean 'val_loss'"):
         lightning_run(callback, tmp_path, epochs=9, check_val_every_n_epoch=3)
-    _, _, trainer = lightning_run(
-        LightningCallback(Plateau("train_loss", patience=9)), tmp_path, epochs=3
-    )
+    _, _, trainer = lightning_run(LightningCallback(Plateau("train_loss", patience=9)), tmp_path, epochs=3)
     assert trainer.current_epoch == 3
 
 
