@@ -23,6 +23,7 @@ from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.utils import as_classification_dataset
 
 from fire_core.integrations import avalanche as integration
+from fire_core.integrations.avalanche import FirePlugin
 
 pytestmark = pytest.mark.reference
 PAGE = Path(__file__).parents[1] / "docs/how-to/avalanche.md"

@@ -29,7 +29,7 @@ class FirePlugin(SupervisedPlugin):
         trigger: called before each experience with the number of experiences trained before, and the measures;
             None is before each experience but the first.
         probe: number of samples of the coming experience for the measures; 0 measures nothing.
-        optimizer_state: "clear_changed", "clear" or "keep", as in `apply_policy`.
+        optimizer_state: "clear_changed", "clear" or "keep", as in `reset_optimizer_state`.
         settings: `targets` and the settings of `FireSettings`, by name; scale="initial" is not possible.
     Raises: UserError for unknown settings, and before the first experience for targets that the model does not have.
     """
