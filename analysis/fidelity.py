@@ -20,6 +20,7 @@ from pathlib import Path
 import pandas as pd
 from markupsafe import Markup
 
+import vision.official  # noqa: F401 (registers the variants)
 from analysis.rendering import render
 from fire_core.errors import UserError
 from fire_core.methods import variants

@@ -30,9 +30,6 @@ class State:
         initial: net name -> CPU copy of the starting parameters and buffers (`snapshot`).
         batches: returns a new iterator of (inputs, targets) of the coming phase, for methods that look at data.
         loss: (net output, targets) -> scalar, for methods that need gradients.
-        test_inputs: count -> inputs of the last `count` test samples, for the official variants of methods.
-        last_inputs: count -> the last batches of inputs of the phase before, in order, with at least `count` samples if
-            the phase has as many; for the official variants too.
         generator: CPU generator of this method's own randomness.
         phase: index of the current phase.
         compiled: whether the nets are trained through torch.compile; methods then compile their own passes too.
@@ -44,8 +41,6 @@ class State:
     initial: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     batches: Callable[[], Iterable[tuple[Tensor, Tensor]]] | None = None
     loss: Callable[[Tensor, Tensor], Tensor] | None = None
-    test_inputs: Callable[[int], Tensor] | None = None
-    last_inputs: Callable[[int], Iterable[Tensor]] | None = None
     generator: torch.Generator | None = None
     phase: int = 0
     compiled: bool = False

@@ -16,6 +16,7 @@ from stand_in import DEVICE, ROOT, DevicesMixed, watched
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+import vision.official  # noqa: F401 (registers the variants)
 from fire_core.methods import variants
 from harness.config import compose, resolve
 from harness.domains import find, methods_of
@@ -39,8 +40,12 @@ DOCUMENTED = {
     "sac": {"rl/sac/policy.py explore"},  # so does the simulator
 }
 # These methods decide on the CPU, after every step, which units are replaced, and replace them.
-UNITS = {f"fire_core/methods/{name}.py choose" for name in ("cbp", "snr", "official/snr")}
-UNITS |= {"fire_core/units/recycling.py recycle", "fire_core/methods/official/outputs.py reset_rows"}
+UNITS = {f"fire_core/methods/{name}.py choose" for name in ("cbp", "snr")}
+UNITS |= {
+    "vision/official/snr.py choose",
+    "fire_core/units/recycling.py recycle",
+    "vision/official/outputs.py reset_rows",
+}
 
 
 def source_of(script: str) -> str:

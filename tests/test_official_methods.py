@@ -7,16 +7,17 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fire_core import Phase, State, UserError, snapshot
+from fire_core import Phase, UserError, snapshot
 from fire_core.methods import available, create, variants
 from fire_core.methods.fire import fire
 from fire_core.methods.muon import orthogonalize
-from fire_core.methods.official.cbp import columns_of, linked_layers, mean_magnitude, mean_outgoing
-from fire_core.methods.official.outputs import OutputRecorder, chain, last_rows, watched_layers
-from fire_core.methods.official.redo import magnitude, scores
 from fire_core.solvers.polar import polar
 from tests.tiny_nets import METHODS, batch, fill, labels, largest, load, load_into, net, u
 from vision.models import build
+from vision.official.cbp import columns_of, linked_layers, mean_magnitude, mean_outgoing
+from vision.official.outputs import OutputRecorder, chain, last_rows, watched_layers
+from vision.official.redo import magnitude, scores
+from vision.official.state import ImageState
 
 LAYERS = json.loads((METHODS / "layers.json").read_text())
 OFFICIAL_NETS = {
@@ -35,8 +36,8 @@ def worst(model: nn.Module, arrays: dict, prefix: str, leave_out: tuple[str, ...
     )
 
 
-def state_of(model: nn.Module, phase: int = 1) -> State:
-    state = State({"net": model}, initial=snapshot({"net": model}), loss=cross_entropy, phase=phase)
+def state_of(model: nn.Module, phase: int = 1) -> ImageState:
+    state = ImageState({"net": model}, initial=snapshot({"net": model}), loss=cross_entropy, phase=phase)
     state.generator = torch.Generator().manual_seed(0)
     return state
 
@@ -253,7 +254,7 @@ def test_redo(case, fidelity, monkeypatch):
     method = create("redo", variant="official", threshold=values["threshold"])
     GlobalStream(method, 7)
     seen = {layer.name: magnitude(layer, arrays[f"{kind}.buffer.{layer.name}"]) for layer in chain(model)}
-    monkeypatch.setattr("fire_core.methods.official.redo.watch_test", lambda *a: seen)
+    monkeypatch.setattr("vision.official.redo.watch_test", lambda *a: seen)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     method.after_test(state)
     after = model.state_dict()

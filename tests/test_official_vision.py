@@ -21,9 +21,10 @@ from fire_core.methods import available, create
 from harness.config import compose, options, resolve
 from harness.domains import find
 from harness.overrides import check_sweep
-from vision import data, official, protocols
+from vision import data, protocols
 from vision.images import Images, pixel_statistics
 from vision.models import build
+from vision.official import switches
 from vision.protocols import batch_indices, make_phases
 from vision.train import set_learning_rate, train
 
@@ -182,7 +183,7 @@ def test_nets_start_the_same(net, fidelity):
         torch.manual_seed(seed)
         model = build_paper(net)
         if cfg.batch_norm_start == "official":
-            official.pass_zeros(model, 3, NETS[net]["size"])
+            switches.pass_zeros(model, 3, NETS[net]["size"])
         states.append(model.state_dict())
     largest = {"parameters": 0.0, "buffers": 0.0}
     statistics = [name for name, kind, *_ in NETS[net]["tensors"] if kind.startswith("running")]
@@ -263,7 +264,7 @@ def test_stages_have_the_same_size(experiment, fidelity):
 def test_images_are_normalised_the_same(name, fidelity):
     experiments = experiments_on(NET_OF_DATA[name])
     assert {paper(experiment).normalisation for experiment in experiments} == {"official"}
-    images = official.with_statistics(images_like(name))
+    images = switches.with_statistics(images_like(name))
     recorded = TRAINING["normalisation"][DATA_SETS[name][0]]
     pixels = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     for part in ("train", "test"):
@@ -277,7 +278,7 @@ def test_images_are_normalised_the_same(name, fidelity):
 def test_other_data_keep_their_own_statistics():
     images = images_like("cifar10")
     images.name = "image_folder"
-    assert official.with_statistics(images) is images
+    assert switches.with_statistics(images) is images
 
 
 # ------------------------------------------------------------------------------------------- schedules, who acts when

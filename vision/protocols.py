@@ -19,8 +19,8 @@ from torch import Tensor
 from fire_core.errors import UserError
 from harness.runs.seeding import generator, numpy_generator
 from harness.transfer import send
-from vision import official
 from vision.images import Images
+from vision.official import switches
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def class_incremental(
             f"protocol.stages={stages} is more than the {images.classes} classes of {images.name}"
         )
     if splits == "official":
-        order = official.class_order(images, seed)
+        order = switches.class_order(images, seed)
     else:
         order = numpy_generator(seed, "class_incremental").permutation(images.classes)
     lengths = _epochs(epochs, stages)
@@ -264,7 +264,7 @@ def _growing_shares(
 def _image_order(images: Images, seed: int, purpose: str, splits: str) -> Tensor:
     """Return the order in which a protocol takes the training images, (n,) int64."""
     if splits == "official":
-        return torch.from_numpy(official.image_order(images, seed))
+        return torch.from_numpy(switches.image_order(images, seed))
     return _shuffle(images, seed, purpose, 0)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import vision.official  # noqa: F401 (registers the official variants of methods)
 from fire_core.methods import PUBLISHED
 from harness.settings import Domain, Keys, RunKeys, group, key
 

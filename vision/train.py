@@ -29,14 +29,15 @@ from fire_core.errors import UserError
 from fire_core.measure.probe import curvature, plasticity, relative_gradient
 from fire_core.methods import create
 from fire_core.optim_state import reset_optimizer_state
-from fire_core.phases import Phase, State, snapshot
+from fire_core.phases import Phase, snapshot
 from harness.launch import check_first_phase, launch, open_run, pick_device
 from harness.runs import generator, seeded
 from harness.trigger import Watch
-from vision import official
 from vision.data import load
 from vision.images import Images
 from vision.models import build
+from vision.official import switches
+from vision.official.state import ImageState
 from vision.protocols import PhaseData, batch_indices, make_batch, make_phases
 from vision.settings import DOMAIN
 
@@ -55,7 +56,7 @@ def train(cfg: DictConfig) -> None:
     torch.set_float32_matmul_precision("high" if cfg.precision == "tf32" else "highest")
     images = load(**cfg.data, root=cfg.run.data_root, device=device)
     if cfg.normalisation == "official":
-        images = official.with_statistics(images)
+        images = switches.with_statistics(images)
     protocol = OmegaConf.to_container(cfg.protocol)
     phases = make_phases(**protocol, images=images, seed=cfg.seed, splits=cfg.splits)
     schedule = [(phase, epoch) for phase in phases for epoch in range(phase.epochs)]
@@ -69,11 +70,11 @@ def train(cfg: DictConfig) -> None:
             **cfg.model, classes=images.classes, channels=images.channels, image_size=images.image_size
         )
         if cfg.batch_norm_start == "official":
-            official.pass_zeros(net, images.channels, images.image_size)
+            switches.pass_zeros(net, images.channels, images.image_size)
     net.to(device, memory_format=torch.channels_last if cfg.channels_last else torch.preserve_format)
     forward = torch.compile(net) if cfg.compile else net
     adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate, fused=True)
-    state = State({"net": net}, initial=snapshot({"net": net}), loss=cross_entropy, compiled=cfg.compile)
+    state = ImageState({"net": net}, initial=snapshot({"net": net}), loss=cross_entropy, compiled=cfg.compile)
     method.check(state)
     watch = Watch(cfg.get("trigger"))
     print(
@@ -243,7 +244,7 @@ def set_learning_rate(
 ) -> None:
     """Set the rate of an epoch: a linear rise over `warmup_share` of the phase, then constant; or the official one."""
     if cfg.schedule == "official":
-        factor = official.rate_factor(epoch, phase.epochs)
+        factor = switches.rate_factor(epoch, phase.epochs)
     else:
         share = cfg.warmup_share[phase.index] if OmegaConf.is_list(cfg.warmup_share) else cfg.warmup_share
         factor = min(1.0, (epoch + 1) / max(1, round(share * phase.epochs)))

@@ -18,7 +18,7 @@ from fire_core.checkpoints.treat import treat_file
 from fire_core.columns import columns
 from fire_core.engine import FireSettings
 from fire_core.errors import UserError
-from fire_core.methods import available, broken, list_methods, variants
+from fire_core.methods import available, list_methods
 from fire_core.targets import TargetTable, find_targets
 from fire_core.targets.table import shorten
 
@@ -98,15 +98,12 @@ def targets_command(options: argparse.Namespace) -> None:
 
 
 def methods_command(options: argparse.Namespace) -> None:
-    """Print the name, summary, variants and source of each method."""
+    """Print the name, summary and source of each method."""
     names = list_methods(options.pattern or "*")
     width = max(map(len, names), default=0)
     for name in names:
-        method, others = available()[name], variants(name)
-        listed = f" [variants: {', '.join(others)}]" if len(others) > 1 else ""
-        print(f"{name:<{width}}  {method.summary}{listed}\n{'':<{width}}  [{method.source}]")
-    for name, why in broken().items():
-        print(f"not imported: fire_core/methods/{name}.py ({why})", file=sys.stderr)
+        method = available()[name]
+        print(f"{name:<{width}}  {method.summary}\n{'':<{width}}  [{method.source}]")
 
 
 def printable(text: object) -> str:

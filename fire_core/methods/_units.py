@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.errors import UserError
-from fire_core.methods import Method
+from fire_core.methods.method import Method
 from fire_core.phases import Phase, State
 from fire_core.report import Report
 from fire_core.seeding import derive

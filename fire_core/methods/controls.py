@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.engine import FireSettings, official_scales
-from fire_core.methods import register
 from fire_core.methods.fire import Projection
+from fire_core.methods.method import register
 from fire_core.phases import State
 from fire_core.report import Report, Treated
 from fire_core.seeding import derive

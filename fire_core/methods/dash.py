@@ -14,8 +14,8 @@ from torch.nn.functional import cosine_similarity
 from fire_core.errors import UserError
 from fire_core.measure.inputs import call
 from fire_core.measure.modes import undisturbed
-from fire_core.methods import Method, register
 from fire_core.methods._units import inputs_of
+from fire_core.methods.method import Method, register
 from fire_core.phases import State
 from fire_core.report import Report
 from fire_core.targets import TargetTable, find_targets

@@ -9,8 +9,8 @@ from torch import nn
 
 from fire_core.engine import FireSettings
 from fire_core.errors import UserError
-from fire_core.methods import Method, added, register
-from fire_core.methods.full_reset import initial_of, restore
+from fire_core.methods.full_reset import initial_of, reset_layers
+from fire_core.methods.method import Method, added, register
 from fire_core.phases import State
 from fire_core.projection import fire
 from fire_core.report import Report
@@ -43,7 +43,7 @@ class Projection(Method):
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
         """Reset the layers of `reset`, `project` the targets, and return one report of both."""
         initial = state.initial.get(name)
-        reset = restore(net, initial_of(state, name), self.reset) if self.reset else Report()
+        reset = reset_layers(net, initial_of(state, name), self.reset) if self.reset else Report()
         return combine(self.project(net, state, {"targets": self.targets, "initial": initial}), reset)
 
     def settings(self) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from torch import nn
 
-from fire_core.methods import register
 from fire_core.methods.fire import Fire
+from fire_core.methods.method import register
 from fire_core.methods.muon import Muon
 from fire_core.phases import State
 from fire_core.report import Report

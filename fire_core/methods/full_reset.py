@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.errors import UserError
-from fire_core.methods import Method, register
+from fire_core.methods.method import Method, register
 from fire_core.phases import State
 from fire_core.report import Report
 from fire_core.targets import match_parameters, shorten
@@ -30,7 +30,7 @@ def full_reset(model: nn.Module, initial: Mapping[str, Tensor]) -> Report:
     return report
 
 
-def restore(model: nn.Module, initial: Mapping[str, Tensor], rule: Any) -> Report:
+def reset_layers(model: nn.Module, initial: Mapping[str, Tensor], rule: Any) -> Report:
     """Set all parameters of the layers that `rule` names to their initial values, in place, and return the report.
 
     Raises UserError if the rule names nothing, or a parameter that `initial` does not have.

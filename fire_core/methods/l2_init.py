@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.errors import UserError
-from fire_core.methods import Method, register
 from fire_core.methods.full_reset import initial_of
+from fire_core.methods.method import Method, register
 from fire_core.phases import State
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.errors import UserError
-from fire_core.methods import Method, register, stacked_weights
+from fire_core.methods.method import Method, register, stacked_weights
 from fire_core.phases import Phase, State
 from fire_core.solvers.schedules import MUON_QUINTIC
 from fire_core.targets import find_targets

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fire_core.methods import Method, register
+from fire_core.methods.method import Method, register
 
 
 @register

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.errors import UserError
-from fire_core.methods import Method, register, stacked_weights
+from fire_core.methods.method import Method, register, stacked_weights
 from fire_core.phases import State
 from fire_core.targets import find_targets
 from fire_core.targets.walk import NORMS

@@ -14,8 +14,8 @@ from fire_core.errors import UserError
 from fire_core.measure.dormancy import relative_to_layer
 from fire_core.measure.inputs import call
 from fire_core.measure.modes import in_mode
-from fire_core.methods import register
 from fire_core.methods._units import UnitMethod, inputs_of
+from fire_core.methods.method import register
 from fire_core.phases import Phase, State
 from fire_core.report import Report
 from fire_core.units import Recorder, UnitLayer, find_unit_layers, recycle

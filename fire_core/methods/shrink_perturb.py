@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.errors import UserError
-from fire_core.methods import Method, register
 from fire_core.methods.fire import combine
-from fire_core.methods.full_reset import check_initial, initial_of, restore
+from fire_core.methods.full_reset import check_initial, initial_of, reset_layers
+from fire_core.methods.method import Method, register
 from fire_core.phases import State
 from fire_core.report import Report
 from fire_core.targets import match_parameters
@@ -42,7 +42,7 @@ def shrink_perturb(
     own: dict[str, Any] = dict(model.named_parameters())
     chosen = list(own) if parameters == "all" else match_parameters(model, parameters)
     check_initial(initial, chosen)
-    restored = restore(model, initial, reset) if reset else Report()
+    restored = reset_layers(model, initial, reset) if reset else Report()
     watched = observe(model, action="shrunk", method="shrink_perturb", initial=initial, in_shards=True)
     with watched as report, torch.no_grad():
         for key in chosen:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.errors import UserError
-from fire_core.methods import register
 from fire_core.methods._units import UnitMethod
+from fire_core.methods.method import register
 from fire_core.units import UnitLayer
 
 

@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fire_core.methods import register
-from fire_core.methods.official import refuse_changed
-from fire_core.methods.official.outputs import (
+from fire_core.methods.method import register
+from fire_core.methods.redo import ReDo
+from fire_core.units import UnitLayer
+from vision.official.outputs import (
     OutputRecorder,
     ResetsRows,
     by_channel,
@@ -18,9 +19,7 @@ from fire_core.methods.official.outputs import (
     is_attention,
     watch_test,
 )
-from fire_core.methods.redo import ReDo
-from fire_core.phases import State
-from fire_core.units import UnitLayer
+from vision.official.state import ImageState, refuse_changed
 
 
 @register
@@ -37,13 +36,13 @@ class OfficialReDo(ResetsRows, ReDo):
         refuse_changed(self, "every_steps", "samples", "fresh", "reset_moments")
         super().__post_init__()
 
-    def after_step(self, state: State) -> None:
+    def after_step(self, state: ImageState) -> None:
         """Do nothing: the method acts after the test."""
 
-    def after_epoch(self, state: State) -> None:
+    def after_epoch(self, state: ImageState) -> None:
         """Do nothing: the method acts after the test."""
 
-    def after_test(self, state: State) -> None:
+    def after_test(self, state: ImageState) -> None:
         """Measure all nets on the last test images and reset their dormant units."""
         if state.phase < self.first_phase:
             return

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fire_core.methods import register
 from fire_core.methods.cbp import ContinualBackprop
-from fire_core.methods.official import refuse_changed
-from fire_core.methods.official.outputs import (
+from fire_core.methods.method import register
+from fire_core.phases import State
+from fire_core.units import UnitLayer
+from vision.official.outputs import (
     QUERY,
     OutputRecorder,
     WatchesOutputs,
@@ -19,8 +20,7 @@ from fire_core.methods.official.outputs import (
     is_attention,
     last_rows,
 )
-from fire_core.phases import State
-from fire_core.units import UnitLayer
+from vision.official.state import refuse_changed
 
 
 @register

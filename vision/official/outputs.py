@@ -17,9 +17,10 @@ from torch.optim import Optimizer
 
 from fire_core.errors import UserError
 from fire_core.measure.modes import in_mode, undisturbed
-from fire_core.phases import Phase, State
+from fire_core.phases import Phase
 from fire_core.report import Report
 from fire_core.units import UnitLayer
+from vision.official.state import ImageState
 
 KEPT = 512
 QUERY, KEY, VALUE = "to_q", "to_k", "to_v"
@@ -128,12 +129,12 @@ class WatchesOutputs:
         """Place hooks that keep `reduce` of every layer's own output."""
         return OutputRecorder(net, layers, self.reduce)
 
-    def check(self: Any, state: State) -> None:
+    def check(self: Any, state: ImageState) -> None:
         """Place the hooks before the first step if the method begins in phase 0."""
         if self.first_phase == 0:
             self._start(state)
 
-    def at_boundary(self: Any, state: State, phase: Phase) -> Report:
+    def at_boundary(self: Any, state: ImageState, phase: Phase) -> Report:
         """Place the hooks; where the method begins, also keep what the last batches of the phase before show."""
         report = super().at_boundary(state, phase)  # type: ignore[misc]
         if phase.index == self.first_phase:
@@ -142,7 +143,7 @@ class WatchesOutputs:
                     self.keep(name, seen)
         return report
 
-    def after_test(self: Any, state: State) -> None:
+    def after_test(self: Any, state: ImageState) -> None:
         """Keep what the last test images show."""
         if state.phase < self.first_phase:
             return
@@ -159,7 +160,7 @@ class WatchesOutputs:
 class ResetsRows:
     """Mixin that replaces units with `reset_rows`; it comes before the published class."""
 
-    def recycle(self: Any, state: State, name: str, layer: UnitLayer, chosen: Tensor) -> None:
+    def recycle(self: Any, state: ImageState, name: str, layer: UnitLayer, chosen: Tensor) -> None:
         """Replace the units `chosen` of a layer of net `name`."""
         self.counts["recycled"] += reset_rows(
             state.nets[name],
@@ -170,7 +171,7 @@ class ResetsRows:
         )
 
 
-def watch_test(state: State, net: nn.Module, recorder: OutputRecorder, method: str) -> dict[str, Tensor]:
+def watch_test(state: ImageState, net: nn.Module, recorder: OutputRecorder, method: str) -> dict[str, Tensor]:
     """Return what the hooks record of the last 512 test samples, in evaluation mode, by layer name.
 
     Raises UserError if the script gave no test samples.
@@ -185,7 +186,7 @@ def watch_test(state: State, net: nn.Module, recorder: OutputRecorder, method: s
 
 
 def watch_last(
-    state: State, net: nn.Module, recorder: OutputRecorder, method: str
+    state: ImageState, net: nn.Module, recorder: OutputRecorder, method: str
 ) -> Iterator[dict[str, Tensor]]:
     """Yield what the hooks record of the last batches of the phase before, in training mode, by layer name.
 

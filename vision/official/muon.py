@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.errors import UserError
-from fire_core.methods import register
+from fire_core.methods.method import register
 from fire_core.methods.muon import ConvMuon, Muon, Together
-from fire_core.methods.official import refuse_changed
 from fire_core.phases import State
+from vision.official.state import refuse_changed
 
 HEAD = ("hidden", "head")  # children of a net that are its head in the official code
 EPSILON = 1e-10
