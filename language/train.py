@@ -102,7 +102,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
                 "net": net.state_dict(),
                 "optimizer": state.optimizers["net"].state_dict(),
                 "scaler": scaler.state_dict(),
-                "method": method.state_dict(),
+                "method": method.checkpoint(),
                 "watch": watch.state_dict(),
                 "random": torch.get_rng_state(),
                 "loss_sum": world.mean(loss_sum.clone()),
@@ -124,11 +124,17 @@ def train_in(world: World, cfg: DictConfig) -> None:
             net.load_state_dict(saved["net"])
             state.optimizers["net"].load_state_dict(saved["optimizer"])
             scaler.load_state_dict(saved["scaler"])
-            method.load_state_dict(saved["method"])
+            method.resume(saved["method"], state)
             loss_sum.copy_(saved["loss_sum"])
             count = saved["count"]
             if world.leads:
                 torch.set_rng_state(saved["random"])
+
+        def tested(block: int) -> dict[str, float]:
+            method.before_evaluation(state)
+            losses = evaluate(forward, corpora, cfg, world, block)
+            method.after_evaluation(state)
+            return losses
 
         state.optimizers["net"] = method.optimizer(net, adam, Phase(0))
         saved = world.from_leader(run.resume(fork))
@@ -147,7 +153,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
             state.batches = lambda phase=phase: coming_batches(phase, cfg.boundary.batches, world.device)
             probe, probe_targets = (part[:8] for part in next(coming_batches(phase, 1, world.device)))
             if at["iteration"] == 0 and (phase.index == 0 or watch.trigger is not None):
-                first = evaluate(forward, corpora, cfg, world, block)
+                first = tested(block)
                 run.log(phase=phase.index, iteration=0, step=at["step"], **first)
 
             per_pass = max(1, phase.mixture.tokens // (cfg.accumulation * cfg.batch_size * block))
@@ -165,7 +171,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
                 begins = phase.index > 0 and at["iteration"] == 0
                 if (due := watch.due(phase.index if begins else None)) is not None:
                     index, cause = due
-                    before = evaluate(forward, corpora, cfg, world, block) | plasticity(net, probe)
+                    before = tested(block) | plasticity(net, probe)
                     state.phase, state.generator = index, generator(cfg.seed, "method", index)
                     report = method.at_boundary(state, Phase(index, phase.name))
                     state.copy_followers()
@@ -177,7 +183,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
                     count = 0
                     run.boundary(index, report, **cause)
                     run.timing(phase=phase.index, boundary_seconds=report.seconds)
-                    after = evaluate(forward, corpora, cfg, world, block)
+                    after = tested(block)
                     values = {f"before_{k}": v for k, v in before.items()} | after
                     values |= {f"after_{k}": v for k, v in (after | plasticity(net, probe)).items()}
                     run.log(phase=phase.index, iteration=at["iteration"], step=at["step"], **values, **cause)
@@ -229,7 +235,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
                         peak=peak_source,
                     )
                     results = {"train_loss": mean_loss(world.mean(loss_sum.clone()), count, at["step"], cfg)}
-                    results |= evaluate(forward, corpora, cfg, world, block)
+                    results |= tested(block)
                     loss_sum.zero_()
                     count = 0
                     figures = dict(results)

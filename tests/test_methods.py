@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 import vision.official  # noqa: F401 (registers the variants)
 from fire_core import Phase, State, UserError, reset_optimizer_state, snapshot
 from fire_core.checkpoints.command_line import main
-from fire_core.methods import available, create, list_methods, variants
+from fire_core.methods import Method, available, create, list_methods, variants
 from fire_core.methods.controls import keep_norm, random_orthogonal, rescale
 from fire_core.methods.dash import dash
 from fire_core.methods.fire import Projection
@@ -32,12 +32,18 @@ NETS = {
     "vit_tiny": {"width": 24, "depth": 1, "heads": 2, "image_size": 16},
     "vgg16": {"width": 4, "image_size": 32},
 }
-OFTEN = {  # so that they act within the few steps of these tests
+# Settings with which methods act within the few steps of these tests. A method with a period or a threshold in steps
+# needs an entry, or its `state_dict` is not tested.
+OFTEN = {
     "cbp": {"replacement_rate": 0.2, "maturity": 1},
     "snr": {"update_every": 2, "longest": 4},
-    "redo": {"every_steps": 2, "threshold": 0.9},
+    "redo": {"every_steps": 2, "threshold": 0.9, "samples": 16},
 }
+RECYCLING = list(OFTEN)
+CASES = {name: (name, OFTEN.get(name, {})) for name in NAMES}
+CASES["dash every two steps"] = "dash", {"every_steps": 2}
 ROOT = Path(__file__).resolve().parents[1]
+IN_TRAINING = ("penalty", "after_step", "after_epoch", "before_evaluation", "after_evaluation", "optimizer")
 CONF = ROOT / "conf" / "method"
 
 
@@ -56,9 +62,8 @@ class Training:
         settings = NETS[net]
         self.net = build(net, classes=5, channels=3, **settings).to(dtype)
         self.data = batches(settings["image_size"], dtype)
-        waits = available()[name]().first_phase > 0 and first_phase > 0
-        settings = OFTEN.get(name, {}) | ({} if waits else {"first_phase": first_phase})
-        self.method = create(name, **settings)
+        name, settings = CASES[name]
+        self.method = create(name, **settings, first_phase=first_phase)
         self.default = torch.optim.Adam(self.net.parameters(), lr=1e-3)
         self.state = State({"net": self.net}, initial=snapshot({"net": self.net}), loss=cross_entropy)
         self.state.batches = lambda: iter(self.data)
@@ -76,7 +81,8 @@ class Training:
             self.method.after_step(self.state)
             self.steps += 1
             if self.steps % len(self.data) == 0:
-                self.method.after_epoch(self.state)
+                for call in ("after_epoch", "before_evaluation", "after_evaluation"):
+                    getattr(self.method, call)(self.state)
         return self
 
     def boundary(self, phase=1):
@@ -134,38 +140,71 @@ def test_deterministic(name):
     assert torch.equal(*ends)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("net", NETS)
 def test_survives_resume_in_the_middle_of_a_phase(name, net, tmp_path):
     whole = Training(name, net).train(2)
     whole.boundary()
     whole.train(3)
-    torch.save(
-        {
-            "net": whole.net.state_dict(),
-            "optimizer": whole.state.optimizers["net"].state_dict(),
-            "method": whole.method.state_dict(),
-            "random": torch.get_rng_state(),
-        },
-        tmp_path / "c.pt",
-    )
+    saved = {
+        "net": whole.net.state_dict(),
+        "optimizer": whole.state.optimizers["net"].state_dict(),
+        "method": whole.method.checkpoint(),
+        "random": torch.get_rng_state(),
+    }
+    torch.save(saved, tmp_path / "c.pt")
     before = recycled(whole)
     expected = whole.train(5).weights()
-    if name in OFTEN and net != "vit_tiny":  # GELU is never silent, so SNR finds nothing there
+    silent = name in RECYCLING and net == "vit_tiny"  # GELU is never silent, so SNR finds nothing there
+    if name in RECYCLING and not silent:
         assert 0 < before < recycled(whole)
-    saved = torch.load(tmp_path / "c.pt", weights_only=True)
-    again = Training(name, net)
-    again.state.phase = 1
-    again.state.optimizers["net"] = again.method.optimizer(again.net, again.default, Phase(1))
-    again.state.generator = torch.Generator().manual_seed(1)
-    again.method.rebuild(again.state)
-    again.net.load_state_dict(saved["net"])
-    again.state.optimizers["net"].load_state_dict(saved["optimizer"])
-    again.method.load_state_dict(saved["method"])
-    torch.set_rng_state(saved["random"])
-    again.steps = 5
-    assert torch.equal(again.train(5).weights(), expected)
+
+    def resumed(method):
+        again = Training(name, net)
+        again.state.phase = 1
+        again.state.optimizers["net"] = again.method.optimizer(again.net, again.default, Phase(1))
+        again.state.generator = torch.Generator().manual_seed(1)
+        again.method.rebuild(again.state)
+        saved = torch.load(tmp_path / "c.pt", weights_only=True)
+        again.net.load_state_dict(saved["net"])
+        again.state.optimizers["net"].load_state_dict(saved["optimizer"])
+        again.method.resume(saved["method"] if method is None else method, again.state)
+        torch.set_rng_state(saved["random"])
+        again.steps = 5
+        return again.train(5)
+
+    again = resumed(None)
+    assert torch.equal(again.weights(), expected)
     assert recycled(again) == recycled(whole)
+    if len(whole.method.checkpoint()) > 1 and not silent:  # the state matters within these steps
+        assert not torch.equal(resumed({}).weights(), expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_periods_are_short_enough_for_the_state_to_matter(name):
+    cls, settings = available()[CASES[name][0]], CASES[name][1]
+    if any(getattr(cls, hook) is not getattr(Method, hook) for hook in IN_TRAINING):
+        numbers = [f.name for f in dataclasses.fields(cls) if type(f.default) is int and f.default > 10]
+        assert set(numbers) <= settings.keys(), f"set {numbers} of {name} in OFTEN"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_state_of_another_method_is_left_alone(name):
+    """A method may be given what a shared first phase holds, which another method trained."""
+    other = Training("redo" if name == "cbp" else "cbp").train(3).method.checkpoint()
+    run = Training(name)
+    empty = run.method.checkpoint()
+    for saved in (other, {"method": "another", "average": {}}, {}):
+        run.method.resume(saved, run.state)
+        assert run.method.checkpoint() == empty
+    assert empty["method"] == name
+
+
+@pytest.mark.parametrize("script", ["vision", "language", "rl/dqn", "rl/sac"])
+def test_scripts_leave_it_to_the_method_whose_state_it_takes(script):
+    text = (ROOT / script / "train.py").read_text()
+    assert text.count("method.resume(") == text.count("method.checkpoint()") == 1
+    assert "method.load_state_dict" not in text and "method.state_dict" not in text
 
 
 def recycled(run):
@@ -182,17 +221,17 @@ def test_trains_and_is_applied_twice_on_bf16_weights(name, net):
     run.boundary(2)
     assert all(p.dtype == torch.bfloat16 for p in run.net.parameters())
     assert run.weights().isfinite().all()
-    if name in OFTEN and net != "vit_tiny":
+    if name in RECYCLING and net != "vit_tiny":
         assert recycled(run) > 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_does_nothing_before_its_first_phase(name):
-    plain = Training("none", first_phase=1).train(3).weights()
+    plain = Training("none", first_phase=1).train(5).weights()
     run = Training(name, first_phase=1)
-    run.method.first_phase = 1
-    assert run.method.penalty(run.state) == 0.0
-    assert torch.equal(run.train(3).weights(), plain)
+    assert torch.equal(run.train(5).weights(), plain)
+    empty = Training(name, first_phase=1).method.checkpoint()
+    assert run.method.checkpoint() == empty
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -214,6 +253,10 @@ def test_yaml_has_the_settings_of_the_class_and_its_defaults(name):
     method = create(name, **values)
     assert {k: getattr(method, k) for k in values} == {k: getattr(create(name), k) for k in values}
     assert set(values) == {f.name for f in dataclasses.fields(method)}
+    boundary_only = type(method).treat is not Method.treat and not method.changes_optimizer
+    settings.tuned = {"first_phase": 0}
+    first = 1 if boundary_only or name == "none" or method.changes_structure else 0
+    assert settings.method.first_phase == first, "write first_phase: ${oc.select:tuned.first_phase,1}"
 
 
 def test_list_command_shows_every_method(capsys):

@@ -42,6 +42,11 @@ def state_of(model: nn.Module, phase: int = 1) -> ImageState:
     return state
 
 
+def end_of_epoch(method, state: ImageState) -> None:
+    for call in (method.after_epoch, method.before_evaluation, method.after_evaluation):
+        call(state)
+
+
 class GlobalStream:
     """Lets a method draw from the global generator, as the official code does."""
 
@@ -291,16 +296,17 @@ def test_redo_looks_at_the_last_test_images_after_the_test_alone():
     state.batches = lambda: pytest.fail("looked at training data")
     method = create("redo", variant="official", threshold=0.5)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    for act in (method.after_step, method.after_epoch):
+    # an evaluation without the end of an epoch is that of a boundary
+    for act in (method.after_step, method.before_evaluation, method.after_evaluation, method.after_epoch):
         act(state)
         assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
-    method.after_test(state)
+    method.after_evaluation(state)
     assert method.counts["recycled"] > 0 and model.training
     assert torch.equal(model.bn1.running_mean, before["bn1.running_mean"])
     assert not any(module._forward_hooks for module in model.modules())
     state.phase = 0
     recycled = method.counts["recycled"]
-    method.after_test(state)  # first_phase is 1: off before
+    end_of_epoch(method, state)  # first_phase is 1: off before
     assert method.counts["recycled"] == recycled
 
 
@@ -518,7 +524,7 @@ def test_snr_keeps_test_images_between_epochs():
     model(batch("conv", 1000, 256)[0])
     method.after_step(state)
     assert len(method.memory["net"]["conv1"]["kept"]) == 256
-    method.after_test(state)
+    end_of_epoch(method, state)
     test_rows = method.memory["net"]["conv1"]["kept"].clone()
     assert len(test_rows) == 512 and method.memory["net"]["conv1"]["steps"] == 1
     model.train()
@@ -683,8 +689,7 @@ def test_official_variants_train_and_resume(name, kind, tmp_path):
                 cross_entropy(model(inputs), wanted).backward()
                 state.optimizers["net"].step()
                 method.after_step(state)
-            method.after_epoch(state)
-            method.after_test(state)
+            end_of_epoch(method, state)
         return torch.cat([value.flatten().float() for value in model.state_dict().values()])
 
     whole = start()
@@ -693,16 +698,15 @@ def test_official_variants_train_and_resume(name, kind, tmp_path):
     saved = {
         "net": whole[0].state_dict(),
         "optimizer": whole[2].optimizers["net"].state_dict(),
-        "method": whole[1].state_dict(),
+        "method": whole[1].checkpoint(),
     }
     torch.save(saved, tmp_path / "checkpoint.pt")
     expected = train(*whole, 2)
     saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     model, method, state = start()
-    method.rebuild(state)
     model.load_state_dict(saved["net"])
     state.optimizers["net"].load_state_dict(saved["optimizer"])
-    method.load_state_dict(saved["method"])
+    method.resume(saved["method"], state)
     assert torch.equal(train(model, method, state, 2), expected)
     if often:
         assert method.counts == whole[1].counts

@@ -400,7 +400,7 @@ def run(request, tmp_path_factory):
     images = Images(
         cfg.data.name, pictures[:40], labels[:40], pictures[40:], labels[40:], 3, ("a", "b", "c"), mean, std
     )
-    seen, base = [], available()["none"]
+    seen, epoch_ended, base = [], [], available()["none"]
 
     def prepare(images, phase, indices, labels=None, *, test=False, plain=protocols.prepare):
         inputs, wanted = plain(images, phase, indices, labels, test=test)
@@ -420,8 +420,13 @@ def run(request, tmp_path_factory):
         taken = {int(memory["step"]) for memory in optimizer.state.values()}
         seen.append(("step", float(clipped), taken, optimizer))
 
-    def after_test(self, state):
-        seen.append(("end of epoch",))
+    def after_evaluation(self, state):
+        if epoch_ended:
+            seen.append(("end of epoch",))
+            epoch_ended.clear()
+
+    def after_epoch(self, state):
+        epoch_ended.append(True)
 
     overrides = ["size=smoke", "method=none", "compat=official", "run.progress=false", "eval_batch_size=7"]
     overrides += [
@@ -433,7 +438,7 @@ def run(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(data, "load", lambda *_, **__: images)
         patch.setattr(protocols, "prepare", prepare)
-        for call in (at_boundary, after_step, after_test):
+        for call in (at_boundary, after_step, after_epoch, after_evaluation):
             patch.setattr(base, call.__name__, call)
         patch.chdir(Path(__file__).resolve().parents[1])
         patch.setattr(sys, "argv", ["train.py", f"experiment={experiment}", *overrides])
@@ -510,7 +515,7 @@ def test_methods_can_see_the_last_batches_of_the_phase_before(run):
 
 
 def test_an_epoch_ends_with_a_test_and_then_the_method(run, fidelity):
-    """All test images, in one pass and in their order, normalised as the authors do; then `after_test`,
+    """All test images, in one pass and in their order, normalised as the authors do; then `after_evaluation`,
     which is where the official ReDo acts."""
     experiment, images, seen = run
     ends = [i for i, event in enumerate(seen) if event[0] == "end of epoch"]

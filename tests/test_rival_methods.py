@@ -255,20 +255,6 @@ def test_l2_init_has_a_gradient_at_the_start():
     assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in net.parameters())
 
 
-@pytest.mark.parametrize("name", ["parseval", "l2_init", "cbp", "redo", "snr", "dash"])
-def test_nothing_happens_before_the_first_phase(name):
-    net = tiny()
-    state = state_of(net, targets=torch.ones(2, 1))
-    state.phase = 0
-    state.batches = lambda: pytest.fail("looked at the data")
-    method = create(name, first_phase=1)
-    before = [p.clone() for p in net.parameters()]
-    assert method.penalty(state) == 0.0
-    method.after_step(state)
-    method.after_epoch(state)
-    assert hooks(net) == 0 and all(map(torch.equal, before, net.parameters()))
-
-
 # ----------------------------------------------------------------------------------------- unit methods
 def steps(method, state, count, net, inputs=X):
     for _ in range(count):
@@ -397,14 +383,6 @@ def test_nets_that_hide_their_activations_are_an_error():
     method.at_boundary(state, Phase(1))
     with pytest.raises(UserError, match="compile=false"):
         steps(method, state, 5, nn.Identity())
-
-
-@pytest.mark.parametrize("name", ["cbp", "snr"])
-def test_state_of_a_trunk_of_another_method_is_left(name):
-    method = create(name)
-    method.load_state_dict({})
-    method.load_state_dict(create("dash").state_dict())
-    assert method.memory == {} and method.counts["steps"] == 0
 
 
 @pytest.mark.parametrize(

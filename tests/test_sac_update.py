@@ -159,7 +159,7 @@ def test_the_gradient_of_a_penalty_joins_that_of_each_network():
         def penalty(c: float = 0.5 * coefficient, parameters: list[Tensor] = both) -> Tensor:
             return c * sum(p.square().sum() for p in parameters)
 
-        update(ours, batch(), noise(), penalty)
+        update(ours, batch(), noise(), penalty())
         changes.append([p.detach() for p in both])
     for without, under, before in zip(*changes, start, strict=True):
         torch.testing.assert_close(under, without - 0.25 * before)
@@ -234,7 +234,7 @@ def across_the_boundary(name: str, traced: bool) -> Learner:
             for net_name, net in nets.items():
                 ours.optimizers[net_name] = method.optimizer(net, ours.optimizers[net_name], Phase(1))
         for _ in range(2):
-            update(ours, batch(), noise(), lambda: method.penalty(state))
+            update(ours, batch(), noise(), method.penalty(state))
     return ours
 
 

@@ -96,7 +96,7 @@ def train(cfg: DictConfig) -> None:
             method.rebuild(state)
             net.load_state_dict(saved["net"])
             state.optimizers["net"].load_state_dict(saved["optimizer"])
-            method.load_state_dict(saved["method"])
+            method.resume(saved["method"], state)
             watch.load_state_dict(saved.get("watch", {}))
             torch.set_rng_state(saved["random"])
 
@@ -104,7 +104,7 @@ def train(cfg: DictConfig) -> None:
             return {
                 "net": net.state_dict(),
                 "optimizer": state.optimizers["net"].state_dict(),
-                "method": method.state_dict(),
+                "method": method.checkpoint(),
                 "watch": watch.state_dict(),
                 "random": torch.get_rng_state(),
                 "loss_sum": loss_sum,
@@ -142,7 +142,10 @@ def train(cfg: DictConfig) -> None:
                 state.phase = at["treated"] = index
                 run.boundary(index, report, **cause)
                 run.timing(phase=phase.index, boundary_seconds=report.seconds)
-                after = plasticity(net, probe) | test(net, images, phase, cfg)
+                after = plasticity(net, probe)
+                method.before_evaluation(state)
+                after |= test(net, images, phase, cfg)
+                method.after_evaluation(state)
                 if cfg.run.curvature:
                     draw = generator(cfg.seed, "curvature", index)
                     net.train()
@@ -187,19 +190,20 @@ def train(cfg: DictConfig) -> None:
             run.timing(
                 phase=phase.index, epoch=epoch + 1, train_seconds=seconds, batches=batches, images=count
             )
+            measured = plasticity(net, probe) if last or watch.measures else {}
+            if watch.measures:
+                measured["relative_gradient"] = relative_gradient(net, probe, probe_labels, cross_entropy)
+            method.before_evaluation(state)
             if last or (epoch + 1) % cfg.eval_every == 0:
                 values |= test(net, images, phase, cfg)
             if last:
                 hits = correct(net, images, phase, phase.indices, phase.labels, cfg, test=False)
                 values["train_accuracy"] = float(hits.mean())
-            if last or watch.measures:
-                values |= plasticity(net, probe)
-            if watch.measures:
-                values["relative_gradient"] = relative_gradient(net, probe, probe_labels, cross_entropy)
+            method.after_evaluation(state)
+            values |= measured
             run.log(phase=phase.index, epoch=epoch + 1, step=at["step"], **values)
             watch.look(at["step"], values)
             results |= values
-            method.after_test(state)
             loss_sum.zero_()
             at["epochs"], at["batch"] = at["epochs"] + 1, 0
             bar.update()

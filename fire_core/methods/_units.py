@@ -41,7 +41,6 @@ class UnitMethod(Method):
         self.memory: dict[str, dict[str, dict[str, Tensor]]] = {}
         self.recorders: dict[str, Any] = {}
         self.counts = {"steps": 0, "recycled": 0, "draws": 0}
-        self._state: State | None = None
         self._unheard = 0
 
     def measure(self, activations: Tensor) -> Tensor:
@@ -62,9 +61,8 @@ class UnitMethod(Method):
         """Do what the method needs just before the units `chosen` are replaced; by default nothing."""
 
     def at_boundary(self, state: State, phase: Phase) -> Report:
-        """Place the hooks if the method acts in this phase, and return an empty report."""
-        if phase.index >= self.first_phase:
-            self._start(state)
+        """Place the hooks, and return an empty report."""
+        self._start(state)
         return Report(method=self.name)
 
     def after_step(self, state: State) -> None:
@@ -72,8 +70,6 @@ class UnitMethod(Method):
 
         Raises UserError if no activations were recorded in more than MOST_UNHEARD steps in a row.
         """
-        if state.phase < self.first_phase:
-            return
         self._start(state)
         self.counts["steps"] += 1
         self._unheard = (
@@ -152,19 +148,13 @@ class UnitMethod(Method):
             recorder.remove()
         self.recorders = {}
 
-    def rebuild(self, state: State) -> None:
-        """Keep the state, so that `load_state_dict` can place the hooks."""
-        self._state = state
-
     def state_dict(self) -> dict[str, Any]:
         """Return the layers found, the method's tensors of each, and the counts."""
         layers = {name: [asdict(layer) for layer in found] for name, found in self.layers.items()}
-        return {"method": self.name, "layers": layers, "memory": self.memory, "counts": dict(self.counts)}
+        return {"layers": layers, "memory": self.memory, "counts": dict(self.counts)}
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned and place the hooks; the state of another method is ignored."""
-        if saved.get("method") != self.name:  # from a trunk that another method trained
-            return
+    def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
+        """Restore what `state_dict` returned, and place the hooks."""
         self.layers = {
             name: [UnitLayer(**{k: _frozen(v) for k, v in layer.items()}) for layer in found]
             for name, found in saved["layers"].items()
@@ -172,8 +162,8 @@ class UnitMethod(Method):
         self.counts = dict(saved["counts"])
         self.memory = saved["memory"]
         self.close()
-        if self._state is not None and self.memory:
-            self._start(self._state)
+        if self.memory:
+            self._start(state)
 
 
 def coming_inputs(batches: Callable[[], Iterable[Any]] | None, net: str, method: str) -> Any:

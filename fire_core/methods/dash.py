@@ -15,7 +15,7 @@ from fire_core.errors import UserError
 from fire_core.measure.inputs import call
 from fire_core.measure.modes import undisturbed
 from fire_core.methods._units import inputs_of
-from fire_core.methods.method import Method, register
+from fire_core.methods.method import Method, beside, register
 from fire_core.phases import State
 from fire_core.report import Report
 from fire_core.targets import TargetTable, find_targets
@@ -204,7 +204,7 @@ class Dash(Method):
 
     def after_step(self, state: State) -> None:
         """With `every_steps`, follow the gradients, and shrink the weights when it is time."""
-        if not self.every_steps or state.phase < self.first_phase:
+        if not self.every_steps:
             return
         self.steps += 1
         for name, net in state.nets.items():
@@ -212,7 +212,7 @@ class Dash(Method):
             for key, parameter in net.named_parameters():
                 if parameter.grad is not None:
                     old = known.get(key, torch.zeros_like(parameter))
-                    known[key] = torch.lerp(old.to(parameter.device), -parameter.grad, self.alpha)
+                    known[key] = torch.lerp(old, -parameter.grad, self.alpha)
             if self.steps % self.every_steps == 0:
                 if net not in self._tables:
                     self._tables[net] = find_targets(net, self.targets)
@@ -221,9 +221,9 @@ class Dash(Method):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps and the direction of each parameter."""
-        return {"method": self.name, "steps": self.steps, "descent": self.descent}
+        return {"steps": self.steps, "descent": self.descent}
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; the state of another method is ignored."""
-        if saved.get("method") == self.name:  # else from a trunk that another method trained
-            self.steps, self.descent = saved["steps"], saved["descent"]
+    def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
+        """Restore what `state_dict` returned."""
+        self.steps = saved["steps"]
+        self.descent = {name: beside(known, state.nets[name]) for name, known in saved["descent"].items()}

@@ -39,8 +39,8 @@ class L2Init(Method):
         )
 
     def penalty(self, state: State) -> Tensor | float:
-        """Return the penalty over all nets, 0.0 before `first_phase`. Raises UserError without starting weights."""
-        if state.phase < self.first_phase or self.coefficient == 0.0:
+        """Return the penalty over all nets. Raises UserError without starting weights."""
+        if self.coefficient == 0.0:
             return 0.0
         total: Tensor | float = 0.0
         for name, net in state.nets.items():

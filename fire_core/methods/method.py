@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -22,9 +24,24 @@ def added(default: Any) -> Any:
     return field(default=default, metadata={"added": True})
 
 
+# Calls of the training loop that do nothing before a method's first phase.
+HOOKS = (
+    "at_boundary",
+    "penalty",
+    "after_step",
+    "after_epoch",
+    "before_evaluation",
+    "after_evaluation",
+    "optimizer",
+)
+
+
 @dataclass
 class Method:
     """Base class of all methods. It does nothing.
+
+    A subclass overrides the calls that it needs. Before phase `first_phase`, the calls named in HOOKS do what they do
+    here, so a subclass never looks at the phase.
 
     Args:
         first_phase: the first phase in which the method acts. It is 1 for methods that act only at boundaries; for the
@@ -37,11 +54,17 @@ class Method:
     variant: ClassVar[str] = PUBLISHED
     summary: ClassVar[str] = ""
     source: ClassVar[str] = ""
-    changes_optimizer: ClassVar[bool] = False
-    changes_structure: ClassVar[bool] = False
+    changes_optimizer: ClassVar[bool] = False  # overrides `optimizer`
+    changes_structure: ClassVar[bool] = False  # adds modules, and overrides `rebuild`
     watches_training: ClassVar[bool] = (
         False  # reads activations of the training passes, which compiled nets hide
     )
+
+    def __init_subclass__(cls) -> None:
+        for name in HOOKS:
+            hook = getattr(cls, name)
+            if hook is not getattr(Method, name) and not hasattr(hook, "__wrapped__"):
+                setattr(cls, name, _from_first_phase(hook))
 
     def check(self, state: State) -> None:
         """Raise `UserError` if the settings do not fit these nets. Called before training starts and at boundaries."""
@@ -63,17 +86,27 @@ class Method:
         return Report()
 
     def penalty(self, state: State) -> Tensor | float:
-        """Return a scalar that the loop adds to the loss at every optimizer step."""
+        """Return a scalar that the loop adds to the loss. Called once before each `after_step`."""
         return 0.0
 
     def after_step(self, state: State) -> None:
-        """Called after every optimizer step."""
+        """Called after the optimizer step of each batch (SAC: after the steps of actor, temperature and critics)."""
 
     def after_epoch(self, state: State) -> None:
-        """Called after every epoch and before its test, whose results therefore include the changes."""
+        """Called after each pass over the phase's data and before its evaluation.
 
-    def after_test(self, state: State) -> None:
-        """Called after every epoch and its test, whose results therefore do not include the changes."""
+        In reinforcement learning, which has no such pass: after every `log_every` steps in DQN and `eval_every` in SAC.
+        """
+
+    def before_evaluation(self, state: State) -> None:
+        """Called before each evaluation. Weights that the method puts in here are those that are evaluated.
+
+        An evaluation is what a script measures as performance: accuracy, validation loss or return, at the end of every
+        epoch (whether or not `eval_every` records it) or every `eval_every` steps, and around boundaries.
+        """
+
+    def after_evaluation(self, state: State) -> None:
+        """Called after each evaluation. The weights that train must be in place again afterwards."""
 
     def optimizer(self, net: nn.Module, default: Optimizer, phase: Phase) -> Optimizer:
         """Return the optimizer of `net` in this phase. Only methods with `changes_optimizer` replace the default."""
@@ -83,11 +116,39 @@ class Method:
         """Repeat structural changes (`changes_structure`) when a run resumes, before its weights are loaded."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the tensors and plain values that a resumed run needs."""
+        """Return the tensors and plain values that a resumed run needs, under keys other than "method"."""
         return {}
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+    def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
+        """Restore what `state_dict` returned. The tensors are on the CPU; the nets in `state` have their weights."""
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Return `state_dict` with the name of the method, for the checkpoint of a run."""
+        return {"method": self.name, **self.state_dict()}
+
+    def resume(self, saved: dict[str, Any], state: State) -> None:
+        """Restore what `checkpoint` returned, unless another method did: runs share the training of phase 0."""
+        if saved.get("method") == self.name:
+            self.load_state_dict(saved, state)
+
+
+def _from_first_phase(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `hook` so that it does what the base class does in phases before the method's first one."""
+    default = getattr(Method, hook.__name__)
+
+    @functools.wraps(hook)
+    def call(self: Method, *arguments: Any) -> Any:
+        last = arguments[-1]
+        phase = last.phase if isinstance(last, State) else last.index
+        return (hook if phase >= self.first_phase else default)(self, *arguments)
+
+    return call
+
+
+def beside(saved: Mapping[str, Tensor], net: nn.Module) -> dict[str, Tensor]:
+    """Return tensors by parameter name, each on the device of the parameter of `net` with that name."""
+    parameters = dict(net.named_parameters())
+    return {name: tensor.to(parameters[name].device) for name, tensor in saved.items()}
 
 
 registry: dict[tuple[str, str], type[Method]] = {}  # (name, variant) -> class

@@ -148,9 +148,7 @@ class Muon(Method):
             find_targets(net, self.targets)
 
     def optimizer(self, net: nn.Module, default: Optimizer, phase: Phase) -> Optimizer:
-        """Return `default` before `first_phase`, and then always the same optimizer for the same net."""
-        if phase.index < self.first_phase:
-            return default
+        """Return the same optimizer for the same net at every call."""
         if net not in self._made:
             self._made[net] = self.build(net, default)
         return self._made[net]

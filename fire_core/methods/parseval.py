@@ -56,8 +56,8 @@ class Parseval(Method):
             self._choose(net)
 
     def penalty(self, state: State) -> Tensor | float:
-        """Return the penalty over all nets, 0.0 before `first_phase`."""
-        if state.phase < self.first_phase or self.coefficient == 0.0:
+        """Return the penalty over all nets."""
+        if self.coefficient == 0.0:
             return 0.0
         total: Any = 0.0
         for net in state.nets.values():

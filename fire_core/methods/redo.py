@@ -101,14 +101,13 @@ class ReDo(UnitMethod):
 
     def after_step(self, state: State) -> None:
         """Check the units if `every_steps` steps have passed."""
-        if state.phase >= self.first_phase:
-            self.counts["steps"] += 1
-            if self.every_steps and self.counts["steps"] % self.every_steps == 0:
-                self.check_units(state)
+        self.counts["steps"] += 1
+        if self.every_steps and self.counts["steps"] % self.every_steps == 0:
+            self.check_units(state)
 
     def after_epoch(self, state: State) -> None:
         """Check the units, unless `every_steps` sets other times."""
-        if state.phase >= self.first_phase and not self.every_steps:
+        if not self.every_steps:
             self.check_units(state)
 
     def check_units(self, state: State) -> None:

@@ -86,13 +86,20 @@ def train(cfg: DictConfig) -> None:
         at = {"step": 0, "updates": 0, "treated": 0}  # treated: number of times the method has acted
         probe: Batch | None = None  # fixed transitions on which plasticity is measured
         window, figures = Window(), {}
+
+        def tested() -> dict[str, float]:
+            method.before_evaluation(state)
+            scores = evaluate(cfg, net, device, at["step"])
+            method.after_evaluation(state)
+            return scores
+
         saved = run.resume()
         replay = open_replay(run, cfg, saved)
         if saved is None:
             state.optimizers["net"] = method.optimizer(net, adam, Phase(0))
             observations = games.reset()
             replay.start(observations[:, -1])
-            first = random_play(cfg) | evaluate(cfg, net, device, 0)
+            first = random_play(cfg) | tested()
             run.log(phase=0, step=0, **first)
             tqdm.write(f"random actions {first['random_return']:.2f}, untrained {brief(first, window)}")
         else:
@@ -114,7 +121,7 @@ def train(cfg: DictConfig) -> None:
                 "net": net.state_dict(),
                 "target": target.state_dict(),
                 "optimizer": state.optimizers["net"].state_dict(),
-                "method": method.state_dict(),
+                "method": method.checkpoint(),
                 "watch": watch.state_dict(),
                 "replay": replay.state_dict(),
                 "games": games.state_dict(),
@@ -150,7 +157,7 @@ def train(cfg: DictConfig) -> None:
                     observations = games.reset()
                     replay.start(observations[:, -1])
                 run.boundary(index, report, **cause)
-                after = measure(learner, probe) | evaluate(cfg, net, device, at["step"])
+                after = measure(learner, probe) | tested()
                 before = {f"before_{key}": value for key, value in before.items()}
                 run.log(phase=index, step=at["step"], **before, **after, **cause)
                 why = cause.get("cause", "boundary")
@@ -202,7 +209,7 @@ def train(cfg: DictConfig) -> None:
                     print(f"step {at['step']:,}: training episodes {line['train_return']:.2f}", flush=True)
                 method.after_epoch(state)
             if at["step"] % cfg.eval_every == 0 or at["step"] in (cfg.midpoint, cfg.total_steps):
-                figures = evaluate(cfg, net, device, at["step"]) | measure(learner, probe)
+                figures = tested() | measure(learner, probe)
                 run.log(phase=at["treated"], step=at["step"], updates=at["updates"], **figures)
                 tqdm.write(f"step {at['step']:,}: {brief(figures, window)}")
             if at["step"] == cfg.midpoint:
@@ -259,7 +266,7 @@ def restore(
     net.load_state_dict(saved["net"])
     target.load_state_dict(saved["target"])
     state.optimizers["net"].load_state_dict(saved["optimizer"])
-    method.load_state_dict(saved["method"])
+    method.resume(saved["method"], state)
     torch.set_rng_state(saved["torch"])
     return adam
 

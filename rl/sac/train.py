@@ -121,7 +121,7 @@ def train(cfg: DictConfig) -> None:
                 "optimizers": {
                     name: optimizer.state_dict() for name, optimizer in learner.optimizers.items()
                 },
-                "method": method.state_dict(),
+                "method": method.checkpoint(),
                 "watch": watch.state_dict(),
                 "normaliser": normaliser.state_dict(),
                 "replay": replay.state_dict(),
@@ -140,7 +140,9 @@ def train(cfg: DictConfig) -> None:
 
         def test(step: int) -> dict[str, float]:
             tests.seeds = [derive(cfg.seed, "evaluation", step, i) % 2**31 for i in range(tests.count)]
+            method.before_evaluation(state)
             result = play_episodes(tests, policy, tests.count, cfg.eval_limit).summary()
+            method.after_evaluation(state)
             result |= on_scale(cfg.env.name, result["eval_return"])
             if len(replay):
                 stored = replay.sample(min(512, len(replay)), numpy_generator(cfg.seed, "probe", step))
@@ -226,11 +228,12 @@ def train(cfg: DictConfig) -> None:
                 for batch in together.split(cfg.batch_size):
                     shape = (2, cfg.batch_size, task.action_size)
                     normal = send(torch.randn(shape, generator=noise), device)
-                    last = update(learner, batch, normal, lambda: method.penalty(state))
+                    last = update(learner, batch, normal, method.penalty(state))
                     method.after_step(state)
 
             # ---------------------------------------------------------------------------------- record it
             if at["step"] % cfg.eval_every == 0 or at["step"] in (cfg.midpoint, cfg.steps):
+                method.after_epoch(state)
                 results = numbers(last, cfg, at["step"]) | test(at["step"])
                 if finished:
                     results["train_return"] = float(np.mean(finished))
@@ -304,7 +307,7 @@ def load(learner: Learner, state: State, method: Method, saved: dict[str, Any]) 
         net.load_state_dict(saved["nets"][name])
     for name, optimizer in learner.optimizers.items():
         optimizer.load_state_dict(saved["optimizers"][name])
-    method.load_state_dict(saved["method"])
+    method.resume(saved["method"], state)
 
 
 def renew(

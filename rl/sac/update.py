@@ -4,7 +4,7 @@ Order inside one update: actor with the old critics, temperature, critics with t
 target critics. All randomness enters through `noise`, so an update is a pure function of its inputs.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -120,26 +120,25 @@ def critic_pass(learner: Learner, batch: Batch, noise: Tensor) -> Pass:
     return figures, {"critics": torch.autograd.grad(loss, learner.trained["critics"])}
 
 
-def update(
-    learner: Learner, batch: Batch, noise: Tensor, penalty: Callable[[], Tensor | float] = lambda: 0.0
-) -> dict[str, Tensor]:
+def update(learner: Learner, batch: Batch, noise: Tensor, penalty: Tensor | float = 0.0) -> dict[str, Tensor]:
     """Update actor, temperature, critics and target in place. `noise` (2, batch, actions): for actor, for target.
 
-    `penalty` is added to the losses of actor and critics. It is evaluated anew for each, and only its gradient with
-    respect to the network being updated is used. Returns detached 0-d tensors (losses, entropy, temperature, mean
-    value); nothing is synchronised until they are read. The actor's pass through the critics computes no gradients of
-    their weights.
+    `penalty`, a sum of one term for each network, is added to the losses of actor and critics. Its gradients are those
+    at the weights before the update, which are the weights that each of both steps starts from. Returns detached 0-d
+    tensors (losses, entropy, temperature, mean value); nothing is synchronised until they are read. The actor's pass
+    through the critics computes no gradients of their weights.
     """
     of_actor, of_critics = learner.passes
+    slopes = penalty_gradients(learner, penalty)
     with frozen(learner.trained["critics"]):
         measured, gradients = of_actor(learner, batch, noise[0])
     figures = {name: figure.clone() for name, figure in measured.items()}
-    step(learner, "actor", gradients, penalty())
-    step(learner, "temperature", gradients)
+    step(learner, "actor", gradients, slopes)
+    step(learner, "temperature", gradients, {})
 
     measured, gradients = of_critics(learner, batch, noise[1])
     figures |= {name: figure.clone() for name, figure in measured.items()}
-    step(learner, "critics", gradients, penalty())
+    step(learner, "critics", gradients, slopes)
 
     with torch.no_grad():
         torch._foreach_lerp_(
@@ -160,15 +159,28 @@ def frozen(parameters: list[nn.Parameter]) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
+def penalty_gradients(learner: Learner, penalty: Tensor | float) -> dict[str, tuple[Tensor | None, ...]]:
+    """Return the gradients of `penalty` by the name of their optimizer, {} for a constant, and free its graph."""
+    if not isinstance(penalty, Tensor) or not penalty.requires_grad:
+        return {}
+    actor, critics = learner.trained["actor"], learner.trained["critics"]
+    found = torch.autograd.grad(penalty, [*actor, *critics], allow_unused=True)
+    return {"actor": found[: len(actor)], "critics": found[len(actor) :]}
+
+
 def step(
-    learner: Learner, name: str, gradients: dict[str, tuple[Tensor, ...]], penalty: Tensor | float = 0.0
+    learner: Learner,
+    name: str,
+    gradients: dict[str, tuple[Tensor, ...]],
+    slopes: dict[str, tuple[Tensor | None, ...]],
 ) -> None:
-    """Take one step of the optimizer `name` with its gradients and those of `penalty`, which are freed afterwards."""
+    """Take one step of the optimizer `name` with its gradients and those of a penalty, and free the gradients."""
     parameters = learner.trained[name]
     for parameter, gradient in zip(parameters, gradients[name], strict=True):
         parameter.grad = gradient
-    if isinstance(penalty, Tensor) and penalty.requires_grad:
-        penalty.backward(inputs=parameters)
+    for parameter, slope in zip(parameters, slopes.get(name, ())):
+        if slope is not None:
+            parameter.grad = parameter.grad + slope
     learner.optimizers[name].step()
     for parameter in parameters:
         parameter.grad = None

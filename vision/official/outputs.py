@@ -113,7 +113,30 @@ class OutputRecorder:
             self.net.all_tokens = self._all_tokens
 
 
-class WatchesOutputs:
+class AfterTest:
+    """Mixin that calls `after_test` when the evaluation at the end of an epoch is over.
+
+    The official code has no other evaluations; those at boundaries are ours.
+    """
+
+    _epoch_ended = False
+
+    def after_test(self, state: ImageState) -> None:
+        """Called after every epoch and its test, whose results therefore do not include the changes."""
+        raise NotImplementedError
+
+    def after_epoch(self, state: ImageState) -> None:
+        """Remember that the next evaluation is the test at the end of the epoch."""
+        self._epoch_ended = True
+
+    def after_evaluation(self, state: ImageState) -> None:
+        """Call `after_test` if an epoch has just ended."""
+        if self._epoch_ended:
+            self._epoch_ended = False
+            self.after_test(state)
+
+
+class WatchesOutputs(AfterTest):
     """Mixin that gives a unit method the units of the official code; it comes before the published class.
 
     `memory["kept"]` of each layer holds the last 512 rows of `reduce`. The official code has its hooks from the first
@@ -145,8 +168,6 @@ class WatchesOutputs:
 
     def after_test(self: Any, state: ImageState) -> None:
         """Keep what the last test images show."""
-        if state.phase < self.first_phase:
-            return
         for name, net in state.nets.items():
             self.keep(name, watch_test(state, net, self.recorders[name], self.name))
 

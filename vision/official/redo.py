@@ -12,6 +12,7 @@ from fire_core.methods.method import register
 from fire_core.methods.redo import ReDo
 from fire_core.units import UnitLayer
 from vision.official.outputs import (
+    AfterTest,
     OutputRecorder,
     ResetsRows,
     by_channel,
@@ -24,7 +25,7 @@ from vision.official.state import ImageState, refuse_changed
 
 @register
 @dataclass
-class OfficialReDo(ResetsRows, ReDo):
+class OfficialReDo(AfterTest, ResetsRows, ReDo):
     """ReDo that measures the outputs of layers, before their norms, on the last 512 test images after every test.
 
     The last two layers are never reset. Outgoing weights and Adam's moments stay (`reset_rows`).
@@ -39,13 +40,8 @@ class OfficialReDo(ResetsRows, ReDo):
     def after_step(self, state: ImageState) -> None:
         """Do nothing: the method acts after the test."""
 
-    def after_epoch(self, state: ImageState) -> None:
-        """Do nothing: the method acts after the test."""
-
     def after_test(self, state: ImageState) -> None:
         """Measure all nets on the last test images and reset their dormant units."""
-        if state.phase < self.first_phase:
-            return
         for name, net in state.nets.items():
             layers = chain(net)[:-2]
             recorder = OutputRecorder(net, layers, magnitude)

@@ -1,0 +1,130 @@
+"""The calls of a method mean the same in all four training scripts."""
+
+import importlib
+import re
+from itertools import pairwise
+
+import pytest
+import torch
+from hydra.core.hydra_config import HydraConfig
+
+from fire_core.methods import available
+from harness.config import compose, resolve
+
+HOOKS = ("penalty", "after_step", "after_epoch", "before_evaluation", "after_evaluation", "at_boundary")
+LETTERS = dict(zip(HOOKS, "pse[]b"))
+SCRIPTS = {  # domain: module, changes, nets of the final checkpoint
+    "vision": (
+        "vision.train",
+        ["experiment=label_noise", "protocol.epochs=[1,2]", "batch_size=20", "metrics_samples=32"],
+        ("net",),
+    ),
+    "language": (
+        "language.train",
+        ["experiment=fig3_best", "boundary.fork=last", "eval_windows=2"],
+        ("net",),
+    ),
+    "dqn": (
+        "rl.dqn.train",
+        ["experiment=fig4a_catch", "total_steps=320", "midpoint=160", "random_episodes=4"],
+        ("net",),
+    ),
+    "sac": (
+        "rl.sac.train",
+        ["experiment=fig4b_hopper", "steps=120", "midpoint=60", "random_episodes=1", "eval_limit=20"],
+        ("actor",),
+    ),
+}
+
+
+def run(script, folder, monkeypatch=None, hooks=()):
+    """Train the smallest run of a script with method=none and the given hooks: (metrics, final weights)."""
+    for hook in hooks:
+        monkeypatch.setattr(available()["none"], hook.__name__, hook)
+    name, changes, nets = SCRIPTS[script]
+    fixed = ["size=smoke", "method=none", "device=cpu", "threads=1", "run.trunk=false", "run.progress=false"]
+    composed = compose(script, [*fixed, f"run.root={folder}", *changes])
+    HydraConfig.instance().set_config(composed)
+    importlib.import_module(name).train.__wrapped__(resolve(script, composed))
+    (metrics,) = folder.rglob("metrics.jsonl")
+    parts = torch.load(metrics.parent / "checkpoint" / "final.pt", weights_only=True)
+    return metrics.read_text(), [value for key in nets for value in parts[key].values()]
+
+
+@pytest.fixture(scope="module", params=SCRIPTS)
+def runs(request, tmp_path_factory):
+    """A run that does nothing, and one whose evaluations see zeros for weights: the calls of the latter, in order."""
+    script, calls, kept = request.param, [], {}
+    plain = run(script, tmp_path_factory.mktemp("plain"))
+
+    def note(name):
+        def hook(self, state, *phase):
+            calls.append((LETTERS[name], all(net.training for net in state.nets.values())))
+            return getattr(type(self).__mro__[1], name)(self, state, *phase)
+
+        hook.__name__ = name
+        return hook
+
+    def before_evaluation(self, state):
+        calls.append(("[", True))
+        for key, net in state.nets.items():
+            kept[key] = {name: p.clone() for name, p in net.named_parameters()}
+            for p in net.parameters():
+                p.data.zero_()
+
+    def after_evaluation(self, state):
+        calls.append(("]", True))
+        for key, net in state.nets.items():
+            for name, p in net.named_parameters():
+                p.data.copy_(kept[key][name])
+
+    hooks = [note(name) for name in ("penalty", "after_step", "after_epoch", "at_boundary")]
+    with pytest.MonkeyPatch.context() as patch:
+        zeros = run(
+            script, tmp_path_factory.mktemp("zeros"), patch, [*hooks, before_evaluation, after_evaluation]
+        )
+    return script, calls, plain, zeros
+
+
+def test_every_step_has_one_penalty_and_no_evaluation_is_inside_one(runs):
+    text = "".join(letter for letter, _ in runs[1])
+    assert re.fullmatch(r"((ps)|(\[\])|e|b)+", text), text
+    assert text.count("b") == 1
+
+
+def test_an_epoch_ends_before_its_evaluation(runs):
+    script, calls, _, _ = runs
+    text = "".join(letter for letter, _ in calls)
+    assert "e" in text and all(after in "[pb" for before, after in pairwise(text) if before == "e")
+    if script in ("vision", "sac"):
+        assert re.search(r"e(?!\[\])", text) is None
+
+
+def test_weights_put_in_for_evaluation_are_seen_there_and_never_change_training(runs):
+    _, _, (plain, weights), (zeros, others) = runs
+    assert all(map(torch.equal, weights, others))
+    assert zeros != plain and len(zeros.splitlines()) == len(plain.splitlines())
+
+
+def test_every_evaluation_is_announced(runs):
+    """Each recorded performance: test accuracy, validation loss or return, at boundaries too."""
+    script, calls, (plain, _), _ = runs
+    announced = "".join(letter for letter, _ in calls).count("[]")
+    recorded = {
+        "vision": "test_accuracy",
+        "language": "val_loss_a",
+        "dqn": "eval_return",
+        "sac": "eval_return",
+    }
+    assert announced == len(re.findall(rf'"(?:before_|after_)?{recorded[script]}"', plain)) - (
+        script == "language"
+    )
+
+
+def test_steps_are_taken_in_training_mode(runs):
+    assert all(training for letter, training in runs[1] if letter == "s")
+
+
+def test_sac_learns_from_the_step_after_learning_starts(runs):
+    if runs[0] == "sac":
+        assert sum(letter == "s" for letter, _ in runs[1]) == 120 - 30
