@@ -95,7 +95,8 @@ def test_every_step_has_one_penalty_and_no_evaluation_is_inside_one(runs):
 def test_an_epoch_ends_before_its_evaluation(runs):
     script, calls, _, _ = runs
     text = "".join(letter for letter, _ in calls)
-    assert "e" in text and all(after in "[pb" for before, after in pairwise(text) if before == "e")
+    assert ("e" in text) == (script != "language")  # whose smallest run is shorter than a pass
+    assert all(after in "[pb" for before, after in pairwise(text) if before == "e")
     if script in ("vision", "sac"):
         assert re.search(r"e(?!\[\])", text) is None
 
