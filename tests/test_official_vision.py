@@ -402,7 +402,7 @@ def run(request, tmp_path_factory):
     )
     seen, epoch_ended, base = [], [], available()["none"]
 
-    def prepare(images, phase, indices, labels=None, *, test=False, plain=protocols.prepare):
+    def make_batch(images, phase, indices, labels=None, *, test=False, plain=protocols.make_batch):
         inputs, wanted = plain(images, phase, indices, labels, test=test)
         seen.append(("test" if test else "look", indices.clone(), inputs.clone()))
         return inputs, wanted
@@ -437,7 +437,7 @@ def run(request, tmp_path_factory):
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(data, "load", lambda *_, **__: images)
-        patch.setattr(protocols, "prepare", prepare)
+        patch.setattr(protocols, "make_batch", make_batch)
         for call in (at_boundary, after_step, after_epoch, after_evaluation):
             patch.setattr(base, call.__name__, call)
         patch.chdir(Path(__file__).resolve().parents[1])
