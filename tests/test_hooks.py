@@ -10,6 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from fire_core.methods import available
 from harness.config import compose, resolve
+from harness.domains import find
 
 HOOKS = ("penalty", "after_step", "after_epoch", "before_evaluation", "after_evaluation", "at_boundary")
 LETTERS = dict(zip(HOOKS, "pse[]b"))
@@ -43,9 +44,9 @@ def run(script, folder, monkeypatch=None, hooks=()):
         monkeypatch.setattr(available()["none"], hook.__name__, hook)
     name, changes, nets = SCRIPTS[script]
     fixed = ["size=smoke", "method=none", "device=cpu", "threads=1", "run.trunk=false", "run.progress=false"]
-    composed = compose(script, [*fixed, f"run.root={folder}", *changes])
+    composed = compose(find(script), [*fixed, f"run.root={folder}", *changes])
     HydraConfig.instance().set_config(composed)
-    importlib.import_module(name).train.__wrapped__(resolve(script, composed))
+    importlib.import_module(name).train.__wrapped__(resolve(find(script), composed))
     (metrics,) = folder.rglob("metrics.jsonl")
     parts = torch.load(metrics.parent / "checkpoint" / "final.pt", weights_only=True)
     return metrics.read_text(), [value for key in nets for value in parts[key].values()]
