@@ -11,6 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from fire_core.methods import available
 from harness.config import compose, resolve
 from harness.domains import find
+from harness.runs import Run
 
 HOOKS = ("penalty", "after_step", "after_epoch", "before_evaluation", "after_evaluation", "at_boundary")
 LETTERS = dict(zip(HOOKS, "pse[]b"))
@@ -38,13 +39,11 @@ SCRIPTS = {  # domain: module, changes, nets of the final checkpoint
 }
 
 
-def run(script, folder, monkeypatch=None, hooks=()):
-    """Train the smallest run of a script with method=none and the given hooks: (metrics, final weights)."""
-    for hook in hooks:
-        monkeypatch.setattr(available()["none"], hook.__name__, hook)
+def run(script, folder, *overrides):
+    """Train the smallest run of a script: (metrics, final weights)."""
     name, changes, nets = SCRIPTS[script]
-    fixed = ["size=smoke", "method=none", "device=cpu", "threads=1", "run.trunk=false", "run.progress=false"]
-    composed = compose(find(script), [*fixed, f"run.root={folder}", *changes])
+    fixed = ["size=smoke", "device=cpu", "threads=1", "run.trunk=false", "run.progress=false"]
+    composed = compose(find(script), [*fixed, f"run.root={folder}", *changes, *overrides])
     HydraConfig.instance().set_config(composed)
     importlib.import_module(name).train.__wrapped__(resolve(find(script), composed))
     (metrics,) = folder.rglob("metrics.jsonl")
@@ -56,7 +55,7 @@ def run(script, folder, monkeypatch=None, hooks=()):
 def runs(request, tmp_path_factory):
     """A run that does nothing, and one whose evaluations see zeros for weights: the calls of the latter, in order."""
     script, calls, kept = request.param, [], {}
-    plain = run(script, tmp_path_factory.mktemp("plain"))
+    plain = run(script, tmp_path_factory.mktemp("plain"), "method=none")
 
     def note(name):
         def hook(self, state, *phase):
@@ -81,9 +80,9 @@ def runs(request, tmp_path_factory):
 
     hooks = [note(name) for name in ("penalty", "after_step", "after_epoch", "at_boundary")]
     with pytest.MonkeyPatch.context() as patch:
-        zeros = run(
-            script, tmp_path_factory.mktemp("zeros"), patch, [*hooks, before_evaluation, after_evaluation]
-        )
+        for hook in (*hooks, before_evaluation, after_evaluation):
+            patch.setattr(available()["none"], hook.__name__, hook)
+        zeros = run(script, tmp_path_factory.mktemp("zeros"), "method=none")
     return script, calls, plain, zeros
 
 
@@ -130,3 +129,54 @@ def test_steps_are_taken_in_training_mode(runs):
 def test_sac_learns_from_the_step_after_learning_starts(runs):
     if runs[0] == "sac":
         assert sum(letter == "s" for letter, _ in runs[1]) == 120 - 30
+
+
+class Killed(BaseException):
+    """Ends a run as SIGKILL would: nothing is written afterwards."""
+
+
+SOON = {"hare_tortoise": ["method.period=3", "method.momentum=0.5"]}
+RIVALS = ("adamo", "spectral", "weight_clipping", "hare_tortoise", "upgd")
+ONCE = {
+    ("vision", "upgd"),
+    ("language", "spectral"),
+    ("dqn", "hare_tortoise"),
+    ("sac", "hare_tortoise"),
+    ("sac", "upgd"),
+}
+EVERY = {
+    "vision": 4,
+    "language": 5,
+    "dqn": 40,
+    "sac": 25,
+}  # steps between checkpoints; the third is the last one
+
+
+@pytest.mark.parametrize(
+    ("script", "method"),
+    [
+        pytest.param(script, method, marks=() if (script, method) in ONCE else pytest.mark.slow)
+        for script in SCRIPTS
+        for method in RIVALS
+    ],
+)
+def test_a_killed_run_of_a_rival_ends_in_the_same_bytes(script, method, tmp_path, monkeypatch):
+    what = [f"method={method}", "method.first_phase=0", *SOON.get(method, [])]
+    wanted, weights = run(script, tmp_path / "whole", *what)
+    saves, save = [], Run.save
+
+    def dying(self, step, parts, name=None):
+        save(self, step, parts, name)
+        if name is None:
+            saves.append(step)
+            if len(saves) == 3:
+                raise Killed
+
+    what += [f"run.checkpoint_steps={EVERY[script]}"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "save", dying)
+        with pytest.raises(Killed):
+            run(script, tmp_path / "killed", *what)
+    found, others = run(script, tmp_path / "killed", *what)
+    assert found == wanted and all(map(torch.equal, weights, others))
+    assert run(script, tmp_path / "none", "method=none")[0] != wanted

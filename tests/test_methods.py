@@ -39,8 +39,9 @@ OFTEN = {
     "cbp": {"replacement_rate": 0.2, "maturity": 1},
     "snr": {"update_every": 2, "longest": 4},
     "redo": {"every_steps": 2, "threshold": 0.9, "samples": 16},
+    "hare_tortoise": {"period": 2, "momentum": 0.5},
 }
-RECYCLING = list(OFTEN)
+RECYCLING = ["cbp", "snr", "redo"]
 CASES = {name: (name, OFTEN.get(name, {})) for name in NAMES}
 CASES["dash every two steps"] = "dash", {"every_steps": 2}
 ROOT = Path(__file__).resolve().parents[1]

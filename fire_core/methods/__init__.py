@@ -19,12 +19,14 @@ from fire_core.errors import UserError, did_you_mean
 
 # Importing a method's file registers the method: a new file needs a line here.
 from fire_core.methods import (  # noqa: F401
+    adamo,
     cbp,
     controls,
     dash,
     fire,
     fire_muon,
     full_reset,
+    hare_tortoise,
     l2_init,
     muon,
     none,
@@ -33,6 +35,9 @@ from fire_core.methods import (  # noqa: F401
     redo,
     shrink_perturb,
     snr,
+    spectral,
+    upgd,
+    weight_clipping,
 )
 from fire_core.methods.method import PUBLISHED, Method, registry
 from fire_core.methods.method import added as added

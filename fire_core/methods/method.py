@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from fire_core.phases import Phase, State
 from fire_core.report import Report
+from fire_core.targets import find_targets
 
 PUBLISHED = "published"
 
@@ -187,3 +188,13 @@ def stacked_weights(net: nn.Module) -> dict[str, nn.Parameter]:
         for key, parameter in module.named_parameters(recurse=False)
         if parameter.dim() == 3
     }
+
+
+def find_weights(net: nn.Module, targets: str | list[str]) -> dict[str, int]:
+    """Return the parameters that hold the matrices of `targets`, and from which dimension on to flatten each.
+
+    `parameter.flatten(dimension)` is (out, everything else), or (count, out, in) for a stack of matrices.
+    """
+    stacks = stacked_weights(net)
+    names = sorted({target.parameter for target in find_targets(net, targets).included})
+    return {name: 2 if name in stacks else 1 for name in names}

@@ -1,0 +1,82 @@
+"""AdamO: a pull towards isometric weights beside the optimizer's step, which Adam's moments do not see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from fire_core.errors import UserError
+from fire_core.methods.method import Method, find_weights, register
+from fire_core.phases import State
+
+
+def isometry_gradient(matrices: Tensor) -> Tensor:
+    """Return the gradient of ||W^T W - I||_F^2, or of ||W W^T - I||_F^2 for wide W, for each matrix (..., out, in).
+
+    It is 4 W (W^T W - I), or 4 (W W^T - I) W: zero where all singular values are 1.
+    """
+    wide = matrices.shape[-2] < matrices.shape[-1]
+    tall = matrices.mT if wide else matrices
+    gram = tall.mT @ tall
+    gradient = 4.0 * (tall @ gram - tall)
+    return gradient.mT if wide else gradient
+
+
+@register
+@dataclass
+class AdamO(Method):
+    """Moves every weight W by -rate * coefficient * `isometry_gradient`(W) at each optimizer step.
+
+    The gradient is that at the weights before the step, and `rate` is the optimizer's learning rate at that step. The
+    moments of Adam follow the loss alone, as those of AdamW do. A weight is taken as one matrix (out, everything else),
+    and a stack of matrices as these matrices.
+
+    The paper's text was not available to us, only summaries of it. They give the update, the penalty with the smaller
+    Gram matrix, and the equal step sizes of both parts, but neither the coefficients, so that the default is ours, nor
+    the layers: we take those of `targets`.
+
+    Cost: three matrix products per weight and step, and one copy of the weights during the step.
+    """
+
+    coefficient: float = 1e-2
+    targets: str | list[str] = "all"
+
+    name: ClassVar[str] = "adamo"
+    summary: ClassVar[str] = "step towards isometric weights, decoupled from Adam's moments"
+    source: ClassVar[str] = "Rosseau et al. 2026 (AdamO, arXiv 2606.09762)"
+
+    def __post_init__(self) -> None:
+        if self.coefficient < 0.0:
+            raise UserError(f"coefficient={self.coefficient} must not be negative")
+        self._weights: WeakKeyDictionary[nn.Module, dict[str, int]] = WeakKeyDictionary()
+        self._gradients: list[tuple[float, nn.Parameter, Tensor]] = []
+
+    def check(self, state: State) -> None:
+        """Raise UserError for targets that a net does not have."""
+        for net in state.nets.values():
+            find_weights(net, self.targets)
+
+    @torch.no_grad()
+    def penalty(self, state: State) -> Tensor | float:
+        """Compute the step from the weights as they are, and return 0.0."""
+        self._gradients = []
+        for name, net in state.nets.items():
+            if net not in self._weights:
+                self._weights[net] = find_weights(net, self.targets)
+            rate = state.optimizers[name].param_groups[0]["lr"]
+            parameters = dict(net.named_parameters())
+            for key, start in self._weights[net].items():
+                gradient = isometry_gradient(parameters[key].flatten(start)).view_as(parameters[key])
+                self._gradients.append((rate * self.coefficient, parameters[key], gradient))
+        return 0.0
+
+    @torch.no_grad()
+    def after_step(self, state: State) -> None:
+        """Take the step that `penalty` computed."""
+        for size, parameter, gradient in self._gradients:
+            parameter.sub_(gradient, alpha=size)
+        self._gradients = []

@@ -1,0 +1,242 @@
+"""AdamO, spectral regularisation, weight clipping, Hare & Tortoise and UPGD against numbers worked out by hand."""
+
+import pytest
+import torch
+from torch import nn
+
+from fire_core import Phase, State, UserError, snapshot
+from fire_core.methods import create
+from fire_core.methods.adamo import isometry_gradient
+from fire_core.methods.spectral import first_vector, largest_singular_value
+from fire_core.methods.upgd import PerturbedDescent
+from fire_core.methods.weight_clipping import clip_weights
+from rl.sac.network import Critics
+
+
+def linear(values, bias=None) -> nn.Sequential:
+    weight = torch.tensor(values)
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    layer.weight.data = weight
+    if bias is not None:
+        layer.bias.data = torch.tensor(bias)
+    return nn.Sequential(layer)
+
+
+def state_of(net: nn.Module, rate: float = 0.5) -> State:
+    optimizers = {"net": torch.optim.SGD(net.parameters(), lr=rate)}
+    return State({"net": net}, optimizers, initial=snapshot({"net": net}), phase=1)
+
+
+# -------------------------------------------------------------------------------------------------------- AdamO
+@pytest.mark.parametrize("shape", [(3, 3), (5, 3), (3, 5), (2, 4, 3)])
+def test_the_gradient_of_the_smaller_gram_matrix_is_that_of_autograd(shape):
+    w = torch.randn(
+        *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1), requires_grad=True
+    )
+    gram = w.mT @ w if shape[-2] >= shape[-1] else w @ w.mT
+    (gram - torch.eye(gram.shape[-1], dtype=torch.float64)).square().sum().backward()
+    torch.testing.assert_close(isometry_gradient(w.detach()), w.grad)
+    q = torch.linalg.qr(torch.randn(5, 3, dtype=torch.float64))[0]
+    assert isometry_gradient(q).abs().max() < 1e-14 and isometry_gradient(q.mT).abs().max() < 1e-14
+
+
+def test_adamo_by_hand():
+    """W = diag(2, 1): the gradient is 4 * 2 * (4 - 1) = 24 at the 2, and 0 at the 1. With rate 0.5 and coefficient
+    0.01 the step is 0.12, taken from the weights before the optimizer's own step, which moves both by 1."""
+    net = linear([[2.0, 0.0], [0.0, 1.0]])
+    state, method = state_of(net), create("adamo", coefficient=0.01)
+    assert method.penalty(state) == 0.0
+    with torch.no_grad():
+        net[0].weight += torch.eye(2)
+    method.after_step(state)
+    torch.testing.assert_close(net[0].weight.data, torch.tensor([[2.88, 0.0], [0.0, 2.0]]))
+    method.after_step(state)  # a step without a penalty before it
+    assert net[0].weight[0, 0] == 2.88
+
+
+def test_adamo_leaves_the_moments_to_the_loss():
+    net = linear([[2.0, 0.0], [0.0, 1.0]])
+    state, method = state_of(net), create("adamo", coefficient=1.0)
+    adam = state.optimizers["net"] = torch.optim.Adam(net.parameters(), lr=0.1)
+    (net(torch.eye(2)).sum() + method.penalty(state)).backward()
+    adam.step()
+    method.after_step(state)
+    torch.testing.assert_close(adam.state[net[0].weight]["exp_avg"], torch.full((2, 2), 0.1))
+
+
+def test_adamo_brings_singular_values_to_one():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(16, 40))
+    state, method = state_of(net, rate=0.1), create("adamo", coefficient=1.0)
+    for _ in range(200):
+        method.penalty(state)
+        method.after_step(state)
+    for layer in (net[0], net[2]):
+        torch.testing.assert_close(
+            torch.linalg.svdvals(layer.weight.flatten(1)),
+            torch.ones(min(layer.weight.flatten(1).shape)),
+            atol=1e-4,
+            rtol=0,
+        )
+
+
+# ----------------------------------------------------------------------------------------------------- spectral
+def test_spectral_by_hand():
+    """Singular values 3 and 1, bias (1, 2): (3^2 - 1)^2 + 5^2 = 89, and the gradient at the 3 is 2 * 8 * 6 = 96."""
+    net = linear([[3.0, 0.0], [0.0, 1.0]], bias=[1.0, 2.0])
+    state, method = state_of(net), create("spectral", coefficient=0.5)
+    for _ in range(30):  # the power iteration settles
+        loss = method.penalty(state)
+    assert loss.item() == pytest.approx(0.5 * 89)
+    loss.backward()
+    torch.testing.assert_close(net[0].weight.grad, torch.tensor([[48.0, 0.0], [0.0, 0.0]]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(net[0].bias.grad, 0.5 * 2 * 5.0 * 2 * torch.tensor([1.0, 2.0]))
+
+
+def test_the_power_iteration_climbs_to_the_largest_singular_value_of_each_matrix():
+    matrices = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(2))
+    left, before = first_vector("a", matrices), torch.zeros(3)
+    exact = torch.linalg.matrix_norm(matrices, 2)
+    for _ in range(100):
+        sigma, left = largest_singular_value(matrices, left)
+        assert (sigma >= before - 1e-5).all() and (sigma <= exact + 1e-5).all()
+        before = sigma
+    torch.testing.assert_close(sigma, exact)
+
+
+def test_spectral_takes_a_stack_of_critics_as_single_matrices():
+    critics = Critics(4, 2, 8, 1, 2, torch.Generator().manual_seed(0))
+    state, method = state_of(critics), create("spectral", coefficient=1.0)
+    assert method.penalty(state) > 0.0
+    assert all(vector.shape[0] == 2 and vector.ndim == 2 for vector in method.vectors["net"].values())
+
+
+# ---------------------------------------------------------------------------------------------- weight clipping
+def test_weight_clipping_by_hand():
+    """Four inputs: s = 1/2, so factor 3 clips to 1.5, the bias too. A kernel of 1 x 4 inputs has the same s."""
+    net = nn.Sequential(nn.Linear(4, 1), nn.Conv2d(1, 1, 2), nn.LayerNorm(4))
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor([[-2.0, 1.0, 1.6, -1.5]]))
+        net[0].bias.fill_(9.0)
+        net[1].weight.fill_(-7.0)
+        net[2].weight.fill_(5.0)
+    create("weight_clipping", factor=3.0).after_step(state_of(net))
+    assert net[0].weight.tolist() == [[-1.5, 1.0, 1.5, -1.5]] and net[0].bias.tolist() == [1.5]
+    assert (net[1].weight == -1.5).all() and (net[2].weight == 5.0).all()
+
+
+def test_a_new_network_is_within_the_bounds_of_factor_one():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8, 5))
+    before = [p.clone() for p in net.parameters()]
+    clip_weights(net, 1.0)
+    assert all(map(torch.equal, before, net.parameters()))
+
+
+# ---------------------------------------------------------------------------------------------- Hare & Tortoise
+def test_hare_and_tortoise_by_hand():
+    """momentum 0.5: after the weights 0, 4, 8 the tortoise is at 0, 2, 5, and the third step ends a period."""
+    net = linear([[0.0]])
+    state, method = state_of(net), create("hare_tortoise", momentum=0.5, period=3)
+    method.before_evaluation(state)  # before the first step, the net itself is evaluated
+    method.after_evaluation(state)
+    for value, average in ((0.0, 0.0), (4.0, 2.0)):
+        net[0].weight.data.fill_(value)
+        method.after_step(state)
+        method.before_evaluation(state)
+        assert net[0].weight.item() == average
+        method.after_evaluation(state)
+        assert net[0].weight.item() == value
+    net[0].weight.data.fill_(8.0)
+    method.after_step(state)
+    assert net[0].weight.item() == 5.0
+
+
+def test_the_tortoise_has_running_statistics_of_its_own_and_the_counts_of_the_hare():
+    net = nn.Sequential(nn.BatchNorm1d(1))
+    state, method = state_of(net), create("hare_tortoise", momentum=0.5, period=100)
+    for mean in (0.0, 4.0):
+        net[0].running_mean.fill_(mean)
+        net[0].num_batches_tracked.add_(1)
+        method.after_step(state)
+    method.before_evaluation(state)
+    assert net[0].running_mean.item() == 2.0 and net[0].num_batches_tracked.item() == 2
+    method.after_evaluation(state)
+    assert net[0].running_mean.item() == 4.0
+
+
+# --------------------------------------------------------------------------------------------------------- UPGD
+def test_upgd_by_hand():
+    """Weights 2 and -1 with gradients -1 and -1 have the utilities 2 and -1, so U is sigmoid(1) and sigmoid(-1/2)."""
+    w = nn.Parameter(torch.tensor([2.0, -1.0]))
+    optimizer = PerturbedDescent([w], lr=0.5, sigma=0.0, decay=0.9, weight_decay=0.1, adaptive=False)
+    w.grad = torch.tensor([-1.0, -1.0])
+    optimizer.step()
+    free = 1 - torch.sigmoid(torch.tensor([1.0, -0.5]))
+    torch.testing.assert_close(w.data, torch.tensor([1.9, -0.95]) + 0.5 * free)
+    # second step: averages 0.9 * 0.2 + 0.1 * new, corrected by 1 - 0.9^2
+    before = w.data.clone()
+    w.grad = torch.tensor([1.0, 0.0])
+    optimizer.step()
+    utility = (torch.tensor([0.18, -0.09]) - 0.1 * torch.tensor([before[0], 0.0])) / 0.19
+    free = 1 - torch.sigmoid(utility / utility.max().clamp_min(1e-30))
+    torch.testing.assert_close(w.data, 0.95 * before - 0.5 * torch.tensor([1.0, 0.0]) * free)
+
+
+def test_upgd_with_adams_direction_makes_part_of_adams_step():
+    ours, theirs = (nn.Parameter(torch.tensor([2.0, -1.0, 0.5])) for _ in range(2))
+    upgd = PerturbedDescent([ours], lr=0.1, sigma=0.0, decay=0.9, weight_decay=0.0, adaptive=True)
+    adam = torch.optim.Adam([theirs], lr=0.1)
+    for p in (ours, theirs):
+        p.grad = torch.tensor([-1.0, 3.0, 0.2])
+    start = ours.data.clone()
+    upgd.step(), adam.step()
+    utility = torch.tensor([2.0, 3.0, -0.1])
+    free = 1 - torch.sigmoid(utility / 3.0)
+    torch.testing.assert_close(ours.data - start, (theirs.data - start) * free)
+
+
+def test_the_noise_of_upgd_falls_on_useless_weights_is_repeatable_and_leaves_the_global_stream_alone():
+    def stepped(steps):
+        w = nn.Parameter(torch.cat([torch.full((4000,), 1.0), torch.full((4000,), -1.0)]))
+        optimizer = PerturbedDescent(
+            [w], lr=1.0, sigma=0.1, decay=0.9, weight_decay=0.0, adaptive=False, seed=3
+        )
+        for _ in range(steps):
+            w.grad = torch.full_like(w, -1.0)
+            optimizer.step()
+        return w.detach()
+
+    torch.manual_seed(5)
+    first = stepped(1)
+    drawn = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(drawn, torch.rand(1)) and torch.equal(first, stepped(1))
+    useful, useless = first[:4000], first[4000:]
+    assert float(useful.std()) == pytest.approx(0.1 * 0.26894, rel=0.05)  # 1 - sigmoid(1)
+    assert float(useless.std()) == pytest.approx(0.1 * 0.73106, rel=0.05)
+    second = stepped(2) - first
+    assert abs(float(torch.corrcoef(torch.stack([first[:4000], second[:4000]]))[0, 1])) < 0.05
+
+
+def test_upgd_has_the_rate_and_epsilon_of_the_run_times_its_factor():
+    net = linear([[1.0]])
+    default = torch.optim.Adam(net.parameters(), lr=1e-2, eps=1e-5)
+    method = create("upgd", rate_factor=3.0)
+    (group,) = method.optimizer(net, default, Phase(1)).param_groups
+    assert (group["lr"], group["rate_factor"], group["eps"]) == (pytest.approx(3e-2), 3.0, 1e-5)
+    assert method.optimizer(net, default, Phase(0)) is default
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("adamo", {"coefficient": -1.0}, "coefficient=-1.0"),
+        ("spectral", {"power": 0}, "power=0"),
+        ("weight_clipping", {"factor": 0.0}, "factor=0.0"),
+        ("hare_tortoise", {"momentum": 1.0}, "momentum=1.0"),
+        ("upgd", {"decay": 1.0}, "decay=1.0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(name, settings, said):
+    with pytest.raises(UserError, match=said):
+        create(name, **settings)
