@@ -59,6 +59,7 @@ class VisionModel:
     depth: int | None = key("layers or blocks; null: the network's own", least=1)
     heads: int | None = key("attention heads; null: the network's own", least=1)
     patch: int | None = key("pixels per side of a patch; null: the network's own", least=1)
+    norm: str | None = key("mlp, cnn: norm before each ReLU; null: none", choices=(None, "layer"), added=True)
 
 
 @dataclass

@@ -20,11 +20,13 @@ MODELS: dict[str, type[nn.Module]] = {
 }
 
 
-def build(name: str, *, classes: int, channels: int, image_size: int, **settings: int | None) -> nn.Module:
+def build(
+    name: str, *, classes: int, channels: int, image_size: int, **settings: int | str | None
+) -> nn.Module:
     """Return a net with new weights (the default initialisation of its package, from the global generator).
 
     `name` is one of `MODELS`, or `timm:<name>` / `torchvision:<name>` for a net of those packages, imported on
-    use. `settings` are the net's own arguments (`width`, `depth`, `heads`, `patch`); None means its default.
+    use. `settings` are the net's own arguments (`width`, `depth`, `heads`, `patch`, `norm`); None means its default.
     Nets of `MODELS` also have `features(images)`, the input of their last linear layer. Raises UserError for an
     unknown name, and for a setting that the net does not have.
     """

@@ -1,23 +1,39 @@
-"""The small networks of the probes: a multilayer perceptron and a convolutional net, both without norm layers."""
+"""The small networks of the probes: a multilayer perceptron and a convolutional net, with or without LayerNorm."""
 
 import torch
 from torch import Tensor, nn
 
 
+def activation(channels: int, norm: str | None) -> list[nn.Module]:
+    """Return ReLU, after LayerNorm if `norm` is "layer".
+
+    Its mean and variance are those of all values of one sample, (channels,) or (channels, height, width), and its gains
+    and biases are one for each channel.
+    """
+    return [*([nn.GroupNorm(1, channels)] if norm == "layer" else []), nn.ReLU()]
+
+
 class MLP(nn.Module):
     """Multilayer perceptron from images (n, channels, size, size) to logits (n, classes).
 
-    It has `depth` hidden layers of `width` units with ReLU.
+    It has `depth` hidden layers of `width` units with `activation`.
     """
 
     def __init__(
-        self, *, classes: int, channels: int = 1, image_size: int = 28, width: int = 256, depth: int = 3
+        self,
+        *,
+        classes: int,
+        channels: int = 1,
+        image_size: int = 28,
+        width: int = 256,
+        depth: int = 3,
+        norm: str | None = None,
     ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         inputs = channels * image_size * image_size
         for _ in range(depth):
-            layers += [nn.Linear(inputs, width), nn.ReLU()]
+            layers += [nn.Linear(inputs, width), *activation(width, norm)]
             inputs = width
         self.hidden = nn.Sequential(*layers)
         self.head = nn.Linear(inputs, classes)
@@ -33,25 +49,32 @@ class MLP(nn.Module):
 class CNN(nn.Module):
     """Convolutional net from images (n, channels, size, size) to logits (n, classes).
 
-    It has `depth` 3x3 convolutions with ReLU, a 2x2 max-pool after every second one, and one hidden layer of
+    It has `depth` 3x3 convolutions with `activation`, a 2x2 max-pool after every second one, and one hidden layer of
     4 * `width` units. Channels double after each pool: 32, 32, 64, 64 by default.
     """
 
     def __init__(
-        self, *, classes: int, channels: int = 1, image_size: int = 28, width: int = 32, depth: int = 4
+        self,
+        *,
+        classes: int,
+        channels: int = 1,
+        image_size: int = 28,
+        width: int = 32,
+        depth: int = 4,
+        norm: str | None = None,
     ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         inputs, size = channels, image_size
         for index in range(depth):
             outputs = width * 2 ** (index // 2)
-            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU()]
+            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), *activation(outputs, norm)]
             inputs = outputs
             if index % 2 and size > 1:
                 layers.append(nn.MaxPool2d(2))
                 size //= 2
         self.convolutions = nn.Sequential(*layers)
-        self.hidden = nn.Sequential(nn.Linear(inputs * size * size, 4 * width), nn.ReLU())
+        self.hidden = nn.Sequential(nn.Linear(inputs * size * size, 4 * width), *activation(4 * width, norm))
         self.head = nn.Linear(4 * width, classes)
 
     def features(self, x: Tensor) -> Tensor:
