@@ -146,7 +146,7 @@ ONCE = {
 }
 EVERY = {
     "vision": 4,
-    "language": 5,
+    "language": 2,
     "dqn": 40,
     "sac": 25,
 }  # steps between checkpoints; the third is the last one
