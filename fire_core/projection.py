@@ -47,7 +47,7 @@ def fire(
             distance moved relative to a full reset.
         dry_run: write nothing; the report says what would be done.
         group: process group whose ranks hold plain replicas of this model, to share the work among them.
-        settings: the fields of `FireSettings`, which describes them.
+        settings: the fields of `FireSettings`.
     Returns: a Report with one row per target, skipped ones included.
     Raises: UserError for wrong settings, an empty target set, zero matrices (see degenerate), NaN or infinite weights
         or results. Nothing is written then.
@@ -69,13 +69,15 @@ def fire(
 
 
 def _with_settings(function: Any) -> None:
-    """Replace `**settings` in the signature that help() and notebooks show by the fields of `FireSettings`."""
+    """Replace `**settings`, in the signature and text that help() and the documentation show, by `FireSettings`."""
     own = list(signature(function).parameters.values())[:-1]
     known = [
         Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
         for f in fields(FireSettings)
     ]
     function.__signature__ = signature(function).replace(parameters=[*own, *known])
+    described = (FireSettings.__doc__ or "").partition("    Args:\n        ")[2].rstrip()
+    function.__doc__ = (function.__doc__ or "").replace("settings: the fields of `FireSettings`.", described)
 
 
 _with_settings(fire)

@@ -203,7 +203,11 @@ def test_names_that_steer_the_terminal_are_not_printed(tmp_path: Path, capsys: p
 
 @pytest.mark.parametrize(
     ("tensor", "said"),
-    [(torch.eye(4).to_sparse(), "is sparse"), (torch.empty(4, 4, device="meta"), "on the meta")],
+    [
+        (torch.eye(4).to_sparse(), "is sparse"),
+        (torch.nested.nested_tensor([torch.ones(2, 3)]), "or nested"),
+        (torch.empty(4, 4, device="meta"), "on the meta"),
+    ],
 )
 def test_tensors_without_dense_values_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture, tensor: torch.Tensor, said: str

@@ -512,3 +512,11 @@ def test_settings_are_listed_in_the_signature_of_fire():
 
 def test_version():
     assert fire_core.__version__[0].isdigit()
+
+
+def test_every_argument_of_fire_is_described_in_its_own_text() -> None:
+    arguments = list(signature(fire).parameters)[1:]
+    assert len(arguments) > 10
+    for name in arguments:
+        assert f"\n        {name}: " in fire.__doc__, name
+    assert "settings: " not in fire.__doc__

@@ -233,8 +233,8 @@ def state_dict_of(content: Any, key: str | None, path: Path) -> dict[str, Tensor
         )
     for name, tensor in found.items():
         _check_name(name, path)
-        if tensor.is_meta or tensor.layout != torch.strided:
-            kind = "on the meta device, without values" if tensor.is_meta else "sparse"
+        if tensor.is_meta or tensor.is_nested or tensor.layout != torch.strided:
+            kind = "on the meta device, without values" if tensor.is_meta else "sparse or nested"
             raise UserError(f"{path}: tensor {name!r} is {kind}; save it as an ordinary dense tensor first")
     return found
 
