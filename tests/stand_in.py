@@ -228,6 +228,7 @@ def _meta(waits: Waits) -> list[Any]:
         patch.object(torch, "autocast", lambda *arguments, **settings: nullcontext()),
         patch.object(torch, "is_autocast_enabled", lambda *arguments: False),
         patch("fire_core.engine.check_targets", lambda *_: None),  # refuses weights without values
+        patch("fire_core.solvers.polar.check_matrices", lambda *_: None),  # so does this
         patch("torch.optim.optimizer._get_fused_kernels_supported_devices", lambda: ["cpu", "meta"]),
     ]
     return [*replaced, watch, Constructors()]

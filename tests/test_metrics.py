@@ -45,8 +45,8 @@ def test_sfe_and_its_share_of_a_full_reset():
 def test_ranks_of_known_spectra():
     spectrum = torch.diag(torch.tensor([2.0, 1.0, 1.0]))
     # shares 1/2, 1/4, 1/4: entropy 1.5 ln 2
-    assert metrics.effective_rank(spectrum).item() == pytest.approx(2**1.5, rel=1e-6)
-    assert metrics.effective_rank(torch.eye(5)).item() == pytest.approx(5.0, rel=1e-6)
+    assert metrics.effective_rank(spectrum.diagonal()).item() == pytest.approx(2**1.5, rel=1e-6)
+    assert metrics.effective_rank(torch.ones(5)).item() == pytest.approx(5.0, rel=1e-6)
 
 
 def test_feature_rank_counts_directions():

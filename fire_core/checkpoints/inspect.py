@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from fire_core.checkpoints.files import Checkpoint
-from fire_core.measure.metrics import deviation_from_isometry, effective_rank_of
+from fire_core.measure.metrics import deviation_from_isometry, effective_rank
 from fire_core.targets import Target, TargetTable
 
 
@@ -56,7 +56,7 @@ class Spectrum:
             float(values.median()),
             smallest,
             float("inf") if smallest == 0 else largest / smallest,
-            float(effective_rank_of(values)),
+            float(effective_rank(values)),
             float(deviation_from_isometry(working)) if finite else float("nan"),
         )
 

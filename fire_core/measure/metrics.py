@@ -73,18 +73,13 @@ def relative_squared_error(before: Tensor, after: Tensor, initial: Tensor) -> Te
     return torch.where(reset > 0, squared_frobenius_error(before, after) / reset, torch.nan)
 
 
-def effective_rank(matrix: Tensor) -> Tensor:
+def effective_rank(singular: Tensor) -> Tensor:
     """Return exp of the entropy of the normalised singular values (Roy & Vetterli 2007).
 
     Args:
-        matrix: (..., m, n).
-    Returns: (...), between 1 and min(m, n); NaN for a zero matrix.
+        singular: (..., k), of matrices (..., m, n) with k = min(m, n).
+    Returns: (...), between 1 and k; NaN for a zero matrix.
     """
-    return effective_rank_of(torch.linalg.svdvals(_float(matrix)))
-
-
-def effective_rank_of(singular: Tensor) -> Tensor:
-    """Return `effective_rank` (...) from singular values (..., k)."""
     share = singular / singular.sum(dim=-1, keepdim=True)
     return torch.exp(torch.special.entr(share).sum(dim=-1))
 

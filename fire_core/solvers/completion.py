@@ -12,19 +12,13 @@ import torch
 from torch import Tensor
 
 
-def rank_threshold(dtype: torch.dtype) -> float:
-    """Return the largest sigma / sigma_max that counts as lost rank: the machine epsilon of `dtype`."""
-    return torch.finfo(dtype).eps
-
-
-def polar_by_svd(matrices: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+def polar_by_svd(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the polar factors of tall, finite, non-zero `matrices` (b, m, n) by SVD in float64.
 
-    `dtype`, by default that of `matrices`, is the type that the weights were stored in. It determines which singular
-    values count as lost (`rank_threshold`).
+    Singular values up to the machine epsilon of the type of `matrices`, times the largest, count as lost.
     Returns the factors (b, m, n) in the type of `matrices` and a mask (b,) of those whose rank was completed.
     """
-    threshold = rank_threshold(dtype or matrices.dtype)
+    threshold = torch.finfo(matrices.dtype).eps
     factors, completed = [], []
     for matrix in matrices:
         left, singular, right = torch.linalg.svd(matrix.double(), full_matrices=False)

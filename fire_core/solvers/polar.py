@@ -119,9 +119,10 @@ def polar(
             if result is not None:
                 start = number * len(stacks[0])
                 result.put(slice(start, start + len(stack)), solved)
-        solved = solved if result is None else result
-    factor = solved.factor if rows >= columns else solved.factor.mT
-    parts = (solved.residual, solved.iterations, solved.completed)
+                del solved  # frees its memory for the next stack
+        result = solved if result is None else result
+    factor = result.factor if rows >= columns else result.factor.mT
+    parts = (result.residual, result.iterations, result.completed)
     return Polar(factor.reshape(matrices.shape), *(part.reshape(batch_shape) for part in parts))
 
 

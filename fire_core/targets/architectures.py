@@ -51,7 +51,7 @@ class Layout:
     sizes: the parts in the order of the rows, as (name, number of rows); if empty, the weight is one matrix.
     repeats: how many times the pattern of parts occurs (q/k/v head by head). transposed: stored as (in, out).
     why: the reason that targets give. left_out: names of parts that are not targets, with reasons.
-    why_out: if not empty, the reason that the whole weight is left out. declared: set by the user through `fused_rows`.
+    why_out: if not empty, the reason that the whole weight is left out.
     """
 
     sizes: Sizes = ()
@@ -61,7 +61,6 @@ class Layout:
     why: str = ""
     why_out: str = ""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    declared: bool = False
 
     @property
     def total(self) -> int:
@@ -386,9 +385,7 @@ def known_layout(place: Place) -> Layout | None:
         layout = Layout(transposed=True, why="weight of Conv1D, stored (in, out)")
     if attribute == "weight" and hasattr(module, "fused_rows"):
         sizes = _declared(place)
-        return Layout(
-            sizes, transposed=transposed, why="part of a fused layer, as the module declares", declared=True
-        )
+        return Layout(sizes, transposed=transposed, why="part of a fused layer, as the module declares")
     leaf = place.path.rpartition(".")[2]
     layered = attribute == "weight" and (transposed or isinstance(module, nn.Linear))
     found = _read(module, attribute) or (

@@ -94,16 +94,10 @@ class Target:
         """Return the (out, in) matrix of this target from a model or a dict from parameter names to tensors.
 
         The matrix is a view of the parameter: writing into it (under `torch.no_grad()`) changes the parameter. Only for
-        a block with scattered rows (q/k/v interleaved head by head; `is_view` is False) it is a copy. `write` works for
-        both.
+        a block with scattered rows (q/k/v interleaved head by head) it is a copy. `write` works for both.
         """
         block = _parameter(self, source)[self.index]
         return block.mT if self.transposed else block
-
-    @property
-    def is_view(self) -> bool:
-        """Whether `matrix` is a view of the parameter."""
-        return not any(isinstance(entry, list) for entry in self.index)
 
     def write(self, source: nn.Module | Mapping[str, Tensor], value: Tensor) -> None:
         """Copy `value` (out, in), of any dtype, into the parameter, in place."""

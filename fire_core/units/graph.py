@@ -124,7 +124,14 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
         if isinstance(leaf, Tensor):
             found = _trace(leaf.grad_fn, made, normed, memory)
             reasons |= dict.fromkeys(found.layers - {OUTSIDE}, "feeds the output")
-    return _collect(net, sources, reasons, wide)
+    layers = _layers_with_readers(dict(net.named_modules()), sources, wide, reasons)
+    for name in sources:  # in the order of the forward pass
+        groups = [group for group in layers if name in group]
+        if len(groups) != 1:
+            reasons.setdefault(name, "is read alone and gated" if groups else "is read by no layer")
+    places = {name: place for place, name in enumerate(sources)}
+    good = [layer for group, layer in layers.items() if not group & reasons.keys()]
+    return sorted(good, key=lambda layer: places[layer.name]), reasons
 
 
 def _trace(
@@ -174,40 +181,32 @@ def _leaf(value: Any) -> Any:
     return value.detach().requires_grad_(True) if floating else value
 
 
-def _collect(
-    net: nn.Module, sources: Mapping[str, _Sources], reasons: dict[str, str], wide: set[str]
-) -> tuple[list[UnitLayer], dict[str, str]]:
-    """Return the result of `find_unit_layers` from the sources of every layer's input and the reasons found so far."""
-    modules = dict(net.named_modules())
+def _layers_with_readers(
+    modules: Mapping[str, nn.Module], sources: Mapping[str, _Sources], wide: set[str], reasons: dict[str, str]
+) -> dict[frozenset[str], UnitLayer]:
+    """Return a UnitLayer for each group of modules whose units later modules read, with all of its readers.
+
+    Where a reader mixes the units or does not fit them, its sources get a reason in `reasons` instead.
+    """
     layers: dict[frozenset[str], UnitLayer] = {}
     for reader, found in sources.items():
-        if found.layers <= {OUTSIDE}:
+        group = found.layers - {OUTSIDE}
+        if not group:
             continue
-        if OUTSIDE in found.layers:
-            found = _Sources(
-                found.layers - {OUTSIDE}, found.norms, found.trouble or "is mixed with the input"
-            )
-        counts = {_units(modules[name]) for name in found.layers}
+        units = {_units(modules[name]) for name in group}
         columns = 0
-        if len(counts) == 1:
-            columns = _columns(modules[reader], counts.pop(), flattened=not wide & found.layers)
-        trouble = found.trouble or ("" if columns else f"does not fit the inputs of {reader}")
+        if len(units) == 1:
+            columns = _columns(modules[reader], units.pop(), flattened=not wide & group)
+        trouble = found.trouble or ("is mixed with the input" if OUTSIDE in found.layers else "")
+        trouble = trouble or ("" if columns else f"does not fit the inputs of {reader}")
         if trouble:
-            reasons |= {name: trouble for name in found.layers if name not in reasons}
+            reasons |= {name: trouble for name in group if name not in reasons}
             continue
-        order = tuple(name for name in sources if name in found.layers)
-        known = layers.get(found.layers) or UnitLayer(order[0], _units(modules[order[0]]), order, (), ())
+        order = tuple(name for name in sources if name in group)
+        known = layers.get(group) or UnitLayer(order[0], _units(modules[order[0]]), order, (), ())
         norms = tuple(sorted({*known.norms, *found.norms}))
-        layers[found.layers] = replace(known, norms=norms, outgoing=(*known.outgoing, (reader, columns)))
-    for name in sources:
-        groups = [group for group in layers if name in group]
-        if len(groups) > 1:
-            reasons.setdefault(name, "is read alone and gated")
-        elif not groups:
-            reasons.setdefault(name, "is read by no layer")
-    good = [layer for group, layer in layers.items() if not any(name in reasons for name in group)]
-    place = {name: index for index, name in enumerate(sources)}
-    return sorted(good, key=lambda layer: place[layer.name]), reasons
+        layers[group] = replace(known, norms=norms, outgoing=(*known.outgoing, (reader, columns)))
+    return layers
 
 
 def _units(module: Any) -> int:
