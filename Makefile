@@ -130,8 +130,9 @@ sac-sweep: $(VENV)/.with-suite $(VENV)/.with-sac $(meshes) $(ray) ## SAC with a 
 	@$(call sweep,rl/sac/train.py,sac)
 
 .PHONY: paper
-paper: install-all ## every run of the paper, the most informative first: PLAN=1 prints the plan, BUDGET=30h limits the time
-	$(PY) -m harness.campaign paper --root $(RUNS) $(if $(PLAN),--plan) $(if $(BUDGET),--budget $(BUDGET)) $(OPTIONS)
+paper: install-all $(VENV)/.with-ray ## every run of the paper, the most informative first: PLAN=1 prints the plan, BUDGET=30h limits the time
+	$(PY) -m harness.campaign paper --root $(RUNS) --launcher ray $(if $(filter command%,$(origin JOBS)),--jobs $(JOBS)) \
+		$(if $(PLAN),--plan) $(if $(BUDGET),--budget $(BUDGET)) $(OPTIONS)
 
 .PHONY: status
 status: $(VENV)/.with-suite ## list which runs are done, running, failed or missing

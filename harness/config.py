@@ -177,9 +177,19 @@ def file_of(group: str, option: str) -> Path:
 
 
 def domain_of(experiment: str) -> str:
-    """Return the name of the domain of an experiment: that in its file, or that of the experiment it builds on."""
-    content = yaml.safe_load(file_of("experiment", experiment).read_text()) or {}
-    for base in content.get("defaults", []):
-        if "domain" not in content and isinstance(base, str) and base != "_self_":
-            return domain_of(base)
-    return str(content.get("domain", ""))
+    """Return the name of the domain of an experiment."""
+    return str(said_by(experiment, "domain") or "")
+
+
+def said_by(experiment: str, key: str) -> Any:
+    """Return a key of an experiment's file, or of the file of the experiment it builds on; None if neither has it."""
+    path = file_of("experiment", experiment)
+    content = _content(path, path.stat().st_mtime_ns)
+    bases = [base for base in content.get("defaults", []) if isinstance(base, str) and base != "_self_"]
+    return said_by(bases[0], key) if bases and key not in content else content.get(key)
+
+
+@functools.cache
+def _content(path: Path, changed: int) -> dict[str, Any]:
+    """Return the content of a YAML file, which is slow to read."""
+    return yaml.safe_load(path.read_text()) or {}

@@ -86,10 +86,7 @@ def _command(domain: Domain, job: Job, arguments: list[str]) -> None:
     add_folder(domain.conf)
     overrides, options = split(arguments)
     if HELP.intersection(options):
-        try:
-            print(manual(domain, _relative(job.script)), flush=True)
-        except BrokenPipeError:  # as in --help | head
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _help(domain, _relative(job.script))
         return
     multirun = bool(MULTIRUN.intersection(options))
     check_overrides(domain, overrides, sweep=multirun)
@@ -144,9 +141,22 @@ class Job:
         _run(command.domain, command.__wrapped__, cfg)
 
 
+def _help(domain: Domain, script: Path) -> None:
+    try:
+        print(manual(domain, script), flush=True)
+    except BrokenPipeError:  # as in --help | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def needs(domain: Domain) -> None:
-    """Exit with code 2 and one line if packages of a script are missing. It calls this before it imports them."""
+    """Exit with code 2 and one line if packages of a script are missing, but print its help without them.
+
+    A script calls this before it imports the packages.
+    """
     missing = [package for package in domain.needs if importlib.util.find_spec(package) is None]
+    if missing and HELP.intersection(sys.argv):
+        _help(domain, Path(domain.script))
+        sys.exit()
     if missing:
         print(
             f"error: {domain.script} needs {', '.join(missing)}: make install-{domain.extras[0]}",

@@ -10,7 +10,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from fire_core.methods import available
-from harness.config import SIZES, compose, file_of, options, resolve
+from harness.config import SIZES, compose, file_of, options, resolve, said_by
 from harness.domains import methods_of
 from harness.overrides import choosable, files
 from harness.settings import Domain, keys, wanted_values
@@ -28,9 +28,9 @@ def manual(domain: Domain, script: Path) -> str:
     lines = [
         f"python {script} [key=value ...]           one run; the same command resumes it",
         f"python {script} -m method=none,fire seed=1,2,3   a sweep: every combination",
-        f"\nsize: {', '.join(SIZES)} (of each experiment, those that it has); here {config.size}",
-        f"\nexperiment (of conf/experiment; default {default}):",
-        *_columns((name, _headline(name)) for name in experiments),
+        f"\nsize: {', '.join(SIZES)}; here {config.size}",
+        f"\nexperiment [sizes, minutes of a run on a CPU] (of conf/experiment; default {default}):",
+        *_columns((name, _experiment(name)) for name in experiments),
         "\nmethod (of conf/method):",
         *_columns((name, methods[name].summary) for name in here),
         f"\nkey [value of {default} at size={config.size}]:",
@@ -67,14 +67,16 @@ def manual(domain: Domain, script: Path) -> str:
     )
 
 
-def _headline(experiment: str) -> str:
-    """Return the first comment of an experiment's file, "" if it has none."""
-    comments = [
-        line.lstrip("# ")
-        for line in file_of("experiment", experiment).read_text().splitlines()
-        if line.startswith("#") and "@package" not in line
+def _experiment(name: str) -> str:
+    """Return what an experiment is, in the first sentence of its file's comments, and its sizes with their minutes."""
+    lines = [
+        line[1:].strip() for line in file_of("experiment", name).read_text().splitlines() if line[:1] == "#"
     ]
-    return comments[0] if comments else ""
+    lines = [line for line in lines if "@package" not in line]
+    end = next((number for number, line in enumerate(lines, 1) if line.endswith((".", "?"))), len(lines))
+    minutes, sizes = said_by(name, "minutes") or {}, said_by(name, "at") or {}
+    known = [f"{size} {minutes[size]:g} min" if size in minutes else size for size in SIZES if size in sizes]
+    return " ".join([*lines[:end], f"[{', '.join(known)}]"])
 
 
 def _columns(rows: Iterable[tuple[str, str]]) -> list[str]:

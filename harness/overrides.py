@@ -152,7 +152,7 @@ def check_sweep(
         return 0
     typed = {o.key_or_group for o in parsed}
     own = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items() if key not in typed]
-    axes = {o.key_or_group: _typed_values(o) for o in parse([*own, *overrides])}
+    axes = {o.key_or_group: typed_values(o) for o in parse([*own, *overrides])}
     runs = math.prod(len(values) for values in axes.values())
     # whether a seed is valid does not depend on other values, so each is checked once
     seeds, first = axes.pop("seed", []), [values[0] for values in axes.values()]
@@ -173,7 +173,7 @@ def check_sweep(
     return runs
 
 
-def _typed_values(override: Override) -> list[str]:
+def typed_values(override: Override) -> list[str]:
     """Return `key=value` for each value of one override."""
     if not override.is_sweep_override():
         return [override.input_line or ""]

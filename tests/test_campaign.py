@@ -1,353 +1,241 @@
-"""Campaigns: what a plan counts, which runs come first, what a budget leaves out, and that a killed campaign resumes."""
+"""Campaigns: the order of the sweeps, what a plan counts, the commands, what a budget leaves out, how sweeps end."""
 
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fire_core.errors import UserError
-from harness.campaign import __main__ as campaign
-from harness.campaign import training
-from harness.campaign.__main__ import at_a_time, check_options, duration, launcher_of, options_of
-from harness.campaign.manifest import Job, load
-from harness.campaign.rates import end_of, first_step, learning_starts, rate_of, wait_for_step
-from harness.campaign.schedule import ready, simulate, spent_trunks, within
-from harness.campaign.training import command
-from harness.campaign.work import EVALUATION, Work, assumed
-from harness.config import CONF
-from harness.launch import identity
-from harness.overrides import compose_config
-from harness.runs.trunk import FolderLock
+from harness import campaign
+from harness.campaign import command, duration, launcher_overrides, load, main, measure, plan, train
+from harness.config import said_by
+from harness.domains import find
 
 ROOT = Path(__file__).resolve().parents[1]
-SMALL_WORK = Work(
-    trunk=60, fork=40, trunk_tests=0, fork_tests=0, operations=None, precision="fp32", compile=False, per_step=1,
-    trunk_bytes=100, running_bytes=10, left_bytes=1, memory=5, trunk_memory=7,
-)  # fmt: skip
-
-
-def job(name, trunk, domain="vision", rank=(0, False, 0, 0)):
-    folder = Path("runs/cell/paper") / name / "seed_1"
-    return Job(
-        domain=domain, experiment="cell", method=name, seed=1, arguments=(), folder=folder,
-        trunk=None if trunk is None else Path(trunk), work=SMALL_WORK, rank=rank, minutes=None, last_phase=None,
-    )  # fmt: skip
-
-
-def cost(jobs):
-    return {one.name: (60.0, 40.0) for one in jobs}
-
-
-# ------------------------------------------------------------------------------------------------ arithmetic
-def test_an_evaluated_unit_counts_a_third():
-    work = replace(SMALL_WORK, trunk_tests=30, fork_tests=60)
-    assert work.trunk_units == pytest.approx(60 + 30 * EVALUATION)
-    assert work.fork_units == pytest.approx(60)
-
-
-def test_a_probe_replaces_what_is_assumed():
-    from harness.campaign.rates import probe_key
-
-    one = replace(job("none", None), work=replace(SMALL_WORK, operations=1e9))
-    guess = rate_of(one, {}, processes=2)
-    assert guess.source.startswith("assumed")
-    expected = assumed()["share"]["vision"]["fp32"] * assumed()["peak"]["fp32"] * 1e12 / 1e9 / 2
-    assert guess.per_second == pytest.approx(expected)
-    measured = {probe_key(one, 2): 123.0}
-    assert rate_of(one, measured, processes=2).per_second == 123.0
-    assert rate_of(one, measured, processes=4).source.startswith("assumed")  # they share the machine
-
-
-def test_compiled_cells_are_taken_to_be_faster_and_methods_that_watch_are_not_compiled(tmp_path):
-    path = tmp_path / "one.yaml"
-    path.write_text(
-        "{size: paper, first: [fire], jobs: {vision: 2}, cells: "
-        "[{experiment: fig2a_cifar10_resnet18, runs: [{seeds: [1], methods: [fire, snr]}]}]}"
-    )
-    rates = {}
-    for option in ("compile=true", "compile=false"):
-        for one in load(str(path), str(tmp_path), lambda domain, option=option: (option,)).jobs:
-            rates[one.method, option] = rate_of(one, {}, processes=2).per_second
-    factor = assumed()["compiled"]["vision"]
-    assert rates["fire", "compile=true"] == pytest.approx(factor * rates["fire", "compile=false"])
-    assert rates["snr", "compile=true"] == rates["snr", "compile=false"]
-
-
-def test_options_go_to_the_runs_that_have_the_key():
-    assert options_of("vision", ["data.folder=x", "env.game=y"]) == ("data.folder=x",)
-    check_options(["data.folder=${data.name}"])
-    for wrong in ("data.foldr=x", "data.folder"):
-        with pytest.raises(UserError, match=f"--option {wrong}: give KEY=VALUE"):
-            check_options([wrong])
-
-
-@pytest.mark.parametrize(("experiment", "size"), [("fig4b_hopper", "smoke"), ("fig4a_asterix", "paper")])
-def test_probes_of_agents_learn_before_the_boundary(experiment, size, tmp_path):
-    path = tmp_path / "one.yaml"
-    path.write_text(
-        f"{{size: {size}, first: [none], jobs: {{dqn: 1, sac: 1}}, cells: "
-        f"[{{experiment: {experiment}, runs: [{{seeds: [1], methods: [none]}}]}}]}}"
-    )
-    (one,) = load(str(path), str(tmp_path)).jobs
-    cfg = compose_config(one.domain, [*one.arguments, f"learning_starts={learning_starts(one)}"])
-    assert 0 < learning_starts(one) < first_step(one) < cfg.midpoint
-
-
-def test_a_run_that_ends_within_its_probe_is_measured_whole(tmp_path):
-    home = tmp_path / "cell" / "seed_1"
-    home.mkdir(parents=True)
-    (home / "config.yaml").write_text("")
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    one = job("none", None)
-    assert end_of(one, tmp_path) is None
-    assert wait_for_step(process, tmp_path, 5)[0] == 0
-    (home / "DONE").write_text("")
-    assert end_of(one, tmp_path)[0] == 60 + 40
-
-
-def test_a_rate_that_nobody_knows_says_so():
-    timed = rate_of(replace(job("none", None), minutes=5), {}, processes=1)
-    assert timed.per_second == pytest.approx(100 / 300)
-    unknown = rate_of(job("none", None), {}, processes=1)
-    assert unknown.source.startswith("unknown")
-    assert unknown.per_second == pytest.approx(100 / (60 * assumed()["minutes"]))
-
-
-def test_forecast_of_a_worked_campaign():
-    """One trunk of 60 s, three forks of 40 s, two at a time: the leader ends at 100, the forks at 100 and 140."""
-    jobs = [job(name, "trunk") for name in ("none", "fire", "full_reset")]
-    forecast = simulate(jobs, cost(jobs), {"vision": 2})
-    assert sorted(forecast.ends.values()) == [100, 100, 140]
-    assert forecast.seconds == 140
-    assert forecast.disk == 100 + 2 * 10 + 1  # the trunk, two runs and what the first one left
-    assert forecast.left == 100 + 3 * 1
-    assert forecast.memory == 2 * 5 + 7  # two processes and the replay that they share
-
-
-def test_what_a_full_reset_repeats_is_counted_once():
-    from harness.campaign.plan import once
-
-    jobs = [replace(job(name, None), last_phase="same") for name in ("best", "later")]
-    assert [one.work.fork for one in once(jobs)] == [40, 0]
-
-
-def test_deleted_trunks_lower_the_peak_of_the_disk():
-    jobs = [job(f"{name}{n}", f"trunk{n}") for n in (1, 2, 3) for name in ("none", "fire")]
-    kept = simulate(jobs, cost(jobs), {"vision": 1})
-    deleted = simulate(jobs, cost(jobs), {"vision": 1}, delete_trunks=["vision"])
-    assert kept.disk == 3 * 100 + 10 + 5 * 1
-    assert deleted.disk == 100 + 10 + 5 * 1
-    assert deleted.left == 6
-
-
-# ------------------------------------------------------------------------------------------------ order
-@pytest.fixture(scope="module")
-def medium_like(tmp_path_factory):
-    """A manifest of two cells, three methods and two seeds at the size of the tests."""
-    folder = tmp_path_factory.mktemp("campaign")
-    path = folder / "tiny.yaml"
-    path.write_text(
-        """
+TINY = """
 size: smoke
-first: [none, fire]
-jobs: {vision: 2, language: 1, dqn: 1, sac: 1}
-cells:
-  - {experiment: random_label, options: [threads=1], runs: [{seeds: [1, 2], methods: [none, l2_init, fire]}]}
-  - {experiment: label_noise, options: [threads=1], runs: [{seeds: [1], methods: [none]}]}
+options: {threads: 1}
+minutes: {random_label: 30}
+assumed: a worked example
+parts:
+  - - {experiment: random_label, method: [none, fire], seed: [1, 2], jobs: 2}
+    - {experiment: label_noise, method: none, seed: 1}
+  - - {experiment: random_label, method: none, seed: [[3, 4]], batch_size: 8}
 """
-    )
-    return str(path), folder
 
 
-def test_core_methods_first_and_one_seed_of_all_before_the_second(medium_like):
-    path, folder = medium_like
-    names = [one.name for one in load(path, str(folder / "order")).jobs]
-    assert names == [
-        "random_label/none/seed_1",
-        "random_label/fire/seed_1",
-        "label_noise/none/seed_1",
-        "random_label/l2_init/seed_1",
-        "random_label/none/seed_2",
-        "random_label/fire/seed_2",
-        "random_label/l2_init/seed_2",
+@pytest.fixture
+def tiny(tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(TINY)
+    return str(path)
+
+
+def settings(sweep):
+    return [(run["experiment"], run["method"], run["seed"]) for run in sweep.runs()]
+
+
+def test_one_seed_of_every_sweep_of_a_part_before_the_second_and_the_next_part(tiny):
+    assert [settings(sweep) for sweep in load(tiny, "runs").sweeps] == [
+        [("random_label", "none", "1"), ("random_label", "fire", "1")],
+        [("label_noise", "none", "1")],
+        [("random_label", "none", "2"), ("random_label", "fire", "2")],
+        [("random_label", "none", "3"), ("random_label", "none", "4")],
     ]
 
 
-def test_jobs_are_the_runs_that_their_commands_start(medium_like):
-    path, folder = medium_like
-    for one in load(path, str(folder / "same")).jobs[:4]:
-        cfg = compose_config(one.domain, list(one.arguments))
-        from fire_core.methods import create
-        from harness.runs.trunk import fingerprint
-
-        _, trunk = identity(cfg, create(**cfg.method))
-        assert one.trunk == (folder / "same" / "trunks" / fingerprint(trunk) if trunk else None)
-
-
-def test_a_budget_takes_the_first_that_fit_and_charges_a_trunk_once():
-    jobs = [job("none", "trunk"), job("fire", "trunk"), job("none2", "other"), job("fire3", "trunk")]
-    chosen = within(jobs, cost(jobs), {"vision": 1}, budget=185)
-    assert [one.method for one in chosen] == [
-        "none",
-        "fire",
-        "fire3",
-    ]  # 100 + 40 + 40; another trunk does not fit
+def test_a_sweep_is_what_one_types_and_given_overrides_go_where_the_key_exists(tiny):
+    [*_, last] = load(tiny, "elsewhere", ["learning_rate=0.01", "batch_size=16"]).sweeps
+    assert last.domain == "vision" and last.overrides == (
+        "experiment=random_label", "size=smoke", "method=none", "seed=3,4", "threads=1", "batch_size=16",
+        "learning_rate=0.01", "run.root=elsewhere",
+    )  # fmt: skip
+    with pytest.raises(UserError, match=r"env.game=catch: no script of this campaign has this key"):
+        load(tiny, "runs", ["env.game=catch"])
 
 
-def test_a_launcher_that_is_not_installed_names_its_target(monkeypatch):
-    monkeypatch.setitem(campaign.LAUNCHERS, "ray", ("hydra_plugins.nowhere", "install-ray"))
-    with pytest.raises(UserError, match="--launcher ray needs a plugin of Hydra: make install-ray"):
-        launcher_of("ray", gpus=1)
+def finish(root, experiment, label, seed, seconds):
+    """Leave a finished run that took so long."""
+    folder = root / experiment / "smoke" / label / f"seed_{seed}"
+    folder.mkdir(parents=True)
+    meta = {"experiment": experiment, "method": label.split("-")[0], "started": "2026-01-01T00:00:00+00:00"}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    (folder / "DONE").write_text("")
+    os.utime(folder / "DONE", (0, 1767225600 + seconds))
 
 
-def test_a_launcher_makes_each_run_a_sweep_of_one(medium_like, monkeypatch):
-    monkeypatch.setitem(campaign.LAUNCHERS, "submitit_slurm", ("json", "install-slurm"))
-    manifest = load(medium_like[0], str(medium_like[1]))
-    chosen = launcher_of("submitit_slurm hydra.launcher.partition=gpu", gpus=1)
-    _, script, *rest = command(manifest.jobs[0], 1, chosen)
-    assert script.endswith("vision/train.py")
-    assert rest[-3:] == ["-m", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu"]
-    assert tuple(rest[:-3]) == manifest.jobs[0].arguments
-    assert launcher_of("", gpus=8) == ()
-    assert set(at_a_time(manifest, 7).at_a_time.values()) == {7}
+def test_a_plan_worked_by_hand(tiny, tmp_path):
+    """Seven runs. Sweeps 1 and 3 have two runs of 30 min, two at a time: 0.5 h each. Sweep 2 has one run of 12 min, as was
+    measured of another method. One run of sweep 4 is done, and the other takes 30 min."""
+    finish(tmp_path, "label_noise", "fire", 1, 12 * 60)
+    finish(tmp_path, "random_label", "none-batch_size=8", 4, 30 * 60)
+    assert measure(str(tmp_path), "smoke") == {("label_noise", "fire"): 12, ("random_label", "none"): 30}
+    lines = plan(load(tiny, str(tmp_path)), str(tmp_path), "ray", None).splitlines()
+    assert lines[0] == "campaign tiny, size=smoke: 6 runs in 4 sweeps; 1 runs are finished"
+    hours = [line.split(" h  ") for line in lines[2:6]]
+    assert [float(part[0].split()[-1]) for part in hours] == [1.0, 0.2, 1.0, 0.5]
+    assert [float(part[1].split()[-1]) for part in hours] == [0.5, 0.7, 1.2, 1.7]
+    assert lines[7] == "total: 1.7 hours; 2.7 hours of runs with --launcher ray"
+    one_by_one = plan(load(tiny, str(tmp_path)), str(tmp_path), "basic", None).splitlines()
+    assert one_by_one[7].startswith("total: 2.7 hours")
+
+
+def test_a_plan_names_what_it_assumes(tiny, tmp_path):
+    lines = plan(load(tiny, str(tmp_path)), str(tmp_path), "basic", None).splitlines()
+    assert any("6 runs: minutes in the campaign's file, for a worked example" in line for line in lines)
+    assert any("1 runs: minutes in the experiments' files" in line for line in lines)
+
+
+# ------------------------------------------------------------------------------------------------ commands
+def test_launchers_and_jobs_reach_hydra(tiny, capsys, monkeypatch):
+    monkeypatch.setattr(campaign.importlib.util, "find_spec", lambda name: name)
+    first = load(tiny, "runs").sweeps[0]
+    script, *words = command(first, "basic", None)[1:]
+    assert script.endswith("vision/train.py") and words == ["-m", *first.overrides]
+    assert "+hydra.launcher.ray.init.num_cpus=2" in command(first, "ray", None)  # `jobs` of the sweep
+    assert "+hydra.launcher.ray.init.num_cpus=5" in command(first, "ray", 5)
+    assert launcher_overrides("submitit_slurm hydra.launcher.partition=gpu", 8) == [
+        "hydra/launcher=submitit_slurm", "hydra.launcher.array_parallelism=8", "hydra.launcher.partition=gpu",
+    ]  # fmt: skip
+    assert main([tiny, "--commands", "--launcher", "submitit_local", "--jobs", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and all("hydra.launcher.array_parallelism=3" in shlex.split(one) for one in lines)
+
+
+def test_launchers_that_cannot_work_are_refused(tiny):
+    with pytest.raises(UserError, match="--launcher slurm is unknown; did you mean 'submitit_slurm'"):
+        launcher_overrides("slurm", 1)
+    with pytest.raises(UserError, match="--jobs 4 needs a launcher"):
+        main([tiny, "--jobs", "4"])
 
 
 @pytest.mark.parametrize(
-    ("text", "gpus", "told"),
+    ("text", "told"),
     [
-        ("slurm", 1, "--launcher slurm is unknown; did you mean 'submitit_slurm'"),
-        ("ray 'x", 1, "give a launcher and its settings"),
-        (" ", 1, "give a launcher and its settings"),
-        ("ray threads=2", 1, "settings of a launcher begin with hydra.launcher."),
-        ("ray", 8, "--gpus 8 is torchrun on this machine"),
+        ("", "is no campaign"),
+        ("!!python/object:os.system {}", "is no campaign"),
+        ("[1, 2]", "is no campaign"),
+        ("{size: smoke, parts: [[{experiment: random_label}]]}", "'seed'"),
+        ("{size: smoke, frist: 1, parts: []}", "'frist' is unknown"),
+        (TINY.replace("label_noise", "fig2"), "experiment 'fig2' does not exist; did you mean 'fig"),
+        (TINY.replace("batch_size", "batchsize"), "did you mean 'batch_size'"),
     ],
 )
-def test_launchers_that_cannot_work_are_named(text, gpus, told, monkeypatch):
-    monkeypatch.setattr(campaign, "LAUNCHERS", dict.fromkeys(campaign.LAUNCHERS, ("json", "install-it")))
+def test_files_that_are_no_campaign_are_one_line(tmp_path, text, told):
+    path = tmp_path / "odd.yaml"
+    path.write_text(text)
     with pytest.raises(UserError, match=told):
-        launcher_of(text, gpus)
+        load(str(path), "runs")
 
 
-def test_durations():
+def test_unknown_names_and_times_are_refused():
+    with pytest.raises(UserError, match=r"there is no campaign 'papr'; did you mean 'paper'\?$"):
+        load("papr", "runs")
     assert duration("20m") == 1200 and duration("1.5h") == 5400
     with pytest.raises(UserError, match="30 hours"):
         duration("30 hours")
 
 
-# ------------------------------------------------------------------------------------------------ what starts when
-def test_nothing_starts_that_would_wait_for_a_trunk():
-    jobs = [job("none", "trunk"), job("fire", "trunk"), job("redo", None)]
-    assert ready(jobs, [], {"vision": 3}, trunks=()) == [jobs[0], jobs[2]]
-    assert ready(jobs[1:], jobs[:1], {"vision": 3}, trunks=()) == [jobs[2]]
-    assert ready(jobs[1:], jobs[:1], {"vision": 3}, trunks={Path("trunk")}) == jobs[1:]
-    assert ready(jobs[1:2], [], {"vision": 3}, trunks=(), busy={Path("trunk")}) == []
+# ------------------------------------------------------------------------------------------------ the files of conf/
+@pytest.mark.parametrize(("name", "runs"), [("smoke", 12), ("medium", 1143), ("paper", 465)])
+def test_the_campaigns_of_the_repository_name_runs_that_exist(name, runs):
+    found = load(name, "runs")
+    assert sum(len(sweep.runs()) for sweep in found.sweeps) == runs
+    for sweep in found.sweeps:
+        for experiment, method, _ in settings(sweep):
+            assert method not in find(sweep.domain).refuses
+            assert found.size in said_by(experiment, "at")
 
 
-def test_domains_take_turns():
-    vision, rl = job("none", None), job("fire", None, domain="sac")
-    assert ready([rl], [vision], {"vision": 2, "sac": 2}, trunks=()) == []
-    assert ready([rl], [], {"vision": 2, "sac": 2}, trunks=()) == [rl]
+def test_medium_has_the_confirming_seeds_that_the_statistics_page_plans():
+    confirming: dict = {}
+    for sweep in load("medium", "runs").sweeps:
+        for experiment, method, seed in settings(sweep):
+            if int(seed) > 5:
+                confirming.setdefault((experiment, method), set()).add(int(seed))
+    panels = {experiment[:4] for experiment, _ in confirming}
+    assert panels == {"fig2", "fig3", "fig4"}
+    for (experiment, _), seeds in confirming.items():
+        assert seeds == set(range(6, 11 if experiment.startswith("fig4") else 16))
+    core = {"none", "shrink_perturb", "full_reset", "fire"}
+    more = {"rescale", "fire_exact"}
+    for experiment in {experiment for experiment, _ in confirming}:
+        methods = {method for name, method in confirming if name == experiment}
+        if experiment in ("fig2a_cifar10_resnet18", "fig2a_tiny_imagenet_vgg16"):
+            assert methods == core | more | {"dash", "muon", "redo"}
+        elif experiment.startswith("fig3"):
+            assert methods == core | more
+        else:
+            assert methods == core | ({"plasticity_injection"} if experiment.startswith("fig4") else set())
+    assert len({experiment for experiment, _ in confirming if not experiment.startswith("fig4")}) == 8 + 3
 
 
-def test_a_trunk_goes_only_with_its_last_run(tmp_path):
-    trunk = tmp_path / "trunk"
-    trunk.mkdir()
-    last = job("fire", trunk)
-    assert spent_trunks([trunk], [last]) == []
-    training.delete_spent([trunk], [last])
-    assert trunk.exists()
-    lock = FolderLock(trunk)
-    assert lock.acquire(wait=False)
-    training.delete_spent([trunk], [])
-    assert trunk.exists()  # another process is in it
-    lock.release()
-    training.delete_spent([trunk], [])
-    assert not trunk.exists()
+# ------------------------------------------------------------------------------------------------ how sweeps end
+def python(code):
+    return [sys.executable, "-c", code]
 
 
-def test_unknown_manifests_and_keys_are_named(tmp_path):
-    with pytest.raises(UserError, match=r"there is no campaign 'papr'; did you mean 'paper'\?$"):
-        load("papr", str(tmp_path))
-    path = tmp_path / "odd.yaml"
-    path.write_text("{size: smoke, first: [none], jobs: {}, frist: [none], cells: []}")
-    with pytest.raises(UserError, match="'frist' is unknown"):
-        load(str(path), str(tmp_path))
-    path.write_text("{size: smoke, first: [none], jobs: {}, cells: [{experiment: fig2, runs: []}]}")
-    with pytest.raises(UserError, match=r"odd.yaml: experiment 'fig2' does not exist; did you mean 'fig"):
-        load(str(path), str(tmp_path))
-    path.write_text("{size: smoke, first: [none], jobs: {}, cells: [{runs: []}]}")
-    with pytest.raises(UserError, match=r"odd.yaml: key 'experiment' is missing in \{'runs'"):
-        load(str(path), str(tmp_path))
+def test_a_failed_sweep_neither_hides_nor_sinks_the_others(tmp_path, capfd):
+    leave = python(f"open({str(tmp_path / 'left')!r}, 'w')")
+    assert train([python("raise SystemExit(3)"), python("raise SystemExit(75)"), leave]) == 1
+    assert (tmp_path / "left").exists()
+    said = capfd.readouterr().err.splitlines()
+    assert said[0].startswith("failed (exit code 3): ") and said[1].startswith("stopped: ") and len(said) == 2
+    assert train([python("raise SystemExit(75)"), leave]) == 75
+    assert train([leave]) == 0
 
 
-def test_the_manifest_of_the_paper_names_what_exists():
-    import yaml
-
-    from fire_core.methods import available
-    from harness.campaign.manifest import read, sizes_of
-
-    for name in ("paper", "medium", "smoke"):
-        for cell in read(name)["cells"]:
-            assert (CONF / "experiment" / f"{cell['experiment']}.yaml").is_file()
-            assert {m for group in cell["runs"] for m in group["methods"]} <= set(available())
-            assert name == "medium" or name in sizes_of(cell["experiment"])
-    assert yaml.safe_load((CONF / "campaign" / "paper.yaml").read_text())["size"] == "paper"
+def test_no_sweep_starts_after_the_budget(tmp_path, capfd):
+    sweeps = [python(f"import time; time.sleep(0.3); open({str(tmp_path / n)!r}, 'w')") for n in "abc"]
+    assert train(sweeps, budget=0.1) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
+    assert "the budget is used up before sweep 2 of 3" in capfd.readouterr().out
 
 
-# ------------------------------------------------------------------------------------------------ how runs end
 @pytest.mark.parametrize(
-    ("ending", "code", "told"),
-    [("sys.exit(75)", 75, "stopped: cell/"), ("sys.exit(3)", 1, "failed: cell/"), ("finish()", 0, "")],
+    ("number", "code", "expected"), [(signal.SIGINT, 75, 75), (signal.SIGTERM, 143, 143)]
 )
-def test_a_run_that_was_stopped_has_not_failed(
-    medium_like, tmp_path, monkeypatch, capsys, ending, code, told
-):
-    (tmp_path / "cell").mkdir()
-    one = replace(job("none", None), folder=tmp_path / "cell")
-    manifest = replace(load(medium_like[0], str(tmp_path)), jobs=[one], afterwards=("this",))
-    script = f"import pathlib, sys; finish = pathlib.Path({str(one.folder / 'DONE')!r}).touch; {ending}"
-    monkeypatch.setattr(training, "command", lambda *_: [sys.executable, "-c", script])
-    monkeypatch.setattr(training.Drawing, "want", lambda *_: None)
-    monkeypatch.setattr(campaign, "load", lambda *_: manifest)
-    later: list = []
-    monkeypatch.setattr(campaign.subprocess, "run", lambda command, **_: later.append(command[-1]))
-    monkeypatch.setattr(sys, "argv", ["campaign", "tiny", "--root", str(tmp_path), "--no-preflight"])
-    assert campaign.main() == code
-    assert capsys.readouterr().err.startswith(told)
-    assert later == ([] if code else ["this"])
+def test_a_signal_stops_the_sweep_and_starts_no_other(tmp_path, number, code, expected):
+    waits = (
+        f"import signal, sys, time; signal.signal({int(number)}, lambda *_: sys.exit({code}));"
+        f"open({str(tmp_path / 'ready')!r}, 'w'); time.sleep(60)"
+    )
+    other = python(f"open({str(tmp_path / 'other')!r}, 'w')")
+    code = f"import sys; from harness.campaign import train; sys.exit(train([{python(waits)!r}, {other!r}]))"
+    process = subprocess.Popen(python(code), cwd=ROOT, start_new_session=True)
+    until = time.monotonic() + 120
+    while not (tmp_path / "ready").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(number)
+    assert process.wait(60) == expected
+    assert not (tmp_path / "other").exists()
 
 
-# ------------------------------------------------------------------------------------------------ kill and resume
-@pytest.mark.timeout(600)
-def test_a_stopped_campaign_resumes_and_leaves_tables(medium_like, tmp_path):
-    path, root = tmp_path / "one_seed.yaml", tmp_path / "runs"
-    path.write_text(Path(medium_like[0]).read_text().replace("seeds: [1, 2]", "seeds: [1]"))
-    command = [sys.executable, "-m", "harness.campaign", str(path), "--root", str(root), "--no-preflight"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    first = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True,
-    )  # fmt: skip
+@pytest.mark.timeout(900)
+def test_a_stopped_campaign_resumes_and_trains_no_run_twice(tmp_path):
+    path, root = tmp_path / "two.yaml", tmp_path / "runs"
+    path.write_text(
+        "{size: smoke, parts: [[{experiment: random_label, method: [none, fire], seed: [1, 2]}]]}"
+    )
+    line = [sys.executable, "-m", "harness.campaign", str(path), "threads=1", "--root", str(root)]
+    first = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     until = time.monotonic() + 300
     while not any(root.glob("*/smoke/*/seed_*/DONE")) and time.monotonic() < until:
-        time.sleep(0.2)
+        time.sleep(0.02)
     first.send_signal(signal.SIGINT)
     output, _ = first.communicate(timeout=300)
-    assert first.returncode == 75, output[-3000:]
-    done = set(root.glob("*/smoke/*/seed_*/DONE"))
+    assert first.returncode in (75, 130), output[-3000:]
+    done = {mark: mark.stat().st_mtime_ns for mark in root.glob("*/smoke/*/seed_*/DONE")}
     assert 0 < len(done) < 4
-    stamps = {mark: mark.stat().st_mtime_ns for mark in done}
-    second = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500)
+    planned = subprocess.run([*line, "--plan"], cwd=ROOT, capture_output=True, text=True)
+    assert f"{4 - len(done)} runs in 2 sweeps; {len(done)} runs are finished" in planned.stdout
+    second = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert second.returncode == 0, second.stdout[-3000:] + second.stderr[-3000:]
     assert len(list(root.glob("*/smoke/*/seed_*/DONE"))) == 4
-    assert {mark: mark.stat().st_mtime_ns for mark in done} == stamps  # what was done is not trained again
-    assert "waiting for another run" not in "".join(
-        log.read_text() for log in root.glob("campaign/logs/*.log")
-    )
-    assert (root / "random_label" / "smoke" / "table.md").is_file()
+    assert {mark: mark.stat().st_mtime_ns for mark in done} == done

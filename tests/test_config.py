@@ -121,6 +121,11 @@ def test_help_and_messages_name_only_the_files_that_the_script_can_use():
     assert "h1_walk" not in told["dqn"] and "h1_walk" in told["sac"]
     with pytest.raises(UserError, match="model=gpt_tiny is not for this script: choose one of cnn, mlp"):
         check_overrides(VISION, ["model=gpt_tiny"])
+    whole = " ".join(told["dqn"].split())
+    assert (
+        "one reset (at small after 40,000 of 64,000 steps). Not in the paper. [smoke 0.1 min, small 5 min"
+        in whole
+    )
 
 
 def test_a_reader_that_closes_the_help_early_is_no_error():

@@ -29,7 +29,7 @@ from fire_core import State, UserError, fire, triggers
 from fire_core.checkpoints.command_line import main
 from fire_core.methods import create
 from fire_core.targets.table import PRESETS
-from harness.campaign import __main__ as campaign
+from harness import campaign
 
 ROOT = Path(__file__).parents[1]
 CONCEPTS, HOW_TO = ROOT / "docs/concepts", ROOT / "docs/how-to"
@@ -308,8 +308,8 @@ def test_the_commands_of_the_campaign_page_are_understood() -> None:
     for words in commands:
         assert words[:3] == ["python", "-m", "harness.campaign"]
         options = campaign.parser().parse_args(words[3:])
-        campaign.check_options(options.option)
-        assert (ROOT / f"conf/campaign/{options.manifest}.yaml").exists()
+        assert (ROOT / f"conf/campaign/{options.campaign}.yaml").exists()
+        assert not options.override or campaign.load("smoke", "runs", options.override).sweeps
         assert not options.budget or campaign.duration(options.budget) > 0
     assert len(commands) > 5
 

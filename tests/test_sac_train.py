@@ -321,11 +321,14 @@ def test_a_missing_package_is_one_line_with_the_command(domain):
     code = (
         "import sys, runpy, importlib.util as util; find = util.find_spec\n"
         "util.find_spec = lambda name, *more: None if name == 'gymnasium' else find(name, *more)\n"
-        f"sys.argv = [{script!r}]; runpy.run_path({script!r}, run_name='__main__')"
+        f"sys.argv[0] = {script!r}; runpy.run_path({script!r}, run_name='__main__')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2
-    assert done.stderr == f"error: train.py needs gymnasium: make install-{domain}\n"
+    assert done.stderr == f"error: rl/{domain}/train.py needs gymnasium: make install-{domain}\n"
+    helped = subprocess.run([*command, "--help"], capture_output=True, text=True, cwd=ROOT)
+    assert helped.returncode == 0 and "  replay" in helped.stdout and not helped.stderr
 
 
 @pytest.mark.parametrize("task", ["walk", "balance_simple", "run"])
