@@ -136,7 +136,7 @@ def _sweep(settings: dict[str, Any], root: str, more: Mapping[str, str], used: s
     first = {key: settings[key] for key in ("experiment", "size", "method", "seed")}
     texts = {key: f"{key}={_text(value)}" for key, value in {**first, **settings}.items() if key != "jobs"}
     mine = {key: text for key, text in more.items() if key in keys(domain)}
-    used |= mine.keys()
+    used.update(mine)
     overrides = [*(texts | mine).values(), f"run.root={root}"]
     check_overrides(domain, overrides)
     return Sweep(domain.name, tuple(overrides), settings.get("jobs"))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 import yaml
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from fire_core.errors import UserError
@@ -177,8 +178,7 @@ def typed_values(override: Override) -> list[str]:
     """Return `key=value` for each value of one override."""
     if not override.is_sweep_override():
         return [override.input_line or ""]
-    key = override.get_key_element()
-    return [f"{key}={value}" for value in override.sweep_string_iterator()]
+    return [f"{override.get_key_element()}={value}" for value in _values(override)]
 
 
 def _check_option(domain: Domain, group: str, option: str) -> None:
@@ -231,6 +231,12 @@ def _method_keys(methods: list[str]) -> list[str]:
 
 
 def _values(override: Override) -> list[str]:
-    if override.is_sweep_override():
+    if not override.is_sweep_override():
+        return [str(override.value())]
+    try:
         return [str(value) for value in override.sweep_string_iterator()]
-    return [str(override.value())]
+    except HydraException:  # interval(...) and glob(...), which are for other sweepers
+        key = override.get_key_element()
+        raise UserError(
+            f"{override.input_line}: list the values, as in -m {key}=a,b or {key}=range(1,4)"
+        ) from None

@@ -109,6 +109,15 @@ def test_every_value_of_conf_is_a_key_of_the_schema_and_every_key_has_a_meaning(
 HIDDEN = ("experiment", "size", "method", "minutes")
 
 
+@pytest.mark.parametrize(
+    "typed", ["seed=interval(0,1)", "learning_rate=interval(1e-4,1e-2)", "method=glob(fire*)"]
+)
+def test_values_that_cannot_be_listed_are_one_line(typed):
+    with pytest.raises(UserError, match=r": list the values, as in -m \w+=a,b"):
+        check_overrides(VISION, [typed])
+        check_sweep(VISION, ["size=smoke", typed])
+
+
 def test_a_script_without_files_of_a_group_names_its_first_key():
     with pytest.raises(UserError, match=r"has no files of env; give its keys, as in env\.game="):
         check_overrides(find("dqn"), ["env=asterix"])
