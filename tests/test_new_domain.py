@@ -138,7 +138,7 @@ def test_a_fifth_domain_runs_resumes_sweeps_and_is_in_a_table(tmp_path):
     assert len(list((root / "trunks").iterdir())) == 4
     command = [sys.executable, "-m", "analysis", "tables", "--experiment", "two_phases", "--root", str(root)]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert shown.returncode == 0 and "fire" in shown.stdout and "Training accuracy" in shown.stdout, shown
+    assert shown.returncode == 0 and "| FIRE " in shown.stdout and "Training accuracy" in shown.stdout, shown
 
 
 def record(folder):
