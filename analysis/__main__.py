@@ -16,6 +16,7 @@ from analysis import (
     fig5,
     other_boundaries,
     plot,
+    predictors,
     probes,
     readme_figure,
     sensitivity,
@@ -34,11 +35,14 @@ FIGURES = {
     "fig4": fig4,
     "fig5": fig5,
     "claims": claims_figure,
+    "predictors": predictors,
     "probes": probes,
     "sensitivity": sensitivity,
     "dormancy": other_boundaries,
     "readme": readme_figure,
 }
+
+ONE_SIZE = ("claims", "predictors")  # drawn once, each experiment at its largest size
 
 
 def draw_figures(given: Sequence[str]) -> int:
@@ -63,8 +67,8 @@ def draw_figures(given: Sequence[str]) -> int:
         sizes = [size for size in SIZES if size in set(results.finished["size"])]
         if not sizes:
             print(f"{name}: no finished run of {', '.join(module.PREFIXES)}* in '{options.root}'")
-        for size in sizes[:1] if name == "claims" else sizes:
-            filled = name in ("fig4", "claims")  # panels that were not run at this size show a smaller one
+        for size in sizes[:1] if name in ONE_SIZE else sizes:
+            filled = name in ("fig4", *ONE_SIZE)  # panels that were not run at this size show a smaller one
             shown = at_most(results, size) if filled else results.select(size=size)
             parts = [part for part in settings(shown) if len(part.metrics)]
             chosen = {"metric": options.metric} if name == "fig4" and options.metric else {}

@@ -28,6 +28,13 @@ ALSO_EXPORTED = (
     "after_hessian_norm",
     "random_return",
     "eval_unfinished",
+    # what `analysis.predictors` compares with the gain of FIRE
+    "before_weight_norm",
+    "before_dormant_share",
+    "before_feature_rank",
+    "before_dfi",
+    "after_weight_norm",
+    "after_dfi",
 )
 
 

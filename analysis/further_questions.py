@@ -6,9 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import estimates, plot, sensitivity, theory
+from analysis import estimates, plot, predictors, sensitivity, theory
 from analysis.rendering import mean_text, render, short
-from analysis.runs import RESULTS, Results, at_largest_size, settings
+from analysis.runs import RESULTS, Results, at_largest_size, at_most, settings
 from analysis.tables import compared
 
 SETTINGS = {"settings_random_label": "random labels", "settings_warm_start": "warm start"}
@@ -35,6 +35,7 @@ def told(results: Results, frame: pd.DataFrame) -> dict[str, Any]:
         "theory": theory_told(),
         "where": where_told(results),
         "vit": vit_told(frame),
+        "predictors": predictors_told(results),
     }
 
 
@@ -152,6 +153,20 @@ def where_told(results: Results) -> list[dict[str, Any]]:
             row |= {"seeds": best["pairs"], "best": best, "worst": worst, "count": len(rows)}
             found.append(row | {"decided": (rows["word"] != "").sum(), "whole": whole.to_dict("records")})
     return found
+
+
+def predictors_told(results: Results) -> dict[str, Any]:
+    """Return what was measured before the boundary and how well it predicts the gain of FIRE, with the best measure."""
+    names = [name for name in results.runs["experiment"].unique() if name.startswith(predictors.PREFIXES)]
+    parts = settings(at_most(results.select(experiment=names), "medium"))
+    found = predictors.errors(predictors.panels(parts))
+    if found.empty:
+        return {}
+    best = found.loc[found["ratio"].idxmin()].to_dict()
+    shown = found.drop(columns="measure").rename(
+        columns={"title": "measured", "correlation": "rank correlation", "error_of_mean": "error of the mean"}
+    )
+    return {"table": shown.map(short), "best": best}
 
 
 def vit_told(frame: pd.DataFrame) -> dict[str, Any]:

@@ -1,0 +1,132 @@
+"""When does FIRE help? The gain of FIRE over `none`, panel by panel, against what was measured before the boundary.
+
+A panel is one experiment at one size, and its numbers are means over the seeds. The gain is divided by the level of
+`none`, so that accuracies, losses and returns can stand together. `errors` predicts the gain of each panel from the
+others, with one measure at a time and a straight line, and compares the error with that of their mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from analysis import measures, plot
+from analysis.plot import Figure, plt
+from analysis.runs import Results, plain
+
+PREFIXES = ("fig2", "fig3", "fig4", "random_label", "label_noise", "permuted", "pictures", "language_")
+PREDICTORS = {
+    "dormant": "dormant share before the boundary",
+    "rank": "effective rank before (log 10)",
+    "dfi": "DfI before / of new weights (log 10)",
+    "norm": "weight norm before / of new weights",
+    "lost": "full reset minus none, relative",
+}
+CAPTION = (
+    "When does FIRE help? Each mark is a panel: the gain of FIRE over none at the end of training, relative to the level of "
+    "none, against what was measured before the boundary (the last: how much a full reset gains in the end). Means over "
+    "the seeds. In brackets: error of a straight line in panels that it has not seen, divided by that of their mean; below "
+    "1 the measure predicts something."
+)
+COLOURS = {"vision": "#D55E00", "language": "#0072B2", "dqn": "#009E73", "sac": "#8E44AD"}
+
+
+def panels(parts: Sequence[Results]) -> pd.DataFrame:
+    """Return one row per setting with runs of `fire` and `none`: domain, gain and the columns PREDICTORS."""
+    rows = []
+    for part in map(plain, parts):
+        measure = measures.of(part)[0]
+        ends = measures.values(part.metrics, measure)
+        seeds = sorted(set(ends.get("fire", {})) & set(ends.get("none", {})))
+        if len(seeds) < 2:
+            continue
+        none = np.mean([ends["none"][seed] for seed in seeds])
+        sign = 1 if measure.higher_is_better else -1
+        row = {
+            "experiment": part.first["experiment"],
+            "size": part.first["size"],
+            "domain": part.first["domain"],
+        }
+        row["gain"] = sign * (np.mean([ends["fire"][seed] for seed in seeds]) - none) / abs(none)
+        both = sorted(set(ends.get("full_reset", {})) & set(ends["none"]))
+        gaps = [sign * (ends["full_reset"][seed] - ends["none"][seed]) / abs(none) for seed in both]
+        row["lost"] = np.mean(gaps) if gaps else np.nan
+        row["dormant"] = _before(part, "dormant_share")
+        row["rank"] = np.log10(_before(part, "feature_rank"))
+        row["dfi"] = np.log10(
+            _boundary(part, "fire", "common_dfi_before") / _boundary(part, "full_reset", "common_dfi_after")
+        )
+        row["norm"] = _logged(part, "none", "before_weight_norm") / _logged(
+            part, "full_reset", "after_weight_norm"
+        )
+        rows.append(row)
+    return pd.DataFrame(rows, columns=["experiment", "size", "domain", "gain", *PREDICTORS])
+
+
+def _before(part: Results, metric: str) -> float:
+    """Return the mean over the seeds of what `none` measured last before its last boundary."""
+    rows = measures.ordered_rows(part.metrics, metric)
+    rows = rows[(rows["label"] == "none") & (rows["phase"] < rows["phase"].max())]
+    return float(rows.groupby("seed")["value"].last().mean())
+
+
+def _logged(part: Results, label: str, metric: str) -> float:
+    rows = measures.ordered_rows(part.metrics, metric)
+    return float(rows[rows["label"] == label].groupby("seed")["value"].last().mean())
+
+
+def _boundary(part: Results, label: str, column: str) -> float:
+    rows = part.boundaries[part.boundaries["label"] == label].sort_values("phase", kind="stable")
+    return float(pd.to_numeric(rows.groupby("seed")[column].last()).mean())
+
+
+def errors(table: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per measure with at least five panels: their number, Spearman's correlation with the gain, and the
+    root of the mean squared error in panels left out, of a line in the measure and of the mean of the others."""
+    rows = []
+    for name, title in PREDICTORS.items():
+        known = table[np.isfinite(table[name].astype(float)) & np.isfinite(table["gain"])]
+        x, y = known[name].to_numpy(float), known["gain"].to_numpy(float)
+        if len(x) < 5:
+            continue
+        line, mean = [], []
+        for out in range(len(x)):
+            rest = np.arange(len(x)) != out
+            slope, level = np.polyfit(x[rest], y[rest], 1)
+            line.append(y[out] - (slope * x[out] + level))
+            mean.append(y[out] - y[rest].mean())
+        error, usual = (float(np.sqrt(np.mean(np.square(values)))) for values in (line, mean))
+        row = {
+            "measure": name,
+            "title": title,
+            "panels": len(x),
+            "correlation": stats.spearmanr(x, y).statistic,
+        }
+        rows.append(row | {"error": error, "error_of_mean": usual, "ratio": error / usual})
+    return pd.DataFrame(
+        rows, columns=["measure", "title", "panels", "correlation", "error", "error_of_mean", "ratio"]
+    )
+
+
+def draw(parts: Sequence[Results], paper_curves: bool = False) -> Figure:
+    """Return the figure, one panel per measure. The paper has no such figure, so `paper_curves` changes nothing."""
+    table = panels(parts)
+    found = errors(table).to_dict("records")
+    figure, grid = plt.subplots(
+        1, max(1, len(found)), figsize=(2.4 * max(1, len(found)), 2.6), sharey=True, squeeze=False
+    )
+    for axis, row in zip(grid[0], found):
+        for domain, colour in COLOURS.items():
+            part = table[table["domain"] == domain]
+            axis.plot(part[row["measure"]], part["gain"], "o", color=colour, markersize=4, label=domain)
+        axis.axhline(0, color="#8A8A8A", linewidth=0.8)
+        axis.set_yscale("symlog", linthresh=0.1)
+        axis.set_title(f"[{row['ratio']:.2f}]")
+        axis.set_xlabel(row["title"])
+    grid[0, 0].set_ylabel("gain of FIRE over none, relative")
+    plot.legend(figure, grid[0])
+    figure.tight_layout()
+    return figure
