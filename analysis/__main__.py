@@ -67,6 +67,10 @@ def draw_figures(given: Sequence[str]) -> int:
         sizes = [size for size in SIZES if size in set(results.finished["size"])]
         if not sizes:
             print(f"{name}: no finished run of {', '.join(module.PREFIXES)}* in '{options.root}'")
+        if name == "fig2":  # a size at which one panel was run is not worth a figure beside another
+            sizes = [
+                size for size in sizes if size == sizes[0] or len(settings(results.select(size=size))) > 1
+            ]
         for size in sizes[:1] if name in ONE_SIZE else sizes:
             filled = name in ("fig4", *ONE_SIZE)  # panels that were not run at this size show a smaller one
             shown = at_most(results, size) if filled else results.select(size=size)

@@ -65,11 +65,8 @@ def draw(parts: Sequence[Results], paper_curves: bool = False) -> Figure:
 
 def name(cell: tuple[str, str], part: Results) -> str:
     """Return for example `2a ResNet-18`, with the size if it is not medium."""
-    figure, panel = cell
-    words = {**fig2.PAIRS, **fig3.FORKS, **fig4.ROWS["fig4a"][1], **fig4.ROWS["fig4b"][1]}[panel]
-    words = words.partition(" on ")[0].replace("From the ", "").replace("From iteration ", "from ")
     size = part.first["size"]
-    return f"{figure.removeprefix('fig')} {words}" + ("" if size == "medium" else f" ({size})")
+    return plot.panel_name(*cell) + ("" if size == "medium" else f" ({size})")
 
 
 def comparison(table: pd.DataFrame, experiment: str, rival: str) -> dict[str, Any]:

@@ -183,11 +183,18 @@ def page(results: Results, frame: pd.DataFrame, compared: pd.DataFrame) -> str:
             table, words = tables.triggers_table(part, rows[rows["headline"]])
             under_triggers = {"table": table, "words": words}
         parts.append(origin(part) | {"measures": shown, "sections": sections, "triggers": under_triggers})
-    return render("experiment", experiment=results.first["experiment"], parts=parts)
+    first = results.first
+    return render("experiment", experiment=first["experiment"], title=heading(first), parts=parts)
+
+
+def heading(run: pd.Series) -> str:
+    """Return the title of an experiment's page, as in `Figure 2a: ResNet-18`."""
+    name = plot.panel_name(run["figure"], run["panel"])
+    return f"Figure {name.replace(' ', ': ', 1)}" if run["figure"] and " " in name else name
 
 
 def _of_one(table: pd.DataFrame) -> pd.DataFrame:
-    return table.drop(columns=["experiment", "size"], errors="ignore")
+    return table.drop(columns=["experiment", "panel", "size"], errors="ignore")
 
 
 def _title(part: Results) -> str:

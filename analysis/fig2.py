@@ -19,12 +19,11 @@ PAIRS = {
 ROWS = {"fig2a": "a  Warm start", "fig2b": "b  Continual", "fig2c": "c  Class-incremental"}
 NOT_IN_PAPER = ("fig2c", "cifar10_resnet18")  # too few classes; the legend is drawn here
 LEVELS = ("none", "full_reset")  # methods that row a shows by their end value alone, as the paper does
-MANY_STAGES = 5  # from this number of boundaries on, an inset magnifies the last two stages
 CAPTION = (
     "Figure 2. Test accuracy of (a) warm start, during stage 2, (b) continual and (c) class-incremental training. "
-    f"{plot.BAND} Dashed levels in (a): accuracy at the end of training. Thin vertical lines: boundaries between stages. "
-    "The accuracy in (c) is over all classes. Axes in (a) and insets show the range of the last part of training; a curve "
-    f"that starts lower is cut. {plot.PREMISE}"
+    f"{plot.BAND} In (a), dashed levels are accuracies at the end of training, and so are the marks to the right of the "
+    "curves, with 95 % intervals. Thin vertical lines: boundaries between stages. The accuracy in (c) is over all classes. "
+    f"Axes in (a) show the range of the last part of training; a curve that starts lower is cut. {plot.PREMISE}"
 )
 
 
@@ -80,20 +79,20 @@ def draw_panel(axis: Axes, part: Results, interest: Sequence[str] = plot.INTERES
     axis.set_ylabel("test accuracy")
     axis.set_xlabel("epoch of stage 2" if warm else "epoch over all stages")
     axis.xaxis.set_major_locator(plot.MaxNLocator(nbins=6, integer=True))
-    drawn = plot.draw_curves(axis, rows[~rows["label"].isin(LEVELS if warm else ())], interest)
-    if warm:
+    if not warm:
+        drawn = plot.draw_curves(axis, rows, interest)
+    else:
         ends = measures.values(part.metrics, measures.TEST)
+        curves = rows[rows["label"].isin(set(interest) - set(LEVELS))]
+        drawn = plot.draw_curves(axis, curves if len(curves) else rows, interest)
+        others = plot.ordered(set(ends) - set(drawn["label"]) - set(LEVELS))
+        ended = plot.draw_ends(axis, {label: ends[label] for label in others}, drawn["x"].max())
         levels = {label: sum(ends[label].values()) / len(ends[label]) for label in LEVELS if label in ends}
+        axis.set_xticks(sorted({int(x) for x in drawn["x"].unique()})[:: max(1, drawn["x"].nunique() // 5)])
         for label, value in levels.items():
             plot.draw_level(axis, value, label)
-        plot.fit_limits(axis, drawn, 0.3 * drawn["x"].max(), list(levels.values()))
+        plot.fit_limits(axis, drawn, 0.3 * drawn["x"].max(), [*levels.values(), *ended])
     marks = plot.boundaries(rows)
     plot.draw_boundaries(axis, marks)
-    if len(marks) >= MANY_STAGES:
-        inset = axis.inset_axes((0.52, 0.13, 0.46, 0.31))
-        late = plot.draw_curves(inset, rows[rows["x"] > marks[-2]], interest)
-        plot.fit_limits(inset, late, (marks[-1] + late["x"].max()) / 2)
-        plot.draw_boundaries(inset, marks[-1:])
-        inset.tick_params(labelsize=6)
     plot.draw_premise(axis, part)
     return drawn

@@ -23,10 +23,10 @@ LANGUAGE = {
 CAPTION = (
     "Dormant units while a decoder is trained on the encyclopaedic corpus and, after the thin line, on the technical one "
     "with a tenth of the first: share of the units of all layers whose mean |activation| is at most 0.025 of the mean of "
-    f"their layer, as the next layer reads them. {plot.BAND}"
+    "their layer, as the next layer reads them. Lines are means over the seeds; the title names their number."
 )
 PREFIXES = (VARIANTS,)
-DRAWN = {"squared_relu": ("squared ReLU", "#D55E00"), "swiglu": ("SwiGLU", "#0072B2")}
+DRAWN = {"squared_relu": ("squared ReLU", "#117733"), "swiglu": ("SwiGLU", "#AA3377")}
 
 
 def told(frame: pd.DataFrame) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis import claims, paper
 from analysis.runs import Results
+from analysis.stats import estimate
 
 BAND = (
     "Lines are means over the seeds; thick ones have bands from the lowest to the highest seed. Where a title names a "
@@ -131,6 +132,16 @@ def draw_premise(axis: Axes, part: Results, *, top: bool = True) -> None:
     )  # fmt: skip
 
 
+def panel_name(figure: str, panel: str) -> str:
+    """Return for example `2a ResNet-18` for a panel of the paper, and the name itself for another experiment."""
+    known = NAMES["panels"].get(panel)
+    return (
+        f"{figure.removeprefix('fig')} {known}"
+        if figure and known
+        else "_".join(filter(None, (figure, panel)))
+    )
+
+
 def data_name(name: str) -> str:
     """Return the usual name of a data set, corpus, game or task."""
     words = name.replace("+", ", then ").replace("_", " ")
@@ -193,6 +204,19 @@ def draw_curves(axis: Axes, rows: pd.DataFrame, interest: Sequence[str] = INTERE
             )
         drawn.append(table.assign(label=label, place=place))
     return pd.concat(drawn, ignore_index=True)
+
+
+def draw_ends(axis: Axes, ends: dict[str, dict[int, float]], last: float) -> list[float]:
+    """Draw mean and 95 % interval of the values at the end of training of each label, side by side to the right of x =
+    `last`. Return the means."""
+    means = []
+    for place, (label, seeds) in enumerate(ends.items()):
+        found, known, x = estimate(list(seeds.values())), look(label), last * (1.05 + 0.045 * place)
+        if found.n > 1:
+            axis.plot([x, x], [found.low, found.high], color=pale(known.colour), linewidth=1.0, zorder=2)
+        axis.plot(x, found.mean, known.marker, color=known.colour, markersize=3.5, label=known.name, zorder=3)
+        means.append(found.mean)
+    return means
 
 
 def draw_level(axis: Axes, value: float, label: str) -> None:

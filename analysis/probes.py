@@ -35,8 +35,10 @@ def draw(
     figure, grid = plt.subplots(rows, columns, figsize=(3.1 * columns + 0.3, 2.6 * rows), squeeze=False)
     for axis in grid.ravel()[len(parts) :]:
         axis.axis("off")
-    for axis, part in zip(grid.ravel(), parts):
+    for letter, axis, part in zip("abcdefghijklmnop", grid.ravel(), parts):
         draw_panel(axis, part, interest)
+        if len(parts) > 1:
+            axis.set_title(f"{letter}  {axis.get_title(loc='left')}")
     plot.legend(figure, grid.ravel())
     figure.tight_layout(h_pad=1.4)
     return figure

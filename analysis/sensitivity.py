@@ -17,8 +17,8 @@ PREFIXES = ("sensitivity_",)
 PREFIX = "fire-targets="
 CAPTION = (
     "FIRE on one layer at a time, minus no treatment, at the end of training (paired by seed, mean over the seeds); `all`: "
-    "FIRE as published. Blue is better than no treatment. A star: the interval over the seeds excludes 0 "
-    "(exploring seeds, not corrected)."
+    "FIRE as published. Blue is better than no treatment; the colours end where 85 % of the layers lie. A star: the "
+    "interval over the seeds excludes 0 (exploring seeds, not corrected)."
 )
 
 
@@ -71,10 +71,14 @@ def draw_map(axis: Axes, rows: pd.DataFrame) -> None:
         better = row["difference"] if row["higher_is_better"] else -row["difference"]
         values[place] = better
         star = " *" if row["word"] else ""
-        name = f"{row['layer']}\n" if single else ""
+        name = f"{row['layer'].removeprefix('name__')}\n" if single else ""
         texts[place] = f"{name}{number(row['difference'], 3, sign=True)}{star}"
-    limit = np.nanmax(np.abs(values))
-    axis.imshow(values, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
+    limit = float(
+        np.nanquantile(np.abs(values), 0.85)
+    )  # so that one layer, or all, does not drown the others
+    image = axis.imshow(values, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
+    unit = rows["measure"].iloc[0].split(",")[0]
+    axis.figure.colorbar(image, ax=axis, extend="both", label=f"gain over none in {unit}", pad=0.02)
     for (down, across), text in texts.items():
         dark = abs(values[down, across]) > 0.6 * limit
         axis.text(

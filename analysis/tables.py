@@ -55,7 +55,7 @@ def comparisons_table(rows: pd.DataFrame) -> pd.DataFrame:
         confirmed = (row[name] for name in ("gain", "low", "high"))
         table.append(
             {
-                "experiment": row["experiment"],
+                "panel": plot.panel_name(row["figure"], row["panel"]),
                 "size": row["size"],
                 "comparison": claim_text(row),
                 "paper's gain": number(gap, decimals, sign=True),

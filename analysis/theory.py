@@ -247,6 +247,7 @@ def draw(rows: pd.DataFrame) -> Figure:
         axis.plot([low, high], [low, high], color="#222222", linewidth=0.8)
         if logarithmic:
             axis.set_xscale("log")
+            axis.set_xlim(part["measured"].min() / 3, part["measured"].max() * 30)
             axis.set_yscale("log")
         else:
             axis.axhline(low, color="#BBBBBB", linewidth=0.6)
