@@ -86,17 +86,8 @@ def _bars(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
 def hessians(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the largest Hessian eigenvalue right after the reset, one row per setting, for FIRE and S&P."""
     rows = estimates.means(frame[(frame["metric"] == estimates.HESSIAN) & frame["figure"].eq("fig2a")])
-    keys = ["experiment", "size"]
-    return (
-        rows.pivot(index=keys, columns="label", values="mean")[["fire", "shrink_perturb"]]
-        .dropna()
-        .reset_index()
-    )
-
-
-def of(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
-    """Return the estimates of one setting without their comparisons."""
-    return estimates.means(estimates.of(frame, part))
+    wide = rows.pivot(index=["experiment", "size"], columns="label", values="mean")
+    return wide.reindex(columns=["fire", "shrink_perturb"]).dropna().reset_index()
 
 
 def scan_of(panel: str, known: dict[str, Results], frame: pd.DataFrame) -> Results | None:

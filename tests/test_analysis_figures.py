@@ -425,7 +425,7 @@ def test_every_table_in_three_formats(results, tmp_path):
         "ablations.tex",
         "convergence.tex",
     } <= names
-    assert r"fig2a\_cifar10" in (tmp_path / "claims.tex").read_text()
+    assert r"fig2a\_cifar10" in (tmp_path / "ablations.tex").read_text()
     assert "iterations=20" in (tmp_path / "ablations.md").read_text()
 
 

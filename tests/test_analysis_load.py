@@ -46,6 +46,14 @@ def test_unfinished_failed_and_torn_are_named_and_left_out(root):
     assert "loss is nan at step 7" in text and "unfinished" in text and "1 unreadable" in text
 
 
+def test_boundaries_and_costs_of_unfinished_runs_are_not_counted(root):
+    lines = warm_start_lines(0.5, 1)
+    write_run(root, "fig2a_cifar10_resnet18", "dash", 1, lines, end=None, boundary=boundary_report("dash"))
+    results = load(root)
+    assert "dash" not in set(results.boundaries["label"]) | set(results.costs["label"])
+    assert len(results.costs) == 6
+
+
 def test_missing_root_is_one_clear_line(tmp_path):
     with pytest.raises(UserError, match="no run folder"):
         load(tmp_path / "nowhere")

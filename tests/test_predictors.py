@@ -17,10 +17,9 @@ def test_a_measure_that_decides_the_gain_predicts_panels_it_has_not_seen():
     table["dfi"], table["norm"] = np.nan, [1.0, 2.0, 3.0, np.nan, np.nan]
     found = predictors.errors(table).set_index("measure")
     assert list(found.index) == ["dormant", "lost"]  # the others are known for fewer than five panels
-    assert (
-        found.loc["dormant", "error"] == pytest.approx(0.0, abs=1e-12)
-        and found.loc["dormant", "correlation"] == pytest.approx(1.0)
-    )
+    assert found.loc["dormant", "error"] == pytest.approx(0.0, abs=1e-12) and found.loc[
+        "dormant", "correlation"
+    ] == pytest.approx(1.0)
     # the mean of the four others is off by 5/4 of the distance from the mean of all: 1.25 * 0.5 * sqrt(2)
     assert found.loc["dormant", "error_of_mean"] == pytest.approx(1.25 * 0.5 * np.sqrt(2))
     assert found.loc["lost", "ratio"] > 1
