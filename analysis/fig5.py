@@ -90,6 +90,11 @@ def hessians(frame: pd.DataFrame) -> pd.DataFrame:
     return wide.reindex(columns=["fire", "shrink_perturb"]).dropna().reset_index()
 
 
+def of(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
+    """Return the estimates of one setting without their comparisons."""
+    return estimates.means(estimates.of(frame, part))
+
+
 def scan_of(panel: str, known: dict[str, Results], frame: pd.DataFrame) -> Results | None:
     """Return the runs that panel (a) shows for `panel`, a data set and network of the paper.
 
