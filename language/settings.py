@@ -70,7 +70,9 @@ class LanguageBoundary:
 @dataclass
 class LanguageRun(RunKeys):
     peak_tflops: float | None = key(
-        "peak TFLOP/s of one device, for MFU; null: the vendor's figure", above=0, numbers=False
+        "peak TFLOP/s of one device, for MFU; null: the vendor's figure, if it is known",
+        above=0,
+        numbers=False,
     )
 
 

@@ -86,8 +86,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
     state = State({"net": net}, initial=initial, loss=token_loss, compiled=cfg.compile)
     method.check(state)
     watch = Watch(cfg.get("trigger"))
-    peak, peak_source = peak_flops(world.device, cfg.precision)
-    peak = (cfg.run.peak_tflops * 1e12 if cfg.run.peak_tflops else peak) * world.size
+    peak = peak_flops(world.device, cfg.precision, cfg.run.peak_tflops)
     print(describe(net, plans, corpora), flush=True)
 
     with run, seeded(cfg.seed, "train", world.rank):
@@ -225,14 +224,13 @@ def train_in(world: World, cfg: DictConfig) -> None:
                     tokens_done = timed * cfg.accumulation * cfg.batch_size * block
                     seconds = time.perf_counter() - started
                     rate = tokens_done / seconds
-                    use = rate * net.flops_per_token(block) / peak
+                    used = {"mfu": rate * net.flops_per_token(block) / (peak * world.size)} if peak else {}
                     run.timing(
                         phase=phase.index,
                         iteration=at["iteration"],
                         train_seconds=seconds,
                         tokens_per_second=rate,
-                        mfu=use,
-                        peak=peak_source,
+                        **used,
                     )
                     results = {"train_loss": mean_loss(world.mean(loss_sum.clone()), count, at["step"], cfg)}
                     results |= tested(block)
@@ -245,7 +243,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
                         figures["relative_gradient"] = gradient
                     run.log(phase=phase.index, iteration=at["iteration"], step=at["step"], **figures)
                     watch.look(at["step"], world.from_leader(figures))
-                    bar.set_postfix_str(f"{brief(results)}, {rate:,.0f} tokens/s, MFU {use:.0%}")
+                    bar.set_postfix_str(f"{brief(results)}, {rate:,.0f} tokens/s")
                     if phase.index == 0 and results["val_loss_a"] < at["best"]:
                         at["best"] = results["val_loss_a"]
                         run.save(at["step"], parts(), name="best")
