@@ -21,7 +21,7 @@ from fire_core.methods import available, create
 from harness.config import compose, options, resolve
 from harness.domains import find
 from harness.overrides import check_sweep
-from vision import data, protocols
+from vision import data, evaluate, protocols
 from vision.images import Images, pixel_statistics
 from vision.models import build
 from vision.official import switches
@@ -437,7 +437,8 @@ def run(request, tmp_path_factory):
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(data, "load", lambda *_, **__: images)
-        patch.setattr(protocols, "make_batch", make_batch)
+        for module in (protocols, evaluate):
+            patch.setattr(module, "make_batch", make_batch)
         for call in (at_boundary, after_step, after_epoch, after_evaluation):
             patch.setattr(base, call.__name__, call)
         patch.chdir(Path(__file__).resolve().parents[1])

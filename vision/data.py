@@ -36,52 +36,35 @@ ASSETS = Path(__file__).parent / "assets"
 FASHION_CLASSES = tuple(
     ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
 )
-FASHION = "FashionMNIST/raw/"  # where torchvision looks for the files
-FASHION_MIRRORS = (
-    "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
-    "https://dataset.bj.bcebos.com/fashion_mnist/",
-)
-# The files of each published data set: path below its folder, addresses in the order in which they are tried, and the
-# MD5 sum that the authors publish.
-SOURCES: dict[str, tuple[tuple[str, tuple[str, ...], str], ...]] = {
+
+
+def _file(path: str, md5: str, *folders: str) -> tuple[str, tuple[str, ...], str]:
+    """Return the path of a published file, its addresses in web folders, and the MD5 sum that its authors publish."""
+    return path, tuple(folder + path.rpartition("/")[2] for folder in folders), md5
+
+
+ZALANDO = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
+TORONTO, STANFORD = "https://www.cs.toronto.edu/~kriz/", "https://cs231n.stanford.edu/"
+MIRROR, IMAGE_NET = "https://dataset.bj.bcebos.com/", "https://image-net.org/data/"
+# The files of each published data set: path below its folder, addresses in the order in which they are tried, MD5 sum.
+SOURCES = {
     "fashion_mnist_full": tuple(
-        (FASHION + name, tuple(mirror + name for mirror in FASHION_MIRRORS), md5)
-        for name, md5 in (
-            ("train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-            ("train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"),
-            ("t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
-            ("t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
+        _file(f"FashionMNIST/raw/{name}-ubyte.gz", md5, ZALANDO, f"{MIRROR}fashion_mnist/")
+        for name, md5 in (  # where torchvision looks for the files
+            ("train-images-idx3", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+            ("train-labels-idx1", "25c81989df183df01b3e8a0aad5dffbe"),
+            ("t10k-images-idx3", "bef4ecab320f06d8554ea6380940ec79"),
+            ("t10k-labels-idx1", "bb300cfdad3c16e7a12a480ee83cd310"),
         )
     ),
     "cifar10": (
-        (
-            "cifar-10-python.tar.gz",
-            (
-                "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-                "https://dataset.bj.bcebos.com/cifar/cifar-10-python.tar.gz",
-            ),
-            "c58f30108f718f92721af3b95e74349a",
-        ),
+        _file("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", TORONTO, f"{MIRROR}cifar/"),
     ),
     "cifar100": (
-        (
-            "cifar-100-python.tar.gz",
-            (
-                "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-                "https://dataset.bj.bcebos.com/cifar/cifar-100-python.tar.gz",
-            ),
-            "eb9058c3a382ffc7106e4002c42a8d85",
-        ),
+        _file("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", TORONTO, f"{MIRROR}cifar/"),
     ),
     "tiny_imagenet": (
-        (
-            "tiny-imagenet-200.zip",
-            (
-                "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
-                "https://image-net.org/data/tiny-imagenet-200.zip",
-            ),
-            "90528d7ca1a48142e341f4ef8d21d0de",
-        ),
+        _file("tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de", STANFORD, IMAGE_NET),
     ),
 }
 # Data sets that may also come as class folders: number of classes and pixels per side.

@@ -34,9 +34,11 @@ from harness.launch import check_first_phase, launch, open_run, pick_device
 from harness.runs import generator, seeded
 from harness.trigger import Watch
 from vision.data import load
+from vision.evaluate import brief, evaluate, mean_loss, train_accuracy
 from vision.images import Images
 from vision.models import build
 from vision.official import switches
+from vision.official.inputs import show_images
 from vision.official.state import ImageState
 from vision.protocols import PhaseData, batch_indices, make_batch, make_phases
 from vision.settings import DOMAIN
@@ -65,13 +67,7 @@ def train(cfg: DictConfig) -> None:
         raise UserError(
             f"warmup_share={cfg.warmup_share}: give one number, or {len(phases)} of them, one per phase"
         )
-    with seeded(cfg.seed, "init"):
-        net = build(
-            **cfg.model, classes=images.classes, channels=images.channels, image_size=images.image_size
-        )
-        if cfg.batch_norm_start == "official":
-            switches.pass_zeros(net, images.channels, images.image_size)
-    net.to(device, memory_format=torch.channels_last if cfg.channels_last else torch.preserve_format)
+    net = new_net(cfg, images, device)
     forward = torch.compile(net) if cfg.compile else net
     adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate, fused=True)
     state = ImageState({"net": net}, initial=snapshot({"net": net}), loss=cross_entropy, compiled=cfg.compile)
@@ -123,10 +119,7 @@ def train(cfg: DictConfig) -> None:
             probe, probe_labels = make_batch(images, phase, *first_images)
             state.generator = generator(cfg.seed, "method", phase.index)
             state.batches = lambda phase=phase: one_pass(images, phase, cfg)
-            state.test_inputs = lambda count, phase=phase: last_test_inputs(images, phase, count)
-            state.last_inputs = lambda count, phase=phase: last_inputs(
-                images, phases[phase.index - 1], cfg, count
-            )
+            show_images(state, images, phases, phase.index, seed=cfg.seed, batch_size=cfg.batch_size)
 
             # ---------------------------------------------------------------------------------- boundary
             begins = phase.index > 0 and at["treated"] < phase.index
@@ -144,7 +137,7 @@ def train(cfg: DictConfig) -> None:
                 run.timing(phase=phase.index, boundary_seconds=report.seconds)
                 after = plasticity(net, probe)
                 method.before_evaluation(state)
-                after |= test(net, images, phase, cfg)
+                after |= evaluate(net, images, phase, cfg)
                 method.after_evaluation(state)
                 if cfg.run.curvature:
                     draw = generator(cfg.seed, "curvature", index)
@@ -195,10 +188,9 @@ def train(cfg: DictConfig) -> None:
                 measured["relative_gradient"] = relative_gradient(net, probe, probe_labels, cross_entropy)
             method.before_evaluation(state)
             if last or (epoch + 1) % cfg.eval_every == 0:
-                values |= test(net, images, phase, cfg)
+                values |= evaluate(net, images, phase, cfg)
             if last:
-                hits = correct(net, images, phase, phase.indices, phase.labels, cfg, test=False)
-                values["train_accuracy"] = float(hits.mean())
+                values["train_accuracy"] = train_accuracy(net, images, phase, cfg)
             method.after_evaluation(state)
             values |= measured
             run.log(phase=phase.index, epoch=epoch + 1, step=at["step"], **values)
@@ -220,27 +212,21 @@ def train(cfg: DictConfig) -> None:
     print(f"{method.name}: {brief(results)}\nin {run.folder}")
 
 
+def new_net(cfg: DictConfig, images: Images, device: torch.device) -> nn.Module:
+    """Return the network of the config for these images, with newly drawn weights."""
+    shape = {"classes": images.classes, "channels": images.channels, "image_size": images.image_size}
+    with seeded(cfg.seed, "init"):
+        net = build(**cfg.model, **shape)
+        if cfg.batch_norm_start == "official":
+            switches.pass_zeros(net, images.channels, images.image_size)
+    return net.to(device, memory_format=torch.channels_last if cfg.channels_last else torch.preserve_format)
+
+
 def one_pass(images: Images, phase: PhaseData, cfg: DictConfig) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the phase's training set once, in batches, for methods that use the coming data."""
     device = phase.indices.device
     for batch in batch_indices(cfg.seed, phase.index, -1, len(phase.indices), cfg.batch_size, device):
         yield make_batch(images, phase, phase.indices[batch], phase.labels[batch])
-
-
-def last_test_inputs(images: Images, phase: PhaseData, count: int) -> Tensor:
-    """Return the inputs of the last `count` test images, for methods that use them as the official code does."""
-    everything = torch.arange(len(images.test_labels), device=images.test_labels.device)
-    return make_batch(images, phase, everything[-count:], test=True)[0]
-
-
-def last_inputs(images: Images, phase: PhaseData, cfg: DictConfig, count: int) -> Iterator[Tensor]:
-    """Yield the inputs of the last batches of a phase, `count` images or more, for the same methods."""
-    device = phase.indices.device
-    batches = batch_indices(
-        cfg.seed, phase.index, phase.epochs - 1, len(phase.indices), cfg.batch_size, device
-    )
-    for batch in batches[-(count // cfg.batch_size + 2) :]:
-        yield make_batch(images, phase, phase.indices[batch])[0]
 
 
 def set_learning_rate(
@@ -254,67 +240,6 @@ def set_learning_rate(
         factor = min(1.0, (epoch + 1) / max(1, round(share * phase.epochs)))
     for group in optimizer.param_groups:
         group["lr"] = cfg.learning_rate * factor * group.get("rate_factor", 1.0)
-
-
-def mean_loss(loss_sum: Tensor, count: int, phase: PhaseData, step: int, cfg: DictConfig) -> float:
-    """Return the mean loss of the epoch. Raises UserError, which stops the run, if it is NaN or infinite."""
-    value = float(loss_sum) / count
-    if not value < float("inf"):
-        raise UserError(
-            f"training loss is {value} in phase {phase.index} at step {step}: "
-            f"try a learning_rate below {cfg.learning_rate}{'' if cfg.precision == 'fp32' else ', or precision=fp32'}"
-        )
-    return value
-
-
-def test(net: nn.Module, images: Images, phase: PhaseData, cfg: DictConfig) -> dict[str, float]:
-    """Return the accuracy on the whole test set and, in `class_incremental`, on the classes seen so far.
-
-    With `replay`, also on the new classes of the phase and, from phase 1 on, on the old ones.
-    """
-    everything = torch.arange(len(images.test_labels), device=images.test_labels.device)
-    hits = correct(net, images, phase, everything, images.test_labels, cfg, test=True)
-    result = {"test_accuracy": float(hits.mean())}
-    if phase.seen is not None:
-        seen = torch.isin(images.test_labels, phase.seen)
-        result["seen_accuracy"] = float(hits[seen].mean())
-        if phase.new is not None:
-            new = torch.isin(images.test_labels, phase.new)
-            result["new_accuracy"] = float(hits[new].mean())
-            if phase.index > 0:
-                result["old_accuracy"] = float(hits[seen & ~new].mean())
-    return result
-
-
-@torch.no_grad()
-def correct(
-    net: nn.Module,
-    images: Images,
-    phase: PhaseData,
-    indices: Tensor,
-    labels: Tensor,
-    cfg: DictConfig,
-    *,
-    test: bool,
-) -> Tensor:
-    """Return (n,) float32, 1 where the largest logit is that of the label, else 0. The net stays in evaluation mode."""
-    net.eval()
-    hits = []
-    for part, wanted in zip(
-        indices.split(cfg.eval_batch_size), labels.split(cfg.eval_batch_size), strict=True
-    ):
-        inputs, _ = make_batch(images, phase, part, wanted, test=test)
-        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=cfg.precision == "bf16"):
-            hits.append(net(inputs).argmax(dim=1) == wanted)
-    return torch.cat(hits).float()
-
-
-def brief(results: dict[str, float]) -> str:
-    """Return the results as text, as in `loss 0.515, accuracy: train 0.881, test 0.079`."""
-    loss = [f"loss {results['train_loss']:.3f}"] if "train_loss" in results else []
-    parts = ("train", "test", "seen")
-    found = [f"{part} {results[key]:.3f}" for part in parts if (key := f"{part}_accuracy") in results]
-    return ", ".join([*loss, *([f"accuracy: {', '.join(found)}"] if found else [])])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,77 @@
+"""Accuracies during training, and the check that stops a run whose loss is not finite."""
+
+from __future__ import annotations
+
+import torch
+from omegaconf import DictConfig
+from torch import Tensor, nn
+
+from fire_core.errors import UserError
+from vision.images import Images
+from vision.protocols import PhaseData, make_batch
+
+
+def mean_loss(loss_sum: Tensor, count: int, phase: PhaseData, step: int, cfg: DictConfig) -> float:
+    """Return the mean loss of the epoch. Raises UserError, which stops the run, if it is NaN or infinite."""
+    value = float(loss_sum) / count
+    if not value < float("inf"):
+        raise UserError(
+            f"training loss is {value} in phase {phase.index} at step {step}: "
+            f"try a learning_rate below {cfg.learning_rate}{'' if cfg.precision == 'fp32' else ', or precision=fp32'}"
+        )
+    return value
+
+
+def evaluate(net: nn.Module, images: Images, phase: PhaseData, cfg: DictConfig) -> dict[str, float]:
+    """Return the accuracy on the whole test set and, in `class_incremental`, on the classes seen so far.
+
+    With `replay`, also on the new classes of the phase and, from phase 1 on, on the old ones.
+    """
+    everything = torch.arange(len(images.test_labels), device=images.test_labels.device)
+    hits = _hits(net, images, phase, everything, images.test_labels, cfg, test=True)
+    result = {"test_accuracy": float(hits.mean())}
+    if phase.seen is not None:
+        seen = torch.isin(images.test_labels, phase.seen)
+        result["seen_accuracy"] = float(hits[seen].mean())
+        if phase.new is not None:
+            new = torch.isin(images.test_labels, phase.new)
+            result["new_accuracy"] = float(hits[new].mean())
+            if phase.index > 0:
+                result["old_accuracy"] = float(hits[seen & ~new].mean())
+    return result
+
+
+def train_accuracy(net: nn.Module, images: Images, phase: PhaseData, cfg: DictConfig) -> float:
+    """Return the accuracy on all training images of the phase, with the labels that it gives them."""
+    return float(_hits(net, images, phase, phase.indices, phase.labels, cfg, test=False).mean())
+
+
+@torch.no_grad()
+def _hits(
+    net: nn.Module,
+    images: Images,
+    phase: PhaseData,
+    indices: Tensor,
+    labels: Tensor,
+    cfg: DictConfig,
+    *,
+    test: bool,
+) -> Tensor:
+    """Return (n,) float32, 1 where the largest logit is that of the label, else 0. The net stays in evaluation mode."""
+    net.eval()
+    hits = []
+    for part, wanted in zip(
+        indices.split(cfg.eval_batch_size), labels.split(cfg.eval_batch_size), strict=True
+    ):
+        inputs, _ = make_batch(images, phase, part, wanted, test=test)
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=cfg.precision == "bf16"):
+            hits.append(net(inputs).argmax(dim=1) == wanted)
+    return torch.cat(hits).float()
+
+
+def brief(results: dict[str, float]) -> str:
+    """Return the results as text, as in `loss 0.515, accuracy: train 0.881, test 0.079`."""
+    loss = [f"loss {results['train_loss']:.3f}"] if "train_loss" in results else []
+    parts = ("train", "test", "seen")
+    found = [f"{part} {results[key]:.3f}" for part in parts if (key := f"{part}_accuracy") in results]
+    return ", ".join([*loss, *([f"accuracy: {', '.join(found)}"] if found else [])])
