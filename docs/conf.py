@@ -15,12 +15,12 @@ FOLDERS = {  # caption in the sidebar: folder and pages
     "How-to": (
         "docs/how-to",
         "continual reinforcement_learning parallel lightning transformers phase_boundaries avalanche checkpoints "
-        "batch_norm parseval dormant_units add_a_method run_a_campaign",
+        "batch_norm parseval adamo dormant_units add_a_method run_a_campaign",
     ),
     "API": ("docs/api", "fire targets methods triggers measure integrations checkpoints"),
     "Experiments": (
         ".",
-        "vision/README language/README rl/dqn/README rl/sac/README analysis/README CONTRIBUTING CHANGELOG",
+        "vision/README language/README rl/dqn/README rl/sac/README docs/concepts/statistics analysis/README CONTRIBUTING CHANGELOG",
     ),
     "Results": (".", "REPRODUCED DEVIATIONS FIDELITY analysis/paper/README tests/official/README"),
     "Notebooks": ("analysis/notebooks", "fire_in_five_minutes figure_2 figure_3 figure_4 figure_5 failures"),

@@ -196,6 +196,25 @@ def test_the_parseval_page_adds_its_penalty() -> None:
     assert torch.allclose(names["method"].penalty(names["state"]), 1e-3 * expected, rtol=1e-5)
 
 
+def test_the_adamo_page_takes_the_loss_step_and_the_pull() -> None:
+    names = surroundings()
+    model, (inputs, labels) = copy.deepcopy(names["model"]), names["loader"][0]
+    weights = [model[i].weight for i in (0, 2, 4)]
+    pulls = []
+    for weight in weights:
+        matrix = weight.flatten(1)
+        matrix = matrix.mT if matrix.shape[0] < matrix.shape[1] else matrix
+        distance = (matrix.mT @ matrix - torch.eye(matrix.shape[1])).square().sum()
+        pulls.append(torch.autograd.grad(distance, weight)[0])
+    optimizer = torch.optim.Adam(model.parameters())
+    nn.functional.cross_entropy(model(inputs), labels).backward()
+    optimizer.step()
+    trained = run(HOW_TO / "adamo.md")["model"]
+    for index, weight, pull in zip((0, 2, 4), weights, pulls):
+        assert torch.allclose(trained[index].weight, weight - 1e-3 * 1e-2 * pull, atol=1e-7)
+        assert not torch.allclose(trained[index].weight, weight, atol=1e-7)
+
+
 def test_dormant_units_are_measured_in_every_hidden_layer() -> None:
     names = run(HOW_TO / "dormant_units.md")
     assert names["layers"]
