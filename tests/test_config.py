@@ -240,6 +240,17 @@ def test_labels_are_readable_and_short():
     assert changes(VISION, typed) == ["clip_norm=1", "data=cifar10"]  # threads change no number
 
 
+def test_a_run_with_a_trigger_trains_phase_0_itself():
+    """The trigger may fire in it, and then the method acts."""
+    for more, shared in (
+        ([], True),
+        (["trigger=every", "trigger.steps=5"], False),
+        (["run.trunk=false"], False),
+    ):
+        cfg = compose_config("vision", ["size=smoke", "method=fire", *more])
+        assert (identity(VISION, cfg, create(**cfg.method))[1] is not None) == shared
+
+
 def test_a_mistake_in_a_sweep_is_told_once_before_anything_starts():
     with pytest.raises(UserError) as caught:
         check_sweep(VISION, ["size=smoke", "method=none,fire", "seed=1,2,3", "clip_norm=big"])
