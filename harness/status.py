@@ -12,9 +12,10 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
+from fire_core.columns import columns
 from fire_core.errors import UserError
 from harness.config import options as files_of
-from harness.runs.folders import find_folders, identify, read_meta
+from harness.runs.folders import find_folders, identify, printable, read_meta, read_text
 
 STATES = ("done", "damaged", "running", "failed", "unfinished", "missing")
 TO_NAME = ("damaged", "failed", "unfinished", "missing")
@@ -57,12 +58,13 @@ def overview(rows: Iterable[dict[str, Any]]) -> list[str]:
         place = row["experiment"], row["size"]
         counts.setdefault(place, Counter())[row["status"]] += 1
         labels.setdefault(place, []).append(row["label"])
-    cells = [("experiment", "size", *STATES, "methods")]
-    for place, count in counts.items():
-        numbers = (str(count[state]) for state in STATES)
-        cells.append((*place, *numbers, " ".join(dict.fromkeys(labels[place]))))
-    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]) - 1)] + [0]
-    return ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths)) for line in cells]
+    found = [
+        {"experiment": place[0], "size": place[1]}
+        | {state: count[state] for state in STATES}
+        | {"methods": " ".join(dict.fromkeys(labels[place]))}
+        for place, count in counts.items()
+    ]
+    return columns(found).splitlines()
 
 
 def comma_list(text: str) -> list[str]:
@@ -96,15 +98,20 @@ def main(given: Sequence[str] | None = None) -> int:
         return 2
     runs = [identify(path, read_meta(path)) | {"path": path} for path in folders]
     rows = with_missing(runs, comma_list(options.methods), seeds)
-    print("\n".join(overview(rows)) if rows else f"no runs in '{options.root}' yet")
+    lines = overview(rows) if rows else [f"no runs in '{options.root}' yet"]
     for row in rows:
         if options.detail or row["status"] in TO_NAME:
-            print(f"{row['status']}: {row['experiment']} {row['size']} {row['label']} seed {row['seed']}")
+            lines.append(
+                f"{row['status']}: {row['experiment']} {row['size']} {row['label']} seed {row['seed']}"
+            )
         if row["status"] == "failed":
-            said = (row["path"] / "FAILED").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            print(f"  {row['path']}/FAILED: {said[0] if said else '(empty)'}")
+            said = read_text(row["path"] / "FAILED").strip().splitlines()
+            lines.append(f"  {row['path']}/FAILED: {said[0] if said else '(empty)'}")
     known = {row["experiment"] for row in rows}
-    print(f"never run: {', '.join(name for name in files_of('experiment') if name not in known) or 'none'}")
+    lines.append(
+        f"never run: {', '.join(name for name in files_of('experiment') if name not in known) or 'none'}"
+    )
+    print("\n".join(map(printable, lines)))
     return 0
 
 

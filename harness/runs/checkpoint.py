@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -60,23 +62,59 @@ def latest(folder: Path) -> Path | None:
     return numbered[-1] if numbered else None
 
 
-def load(path: Path, device: str | torch.device = "cpu", remedy: str = "") -> dict[str, Any]:
+def load_latest(folder: Path) -> Parts | None:
+    """Return the parts of the newest unnamed checkpoint that can be read, None if there is none.
+
+    Prints a line about each newer one that is damaged. Raises UserError if all are.
+    """
+    for path in reversed(_numbered(folder)):
+        try:
+            return load(path)
+        except UserError as error:
+            if path == _numbered(folder)[0]:
+                raise
+            print(f"note: {error}; it is left out", flush=True)
+    return None
+
+
+class Parts(dict[str, Any]):
+    """The parts of a checkpoint; one that is not there raises UserError."""
+
+    def __init__(self, parts: dict[str, Any], path: Path) -> None:
+        super().__init__(parts)
+        self.path = path
+
+    def __missing__(self, name: str) -> Any:
+        raise UserError(f"checkpoint {self.path} has no part {name!r}: delete it, or {START_OVER}")
+
+
+def load(path: Path, device: str | torch.device = "cpu", remedy: str = "") -> Parts:
     """Return the parts of a checkpoint. weights_only=True ensures that a file from elsewhere executes no code.
 
-    Raises UserError if the file is missing or damaged; `remedy` replaces the advice at the end of the message.
+    Raises UserError if the file is missing or damaged; `remedy` replaces the advice at the end of the message. PyTorch
+    writes a checksum of each record but does not read it, so this function does: a changed bit does not pass.
     """
     remedy_damaged = remedy or f"delete it to resume from the one before, or {START_OVER}"
     try:
+        with zipfile.ZipFile(path) as records:
+            damaged = records.testzip()
+        if damaged is not None:
+            raise UserError(f"record {damaged} differs from its checksum")
         content = torch.load(path, map_location=device, weights_only=True)
     except FileNotFoundError:
         raise UserError(f"checkpoint {path} does not exist: {remedy or START_OVER}") from None
+    except pickle.UnpicklingError:  # its message advises to load the file anyway
+        raise UserError(
+            f"checkpoint {path} is refused: it holds more than tensors and plain values, which could run code: "
+            f"{remedy_damaged}"
+        ) from None
     except Exception as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise UserError(f"checkpoint {path} cannot be read ({reason}): {remedy_damaged}") from error
     if not isinstance(content, dict):
         kind = type(content).__name__
         raise UserError(f"checkpoint {path} holds a {kind}, not the parts of a run: {remedy_damaged}")
-    return content
+    return Parts(content, path)
 
 
 def _stem(step: int) -> str:
@@ -104,5 +142,5 @@ def identity_of(folder: Path) -> str | None:
     identity = read_meta(folder).get("identity")
     if isinstance(identity, str):
         return identity
-    saved = sorted((folder / "checkpoint").glob("*.pt"))
-    return load(saved[-1]).get("_identity") if saved else None
+    saved = load_latest(folder / "checkpoint")
+    return saved.get("_identity") if saved else None

@@ -49,7 +49,7 @@ def state_of(path: Path) -> str:
     killed; the same command resumes it).
     """
     if (path / "DONE").exists():
-        metrics, noted = path / "metrics.jsonl", (path / "DONE").read_text(errors="replace").split(" ")[0]
+        metrics, noted = path / "metrics.jsonl", read_text(path / "DONE").split(" ")[0]
         size = metrics.stat().st_size if metrics.exists() else 0
         return "done" if size and noted in ("", str(size)) else "damaged"  # "": written by an earlier version
     if (path / "FAILED").exists():
@@ -59,10 +59,10 @@ def state_of(path: Path) -> str:
 
 def _alive(path: Path) -> bool:
     """Return whether the process named in RUNNING exists here, or (on another machine) wrote to the folder lately."""
-    mark = (path / "RUNNING").read_text(errors="replace").strip()
-    if mark.isdigit() and Path("/proc").is_dir() and Path(f"/proc/{mark}").exists():
+    mark = read_text(path / "RUNNING").strip()
+    if mark.isascii() and mark.isdigit() and Path(f"/proc/{mark[:20]}").exists():
         return True
-    newest = max((p.stat().st_mtime for p in path.iterdir() if p.is_file()), default=0.0)
+    newest = max((p.lstat().st_mtime for p in path.iterdir() if p.is_file()), default=0.0)
     return time.time() - newest < RUNNING_SECONDS
 
 
@@ -88,7 +88,7 @@ def describe_run(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     dirty: whether any start of this run or of its trunk used code that differs from the commit.
     """
     meta = read_meta(path)
-    trunk = read_meta(path.parents[3] / "trunks" / meta["trunk"]) if "trunk" in meta else {}
+    trunk = read_meta(path.parents[3] / "trunks" / Path(str(meta["trunk"])).name) if "trunk" in meta else {}
     return identify(path, meta) | {
         "data": _name(meta.get("data") or _data_of(meta, config)),
         "commit": _commits(meta) or "unknown",
@@ -106,14 +106,20 @@ def describe_run(path: Path, config: dict[str, Any]) -> dict[str, Any]:
 def _data_of(meta: dict[str, Any], config: dict[str, Any]) -> Any:
     """Return what a run trained on, for meta.json of an earlier version, which does not name it."""
     value: Any = config
-    for part in find(str(meta.get("domain"))).shown[0].split(".") if "domain" in meta else ():
+    try:
+        shown = find(str(meta.get("domain"))).shown[0]
+    except UserError:
+        return ""
+    for part in shown.split("."):
         value = value.get(part, "") if isinstance(value, dict) else ""
-    return "" if value is config else value
+    return value
 
 
 def starts(meta: dict[str, Any]) -> list[dict[str, Any]]:
     """Return commit, `dirty` and date of each start of a run, in order; a run that was stopped has several."""
-    return [*meta.get("earlier", []), meta] if meta else []
+    earlier = meta.get("earlier")
+    found = [*(earlier if isinstance(earlier, list) else []), meta]
+    return [start for start in found if isinstance(start, dict) and start]
 
 
 def _commits(meta: dict[str, Any]) -> str:
@@ -123,13 +129,16 @@ def _commits(meta: dict[str, Any]) -> str:
 
 def command_of(meta: dict[str, Any]) -> str:
     """Return the command of a run without its seed, and with FOLDER for folders of data, which differ by machine."""
-    if "overrides" not in meta:  # written by an earlier version
+    if not isinstance(meta.get("overrides"), list):  # written by an earlier version
         return str(meta.get("command") or "")
     parts = [f"{key}={meta.get(key)}" for key in ("experiment", "size", "method")]
-    for override in meta["overrides"]:
+    for override in map(str, meta["overrides"]):
         key, _, _ = override.partition("=")
         parts.append(f"{key}=FOLDER" if key.endswith(".folder") else override)
-    script = meta.get("script") or find(str(meta.get("domain"))).script
+    try:
+        script = meta.get("script") or find(str(meta.get("domain"))).script
+    except UserError:  # of a domain that is not here
+        script = "train.py"
     return f"python {script} {' '.join(parts)}"
 
 
@@ -145,6 +154,19 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def read_text(path: Path) -> str:
+    """Return the content of a file that may be damaged: "" if it cannot be read, other bytes than UTF-8 replaced."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def printable(text: str) -> str:
+    """Return a text from a file or a folder's name for the terminal, with ? for control characters."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _name(value: Any) -> str:
@@ -192,25 +214,24 @@ def read_config(path: str | Path) -> dict[str, Any]:
     file = Path(path) / "config.yaml"
     if not file.exists():
         return {}
-    with file.open(encoding="utf-8") as stream:
-        try:
+    try:
+        with file.open(encoding="utf-8") as stream:
             found = yaml.load(stream, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
-        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-            reason = str(error).replace("\n", " ")
-            raise UserError(
-                f"{file} cannot be read ({reason}): delete the run's folder to run it again"
-            ) from error
-    if not isinstance(found, dict):
-        raise UserError(f"{file} holds no settings: delete the run's folder to run it again")
+        if not isinstance(found, dict):
+            raise ValueError("it holds no settings")
+    except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{file} cannot be read ({reason}): delete the run's folder to run it again"
+        ) from error
     return found
 
 
 def read_boundaries(path: str | Path) -> list[dict[str, Any]]:
     """Return the boundary reports of a run in order of phase."""
     found = [read_json(file) for file in Path(path).glob("boundary_*.json")]
-    return sorted(
-        (report for report in found if isinstance(report, dict)), key=lambda report: report.get("phase", 0)
-    )
+    reports = [report for report in found if isinstance(report, dict) and report]
+    return sorted(reports, key=lambda report: phase if isinstance(phase := report.get("phase"), int) else 0)
 
 
 def read_timing(path: str | Path) -> list[dict[str, Any]]:

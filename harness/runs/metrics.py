@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +21,33 @@ class MetricsFile:
 
     def __init__(self) -> None:
         self._handle: Any = None
+        self.checksum = 0  # of all lines
 
-    def open_at(self, folder: Path, size: int) -> None:
+    def open_at(self, folder: Path, size: int, checksum: int | None = None) -> None:
         """Open the file for appending after its first `size` bytes, the number in the checkpoint; cut off the rest.
 
-        Raises UserError if the file is shorter.
+        Raises UserError if the file is shorter, or if these bytes have another checksum.
         """
         self.close()
         path = folder / METRICS
         path.touch()
-        check_size(path, size)
+        lines = first_bytes(path, size, checksum)
         self._handle = path.open("r+b")
         self._handle.truncate(size)
         self._handle.seek(size)
+        self.checksum = zlib.crc32(lines)
 
-    def open_copy(self, source: Path, folder: Path, size: int) -> None:
+    def open_copy(self, source: Path, folder: Path, size: int, checksum: int | None = None) -> None:
         """Open the file for appending after a copy of the first `size` bytes of the metrics in `source`."""
-        check_size(source / METRICS, size)
-        with (source / METRICS).open("rb") as lines:
-            (folder / METRICS).write_bytes(lines.read(size))
+        (folder / METRICS).write_bytes(first_bytes(source / METRICS, size, checksum))
         self.open_at(folder, size)
 
     def append(self, values: dict[str, Any]) -> None:
         """Append one line, with null for NaN and infinity."""
-        self._file.write(as_line(values, allow_nan=False).encode())
+        line = as_line(values, allow_nan=False).encode()
+        self._file.write(line)
         self._file.flush()
+        self.checksum = zlib.crc32(line, self.checksum)
 
     def to_disk(self) -> int:
         """Wait until every line is on the disk and return the size in bytes, which the next checkpoint stores."""
@@ -64,14 +67,22 @@ class MetricsFile:
         return self._handle
 
 
-def check_size(path: Path, size: int) -> None:
-    """Raise UserError if the file has fewer than the `size` bytes that a checkpoint counts."""
-    actual = path.stat().st_size if path.is_file() else 0
-    if actual < size:
+def first_bytes(path: Path, size: int, checksum: int | None = None) -> bytes:
+    """Return the first `size` bytes of a file, which a checkpoint counts.
+
+    Raises UserError if the file has fewer, or if they have another checksum than the checkpoint says.
+    """
+    found = path.read_bytes()[:size] if path.is_file() else b""
+    if len(found) < size:
         raise UserError(
-            f"{path} has {actual} bytes, but its checkpoint counts {size}: lines are lost; "
+            f"{path} has {len(found)} bytes, but its checkpoint counts {size}: lines are lost; "
             f"put the file back, or delete {path.parent} to start over"
         )
+    if checksum is not None and zlib.crc32(found) != checksum:
+        raise UserError(
+            f"{path} was changed after its checkpoint: put the file back, or delete {path.parent} to start over"
+        )
+    return found
 
 
 def as_line(values: dict[str, Any], *, allow_nan: bool = True) -> str:

@@ -26,6 +26,7 @@ from fire_core.checkpoints.atomic import remove_torn, write_atomic
 from fire_core.errors import UserError
 from fire_core.report import Report
 from harness.runs import checkpoint as checkpoints
+from harness.runs.checkpoint import Parts
 from harness.runs.folders import read_meta, write_config
 from harness.runs.machine import describe, write_meta
 from harness.runs.metrics import METRICS, MetricsFile, as_line, plain
@@ -122,9 +123,11 @@ class Run:
         meta, here, note = read_meta(self.folder), describe(), ""
         if not meta:
             note = " (its meta.json is damaged, so the code that it was made with is unknown)"
-        elif here["dirty"] or meta.get("commit") != here["commit"]:
+        elif meta.get("commit") != here["commit"]:
             commit = str(meta.get("commit") or "unknown")[:10]
             note = f", with the code of commit {commit}, which is not the current one"
+        elif here["dirty"]:
+            note = ", with the code of the current commit, from which the files here differ"
         print(f"finished already{note}: {self.folder} (delete it to run again)", flush=True)
         return True
 
@@ -173,12 +176,14 @@ class Run:
         """Return the parts of the checkpoint to resume from, None if training starts from scratch.
 
         That is the newest checkpoint of this run; else the end (or checkpoint `fork`) of its finished trunk; else the
-        newest of the unfinished trunk, which this run then trains. Metrics after the checkpoint are cut off.
+        newest of the unfinished trunk, which this run then trains. Metrics after the checkpoint are cut off. A damaged
+        checkpoint is left out in favour of the one before. `parts["method"]` is {} if another run saved it: its method
+        did nothing yet, and its state means nothing to this one.
         """
-        path = checkpoints.latest(self.folder / "checkpoint")
-        if path is None and self.trunk is not None:
+        parts = checkpoints.load_latest(self.folder / "checkpoint")
+        if parts is None and self.trunk is not None:
             return self._enter_trunk(self.trunk, fork)
-        return self._load(path)
+        return self._begin(parts)
 
     def log(self, **values: Any) -> None:
         """Append one line to metrics.jsonl. Values must be deterministic: durations go to `timing`."""
@@ -213,7 +218,8 @@ class Run:
 
     def save(self, step: int, parts: dict[str, Any], name: str | None = None) -> None:
         """Write a checkpoint. If a signal asks to stop and the checkpoint has no name, exit with code 75."""
-        parts = {**parts, "_metrics_bytes": self._metrics.to_disk(), "_identity": self._owner()}
+        parts = {**parts, "_identity": self._owner(), "_saved_by": self.meta.get("identity")}
+        parts |= {"_metrics_bytes": self._metrics.to_disk(), "_metrics_checksum": self._metrics.checksum}
         path = checkpoints.save(self.place / "checkpoint", step, parts, name=name, keep=self.keep)
         self._saved_at = (time.monotonic(), step)
         if name is None and self._due_at is not None:
@@ -247,7 +253,7 @@ class Run:
             return None
         for old in (self.folder / "checkpoint").glob("step_*.pt"):  # they count lines that are cut off now
             old.unlink()
-        return self._load(self.folder / "checkpoint" / f"{fork}.pt")
+        return self._begin(checkpoints.load(self.folder / "checkpoint" / f"{fork}.pt"))
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Write summary.json; the run counts as done when the `with` body ends."""
@@ -319,33 +325,43 @@ class Run:
             return self._fork(trunk, fork or "end")
         for part in (trunk, trunk / "checkpoint"):
             remove_torn(part)  # of a process that was killed while it trained this trunk
+        parts = self._without_foreign_state(checkpoints.load_latest(trunk / "checkpoint"))
         write_config(trunk, self.config)
         write_meta(trunk, self.meta)
         self.place = trunk
-        return self._load(checkpoints.latest(trunk / "checkpoint"))
+        return self._begin(parts)
 
-    def _fork(self, trunk: Path, name: str) -> dict[str, Any]:
+    def _fork(self, trunk: Path, name: str) -> Parts | None:
         path = trunk / "checkpoint" / f"{name}.pt"
         parts = checkpoints.load(
             path, remedy=f"delete {trunk} and the same command trains the shared phase 0 again"
         )
         checkpoints.check_owner(path, parts, trunk.name)
-        self._copy_metrics(trunk, parts["_metrics_bytes"])
+        self._copy_metrics(trunk, parts["_metrics_bytes"], parts.get("_metrics_checksum"))
+        return self._without_foreign_state(parts)
+
+    def _copy_metrics(self, trunk: Path, size: int, checksum: int | None = None) -> None:
+        self.place = self.folder
+        self._metrics.open_copy(trunk, self.folder, size, checksum)
+        self._open_tracker()
+
+    def _begin(self, parts: Parts | None) -> Parts | None:
+        """Return the parts of a checkpoint in `place`, after opening the metrics that it counts."""
+        if parts is None:
+            self._metrics.open_at(self.place, 0)
+        else:
+            checkpoints.check_owner(parts.path, parts, self._owner())
+            self._metrics.open_at(self.place, parts["_metrics_bytes"], parts.get("_metrics_checksum"))
+            print(f"resuming from {parts.path}", flush=True)
+        self._open_tracker()
         return parts
 
-    def _copy_metrics(self, trunk: Path, size: int) -> None:
-        self.place = self.folder
-        self._metrics.open_copy(trunk, self.folder, size)
-        self._open_tracker()
-
-    def _load(self, path: Path | None) -> dict[str, Any] | None:
-        parts = None if path is None else checkpoints.load(path)
-        if path is not None and parts is not None:
-            checkpoints.check_owner(path, parts, self._owner())
-        self._metrics.open_at(self.place, parts["_metrics_bytes"] if parts else 0)
-        self._open_tracker()
-        if path is not None:
-            print(f"resuming from {path}", flush=True)
+    def _without_foreign_state(self, parts: Parts | None) -> Parts | None:
+        """Return the parts of a checkpoint of the trunk, without the state of the method of another run."""
+        if parts is not None and self.trunk is not None and "method" in parts:
+            saved_by = parts.get("_saved_by") or read_meta(self.trunk).get("identity")
+            if saved_by != self.meta.get("identity"):
+                parts["method"] = {}
         return parts
 
     def _owner(self) -> str | None:

@@ -18,6 +18,16 @@ def fingerprint(config: Any, length: int = 12) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
+def refuse_links(folder: Path) -> None:
+    """Raise UserError if a run folder, or its folder of checkpoints, holds a link: a run writes only into its folder."""
+    for place in (folder, folder / "checkpoint"):
+        for path in place.iterdir() if place.is_dir() else ():
+            if path.is_symlink():
+                raise UserError(
+                    f"{path} is a link, and a run writes only into its own folder: delete the link"
+                )
+
+
 class FolderLock:
     """An exclusive lock on a folder. The system releases it when the process ends, even if it is killed."""
 
@@ -28,8 +38,9 @@ class FolderLock:
     def acquire(self, *, wait: bool) -> bool:
         """Take the lock and return True. Without `wait`, return False at once if another process holds it.
 
-        Raises UserError if the folder cannot be written.
+        Raises UserError if the folder cannot be written or holds a link.
         """
+        refuse_links(self.folder)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=-1 if wait else 0)
