@@ -93,9 +93,10 @@ def resolve(
     node = cfg.hydra if node is None else node
     choices, typed = node.runtime.choices, typed_in(node) if typed is None else typed
     experiment, sizes = choices["experiment"], cfg.get("at")
-    if not isinstance(sizes, DictConfig) or cfg.size not in sizes:
-        known = [size for size in SIZES if size in (sizes or ())]
-        raise UserError(f"size={cfg.size!r}: experiment {experiment} has {', '.join(known) or 'no sizes'}")
+    size = "???" if OmegaConf.is_missing(cfg, "size") else cfg.size
+    if not isinstance(sizes, DictConfig) or size not in sizes:
+        known = [name for name in SIZES if name in (sizes or ())]
+        raise UserError(f"size={size!r}: experiment {experiment} has {', '.join(known) or 'no sizes'}")
     base = OmegaConf.masked_copy(cfg, [key for key in cfg if key not in ("at", "hydra")])
     OmegaConf.set_struct(base, False)
     chosen = [

@@ -23,7 +23,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,25 @@ from omegaconf import DictConfig, OmegaConf
 from fire_core.errors import UserError, first_line
 from fire_core.methods import Method, create
 from harness import stop, sweep
-from harness.config import CONF, add_folder, compose, is_group, is_hydra, more_folders, resolve, typed_in
+from harness.config import (
+    CONF,
+    add_folder,
+    compose,
+    is_group,
+    is_hydra,
+    more_folders,
+    parse,
+    resolve,
+    typed_in,
+)
 from harness.malloc import keep_freed_memory
 from harness.manual import manual
-from harness.overrides import check_overrides, check_sweep, split
+from harness.overrides import CONFIG_DIR, check_overrides, check_sweep, split
 from harness.runs import Run
+from harness.runs.checkpoint import identity_of
 from harness.runs.machine import requirements, versions
-from harness.runs.record import FinishedElsewhere
+from harness.runs.record import FinishedElsewhere, RunName, Saving
+from harness.runs.tracker import check_tracker
 from harness.runs.trunk import fingerprint
 from harness.settings import Domain, keys, numbers_only
 
@@ -51,6 +63,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 HELP = {"-h", "--help"}
 MULTIRUN = {"-m", "--multirun"}
 LABEL_LENGTH = 60
+DEVICES = ("cpu", "cuda", "mps")
 
 
 def launch(domain: Domain) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
@@ -65,7 +78,7 @@ def launch(domain: Domain) -> Callable[[Callable[[DictConfig], None]], Callable[
 
         @functools.wraps(task)
         def command() -> None:
-            stop.raise_interrupt()
+            stop.exit_at_once()  # nothing is open yet, and an exception would be lost in what Hydra calls
             try:
                 _command(domain, Job(script, task.__name__), sys.argv[1:])
             except UserError as error:
@@ -85,10 +98,14 @@ def launch(domain: Domain) -> Callable[[Callable[[DictConfig], None]], Callable[
 def _command(domain: Domain, job: Job, arguments: list[str]) -> None:
     add_folder(domain.conf)
     overrides, options = split(arguments)
+    options = _without_folders(options)
     if HELP.intersection(options):
         _help(domain, _relative(job.script))
         return
     multirun = bool(MULTIRUN.intersection(options))
+    shows = "job" in options or "--cfg=job" in options
+    if multirun and shows:
+        raise UserError("--cfg job shows the config of one run: leave out -m and give one value of each key")
     check_overrides(domain, overrides, sweep=multirun)
     if any(o.startswith("hydra/launcher=ray") for o in overrides) and not importlib.util.find_spec("ray"):
         raise UserError("hydra/launcher=ray needs Ray: make install-ray")
@@ -99,7 +116,7 @@ def _command(domain: Domain, job: Job, arguments: list[str]) -> None:
     start = hydra.main(version_base="1.3", config_path=str(domain.conf), config_name=domain.name)(job)
     if not multirun:
         config = resolve(domain, compose(domain, overrides))
-        if "job" in options or "--cfg=job" in options:
+        if shows:
             print(OmegaConf.to_yaml(config), end="")
         else:
             start()
@@ -115,12 +132,31 @@ def _command(domain: Domain, job: Job, arguments: list[str]) -> None:
     runs = check_sweep(domain, overrides, check_run)
     if runs and all(minutes):
         print(f"sweep of {runs} runs, each at most {max(minutes):g} min on a CPU", flush=True)
+    stop.raise_interrupt()
+    stop.name_driver()
     with sweep.journal(runs) as path:
         start()
         noted = sweep.entries(path)
     if failed := sweep.failures(noted):
         print(f"\nfailed:\n{failed}", file=sys.stderr)
         sys.exit(1)
+
+
+def _without_folders(options: list[str]) -> list[str]:
+    """Return the options without --config-dir FOLDER, after adding that folder to those that are searched."""
+    kept, words = [], iter(options)
+    for word in words:
+        name, equals, folder = word.partition("=")
+        if name != CONFIG_DIR:
+            kept.append(word)
+            continue
+        path = Path(folder if equals else next(words, ""))
+        if not any(path.glob("*/*.yaml")):
+            raise UserError(
+                f"{CONFIG_DIR} {path}: there is no file like experiment/<name>.yaml in this folder"
+            )
+        add_folder(path)
+    return kept
 
 
 @dataclass(frozen=True)
@@ -131,6 +167,8 @@ class Job:
     function: str
 
     def __call__(self, cfg: DictConfig) -> None:
+        stop.raise_interrupt()
+        stop.end_with_driver()
         spec = importlib.util.spec_from_file_location(
             f"{self.script.parent.name}_{self.script.stem}", self.script
         )
@@ -175,31 +213,22 @@ def open_run(domain: Domain, cfg: DictConfig, method: Method, **meta: Any) -> Ru
     check_machine(cfg, method)
     numbers, trunk = identity(domain, cfg, method)
     changed = changes(domain, typed_in(HydraConfig.get()))
-    meta = {"domain": domain.name, "script": domain.script, "overrides": changed} | meta
-    meta |= {
-        "data": OmegaConf.select(cfg, domain.shown[0]),
-        "versions": versions(requirements(*domain.extras)),
-    }
-    return Run.open(
-        config=numbers,
-        root=cfg.run.root,
-        experiment=cfg.experiment,
-        size=cfg.size,
-        label=label(cfg.method.name, changed),
-        seed=cfg.seed,
-        trunk=trunk,
-        meta={"method": cfg.method.name, **meta},
-        checkpoint_seconds=cfg.run.checkpoint_seconds,
-        checkpoint_steps=cfg.run.checkpoint_steps,
-        checkpoint_share=cfg.run.checkpoint_share,
-        keep=cfg.run.keep,
-        tracker=cfg.run.tracker,
-    )
+    name = RunName(cfg.run.root, cfg.experiment, cfg.size, label(cfg.method.name, changed), cfg.seed)
+    defaults = defaults_among(domain, cfg, changed)
+    if defaults and identity_of(name.folder) != fingerprint(numbers):  # no older run is named with them
+        changed = [change for change in changed if change not in defaults]
+        name = replace(name, label=label(cfg.method.name, changed))
+    facts = {"method": cfg.method.name, "domain": domain.name, "script": domain.script, "overrides": changed}
+    facts |= {"data": OmegaConf.select(cfg, domain.shown[0])} | meta
+    facts |= {"versions": versions(requirements(*domain.extras))}
+    saving = Saving(**{field.name: cfg.run[field.name] for field in fields(Saving)})
+    return Run.open(numbers, name, trunk=trunk, meta=facts, saving=saving)
 
 
 def check_machine(cfg: DictConfig, method: Method) -> None:
-    """Raise UserError for a device that cannot be used, and for compile=true where it cannot work."""
+    """Raise UserError for a device or tracker that cannot be used, and for compile=true where it cannot work."""
     device = pick_device(cfg.device)
+    check_tracker(cfg.run.tracker)
     if cfg.compile and method.watches_training:
         raise UserError(
             f"compile=true with method={method.name}: it watches activations, which compiled nets hide; use compile=false"
@@ -239,6 +268,28 @@ def changes(domain: Domain, typed: list[Override]) -> list[str]:
         if not named and (is_group(override) or key not in known or known[key].metadata["numbers"] is True):
             found.append(override.input_line or "")
     return sorted(found)
+
+
+def defaults_among(domain: Domain, cfg: DictConfig, changed: list[str]) -> list[str]:
+    """Return the changes that set what the config has without them, so that a run with them is the run without them.
+
+    In a sweep there are none: the runs of one sweep are named by its axes, whatever the default is.
+    """
+    node = HydraConfig.get()
+    keyed = [override for override in parse(changed) if not is_group(override)]
+    if not keyed or (node.mode is not None and node.mode.name == "MULTIRUN"):
+        return []
+    others = [o.input_line for o in typed_in(node) if o.input_line not in {k.input_line for k in keyed}]
+    try:
+        default = resolve(domain, compose(domain, others))
+    except UserError:  # the config needs them
+        return []
+    same = (o.input_line for o in keyed if _at(default, o) == _at(cfg, o))
+    return [line for line in same if line is not None]
+
+
+def _at(cfg: DictConfig, override: Override) -> Any:
+    return OmegaConf.select(cfg, override.key_or_group)
 
 
 def label(method: str, changed: list[str]) -> str:
@@ -282,10 +333,14 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"device={name!r} does not exist: give auto, cpu, cuda or cuda:<n>") from None
+        device = None
+    if device is None or device.type not in DEVICES:
+        raise UserError(f"device={name!r} does not exist: give auto, cpu, cuda or cuda:<n>")
+    if device.type != "cpu" and not getattr(torch, device.type).is_available():
+        raise UserError(f"device={name!r} cannot be used here: PyTorch finds none; try device=cpu")
     try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError) as error:
         raise UserError(
             f"device={name!r} cannot be used here ({first_line(error)}); try device=cpu"
         ) from error
@@ -308,7 +363,7 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig) ->
         print(end, flush=True)
         sweep.note("done", line)
     except Exception as caught:
-        error = _without_space(caught, cfg) or caught
+        error = _about_disk(caught, cfg) or caught
         known = isinstance(error, UserError)
         said = str(error) if known else traceback.format_exc()
         if not sweep.said_before(str(error)):
@@ -325,14 +380,20 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig) ->
             print(f"table: python -m analysis tables --experiment {cfg.experiment} --size {cfg.size}{root}")
 
 
-def _without_space(error: Exception, cfg: DictConfig) -> UserError | None:
-    """Return a UserError of one line if the error means that a disk is full, else None."""
-    if not isinstance(error, OSError) or error.errno not in NO_SPACE:
+def _about_disk(error: Exception, cfg: DictConfig) -> UserError | None:
+    """Return a UserError of one line if a disk is full, a name too long or the run's folder gone, else None."""
+    if not isinstance(error, OSError):
         return None
-    where = error.filename or cfg.run.root
-    return UserError(
-        f"no space is left on the disk of {where}: free some and run the same command again; checkpoints are intact"
-    )
+    where = str(error.filename or cfg.run.root)
+    if error.errno in NO_SPACE:
+        return UserError(
+            f"no space is left on the disk of {where}: free some and run the same command again; checkpoints are intact"
+        )
+    if error.errno == errno.ENAMETOOLONG:
+        return UserError(f"the name {where[:60]}... is too long for this system: choose a shorter run.root")
+    if error.errno == errno.ENOENT and Path(where).is_relative_to(cfg.run.root):
+        return UserError(f"{where} was deleted while the run used it: run the same command again")
+    return None
 
 
 def _announce(domain: Domain, cfg: DictConfig) -> None:

@@ -9,8 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 
 import yaml
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
+from hydra.core.override_parser.types import Glob, Override
 from omegaconf import DictConfig
 
 from fire_core.errors import UserError
@@ -29,14 +28,16 @@ from harness.config import (
 from harness.domains import find
 from harness.settings import Domain, keys
 
+CONFIG_DIR = "--config-dir"
 # options of Hydra that every script has; those in TAKE_A_VALUE are followed by a value
 FLAGS = ("-m", "--multirun", "-h", "--help", "--hydra-help", "--version", "-r", "--run", "--resolve")
-TAKE_A_VALUE = ("-c", "--cfg", "-i", "--info")
+TAKE_A_VALUE = ("-c", "--cfg", "-i", "--info", CONFIG_DIR)
 # common names of keys that have another name here
 ALIASES = {
     "lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "bsz": "batch_size", "gamma": "discount",
     "dataset": "data", "arch": "model", "net": "model", "exp": "experiment", "algo": "method", "optim": "optimizer_state",
     "dtype": "precision", "amp": "precision", "output_dir": "run.root", "out_dir": "run.root", "workers": "threads",
+    "logger": "run.tracker", "tracker": "run.tracker",
 }  # fmt: skip
 OUR_FOLDERS = (
     "hydra.run.dir",
@@ -99,6 +100,8 @@ def compose_config(name: str, overrides: list[str]) -> DictConfig:
 def check_overrides(domain: Domain, overrides: list[str], sweep: bool = True) -> None:
     """Raise UserError for keys and files that do not exist, and for several values of one key without `sweep`."""
     parsed = parse(overrides)
+    for override in parsed:
+        _check_sweep_of(override)
     methods = [v for o in parsed if o.key_or_group == "method" for v in _values(o)] or ["fire"]
     known = [*keys(domain), *_method_keys(methods), *choosable(domain)]
     for override in parsed:
@@ -108,8 +111,11 @@ def check_overrides(domain: Domain, overrides: list[str], sweep: bool = True) ->
                 f"{typed}: a run's folder is run.root/<experiment>/<size>/<method>/seed_<n>, so that the same "
                 "command resumes; choose its root with run.root=FOLDER"
             )
+        elif key == "hydra.searchpath":
+            raise UserError(f"{typed}: name a folder of more experiments with {CONFIG_DIR} FOLDER")
         elif is_hydra(override):
-            continue
+            if override.is_sweep_override():
+                raise UserError(f"{typed}: settings of Hydra have one value; sweep over seed, method, ...")
         elif override.is_sweep_override() and not sweep:
             raise UserError(f"{typed}: several values need a sweep; add -m")
         elif override.is_delete():
@@ -181,6 +187,16 @@ def typed_values(override: Override) -> list[str]:
     return [f"{override.get_key_element()}={value}" for value in _values(override)]
 
 
+def _check_sweep_of(override: Override) -> None:
+    """Raise UserError for a sweep whose values Hydra's own sweeper cannot list."""
+    typed, key = override.input_line, override.key_or_group
+    glob = isinstance(override.value(), Glob)
+    if override.is_interval_sweep() or (glob and not is_group(override)):
+        raise UserError(f"{typed}: list the values, as in -m {key}=a,b or {key}=range(1,4)")
+    if glob and not _values(override):
+        raise UserError(f"{typed}: no file of conf/{key} has such a name")
+
+
 def _check_option(domain: Domain, group: str, option: str) -> None:
     if group not in choosable(domain):
         [first, *_] = [*(name for name in keys(domain) if name.startswith(f"{group}.")), f"{group}.<name>"]
@@ -231,12 +247,9 @@ def _method_keys(methods: list[str]) -> list[str]:
 
 
 def _values(override: Override) -> list[str]:
-    if not override.is_sweep_override():
-        return [str(override.value())]
-    try:
+    value = override.value()
+    if isinstance(value, Glob):
+        return value.filter(options(override.key_or_group))
+    if override.is_sweep_override():
         return [str(value) for value in override.sweep_string_iterator()]
-    except HydraException:  # interval(...) and glob(...), which are for other sweepers
-        key = override.get_key_element()
-        raise UserError(
-            f"{override.input_line}: list the values, as in -m {key}=a,b or {key}=range(1,4)"
-        ) from None
+    return [str(value)]

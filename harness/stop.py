@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -43,6 +46,48 @@ def postponed() -> Iterator[None]:
             signal.signal(number, handler)
         for number in came[:1]:
             signal.raise_signal(number)
+
+
+DRIVER = "FIRE_DRIVER"  # environment variable: host and process that started a sweep
+ALIVE_SECONDS = 1.0  # between two looks at that process
+
+
+def name_driver() -> None:
+    """Name this process in the environment as the one that its workers must not outlive."""
+    os.environ[DRIVER] = f"{socket.gethostname()} {os.getpid()}"
+
+
+@functools.cache
+def end_with_driver() -> None:
+    """From now on send this process SIGTERM when the process that started it is gone, killed for instance.
+
+    That is the driver of a sweep on this host, or torchrun. A process that a user started outlives its shell.
+    """
+    host, _, driver = os.environ.get(DRIVER, "").partition(" ")
+    if host == socket.gethostname() and driver != str(os.getpid()):
+        watched = int(driver)
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        watched = os.getppid()
+    else:
+        return
+    if _alive(watched):  # it is not visible from another container, for instance
+        threading.Thread(target=_wait_for_end_of, args=(watched,), daemon=True).start()
+
+
+def _wait_for_end_of(process: int) -> None:
+    while _alive(process):
+        time.sleep(ALIVE_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _exit(number: int, frame: FrameType | None) -> None:

@@ -7,6 +7,7 @@ that new rows do not overwrite data that the last `checkpoints` checkpoints need
 checkpoint is due for this reason.
 """
 
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from torch import Tensor
 from fire_core.errors import UserError
 from harness.transfer import send
 from rl.columns import Columns, Specification, size_of, stored_rows
+
+BLOCK = 256  # rows of a mapped replay that have a checksum of their own
 
 
 class Batch(NamedTuple):
@@ -133,6 +136,7 @@ class FrameReplay(_Ring):
         self.facts = Columns(facts, self.rows, folder, **options)
         # last frames of ended episodes, by (time, environment)
         self.final_frames: dict[tuple[int, int], np.ndarray] = {}
+        self.checksums: dict[tuple[int, int], int] = {}  # of rows in mapped files, (first, end) -> CRC
         if parent is not None and not existing:
             self._take_over(parent)
 
@@ -186,6 +190,7 @@ class FrameReplay(_Ring):
         for name, array in parent.facts.arrays.items():
             self.facts[name][:] = array
         self.final_frames = dict(parent.final_frames)
+        self.checksums = dict(parent.checksums)
         self.count = self.saved_count = parent.count
         if self.count:
             self.frames[0] = parent.frames[self.count % parent.frame_rows]
@@ -333,12 +338,15 @@ class FrameReplay(_Ring):
         """Return the data of a checkpoint: counters and final frames if mapped (files are flushed), all the data if in
         memory. Rows that are added from now on are counted for `must_save`."""
         self.flush()
+        if isinstance(self.frames, np.memmap):
+            self._note_checksums()
         self.saved_count = self.count
         finals = np.zeros((len(self.final_frames), *self.frame_shape), np.uint8)
         for row, frame in enumerate(self.final_frames.values()):
             finals[row] = frame
         state = {
             "count": self.count,
+            "checksums": dict(self.checksums),
             "fork_time": self.fork_time,
             "final_keys": torch.tensor(list(self.final_frames), dtype=torch.int64).reshape(-1, 2),
             "final_frames": torch.from_numpy(finals),
@@ -348,6 +356,32 @@ class FrameReplay(_Ring):
             state["frames"] = torch.from_numpy(self.frames.copy())
             state["facts"] = {k: torch.from_numpy(v.copy()) for k, v in self.facts.arrays.items()}
         return state
+
+    def _note_checksums(self) -> None:
+        """Note the checksums of the rows since the last checkpoint, and drop those of rows that cannot be drawn."""
+        oldest = max(0, self.count - self.depth)
+        for first in range(max(oldest, self.saved_count), self.count, BLOCK):
+            rows = first, min(first + BLOCK, self.count)
+            self.checksums[rows] = self._checksum(*rows)
+        self.checksums = {rows: value for rows, value in self.checksums.items() if rows[0] >= oldest}
+
+    def _checksum(self, first: int, end: int) -> int:
+        """Return the CRC of what steps `first` to `end` - 1 stored; nothing of it changes later, unlike `_edge`."""
+        times = np.arange(first, end)
+        every, value = np.arange(self.environments), 0
+        for name in ("actions", "rewards", "terminated"):
+            value = zlib.crc32(self.facts[name][times % self.rows], value)
+        return zlib.crc32(self._frames_at(*np.meshgrid(times, every, indexing="ij")), value)
+
+    def _check(self, checksums: dict[tuple[int, int], int]) -> None:
+        """Raise UserError if rows of the mapped files have another checksum than the checkpoint says."""
+        self.checksums = dict(checksums)
+        for (first, end), value in self.checksums.items():
+            if self._checksum(first, end) != value:
+                raise UserError(
+                    f"the replay in {self.facts.folder} is damaged: steps {first} to {end - 1} differ from their checksum; "
+                    "delete the run's folder, and that of its shared first phase (trunks/), to start over"
+                )
 
     def _edge(self) -> dict[str, np.ndarray]:
         """Return the rows that `start` changes in place; a checkpoint taken right before it must hold them."""
@@ -362,7 +396,9 @@ class FrameReplay(_Ring):
         self.count = self.saved_count = int(state["count"])
         keys = [tuple(pair) for pair in state["final_keys"].tolist()]
         self.final_frames = dict(zip(keys, state["final_frames"].numpy().copy()))
-        if not isinstance(self.frames, np.memmap):
+        if isinstance(self.frames, np.memmap):
+            self._check(state.get("checksums", {}))
+        else:
             self.frames[:] = state["frames"].numpy()
             for name, array in state["facts"].items():
                 self.facts[name][:] = array.numpy()

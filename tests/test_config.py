@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +78,9 @@ def test_a_chosen_file_takes_the_place_of_the_experiments_and_a_typed_value_of_b
         ("method=[fire,none]", "a run has one method; for several, start a sweep: -m method=fire,none"),
         ("seed=range(1,4)", "several values need a sweep; add -m"),
         ("search=cbp", "a search is a sweep over the values of a method; add -m"),
+        ("logger=tensorboard", "did you mean 'run.tracker'?"),
+        ("hydra.searchpath=[x]", "with --config-dir FOLDER"),
+        ("size=???", "size='???': experiment"),
         ("experiment=fig4a_asterix", "belongs to dqn, this script trains vision"),
     ],
 )
@@ -147,7 +151,13 @@ def test_a_reader_that_closes_the_help_early_is_no_error():
 
 
 @pytest.mark.parametrize(
-    ("name", "answer"), [("gpu", "does not exist: give auto"), ("meta:x", "does not exist")]
+    ("name", "answer"),
+    [
+        ("gpu", "does not exist: give auto"),
+        ("meta:x", "does not exist"),
+        ("meta", "does not exist"),
+        ("mps", "'mps' cannot be used here: PyTorch finds none; try device=cpu"),
+    ],
 )
 def test_a_device_that_is_not_there_is_one_line(name, answer):
     with pytest.raises(UserError, match=answer):
@@ -268,6 +278,32 @@ def test_a_mistake_in_a_sweep_is_told_once_before_anything_starts():
         check_sweep(VISION, ["size=smoke", "method=none,fire", "seed=1,x"])
     assert check_sweep(VISION, ["size=smoke", "method=none,fire", "seed=1,2,3"]) == 6
     assert check_sweep(VISION, ["experiment=ablation_strength", "seed=1,2"]) == 10
+
+
+@pytest.mark.parametrize(
+    ("override", "answer"),
+    [
+        ("method=glob(fire_x*)", "no file of conf/method has such a name"),
+        ("seed=glob(*)", "no file of conf/seed"),
+        ("seed=interval(0,1)", "an interval has no list of values"),
+        ("learning_rate=interval(1e-4,1e-2)", "an interval has no list of values"),
+        ("hydra.sweeper.params.seed=1,2", "settings of Hydra have one value"),
+    ],
+)
+def test_a_sweep_without_a_list_of_values_is_one_line(override, answer):
+    with pytest.raises(UserError, match=re.escape(answer)):
+        check_overrides(VISION, [override])
+
+
+def test_a_sweep_over_files_whose_names_match():
+    check_overrides(VISION, ["method=glob(*_norm)"])
+    assert check_sweep(VISION, ["size=smoke", "method=glob(keep_*)", "seed=1,2"]) == 2
+
+
+def test_a_run_with_a_trigger_shares_no_first_phase():
+    for trigger, shared in (("boundary", True), ("plateau", False)):
+        cfg = compose_config("vision", ["size=smoke", f"trigger={trigger}"])
+        assert (identity(VISION, cfg, create(**cfg.method))[1] is not None) == shared
 
 
 def test_a_sweep_counts_its_runs_and_names_each_failure_once(capsys):

@@ -134,6 +134,30 @@ def test_a_killed_sweep_resumes(options, expected, tmp_path):
     assert not list(tmp_path.rglob("*.torn")) and not list(tmp_path.rglob("RUNNING"))
 
 
+@pytest.mark.skipif(
+    not Path("/proc").is_dir(), reason="starts a worker as torchrun does, and kills that on Linux"
+)
+def test_a_worker_ends_soon_after_the_process_that_started_it(tmp_path):
+    """The parent stands for torchrun, or for the driver of a sweep, and gets SIGKILL while its worker trains."""
+    worker = (
+        f"{sys.executable} vision/train.py experiment=random_label size=small run.root={tmp_path} threads=1"
+    )
+    start = f"import os, subprocess, sys; p = subprocess.Popen('{worker}'.split()); print(p.pid, flush=True); p.wait()"
+    environment = os.environ | {"TORCHELASTIC_RUN_ID": "none"}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", start], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    pid = int(parent.stdout.readline())
+    while not list(tmp_path.rglob("metrics.jsonl")):
+        time.sleep(0.1)
+    parent.kill()
+    began = time.time()
+    while Path(f"/proc/{pid}").exists():
+        assert time.time() - began < 60
+        time.sleep(0.1)
+    assert list(tmp_path.rglob("checkpoint/step_*.pt")) and not list(tmp_path.rglob("RUNNING"))
+
+
 SCRIPTS = ["vision/train.py", "language/train.py", "rl/dqn/train.py", "rl/sac/train.py"]
 
 

@@ -290,6 +290,24 @@ def test_forks_share_the_old_frames_and_never_write_them(tmp_path, new_rows):
         base.frames[0] = 1
 
 
+@pytest.mark.parametrize("name", ["frames", "actions", "rewards", "terminated"])
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_flipped_bit_in_the_files_is_found(name, forked, tmp_path):
+    replay = FrameReplay(40, 2, (1, 2), folder=tmp_path / "one", reserve=4)
+    replay.start(Counting().frames())
+    fill(replay, Counting(), 15, [])
+    state, damaged = replay.state_dict(), replay
+    if forked:  # whose frames of the first half are those of the parent
+        fork = replay.fork(tmp_path / "two", new_rows=10)
+        fill(fork, Counting(), 3, [])
+        state, damaged = fork.state_dict(), fork if name != "frames" else replay
+    again = replay.fork(tmp_path / "two", new_rows=10, existing=True) if forked else replay
+    again.load_state_dict(state)
+    (damaged.frames if name == "frames" else damaged.facts[name]).view(np.uint8).reshape(-1)[8] ^= 1
+    with pytest.raises(UserError, match="is damaged: steps 0 to 14 differ from their checksum"):
+        again.load_state_dict(state)
+
+
 def environment_at(environment):
     copy = Counting(environment.lengths, environment.truncate)
     copy.episode, copy.step_number = environment.episode.copy(), environment.step_number.copy()

@@ -16,15 +16,13 @@ from fire_core.report import Report
 from harness.runs import Run, generator, numpy_generator, record, seeded
 from harness.runs import checkpoint as checkpoints
 from harness.runs.machine import hardware
-from harness.runs.record import FinishedElsewhere
+from harness.runs.record import FinishedElsewhere, RunName, Saving
 from harness.runs.trunk import FolderLock, fingerprint
 
 
 def open_run(root, *, label="fire", trunk=None, config=None, **settings):
-    return Run.open(
-        config or {"label": label, "rate": 0.1}, root=root, experiment="e", size="smoke", label=label, seed=1, trunk=trunk,
-        **settings,
-    )  # fmt: skip
+    name = RunName(root, "e", "smoke", label, 1)
+    return Run.open(config or {"label": label, "rate": 0.1}, name, trunk=trunk, saving=Saving(**settings))
 
 
 def play(run, *, phases=2, steps=4, stop_after=None, boundary_value=1.0):
@@ -79,6 +77,10 @@ def test_interrupted_equals_uninterrupted(tmp_path, stop_after):
 
 def test_a_finished_run_says_when_the_code_has_changed_since(tmp_path, capsys, monkeypatch):
     play(open_run(tmp_path))
+    commit = record.describe()["commit"]
+    monkeypatch.setattr(record, "describe", lambda: {"commit": commit, "dirty": True})
+    assert open_run(tmp_path).finished
+    assert "the code of the current commit, from which the files here differ" in capsys.readouterr().out
     monkeypatch.setattr(record, "describe", lambda: {"commit": "f" * 40, "dirty": False})
     assert open_run(tmp_path).finished
     assert "which is not the current one" in capsys.readouterr().out
@@ -226,7 +228,7 @@ def test_a_checkpoint_of_an_earlier_version_is_accepted(tmp_path):
     path = run.folder / "checkpoint/step_000000000002.pt"
     parts = checkpoints.load(path)
     del parts["_identity"]
-    torch.save(parts, path)
+    torch.save(dict(parts), path)
     assert play(run) == play(open_run(tmp_path / "whole"))
 
 
@@ -334,6 +336,88 @@ def test_corrupt_checkpoint_says_what_to_do(tmp_path):
         checkpoints.load(path)
 
 
+def flip(path, bit):
+    """Flip one bit of a tensor in a checkpoint."""
+    content = bytearray(path.read_bytes())
+    content[content.index(torch.full((64,), 7.0).numpy().tobytes()) + bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("bit", [0, 999, 2047])
+def test_a_flipped_bit_in_a_checkpoint_is_found_and_the_one_before_is_used(bit, tmp_path, capsys):
+    run = open_run(tmp_path)
+    with run:
+        run.resume()
+        for step in (2, 4):
+            run.log(step=step)
+            run.save(step, {"value": torch.full((64,), 7.0), "step": step})
+    one, two = sorted((run.folder / "checkpoint").glob("*.pt"))
+    flip(two, bit)
+    with run:
+        assert run.resume()["step"] == 2
+    said = capsys.readouterr().out
+    assert "step_000000000004.pt cannot be read (record" in said and f"resuming from {one}" in said
+    assert (run.folder / "metrics.jsonl").read_text() == '{"step": 2}\n'
+    flip(one, bit)
+    with pytest.raises(UserError, match="differs from its checksum"), run:
+        run.resume()
+
+
+def test_a_flipped_bit_in_a_shared_first_phase_is_found(tmp_path):
+    trunk = {"rate": 0.1}
+    first, second = open_run(tmp_path, trunk=trunk), open_run(tmp_path, label="none", trunk=trunk)
+    with first:
+        first.resume()
+        first.leave_trunk(1, {"value": torch.full((64,), 7.0)})
+    flip(first.trunk / "checkpoint/end.pt", 100)
+    with pytest.raises(UserError, match=f"delete {first.trunk}"), second:
+        second.resume()
+
+
+def test_a_method_gets_no_state_of_another_run_of_its_trunk(tmp_path):
+    trunk = {"rate": 0.1}
+    first, second = open_run(tmp_path, trunk=trunk), open_run(tmp_path, label="none", trunk=trunk)
+    with pytest.raises(KeyboardInterrupt), first:
+        first.resume()
+        first.save(1, {"method": {"moment": 1.0}})
+        raise KeyboardInterrupt
+    with second:
+        assert second.resume()["method"] == {}
+    with first:
+        assert first.resume()["method"] == {"moment": 1.0}
+        first.leave_trunk(2, {"method": {"moment": 2.0}})
+    with second:
+        assert second.resume()["method"] == {}
+    with first:
+        assert first.resume()["method"] == {"moment": 2.0}
+
+
+def test_metrics_that_were_edited_in_place_are_refused(tmp_path):
+    run = stopped(tmp_path)
+    path = run.folder / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"step": 1', '"step": 9'))
+    with pytest.raises(UserError, match=r"metrics\.jsonl was changed after its checkpoint"):
+        play(run)
+
+
+def test_a_missing_part_of_a_checkpoint_is_named(tmp_path):
+    with pytest.raises(UserError, match="has no part 'optimizer'"):
+        checkpoints.load(checkpoints.save(tmp_path, 1, {"net": 1}))["optimizer"]
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "timing.jsonl", ".lock", "checkpoint", "checkpoint/end.pt"]
+)
+def test_a_run_folder_with_a_link_writes_nothing_through_it(name, tmp_path):
+    run, target = open_run(tmp_path / "runs"), tmp_path / "precious"
+    target.write_text("precious")
+    (run.folder / name).parent.mkdir(parents=True)
+    (run.folder / name).symlink_to(target)
+    with pytest.raises(UserError, match="is a link, and a run writes only into its own folder"):
+        play(run)
+    assert target.read_text() == "precious"
+
+
 def test_a_damaged_end_of_a_trunk_names_the_trunk(tmp_path):
     trunk = {"rate": 0.1}
     play(open_run(tmp_path, trunk=trunk))
@@ -367,8 +451,9 @@ def test_checkpoints_execute_nothing(tmp_path):
             return os.mkdir, (str(tmp_path / "executed"),)
 
     torch.save({"a": Evil()}, tmp_path / "evil.pt")
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="could run code") as refused:
         checkpoints.load(tmp_path / "evil.pt")
+    assert "weights_only" not in str(refused.value)  # PyTorch advises to switch it off
     assert not (tmp_path / "executed").exists()
 
 

@@ -15,7 +15,7 @@ from training_scripts import ROOT, Script
 
 from fire_core import UserError
 from fire_core.methods import create
-from harness.config import CONF, FOLDERS
+from harness.config import CONF
 from harness.domains import find, methods_of
 from harness.overrides import check_sweep, compose_config
 from vision.train import set_learning_rate, train
@@ -250,13 +250,26 @@ def test_every_method_composes():
         assert create(**cfg.method).name == name
 
 
-def test_a_new_experiment_file_is_an_experiment(tmp_path, monkeypatch):
+def test_experiments_may_lie_in_another_folder(tmp_path):
+    (tmp_path / "mine/experiment").mkdir(parents=True)
+    shutil.copy(CONF / "experiment" / "label_noise.yaml", tmp_path / "mine/experiment/my_own.yaml")
     with pytest.raises(UserError):
         compose_config("vision", ["experiment=my_own"])
-    (tmp_path / "experiment").mkdir()
-    shutil.copy(CONF / "experiment" / "label_noise.yaml", tmp_path / "experiment" / "my_own.yaml")
-    monkeypatch.setenv(FOLDERS, str(tmp_path))
-    assert compose_config("vision", ["experiment=my_own"]).protocol.name == "label_noise"
+    own = ["--config-dir", str(tmp_path / "mine"), "experiment=my_own", "--cfg", "job"]
+    assert "name: label_noise" in run(*own, root=tmp_path)
+    assert "no file like experiment/<name>.yaml" in run(
+        "--config-dir", str(tmp_path), root=tmp_path, expect=2
+    )
+
+
+def test_a_typed_default_is_the_run_without_it(whole, tmp_path):
+    typed = ["experiment=random_label", "method.iterations=10", "batch_size=25"]
+    run(*typed, root=tmp_path)
+    assert metrics(tmp_path, "random_label") == whole
+    assert "finished already" in run("experiment=random_label", root=tmp_path)
+    renamed = tmp_path / "random_label/smoke/fire-batch_size=25-iterations=10"
+    (tmp_path / "random_label/smoke/fire").rename(renamed)  # as earlier versions named it
+    assert f"{renamed}/seed_1 (delete it" in run(*typed, root=tmp_path)
 
 
 def test_lower_precision_ends_within_the_spread_of_seeds(tmp_path):

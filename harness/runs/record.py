@@ -1,6 +1,6 @@
 """A run and its folder: identity, metrics, checkpoints, signals and the trunk.
 
-run = Run.open(config, root="runs", experiment=..., size=..., label="fire", seed=1, trunk=phase_0_config)
+run = Run.open(config, RunName(root="runs", experiment=..., size=..., label="fire", seed=1), trunk=phase_0_config)
 if run.finished: return
 with run:                              # DONE when the body calls finish(), FAILED with the traceback on an error
     checkpoint = run.resume()          # own checkpoint, else the trunk's, else None
@@ -19,6 +19,7 @@ import os
 import sys
 import time
 import traceback
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +42,42 @@ class FinishedElsewhere(Exception):
     """Raised when another process has finished the run while this one waited for its folder."""
 
 
+@dataclass(frozen=True)
+class RunName:
+    """The parts of a run's folder, `<root>/<experiment>/<size>/<label>/seed_<seed>`."""
+
+    root: str | Path
+    experiment: str
+    size: str
+    label: str
+    seed: int
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.root) / self.experiment / self.size / self.label / f"seed_{self.seed}"
+
+
+@dataclass(frozen=True)
+class Saving:
+    """How a run keeps what it did; the fields are keys of `RunKeys` in harness/settings.py."""
+
+    checkpoint_seconds: float = 300.0
+    checkpoint_steps: int = 0
+    checkpoint_share: float = 1.0
+    keep: int = 2
+    tracker: str = "none"
+
+
 class Run:
     """One run, used as above. Its metrics and checkpoints go to `place`: the trunk's folder or the run's own."""
 
-    def __init__(self, folder: Path, config: dict[str, Any], meta: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, config: dict[str, Any], meta: dict[str, Any], saving: Saving) -> None:
         self.folder = folder
         self.place = folder
         self.trunk: Path | None = None
         self.config = config
         self.meta = meta
-        self.checkpoint_seconds = 300.0
-        self.checkpoint_steps = 0
-        self.checkpoint_share = 1.0
-        self.keep = 2
-        self.tracker_name = "none"
+        self.saving = saving
         self._tracker: Tracker | None = None
         self._metrics = MetricsFile()
         self._lock = FolderLock(folder)
@@ -69,19 +92,11 @@ class Run:
     def open(
         cls,
         config: dict[str, Any],
+        name: RunName,
         *,
-        root: str | Path,
-        experiment: str,
-        size: str,
-        label: str,
-        seed: int,
         trunk: dict[str, Any] | None = None,
         meta: dict[str, Any] | None = None,
-        checkpoint_seconds: float = 300.0,
-        checkpoint_steps: int = 0,
-        checkpoint_share: float = 1.0,
-        keep: int = 2,
-        tracker: str = "none",
+        saving: Saving | None = None,
     ) -> Run:
         """Return the run of this config, after finding its folder. Nothing is written yet.
 
@@ -89,24 +104,22 @@ class Run:
             config: resolved keys that can change numbers; their hash is the run's identity. If the folder of this name
                 belongs to another config, the run gets a folder with the hash in its name.
             trunk: settings that phase 0 depends on, if it may be shared; None to train it in this run.
-            meta: further entries of meta.json. The other arguments are keys of harness/settings.py.
+            meta: further entries of meta.json.
         """
-        checkpoints.check_keep(keep)
+        saving = saving or Saving()
+        checkpoints.check_keep(saving.keep)
         identity = fingerprint(config)
-        home = Path(root) / experiment / size
-        folder = home / label / f"seed_{seed}"
+        folder = name.folder
         if checkpoints.identity_of(folder) not in (None, identity):
-            folder = home / f"{label}-{identity[:8]}" / f"seed_{seed}"
+            folder = replace(name, label=f"{name.label}-{identity[:8]}").folder
             print(
-                f"note: the config differs from the one in {home / label}; this run goes to {folder}",
+                f"note: the config differs from the one in {name.folder.parent}; this run goes to {folder}",
                 flush=True,
             )
-        place = {"experiment": experiment, "size": size, "label": label, "seed": seed, "identity": identity}
-        run = cls(folder, config, place | (meta or {}))
-        run.checkpoint_seconds, run.checkpoint_steps, run.keep = checkpoint_seconds, checkpoint_steps, keep
-        run.checkpoint_share, run.tracker_name = checkpoint_share, tracker
+        facts = {key: value for key, value in asdict(name).items() if key != "root"}
+        run = cls(folder, config, facts | {"identity": identity} | (meta or {}), saving)
         if trunk is not None:
-            run.trunk = Path(root) / "trunks" / fingerprint(trunk)
+            run.trunk = Path(name.root) / "trunks" / fingerprint(trunk)
             run.meta["trunk"] = run.trunk.name
         return run
 
@@ -209,8 +222,8 @@ class Run:
         if self.stop_signal is not None:
             return True
         saved_time, saved_step = self._saved_at
-        by_steps = self.checkpoint_steps > 0 and step - saved_step >= self.checkpoint_steps
-        interval = max(self.checkpoint_seconds, self._saving_took / self.checkpoint_share)
+        by_steps = self.saving.checkpoint_steps > 0 and step - saved_step >= self.saving.checkpoint_steps
+        interval = max(self.saving.checkpoint_seconds, self._saving_took / self.saving.checkpoint_share)
         due = by_steps or time.monotonic() - saved_time >= interval
         if due:
             self._due_at = time.monotonic()
@@ -220,7 +233,7 @@ class Run:
         """Write a checkpoint. If a signal asks to stop and the checkpoint has no name, exit with code 75."""
         parts = {**parts, "_identity": self._owner(), "_saved_by": self.meta.get("identity")}
         parts |= {"_metrics_bytes": self._metrics.to_disk(), "_metrics_checksum": self._metrics.checksum}
-        path = checkpoints.save(self.place / "checkpoint", step, parts, name=name, keep=self.keep)
+        path = checkpoints.save(self.place / "checkpoint", step, parts, name=name, keep=self.saving.keep)
         self._saved_at = (time.monotonic(), step)
         if name is None and self._due_at is not None:
             self._saving_took, self._due_at = self._saved_at[0] - self._due_at, None
@@ -370,8 +383,8 @@ class Run:
         return self.place.name if in_trunk else self.meta.get("identity")
 
     def _open_tracker(self) -> None:
-        if self.tracker_name != "none" and self._tracker is None:
-            self._tracker = open_tracker(self.tracker_name, self.folder, self.config)
+        if self.saving.tracker != "none" and self._tracker is None:
+            self._tracker = open_tracker(self.saving.tracker, self.folder, self.config)
 
     def _close(self) -> None:
         self._metrics.close()

@@ -5,7 +5,8 @@ A tracker gets only the lines that its own process logs, so none from before a r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import importlib.util
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,23 +20,19 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-def open_tracker(name: str, folder: Path, config: dict[str, Any]) -> Tracker:
-    """Return the tracker `name` (tensorboard, trackio or wandb), whose package is imported only here.
+def check_tracker(name: str) -> None:
+    """Raise UserError if the package of a tracker is missing."""
+    if name != "none" and importlib.util.find_spec(name) is None:
+        raise UserError(f"run.tracker={name} needs a package: pip install {name}")
 
-    Raises UserError for an unknown name or a missing package.
-    """
-    kinds: dict[str, Callable[[str, Path, dict[str, Any]], Tracker]]
-    kinds = {"tensorboard": _TensorBoard, "trackio": _Project, "wandb": _Project}
-    if name not in kinds:
-        raise UserError(f"run.tracker={name!r}: choose none, {', '.join(kinds)}")
-    try:
-        return kinds[name](name, folder, config)
-    except ImportError as error:
-        raise UserError(f"run.tracker={name} needs a package: pip install {name}") from error
+
+def open_tracker(name: str, folder: Path, config: dict[str, Any]) -> Tracker:
+    """Return the tracker `name` (tensorboard, trackio or wandb), whose package is imported only here."""
+    return _TensorBoard(folder) if name == "tensorboard" else _Project(name, folder, config)
 
 
 class _TensorBoard:
-    def __init__(self, name: str, folder: Path, config: dict[str, Any]) -> None:
+    def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(str(folder / "tensorboard"))
@@ -53,8 +50,6 @@ class _Project:
     """wandb or trackio, which has the same three calls."""
 
     def __init__(self, name: str, folder: Path, config: dict[str, Any]) -> None:
-        import importlib
-
         self.package = importlib.import_module(name)
         self.package.init(project="fire", name="/".join(folder.parts[-4:]), config=config)
 
