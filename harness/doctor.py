@@ -13,62 +13,52 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import torch
 
+from fire_core.columns import columns
 from harness.domains import find, known
 from harness.runs.machine import ROOT, requirements
 from harness.settings import Domain
 
-LEAST_DISK_GB = 10
+OK, MISSING, OPTIONAL = "ok", "MISSING", "optional"
+Check = dict[str, str]  # state, what, note, remedy: the command that brings what is not there
 
 
-@dataclass(frozen=True)
-class Check:
-    """One requirement of a domain.
-
-    state: "ok", "missing" (the script does not start without it) or "optional" (only some features need it).
-    remedy: command that installs what is missing.
-    """
-
-    domain: str
-    what: str
-    state: str
-    note: str
-    remedy: str = ""
+def machine() -> Iterator[Check]:
+    """Yield the checks of Python, processor, GPU and disk."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9 if hasattr(os, "sysconf") else 0.0
+    here = torch.cuda.is_available()
+    gpu = torch.cuda.get_device_name() if here else "none found; size=paper is meant for a GPU"
+    free = shutil.disk_usage(ROOT).free / 1e9
+    new = OK if sys.version_info >= (3, 11) else MISSING
+    yield check(new, "Python 3.11 or newer", platform.python_version(), "https://www.python.org")
+    yield check(OK, "processor", f"{os.cpu_count()} cores, {memory:.0f} GB memory")
+    yield check(OK if here else OPTIONAL, "GPU", gpu)
+    yield check(OK if free > 10 else OPTIONAL, "disk", f"{free:.0f} GB free")
 
 
-def shared() -> list[Check]:
-    """Return the checks of the packages that all scripts need, and of those that run sweeps in parallel."""
-    found = [package("core", name, True) for name in requirements()]
-    found += [package("experiments and analysis", name, True, "suite") for name in requirements("suite")]
-    return found + [
-        package("sweeps", name, False, extra) for extra in ("ray", "slurm") for name in requirements(extra)
-    ]
-
-
-def checks_of(domain: Domain) -> list[Check]:
-    """Return the checks of the packages and the data of one script."""
-    needed = {plain(name) for name in domain.needs}
-    found = [
-        package(domain.name, name, plain(name) in needed, extra)
-        for extra in domain.extras
-        for name in requirements(extra)
-    ]
+def needs_of(domain: Domain) -> Iterator[Check]:
+    """Yield the checks of the packages and the data of one script."""
+    yield from packages(*domain.extras, needed={plain(name) for name in domain.needs})
     for what, folder, remedy in domain.data:
         here = (ROOT / folder).is_dir() and any((ROOT / folder).iterdir())
-        state = "ok" if here else "missing" if remedy.startswith("git checkout") else "optional"
-        found.append(Check(domain.name, what, state, folder if here else f"not in {folder}", remedy))
-    return found
+        absent = MISSING if remedy.startswith("git checkout") else OPTIONAL
+        yield check(OK if here else absent, what, folder if here else f"not in {folder}", remedy)
 
 
-def package(domain: str, name: str, needed: bool, extra: str = "") -> Check:
-    """Return the check of one package, which `extra` of pyproject.toml installs."""
-    version = installed(name)
-    state = "ok" if version else "missing" if needed else "optional"
-    return Check(domain, name, state, version, installs(name, extra))
+def packages(*extras: str, needed: set[str] | None = None) -> Iterator[Check]:
+    """Yield a check of each package that extras install. `needed`: those that must be there; None: all."""
+    for extra in extras:
+        for name in requirements(extra):
+            version = installed(name)
+            absent = MISSING if needed is None or plain(name) in needed else OPTIONAL
+            yield check(OK if version else absent, name, version or "not installed", installs(extra))
+
+
+def check(state: str, what: str, note: str, remedy: str = "") -> Check:
+    return {"state": state, "what": what, "note": note, "remedy": remedy if state != OK else ""}
 
 
 def installed(name: str) -> str:
@@ -84,31 +74,12 @@ def plain(name: str) -> str:
     return name.lower().replace("_", "-")
 
 
-def installs(name: str, extra: str) -> str:
-    """Return the command that installs a package: a target of the Makefile if there is one, else pip."""
+def installs(extra: str) -> str:
+    """Return the command that installs an extra: a target of the Makefile if there is one, else pip."""
     if extra == "suite":
         return "make install"
-    if f"\ninstall-{extra}:" in (ROOT / "Makefile").read_text():
-        return f"make install-{extra}"
-    return ".venv/bin/python -m pip install " + (f"-e '.[{extra}]'" if extra else name)
-
-
-def machine() -> list[Check]:
-    """Return the checks of Python, processor, GPU and disk."""
-    python_ok = sys.version_info >= (3, 11)
-    free = shutil.disk_usage(ROOT).free / 1e9
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9 if hasattr(os, "sysconf") else 0.0
-    gpu = (
-        torch.cuda.get_device_name()
-        if torch.cuda.is_available()
-        else "none found; size=paper is meant for a GPU"
-    )
-    return [
-        Check("core", "Python 3.11 or newer", "ok" if python_ok else "missing", platform.python_version()),
-        Check("core", "processor", "ok", f"{os.cpu_count()} cores, {memory:.0f} GB memory"),
-        Check("core", "GPU", "ok" if torch.cuda.is_available() else "optional", gpu),
-        Check("core", "disk", "ok" if free > LEAST_DISK_GB else "optional", f"{free:.0f} GB free"),
-    ]
+    is_target = f"\ninstall-{extra}:" in (ROOT / "Makefile").read_text()
+    return f"make install-{extra}" if is_target else f".venv/bin/python -m pip install -e '.[{extra}]'"
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -118,17 +89,18 @@ def main(given: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args(given)
-    checks = [*machine(), *shared(), *(check for name in known() for check in checks_of(find(name)))]
+    parts = {"this machine": machine(), "all scripts and the analysis": packages("suite")}
+    parts |= {name: needs_of(find(name)) for name in known()}
+    parts |= {"sweeps in parallel": packages("ray", "slurm", needed=set())}
     print("MISSING: the script does not start without it. optional: only some of its features need it.")
-    for domain in dict.fromkeys(check.domain for check in checks):
-        mine = [check for check in checks if check.domain == domain]
-        remedies = dict.fromkeys(check.remedy for check in mine if check.state == "missing")
-        print(f"\n{domain}: {'cannot start; run ' + ' and '.join(remedies) if remedies else 'ready'}")
-        for check in mine:
-            mark = {"ok": "ok", "missing": "MISSING", "optional": "optional"}[check.state]
-            remedy = f"   ->  {check.remedy}" if check.remedy and check.state != "ok" else ""
-            print(f"  {mark:<10}{check.what:<36}{check.note or 'not installed'}{remedy}")
-    return int(any(check.state == "missing" for check in checks))
+    missing = False
+    for name, checks in parts.items():
+        rows = list(checks)
+        remedies = dict.fromkeys(row["remedy"] for row in rows if row["state"] == MISSING)
+        missing |= bool(remedies)
+        print(f"\n{name}: {'cannot start; run ' + ' and '.join(remedies) if remedies else 'ready'}")
+        print("\n".join(f"  {line}" for line in columns(rows).splitlines()[1:]))
+    return int(missing)
 
 
 if __name__ == "__main__":

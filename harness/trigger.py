@@ -1,7 +1,7 @@
 """Triggers of runs: with `trigger=`, the method acts whenever a trigger fires, not at the boundaries of phases.
 
-A trigger sees what the script records: vision after every epoch, language and SAC at every evaluation, DQN at every
-line of metrics. It is not told about boundaries. When it fires, the method acts before the next step.
+A trigger sees what the script records, an epoch or an evaluation at a time. It is not told about boundaries. When it
+fires, the method acts before the next step.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def test_damaged_files_of_one_run_hide_no_other(tmp_path, capsys):
         [{"step": 1}],
         1,
     )
-    with pytest.raises(UserError, match="it holds a list"):
+    with pytest.raises(UserError, match="holds no settings"):
         read_config(folder)
     odd = {"domain": "of another place", "earlier": 3, "overrides": "x", "trunk": 4, "method": ["m"]}
     (good / "meta.json").write_text(json.dumps(odd))
@@ -67,7 +67,7 @@ def test_doctor_names_the_command_that_installs(monkeypatch, capsys):
     assert doctor.main([]) == 1
     text = capsys.readouterr().out
     assert "dqn: cannot start" in text and "make install-dqn" in text
-    assert text.count("MISSING ") == 1
+    assert text.count("  MISSING ") == 1
 
 
 @pytest.mark.parametrize(

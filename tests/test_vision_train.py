@@ -157,6 +157,19 @@ def test_the_config_of_a_run_is_resolved_and_its_second_time_starts_nothing(tmp_
     assert "finished already" in again
 
 
+def test_a_run_folder_that_is_deleted_while_it_runs_is_one_line(tmp_path):
+    delete = """
+import shutil
+from harness.runs import Run
+timing = Run.timing
+Run.timing = lambda self, **values: shutil.rmtree(self.folder) or timing(self, **values)
+"""
+    code, said = SCRIPT.run(command("experiment=random_label", "run.trunk=false", root=tmp_path), delete)
+    assert (
+        code == 2 and said.count("error: ") == 1 and "timing.jsonl was deleted while the run used it" in said
+    )
+
+
 def test_one_failed_run_does_not_hide_the_others(tmp_path):
     done = run("-m", "learning_rate=1e9,1e-3", "experiment=label_noise", root=tmp_path, expect=1)
     assert "training loss is" in done and "failed:" in done
@@ -171,7 +184,7 @@ def test_one_failed_run_does_not_hide_the_others(tmp_path):
         (["method.stpes=5"], "did you mean"),
         (["+method.stpes=5"], "cannot be added"),
         (["~method.solver"], "keys cannot be removed, only set, as in method.solver="),
-        (["method=plasticity_injection"], "does not run in vision (dqn, sac only)"),
+        (["method=plasticity_injection"], "does not run in vision: it needs an encoder and a head"),
         (["size=tiny"], "experiment fig2a_cifar10_resnet18 has smoke, small, medium, paper"),
         (["data=cifr10"], "did you mean 'cifar10'"),
         (["data=image_folder"], "data.folder=FOLDER"),
@@ -197,6 +210,9 @@ def test_one_failed_run_does_not_hide_the_others(tmp_path):
         (["at.paper.protocol.share=0.2"], "write protocol.share="),
         (["tuned.dash.alpha=1"], "write method.<name>="),
         (["seed=1,2"], "add -m"),
+        (["run.root=" + "a" * 5000], "too long"),
+        (["run.tracker=wandb"], "run.tracker=wandb needs a package: pip install wandb"),
+        (["-m", "--cfg", "job"], "leave out -m"),
     ],
 )
 def test_mistakes_are_one_clear_line(arguments, answer, tmp_path, monkeypatch, capsys):

@@ -54,10 +54,9 @@ def write_meta(folder: Path, facts: dict[str, Any]) -> None:
 
 
 def requirements(*extras: str) -> list[str]:
-    """Return the names of the packages that extras of pyproject.toml install; without any, those of the library."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    listed = [line for extra in extras for line in project["optional-dependencies"][extra]]
-    names = (re.match(r"[\w.-]+", line) for line in (listed if extras else project["dependencies"]))
+    """Return the names of the packages that extras of pyproject.toml install."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    names = (re.match(r"[\w.-]+", line) for extra in extras for line in listed[extra])
     return list(dict.fromkeys(name[0] for name in names if name))
 
 
