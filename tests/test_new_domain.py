@@ -81,7 +81,7 @@ if __name__ == "__main__":
     train()
 """
 SCRIPT_CONFIG = """
-defaults: [_self_, noise: null, method: fire, trigger: boundary, experiment: two_phases, plumbing]
+defaults: [_self_, noise: null, method: fire, trigger: boundary, experiment: two_phases, runtime]
 domain: toy
 declared_in: settings
 size: small
