@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -64,23 +64,27 @@ def end_with_driver() -> None:
     That is the driver of a sweep on this host, or torchrun. A process that a user started outlives its shell.
     """
     host, _, driver = os.environ.get(DRIVER, "").partition(" ")
-    if host == socket.gethostname() and driver != str(os.getpid()):
-        watched = int(driver)
+    if host == socket.gethostname() and driver != str(os.getpid()) and _exists(int(driver)):
+        alive = functools.partial(_exists, int(driver))
     elif "TORCHELASTIC_RUN_ID" in os.environ:
-        watched = os.getppid()
+        alive = functools.partial(_is_parent, os.getppid())
     else:
         return
-    if _alive(watched):  # it is not visible from another container, for instance
-        threading.Thread(target=_wait_for_end_of, args=(watched,), daemon=True).start()
+    threading.Thread(target=_wait_while, args=(alive,), daemon=True).start()
 
 
-def _wait_for_end_of(process: int) -> None:
-    while _alive(process):
+def _wait_while(alive: Callable[[], bool]) -> None:
+    while alive():
         time.sleep(ALIVE_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _alive(process: int) -> bool:
+def _is_parent(process: int) -> bool:
+    return os.getppid() == process
+
+
+def _exists(process: int) -> bool:
+    """Return whether a process of this host is there and visible; those of other containers are not."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -151,8 +151,9 @@ def test_a_worker_ends_soon_after_the_process_that_started_it(tmp_path):
     while not list(tmp_path.rglob("metrics.jsonl")):
         time.sleep(0.1)
     parent.kill()
+    parent.wait()
     began = time.time()
-    while Path(f"/proc/{pid}").exists():
+    while Path(f"/proc/{pid}").exists() and ") Z " not in Path(f"/proc/{pid}/stat").read_text():
         assert time.time() - began < 60
         time.sleep(0.1)
     assert list(tmp_path.rglob("checkpoint/step_*.pt")) and not list(tmp_path.rglob("RUNNING"))
