@@ -374,24 +374,6 @@ def test_a_flipped_bit_in_a_shared_first_phase_is_found(tmp_path):
         second.resume()
 
 
-def test_a_method_gets_no_state_of_another_run_of_its_trunk(tmp_path):
-    trunk = {"rate": 0.1}
-    first, second = open_run(tmp_path, trunk=trunk), open_run(tmp_path, label="none", trunk=trunk)
-    with pytest.raises(KeyboardInterrupt), first:
-        first.resume()
-        first.save(1, {"method": {"moment": 1.0}})
-        raise KeyboardInterrupt
-    with second:
-        assert second.resume()["method"] == {}
-    with first:
-        assert first.resume()["method"] == {"moment": 1.0}
-        first.leave_trunk(2, {"method": {"moment": 2.0}})
-    with second:
-        assert second.resume()["method"] == {}
-    with first:
-        assert first.resume()["method"] == {"moment": 2.0}
-
-
 def test_metrics_that_were_edited_in_place_are_refused(tmp_path):
     run = stopped(tmp_path)
     path = run.folder / "metrics.jsonl"

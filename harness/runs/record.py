@@ -190,8 +190,7 @@ class Run:
 
         That is the newest checkpoint of this run; else the end (or checkpoint `fork`) of its finished trunk; else the
         newest of the unfinished trunk, which this run then trains. Metrics after the checkpoint are cut off. A damaged
-        checkpoint is left out in favour of the one before. `parts["method"]` is {} if another run saved it: its method
-        did nothing yet, and its state means nothing to this one.
+        checkpoint is left out in favour of the one before.
         """
         parts = checkpoints.load_latest(self.folder / "checkpoint")
         if parts is None and self.trunk is not None:
@@ -231,7 +230,7 @@ class Run:
 
     def save(self, step: int, parts: dict[str, Any], name: str | None = None) -> None:
         """Write a checkpoint. If a signal asks to stop and the checkpoint has no name, exit with code 75."""
-        parts = {**parts, "_identity": self._owner(), "_saved_by": self.meta.get("identity")}
+        parts = {**parts, "_identity": self._owner()}
         parts |= {"_metrics_bytes": self._metrics.to_disk(), "_metrics_checksum": self._metrics.checksum}
         path = checkpoints.save(self.place / "checkpoint", step, parts, name=name, keep=self.saving.keep)
         self._saved_at = (time.monotonic(), step)
@@ -338,20 +337,20 @@ class Run:
             return self._fork(trunk, fork or "end")
         for part in (trunk, trunk / "checkpoint"):
             remove_torn(part)  # of a process that was killed while it trained this trunk
-        parts = self._without_foreign_state(checkpoints.load_latest(trunk / "checkpoint"))
+        parts = checkpoints.load_latest(trunk / "checkpoint")
         write_config(trunk, self.config)
         write_meta(trunk, self.meta)
         self.place = trunk
         return self._begin(parts)
 
-    def _fork(self, trunk: Path, name: str) -> Parts | None:
+    def _fork(self, trunk: Path, name: str) -> Parts:
         path = trunk / "checkpoint" / f"{name}.pt"
         parts = checkpoints.load(
             path, remedy=f"delete {trunk} and the same command trains the shared phase 0 again"
         )
         checkpoints.check_owner(path, parts, trunk.name)
         self._copy_metrics(trunk, parts["_metrics_bytes"], parts.get("_metrics_checksum"))
-        return self._without_foreign_state(parts)
+        return parts
 
     def _copy_metrics(self, trunk: Path, size: int, checksum: int | None = None) -> None:
         self.place = self.folder
@@ -367,14 +366,6 @@ class Run:
             self._metrics.open_at(self.place, parts["_metrics_bytes"], parts.get("_metrics_checksum"))
             print(f"resuming from {parts.path}", flush=True)
         self._open_tracker()
-        return parts
-
-    def _without_foreign_state(self, parts: Parts | None) -> Parts | None:
-        """Return the parts of a checkpoint of the trunk, without the state of the method of another run."""
-        if parts is not None and self.trunk is not None and "method" in parts:
-            saved_by = parts.get("_saved_by") or read_meta(self.trunk).get("identity")
-            if saved_by != self.meta.get("identity"):
-                parts["method"] = {}
         return parts
 
     def _owner(self) -> str | None:
