@@ -291,12 +291,6 @@ def test_a_sweep_over_files_whose_names_match():
     assert check_sweep(VISION, ["size=smoke", "method=glob(keep_*)", "seed=1,2"]) == 2
 
 
-def test_a_run_with_a_trigger_shares_no_first_phase():
-    for trigger, shared in (("boundary", True), ("plateau", False)):
-        cfg = compose_config("vision", ["size=smoke", f"trigger={trigger}"])
-        assert (identity(VISION, cfg, create(**cfg.method))[1] is not None) == shared
-
-
 def test_a_sweep_counts_its_runs_and_names_each_failure_once(capsys):
     with sweep.journal(3) as path:
         for run, event in (("a", "done"), ("b", "failed"), ("c", "failed")):
