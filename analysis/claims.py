@@ -134,7 +134,7 @@ def _compared(part: Results, which: str) -> pd.DataFrame:
     for _, family in table[table["planned"] > 0].groupby("kind"):
         # a planned test that is still open counts as one of the family, so that no verdict depends on the order of runs
         table.loc[family.index, "p_holm"] = holm(family["p"].where(family["complete"], 1.0).astype(float))
-    table.loc[~table["complete"].astype(bool), ["p", "p_holm"]] = np.nan
+    table.loc[~table["complete"].astype(bool), ["gain", "low", "high", "p", "p_holm"]] = np.nan
     table["verdict"] = [verdict(row) for row in table.to_dict("records")]
     return table[COLUMNS]
 
