@@ -373,10 +373,7 @@ def test_extra_files_are_checked_before_any_work(
     taken.write_text("{}")
     for options, said in (
         (["apply", source, tmp_path / "new.safetensors", "--report", taken], "File exists"),
-        (
-            ["apply", source, tmp_path / "new.safetensors", "--report", tmp_path / "no/x.json"],
-            "No such file",
-        ),
+        (["apply", source, tmp_path / "new.safetensors", "--report", tmp_path / "no/x.json"], "No such file"),
         (["apply", source, tmp_path / "new.pt"], "should end in '.safetensors'"),
         (["apply", source, taken / "new.safetensors"], "no folder for"),
         (["apply", source, tmp_path / "new.safetensors", "--report", "/proc/x"], "cannot be made"),

@@ -6,6 +6,7 @@ from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,19 +18,15 @@ from fire_core.measure.metrics import deviation_from_isometry
 from fire_core.report import Treated
 from fire_core.solvers.polar import polar
 from language.model import Decoder, Shape
+from tests.polar_cases import published
 from vision.models import build
 
 SHAPES = {"channels": 3, "image_size": 32, "classes": 10}
 
 
-def published(w: torch.Tensor, iterations: int) -> torch.Tensor:
-    """The paper's Algorithm 1, written down plainly: one 2-D matrix, python loop."""
-    x = w / w.norm()
-    wide = x.shape[1] > x.shape[0]
-    x = x.T if wide else x
-    for _ in range(iterations):
-        x = 1.5 * x - 0.5 * x @ (x.T @ x)
-    return (x.T if wide else x) * math.sqrt(w.shape[0] / w.shape[1])
+def paper(w: torch.Tensor, iterations: int) -> torch.Tensor:
+    """The paper's Algorithm 1 on one matrix."""
+    return published(w, iterations) * math.sqrt(w.shape[0] / w.shape[1])
 
 
 def published_model(net: nn.Module, iterations: int) -> dict[str, torch.Tensor]:
@@ -37,21 +34,16 @@ def published_model(net: nn.Module, iterations: int) -> dict[str, torch.Tensor]:
     result = {}
     for name, module in net.named_modules():
         if isinstance(module, nn.Linear):
-            result[f"{name}.weight"] = published(module.weight.detach(), iterations)
+            result[f"{name}.weight"] = paper(module.weight.detach(), iterations)
         elif isinstance(module, nn.Conv2d):
             w = module.weight.detach().clone()
-            taps = w.shape[2] * w.shape[3]
-            for i in range(w.shape[2]):
-                for j in range(w.shape[3]):
-                    w[:, :, i, j] = published(w[:, :, i, j], iterations) / taps
+            for i, j in np.ndindex(*w.shape[2:]):
+                w[:, :, i, j] = paper(w[:, :, i, j], iterations) / w[0, 0].numel()
             result[f"{name}.weight"] = w
     return result
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [("resnet18", {}), ("vit_tiny", {}), ("vgg16", {"width": 32})],
-)
+@pytest.mark.parametrize(("name", "settings"), [("resnet18", {}), ("vit_tiny", {}), ("vgg16", {"width": 32})])
 def test_equals_the_published_formula(name, settings):
     torch.manual_seed(0)
     net = build(name, **(SHAPES | ({"image_size": 64} if name == "vgg16" else {})), **settings)
@@ -73,8 +65,8 @@ def test_equals_the_published_formula_on_gpt_of_the_paper():
     for name, module in net.named_modules():
         if isinstance(module, nn.Linear) and name != "lm_head":
             parts = module.weight.detach().split(768) if name.endswith("c_attn") else [module.weight.detach()]
-            expected[f"{name}.weight"] = torch.cat([published(part, 5) for part in parts])
-    expected["wte.weight"] = published(net.wte.weight.detach(), 5)
+            expected[f"{name}.weight"] = torch.cat([paper(part, 5) for part in parts])
+    expected["wte.weight"] = paper(net.wte.weight.detach(), 5)
     report = fire(net, iterations=5)
     weights = dict(net.named_parameters())
     for key, want in expected.items():
@@ -127,8 +119,6 @@ def test_strength_interpolates():
     fire(full)
     fire(a, strength=0.25)
     assert torch.allclose(a.weight, start + 0.25 * (full.weight - start), atol=1e-6)
-    with pytest.raises(UserError, match=r"strength=1\.5"):
-        fire(a, strength=1.5)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -153,27 +143,6 @@ def test_zero_matrix_raises_or_is_skipped_with_the_reason():
     skipped = next(r for r in report.rows if r.name == "1.weight")
     assert (skipped.action, skipped.reason) == ("skipped", "all-zero matrix")
     assert net[1].weight.abs().sum() == 0 and report.changed == {"0.weight"}
-
-
-@pytest.mark.parametrize("solver", ["newton_schulz", "exact"])
-@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-def test_scale_of_the_input_does_not_matter(solver, scale):
-    torch.manual_seed(0)
-    plain = nn.Linear(8, 5, bias=False)
-    scaled = nn.Linear(8, 5, bias=False)
-    with torch.no_grad():
-        scaled.weight.copy_(plain.weight * scale)
-    fire(plain, solver=solver)
-    fire(scaled, solver=solver)
-    assert torch.allclose(plain.weight, scaled.weight, atol=1e-4)
-
-
-@pytest.mark.parametrize("shape", [(1, 7), (7, 1), (1, 1), (3, 9)])
-def test_thin_shapes(shape):
-    torch.manual_seed(0)
-    net = nn.Linear(shape[1], shape[0], bias=False)
-    row = fire(net, solver="exact").treated()[0]
-    assert row.dfi_factor < 1e-8
 
 
 def test_rank_one_is_completed_and_said_so():
@@ -218,61 +187,62 @@ def test_tied_weights_are_projected_once_with_the_official_scale():
     assert embedding.weight is head.weight
 
 
-def test_unknown_words_are_named():
-    net = nn.Linear(3, 3)
-    with pytest.raises(UserError, match="newton"):
-        fire(net, solver="newton")
-    with pytest.raises(UserError, match="frobenus"):
-        fire(net, normalize="frobenus")
-    with pytest.raises(UserError, match="sometimes"):
-        fire(net, degenerate="sometimes")
-    with pytest.raises(UserError, match="muon"):
-        fire(net, scale="muon")
+def sparse(net):
+    net.weight = nn.Parameter(torch.eye(3).to_sparse())
+    return net
+
+
+def of_inference(net):
+    with torch.inference_mode():
+        return nn.Linear(3, 3)
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"),
+    ("settings", "make", "said"),
     [
-        ("scale", "offical"),
-        ("normalize", "spektral"),
-        ("iterations", 0),
-        ("iterations", 2.5),
-        ("iterations", "10"),
-        ("precision", "bf8"),
-        ("tolerance", -1),
-        ("strength", "half"),
-        ("initial", [1]),
+        ({"solver": "newton"}, None, "newton"),
+        ({"normalize": "frobenus"}, None, "frobenus"),
+        ({"degenerate": "sometimes"}, None, "sometimes"),
+        ({"scale": "offical"}, None, "scale"),
+        ({"iterations": 0}, None, "iterations"),
+        ({"iterations": 2.5}, None, "iterations"),
+        ({"iterations": "10"}, None, "iterations"),
+        ({"precision": "bf8"}, None, "precision"),
+        ({"tolerance": -1}, None, "tolerance"),
+        ({"strength": 1.5}, None, r"strength=1\.5"),
+        ({"strength": "half"}, None, "strength"),
+        ({"initial": [1]}, None, "initial"),
+        ({"itertions": 5}, None, "did you mean 'iterations'"),
+        ({"solver": "exact", "iterations": 3}, None, "iterations"),
+        ({"solver": "exact", "normalize": "spectral"}, None, "normalize"),
+        ({"targets": find_targets(nn.Sequential(nn.Linear(3, 3)))}, None, r"'0\.weight'"),  # of another model
+        ({"targets": find_targets(nn.Linear(3, 2))}, None, r"\(2, 3\).*\(3, 3\)"),
+        ({}, torch.jit.script, "TorchScript"),
+        ({}, lambda net: net.to("meta"), "'weight' is on the meta device"),
+        ({}, sparse, "weight.*sparse"),
+        ({}, of_inference, "'weight'.*inference_mode"),
     ],
 )
-def test_bad_settings_are_one_line_that_names_them(setting, value):
-    with pytest.raises(UserError, match=setting) as caught:
-        fire(nn.Linear(3, 3), **{setting: value})
+def test_settings_and_models_that_cannot_be_used_are_one_line(settings, make, said):
+    net = make(nn.Linear(3, 3)) if make else nn.Linear(3, 3)
+    with pytest.raises(UserError, match=said) as caught:
+        fire(net, **settings)
     assert "\n" not in str(caught.value)
+    if make is of_inference:
+        with torch.inference_mode():
+            assert fire(net).changed == {"weight"}
 
 
-@pytest.mark.parametrize("model", [torch.eye(3), nn.Linear(3, 3).state_dict(), None])
-def test_what_is_no_module_is_named(model):
-    with pytest.raises(UserError, match=f"model is a {type(model).__name__}"):
-        fire(model)
-
-
-def test_weights_that_cannot_be_changed_are_named():
-    with torch.device("meta"), pytest.raises(UserError, match="'weight' is on the meta device"):
-        fire(nn.Linear(3, 3))
-    with torch.inference_mode():
-        frozen = nn.Linear(3, 3)
-    with pytest.raises(UserError, match=r"'weight' was made under torch\.inference_mode"):
-        fire(frozen)
-    with torch.inference_mode():
-        assert fire(frozen).changed == {"weight"}
-
-
-def test_a_table_of_another_model_is_refused():
-    table = find_targets(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
-    with pytest.raises(UserError, match=r"has no parameter '0\.weight'"):
-        fire(nn.Linear(3, 3), targets=table)
-    with pytest.raises(UserError, match=r"'1\.weight' is \(3, 3\) in the table and \(2, 3\) in the model"):
-        fire(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), targets=table)
+def test_the_settings_of_fire_are_its_arguments_and_the_defaults_those_of_polar():
+    """Except for the solver, which is exact where one matrix is asked for."""
+    shown, parameters = signature(fire).parameters, signature(polar).parameters
+    assert list(shown)[:5] == ["model", "targets", "initial", "dry_run", "group"]
+    assert {f.name for f in fields(FireSettings)} <= shown.keys()
+    for field in fields(FireSettings):
+        assert field.default == shown[field.name].default
+        if field.name in parameters and field.name != "solver":
+            assert field.default == parameters[field.name].default
+    assert all(f"\n        {name}: " in fire.__doc__ for name in list(shown)[1:])
 
 
 def test_the_report_is_of_the_weight_as_stored():
@@ -395,33 +365,11 @@ def test_initial_scale_gives_back_the_starting_norm():
     with pytest.raises(UserError, match="scale='initial' needs the starting weights"):
         fire(net, scale="initial")
     before = weights_of(net)
-    for bad, words in (
-        ({"0.weight": start["0.weight"]}, r"initial holds no 1\.weight"),
-        (start | {"1.weight": torch.zeros(3, 6)}, r"starting weights of 1\.weight are zero"),
-        (
-            start | {"1.weight": torch.full((3, 6), torch.nan)},
-            r"starting weights of 1\.weight are zero or not finite",
-        ),
-    ):
-        with pytest.raises(UserError, match=words):
+    lacking = {"0.weight": start["0.weight"]}
+    for bad in (lacking, *(start | {"1.weight": torch.full((3, 6), value)} for value in (0.0, torch.nan))):
+        with pytest.raises(UserError, match=r"1\.weight"):
             fire(net, scale="initial", initial=bad)
     assert all(torch.equal(p, before[name]) for name, p in net.named_parameters())
-
-
-def test_polar_and_fire_have_the_same_defaults():
-    """Except for the solver, which is exact where one matrix is asked for."""
-    parameters = signature(polar).parameters
-    shared = {f.name: f.default for f in fields(FireSettings) if f.name in parameters and f.name != "solver"}
-    assert shared == {name: parameters[name].default for name in shared}
-    assert len(shared) == 4
-
-
-@pytest.mark.parametrize("setting", [{"iterations": 3}, {"normalize": "spectral"}])
-def test_a_setting_without_effect_is_refused(setting):
-    with pytest.raises(UserError, match="has no effect with solver='exact'"):
-        fire(two_layers(), solver="exact", **setting)
-    with pytest.raises(UserError, match="no setting 'strenght'; did you mean 'strength'"):
-        FireSettings.of(strenght=0.5)
 
 
 def test_project_changes_one_weight_in_place():
@@ -435,8 +383,6 @@ def test_project_changes_one_weight_in_place():
         assert project_(layer.weight) is layer.weight
         assert torch.allclose(layer.weight, other.weight, atol=1e-6)
     assert deviation_from_isometry(project_(torch.randn(9, 4), scale=1.0)) < 1e-8
-    with pytest.raises(UserError, match=r"shape \(3,\) holds no matrix"):
-        project_(torch.ones(3))
 
 
 def test_weights_over_one_memory_are_treated_once_and_forgotten_together():
@@ -448,10 +394,8 @@ def test_weights_over_one_memory_are_treated_once_and_forgotten_together():
         view = {"same": weight, "transpose": weight.T, "slice": weight[:3]}[kind]
         net[1].weight = nn.Parameter(view)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.0, momentum=0.9)
-        net[0].weight.grad, net[1].weight.grad = (
-            torch.ones_like(net[0].weight),
-            torch.ones_like(net[1].weight),
-        )
+        for layer in net:
+            layer.weight.grad = torch.ones_like(layer.weight)
         optimizer.step()
         report = fire(net, solver="exact")
         (row,) = report.treated()
@@ -462,15 +406,6 @@ def test_weights_over_one_memory_are_treated_once_and_forgotten_together():
     apart = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     apart[0].weight, apart[1].weight = nn.Parameter(buffer[:, :4]), nn.Parameter(buffer[:, 4:])
     assert len(fire(apart).treated()) == 2
-
-
-def test_models_that_cannot_be_treated_are_one_clear_line():
-    with pytest.raises(UserError, match="TorchScript"):
-        fire(torch.jit.script(nn.Linear(3, 3)))
-    sparse = nn.Linear(3, 3)
-    sparse.weight = nn.Parameter(torch.eye(3).to_sparse())
-    with pytest.raises(UserError, match=r"weight: torch\.sparse_coo: only dense weights"):
-        fire(sparse)
 
 
 def test_the_way_to_the_first_matrix_product_is_short_and_leads_down():
@@ -498,25 +433,3 @@ def test_the_way_to_the_first_matrix_product_is_short_and_leads_down():
     way = [Path(code.co_filename).name for code in reversed(at_product)]
     assert way == ["projection.py", "wrapped_models.py", "engine.py", "engine.py", "polar.py", "kernels.py"]
     assert len(files) <= 8, sorted(files)
-
-
-def test_settings_are_listed_in_the_signature_of_fire():
-    shown = signature(fire).parameters
-    assert {f.name: f.default for f in fields(FireSettings)}.items() <= {
-        name: parameter.default for name, parameter in shown.items()
-    }.items()
-    assert list(shown)[:5] == ["model", "targets", "initial", "dry_run", "group"]
-    with pytest.raises(UserError, match="no setting 'itertions'; did you mean 'iterations'"):
-        fire(two_layers(), itertions=5)
-
-
-def test_version():
-    assert fire_core.__version__[0].isdigit()
-
-
-def test_every_argument_of_fire_is_described_in_its_own_text() -> None:
-    arguments = list(signature(fire).parameters)[1:]
-    assert len(arguments) > 10
-    for name in arguments:
-        assert f"\n        {name}: " in fire.__doc__, name
-    assert "settings: " not in fire.__doc__

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fire_core.solvers import exact as polar_exact
 from fire_core.solvers import kernels
@@ -23,13 +22,12 @@ from fire_core.solvers.kernels import (
 from fire_core.solvers.polar import polar
 from fire_core.solvers.schedules import (
     CUBIC,
-    finishing_quintic,
     polynomial_value,
     quintic_schedule,
     rational_step,
     rational_value,
 )
-from tests.polar_cases import deviation, gaussian, relative_error, spread, with_spectrum
+from tests.polar_cases import gaussian, spread, with_spectrum
 
 
 @pytest.mark.parametrize(
@@ -76,13 +74,6 @@ def test_the_schedules_of_the_solver_cover_what_their_comments_say() -> None:
     assert abs(polynomial_value(values, CUBIC) - 1).max() <= 1e-6
 
 
-def test_the_finishing_quintic_beats_the_taylor_one() -> None:
-    values = np.linspace(1 - 0.05, 1 + 0.05, 10001)
-    ours = abs(polynomial_value(values, finishing_quintic(0.05)) - 1).max()
-    taylor = abs(polynomial_value(values, (15 / 8, -10 / 8, 3 / 8)) - 1).max()
-    assert ours < 0.3 * taylor
-
-
 @pytest.mark.parametrize("columns", [1, 20, 32, 50, 130, 400])
 def test_blocked_kernels_equal_library_calls(columns: int) -> None:
     matrices = gaussian(2, columns + 7, columns).double()
@@ -118,16 +109,6 @@ def test_a_matrix_that_is_not_positive_definite_gives_nan_not_an_exception() -> 
     assert cholesky_in_blocks(work)[0].isnan().any()
 
 
-@pytest.mark.parametrize("shape", [(96, 96), (300, 80), (80, 60), (20, 1)])
-@pytest.mark.parametrize("decades", [0.5, 3, 6])
-def test_the_polynomial_path_of_gpus_is_as_exact(shape: tuple[int, int], decades: float) -> None:
-    matrices = torch.stack([with_spectrum(*shape, spread(shape[1], decades), seed=s) for s in range(3)])
-    solved = solve_exact(matrices, 1e-8, rational=False)
-    assert deviation(solved.factor).max() <= 1e-8
-    assert relative_error(solved.factor, matrices).max() <= 5e-8 * 10**decades + 1e-5
-    assert not solved.completed.any()
-
-
 @pytest.mark.parametrize("shape", [(64, 64), (200, 130), (300, 80), (1, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_whole_matrices_as_on_a_gpu_give_what_blocks_give(
@@ -147,35 +128,12 @@ def test_whole_matrices_as_on_a_gpu_give_what_blocks_give(
         right = solve_right(matrices.clone(), gram, inverses)
         return [norm, gram.tril(), right, stepped, solve_exact(matrices, 1e-8, rational=False).factor]
 
-    blocks, launches = run(), count_products(run)
+    blocks = run()
     monkeypatch.setattr(kernels, "works_in_blocks", lambda device: False)
     for whole, expected in zip(run(), blocks, strict=True):
         torch.testing.assert_close(whole, expected, rtol=1e-4, atol=2e-5)
-    assert shape[1] == 1 or count_products(run) < launches
     broken = torch.diag(torch.tensor([1.0, -1.0]))[None].clone()
     assert cholesky_in_blocks(broken) == [] and broken.isnan().any()
-
-
-def count_products(run) -> int:
-    """Number of calls of the library that `run` makes."""
-    with CountCalls() as counted:
-        run()
-    return counted.calls
-
-
-class CountCalls(TorchDispatchMode):
-    calls = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.calls += 1
-        return function(*args, **(kwargs or {}))
-
-
-def test_lost_rank_on_the_polynomial_path_is_completed() -> None:
-    matrix = (gaussian(60, 8) @ gaussian(8, 60, seed=1))[None]
-    solved = solve_exact(matrix, 1e-8, rational=False)
-    assert solved.completed.all()
-    torch.testing.assert_close(solved.factor, polar(matrix).factor, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("solver", ["newton_schulz", "exact"])
@@ -202,27 +160,8 @@ def test_precision_is_put_back_after_an_error() -> None:
     assert kernels._settings() == before
 
 
-def _ten_cubics(matrices: torch.Tensor) -> torch.Tensor:
-    return polynomial_steps(matrices, (CUBIC,) * 10)
-
-
-QUINTICS = quintic_schedule(1e-3, 1e-2)
-
-
-def _quintics(matrices: torch.Tensor) -> torch.Tensor:
-    return polynomial_steps(matrices, QUINTICS)
-
-
-@pytest.mark.parametrize("kernel", [_ten_cubics, _quintics])
-def test_the_fixed_step_kernel_compiles_without_a_graph_break(kernel) -> None:
+@pytest.mark.parametrize("steps", [(CUBIC,) * 10, quintic_schedule(1e-3, 1e-2)])
+def test_the_fixed_step_kernel_compiles_without_a_graph_break(steps: tuple) -> None:
     matrices = gaussian(3, 24, 16) / 10
-    compiled = torch.compile(kernel, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(matrices), kernel(matrices))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kernel", [_ten_cubics, _quintics])
-def test_the_fixed_step_kernel_compiles_with_inductor(kernel) -> None:
-    matrices = gaussian(3, 64, 48) / 20
-    compiled = torch.compile(kernel, fullgraph=True)
-    torch.testing.assert_close(compiled(matrices), kernel(matrices), rtol=1e-4, atol=1e-5)
+    compiled = torch.compile(lambda x: polynomial_steps(x, steps), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(matrices), polynomial_steps(matrices, steps))

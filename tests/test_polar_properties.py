@@ -23,13 +23,6 @@ def matrices(draw: st.DrawFn, decades: float = 3.0) -> Tensor:
 
 
 @DRAWS
-@given(matrices(), st.floats(-30, 30))
-def test_a_positive_scale_changes_nothing(matrix: Tensor, exponent: float) -> None:
-    scaled = (matrix.double() * 10**exponent).float()
-    torch.testing.assert_close(polar(scaled).factor, polar(matrix).factor, rtol=0, atol=2e-3)
-
-
-@DRAWS
 @given(matrices())
 def test_a_power_of_two_changes_no_bit_of_newton_schulz(matrix: Tensor) -> None:
     first = polar(matrix, "newton_schulz").factor
@@ -59,13 +52,6 @@ def test_rotations_pass_through(matrix: Tensor, seed: int) -> None:
 
 
 @DRAWS
-@given(matrices())
-def test_projecting_twice_is_projecting_once(matrix: Tensor) -> None:
-    once = polar(matrix).factor
-    torch.testing.assert_close(polar(once).factor, once, rtol=0, atol=1e-5)
-
-
-@DRAWS
 @given(matrices(decades=6.0), st.integers(0, 10**6))
 def test_no_random_orthogonal_matrix_is_nearer(matrix: Tensor, seed: int) -> None:
     distance = (polar(matrix).factor.double() - matrix).norm()
@@ -74,7 +60,7 @@ def test_no_random_orthogonal_matrix_is_nearer(matrix: Tensor, seed: int) -> Non
 
 
 @DRAWS
-@given(matrices(decades=8.0))
+@given(matrices(decades=12.0))
 def test_the_residual_is_below_the_tolerance(matrix: Tensor) -> None:
     result = polar(matrix)
     assert result.residual <= 1e-8
@@ -82,12 +68,7 @@ def test_the_residual_is_below_the_tolerance(matrix: Tensor) -> None:
 
 
 @DRAWS
-@given(
-    st.integers(1, 12),
-    st.integers(1, 12),
-    st.data(),
-    st.sampled_from(["newton_schulz", "exact"]),
-)
+@given(st.integers(1, 12), st.integers(1, 12), st.data(), st.sampled_from(["newton_schulz", "exact"]))
 def test_finite_entries_never_give_nan(rows: int, columns: int, data: st.DataObject, solver: str) -> None:
     entry = st.one_of(st.just(0.0), st.floats(-(2.0**127), 2.0**127, width=32))
     entries = data.draw(st.lists(entry, min_size=rows * columns, max_size=rows * columns).filter(any))

@@ -112,11 +112,7 @@ def test_gpt2_table() -> None:
     fc = next(t for t in table if t.name == "transformer.h.0.mlp.c_fc.weight")
     assert fc.transposed and fc.shape == (128, 32) and fc.scale == 2.0
     assert torch.equal(fc.matrix(model), model.transformer.h[0].mlp.c_fc.weight.T)
-    assert (
-        len(find_targets(model, "no_embedding").included)
-        == len(find_targets(model, "no_head").included)
-        == 12
-    )
+    assert all(len(find_targets(model, rule).included) == 12 for rule in ("no_embedding", "no_head"))
     assert len(find_targets(model, "mlp").included) == 4
 
 
@@ -152,14 +148,8 @@ def test_mamba_projections_are_in_and_its_dynamics_out() -> None:
     model = build("mamba")
     table = find_targets(model)
     kinds = {t.name.removeprefix("backbone.layers.0.mixer."): (t.included, t.kind) for t in table}
-    for name in (
-        "in_proj.weight[x]",
-        "in_proj.weight[gate]",
-        "x_proj.weight[dt]",
-        "x_proj.weight[B]",
-        "out_proj.weight",
-    ):
-        assert kinds[name][0], name
+    inside = ("in_proj.weight[x]", "in_proj.weight[gate]", "x_proj.weight[dt]", "x_proj.weight[B]")
+    assert all(kinds[name][0] for name in (*inside, "out_proj.weight"))
     for name in ("A_log", "D", "dt_proj.weight"):
         assert kinds[name] == (False, "state_space"), name
     assert not kinds["conv1d.weight"][0]
@@ -199,40 +189,29 @@ def test_timm_vit_and_convnext() -> None:
     )
 
 
-def test_an_unknown_fused_layer_stays_out_until_it_is_declared() -> None:
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.query_key_value = nn.Linear(8, 24)
-
-    model = nn.Sequential(Attention(), nn.Linear(8, 2))
-    assert [t.name for t in find_targets(model).included] == ["1.weight"]
-    assert "set fused_rows" in find_targets(model)[0].reason
-    model[0].query_key_value.fused_rows = {"q": 8, "k": 8, "v": 8}
-    assert len(find_targets(model).included) == 4
-
-
-def test_an_attention_layer_of_unknown_name_with_three_times_its_inputs_stays_out() -> None:
-    class Attention(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.everything = nn.Linear(8, 24)
-            self.out = nn.Linear(8, 8)
-
-    model = nn.Sequential(Attention(), nn.Linear(8, 2))
-    assert [t.name for t in find_targets(model).included] == ["0.out.weight", "1.weight"]
-    assert "looks fused" in find_targets(model)[0].reason
-
-
-def test_a_fused_layer_with_a_gate_in_it_does_not_fit_three_parts() -> None:
+@pytest.mark.parametrize(
+    ("name", "rows", "said"),
+    [
+        ("query_key_value", 24, "set fused_rows"),
+        ("everything", 24, "looks fused"),
+        ("qkv", 32, "is not its 32 rows"),  # a gate in it
+    ],
+)
+def test_a_fused_layer_of_unknown_form_stays_out_until_it_is_declared(
+    name: str, rows: int, said: str
+) -> None:
     class Attention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.num_heads, self.head_dim = 2, 4
-            self.qkv = nn.Linear(8, 32)
+            setattr(self, name, nn.Linear(8, rows))
+            self.out = nn.Linear(8, 8)
 
-    table = find_targets(nn.Sequential(Attention(), nn.Linear(8, 2)))
-    assert not table[0].included and "is not its 32 rows" in table[0].reason
+    model = nn.Sequential(Attention(), nn.Linear(8, 2))
+    table = find_targets(model)
+    assert [t.name for t in table.included] == ["0.out.weight", "1.weight"] and said in table[0].reason
+    getattr(model[0], name).fused_rows = {"q": 8, "k": 8, "v": rows - 16}
+    assert len(find_targets(model).included) == 5
 
 
 def assert_sound(model: nn.Module) -> int:

@@ -11,10 +11,7 @@ pytest.importorskip("transformers")
 from test_targets_architectures import build
 
 pytestmark = pytest.mark.reference
-MODELS = {
-    "mixtral": {"intermediate_size": 48, "num_key_value_heads": 2, "num_local_experts": 3},
-    "mamba": {},
-}
+MODELS = {"mixtral": {"intermediate_size": 48, "num_key_value_heads": 2, "num_local_experts": 3}, "mamba": {}}
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> list[float]:
