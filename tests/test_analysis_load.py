@@ -110,7 +110,7 @@ DAMAGE = {
     "DONE is no text": ("DONE", b"\xff\xfe\x00"),
     "config.yaml is a list": ("config.yaml", b"- 1\n- 2\n"),
     "config.yaml is no text": ("config.yaml", b"\xff\xfe"),
-    "config.yaml is nested deeply": ("config.yaml", b"[" * 20_000),
+    "config.yaml is nested deeply": ("config.yaml", b"[" * 100_000 + b"]" * 100_000),
     "a boundary is a number": ("boundary_1.json", b"7"),
     "rows of a boundary are numbers": ("boundary_1.json", b'{"phase": 1, "rows": [1, 2]}'),
     "phase of a boundary is a text": ("boundary_1.json", b'{"phase": "x", "rows": []}'),

@@ -215,8 +215,10 @@ def read_config(path: str | Path) -> dict[str, Any]:
     if not file.exists():
         return {}
     try:
-        with file.open(encoding="utf-8") as stream:
-            found = yaml.load(stream, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
+        text = file.read_text(encoding="utf-8")
+        # the fast parser, written in C, crashes at tens of thousands of nested brackets
+        fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        found = yaml.load(text, Loader=fast if len(text) < 10_000 else yaml.SafeLoader) or {}
         if not isinstance(found, dict):
             raise ValueError("it holds no settings")
     except (yaml.YAMLError, ValueError, RecursionError, OSError) as error:
