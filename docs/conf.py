@@ -20,8 +20,8 @@ FOLDERS = {  # caption in the sidebar: folder and pages
     "API": ("docs/api", "fire targets methods triggers measure integrations checkpoints"),
     "Experiments": (
         ".",
-        "vision/README language/README rl/dqn/README rl/sac/README docs/concepts/statistics analysis/README "
-        "CONTRIBUTING CHANGELOG",
+        "vision/README language/README rl/dqn/README rl/sac/README docs/concepts/statistics "
+        "docs/concepts/reliability analysis/README CONTRIBUTING CHANGELOG",
     ),
     "Results": (".", "REPRODUCED DEVIATIONS FIDELITY analysis/paper/README tests/official/README"),
     "Notebooks": ("analysis/notebooks", "fire_in_five_minutes figure_2 figure_3 figure_4 figure_5 failures"),
