@@ -90,9 +90,10 @@ def report_tables(results: Results) -> dict[str, Any]:
     found = claims.report(results)
     counted = {name: counts for name, counts, _ in found}
     pooled = {name: rows for name, _, rows in found}
-    confirmed = list(counted.values())[-1]
+    explored, confirmed = list(counted.values())
     return {
         "counts": tables.counts_table(counted),
+        "explored": explored,
         "confirmed": confirmed,
         "pooled": tables.pooled_table(pooled),
     }
