@@ -27,8 +27,8 @@ class Spectral(Method):
     before; the vectors count as constants in the gradient.
 
     We had summaries of the paper, not its equations. They give the first term, its power 2 and the bias beside the
-    weight; the exponent of the bias term is our reading. Gains of norm layers are left alone. The first left vectors,
-    which the paper leaves open, are drawn by the name of the weight.
+    weight; the exponent of the bias term is our reading, and the default coefficient is ours: search it. Gains of norm
+    layers are left alone. The first left vectors, which the paper leaves open, are drawn by the name of the weight.
 
     Cost: two products with a vector per weight and step, and one vector per weight.
     """

@@ -99,12 +99,11 @@ class UPGD(Method):
         sigma: deviation of the noise.
         decay: of the average utility.
         weight_decay: of all parameters; the default optimizer's does not count.
-        adaptive: take Adam's direction, as in the paper's runs of PPO; False is the plain rule, which needs a larger
-            rate (`rate_factor`).
+        adaptive: take Adam's direction; False is the plain rule, which needs a larger rate (`rate_factor`).
 
-    The maximum is that of the corrected averages, as in the paper's algorithm. Where it is not positive, so that no
-    weight is useful, 1e-30 takes its place. Which rate suits a task is ours to find: the paper has runs with plain
-    gradients and runs of PPO.
+    The maximum is that of the corrected averages. Where it is not positive, so that no weight is useful, 1e-30 takes its
+    place. We had summaries of the paper, not its equations: that the averages are corrected before their maximum is taken
+    is our reading, and which rate, noise and decay suit a task has to be searched.
 
     Cost: three buffers per weight instead of two, and one normal number per weight and step.
     """
@@ -117,7 +116,7 @@ class UPGD(Method):
 
     name: ClassVar[str] = "upgd"
     summary: ClassVar[str] = "optimizer choice: smaller steps for useful weights, noise for the others"
-    source: ClassVar[str] = "Elsayed & Mahmood 2024 (UPGD, arXiv 2404.00781), Algorithm 1"
+    source: ClassVar[str] = "Elsayed & Mahmood 2024 (UPGD, arXiv 2404.00781)"
     changes_optimizer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

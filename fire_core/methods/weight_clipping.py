@@ -57,7 +57,7 @@ class WeightClipping(Method):
 
     name: ClassVar[str] = "weight_clipping"
     summary: ClassVar[str] = "weights clipped to a multiple of their initial range after every step"
-    source: ClassVar[str] = "Elsayed et al. 2024 (arXiv 2407.01704), Algorithm 1"
+    source: ClassVar[str] = "Elsayed et al. 2024 (arXiv 2407.01704)"
 
     def __post_init__(self) -> None:
         if self.factor <= 0.0:
