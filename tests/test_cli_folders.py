@@ -34,10 +34,8 @@ def test_apply_on_a_saved_folder_equals_fire_on_the_model(tmp_path: Path, name: 
     model = transformers.AutoModelForCausalLM.from_config(config)
     model.save_pretrained(tmp_path / "old", max_shard_size="20KB")
     assert len(list((tmp_path / "old").glob("*.safetensors"))) > 1
-    assert (
-        main(["apply", str(tmp_path / "old"), str(tmp_path / "new"), "--targets=-head", "--solver=exact"])
-        == 0
-    )
+    folders = str(tmp_path / "old"), str(tmp_path / "new")
+    assert main(["apply", *folders, "--targets=-head", "--solver=exact"]) == 0
     report = fire(model, targets="-head", solver="exact")
     assert len(report.treated()) > 5
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "new")
@@ -80,15 +78,8 @@ def test_the_head_of_a_tied_model_is_its_embedding(tmp_path: Path) -> None:
 
 
 def test_experts_saved_one_by_one_are_guessed_only_if_that_is_allowed(tmp_path: Path) -> None:
-    config = transformers.MixtralConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=3,
-    )
+    sizes = {**MODELS["llama"], "num_hidden_layers": 1, "num_key_value_heads": 2, "num_local_experts": 3}
+    config = transformers.MixtralConfig(**TOKENS, **sizes)
     transformers.MixtralForCausalLM(config).save_pretrained(tmp_path / "model")
     checkpoint = open_checkpoint(tmp_path / "model")
     with pytest.raises(UserError, match="does not describe 10 of the matrices"):

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from fire_core import Phase, State, find_targets, fire, reset_optimizer_state
-from fire_core.distributed.shards import checksum, share_out
+from fire_core.distributed.shards import share_out
 from fire_core.errors import UserError
 from fire_core.methods import create
 from fire_core.methods.controls import random_orthogonal
@@ -101,28 +101,23 @@ def fails_on_one_rank(stack: torch.Tensor, group: list) -> Treated:
     return Treated(stack)
 
 
+def fired(model: nn.Module, **settings: object) -> tuple[dict, dict, list[str]]:
+    report = fire(model, **settings)
+    return full(model), report.to_dict(), sorted(report.changed)
+
+
 def replicated_models() -> dict:
     found = {}
     for i, settings in enumerate(SOLVERS):
-        model = make()
-        report = fire(model, group=dist.group.WORLD, **settings)
-        found["plain", i] = (full(model), report.to_dict(), sorted(report.changed))
-        model = DistributedDataParallel(make())
-        report = fire(model, **settings)
-        found["ddp", i] = (full(model), report.to_dict(), sorted(report.changed))
+        found["plain", i] = fired(make(), group=dist.group.WORLD, **settings)
+        found["ddp", i] = fired(DistributedDataParallel(make()), **settings)
     return found
 
 
 def sharded_models() -> dict:
-    found = {}
-    for i, settings in enumerate(SOLVERS):
-        model = sharded()
-        report = fire(model, **settings)
-        found["fsdp2", i] = (full(model), report.to_dict(), sorted(report.changed))
-    for name, build in (("hybrid", replicated_and_sharded), ("columns", cut_by_columns)):
-        model = build()
-        report = fire(model, **SOLVERS[1])
-        found[name, 1] = (full(model), report.to_dict(), sorted(report.changed))
+    found = {("fsdp2", i): fired(sharded(), **settings) for i, settings in enumerate(SOLVERS)}
+    found["hybrid", 1] = fired(replicated_and_sharded(), **SOLVERS[1])
+    found["columns", 1] = fired(cut_by_columns(), **SOLVERS[1])
     return found
 
 
@@ -303,12 +298,7 @@ def test_random_matrices_are_those_of_one_process(ranks):
 
 @pytest.fixture(scope="module")
 def alone() -> list[tuple[dict, dict, list]]:
-    expected = []
-    for settings in SOLVERS:
-        model = make()
-        report = fire(model, **settings)
-        expected.append((full(model), report.to_dict(), sorted(report.changed)))
-    return expected
+    return [fired(make(), **settings) for settings in SOLVERS]
 
 
 def assert_rows_match(actual: dict, expected: dict) -> None:
@@ -357,11 +347,6 @@ def test_starting_weights_of_a_network_with_a_child_called_module() -> None:
         assert unwrap_with(wrapped, initial)[1].keys() == net.state_dict().keys()
 
 
-def test_changed_means_the_same_for_every_wrapper(ranks: list[dict]) -> None:
-    for rank in ranks:
-        assert rank["changed"] == {"ddp": True, "fsdp2": True, "nested": True} and rank["dry run"]
-
-
 def test_other_treatments_are_routed_too(ranks: list[dict]) -> None:
     expected = make()
     with torch.no_grad():
@@ -373,8 +358,31 @@ def test_other_treatments_are_routed_too(ranks: list[dict]) -> None:
         assert all(torch.equal(weights[name], weight) for name, weight in full(expected).items())
 
 
-def test_training_goes_on_after_a_projection(ranks: list[dict]) -> None:
-    assert ranks[0]["training"] and ranks[1]["training"]
+def test_training_goes_on_and_changed_means_the_same_for_every_wrapper(ranks: list[dict]) -> None:
+    for rank in ranks:
+        assert rank["changed"] == {"ddp": True, "fsdp2": True, "nested": True}
+        assert rank["dry run"] and rank["training"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        ("nan in wide", "wide.weight"),
+        ("nan in tall", "tall.weight"),
+        ("replicas differ", "last.weight"),
+        ("ddp replicas differ", "last.weight"),
+        ("out of memory", "rank 1: OutOfMemoryError: no memory left"),
+        ("boundary method", "random_orthogonal"),
+        (("fsdp1", False), "summon_full_params"),
+        (("fsdp1", True), "summon_full_params"),
+    ],
+)
+def test_errors_reach_every_rank_and_nothing_is_written(
+    ranks: list[dict], failure: object, said: str
+) -> None:
+    for rank in ranks:
+        assert said in rank["failures"][failure]
+        assert all(rank["failures"][f"{name} untouched"] for name in ("wide", "tall", "replicas"))
 
 
 def test_the_ranks_share_the_work(ranks: list[dict]) -> None:
@@ -383,50 +391,7 @@ def test_the_ranks_share_the_work(ranks: list[dict]) -> None:
     assert first | second == {t.parameter for t in find_targets(make()).included}
 
 
-def test_errors_reach_every_rank_and_nothing_is_written(ranks: list[dict]) -> None:
-    for rank in ranks:
-        for name in ("wide", "tall"):
-            assert f"{name}.weight" in rank["failures"][f"nan in {name}"]
-            assert rank["failures"][f"{name} untouched"]
-        assert "last.weight" in rank["failures"]["replicas differ"]
-        assert "last.weight" in rank["failures"]["ddp replicas differ"]
-        assert rank["failures"]["replicas untouched"]
-
-
-def test_an_exception_of_any_kind_on_one_rank_reaches_all(ranks: list[dict]) -> None:
-    for rank in ranks:
-        assert rank["failures"]["out of memory"] == "rank 1: OutOfMemoryError: no memory left"
-
-
-def test_a_method_that_cannot_treat_shards_says_which_can(ranks: list[dict]) -> None:
-    for rank in ranks:
-        assert "random_orthogonal" in rank["failures"]["boundary method"]
-
-
-def test_flattened_shards_are_refused(ranks: list[dict]) -> None:
-    for rank in ranks:
-        for use_orig_params in (False, True):
-            assert "summon_full_params" in rank["failures"]["fsdp1", use_orig_params]
-
-
 def test_one_process_without_a_group_is_told_so() -> None:
     table = find_targets(make())
     with pytest.raises(UserError, match="init_process_group"):
         share_out(dict(make().named_parameters()), table, lambda stack, group: Treated(stack), action="none")
-
-
-def test_checksum_sees_bits_and_order() -> None:
-    a = torch.tensor([1.0, 2.0, 3.0])
-    assert checksum(a) == checksum(a.clone())
-    assert (
-        len(
-            {
-                checksum(a),
-                checksum(a.flip(0)),
-                checksum(a + 1e-6),
-                checksum(torch.zeros(3)),
-                checksum(-torch.zeros(3)),
-            }
-        )
-        == 5
-    )

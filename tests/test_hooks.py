@@ -90,6 +90,8 @@ def test_every_step_has_one_penalty_and_no_evaluation_is_inside_one(runs):
     text = "".join(letter for letter, _ in runs[1])
     assert re.fullmatch(r"((ps)|(\[\])|e|b)+", text), text
     assert text.count("b") == 1
+    assert all(training for letter, training in runs[1] if letter == "s")
+    assert runs[0] != "sac" or text.count("s") == 120 - 30  # from the step after learning starts
 
 
 def test_an_epoch_ends_before_its_evaluation(runs):
@@ -111,24 +113,9 @@ def test_every_evaluation_is_announced(runs):
     """Each recorded performance: test accuracy, validation loss or return, at boundaries too."""
     script, calls, (plain, _), _ = runs
     announced = "".join(letter for letter, _ in calls).count("[]")
-    recorded = {
-        "vision": "test_accuracy",
-        "language": "val_loss_a",
-        "dqn": "eval_return",
-        "sac": "eval_return",
-    }
-    assert announced == len(re.findall(rf'"(?:before_|after_)?{recorded[script]}"', plain)) - (
-        script == "language"
-    )
-
-
-def test_steps_are_taken_in_training_mode(runs):
-    assert all(training for letter, training in runs[1] if letter == "s")
-
-
-def test_sac_learns_from_the_step_after_learning_starts(runs):
-    if runs[0] == "sac":
-        assert sum(letter == "s" for letter, _ in runs[1]) == 120 - 30
+    name = {"vision": "test_accuracy", "language": "val_loss_a"}.get(script, "eval_return")
+    recorded = re.findall(rf'"(?:before_|after_)?{name}"', plain)
+    assert announced == len(recorded) - (script == "language")
 
 
 class Killed(BaseException):
@@ -137,25 +124,15 @@ class Killed(BaseException):
 
 SOON = {"hare_tortoise": ["method.period=3", "method.momentum=0.5"]}
 RIVALS = ("adamo", "spectral", "weight_clipping", "hare_tortoise", "upgd")
-ONCE = {
-    ("vision", "upgd"),
-    ("language", "spectral"),
-    ("dqn", "hare_tortoise"),
-    ("sac", "hare_tortoise"),
-    ("sac", "upgd"),
-}
-EVERY = {
-    "vision": 4,
-    "language": 2,
-    "dqn": 40,
-    "sac": 25,
-}  # steps between checkpoints; the third is the last one
+ONCE = ("vision upgd", "language spectral", "dqn hare_tortoise", "sac hare_tortoise", "sac upgd")
+# steps between checkpoints; the third is the last one
+EVERY = {"vision": 4, "language": 2, "dqn": 40, "sac": 25}
 
 
 @pytest.mark.parametrize(
     ("script", "method"),
     [
-        pytest.param(script, method, marks=() if (script, method) in ONCE else pytest.mark.slow)
+        pytest.param(script, method, marks=() if f"{script} {method}" in ONCE else pytest.mark.slow)
         for script in SCRIPTS
         for method in RIVALS
     ],

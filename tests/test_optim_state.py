@@ -51,16 +51,10 @@ def test_keep_and_clear_changed(name):
     net, optimizer, _ = trained(OPTIMIZERS[name])
     held = len(optimizer.state)
     assert reset_optimizer_state({"a": optimizer}, "keep", [net.weight]) == 0 and len(optimizer.state) == held
-    assert reset_optimizer_state({"a": optimizer}, "clear_changed", [net.weight]) == 1
-    assert net.weight not in optimizer.state and len(optimizer.state) == held - 1
-
-
-def test_several_optimizers_at_once():
-    net, first, _ = trained(OPTIMIZERS["adam"])
     second = OPTIMIZERS["sgd"](list(net.parameters()))
-    net(torch.ones(1, 4)).sum().backward()
     second.step()
-    assert reset_optimizer_state([first, second], "clear_changed", [net.bias]) == 2
+    assert reset_optimizer_state({"a": optimizer, "b": second}, "clear_changed", [net.weight]) == 2
+    assert net.weight not in optimizer.state and len(optimizer.state) == held - 1
 
 
 def test_stale_moments_move_a_reset_weight_away_from_its_minimum():
@@ -91,12 +85,9 @@ def test_names_or_nothing_instead_of_parameters_are_refused():
         reset_optimizer_state(optimizer, "clear_changed", {"weight"})
     with pytest.raises(UserError, match="'clear_changed' without changed parameters"):
         reset_optimizer_state(optimizer, "clear_changed")
-    assert reset_optimizer_state(optimizer, "clear_changed", []) == 0 and len(optimizer.state) == held
-
-
-def test_unknown_policy_is_quoted():
     with pytest.raises(UserError, match="'wipe'"):
         reset_optimizer_state([], "wipe")
+    assert reset_optimizer_state(optimizer, "clear_changed", []) == 0 and len(optimizer.state) == held
 
 
 def test_float32_copies_of_half_precision_weights_are_not_missed():

@@ -6,84 +6,20 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from fire_core.solvers import exact as polar_exact
 from fire_core.solvers.exact import (
-    DROWNED,
     FURTHER_POLYNOMIAL,
     LIFT,
     SETTLE,
-    SINGLE_MARGIN,
     SQUARE_POLYNOMIAL,
-    _deflate,
-    _largest,
     _probes,
     solve_exact,
 )
-from fire_core.solvers.kernels import lower_gram
 from fire_core.solvers.polar import polar
 from tests.polar_cases import deviation, gaussian, oracle, relative_error, spread, with_spectrum
 
 PATHS = pytest.mark.parametrize("rational", [True, False], ids=["cpu", "gpu"])
-
-
-def bulk(columns: int, last: list[float]) -> Tensor:
-    """Singular values at random within 0.8 % of 1, but for the `last` ones."""
-    near = 1 + 0.008 * (2 * torch.rand(columns - len(last), generator=torch.Generator().manual_seed(3)) - 1)
-    return torch.cat([near.double(), torch.tensor(last, dtype=torch.float64)])
-
-
-def deflate(
-    iterate: Tensor, original: Tensor, suspect: float = 0.01, room: int = 16
-) -> tuple[Tensor, Tensor]:
-    work = iterate.unsqueeze(0).clone()
-    away = lower_gram(work, torch.empty(1, work.shape[2], work.shape[2]))
-    away.diagonal(dim1=-2, dim2=-1).sub_(1.0)
-    smallest = _deflate(work, away, room, original.unsqueeze(0), torch.tensor([suspect]))
-    return work[0], smallest[0]
-
-
-@pytest.mark.parametrize("shape", [(40, 40), (96, 80), (192, 192)])
-def test_unfinished_singular_values_become_one_and_the_vectors_stay(shape: tuple[int, int]) -> None:
-    matrix = with_spectrum(*shape, bulk(shape[1], [0.7, 0.3, 0.05, 0.002]))
-    done, _ = deflate(matrix, matrix)
-    assert torch.linalg.svdvals(done.double())[-4:].min() > 0.99
-    assert torch.linalg.svdvals(done.double())[:-4].max() < 1.009
-    assert relative_error(oracle(done).float(), matrix) <= 2e-5
-
-
-def test_nothing_changes_where_nothing_is_unfinished() -> None:
-    matrix = with_spectrum(64, 64, bulk(64, []))
-    done, smallest = deflate(matrix, matrix)
-    torch.testing.assert_close(done, matrix, rtol=0, atol=2e-6)
-    assert smallest == torch.inf
-
-
-def test_a_crowd_of_directions_is_not_turned() -> None:
-    """Forty values from 0.7 to 0.95 do not fit into a room of 16: none may be set at the cost of its vectors."""
-    values = torch.cat([torch.ones(24), torch.linspace(0.95, 0.7, 40)])
-    matrix = with_spectrum(64, 64, values)
-    done, _ = deflate(matrix, matrix)
-    assert relative_error(oracle(done).float(), matrix) <= 2e-5
-
-
-@pytest.mark.parametrize("smallest", [2e-7, 1e-6, 3e-5])
-def test_the_condition_is_told_to_three_digits(smallest: float) -> None:
-    """The original has a singular value that float32 steps drown; the iterate has lifted it."""
-    original = with_spectrum(
-        128, 128, torch.cat([spread(127, 3), torch.tensor([smallest], dtype=torch.float64)])
-    )
-    left, singular, right = torch.linalg.svd(original.double())
-    lifted = torch.where(singular > 5e-4, torch.ones(()), 1e4 * singular)
-    _, told = deflate(((left * lifted) @ right).float(), original, suspect=1.0)
-    # the largest value comes from power iteration, the rounding of `original` moved the smallest
-    assert told == pytest.approx(float(singular[-1] / singular[0]), rel=0.02)
-
-
-def test_a_drowned_direction_counts_as_lost() -> None:
-    matrix = with_spectrum(64, 64, bulk(64, [DROWNED / 3]))
-    assert deflate(matrix, matrix)[1] < SINGLE_MARGIN
 
 
 @PATHS
@@ -96,6 +32,19 @@ def test_exact_on_both_iterations(rational: bool, shape: tuple[int, int], decade
     assert relative_error(solved.factor, matrices).max() <= 1e-5 + 2e-7 * 10**decades
     assert not solved.completed.any()
     assert (solved.iterations > 0).all()
+
+
+@PATHS
+def test_values_far_from_one_are_set_and_the_vectors_stay(rational: bool) -> None:
+    """A few far ones among many near 1; a crowd that does not fit into a room of 16; rows that sum to nothing."""
+    few = torch.cat([torch.linspace(0.99, 1.01, 60), torch.tensor([0.7, 0.3, 0.05, 0.002])])
+    crowd = torch.cat([torch.ones(24), torch.linspace(0.95, 0.7, 40)])
+    sums_to_nothing = gaussian(64, 64, seed=5)
+    sums_to_nothing[-2] = -sums_to_nothing[:-2].sum(0) - sums_to_nothing[-1]
+    for matrix in (with_spectrum(64, 64, few), with_spectrum(64, 64, crowd)):
+        factor = solve_exact(matrix.unsqueeze(0), 1e-8, rational).factor[0]
+        assert relative_error(factor, matrix) <= 2e-5 and deviation(factor) <= 1e-8
+    assert deviation(solve_exact(sums_to_nothing.unsqueeze(0), 1e-8, rational).factor).max() <= 1e-8
 
 
 @PATHS
@@ -155,15 +104,7 @@ def test_rank_of_plateaus_is_decided_as_float64_decides_it(
     assert bool(solved.completed) == bool(lost[-1] <= torch.finfo(torch.float32).eps * lost[0])
 
 
-def test_the_largest_value_is_found_where_the_rows_sum_to_nothing() -> None:
-    matrix = gaussian(64, 64)
-    matrix[-1] = -(matrix[:-1].sum(0) + matrix[0])
-    assert float(_largest(matrix.unsqueeze(0))) == pytest.approx(
-        float(torch.linalg.matrix_norm(matrix, 2)), rel=0.05
-    )
-
-
-def test_sparse_matrices_of_full_rank_need_no_svd(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrices_of_full_rank_need_no_svd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(polar_exact, "polar_by_svd", None)
     for seed, smallest in enumerate((1e-4, 1e-5, 1e-6)):
         values = 0.1 + 0.9 * torch.rand(100, generator=torch.Generator().manual_seed(seed))
@@ -171,13 +112,8 @@ def test_sparse_matrices_of_full_rank_need_no_svd(monkeypatch: pytest.MonkeyPatc
         order = torch.randperm(100, generator=torch.Generator().manual_seed(seed))
         result = polar(torch.diag(values)[order])
         torch.testing.assert_close(result.factor, torch.eye(100)[order], rtol=0, atol=1e-5 + 2e-7 / smallest)
-
-
-def test_spectra_that_fall_off_evenly_need_no_svd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Down to a condition of 1e6, beyond what `_deflate` holds in its small room."""
-    monkeypatch.setattr(polar_exact, "polar_by_svd", None)
-    matrix = with_spectrum(192, 192, spread(192, 6.0))
-    assert polar(matrix).residual <= 1e-8
+    # falling off evenly to 1e-6, beyond the few values that are set in one stroke
+    assert polar(with_spectrum(192, 192, spread(192, 6.0))).residual <= 1e-8
 
 
 def test_the_default_device_of_the_caller_does_not_matter() -> None:
