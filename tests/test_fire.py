@@ -110,22 +110,10 @@ def test_five_iterations_leave_a_gpt_sized_matrix_far_from_orthogonal():
     assert torch.cosine_similarity(direction.flatten(), net.weight.detach().flatten(), dim=0) > 0.999
 
 
-def test_strength_interpolates():
-    torch.manual_seed(0)
-    a = nn.Linear(6, 4)
-    start = a.weight.detach().clone()
-    full = nn.Linear(6, 4)
-    full.load_state_dict(a.state_dict())
-    fire(full)
-    fire(a, strength=0.25)
-    assert torch.allclose(a.weight, start + 0.25 * (full.weight - start), atol=1e-6)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_non_finite_weights_are_named_and_nothing_changes(bad):
-    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    with torch.no_grad():
-        net[1].weight[0, 0] = bad
+    net = two_layers()
+    nn.init.constant_(net[1].weight[0], bad)
     first = net[0].weight.detach().clone()
     with pytest.raises(UserError, match=r"1\.weight"):
         fire(net)
@@ -133,7 +121,7 @@ def test_non_finite_weights_are_named_and_nothing_changes(bad):
 
 
 def test_zero_matrix_raises_or_is_skipped_with_the_reason():
-    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    net = two_layers()
     nn.init.zeros_(net[1].weight)
     first = net[0].weight.detach().clone()
     with pytest.raises(UserError, match=r"1\.weight.*degenerate='skip'"):
@@ -175,16 +163,6 @@ def test_parameters_keep_identity_and_memory():
     fire(net)
     assert before == {name: (id(p), p.data_ptr()) for name, p in net.named_parameters()}
     assert {id(p) for g in optimizer.param_groups for p in g["params"]} == {v[0] for v in before.values()}
-
-
-def test_tied_weights_are_projected_once_with_the_official_scale():
-    embedding, head = nn.Embedding(50, 8), nn.Linear(8, 50, bias=False)
-    head.weight = embedding.weight
-    net = nn.ModuleDict({"embedding": embedding, "head": head})
-    report = fire(net, solver="exact")
-    assert len(report.treated()) == 1
-    assert torch.linalg.svdvals(embedding.weight).tolist() == pytest.approx([math.sqrt(50 / 8)] * 8, rel=1e-4)
-    assert embedding.weight is head.weight
 
 
 def sparse(net):
@@ -251,10 +229,8 @@ def test_the_report_is_of_the_weight_as_stored():
     before = net.weight.detach().float()
     row = fire(net, solver="exact").treated()[0]
     after = net.weight.detach().float()
-    assert (
-        row.dfi_after == pytest.approx(deviation_from_isometry(after).item(), rel=1e-4)
-        and row.dfi_after > 1e-5
-    )
+    assert row.dfi_after == pytest.approx(deviation_from_isometry(after).item(), rel=1e-4)
+    assert row.dfi_after > 1e-5
     assert row.norm_after == pytest.approx(after.norm().item(), rel=1e-6)
     assert row.sfe == pytest.approx((after - before).square().sum().item(), rel=1e-5)
     assert row.residual == pytest.approx(row.dfi_factor, rel=1e-3, abs=1e-9) and row.residual < 1e-8
