@@ -7,6 +7,7 @@ Four frames describe any number of runs: `runs` (one row per run), `metrics` (on
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -117,7 +118,7 @@ def open_results(root: str | Path, size: str | None = None, prefixes: Sequence[s
     a finished run there are taken from the committed results, with a note, so that a first run of one's own does not
     empty the rest of a figure. Raises UserError if `root` does not exist, except for the default."""
     root, prefixes = Path(root), tuple(prefixes)
-    if not root.is_dir() and root != Path("runs"):
+    if not os.path.isdir(root) and root != Path("runs"):
         raise UserError(
             f"there is no folder {str(root)!r}: give the folder that holds the runs, or an export"
         )

@@ -91,7 +91,7 @@ def load(name: str, root: str, more: Sequence[str] = ()) -> Campaign:
     Raises: UserError for a file, experiment or key that does not exist, or an override that no script has.
     """
     path = Path(name) if name.endswith(".yaml") else CONF / "campaign" / f"{name}.yaml"
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike Path.is_file, False for a path that is too long
         raise UserError(f"there is no campaign {name!r}{did_you_mean(name, options('campaign'))}")
     wanted = {key: f"{key}={value}" for key, _, value in (text.partition("=") for text in more)}
     used = set[str]()
@@ -263,7 +263,7 @@ def duration_of(
 def measure(root: str, size: str) -> dict[tuple[str, str], float]:
     """Return {(experiment, method): mean minutes} of the finished runs that were never stopped."""
     found: dict[tuple[str, str], list[float]] = {}
-    for folder in find_folders(root, size=size) if Path(root).is_dir() else []:
+    for folder in find_folders(root, size=size) if os.path.isdir(root) else []:
         meta, done = read_meta(folder), folder / "DONE"
         if done.exists() and "started" in meta and not meta.get("earlier"):
             began = datetime.datetime.fromisoformat(meta["started"]).timestamp()

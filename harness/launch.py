@@ -151,7 +151,7 @@ def _without_folders(options: list[str]) -> list[str]:
             kept.append(word)
             continue
         path = Path(folder if equals else next(words, ""))
-        if not any(path.glob("*/*.yaml")):
+        if not os.path.isdir(path) or not any(path.glob("*/*.yaml")):
             raise UserError(
                 f"{CONFIG_DIR} {path}: there is no file like experiment/<name>.yaml in this folder"
             )
@@ -390,7 +390,7 @@ def _about_disk(error: Exception, cfg: DictConfig) -> UserError | None:
             f"no space is left on the disk of {where}: free some and run the same command again; checkpoints are intact"
         )
     if error.errno == errno.ENAMETOOLONG:
-        return UserError(f"the name {where[:60]}... is too long for this system: choose a shorter run.root")
+        return UserError(f"the name {where[:60]}... is too long for this system: choose a shorter one")
     if error.errno == errno.ENOENT and Path(where).is_relative_to(cfg.run.root):
         return UserError(f"{where} was deleted while the run used it: run the same command again")
     return None

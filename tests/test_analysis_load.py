@@ -54,9 +54,12 @@ def test_boundaries_and_costs_of_unfinished_runs_are_not_counted(root):
     assert len(results.costs) == 6
 
 
-def test_missing_root_is_one_clear_line(tmp_path):
+@pytest.mark.parametrize("name", ["nowhere", "a" * 5000])
+def test_missing_root_is_one_clear_line(name, tmp_path):
     with pytest.raises(UserError, match="no run folder"):
-        load(tmp_path / "nowhere")
+        load(tmp_path / name)
+    with pytest.raises(UserError, match="there is no folder"):
+        open_results(tmp_path / name)
 
 
 def test_text_and_null_are_not_metrics(root):

@@ -137,6 +137,9 @@ def test_files_that_are_no_campaign_are_one_line(tmp_path, text, told):
 def test_unknown_names_and_times_are_refused():
     with pytest.raises(UserError, match=r"there is no campaign 'papr'; did you mean 'paper'\?$"):
         load("papr", "runs")
+    with pytest.raises(UserError, match="there is no campaign 'aaa"):
+        load("a" * 5000, "runs")
+    assert measure("a" * 5000, "smoke") == {}
     assert duration("20m") == 1200 and duration("1.5h") == 5400
     with pytest.raises(UserError, match="30 hours"):
         duration("30 hours")

@@ -353,6 +353,7 @@ REPEATED = nn.ModuleDict({"blocks": nn.ModuleList(nn.Sequential(nn.Linear(4, 4))
         (Mixed(), "mlp", "names that exist"),
         (Mixed(), lambda target: False, "no matrix"),
         (Mixed(), 3, "3"),
+        (Mixed(), ["head", 0], r"targets=\['head', 0\]: 0 is not a rule"),
         (elsewhere(), "all", "ZeRO stage 3"),
         (REPEATED, "head", "no matrix"),  # the end of a repeated block is none
     ],

@@ -238,7 +238,10 @@ def split_rule(rule: object) -> list[str]:
         raise UserError(
             f"targets={rule!r} is not a rule: give a preset, a pattern, a list of them, or a callable"
         )
-    items = [item.strip() for item in parts]  # type: ignore[union-attr]
+    items = list(parts)  # type: ignore[arg-type]
+    if wrong := [item for item in items if not isinstance(item, str)]:
+        raise UserError(f"targets={rule!r}: {wrong[0]!r} is not a rule; give names or patterns")
+    items = [item.strip() for item in items]
     if not items or not all(items):
         raise UserError(f"targets={rule!r} is empty: give a preset ({', '.join(PRESETS)}) or a pattern")
     return items

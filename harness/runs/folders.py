@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,7 +24,7 @@ def find_folders(
 ) -> list[Path]:
     """Return every `seed_*` folder below `root` in sorted order. Raises UserError if `root` does not exist."""
     root = Path(root)
-    if not root.is_dir():
+    if not os.path.isdir(root):  # unlike Path.is_dir, False for a path that is too long
         raise UserError(f"no run folder at '{root}': start a run first, or name another folder")
     names = sorted(experiments) if experiments else sorted(p.name for p in root.iterdir() if p.is_dir())
     found = []
