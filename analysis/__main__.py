@@ -202,8 +202,13 @@ def main(given: Sequence[str] | None = None) -> int:
     try:
         return COMMANDS[given[0]](given[1:])
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        said = str(error)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        said = f"{str(error.filename)[:200]!r} cannot be used ({error.strerror}): name another folder"
+    print(f"error: {said}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

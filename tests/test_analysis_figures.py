@@ -409,6 +409,8 @@ def test_a_sweeps_table_names_what_is_missing(root, tmp_path, capsys):
     assert "random_label: FIRE > none (continue): holds (gain +0." in text
     assert command.main([*given, "--seeds", "1,2,3,4", "--methods", "none,fire"]) == 1
     assert "random_label fire seed 4: missing" in capsys.readouterr().err
+    assert command.main([*given[:-1], "a" * 5000]) == 2
+    assert "cannot be used (File name too long)" in capsys.readouterr().err
     write_run(tmp_path / "runs", "fig3_x", "none", 1, [{"phase": 0, "step": 1, "speed": 1.0}], protocol="")
     (write_run(tmp_path / "runs", "fig3_x", "fire", 1, [], end="FAILED") / "FAILED").write_text("")
     assert command.main(["tables", "--experiment", "fig3_x", "--root", str(tmp_path / "runs")]) == 1

@@ -387,6 +387,17 @@ def test_a_missing_part_of_a_checkpoint_is_named(tmp_path):
         checkpoints.load(checkpoints.save(tmp_path, 1, {"net": 1}))["optimizer"]
 
 
+def test_a_lost_entry_of_a_checkpoint_is_named_and_the_one_before_is_used(tmp_path, capsys):
+    parts = {"optimizer": {"state": {0: torch.ones(2)}, "param_groups": [{"lr": 0.1}]}}
+    path = [checkpoints.save(tmp_path, step, parts) for step in (1, 2)][-1]
+    saved = torch.load(path)
+    del saved["optimizer"]["param_groups"][0]["lr"]
+    torch.save(saved, path)
+    found = checkpoints.load_latest(tmp_path)
+    assert found.path.stem.endswith("1") and found["optimizer"]["param_groups"] == [{"lr": 0.1}]
+    assert "it has no entry 'optimizer.param_groups.0.lr'" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "name", ["metrics.jsonl", "timing.jsonl", ".lock", "checkpoint", "checkpoint/end.pt"]
 )
