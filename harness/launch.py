@@ -63,7 +63,7 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 HELP = {"-h", "--help"}
 MULTIRUN = {"-m", "--multirun"}
 LABEL_LENGTH = 60
-DEVICES = ("cpu", "cuda", "mps")
+DEVICES = {"cpu": lambda: True, "cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
 
 
 def launch(domain: Domain) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
@@ -336,7 +336,7 @@ def pick_device(name: str) -> torch.device:
         device = None
     if device is None or device.type not in DEVICES:
         raise UserError(f"device={name!r} does not exist: give auto, cpu, cuda or cuda:<n>")
-    if device.type != "cpu" and not getattr(torch, device.type).is_available():
+    if not DEVICES[device.type]():
         raise UserError(f"device={name!r} cannot be used here: PyTorch finds none; try device=cpu")
     try:
         torch.empty(0, device=device)

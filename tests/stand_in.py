@@ -224,6 +224,7 @@ def _meta(waits: Waits) -> list[Any]:
     """What lets our scripts run on the meta device, and the watch last, so that nothing of it is seen."""
     watch = Watch(waits)
     replaced: list[Any] = [
+        patch.dict("harness.launch.DEVICES", meta=lambda: True),
         patch.object(Tensor, "pin_memory", lambda tensor: watch.pin(tensor)),
         patch.object(torch, "autocast", lambda *arguments, **settings: nullcontext()),
         patch.object(torch, "is_autocast_enabled", lambda *arguments: False),

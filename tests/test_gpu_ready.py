@@ -84,7 +84,7 @@ def rehearse(
     exec(compile(source, module.__file__, "exec"), module.__dict__)
     shapes: list[list] = []
 
-    def captured(function, device):
+    def captured(function, device, backend=None):
         def run(*arguments):
             tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
             shapes.append([(t.shape, t.stride(), t.dtype, t.device) for t in tensors])
@@ -95,7 +95,7 @@ def rehearse(
     with (
         patch("rl.captured.captured", captured),
         patch("rl.sac.update.captured", captured),
-        patch.dict(module.__dict__, {"captured": captured}),
+        patch("rl.dqn.learn.captured", captured),
         watched() as waits,
     ):
         module.train.__wrapped__(resolve(find(script), composed))
