@@ -270,12 +270,14 @@ def build(cfg: DictConfig, task: Task, device: torch.device) -> Learner:
     """Return a learner with newly initialised networks and optimizers."""
     sizes = (task.observation_size, task.action_size)
     draw = generator(cfg.seed, "init", "actor")
-    actor = Actor(*sizes, cfg.actor.width, cfg.actor.blocks, draw, cfg.actor.norm or "layer").to(device)
+    actor = Actor(*sizes, cfg.actor.width, cfg.actor.blocks, draw, cfg.actor.get("norm") or "layer").to(
+        device
+    )
     draw, shape = (
         generator(cfg.seed, "init", "critics"),
         (cfg.critic.width, cfg.critic.blocks, cfg.critic.count),
     )
-    critics = Critics(*sizes, *shape, draw, cfg.critic.norm or "layer").to(device)
+    critics = Critics(*sizes, *shape, draw, cfg.critic.get("norm") or "layer").to(device)
     return Learner(
         actor=actor,
         critics=critics,
