@@ -63,7 +63,16 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ALONE.split():
         if (installed / name).exists():
             (site / name).symlink_to(installed / name)
-    pip("--python", folder / "empty/bin/python", "install", "--no-deps", "--no-index", wheel)
+    # pip sees its own environment too, where the same version may be installed as a link to this folder
+    pip(
+        "--python",
+        folder / "empty/bin/python",
+        "install",
+        "--ignore-installed",
+        "--no-deps",
+        "--no-index",
+        wheel,
+    )
     return site
 
 
