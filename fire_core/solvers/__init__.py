@@ -1,1 +1,1 @@
-"""Solvers for the orthogonal polar factor of batches of matrices: the published iteration, exact and fast ones."""
+"""Solvers for the orthogonal polar factor of batches of matrices: the published iteration, Muon's, and the exact one."""
