@@ -634,6 +634,60 @@ def test_every_method_that_differs_has_an_official_variant():
     assert WITH_OFFICIAL == ["cbp", "dash", "muon", "redo", "snr"]
 
 
+@pytest.mark.parametrize("name", WITH_OFFICIAL)
+@pytest.mark.parametrize("kind", ["conv", "vit"])
+def test_official_variants_train_and_resume(name, kind, tmp_path):
+    often = {
+        "cbp": {"replacement_rate": 0.2, "maturity": 2},
+        "redo": {"threshold": 0.5},
+        "snr": {"percentile": 0.5},
+    }.get(name, {})
+
+    def start():
+        model = net(kind)
+        method = create(name, variant="official", first_phase=0, **often)
+        state = state_of(model, phase=0)
+        state.batches = lambda: (batch(kind, 1000 + i, 8) for i in range(3))
+        state.test_inputs = lambda count: batch(kind, 1010, 8)[0]
+        method.check(state)
+        state.optimizers["net"] = method.optimizer(model, torch.optim.Adam(model.parameters()), Phase(0))
+        return model, method, state
+
+    def train(model, method, state, epochs):
+        for _ in range(epochs):
+            for inputs, wanted in state.batches():
+                model.train()
+                state.optimizers["net"].zero_grad()
+                cross_entropy(model(inputs), wanted).backward()
+                state.optimizers["net"].step()
+                method.after_step(state)
+            end_of_epoch(method, state)
+        return torch.cat([value.flatten().float() for value in model.state_dict().values()])
+
+    whole = start()
+    train(*whole, 2)
+    whole[1].at_boundary(whole[2], Phase(1))
+    saved = {
+        "net": whole[0].state_dict(),
+        "optimizer": whole[2].optimizers["net"].state_dict(),
+        "method": whole[1].checkpoint(),
+    }
+    torch.save(saved, tmp_path / "checkpoint.pt")
+    expected = train(*whole, 2)
+    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    model, method, state = start()
+    model.load_state_dict(saved["net"])
+    state.optimizers["net"].load_state_dict(saved["optimizer"])
+    method.resume(saved["method"], state)
+    assert torch.equal(train(model, method, state, 2), expected)
+    if often:
+        assert method.counts == whole[1].counts
+        assert method.counts["recycled"] > 0 or (name, kind) == (
+            "snr",
+            "vit",
+        )  # none of its units is ever silent
+
+
 def test_a_net_that_leaves_tokens_out_shows_them_all_to_the_official_hooks():
     model = build("vit_tiny", classes=5, channels=3, image_size=16, width=24, depth=1, heads=2)
     state = state_of(model, phase=0)
