@@ -44,6 +44,12 @@ def test_the_natural_key_works_at_every_size(domain, size):
         assert OmegaConf.select(cfg, name) == OmegaConf.create(f"x: {value}").x
 
 
+@pytest.mark.parametrize("size", ["smoke", "small", "paper"])
+@pytest.mark.parametrize("domain", NATURAL)
+def test_every_script_uses_one_thread_because_two_are_slower_on_a_busy_machine(domain, size):
+    assert compose_config(domain, [f"size={size}"]).threads == 1
+
+
 def test_a_chosen_file_takes_the_place_of_the_experiments_and_a_typed_value_of_both():
     cfg = compose_config("vision", ["model=vgg16", "model.depth=11", "data=cifar10"])
     assert (cfg.model.name, cfg.model.width, cfg.model.depth) == ("vgg16", None, 11)
