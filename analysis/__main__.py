@@ -53,7 +53,9 @@ def draw_figures(given: Sequence[str]) -> int:
     _inputs(parser, "folder for the pictures; default <root>/figures")
     parser.add_argument("--formats", default="png,svg,pdf", help="default png,svg,pdf")
     parser.add_argument(
-        "--paper-curves", action="store_true", help="draw the paper's panel beside each of ours"
+        "--paper-curves",
+        action="store_true",
+        help="draw the paper's panel under each of ours, in files that end in -with-paper",
     )
     parser.add_argument("--metric", help="what Figure 4 shows, as in eval_return; default: as in the paper")
     options = parser.parse_args(given)
@@ -79,7 +81,10 @@ def draw_figures(given: Sequence[str]) -> int:
             if chosen:
                 _must_be_logged(parts, options.metric)
             figure = module.draw(parts, options.paper_curves, **chosen)
-            stem = Path(options.out or Path(options.root) / "figures") / f"{name}-{size}"
+            stem = (
+                Path(options.out or Path(options.root) / "figures")
+                / f"{name}-{size}{'-with-paper' if options.paper_curves else ''}"
+            )
             for path in plot.save(figure, stem, options.formats.split(","), module.CAPTION, parts):
                 print(f"{name}, size {size}: {path}")
         _tell(results.problems)

@@ -129,13 +129,17 @@ def reproduced(results: Results, frame: pd.DataFrame, compared: pd.DataFrame, re
 
 
 def _figure(name: str, title: str) -> dict[str, Any] | None:
-    """Return the picture of the largest size that was drawn, with its caption and the other sizes."""
-    stems = [f"{name}-{size}" for size in SIZES if (RESULTS / "figures" / f"{name}-{size}.png").exists()]
+    """Return the picture of the largest size that was drawn, with its caption, and the stems of the other sizes and of
+    the picture that has the paper's panels too."""
+    drawn = {path.stem for path in (RESULTS / "figures").glob("*.png")}
+    stems = [f"{name}-{size}" for size in SIZES if f"{name}-{size}" in drawn]
     if not stems:
         return None
     caption = (RESULTS / "figures" / f"{stems[0]}.md").read_text(encoding="utf-8").split("\n")[0]
     size = stems[0].rpartition("-")[2]
-    return {"title": title, "stem": stems[0], "caption": caption, "size": size, "others": stems[1:]}
+    both = f"{stems[0]}-with-paper"
+    others = stems[1:] + [both] * (both in drawn)
+    return {"title": title, "stem": stems[0], "caption": caption, "size": size, "others": others}
 
 
 def _table_of(compared: pd.DataFrame, kind: str) -> pd.DataFrame:

@@ -30,15 +30,15 @@ CAPTION = (
 def draw(
     parts: Sequence[Results], paper_curves: bool = False, interest: Sequence[str] = plot.INTEREST
 ) -> Figure:
-    """Return the figure with all eight panels; `paper_curves` draws the paper's panel beside each."""
-    width = 2 if paper_curves else 1
-    figure, grid = plt.subplots(3, 3 * width, figsize=(3.1 * 3 * width, 7.2), squeeze=False)
+    """Return the figure with all eight panels; `paper_curves` draws the paper's panel under each."""
+    height = 2 if paper_curves else 1
+    figure, grid = plt.subplots(3 * height, 3, figsize=(9.3, 7.2 * height), squeeze=False)
     known = {(part.first["figure"], part.first["panel"]): part for part in parts}
-    for row, (name, heading) in zip(grid, ROWS.items()):
+    for row, under, (name, heading) in zip(grid[::height], grid[height - 1 :: height], ROWS.items()):
         for column, (panel, text) in enumerate(PAIRS.items()):
-            axis, beside = row[column * width], row[column * width + width - 1]
+            axis = row[column]
             if (name, panel) == NOT_IN_PAPER:
-                for unused in (axis, beside):
+                for unused in (axis, under[column]):
                     unused.axis("off")
                 continue
             if (name, panel) in known:
@@ -46,8 +46,8 @@ def draw(
             else:
                 plot.draw_empty(axis, text)
             if paper_curves:
-                plot.draw_paper(beside, name, panel, text)
-        first = row[0] if name != "fig2c" else row[width]
+                plot.draw_paper(under[column], name, panel, text)
+        first = row[0] if name != "fig2c" else row[1]
         first.annotate(
             heading,
             (0, 1),
@@ -57,7 +57,7 @@ def draw(
             weight="bold",
             fontsize=9.5,
         )
-    plot.legend(figure, grid.ravel(), where=grid[2, 0])
+    plot.legend(figure, grid.ravel(), where=grid[2 * height, 0])
     figure.tight_layout(h_pad=1.6)
     return figure
 

@@ -32,15 +32,17 @@ def draw(
     metric: str | None = None,
 ) -> Figure:
     """Return the figure: DQN in row a, SAC in row b. Without `metric`, row a shows training returns and row b
-    evaluation returns, as the paper most likely does."""
-    width = 2 if paper_curves else 1
-    figure, grid = plt.subplots(2, 3 * width, figsize=(3.1 * 3 * width, 5.0), squeeze=False)
+    evaluation returns, as the paper most likely does. `paper_curves` draws the paper's panel under each of ours."""
+    height = 2 if paper_curves else 1
+    figure, grid = plt.subplots(2 * height, 3, figsize=(9.3, 5.0 * height), squeeze=False)
     panels = {(name, panel) for name, (_, row) in ROWS.items() for panel in row}
     known = {(part.first["figure"], part.first["panel"]): part for part in parts}
     mixed = len({part.first["size"] for place, part in known.items() if place in panels}) > 1
-    for row, (name, (heading, columns)) in zip(grid, ROWS.items()):
+    for row, under, (name, (heading, columns)) in zip(
+        grid[::height], grid[height - 1 :: height], ROWS.items()
+    ):
         for column, (panel, text) in enumerate(columns.items()):
-            axis = row[column * width]
+            axis = row[column]
             if (name, panel) in known:
                 draw_panel(axis, known[name, panel], interest, metric)
                 if mixed:
@@ -48,9 +50,8 @@ def draw(
             else:
                 plot.draw_empty(axis, text)
             if paper_curves:
-                beside = row[column * width + 1]
-                plot.draw_paper(beside, name, panel, text, thousands=True)
-                beside.set_xlabel("environment step (thousands)")
+                plot.draw_paper(under[column], name, panel, text, thousands=True)
+                under[column].set_xlabel("environment step (thousands)")
         place = {"textcoords": "offset points", "weight": "bold", "fontsize": 9.5}
         row[0].annotate(heading, (0, 1), (-30, 27), "axes fraction", **place)
     plot.legend(figure, grid.ravel())

@@ -34,36 +34,34 @@ CAPTION = (
 
 
 def draw(parts: Sequence[Results], paper_curves: bool = False, interest: Sequence[str] = SHOWN) -> Figure:
-    """Return the figure: the panels of (a) that were run above those of (b); `paper_curves` draws the paper's panel beside
+    """Return the figure: the panels of (a) that were run above those of (b); `paper_curves` draws the paper's panel under
     each."""
     frame = pd.concat(map(estimates.frame, parts), ignore_index=True)
     known = {part.first["experiment"]: part for part in parts}
     scans = {panel: part for panel in PAIRS if (part := scan_of(panel, known, frame)) is not None}
     bars = max(known.values(), key=lambda part: len(_bars(frame, part)))
     metrics = [metric for metric in BARS if metric in set(_bars(frame, bars)["metric"])]
-    width, rows = 2 if paper_curves else 1, [row for row in (list(scans), metrics) if row]
-    columns = width * max(map(len, rows), default=1)
-    figure, grid = plt.subplots(
-        max(1, len(rows)), columns, figsize=(3.1 * columns + 0.2, 2.8 * max(1, len(rows))), squeeze=False
-    )
+    height, rows = 2 if paper_curves else 1, [row for row in (list(scans), metrics) if row]
+    columns, count = max(map(len, rows), default=1), height * max(1, len(rows))
+    figure, grid = plt.subplots(count, columns, figsize=(3.1 * columns + 0.2, 2.8 * count), squeeze=False)
     for axis in grid.ravel():
         axis.set_visible(False)
     for column, panel in enumerate(scans):
-        axis = _shown(grid[0, column * width])
+        axis = _shown(grid[0, column])
         draw_iterations(axis, scans[panel], frame, known.get(f"fig2a_{panel}", scans[panel]))
         if paper_curves:
-            draw_paper_iterations(_shown(grid[0, column * width + 1]), panel, PAIRS[panel])
+            draw_paper_iterations(_shown(grid[1, column]), panel, PAIRS[panel])
     for column, metric in enumerate(metrics):
-        (text, name), axis = BARS[metric], _shown(grid[-1, column * width])
+        (text, name), axis = BARS[metric], _shown(grid[-height, column])
         draw_bars(axis, _bars(frame, bars), metric, f"{text}\n{plot.title(bars)}", interest)
         if paper_curves:
-            draw_paper_bars(_shown(grid[-1, column * width + 1]), name, text)
+            draw_paper_bars(_shown(grid[-1, column]), name, text)
     place = {"textcoords": "offset points", "weight": "bold", "fontsize": 9.5}
     if scans:
         grid[0, 0].annotate("a  Number of iterations", (0, 1), (-30, 27), "axes fraction", **place)
         plot.legend(figure, grid[0])
     if metrics:
-        grid[-1, 0].annotate("b  Right after the reset", (0, 1), (-30, 38), "axes fraction", **place)
+        grid[-height, 0].annotate("b  Right after the reset", (0, 1), (-30, 38), "axes fraction", **place)
     figure.tight_layout(h_pad=1.6)
     return figure
 
