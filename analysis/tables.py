@@ -244,11 +244,12 @@ def overview_table(results: Results, frame: pd.DataFrame, verdicts: pd.DataFrame
         decimals = min(3, digits(rows["metric"].iloc[0]))
         name = plain(plot.title(part).splitlines()[0])
         page = Markup(f"[{name}](analysis/results/pages/{first['experiment']}.md)")
-        row = {"experiment": page, "size": first["size"], "measure": rows["measure"].iloc[0].split(",")[0]}
+        row = {"experiment": page}
         for label in ("fire", "none", "full_reset", "shrink_perturb"):
             row[plot.look(label).name] = number(ends.get(label), decimals)
         said = estimates.of(verdicts, part).query("better == 'fire' and worse == 'none'")["verdict"]
-        table.append(row | {"FIRE > none": said.iloc[0] if len(said) else "-"})
+        row |= {"FIRE > none": said.iloc[0] if len(said) else "-"}
+        table.append(row | {"measure": rows["measure"].iloc[0].split(",")[0], "size": first["size"]})
     return pd.DataFrame(table)
 
 

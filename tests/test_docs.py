@@ -478,6 +478,15 @@ def test_the_readme_gives_the_minutes_of_the_papers_panels(figure: str) -> None:
     files = [ROOT / "conf/experiment" / f"{name}.yaml" for name in PAPER_PANELS if name.startswith(figure)]
     minutes = [OmegaConf.load(file).get("minutes", {}) for file in files]
     row = next(line for line in (ROOT / "README.md").read_text().splitlines() if f"| `{figure}" in line)
-    for size, told in zip(("small", "medium"), row.split("|")[-2].split(","), strict=True):
+    for size, told in zip(("small", "medium"), row.split("|")[-3:-1], strict=True):
         values = [each[size] for each in minutes if size in each]
         assert [float(number) for number in told.split(" to ")] == sorted({min(values), max(values)})
+
+
+def test_the_readme_gives_the_size_of_the_papers_campaign(tmp_path: Path) -> None:
+    """Hours are rounded to a hundred."""
+    planned = campaign.plan(campaign.load("paper", str(tmp_path)), str(tmp_path), "ray", None)
+    runs, hours = re.search(r"paper: (\d+) runs", planned), re.search(r"; ([\d.]+) hours of runs", planned)
+    told = re.search(r"(\d+) runs, about ([\d,]+) hours", (ROOT / "README.md").read_text())
+    assert runs and hours and told
+    assert told.groups() == (runs[1], f"{round(float(hours[1]), -2):,.0f}")
