@@ -112,7 +112,11 @@ def reproduced(results: Results, frame: pd.DataFrame, compared: pd.DataFrame, re
         benchmarks=benchmarks,
         convergence=benchmark_tables.convergence_in_short() if "convergence" in benchmarks else None,
         forest=forest["caption"] if (forest := _figure("claims", "")) else "",
-        figures=[figure for name, title in FIGURES.items() if (figure := _figure(name, title))],
+        figures=[
+            figure | {"finding": ahead(compared, name)}
+            for name, title in FIGURES.items()
+            if (figure := _figure(name, title))
+        ],
         hessians=fig5.hessians(at_largest_size(frame)).to_dict("records"),
         theirs=paper.panel_of("fig5b", "hessian_lambda_max").set_index("method")["y"].round(1).to_dict(),
         **report,
@@ -140,6 +144,26 @@ def _figure(name: str, title: str) -> dict[str, Any] | None:
     both = f"{stems[0]}-with-paper"
     others = stems[1:] + [both] * (both in drawn)
     return {"title": title, "stem": stems[0], "caption": caption, "size": size, "others": others}
+
+
+def ahead(compared: pd.DataFrame, figure: str) -> list[tuple[str, int, int]]:
+    """Return (rival, panels in which FIRE's mean is ahead of it, panels that have both) over the panels of a figure of the
+    paper whose premise is met, each at its largest size. Confirming seeds count where a comparison is decided."""
+    cells = ["_".join(cell) for cell in paper.cells() if cell[0].startswith(figure)]
+    rows = compared[compared["experiment"].isin(cells) & compared["premise"]]
+    gains: dict[str, list[float]] = {}
+    for row in (
+        at_largest_size(rows, ["experiment", "better", "worse"]).to_dict("records") if len(rows) else []
+    ):
+        rival = row["worse"] if row["better"] == "fire" else row["better"]
+        gain = row["exploring_gain"] if pd.isna(row["gain"]) else row["gain"]
+        if "fire" in (row["better"], row["worse"]) and rival in claims.GROUPS and not pd.isna(gain):
+            gains.setdefault(rival, []).append(gain if row["better"] == "fire" else -gain)
+    return [
+        (rival, sum(gain > 0 for gain in gains[rival]), len(gains[rival]))
+        for rival in claims.GROUPS
+        if rival in gains
+    ]
 
 
 def _table_of(compared: pd.DataFrame, kind: str) -> pd.DataFrame:

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis import estimates, further_questions, sensitivity, theory
+from analysis import documents, estimates, further_questions, sensitivity, theory
 from analysis.runs import load
 from fire_core import find_targets
 from harness.config import compose
@@ -136,3 +136,21 @@ def test_theorems_on_a_net_before_and_after_the_exact_projection():
     line = theory.premise_table(nets, both).iloc[0]
     # squared scales 12/16, 1 and 4/12 leave 12 (1 - 3/4)^2, 0 and 4 (1 - 1/3)^2 = 16/9
     assert line["FIRE exact: as stored"] == "67%" and list(line)[-1] == "100%"
+
+
+def test_the_finding_of_a_figure_counts_the_panels_in_which_fire_is_ahead() -> None:
+    """Of panels whose premise is met, at their largest size, by the confirming seeds where there are any."""
+    rows = [
+        # experiment, size, better, worse, premise, gain, exploring gain
+        ("fig3_best", "medium", "fire", "none", True, 0.2, -0.1),
+        ("fig3_30k", "medium", "none", "fire", True, None, 0.3),
+        ("fig3_60k", "medium", "fire", "none", False, 0.5, 0.5),
+        ("fig3_best", "small", "fire", "none", True, -0.2, -0.2),
+        ("fig3_best", "medium", "fire", "rescale", True, 0.2, 0.2),
+        ("fig3_best", "medium", "fire", "full_reset", True, None, None),
+        ("fig2a_cifar10_resnet18", "medium", "fire", "none", True, 0.2, 0.2),
+    ]
+    names = ["experiment", "size", "better", "worse", "premise", "gain", "exploring_gain"]
+    compared = pd.DataFrame(rows, columns=names)
+    assert documents.ahead(compared, "fig3") == [("none", 1, 2)]
+    assert documents.ahead(compared, "fig4") == []
