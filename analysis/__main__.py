@@ -18,6 +18,7 @@ from analysis import (
     plot,
     predictors,
     probes,
+    ranking,
     readme_figure,
     sensitivity,
     sweep,
@@ -36,13 +37,14 @@ FIGURES = {
     "fig5": fig5,
     "claims": claims_figure,
     "predictors": predictors,
+    "ranking": ranking,
     "probes": probes,
     "sensitivity": sensitivity,
     "dormancy": other_boundaries,
     "readme": readme_figure,
 }
 
-ONE_SIZE = ("claims", "predictors")  # drawn once, each experiment at its largest size
+ONE_SIZE = ("claims", "predictors", "ranking")  # drawn once, each experiment at its largest size
 
 
 def draw_figures(given: Sequence[str]) -> int:

@@ -38,6 +38,7 @@ FIGURES = {
     "fig4": "Figure 4: reinforcement learning",
     "fig5": "Figure 5: iterations, and the weights after the reset",
     "probes": "Beside the paper's panels",
+    "ranking": "All methods, ranked over panels",
 }
 TRIGGER = "trigger_random_label"
 
