@@ -56,9 +56,7 @@ def page_data(results: Results) -> dict[str, Any]:
     frame = estimates.sides(estimates.frame(results))
     panels = [_setting(part, estimates.of(frame, part), labels) for part in _in_order(settings(results))]
     return {
-        "methods": [
-            {"method": look.name, "colour": look.colour, "bright": bright} for look, bright in looks
-        ],
+        "methods": [{"method": look.name, "colour": look.colour, "bright": bright} for look, bright in looks],
         "settings": [panel for panel in panels if panel["measures"]],
     }
 
@@ -78,38 +76,32 @@ def _setting(part: Results, rows: pd.DataFrame, labels: dict[str, int]) -> dict[
     first, runs = part.first, part.finished.assign(place=part.finished["label"].map(labels))
     runs = runs.sort_values(["place", "seed"], kind="stable")
     places = {run: i for i, run in enumerate(zip(runs["label"], runs["seed"]))}
-    figure = first["figure"]
-    found = {
+    figure, told, curves = first["figure"], list[dict[str, Any]](), dict[str, dict[str, Any] | None]()
+    for kind, _, measure, values in estimates.numbers(part):
+        of_measure = rows[(rows["kind"] == kind) & (rows["metric"] == measure.key)]
+        if kind not in KINDS or of_measure.empty:
+            continue
+        curve = f"{measure.metric}{', ends of phases' * (measure.reduce == 'late_phases')}"
+        if kind == "result" and curve not in curves:
+            curves[curve] = _curve(part, measure, labels, places)
+        about = {"key": measure.key, "kind": KINDS[kind], "curve": curve}
+        about["level"] = _short(fig4.random_level(part, measure.metric))
+        about["values"] = [_short(values.get(label, {}).get(seed)) for label, seed in places]
+        told.append(about | _measure(of_measure, labels))
+    return {
         "experiment": first["experiment"],
         "panel": plot.panel_name(figure, first["panel"]),
         "group": f"Figure {figure.removeprefix('fig')[:1]}" if figure else "Beside the paper's panels",
-        "size": first["size"],
-        "data": plot.data_name(first["data"]),
+        "size": f"{first['size']}, {plot.data_name(first['data'])}",
         "title": plot.title(part).replace("\n", ", "),
         "premise": plot.premise_text(part),
         "source": plot.provenance(runs),
         "runs": [
             [row["place"], row["seed"], _commit(row), row["trunk_commit"]] for row in runs.to_dict("records")
         ],
-        "measures": [],
-        "curves": [],
+        "measures": told,
+        "curves": curves,
     }
-    curves = dict[tuple[str, bool], int | None]()
-    for kind, _, measure, values in estimates.numbers(part):
-        of_measure = rows[(rows["kind"] == kind) & (rows["metric"] == measure.key)]
-        if kind not in KINDS or of_measure.empty:
-            continue
-        key = measure.metric, measure.reduce == "late_phases"
-        if kind == "result" and key not in curves:
-            drawn = _curve(part, measure, labels, places)
-            curves[key] = len(found["curves"]) if drawn else None
-            found["curves"] += [drawn] if drawn else []
-        told = _measure(of_measure, labels) | {"key": measure.key, "kind": KINDS[kind]}
-        told["curve"] = curves.get(key) if kind == "result" else None
-        told["level"] = _short(fig4.random_level(part, measure.metric))
-        told["values"] = [_short(values.get(label, {}).get(seed)) for label, seed in places]
-        found["measures"].append(told)
-    return found
 
 
 def _measure(rows: pd.DataFrame, labels: dict[str, int]) -> dict[str, Any]:
@@ -148,7 +140,8 @@ def _curve(
 
     seeds = [[places[run], *numbers(own, "value")] for run, own in rows.groupby(["label", "seed"])]
     bands = [
-        [labels[label], *numbers(plot.band(own), "mean", "low", "high")] for label, own in rows.groupby("label")
+        [labels[label], *numbers(plot.band(own), "mean", "low", "high")]
+        for label, own in rows.groupby("label")
     ]
     return {"unit": unit, "boundaries": marks, "limits": limits, "seeds": seeds, "bands": bands} | {
         "grids": [list(grid) for grid in grids]
