@@ -20,7 +20,7 @@ from markupsafe import Markup
 from analysis import estimates, fig4, measures, paper, plot
 from analysis.export import thin
 from analysis.measures import Measure
-from analysis.rendering import TEMPLATES, digits
+from analysis.rendering import TEMPLATES, difference_text, mean_text, p_text, short
 from analysis.runs import SIZES, Results, settings
 from fire_core.errors import UserError
 
@@ -105,23 +105,28 @@ def _setting(part: Results, rows: pd.DataFrame, labels: dict[str, int]) -> dict[
 
 
 def _measure(rows: pd.DataFrame, labels: dict[str, int]) -> dict[str, Any]:
-    """Return the estimates of one measure: [method, mean, low, high, seeds] and [method, reference, difference, low,
-    high, pairs, p, word]."""
+    """Return the estimates of one measure, with the text of the tables: [method, mean, low, high, seeds, text] and
+    [method, reference, text of the difference, word, pairs, p]."""
+    rows = rows.assign(place=rows["label"].map(labels)).sort_values("place", kind="stable")
     about = rows.iloc[0]
-    ends = estimates.means(rows)[["label", "mean", "low", "high", "n"]]
-    gaps = rows.loc[
-        rows["reference"] != "",
-        ["label", "reference", "difference", "difference_low", "difference_high", "pairs", "p", "word"],
+    ends = [
+        [row["place"], *map(_short, row[["mean", "low", "high"]]), row["n"], _text(row)]
+        for _, row in estimates.means(rows).iterrows()
     ]
-
-    def lists(frame: pd.DataFrame) -> list[list[Any]]:
-        frame = frame.assign(label=frame["label"].map(labels)).sort_values("label", kind="stable")
-        return [[_short(cell) for cell in row] for row in frame.itertuples(index=False, name=None)]
-
-    decimals = digits(about["metric"]) if about["kind"] == "result" else None
+    gaps = [
+        [row["place"], row["reference"], difference_text(row), row["word"], row["pairs"], p_text(row["p"])]
+        for _, row in rows[rows["reference"] != ""].iterrows()
+    ]
     better = "higher" if about["higher_is_better"] else "lower"
-    told = {"title": about["measure"], "digits": decimals, "better": better if len(gaps) else ""}
-    return told | {"ends": lists(ends), "gaps": lists(gaps)}
+    return {"title": about["measure"], "better": better if gaps else "", "ends": ends, "gaps": gaps}
+
+
+def _text(row: pd.Series) -> str:
+    """Return a mean with its interval; what was measured at a boundary has three significant digits."""
+    if row["kind"] == "result":
+        return mean_text(row)
+    mean, low, high = (short(row[name]) for name in ("mean", "low", "high"))
+    return mean if pd.isna(row["low"]) else f"{mean} [{low}, {high}]"
 
 
 def _curve(

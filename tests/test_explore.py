@@ -12,6 +12,7 @@ from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_
 
 from analysis import __main__ as command
 from analysis import estimates, explore, measures, plot
+from analysis.rendering import difference_text, mean_text, p_text
 from analysis.runs import RESULTS, Results, load, load_exported, settings
 
 ROOT = Path(__file__).parents[1]
@@ -103,23 +104,21 @@ def in_order(results: Results, told: dict) -> list[Results]:
 
 
 def test_means_intervals_and_differences_are_those_of_the_frame_of_estimates(results: Results) -> None:
-    told, frame = explore.page_data(results), estimates.frame(results)
+    told, frame = explore.page_data(results), estimates.sides(estimates.frame(results))
     labels = plot.ordered(LEVELS)
     compared = 0
     for panel in told["settings"]:
         for measure in panel["measures"]:
             rows = frame[(frame["experiment"] == panel["experiment"]) & (frame["metric"] == measure["key"])]
-            for place, mean, low, high, n in measure["ends"]:
+            for place, mean, low, high, n, _ in measure["ends"]:
                 row = rows[rows["label"] == labels[place]].iloc[0]
                 assert [mean, low, high, n] == pytest.approx(
                     row[["mean", "low", "high", "n"]].tolist(), rel=1e-5
                 )
-            for place, reference, *numbers, _ in measure["gaps"]:
-                (row,) = rows[(rows["label"] == labels[place]) & (rows["reference"] == reference)].to_dict(
-                    "records"
-                )
-                keys = ("difference", "difference_low", "difference_high", "pairs", "p")
-                assert numbers == pytest.approx([row[key] for key in keys], rel=1e-5, abs=1e-9)
+            for place, reference, *told_text in measure["gaps"]:
+                keep = (rows["label"] == labels[place]) & (rows["reference"] == reference)
+                ((_, row),) = rows[keep].iterrows()
+                assert told_text == [difference_text(row), row["word"], row["pairs"], p_text(row["p"])]
                 compared += 1
     assert compared == (frame["reference"].isin(["none", "fire"]) & (frame["kind"] == "result")).sum() > 10
 
@@ -304,6 +303,7 @@ def test_every_panel_size_and_measure_draws_what_it_holds(driver, whole: Path) -
             expected = [len(measure["ends"]), len(curve["bands"]) if curve else 0]
             assert [browser.paths("ends", "symbol"), browser.paths("curve", "line")] == expected
             assert browser("document.querySelectorAll('#body tr').length") == expected[0]
+            assert driver.find_element("id", "reference").is_displayed() == bool(measure["gaps"])
     assert driver.get_log("browser") == []
 
 
@@ -334,8 +334,6 @@ def test_a_click_changes_the_drawing_and_the_table(driver, page: Path) -> None:
 
 @pytest.mark.slow
 def test_the_table_has_the_differences_of_the_tables(driver, page: Path, results: Results) -> None:
-    from analysis.rendering import difference_text, mean_text, p_text
-
     browser = Browser(driver, page, 1200)
     part = results.select(experiment="fig2a_cifar10_resnet18")
     rows = estimates.sides(estimates.of(estimates.frame(results), part))
