@@ -23,7 +23,10 @@ FOLDERS = {  # caption in the sidebar: folder and pages
         "README vision/README language/README rl/dqn/README rl/sac/README docs/concepts/statistics "
         "docs/concepts/reliability analysis/README CONTRIBUTING CHANGELOG",
     ),
-    "Results": (".", "docs/explore REPRODUCED DEVIATIONS FIDELITY analysis/paper/README tests/official/README"),
+    "Results": (
+        ".",
+        "docs/explore REPRODUCED DEVIATIONS FIDELITY analysis/paper/README tests/official/README",
+    ),
     "Notebooks": ("analysis/notebooks", "fire_in_five_minutes figure_2 figure_3 figure_4 figure_5 failures"),
 }
 CONTENTS = {
