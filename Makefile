@@ -148,13 +148,18 @@ tables: $(VENV)/.with-suite ## regenerate REPRODUCED.md, its pages and its figur
 	$(PY) -m analysis figures --root analysis/results --formats png
 	$(PY) -m analysis tables --write
 
+.PHONY: explore
+explore: $(VENV)/.with-suite $(VENV)/.with-explore ## write one page to explore the runs in RUNS, and the committed results: explore.html
+	$(PY) -m analysis explore --root $(RUNS)
+
 .PHONY: notebooks
 notebooks: $(VENV)/.with-suite $(VENV)/.with-notebooks ## execute the notebooks in place
 	$(PY) -m analysis.notebooks
 
 .PHONY: docs
-docs: $(VENV)/.with-suite $(VENV)/.with-docs ## build the documentation site: build/site/index.html
+docs: $(VENV)/.with-suite $(VENV)/.with-explore $(VENV)/.with-docs ## build the documentation site: build/site/index.html
 	$(PY) -m sphinx -q -W --keep-going -j auto -c docs . build/site
+	$(PY) -m analysis explore --root analysis/results --out build/site/explore.html
 	@echo build/site/index.html
 
 # ---------------------------------------------------------------------------------------------- benchmarks
@@ -177,7 +182,7 @@ bench-sac: $(VENV)/.with-suite $(VENV)/.with-sac ## updates per second against a
 	$(PY) -m benchmarks.bench_sac
 
 # ---------------------------------------------------------------------------------------------- quality
-TEST_EXTRAS := suite,vision,language,dqn,sac,humanoid,control,notebooks,reference,dev
+TEST_EXTRAS := suite,vision,language,dqn,sac,humanoid,control,explore,notebooks,reference,dev
 
 .PHONY: test
 test: $(VENV)/.with-$(TEST_EXTRAS) lint ## lint, format check, type check, tests

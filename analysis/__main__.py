@@ -10,6 +10,7 @@ from pathlib import Path
 from analysis import (
     claims_figure,
     documents,
+    explore,
     fig2,
     fig3,
     fig4,
@@ -163,6 +164,22 @@ def write_export(given: Sequence[str]) -> int:
     return 0
 
 
+def write_explorer(given: Sequence[str]) -> int:
+    """Write one HTML page on which you choose panels, switch methods on and off and see single seeds. It needs no server
+    and no network."""
+    parser = _parser("explore", write_explorer)
+    _inputs(parser, "the page; default <root>/explore.html")
+    options = parser.parse_args(given)
+    results = open_results(options.root, options.size)
+    path = Path(options.out or Path(options.root) / "explore.html")
+    html = explore.page(results)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(html, encoding="utf-8")
+    print(path)
+    _tell(results.problems)
+    return 0
+
+
 def compare_with_official(given: Sequence[str]) -> int:
     """Compare the suite with numbers that were recorded from the official code."""
     from analysis import fidelity
@@ -192,6 +209,7 @@ COMMANDS = {
     "tables": write_tables,
     "claims": count_claims,
     "status": status.main,
+    "explore": write_explorer,
     "export": write_export,
     "fidelity": compare_with_official,
 }

@@ -47,7 +47,7 @@ def frame(results: Results) -> pd.DataFrame:
     for part in settings(results):
         setting = part.first[SETTING].to_dict()
         methods = dict(zip(part.runs["label"], part.runs["method"]))
-        for kind, headline, measure, values in _numbers(part):
+        for kind, headline, measure, values in numbers(part):
             shared = setting | {
                 "kind": kind,
                 "headline": headline,
@@ -64,8 +64,8 @@ def frame(results: Results) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _numbers(part: Results) -> Iterator[tuple[str, bool, Measure, Values]]:
-    """Yield (kind, headline, measure, values) of everything that is estimated in one setting."""
+def numbers(part: Results) -> Iterator[tuple[str, bool, Measure, Values]]:
+    """Yield (kind, headline, measure, numbers of the runs) of everything that is estimated in one setting."""
     for place, measure in enumerate(measures.of(part)):
         yield "result", place == 0, measure, measures.values(part.metrics, measure)
     random = measures.by_label(_first(part.metrics, "random_return"))

@@ -69,6 +69,12 @@ def panel_data(part: Results, metric: str) -> pd.DataFrame:
     return rows.assign(x=rows["step"] / 1000)
 
 
+def random_level(part: Results, metric: str) -> float | None:
+    """Return the mean return of random actions, or None if it was not measured or `metric` is no return."""
+    random = part.metrics[part.metrics["metric"] == "random_return"].drop_duplicates("seed")["value"]
+    return float(random.mean()) if len(random) and metric in METRICS else None
+
+
 def draw_panel(
     axis: Axes, part: Results, interest: Sequence[str] = plot.INTEREST, metric: str | None = None
 ) -> pd.DataFrame:
@@ -80,9 +86,9 @@ def draw_panel(
     axis.set_xlabel("environment step (thousands)")
     axis.set_ylabel(METRICS.get(metric, metric.replace("_", " ")))
     drawn = plot.draw_curves(axis, rows, interest)
-    random = part.metrics[part.metrics["metric"] == "random_return"].drop_duplicates("seed")["value"]
-    if len(random) and metric in METRICS:
-        plot.draw_level(axis, float(random.mean()), "random_actions")
+    level = random_level(part, metric)
+    if level is not None:
+        plot.draw_level(axis, level, "random_actions")
     plot.draw_boundaries(axis, plot.boundaries(rows))
     plot.draw_premise(axis, part)
     return drawn

@@ -117,14 +117,21 @@ def title(part: Results) -> str:
     return f"{model} on {data}\n{', '.join(filter(None, [run['detail'], protocol, seeds]))}"
 
 
+def premise_text(part: Results) -> str:
+    """Return what a panel says about the premise of the paper's claims, or "" where there is nothing to say."""
+    found, figure = claims.premise(part), part.first["figure"]
+    if found.measured is None or (found.holds is not False and figure != "fig3"):
+        return ""
+    lead = "a new network ends behind" if found.measured.mean < 0 else "a new network's lead is not certain"
+    return "little learned before the reset" if figure.startswith("fig4") else lead
+
+
 def draw_premise(axis: Axes, part: Results, *, top: bool = True) -> None:
     """Mark a panel in which the premise of the paper's claims is not met (docs/concepts/statistics.md), and the panels of
     Figure 3, where a new network ends behind in the paper, too."""
-    found, figure = claims.premise(part), part.first["figure"]
-    if found.measured is None or (found.holds is not False and figure != "fig3"):
+    text = premise_text(part)
+    if not text:
         return
-    lead = "a new network ends behind" if found.measured.mean < 0 else "a new network's lead is not certain"
-    text = "little learned before the reset" if figure.startswith("fig4") else lead
     axis.text(
         0.02, 0.98 if top else 0.02, text, transform=axis.transAxes,
         va="top" if top else "bottom", color="#6F6F6F", fontsize=6.5, zorder=5,

@@ -20,10 +20,13 @@ FOLDERS = {  # caption in the sidebar: folder and pages
     "API": ("docs/api", "fire targets methods triggers measure integrations checkpoints"),
     "Experiments": (
         ".",
-        "vision/README language/README rl/dqn/README rl/sac/README docs/concepts/statistics "
+        "README vision/README language/README rl/dqn/README rl/sac/README docs/concepts/statistics "
         "docs/concepts/reliability analysis/README CONTRIBUTING CHANGELOG",
     ),
-    "Results": (".", "REPRODUCED DEVIATIONS FIDELITY analysis/paper/README tests/official/README"),
+    "Results": (
+        ".",
+        "docs/explore REPRODUCED DEVIATIONS FIDELITY analysis/paper/README tests/official/README",
+    ),
     "Notebooks": ("analysis/notebooks", "fire_in_five_minutes figure_2 figure_3 figure_4 figure_5 failures"),
 }
 CONTENTS = {
@@ -40,16 +43,16 @@ ENDS_SECTION = re.compile(r"\s*$|[A-Z]\w*:")  # a blank line, or the start of th
 
 project = "FIRE"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
-root_doc = "README"
+root_doc = "docs/index"
 include_patterns = [
-    f"{page}.*" for page in ["README", *RESULTS, *(p for pages in CONTENTS.values() for p in pages)]
+    f"{page}.*" for page in [root_doc, *RESULTS, *(p for pages in CONTENTS.values() for p in pages)]
 ]
 exclude_patterns = [".*", "runs", "data", "build", "conf", "**/*.csv"]
 
 html_theme = "furo"
 html_title = "FIRE"
 html_favicon = "site/favicon.svg"
-html_extra_path = ["site/index.html"]  # leads to README.html
+html_extra_path = ["site/index.html"]  # leads to docs/index.html
 html_static_path = ["site"]
 html_css_files = ["site.css"]
 html_show_sourcelink = html_copy_source = html_show_copyright = False
@@ -76,13 +79,13 @@ def edit_page(app: Sphinx, name: str, source: list[str]) -> None:
     if name == root_doc:
         source[0] += "".join(contents(pages, caption) for caption, pages in CONTENTS.items())
     if name == "REPRODUCED":
-        source[0] += contents([f"/{page}" for page in RESULTS])
+        source[0] += contents(RESULTS)
 
 
 def contents(pages: list[str], caption: str = "") -> str:
-    """A hidden table of contents: its pages appear in the sidebar."""
+    """A hidden table of contents: its pages, given from the root, appear in the sidebar."""
     heading = f":caption: {caption}\n" if caption else ""
-    return "\n```{toctree}\n:hidden:\n" + heading + "\n" + "\n".join(pages) + "\n```\n"
+    return "\n```{toctree}\n:hidden:\n" + heading + "\n" + "\n".join(f"/{page}" for page in pages) + "\n```\n"
 
 
 def edit_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:

@@ -33,7 +33,7 @@ from harness import campaign
 
 ROOT = Path(__file__).parents[1]
 CONCEPTS, HOW_TO = ROOT / "docs/concepts", ROOT / "docs/how-to"
-PAGES = [ROOT / "README.md", ROOT / "fire_core/README.md", *ROOT.glob("docs/*/*.md")]
+PAGES = [ROOT / "README.md", ROOT / "fire_core/README.md", *ROOT.glob("docs/**/*.md")]
 LINKED = [
     *PAGES,
     *ROOT.glob("*.md"),

@@ -1,0 +1,186 @@
+"""One HTML page on which a reader explores results: choose a panel, switch methods on and off, see single seeds.
+
+The page needs no server and no network: the drawing library, Vega-Lite, is inside. Every mean, interval and difference on
+it is taken from the frame of estimates, and the script of the page computes none.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from markupsafe import Markup
+
+from analysis import estimates, fig4, measures, paper, plot
+from analysis.export import thin
+from analysis.measures import Measure
+from analysis.rendering import TEMPLATES, difference_text, mean_text, p_text, short
+from analysis.runs import SIZES, Results, settings
+from fire_core.errors import UserError
+
+KINDS = {"result": "result", "boundary": "right after the last boundary"}  # kind of estimate: its heading
+SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+
+
+def page(results: Results) -> str:
+    """Return the page of the finished runs. Raises UserError if there is none, or if vl-convert-python is missing."""
+    if results.finished.empty:
+        raise UserError("no finished run to explore: run something first, as in make vision-sweep")
+    text = json.dumps(page_data(results), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    html = TEMPLATES.get_template("explore.html.j2").render(library=Markup(library()), data=Markup(text))
+    hashes = (hashlib.sha256(script.encode()).digest() for script in SCRIPT.findall(html))
+    allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes)
+    return html.replace("SCRIPTS-OF-THIS-PAGE", allowed, 1)  # the browser runs no other
+
+
+def library() -> str:
+    """Return the script of Vega-Lite, from the package vl-convert-python. Raises UserError if that is missing."""
+    try:
+        import vl_convert
+    except ImportError as error:
+        raise UserError("vl-convert-python is missing: make explore installs it") from error
+    return vl_convert.javascript_bundle().replace("</script", "<\\/script")
+
+
+def page_data(results: Results) -> dict[str, Any]:
+    """Return what the page knows: the methods in the order of every legend, and the settings, the paper's panels first.
+    Methods are named by their place in that order, and runs by their place in the list of their setting."""
+    labels = {label: place for place, label in enumerate(plot.ordered(results.finished["label"]))}
+    looks = [(plot.look(label), label in plot.INTEREST) for label in labels]
+    frame = estimates.sides(estimates.frame(results))
+    panels = [_setting(part, estimates.of(frame, part), labels) for part in _in_order(settings(results))]
+    return {
+        "methods": [{"method": look.name, "colour": look.colour, "bright": bright} for look, bright in looks],
+        "settings": [panel for panel in panels if panel["measures"]],
+    }
+
+
+def _in_order(parts: Iterable[Results]) -> list[Results]:
+    panels = ["_".join(cell) for cell in paper.cells()]
+
+    def rank(part: Results) -> tuple[int, bool, str, int]:
+        name, size = part.first["experiment"], SIZES.index(part.first["size"])
+        return panels.index(name) if name in panels else len(panels), not part.first["figure"], name, size
+
+    return sorted(parts, key=rank)
+
+
+def _setting(part: Results, rows: pd.DataFrame, labels: dict[str, int]) -> dict[str, Any]:
+    """Return one experiment at one size on one data set: its runs, its measures and the curves these are read from."""
+    first, runs = part.first, part.finished.assign(place=part.finished["label"].map(labels))
+    runs = runs.sort_values(["place", "seed"], kind="stable")
+    places = {run: i for i, run in enumerate(zip(runs["label"], runs["seed"]))}
+    figure, told, curves = first["figure"], list[dict[str, Any]](), dict[str, dict[str, Any] | None]()
+    for kind, _, measure, values in estimates.numbers(part):
+        of_measure = rows[(rows["kind"] == kind) & (rows["metric"] == measure.key)]
+        if kind not in KINDS or of_measure.empty:
+            continue
+        curve = f"{measure.metric}{', ends of phases' * (measure.reduce == 'late_phases')}"
+        if kind == "result" and curve not in curves:
+            curves[curve] = _curve(part, measure, labels, places)
+        about = {"key": measure.key, "kind": KINDS[kind], "curve": curve}
+        about["level"] = _short(fig4.random_level(part, measure.metric))
+        about["values"] = [_short(values.get(label, {}).get(seed)) for label, seed in places]
+        told.append(about | _measure(of_measure, labels))
+    return {
+        "experiment": first["experiment"],
+        "panel": plot.panel_name(figure, first["panel"]),
+        "group": f"Figure {figure.removeprefix('fig')[:1]}" if figure else "Beside the paper's panels",
+        "size": f"{first['size']}, {plot.data_name(first['data'])}",
+        "title": plot.title(part).replace("\n", ", "),
+        "premise": plot.premise_text(part),
+        "source": plot.provenance(runs),
+        "runs": [
+            [row["place"], row["seed"], _commit(row), row["trunk_commit"]] for row in runs.to_dict("records")
+        ],
+        "measures": told,
+        "curves": curves,
+    }
+
+
+def _measure(rows: pd.DataFrame, labels: dict[str, int]) -> dict[str, Any]:
+    """Return the estimates of one measure, with the text of the tables: [method, mean, low, high, seeds, text] and
+    [method, reference, text of the difference, word, pairs, p]."""
+    rows = rows.assign(place=rows["label"].map(labels)).sort_values("place", kind="stable")
+    about = rows.iloc[0]
+    ends = [
+        [row["place"], *map(_short, row[["mean", "low", "high"]]), row["n"], _text(row)]
+        for _, row in estimates.means(rows).iterrows()
+    ]
+    gaps = [
+        [row["place"], row["reference"], difference_text(row), row["word"], row["pairs"], p_text(row["p"])]
+        for _, row in rows[rows["reference"] != ""].iterrows()
+    ]
+    better = "higher" if about["higher_is_better"] else "lower"
+    return {"title": about["measure"], "better": better if gaps else "", "ends": ends, "gaps": gaps}
+
+
+def _text(row: pd.Series) -> str:
+    """Return a mean with its interval; what was measured at a boundary has three significant digits."""
+    if row["kind"] == "result":
+        return mean_text(row)
+    mean, low, high = (short(row[name]) for name in ("mean", "low", "high"))
+    return mean if pd.isna(row["low"]) else f"{mean} [{low}, {high}]"
+
+
+def _curve(
+    part: Results, measure: Measure, labels: dict[str, int], places: dict[tuple[str, int], int]
+) -> dict[str, Any] | None:
+    """Return the curves of a metric, of each run and with the band of each method, or None if they have one point. A
+    first phase before a single boundary is cut to its end, and its range and the dip that follows do not set the axis."""
+    rows, unit, marks, limits = _points(part, measure)
+    if rows["x"].nunique() < 2:
+        return None
+    grids = dict[tuple[float, ...], int]()
+
+    def numbers(frame: pd.DataFrame, *columns: str) -> list[Any]:
+        grid = grids.setdefault(tuple(_short(x) for x in frame["x"]), len(grids))
+        return [grid, *([_short(value) for value in frame[column]] for column in columns)]
+
+    seeds = [[places[run], *numbers(own, "value")] for run, own in rows.groupby(["label", "seed"])]
+    bands = [
+        [labels[label], *numbers(plot.band(own), "mean", "low", "high")]
+        for label, own in rows.groupby("label")
+    ]
+    return {"unit": unit, "boundaries": marks, "limits": limits, "seeds": seeds, "bands": bands} | {
+        "grids": [list(grid) for grid in grids]
+    }
+
+
+def _points(part: Results, measure: Measure) -> tuple[pd.DataFrame, str, list[float], list[float] | None]:
+    """Return (rows with a column `x`, its unit, the boundaries on `x`, limits of the vertical axis or None)."""
+    own = part.metrics[part.metrics["metric"] == measure.metric]
+    own = own[np.isfinite(own["value"]) & np.isfinite(own["step"])]
+    if measure.reduce == "late_phases":
+        rows = measures.phase_ends(own, measure.metric)
+        return rows.assign(x=rows["phase"] + 1.0), "task (value at its end)", [], None
+    if part.first["figure"].startswith("fig4"):
+        rows = fig4.panel_data(Results(part.runs, thin(own), part.boundaries, part.costs), measure.metric)
+        return rows, "environment step (thousands)", plot.boundaries(rows), None
+    rows, unit = plot.with_progress(measures.ordered_rows(thin(own), measure.metric))
+    marks = plot.boundaries(rows)
+    if len(marks) != 1:
+        return rows, unit, marks, None
+    length = rows["x"].max() - marks[0]
+    late = rows.loc[rows["x"] >= marks[0] + 0.3 * length, "value"]
+    room = 0.08 * (late.max() - late.min()) + 1e-4
+    limits = [_short(late.min() - room), _short(late.max() + room)]
+    return rows[rows["x"] >= marks[0] - 0.2 * length], unit, marks, limits
+
+
+def _commit(run: dict[str, Any]) -> str:
+    return f"{run['commit']}{' with changes' if str(run['dirty']) == 'True' else ''}"
+
+
+def _short(value: Any) -> Any:
+    """Return a number with six significant digits, as in the committed results, None for NaN, and text unchanged."""
+    if value is None or isinstance(value, str):
+        return value
+    number = float(f"{value:.6g}")
+    return None if number != number else int(number) if number.is_integer() else number

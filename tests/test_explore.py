@@ -1,0 +1,407 @@
+"""The page to explore: it holds what was measured, needs nothing from outside, and runs no text that a run brought."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_run
+
+from analysis import __main__ as command
+from analysis import estimates, explore, measures, plot
+from analysis.rendering import difference_text, mean_text, p_text
+from analysis.runs import RESULTS, Results, load, load_exported, settings
+
+ROOT = Path(__file__).parents[1]
+LEVELS = {"none": 0.7, "fire": 0.8, "full_reset": 0.82, "brand_new": 0.72}
+HOSTILE = "x</script><script>document.title='taken'</script><img src=y onerror=\"document.title='taken'\">"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for label, level in LEVELS.items():
+        for seed in (1, 2, 3):
+            lines = warm_start_lines(level, seed)
+            report = boundary_report(label)
+            write_run(folder, "fig2a_cifar10_resnet18", label, seed, lines, boundary=report)
+            tasks = task_lines([0.9 - 0.04 * k * (label == "none") for k in range(20)], seed)
+            write_run(folder, "random_label", label, seed, tasks, protocol="random_label")
+            write_run(folder, "fig4a_catch", label, seed, returns(level, seed), data="catch", protocol="")
+    return folder
+
+
+def returns(level: float, seed: int) -> list[dict]:
+    lines: list[dict] = [{"phase": 0, "step": 0, "random_return": 5.0 + seed}]
+    for step in range(1, 41):
+        value = 100 * level * step / 40 + seed
+        lines.append(
+            {"phase": int(step > 20), "step": step * 1000, "train_return": value, "eval_unfinished": 0}
+        )
+    return lines
+
+
+@pytest.fixture(scope="module")
+def results(root: Path) -> Results:
+    return load(root)
+
+
+@pytest.fixture(scope="module")
+def page(root: Path) -> Path:
+    pytest.importorskip("vl_convert")
+    assert command.main(["explore", "--root", str(root)]) == 0
+    return root / "explore.html"
+
+
+def hostile_page(folder: Path) -> Path:
+    """A page whose data set, method, commit and experiment are HTML that would change the title of the page."""
+    pytest.importorskip("vl_convert")
+    results = load_of(folder)
+    for frame in (results.runs, results.metrics, results.boundaries, results.costs):
+        for column in ("experiment", "figure", "panel", "data", "method", "label", "commit", "model"):
+            if column in frame:
+                frame[column] = HOSTILE
+    page = folder / "hostile.html"
+    page.write_text(explore.page(results), encoding="utf-8")
+    return page
+
+
+def load_of(folder: Path) -> Results:
+    for seed in (1, 2):
+        write_run(folder, "fig2a_cifar10_resnet18", "fire", seed, warm_start_lines(0.8, seed))
+    return load(folder)
+
+
+def inside(page: Path) -> dict:
+    (text,) = re.findall(
+        r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL
+    )
+    return json.loads(text)
+
+
+# ------------------------------------------------------------------------------------------------ what it holds
+def test_every_value_is_the_one_of_the_run(results: Results) -> None:
+    told = explore.page_data(results)
+    names = [method["method"] for method in told["methods"]]
+    assert names == [plot.look(label).name for label in plot.ordered(LEVELS)]
+    for part, panel in zip(in_order(results, told), told["settings"], strict=True):
+        commits = part.finished.set_index(["label", "seed"])["commit"]
+        for measure in measures.of(part):
+            values = measures.values(part.metrics, measure)
+            (found,) = [each for each in panel["measures"] if each["key"] == measure.key]
+            shown = {}
+            for (place, seed, commit, _), value in zip(panel["runs"], found["values"], strict=True):
+                label = plot.ordered(LEVELS)[place]
+                assert commit == commits[label, seed]
+                shown.setdefault(label, {})[seed] = pytest.approx(value, rel=1e-5)
+            assert values == shown
+
+
+def in_order(results: Results, told: dict) -> list[Results]:
+    parts = {part.first["experiment"]: part for part in settings(results)}
+    return [parts[panel["experiment"]] for panel in told["settings"]]
+
+
+def test_means_intervals_and_differences_are_those_of_the_frame_of_estimates(results: Results) -> None:
+    told, frame = explore.page_data(results), estimates.sides(estimates.frame(results))
+    labels = plot.ordered(LEVELS)
+    compared = 0
+    for panel in told["settings"]:
+        for measure in panel["measures"]:
+            rows = frame[(frame["experiment"] == panel["experiment"]) & (frame["metric"] == measure["key"])]
+            for place, mean, low, high, n, _ in measure["ends"]:
+                row = rows[rows["label"] == labels[place]].iloc[0]
+                assert [mean, low, high, n] == pytest.approx(
+                    row[["mean", "low", "high", "n"]].tolist(), rel=1e-5
+                )
+            for place, reference, *told_text in measure["gaps"]:
+                keep = (rows["label"] == labels[place]) & (rows["reference"] == reference)
+                ((_, row),) = rows[keep].iterrows()
+                assert told_text == [difference_text(row), row["word"], row["pairs"], p_text(row["p"])]
+                compared += 1
+    assert compared == (frame["reference"].isin(["none", "fire"]) & (frame["kind"] == "result")).sum() > 10
+
+
+def test_curves_pass_through_the_logged_values(results: Results) -> None:
+    told = {panel["experiment"]: panel for panel in explore.page_data(results)["settings"]}
+    panel = told["fig2a_cifar10_resnet18"]
+    (curve,) = [each for each in panel["curves"].values() if each]
+    assert curve["unit"] == "epoch" and curve["boundaries"] == [10]
+    place = next(i for i, run in enumerate(panel["runs"]) if run[:2] == [0, 2])  # FIRE, seed 2
+    (_, grid, values) = next(line for line in curve["seeds"] if line[0] == place)
+    expected = {
+        10 * line["phase"] + line["epoch"]: line["test_accuracy"]
+        for line in warm_start_lines(0.8, 2)
+        if line["phase"] or line["epoch"] >= 8
+    }
+    assert dict(zip(curve["grids"][grid], values, strict=True)) == pytest.approx(expected, rel=1e-5)
+    low, high = curve["limits"]
+    assert 0.6 < low < 0.7 < 0.823 < high < 0.9  # the first phase ends below
+    (tasks,) = [each for each in told["random_label"]["curves"].values() if each]
+    assert tasks["grids"] == [list(range(1, 21))]
+    band = next(band for band in tasks["bands"] if band[0] == 1)  # none
+    assert band[2][-1] == pytest.approx(0.9 - 0.04 * 19 + 0.002)
+    assert [band[3][-1], band[4][-1]] == pytest.approx([0.9 - 0.04 * 19 + 0.001, 0.9 - 0.04 * 19 + 0.003])
+
+
+def test_only_returns_have_the_level_of_random_actions(results: Results) -> None:
+    levels = {
+        panel["experiment"]: {measure["level"] for measure in panel["measures"]}
+        for panel in explore.page_data(results)["settings"]
+    }
+    assert levels == {"fig4a_catch": {7, None}, "fig2a_cifar10_resnet18": {None}, "random_label": {None}}
+
+
+def test_the_committed_results_are_all_there() -> None:
+    part = load_exported(RESULTS).select(experiment=["fig2a_cifar10_resnet18", "fig4b_walk"])
+    told = explore.page_data(part)
+    sizes = [(panel["experiment"], panel["size"].split(",")[0]) for panel in told["settings"]]
+    assert sizes == [
+        (name, size) for name in ("fig2a_cifar10_resnet18", "fig4b_walk") for size in ("medium", "small")
+    ]
+    assert sum(len(panel["runs"]) for panel in told["settings"]) == len(part.finished)
+
+
+# ------------------------------------------------------------------------------------------------ what it loads and runs
+def test_the_page_is_one_file(page: Path) -> None:
+    html = re.sub(r"<script>.*?</script>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    loaded = re.findall(r"""(?:src|href|action)\s*=\s*["']?([^"'\s>]+)|url\(([^)]*)\)|@import""", html)
+    assert loaded == [("data:,", "")]
+    assert "default-src 'none'" in html and "unsafe-eval" not in html
+    assert page.stat().st_size < 2e6
+
+
+def test_a_run_cannot_leave_its_script_element(tmp_path: Path) -> None:
+    html = hostile_page(tmp_path).read_text(encoding="utf-8")
+    assert HOSTILE not in html and "</script><script>document" not in html and "<img src=y" not in html
+    assert html.count("<script") == html.count("</script>") == 3
+    assert HOSTILE in inside(tmp_path / "hostile.html")["settings"][0]["experiment"]
+
+
+def test_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+    results = load_of(tmp_path)
+    rows = results.metrics.index[results.metrics["metric"] == "test_accuracy"]
+    results.metrics.loc[rows[13:15], "value"] = float("nan"), float("inf")
+    text = json.dumps(explore.page_data(results))
+    assert "NaN" not in text and "Infinity" not in text
+    (curve,) = json.loads(text)["settings"][0]["curves"].values()
+    assert sorted(map(len, curve["grids"])) == [11, 13]  # two values of one run are missing
+
+
+def test_without_runs_or_library_one_line_says_what_to_do(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    assert command.main(["explore", "--root", str(tmp_path)]) == 2
+    assert "run something first" in capsys.readouterr().err
+    monkeypatch.setitem(__import__("sys").modules, "vl_convert", None)
+    assert command.main(["explore", "--root", str(root), "--out", str(tmp_path / "page.html")]) == 2
+    assert "make explore" in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_the_page_is_the_same_for_the_same_runs(page: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.html"  # the folder of the runs holds a page by now
+    assert command.main(["explore", "--root", str(page.parent), "--out", str(again)]) == 0
+    assert again.read_bytes() == page.read_bytes()
+
+
+def test_the_site_shows_the_page() -> None:
+    assert "build/site/explore.html" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert 'src="../explore.html"' in (ROOT / "docs/explore.md").read_text(encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------------------------ in a browser
+class Browser:
+    """Headless Chromium at one width."""
+
+    def __init__(self, driver: object, page: Path, width: int) -> None:
+        self.driver = driver
+        size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        driver.get("about:blank")
+        driver.get_log("browser")
+        driver.get(page.resolve().as_uri())
+        self.until("return document.body.dataset.ready")
+
+    def until(self, script: str, seconds: float = 10) -> object:
+        """The first result of `script` that is true."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if found := self.driver.execute_script(script):
+                return found
+            time.sleep(0.05)
+        raise AssertionError(f"not within {seconds} s: {script}")
+
+    def __call__(self, script: str) -> object:
+        return self.driver.execute_script(f"return {script}")
+
+    def choose(self, field: str, value: str) -> None:
+        """Choose an option as a reader does, and wait for the new drawing."""
+        from selenium.webdriver.support.ui import Select
+
+        before = self("document.getElementById('ends').innerHTML")
+        Select(self.driver.find_element("id", field)).select_by_visible_text(value)
+        self.until(f"return document.getElementById('ends').innerHTML !== {json.dumps(before)}")
+
+    def set(self, field: str, value: object) -> None:
+        """Choose an option by its value, which may be the one that is chosen, and wait until it is drawn."""
+        change = (
+            "select.value = arguments[1]; document.body.dataset.ready = ''; select.onchange({target: select})"
+        )
+        self.driver.execute_script(
+            f"const select = document.getElementById(arguments[0]); {change}", field, value
+        )
+        self.until("return document.body.dataset.ready")
+
+    def paths(self, chart: str, kind: str) -> int:
+        return self(f"document.querySelectorAll('#{chart} .mark-{kind} path').length")
+
+
+@pytest.fixture(scope="module")
+def driver():
+    selenium = pytest.importorskip("selenium.webdriver")
+    options = selenium.ChromeOptions()
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    try:
+        driver = selenium.Chrome(options=options)
+    except Exception as error:  # selenium has many kinds for "there is no browser"
+        pytest.skip(f"no Chromium with its driver: {str(error).splitlines()[0]}")
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of all committed results."""
+    pytest.importorskip("vl_convert")
+    path = tmp_path_factory.mktemp("whole") / "explore.html"
+    assert command.main(["explore", "--root", str(RESULTS), "--out", str(path)]) == 0
+    return path
+
+
+@pytest.mark.slow
+def test_the_whole_page_loads_in_two_seconds_without_messages(driver, whole: Path) -> None:
+    times = []
+    for _ in range(3):
+        browser = Browser(driver, whole, 1200)
+        times.append(browser("Number(document.body.dataset.ready)"))
+    assert min(times) < 2000
+    assert whole.stat().st_size < 3e6
+    assert driver.get_log("browser") == []
+    assert browser("performance.getEntriesByType('resource').length") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_panel_size_and_measure_draws_what_it_holds(driver, whole: Path) -> None:
+    browser, told = Browser(driver, whole, 1200), inside(whole)
+    for place, panel in enumerate(told["settings"]):
+        browser.set("panel", panel["experiment"])
+        browser.set("size", place)
+        for measure in panel["measures"]:
+            browser.set("measure", measure["key"])
+            curve = panel["curves"].get(measure["curve"])
+            expected = [len(measure["ends"]), len(curve["bands"]) if curve else 0]
+            assert [browser.paths("ends", "symbol"), browser.paths("curve", "line")] == expected
+            assert browser("document.querySelectorAll('#body tr').length") == expected[0]
+            assert driver.find_element("id", "reference").is_displayed() == bool(measure["gaps"])
+    assert driver.get_log("browser") == []
+
+
+@pytest.mark.slow
+def test_a_click_changes_the_drawing_and_the_table(driver, page: Path) -> None:
+    browser = Browser(driver, page, 1200)
+    assert browser.paths("ends", "symbol") == 4 and browser.paths("curve", "line") == 4
+    browser.driver.find_element("css selector", "#methods label:nth-child(2)").click()
+    browser.until("return document.querySelectorAll('#ends .mark-symbol path').length === 3")
+    names = browser("[...document.querySelectorAll('#body button')].map(each => each.textContent)")
+    assert names == ["FIRE", "full reset", "brand new"]
+    browser.choose("mode", "single seeds")
+    assert browser.paths("ends", "symbol") == browser.paths("curve", "line") == 9
+    browser.choose("panel", "random_label")
+    assert browser.paths("ends", "symbol") == 9  # none stays off
+    browser.driver.find_element("css selector", "#body tr:nth-child(1) button").click()
+    dim = browser(
+        "[...document.querySelectorAll('#ends .mark-symbol path')].map(each => each.getAttribute('opacity'))"
+    )
+    assert dim.count("0.6") == 3 and dim.count("0.1") == 6
+    for place in (1, 3, 4):
+        browser.driver.find_element("css selector", f"#methods label:nth-child({place})").click()
+    browser.until("return !document.querySelector('#ends svg') && !document.querySelector('#curve svg')")
+    browser.driver.find_element("xpath", "//button[text()='all']").click()
+    browser.until("return document.querySelectorAll('#ends .mark-symbol path').length === 12")
+    assert driver.get_log("browser") == []
+
+
+@pytest.mark.slow
+def test_the_table_has_the_differences_of_the_tables(driver, page: Path, results: Results) -> None:
+    browser = Browser(driver, page, 1200)
+    part = results.select(experiment="fig2a_cifar10_resnet18")
+    rows = estimates.sides(estimates.of(estimates.frame(results), part))
+    rows = rows[rows["headline"]].set_index(["label", "reference"])
+    for reference, name in (("none", "none"), ("fire", "FIRE")):
+        if reference == "fire":
+            browser.driver.find_element("css selector", f"#reference option[value={reference}]").click()
+        shown = browser(
+            "[...document.getElementById('body').rows].map(row => [...row.cells].map(cell => cell.textContent))"
+        )
+        for label, cells in zip(plot.ordered(LEVELS), shown, strict=True):
+            assert cells[0] == plot.look(label).name
+            if label != reference:
+                row = rows.loc[label, reference]
+                told = [
+                    mean_text(row, 4),
+                    row["n"],
+                    difference_text(row, 4),
+                    row["word"],
+                    row["pairs"],
+                    p_text(row["p"]),
+                ]
+                assert cells[1:] == [str(cell) for cell in told]
+        assert f"minus {name}" in browser("document.getElementById('head').textContent")
+
+
+@pytest.mark.slow
+def test_the_tooltip_has_the_seed_and_the_commit(driver, page: Path) -> None:
+    from selenium.webdriver import ActionChains
+
+    browser = Browser(driver, page, 1200)
+    browser.choose("mode", "single seeds")
+    for chart, number in (("ends", 2), ("curve", 11)):
+        mark = driver.find_elements("css selector", f"#{chart} .mark-symbol path")[number]
+        ActionChains(driver).move_to_element(mark).perform()
+        text = browser.until("return document.querySelector('#vg-tooltip-element.visible')?.textContent")
+        assert re.search(r"seed:?\s*[123]", text) and "0123456789" in text
+        ActionChains(driver).move_by_offset(0, 400).perform()
+
+
+@pytest.mark.slow
+def test_on_a_phone_nothing_is_cut_off(driver, whole: Path) -> None:
+    browser = Browser(driver, whole, 420)
+    for panel in ("2a ResNet-18", "4b H1 balance"):
+        if browser("document.getElementById('panel').selectedOptions[0].textContent") != panel:
+            browser.choose("panel", panel)
+        assert browser("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+        for chart in ("curve", "ends"):
+            width, height = browser(
+                f"(box => [box.width, box.height])(document.querySelector('#{chart} svg').getBoundingClientRect())"
+            )
+            assert 300 < width <= 420 and height > 100
+        boxes = browser(
+            "[...document.querySelectorAll('#methods label')].map(each => each.getBoundingClientRect().right)"
+        )
+        assert max(boxes) < 420
+
+
+@pytest.mark.slow
+def test_text_from_runs_stays_text(driver, tmp_path: Path) -> None:
+    browser = Browser(driver, hostile_page(tmp_path), 1200)
+    assert browser("document.title") == "FIRE: explore the results"
+    assert browser("document.querySelectorAll('img').length") == 0
+    assert HOSTILE.split("-")[0] in browser("document.getElementById('panel').textContent")
+    assert driver.get_log("browser") == []
