@@ -93,6 +93,7 @@ def report_tables(results: Results) -> dict[str, Any]:
     pooled = {name: rows for name, _, rows in found}
     explored, confirmed = list(counted.values())
     return {
+        "at_paper": "paper" in set(results.finished["size"]),
         "counts": tables.counts_table(counted),
         "explored": explored,
         "confirmed": confirmed,
