@@ -28,6 +28,7 @@ from analysis.rendering import markdown, plain
 from analysis.runs import RESULTS, SIZES, at_most, load, open_results, settings
 from fire_core.errors import UserError
 from harness import status
+from harness.runs.folders import refuse_link
 
 FIGURES = {
     "fig2": fig2,
@@ -63,6 +64,7 @@ def draw_figures(given: Sequence[str]) -> int:
     if unknown:
         raise UserError(f"there is no figure {unknown[0]!r}; choose from {', '.join(FIGURES)}")
     exported = (Path(options.root) / "runs.csv").exists()
+    out = _out(options, "figures")
     for name in options.name or [name for name in FIGURES if name != "readme" or exported]:
         module = FIGURES[name]
         results = open_results(options.root, options.size, module.PREFIXES)
@@ -81,10 +83,7 @@ def draw_figures(given: Sequence[str]) -> int:
             if chosen:
                 _must_be_logged(parts, options.metric)
             figure = module.draw(parts, options.paper_curves, **chosen)
-            stem = (
-                Path(options.out or Path(options.root) / "figures")
-                / f"{name}-{size}{'-with-paper' if options.paper_curves else ''}"
-            )
+            stem = out / f"{name}-{size}{'-with-paper' if options.paper_curves else ''}"
             for path in plot.save(figure, stem, options.formats.split(","), module.CAPTION, parts):
                 print(f"{name}, size {size}: {path}")
         _tell(results.problems)
@@ -122,7 +121,7 @@ def write_tables(given: Sequence[str]) -> int:
     results = open_results(options.root, options.size)
     if results.finished.empty:
         raise UserError(f"no finished run in {options.root!r}: run something first, as in make vision-sweep")
-    for path in tables.write_all(results, Path(options.out or Path(options.root) / "tables")):
+    for path in tables.write_all(results, _out(options, "tables")):
         print(path)
     _tell(results.problems)
     return 0
@@ -178,6 +177,14 @@ def _inputs(parser: argparse.ArgumentParser, out: str) -> None:
     )
     parser.add_argument("--size", choices=SIZES, help="default: every size that was run")
     parser.add_argument("--out", help=out)
+
+
+def _out(options: argparse.Namespace, name: str) -> Path:
+    """Return the folder to write to: --out, or else `name` in the folder of runs, which must not be a link."""
+    if options.out:
+        return Path(options.out)
+    refuse_link(Path(options.root) / name)
+    return Path(options.root) / name
 
 
 def _tell(problems: Sequence[str]) -> None:

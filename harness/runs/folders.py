@@ -205,6 +205,22 @@ def _no_number(name: str) -> None:
     """Return None for NaN and infinities, which Python writes into JSON although the format has none."""
 
 
+def refuse_link(path: Path) -> None:
+    """Raise UserError if a file or folder that is about to be written is a link, which may lead anywhere."""
+    if path.is_symlink():
+        raise UserError(
+            f"{path} is a link, and runs and tables write only into their own folder: delete the link"
+        )
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise UserError if a run's folder is a link or holds one, at any depth."""
+    refuse_link(folder)
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            refuse_link(Path(place) / name)
+
+
 def write_config(folder: Path, config: dict[str, Any]) -> None:
     """Write the resolved configuration of a run or trunk."""
     write_atomic(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))

@@ -28,7 +28,7 @@ from fire_core.errors import UserError
 from fire_core.report import Report
 from harness.runs import checkpoint as checkpoints
 from harness.runs.checkpoint import Parts
-from harness.runs.folders import read_meta, write_config
+from harness.runs.folders import read_meta, refuse_links, write_config
 from harness.runs.machine import describe, write_meta
 from harness.runs.metrics import METRICS, MetricsFile, as_line, plain
 from harness.runs.signals import STOPPED, StopRequest
@@ -309,7 +309,11 @@ class Run:
         return True
 
     def _wait_for_others(self) -> None:
-        """Take the folder's lock, after any process that trains this run; FinishedElsewhere if that has finished it."""
+        """Take the folder's lock, after any process that trains this run; FinishedElsewhere if that has finished it.
+
+        Raises UserError if the folder holds a link.
+        """
+        refuse_links(self.folder)
         said = False
         while not self._lock.acquire(wait=False):
             if not said:
@@ -321,6 +325,7 @@ class Run:
             raise FinishedElsewhere(f"finished by another process: {self.folder}")
 
     def _enter_trunk(self, trunk: Path, fork: str | None) -> dict[str, Any] | None:
+        refuse_links(trunk)
         self._trunk_lock = FolderLock(trunk)
         said = False
         while not (trunk / "DONE").exists() and not self._trunk_lock.acquire(wait=False):
