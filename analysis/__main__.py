@@ -26,7 +26,7 @@ from analysis import (
 from analysis.export import export
 from analysis.rendering import markdown, plain
 from analysis.runs import RESULTS, SIZES, at_most, load, open_results, settings
-from fire_core.errors import UserError
+from fire_core.errors import UserError, print_error
 from harness import status
 from harness.runs.folders import refuse_link
 
@@ -219,7 +219,7 @@ def main(given: Sequence[str] | None = None) -> int:
         if error.filename is None:
             raise
         said = f"{str(error.filename)[:200]!r} cannot be used ({error.strerror}): name another folder"
-    print(f"error: {said}", file=sys.stderr)
+    print_error(said)
     return 2
 
 

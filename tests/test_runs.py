@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import threading
+import zipfile
 
 import pytest
 import torch
@@ -372,6 +373,20 @@ def test_a_flipped_bit_in_a_shared_first_phase_is_found(tmp_path):
     flip(first.trunk / "checkpoint/end.pt", 100)
     with pytest.raises(UserError, match=f"delete {first.trunk}"), second:
         second.resume()
+
+
+def test_names_in_a_damaged_checkpoint_control_no_terminal(tmp_path, capsys):
+    run = stopped(tmp_path)
+    newest = run.folder / "checkpoint/step_000000000009.pt"
+    with zipfile.ZipFile(newest, "w") as archive:
+        archive.writestr("a\x1b[2J", b"content")
+    with newest.open("r+b") as file:
+        file.seek(file.read().index(b"content"))
+        file.write(b"CONTENT")
+    capsys.readouterr()
+    play(run)
+    said = capsys.readouterr().out
+    assert r"record a\x1b[2J differs from its checksum" in said and "\x1b" not in said
 
 
 def test_metrics_that_were_edited_in_place_are_refused(tmp_path):

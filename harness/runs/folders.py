@@ -165,11 +165,6 @@ def read_text(path: Path) -> str:
         return ""
 
 
-def printable(text: str) -> str:
-    """Return a text from a file or a folder's name for the terminal, with ? for control characters."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
 def _name(value: Any) -> str:
     """Return a readable text for a name, a list of names, or a mapping that has a `name` or `game`."""
     if isinstance(value, dict):

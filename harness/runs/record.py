@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fire_core.checkpoints.atomic import remove_torn, write_atomic
-from fire_core.errors import UserError
+from fire_core.errors import UserError, printable
 from fire_core.report import Report
 from harness.runs import checkpoint as checkpoints
 from harness.runs.checkpoint import Parts
@@ -141,7 +141,7 @@ class Run:
             note = f", with the code of commit {commit}, which is not the current one"
         elif here["dirty"]:
             note = ", with the code of the current commit, from which the files here differ"
-        print(f"finished already{note}: {self.folder} (delete it to run again)", flush=True)
+        print(printable(f"finished already{note}: {self.folder} (delete it to run again)"), flush=True)
         return True
 
     def __enter__(self) -> Run:
@@ -369,7 +369,7 @@ class Run:
         else:
             checkpoints.check_owner(parts.path, parts, self._owner())
             self._metrics.open_at(self.place, parts["_metrics_bytes"], parts.get("_metrics_checksum"))
-            print(f"resuming from {parts.path}", flush=True)
+            print(printable(f"resuming from {parts.path}"), flush=True)
         self._open_tracker()
         return parts
 
