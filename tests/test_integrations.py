@@ -141,7 +141,7 @@ def test_lightning_names_a_metric_that_100_validations_of_one_epoch_do_not_give(
         enable_model_summary=False, default_root_dir=tmp_path, enable_checkpointing=False,
         val_check_interval=1, limit_val_batches=1,
     )  # fmt: skip
-    with pytest.raises(UserError, match="metric 'val_los', which.* 100 "):
+    with pytest.raises(UserError, match=r"metric 'val_los', which.* 100 "):
         trainer.fit(Silent(), rows, rows)
     assert trainer.global_step == 100
 
