@@ -429,6 +429,16 @@ def test_a_run_folder_with_a_link_writes_nothing_through_it(name, trunk, tmp_pat
     assert not list(target.iterdir()) if target.is_dir() else target.read_text() == "precious"
 
 
+@pytest.mark.timeout(60)  # a pipe that is read never ends
+@pytest.mark.parametrize("name", ["metrics.jsonl", "meta.json", "checkpoint/step_000000000002.pt"])
+def test_a_pipe_in_a_run_folder_is_one_line(name, tmp_path):
+    path = stopped(tmp_path).folder / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(UserError, match=r"neither a file nor a folder|no regular file"):
+        _ = open_run(tmp_path).finished or play(open_run(tmp_path))
+
+
 def test_a_lock_of_data_that_is_a_link_is_refused(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data/pictures.zip").symlink_to(tmp_path / "elsewhere.zip")  # the user's own, which is read

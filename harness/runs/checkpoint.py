@@ -97,6 +97,8 @@ def load(path: Path, device: str | torch.device = "cpu", remedy: str = "") -> Pa
     """
     remedy_damaged = remedy or f"delete it to resume from the one before, or {START_OVER}"
     try:
+        if path.exists() and not path.is_file():
+            raise UserError("it is no regular file")
         with zipfile.ZipFile(path) as records:
             damaged = records.testzip()
         if damaged is not None:

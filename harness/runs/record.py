@@ -28,7 +28,7 @@ from fire_core.errors import UserError, printable
 from fire_core.report import Report
 from harness.runs import checkpoint as checkpoints
 from harness.runs.checkpoint import Parts
-from harness.runs.folders import read_meta, refuse_links, write_config
+from harness.runs.folders import read_meta, read_text, refuse_links, write_config
 from harness.runs.machine import describe, write_meta
 from harness.runs.metrics import METRICS, MetricsFile, as_line, plain
 from harness.runs.signals import STOPPED, StopRequest
@@ -300,7 +300,7 @@ class Run:
             print(f"note: {done} has no metrics beside it; the run starts over", flush=True)
             done.unlink()
             return False
-        told, size = done.read_text(errors="replace").split(" ")[0], metrics.stat().st_size
+        told, size = read_text(done).split(" ")[0], metrics.stat().st_size
         if told.isdigit() and int(told) != size:
             raise UserError(
                 f"{metrics} has {size} bytes, but the run ended with {told}: put the file back, or delete {self.folder} to "
