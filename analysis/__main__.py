@@ -28,8 +28,10 @@ from analysis import (
 from analysis.export import export
 from analysis.rendering import markdown, plain
 from analysis.runs import RESULTS, SIZES, at_most, load, open_results, settings
-from fire_core.errors import UserError
+from fire_core.checkpoints.atomic import write_atomic
+from fire_core.errors import UserError, print_error
 from harness import status
+from harness.runs.folders import refuse_link
 
 FIGURES = {
     "fig2": fig2,
@@ -66,6 +68,7 @@ def draw_figures(given: Sequence[str]) -> int:
     if unknown:
         raise UserError(f"there is no figure {unknown[0]!r}; choose from {', '.join(FIGURES)}")
     exported = (Path(options.root) / "runs.csv").exists()
+    out = _out(options, "figures")
     for name in options.name or [name for name in FIGURES if name != "readme" or exported]:
         module = FIGURES[name]
         results = open_results(options.root, options.size, module.PREFIXES)
@@ -84,10 +87,7 @@ def draw_figures(given: Sequence[str]) -> int:
             if chosen:
                 _must_be_logged(parts, options.metric)
             figure = module.draw(parts, options.paper_curves, **chosen)
-            stem = (
-                Path(options.out or Path(options.root) / "figures")
-                / f"{name}-{size}{'-with-paper' if options.paper_curves else ''}"
-            )
+            stem = out / f"{name}-{size}{'-with-paper' if options.paper_curves else ''}"
             for path in plot.save(figure, stem, options.formats.split(","), module.CAPTION, parts):
                 print(f"{name}, size {size}: {path}")
         _tell(results.problems)
@@ -125,7 +125,7 @@ def write_tables(given: Sequence[str]) -> int:
     results = open_results(options.root, options.size)
     if results.finished.empty:
         raise UserError(f"no finished run in {options.root!r}: run something first, as in make vision-sweep")
-    for path in tables.write_all(results, Path(options.out or Path(options.root) / "tables")):
+    for path in tables.write_all(results, _out(options, "tables")):
         print(path)
     _tell(results.problems)
     return 0
@@ -171,10 +171,9 @@ def write_explorer(given: Sequence[str]) -> int:
     _inputs(parser, "the page; default <root>/explore.html")
     options = parser.parse_args(given)
     results = open_results(options.root, options.size)
-    path = Path(options.out or Path(options.root) / "explore.html")
-    html = explore.page(results)
+    path = _out(options, "explore.html")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(html, encoding="utf-8")
+    write_atomic(path, explore.page(results))
     print(path)
     _tell(results.problems)
     return 0
@@ -197,6 +196,14 @@ def _inputs(parser: argparse.ArgumentParser, out: str) -> None:
     )
     parser.add_argument("--size", choices=SIZES, help="default: every size that was run")
     parser.add_argument("--out", help=out)
+
+
+def _out(options: argparse.Namespace, name: str) -> Path:
+    """Return what to write to: --out, or else `name` in the folder of runs, which must not be a link."""
+    if options.out:
+        return Path(options.out)
+    refuse_link(Path(options.root) / name)
+    return Path(options.root) / name
 
 
 def _tell(problems: Sequence[str]) -> None:
@@ -232,7 +239,7 @@ def main(given: Sequence[str] | None = None) -> int:
         if error.filename is None:
             raise
         said = f"{str(error.filename)[:200]!r} cannot be used ({error.strerror}): name another folder"
-    print(f"error: {said}", file=sys.stderr)
+    print_error(said)
     return 2
 
 

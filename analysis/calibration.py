@@ -33,7 +33,7 @@ from analysis.measures import Measure
 from analysis.rendering import markdown, short
 from analysis.runs import RESULTS, Results, load, load_exported, plain
 from analysis.stats import Estimate, estimate, paired_difference
-from fire_core.errors import UserError
+from fire_core.errors import UserError, print_error
 
 PAIR = ("none", "full_reset")
 COLUMNS = [
@@ -134,7 +134,7 @@ def main(given: Sequence[str] | None = None) -> int:
     try:
         results = finished(options.root, options.experiment, options.size)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     none = results.costs[results.costs["label"] == "none"]
     commits = sorted(results.runs[results.runs["label"] == "none"]["commit"].unique())

@@ -19,7 +19,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from analysis.plot import Figure, look, plt
-from fire_core.errors import UserError
+from fire_core.errors import UserError, print_error
 from fire_core.seeding import derive
 from harness.runs import checkpoint
 from harness.runs.folders import read_meta
@@ -168,7 +168,7 @@ def main(given: Sequence[str] | None = None) -> int:
         episodes = [(name_of(folder), play(folder)) for folder in options.run]
         save(draw(episodes, options.frames), options.out)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     for name, episode in episodes:
         print(f"{name}: return {episode.score:.1f} in {len(episode.pictures) - 1} steps")

@@ -31,6 +31,7 @@ from matplotlib.ticker import MaxNLocator
 from analysis import claims, paper
 from analysis.runs import Results
 from analysis.stats import estimate
+from fire_core.checkpoints.atomic import write_atomic, written_aside
 
 BAND = (
     "Lines are means over the seeds; thick ones have bands from the lowest to the highest seed. Where a title names a "
@@ -351,9 +352,10 @@ def save(
             },
         }
         path = stem.with_name(f"{stem.name}.{ending}")
-        figure.savefig(path, metadata=told.get(ending))
+        with written_aside(path) as aside:  # which replaces a link and writes nothing through it
+            figure.savefig(aside, format=ending, metadata=told.get(ending))
         paths.append(path)
     plt.close(figure)
     text = stem.with_name(f"{stem.name}.md")
-    text.write_text(f"{caption}\n\nRuns: {source}.\n", encoding="utf-8")
+    write_atomic(text, f"{caption}\n\nRuns: {source}.\n")
     return [*paths, text]

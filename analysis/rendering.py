@@ -62,7 +62,7 @@ def plain(text: object) -> str:
     characters, tags, links, code fences and column marks. A Markup, which is our own Markdown, is returned unchanged."""
     if isinstance(text, Markup):
         return text
-    line = re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+", " ", str(text))
+    line = "".join(letter if letter.isprintable() else " " for letter in str(text))
     line = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", line).replace("](", "]\\(").replace("```", "``")
     return line.replace("|", "\\|")
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, printable
 from harness.runs.folders import (
     describe_run,
     find_folders,
@@ -25,6 +25,7 @@ from harness.runs.folders import (
     read_config,
     read_lines,
     read_meta,
+    read_text,
     read_timing,
 )
 
@@ -201,7 +202,9 @@ UNREADABLE = (UserError, ValueError, TypeError, AttributeError, KeyError, OSErro
 def _read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list[tuple[Any, ...]]]:
     """Return (row of the frame of runs, boundary reports, logged values) of one folder; what it raises is in UNREADABLE."""
     config = read_config(path)
-    row = describe_run(path, config) | _what_was_trained(config)
+    told = describe_run(path, config) | _what_was_trained(config)
+    row = {key: printable(value) if isinstance(value, str) else value for key, value in told.items()}
+    row["path"] = str(path)
     row["figure"], row["panel"] = figure_and_panel(row["experiment"])
     if row["size"] not in SIZES:
         raise UserError(f"{row['size']!r} is no size")
@@ -222,7 +225,7 @@ def figure_and_panel(experiment: str) -> tuple[str, str]:
 
 
 def _first_line(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
+    lines = read_text(path).strip().splitlines()
     return f": {lines[0].strip()}" if lines else ""
 
 

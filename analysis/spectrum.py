@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from analysis.plot import Figure, look, plt
 from fire_core import UserError, fire
 from fire_core.checkpoints.files import open_checkpoint
+from fire_core.errors import print_error
 from fire_core.methods.full_reset import full_reset
 from fire_core.methods.shrink_perturb import shrink_perturb
 
@@ -90,7 +91,7 @@ def main(given: Sequence[str] | None = None) -> int:
             )
         found = spectra(tensors[options.parameter])
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     draw(found, options.title).savefig(options.out)
     for name, values in found.items():

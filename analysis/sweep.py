@@ -12,6 +12,8 @@ import pandas as pd
 from analysis import claims, estimates, plot, probes, tables
 from analysis.rendering import markdown, p_text, plain, spread
 from analysis.runs import Results, load, settings
+from fire_core.checkpoints.atomic import write_atomic
+from harness.runs.folders import refuse_link
 from harness.status import comma_list, whole_numbers, with_missing
 
 NOTE = (
@@ -40,11 +42,15 @@ def show(options: argparse.Namespace) -> int:
         home = (
             Path(options.root) / (names[0] if len(names) == 1 else f"summary/{'+'.join(names)[:120]}") / size
         )
+        if not options.out:
+            refuse_link(home)
         out = Path(options.out or home)
         out.mkdir(parents=True, exist_ok=True)
         text = "\n".join(text_of(*each) for each in shown) + "\n" + NOTE + "\n"
-        (out / "table.md").write_text(text, encoding="utf-8")
-        frame.to_csv(out / "estimates.csv", index=False, float_format="%.6g", lineterminator="\n")
+        write_atomic(out / "table.md", text)
+        write_atomic(
+            out / "estimates.csv", frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+        )
         parts = [part for part, _ in shown]
         [picture, _] = plot.save(probes.draw(parts), out / "figure", ["png"], probes.CAPTION, parts)
         print(f"{text}\ntable: {out / 'table.md'}\nestimates: {out / 'estimates.csv'}\nfigure: {picture}")

@@ -23,6 +23,7 @@ from analysis.rendering import (
     spread,
 )
 from analysis.runs import SIZES, Results, settings
+from fire_core.checkpoints.atomic import write_atomic
 
 
 def status_matrix(results: Results) -> pd.DataFrame:
@@ -268,7 +269,7 @@ def write_all(results: Results, out: Path) -> list[Path]:
     }
     tables |= {name: table for name, (table, _) in benchmark_tables().items()}
     out.mkdir(parents=True, exist_ok=True)
-    frame.to_csv(out / "estimates.csv", index=False, float_format="%.6g", lineterminator="\n")
+    write_atomic(out / "estimates.csv", frame.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
     paths = [out / "estimates.csv"]
     for name, table in tables.items():
         if len(table):
@@ -278,5 +279,5 @@ def write_all(results: Results, out: Path) -> list[Path]:
             csv = table.to_csv(index=False, lineterminator="\n")
             for ending, text in (("md", markdown(table) + "\n"), ("csv", csv), ("tex", latex)):
                 paths.append(out / f"{name}.{ending}")
-                paths[-1].write_text(text, encoding="utf-8")
+                write_atomic(paths[-1], text)
     return paths

@@ -24,6 +24,7 @@ from analysis.plot import Figure, look, plt
 from analysis.results_file import merge
 from analysis.runs import RESULTS
 from fire_core import Phase, State, UserError, find_targets
+from fire_core.errors import print_error
 from fire_core.measure.bounds import (
     activity_bound,
     covariance_bounds,
@@ -335,7 +336,7 @@ def main(given: Sequence[str] | None = None) -> int:
         print(merge("theory", rows, ["network", "method", "seed", "theorem", "layer"]))
         print(merge("theory_premise", premise(root), ["network", "method", "seed"]))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     picture = RESULTS / "figures" / "theory.png"
     draw(pd.read_csv(RESULTS / "theory.csv")).savefig(picture)

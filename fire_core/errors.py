@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import sys
 from collections.abc import Iterable
 from typing import Any, get_args
 
@@ -25,6 +26,16 @@ def unknown_word(name: str, value: object, allowed: Any) -> UserError:
 def shown(path: str | os.PathLike[str]) -> str:
     """Return a path as text for a message, with bytes that are not UTF-8 escaped."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def printable(text: object) -> str:
+    """Return `text` as one line with unprintable characters escaped: names in a file may control the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def print_error(error: object) -> None:
+    """Print a message to stderr the way all scripts do, with unprintable characters escaped in each of its lines."""
+    print("error: " + "\n".join(map(printable, str(error).split("\n"))), file=sys.stderr, flush=True)
 
 
 def first_line(error: BaseException) -> str:

@@ -36,7 +36,7 @@ from typing import Any
 import torch
 import yaml
 
-from fire_core.errors import UserError, did_you_mean
+from fire_core.errors import UserError, did_you_mean, print_error
 from harness.config import CONF, domain_of, options, parse, said_by
 from harness.domains import find
 from harness.launch import BAD_INPUT, changes, label
@@ -390,5 +390,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         sys.exit(BAD_INPUT)

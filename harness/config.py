@@ -58,7 +58,7 @@ def compose(domain: Domain, overrides: list[str]) -> DictConfig:
     try:
         with initialize_config_dir(str(domain.conf), version_base="1.3"):
             return hydra.compose(domain.name, [*overrides, *more_folders(domain)], return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, AssertionError) as error:
         reason, _, _ = " ".join(str(error).split()).partition(" Config search path:")
         raise UserError(f"cannot compose the config: {reason}") from error
 

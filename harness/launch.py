@@ -33,7 +33,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from fire_core.errors import UserError, first_line
+from fire_core.errors import UserError, first_line, print_error
 from fire_core.methods import Method, create
 from harness import stop, sweep
 from harness.config import (
@@ -82,7 +82,7 @@ def launch(domain: Domain) -> Callable[[Callable[[DictConfig], None]], Callable[
             try:
                 _command(domain, Job(script, task.__name__), sys.argv[1:])
             except UserError as error:
-                print(f"error: {error}", file=sys.stderr)
+                print_error(error)
                 sys.exit(BAD_INPUT)
             except KeyboardInterrupt as interrupt:
                 number = interrupt.args[0] if interrupt.args else signal.SIGINT
@@ -367,7 +367,7 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig) ->
         known = isinstance(error, UserError)
         said = str(error) if known else traceback.format_exc()
         if not sweep.said_before(str(error)):
-            print(f"error: {said}" if known else said, file=sys.stderr, flush=True)
+            print_error(said) if known else print(said, file=sys.stderr, flush=True)
         if alone:
             sys.exit(BAD_INPUT if known else 1)
         first = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -13,9 +13,9 @@ from itertools import groupby
 from typing import Any
 
 from fire_core.columns import columns
-from fire_core.errors import UserError
+from fire_core.errors import UserError, print_error, printable
 from harness.config import options as files_of
-from harness.runs.folders import find_folders, identify, printable, read_meta, read_text
+from harness.runs.folders import find_folders, identify, read_meta, read_text
 
 STATES = ("done", "damaged", "running", "failed", "unfinished", "missing")
 TO_NAME = ("damaged", "failed", "unfinished", "missing")
@@ -94,7 +94,7 @@ def main(given: Sequence[str] | None = None) -> int:
         seeds = whole_numbers(options.seeds)
         folders = find_folders(options.root, options.experiment, options.size)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     runs = [identify(path, read_meta(path)) | {"path": path} for path in folders]
     rows = with_missing(runs, comma_list(options.methods), seeds)

@@ -34,7 +34,7 @@ import numpy as np
 from tqdm import tqdm
 
 from fire_core.checkpoints.atomic import write_atomic, written_aside
-from fire_core.errors import UserError
+from fire_core.errors import UserError, print_error
 from harness.runs.trunk import FolderLock
 from language.data import PARTS, read_manifest
 from language.sources import PUBLISHED_TOKENS, SHIPPED, Source, open_source
@@ -293,5 +293,5 @@ if __name__ == "__main__":
     try:
         main()
     except UserError as problem:
-        print(f"error: {problem}", file=sys.stderr)
+        print_error(problem)
         sys.exit(2)

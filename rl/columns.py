@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, first_line
 
 Specification = dict[str, tuple[str, tuple[int, ...]]]
 
@@ -107,7 +107,7 @@ def stored_rows(path: Path) -> int | None:
     """Return the number of rows of an .npy file, or None if it is missing or damaged."""
     try:
         return len(np.load(path, mmap_mode="r", allow_pickle=False))
-    except (ValueError, EOFError, OSError):
+    except Exception:
         return None
 
 
@@ -117,8 +117,8 @@ def _map_existing(path: Path, kind: np.dtype, shape: tuple[int, ...], mode: str)
         raise UserError(f"replay file {path} is missing: {remedy}")
     try:
         array = np.load(path, mmap_mode=mode, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise UserError(f"replay file {path} is damaged ({error}): {remedy}") from error
+    except Exception as error:  # numpy reads the header as Python, which may fail in many ways
+        raise UserError(f"replay file {path} is damaged ({first_line(error)}): {remedy}") from error
     if array.dtype != kind or array.shape != shape:
         found, wanted = f"{array.dtype} {array.shape}", f"{kind} {shape}"
         raise UserError(f"replay file {path} holds {found}, the configuration asks for {wanted}: {remedy}")

@@ -206,6 +206,8 @@ class FrameReplay(_Ring):
                 last = self.frames[self._slot(self.count), index]
                 self.final_frames[self.count - 1, int(index)] = last.copy()
             self.facts["ended"][before] = True
+            for first, end in [rows for rows in self.checksums if rows[1] == self.count]:
+                self.checksums[first, end] = self._checksum(first, end)
         self.frames[self._slot(self.count)] = frames
         self.facts["age"][self.count % self.rows] = 0
 
@@ -346,7 +348,7 @@ class FrameReplay(_Ring):
             finals[row] = frame
         state = {
             "count": self.count,
-            "checksums": dict(self.checksums),
+            "row_checksums": dict(self.checksums),
             "fork_time": self.fork_time,
             "final_keys": torch.tensor(list(self.final_frames), dtype=torch.int64).reshape(-1, 2),
             "final_frames": torch.from_numpy(finals),
@@ -366,10 +368,10 @@ class FrameReplay(_Ring):
         self.checksums = {rows: value for rows, value in self.checksums.items() if rows[0] >= oldest}
 
     def _checksum(self, first: int, end: int) -> int:
-        """Return the CRC of what steps `first` to `end` - 1 stored; nothing of it changes later, unlike `_edge`."""
+        """Return the CRC of what steps `first` to `end` - 1 stored. Of this, only `start` changes something later."""
         times = np.arange(first, end)
         every, value = np.arange(self.environments), 0
-        for name in ("actions", "rewards", "terminated"):
+        for name in self.facts.arrays:
             value = zlib.crc32(self.facts[name][times % self.rows], value)
         return zlib.crc32(self._frames_at(*np.meshgrid(times, every, indexing="ij")), value)
 
@@ -396,15 +398,16 @@ class FrameReplay(_Ring):
         self.count = self.saved_count = int(state["count"])
         keys = [tuple(pair) for pair in state["final_keys"].tolist()]
         self.final_frames = dict(zip(keys, state["final_frames"].numpy().copy()))
-        if isinstance(self.frames, np.memmap):
-            self._check(state.get("checksums", {}))
-        else:
+        mapped = isinstance(self.frames, np.memmap)
+        if not mapped:
             self.frames[:] = state["frames"].numpy()
             for name, array in state["facts"].items():
                 self.facts[name][:] = array.numpy()
         for name, row in self._edge().items():
             if row.flags.writeable:
                 row[:] = state["edge"][name].numpy()
+        if mapped:  # checkpoints of earlier versions have other checksums, under another name
+            self._check(state.get("row_checksums", {}))
 
 
 class FlatReplay(_Ring):

@@ -417,6 +417,35 @@ def test_a_sweeps_table_names_what_is_missing(root, tmp_path, capsys):
     assert "no known measure" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("what", "link", "refused"),
+    [
+        ("tables", "tables", True),
+        ("figures probes --formats png", "figures", True),
+        ("tables --experiment random_label --size small", "random_label/small", True),
+        ("tables", "tables/estimates.csv", False),
+        ("tables", "tables/status.md", False),
+        ("figures probes --formats png", "figures/probes-small.png", False),
+        ("figures probes --formats png", "figures/probes-small.md", False),
+        ("tables --experiment random_label --size small", "random_label/small/table.md", False),
+        ("tables --experiment random_label --size small", "random_label/small/estimates.csv", False),
+    ],
+)
+def test_nothing_is_written_through_a_link_in_a_folder_of_runs(what, link, refused, tmp_path, capsys):
+    """A folder that is a link is refused; a file that is one is replaced."""
+    root, target = tmp_path / "runs", tmp_path / "precious"
+    write_run(root, "random_label", "none", 1, task_lines([0.5] * 4, 0), protocol="random_label")
+    link = root / link
+    link.parent.mkdir(exist_ok=True)
+    link.rename(target) if link.exists() else target.mkdir() if refused else target.write_text("precious")
+    link.symlink_to(target)
+    before = sorted(path.name for path in target.iterdir()) if refused else ["precious"]
+    assert command.main([*what.split(), "--root", str(root)]) in ((2,) if refused else (0, 1))
+    assert not refused or f"{link} is a link" in capsys.readouterr().err
+    after = sorted(path.name for path in target.iterdir()) if refused else [target.read_text()]
+    assert after == before and link.is_symlink() == refused
+
+
 def test_every_table_in_three_formats(results, tmp_path):
     names = {path.name for path in tables.write_all(results, tmp_path)}
     assert {

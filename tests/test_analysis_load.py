@@ -1,16 +1,20 @@
 """Run folders read back: exact numbers, and everything that is not whole is named."""
 
 import json
+import os
+from pathlib import Path
 
 import pandas as pd
 import pytest
 from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_run
 
+from analysis import __main__ as command
 from analysis import measures, plot
 from analysis.export import _write, export
 from analysis.rendering import markdown, plain
 from analysis.runs import RESULTS, load, load_exported, open_results, settings
 from fire_core.errors import UserError
+from harness import status
 from harness.runs.folders import command_of, describe_run, read_boundaries
 
 
@@ -109,6 +113,8 @@ def test_lines_that_hold_no_record_are_counted_and_left_out(root):
     assert len(results.metrics) == whole and "3 unreadable line(s)" in results.problems[0]
 
 
+WRITTEN = (".csv", ".md", ".tex")
+FILES = ("metrics.jsonl", "timing.jsonl", "meta.json", "config.yaml", "boundary_1.json", "DONE", "FAILED")
 DAMAGE = {
     "DONE is no text": ("DONE", b"\xff\xfe\x00"),
     "config.yaml is a list": ("config.yaml", b"- 1\n- 2\n"),
@@ -121,14 +127,23 @@ DAMAGE = {
     "meta.json is nested deeply": ("meta.json", b'{"a":' * 100_000),
     "metrics are nested deeply": ("metrics.jsonl", b"[" * 100_000 + b"\n"),
     "seconds are a text": ("timing.jsonl", b'{"train_seconds": "long"}\n'),
+    **{f"{name} is a pipe": (name, os.mkfifo) for name in (*FILES, "RUNNING")},
+    **{f"{name} is a folder": (name, Path.mkdir) for name in FILES},
 }
 
 
+@pytest.mark.timeout(60)  # a pipe that is read never ends
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_one_damaged_run_hides_no_other(root, damage):
     name, content = DAMAGE[damage]
-    folder = write_run(root, "fig2a_cifar10_resnet18", "dash", 1, warm_start_lines(0.5, 1))
-    (folder / name).write_bytes(content)
+    end = None if name in ("RUNNING", "FAILED") else "DONE"
+    folder = write_run(root, "fig2a_cifar10_resnet18", "dash", 1, warm_start_lines(0.5, 1), end=end)
+    if callable(content):
+        (folder / name).unlink(missing_ok=True)
+        content(folder / name)
+    else:
+        (folder / name).write_bytes(content)
+    assert status.main(["--root", str(root), "--detail"]) == 0
     results = load(root)
     assert len(results.finished.query("label != 'dash'")) == 6 and len(results.problems) <= 1
     assert all("dash" in problem and "\n" not in problem for problem in results.problems)
@@ -147,6 +162,23 @@ def test_text_from_files_stays_text():
     assert "<script" not in cell and "](" not in cell and "\x1b" not in cell and "```" not in cell
     assert cell.count("|") - cell.count("\\|") == 2
     assert plain("p <0.001 and a < b") == "p <0.001 and a < b"
+
+
+def test_names_of_folders_and_texts_of_files_control_no_terminal(tmp_path, capsys):
+    names = {"label": "fire-x=\x1b[2J", "end": "DONE"}, {"label": "fire-\u202ey", "end": "FAILED"}
+    for name in (*names, {"label": "none"}):
+        lines = task_lines([0.5] * 4, 0)
+        write_run(tmp_path, "random_label", name.pop("label"), 1, lines, protocol="random_label", **name)
+    for meta in tmp_path.rglob("meta.json"):
+        meta.write_text(json.dumps(json.loads(meta.read_text()) | {"hardware": "\x1b[2J", "data": "\u202ez"}))
+    for arguments in (["tables", "--experiment", "random_label"], ["tables"], ["export"]):
+        command.main([*arguments, "--root", str(tmp_path), "--out", str(tmp_path / "out")])
+    said = [
+        *capsys.readouterr(),
+        *(p.read_text() for p in (tmp_path / "out").rglob("*") if p.suffix in WRITTEN),
+    ]
+    assert any(r"fire-x=\x1b[2J" in text for text in said)
+    assert not any(letter in text for text in said for letter in "\x1b\u202e")
 
 
 def part_of(root, experiment):

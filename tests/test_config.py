@@ -266,6 +266,10 @@ def test_a_mistake_in_a_sweep_is_told_once_before_anything_starts():
         UserError, match=r"^method=plasticity_injection does not run in vision: it needs an encoder.*$"
     ):
         check_sweep(VISION, ["size=smoke", "method=none,plasticity_injection", "seed=1,2,3"])
+    with pytest.raises(UserError, match=r"method=plasticity_injection does not run in vision"):
+        check_sweep(VISION, ["size=smoke", "method=glob(*)"])
+    with pytest.raises(UserError, match=r"^cannot compose the config: "):
+        check_sweep(VISION, ["size=smoke", "hydra.sweeper.params.seed=-1"])
     with pytest.raises(UserError) as caught:
         check_sweep(find("sac"), ["size=smoke", "midpoint=500", "seed=1,2,3"], check_sac)
     assert str(caught.value).count("midpoint=500") == 1 and "\n" not in str(caught.value)

@@ -134,26 +134,69 @@ def test_a_killed_sweep_resumes(options, expected, tmp_path):
     assert not list(tmp_path.rglob("*.torn")) and not list(tmp_path.rglob("RUNNING"))
 
 
-@pytest.mark.skipif(
-    not Path("/proc").is_dir(), reason="starts a worker as torchrun does, and kills that on Linux"
+def alive(pid):
+    """Whether a process exists and is no zombie."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def workers_of(parent):
+    """The processes whose parent is this one."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            found += [int(path.parent.name)] * (path.read_text().rpartition(")")[2].split()[1] == str(parent))
+        except OSError:
+            continue
+    return found
+
+
+LANGUAGE = ["language/train.py", "batch_size=4", "accumulation=2", "phase_1.eval_every=10"]
+DRIVER = """
+import os, socket, subprocess, sys
+from harness.stop import name_driver
+name_driver()
+subprocess.run([sys.executable, *sys.argv[1:]])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds workers in /proc")
+@pytest.mark.parametrize(
+    ("start", "settings", "workers"),
+    [
+        (["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"], LANGUAGE, 2),
+        (
+            ["-c", DRIVER],
+            ["vision/train.py", "experiment=random_label"],
+            1,
+        ),  # which names itself as Ray's driver does
+    ],
+    ids=["torchrun", "driver"],
 )
-def test_a_worker_ends_soon_after_the_process_that_started_it(tmp_path):
-    """The parent stands for torchrun, or for the driver of a sweep, and gets SIGKILL while its worker trains."""
-    worker = (
-        f"{sys.executable} vision/train.py experiment=random_label size=small run.root={tmp_path} threads=1"
-    )
-    start = f"import os, subprocess, sys; p = subprocess.Popen('{worker}'.split()); print(p.pid, flush=True); p.wait()"
-    environment = os.environ | {"TORCHELASTIC_RUN_ID": "none"}
+def test_workers_end_soon_after_the_process_that_started_them_is_killed(start, settings, workers, tmp_path):
+    settings = [
+        *settings,
+        "size=small",
+        f"run.root={tmp_path}",
+        f"run.data_root={tmp_path / 'data'}",
+        "threads=1",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    log = (tmp_path / "log").open("w")
     parent = subprocess.Popen(
-        [sys.executable, "-c", start], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+        [sys.executable, *start, *settings], cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
     )
-    pid = int(parent.stdout.readline())
-    while not list(tmp_path.rglob("metrics.jsonl")):
+    while not [path for path in tmp_path.rglob("metrics.jsonl") if path.stat().st_size]:
+        assert parent.poll() is None, (tmp_path / "log").read_text()
         time.sleep(0.1)
+    started = workers_of(parent.pid)
+    assert len(started) == workers
     parent.kill()
     parent.wait()
     began = time.time()
-    while Path(f"/proc/{pid}").exists() and ") Z " not in Path(f"/proc/{pid}/stat").read_text():
+    while any(map(alive, started)):
         assert time.time() - began < 60
         time.sleep(0.1)
     assert list(tmp_path.rglob("checkpoint/step_*.pt")) and not list(tmp_path.rglob("RUNNING"))

@@ -26,6 +26,16 @@ def test_exact_is_the_svd_factor_of_gaussian_matrices(shape: tuple[int, int]) ->
     assert result.factor.dtype == torch.float32 and result.factor.shape == matrices.shape
 
 
+@pytest.mark.skipif(not hasattr(torch.linalg, "polar"), reason="torch.linalg.polar came with torch 2.14")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_exact_is_the_factor_that_torch_computes(shape: tuple[int, int]) -> None:
+    matrices = gaussian(6, *shape).double()
+    tall = matrices if shape[0] >= shape[1] else matrices.mT
+    expected = torch.linalg.polar(tall)[0]
+    expected = expected if shape[0] >= shape[1] else expected.mT
+    torch.testing.assert_close(polar(matrices).factor, expected, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize("shape", [(192, 192), (300, 120)])
 @pytest.mark.parametrize(("decades", "allowed"), [(2, 2e-5), (4, 1.5e-4), (6, 5e-2)])
 def test_exact_is_the_svd_factor_of_spread_spectra(

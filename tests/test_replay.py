@@ -290,7 +290,7 @@ def test_forks_share_the_old_frames_and_never_write_them(tmp_path, new_rows):
         base.frames[0] = 1
 
 
-@pytest.mark.parametrize("name", ["frames", "actions", "rewards", "terminated"])
+@pytest.mark.parametrize("name", ["frames", "actions", "rewards", "terminated", "ended", "age"])
 @pytest.mark.parametrize("forked", [False, True])
 def test_a_flipped_bit_in_the_files_is_found(name, forked, tmp_path):
     replay = FrameReplay(40, 2, (1, 2), folder=tmp_path / "one", reserve=4)
@@ -306,6 +306,28 @@ def test_a_flipped_bit_in_the_files_is_found(name, forked, tmp_path):
     (damaged.frames if name == "frames" else damaged.facts[name]).view(np.uint8).reshape(-1)[8] ^= 1
     with pytest.raises(UserError, match="is damaged: steps 0 to 14 differ from their checksum"):
         again.load_state_dict(state)
+
+
+def test_a_restart_right_after_a_checkpoint_is_no_damage(tmp_path):
+    replay = FrameReplay(40, 2, (1, 2), folder=tmp_path, reserve=4)
+    replay.start(Counting().frames())
+    fill(replay, Counting(), 14, [])
+    before = replay.state_dict()
+    replay.start(Counting().frames() + 1)
+    after = replay.state_dict()
+    for state in (after, before):
+        replay.load_state_dict(state)
+    assert before["row_checksums"] != after["row_checksums"]
+
+
+@pytest.mark.parametrize("at", [10, 20, 60])
+def test_a_flipped_bit_in_the_head_of_a_file_is_one_line(at, tmp_path):
+    FrameReplay(40, 2, (1, 2), folder=tmp_path / "one")
+    content = bytearray((tmp_path / "one/age.npy").read_bytes())
+    content[at] ^= 4
+    (tmp_path / "one/age.npy").write_bytes(content)
+    with pytest.raises(UserError, match=r"replay file .*age.npy (is damaged|holds)[^\n]*$"):
+        FrameReplay(40, 2, (1, 2), folder=tmp_path / "one", existing=True)
 
 
 def environment_at(environment):

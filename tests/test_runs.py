@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import threading
+import zipfile
 
 import pytest
 import torch
@@ -374,6 +375,20 @@ def test_a_flipped_bit_in_a_shared_first_phase_is_found(tmp_path):
         second.resume()
 
 
+def test_names_in_a_damaged_checkpoint_control_no_terminal(tmp_path, capsys):
+    run = stopped(tmp_path)
+    newest = run.folder / "checkpoint/step_000000000009.pt"
+    with zipfile.ZipFile(newest, "w") as archive:
+        archive.writestr("a\x1b[2J", b"content")
+    with newest.open("r+b") as file:
+        file.seek(file.read().index(b"content"))
+        file.write(b"CONTENT")
+    capsys.readouterr()
+    play(run)
+    said = capsys.readouterr().out
+    assert r"record a\x1b[2J differs from its checksum" in said and "\x1b" not in said
+
+
 def test_metrics_that_were_edited_in_place_are_refused(tmp_path):
     run = stopped(tmp_path)
     path = run.folder / "metrics.jsonl"
@@ -398,17 +413,40 @@ def test_a_lost_entry_of_a_checkpoint_is_named_and_the_one_before_is_used(tmp_pa
     assert "it has no entry 'optimizer.param_groups.0.lr'" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("trunk", [None, {"rate": 0.1}])
 @pytest.mark.parametrize(
-    "name", ["metrics.jsonl", "timing.jsonl", ".lock", "checkpoint", "checkpoint/end.pt"]
+    "name",
+    ["", "metrics.jsonl", "timing.jsonl", ".lock", "checkpoint", "checkpoint/end.pt", "replay/action.npy"],
 )
-def test_a_run_folder_with_a_link_writes_nothing_through_it(name, tmp_path):
-    run, target = open_run(tmp_path / "runs"), tmp_path / "precious"
-    target.write_text("precious")
-    (run.folder / name).parent.mkdir(parents=True)
-    (run.folder / name).symlink_to(target)
-    with pytest.raises(UserError, match="is a link, and a run writes only into its own folder"):
+def test_a_run_folder_with_a_link_writes_nothing_through_it(name, trunk, tmp_path):
+    run, target = open_run(tmp_path / "runs", trunk=trunk), tmp_path / "precious"
+    target.mkdir() if name in ("", "checkpoint") else target.write_text("precious")
+    link = (run.trunk or run.folder) / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(target)
+    with pytest.raises(UserError, match="is a link, and runs and tables write only into their own folder"):
         play(run)
-    assert target.read_text() == "precious"
+    assert not list(target.iterdir()) if target.is_dir() else target.read_text() == "precious"
+
+
+@pytest.mark.timeout(60)  # a pipe that is read never ends
+@pytest.mark.parametrize("name", ["metrics.jsonl", "meta.json", "checkpoint/step_000000000002.pt"])
+def test_a_pipe_in_a_run_folder_is_one_line(name, tmp_path):
+    path = stopped(tmp_path).folder / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(UserError, match=r"neither a file nor a folder|no regular file"):
+        _ = open_run(tmp_path).finished or play(open_run(tmp_path))
+
+
+def test_a_lock_of_data_that_is_a_link_is_refused(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/pictures.zip").symlink_to(tmp_path / "elsewhere.zip")  # the user's own, which is read
+    assert FolderLock(tmp_path / "data").acquire(wait=False)
+    (tmp_path / "data/.lock").unlink()
+    (tmp_path / "data/.lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(UserError, match=r"\.lock is a link"):
+        FolderLock(tmp_path / "data").acquire(wait=False)
 
 
 def test_a_damaged_end_of_a_trunk_names_the_trunk(tmp_path):

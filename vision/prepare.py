@@ -19,7 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run from anywhere
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, print_error
 from vision.data import ASSETS, SOURCES, download, first_of_each_class
 from vision.readers import Arrays
 
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
             counts = f"{len(arrays.train_labels):,} training and {len(arrays.test_labels):,} test images"
             print(f"{name}: {counts}, {len(arrays.class_names)} classes", flush=True)
         except UserError as error:
-            print(f"error: {name}: {error}", file=sys.stderr)
+            print_error(f"{name}: {error}")
             failed = True
     sys.exit(2 if failed else 0)
 

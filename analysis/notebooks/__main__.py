@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, print_error
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -58,7 +58,7 @@ def main(given: Sequence[str] | None = None) -> int:
             print(f"executing {name} ...", flush=True)
             print(execute(name, options.out), flush=True)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     return 0
 

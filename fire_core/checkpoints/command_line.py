@@ -17,7 +17,7 @@ from fire_core.checkpoints.targets import build, targets_of
 from fire_core.checkpoints.treat import treat_file
 from fire_core.columns import columns
 from fire_core.engine import FireSettings
-from fire_core.errors import UserError
+from fire_core.errors import UserError, printable
 from fire_core.methods import available, list_methods
 from fire_core.targets import TargetTable, find_targets
 from fire_core.targets.table import shorten
@@ -104,11 +104,6 @@ def methods_command(options: argparse.Namespace) -> None:
     for name in names:
         method = available()[name]
         print(f"{name:<{width}}  {method.summary}\n{'':<{width}}  [{method.source}]")
-
-
-def printable(text: object) -> str:
-    """Return `text` with unprintable characters escaped: a file may contain names that control the terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
 def overview(table: TargetTable) -> str:

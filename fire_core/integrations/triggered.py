@@ -15,7 +15,7 @@ from fire_core.optim_state import POLICIES, reset_optimizer_state
 from fire_core.projection import fire
 from fire_core.report import Report
 from fire_core.targets import find_targets
-from fire_core.triggers import Trigger
+from fire_core.triggers import MOST_MISSED, Trigger
 
 
 class TriggeredFire:
@@ -35,7 +35,7 @@ class TriggeredFire:
             raise UserError(f"optimizer_state={optimizer_state!r}: choose one of {', '.join(POLICIES)}")
         self.trigger, self.optimizer_state, self.settings = trigger, optimizer_state, dict(settings)
         self.reports: list[tuple[int, Report]] = []
-        self._rounds = 0
+        self._evaluations = self._rounds = 0
         self._names: set[str] = set()
 
     def check(self, model: nn.Module) -> None:
@@ -66,13 +66,22 @@ class TriggeredFire:
             due = bool(decision)
         return due
 
+    def end_evaluation(self) -> None:
+        """Count an evaluation. Raises UserError if MOST_MISSED have not given a metric that is awaited."""
+        self._evaluations += 1
+        if self._evaluations >= MOST_MISSED:
+            self._name_missing(f"{self._evaluations} evaluations")
+
     def end_round(self) -> None:
         """Count a round of training and evaluation. Raises UserError if two have not given a metric that is awaited."""
         self._rounds += 1
-        missing = self.trigger.waits_for()
-        if missing and self._rounds > 1:
+        if self._rounds > 1:
+            self._name_missing("two rounds of evaluation")
+
+    def _name_missing(self, seen: str) -> None:
+        if missing := self.trigger.waits_for():
             raise UserError(
-                f"the trigger waits for metric {missing[0]!r}, which two rounds of evaluation did not give"
+                f"the trigger waits for metric {missing[0]!r}, which {seen} did not give"
                 f"{did_you_mean(missing[0], self._names)}; they gave {', '.join(sorted(self._names)) or 'none'}"
             )
 

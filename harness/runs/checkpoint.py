@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fire_core.checkpoints.atomic import remove_torn, written_aside
-from fire_core.errors import UserError
+from fire_core.errors import UserError, first_line, printable
 from harness.runs.folders import read_meta
 
 PREFIX = "step_"
@@ -74,7 +74,7 @@ def load_latest(folder: Path) -> Parts | None:
         except UserError as error:
             if path == _numbered(folder)[0]:
                 raise
-            print(f"note: {error}; it is left out", flush=True)
+            print(printable(f"note: {error}; it is left out"), flush=True)
     return None
 
 
@@ -97,6 +97,8 @@ def load(path: Path, device: str | torch.device = "cpu", remedy: str = "") -> Pa
     """
     remedy_damaged = remedy or f"delete it to resume from the one before, or {START_OVER}"
     try:
+        if path.exists() and not path.is_file():
+            raise UserError("it is no regular file")
         with zipfile.ZipFile(path) as records:
             damaged = records.testzip()
         if damaged is not None:
@@ -113,7 +115,7 @@ def load(path: Path, device: str | torch.device = "cpu", remedy: str = "") -> Pa
             f"{remedy_damaged}"
         ) from None
     except Exception as error:
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        reason = printable(first_line(error))
         raise UserError(f"checkpoint {path} cannot be read ({reason}): {remedy_damaged}") from error
     if not isinstance(content, dict):
         kind = type(content).__name__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -149,10 +150,17 @@ def read_meta(path: Path) -> dict[str, Any]:
     return meta if isinstance(meta, dict) else {}
 
 
+def content(path: Path) -> bytes:
+    """Return the content of a regular file. Raises OSError for anything else, such as a pipe, which would never end."""
+    if not path.is_file():
+        raise OSError(errno.ENOENT, "there is no regular file", str(path))
+    return path.read_bytes()
+
+
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file, None if it is missing or damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(content(path))
     except (OSError, ValueError, RecursionError):
         return None
 
@@ -160,14 +168,9 @@ def read_json(path: Path) -> Any:
 def read_text(path: Path) -> str:
     """Return the content of a file that may be damaged: "" if it cannot be read, other bytes than UTF-8 replaced."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return content(path).decode("utf-8", "replace")
     except OSError:
         return ""
-
-
-def printable(text: str) -> str:
-    """Return a text from a file or a folder's name for the terminal, with ? for control characters."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _name(value: Any) -> str:
@@ -185,7 +188,7 @@ def _name(value: Any) -> str:
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Return (records, number of damaged lines) of a JSON-lines file."""
-    lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
+    lines = [line for line in content(path).split(b"\n") if line.strip()]
     try:
         found = json.loads(b"[" + b",".join(lines) + b"]", parse_constant=_no_number)
     except (ValueError, RecursionError):
@@ -205,6 +208,24 @@ def _no_number(name: str) -> None:
     """Return None for NaN and infinities, which Python writes into JSON although the format has none."""
 
 
+def refuse_link(path: Path) -> None:
+    """Raise UserError if a file or folder that is about to be written is a link, which may lead anywhere."""
+    if path.is_symlink():
+        raise UserError(
+            f"{path} is a link, and runs and tables write only into their own folder: delete the link"
+        )
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise UserError if a run's folder is a link, or holds a link or a pipe at any depth."""
+    refuse_link(folder)
+    for place, folders, files in os.walk(folder):
+        for path in (Path(place) / name for name in (*folders, *files)):
+            refuse_link(path)
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                raise UserError(f"{path} is neither a file nor a folder: delete it")
+
+
 def write_config(folder: Path, config: dict[str, Any]) -> None:
     """Write the resolved configuration of a run or trunk."""
     write_atomic(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
@@ -216,7 +237,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     if not file.exists():
         return {}
     try:
-        text = file.read_text(encoding="utf-8")
+        text = content(file).decode("utf-8")
         # the fast parser, written in C, crashes at tens of thousands of nested brackets
         fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         found = yaml.load(text, Loader=fast if len(text) < 10_000 else yaml.SafeLoader) or {}

@@ -24,11 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from fire_core.checkpoints.atomic import remove_torn, write_atomic
-from fire_core.errors import UserError
+from fire_core.errors import UserError, printable
 from fire_core.report import Report
 from harness.runs import checkpoint as checkpoints
 from harness.runs.checkpoint import Parts
-from harness.runs.folders import read_meta, write_config
+from harness.runs.folders import read_meta, read_text, refuse_links, write_config
 from harness.runs.machine import describe, write_meta
 from harness.runs.metrics import METRICS, MetricsFile, as_line, plain
 from harness.runs.signals import STOPPED, StopRequest
@@ -141,7 +141,7 @@ class Run:
             note = f", with the code of commit {commit}, which is not the current one"
         elif here["dirty"]:
             note = ", with the code of the current commit, from which the files here differ"
-        print(f"finished already{note}: {self.folder} (delete it to run again)", flush=True)
+        print(printable(f"finished already{note}: {self.folder} (delete it to run again)"), flush=True)
         return True
 
     def __enter__(self) -> Run:
@@ -300,7 +300,7 @@ class Run:
             print(f"note: {done} has no metrics beside it; the run starts over", flush=True)
             done.unlink()
             return False
-        told, size = done.read_text(errors="replace").split(" ")[0], metrics.stat().st_size
+        told, size = read_text(done).split(" ")[0], metrics.stat().st_size
         if told.isdigit() and int(told) != size:
             raise UserError(
                 f"{metrics} has {size} bytes, but the run ended with {told}: put the file back, or delete {self.folder} to "
@@ -309,7 +309,11 @@ class Run:
         return True
 
     def _wait_for_others(self) -> None:
-        """Take the folder's lock, after any process that trains this run; FinishedElsewhere if that has finished it."""
+        """Take the folder's lock, after any process that trains this run; FinishedElsewhere if that has finished it.
+
+        Raises UserError if the folder holds a link.
+        """
+        refuse_links(self.folder)
         said = False
         while not self._lock.acquire(wait=False):
             if not said:
@@ -321,6 +325,7 @@ class Run:
             raise FinishedElsewhere(f"finished by another process: {self.folder}")
 
     def _enter_trunk(self, trunk: Path, fork: str | None) -> dict[str, Any] | None:
+        refuse_links(trunk)
         self._trunk_lock = FolderLock(trunk)
         said = False
         while not (trunk / "DONE").exists() and not self._trunk_lock.acquire(wait=False):
@@ -364,7 +369,7 @@ class Run:
         else:
             checkpoints.check_owner(parts.path, parts, self._owner())
             self._metrics.open_at(self.place, parts["_metrics_bytes"], parts.get("_metrics_checksum"))
-            print(f"resuming from {parts.path}", flush=True)
+            print(printable(f"resuming from {parts.path}"), flush=True)
         self._open_tracker()
         return parts
 

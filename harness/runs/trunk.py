@@ -10,22 +10,13 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from fire_core.errors import UserError
+from harness.runs.folders import refuse_link
 
 
 def fingerprint(config: Any, length: int = 12) -> str:
     """Return the first `length` hex digits of a SHA-256 of plain values, whatever the order of keys."""
     text = json.dumps(config, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:length]
-
-
-def refuse_links(folder: Path) -> None:
-    """Raise UserError if a run folder, or its folder of checkpoints, holds a link: a run writes only into its folder."""
-    for place in (folder, folder / "checkpoint"):
-        for path in place.iterdir() if place.is_dir() else ():
-            if path.is_symlink():
-                raise UserError(
-                    f"{path} is a link, and a run writes only into its own folder: delete the link"
-                )
 
 
 class FolderLock:
@@ -38,9 +29,9 @@ class FolderLock:
     def acquire(self, *, wait: bool) -> bool:
         """Take the lock and return True. Without `wait`, return False at once if another process holds it.
 
-        Raises UserError if the folder cannot be written or holds a link.
+        Raises UserError if the folder cannot be written or its lock is a link.
         """
-        refuse_links(self.folder)
+        refuse_link(self.folder / ".lock")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=-1 if wait else 0)
