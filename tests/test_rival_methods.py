@@ -6,10 +6,10 @@ from torch import nn
 from torch.nn import functional
 
 from fire_core import Phase, State, UserError, reset_optimizer_state, snapshot
-from fire_core.measure.probe import curvature, plasticity
+from fire_core.measure.plasticity import curvature, plasticity
 from fire_core.methods import create
 from fire_core.methods.dash import shrink
-from fire_core.methods.muon import ConvMuon, Together
+from fire_core.methods.muon import CombinedOptimizer, ConvMuon
 from fire_core.methods.redo import dormancy
 from fire_core.targets import find_targets
 from fire_core.units import find_unit_layers, recycle
@@ -373,7 +373,7 @@ def test_muon_shares_out_the_parameters():
     method = create("muon", first_phase=1)
     assert method.optimizer(net, default, Phase(0)) is default
     both = method.optimizer(net, default, Phase(1))
-    assert both is method.optimizer(net, default, Phase(2)) and isinstance(both, Together)
+    assert both is method.optimizer(net, default, Phase(2)) and isinstance(both, CombinedOptimizer)
     groups = {type(part).__name__: part.param_groups[0] for part in both.parts}
     assert [id(p) for p in groups["Muon"]["params"]] == [id(net[3].weight)]
     assert [id(p) for p in groups["ConvMuon"]["params"]] == [id(net[0].weight)]
@@ -390,7 +390,9 @@ def test_muon_shares_out_the_parameters():
     assert all(len(part.state) == 0 for part in both.parts)
 
 
-@pytest.mark.parametrize("wrap", [lambda muon, rest: muon, lambda muon, rest: Together([muon, rest])])
+@pytest.mark.parametrize(
+    "wrap", [lambda muon, rest: muon, lambda muon, rest: CombinedOptimizer([muon, rest])]
+)
 def test_optimizers_call_the_closure_once(wrap):
     parameter, calls = nn.Parameter(torch.randn(3, 2, 1, 1)), []
     rest = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
