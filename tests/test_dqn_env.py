@@ -125,6 +125,16 @@ def test_state_dict_returns_to_the_exact_moment(game, reseed_after, monkeypatch,
             assert a == b if isinstance(a, list) else np.array_equal(a, b)
 
 
+def test_same_seed_same_games_other_seed_other_games():
+    runs = []
+    for seed in (1, 1, 2):
+        games = Games("asterix", 2, (42, 42), seed=seed)
+        games.reset()
+        runs.append(np.stack([step.observations for step in play(games, 60)]))
+    assert np.array_equal(runs[0], runs[1])
+    assert not np.array_equal(runs[0], runs[2])
+
+
 def test_an_episode_is_truncated_after_27000_agent_steps_not_terminated():
     backend = AtariBackend("freeway", 1, (42, 42), seed=0)
     assert backend.games.ale.get_num_envs() == 1
