@@ -76,16 +76,14 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
         inputs: a tensor, a tuple or list of arguments, or a mapping of keyword arguments.
     Returns: a list of UnitLayer, and a dict from module names to reasons.
     """
-    watched = _Pass(net, inputs)
+    traced = _Traced(net, inputs)
     memory: dict[Any, _Sources] = {}
-    sources = {
-        name: _trace(node, watched.made, watched.normed, memory) for name, node in watched.read.items()
-    }
-    reasons = {name: f"runs {count} times" for name, count in watched.calls.items() if count > 1}
-    for node in watched.ends:
-        found = _trace(node, watched.made, watched.normed, memory)
+    sources = {name: _trace(node, traced.made, traced.normed, memory) for name, node in traced.read.items()}
+    reasons = {name: f"runs {count} times" for name, count in traced.calls.items() if count > 1}
+    for node in traced.ends:
+        found = _trace(node, traced.made, traced.normed, memory)
         reasons |= dict.fromkeys(found.layers - {OUTSIDE}, "feeds the output")
-    layers = _layers_with_readers(dict(net.named_modules()), sources, watched.wide, reasons)
+    layers = _layers_with_readers(dict(net.named_modules()), sources, traced.wide, reasons)
     for name in sources:  # in the order of the forward pass
         groups = [group for group in layers if name in group]
         if len(groups) != 1:
@@ -95,7 +93,7 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
     return sorted(good, key=lambda layer: places[layer.name]), reasons
 
 
-class _Pass:
+class _Traced:
     """One forward pass of `inputs` in evaluation mode, with the nodes of its autograd graph by the module they belong to.
 
     made, normed: node of an output -> Linear or convolution, norm. read: layer -> node of its input. ends: nodes of the
