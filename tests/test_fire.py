@@ -18,7 +18,7 @@ from fire_core.measure.metrics import deviation_from_isometry
 from fire_core.report import Treated
 from fire_core.solvers.polar import polar
 from language.model import Decoder, Shape
-from tests.polar_cases import published
+from tests.polar_cases import published, spread, with_spectrum
 from vision.models import build
 
 SHAPES = {"channels": 3, "image_size": 32, "classes": 10}
@@ -221,6 +221,16 @@ def test_the_report_is_of_the_weight_as_stored():
     assert row.norm_after == pytest.approx(after.norm().item(), rel=1e-6)
     assert row.sfe == pytest.approx((after - before).square().sum().item(), rel=1e-5)
     assert row.residual == pytest.approx(row.dfi_factor, rel=1e-3, abs=1e-9) and row.residual < 1e-8
+
+
+def test_the_tolerance_reaches_the_solver():
+    """A matrix of six decades, which the exact solver repairs only where 1e-8 is asked for."""
+    left = []
+    for settings in ({}, {"tolerance": 1.0}):
+        net = nn.Linear(128, 128, bias=False)
+        net.weight.data.copy_(with_spectrum(128, 128, spread(128, 6.0)))
+        left.append(fire(net, solver="exact", **settings).treated()[0].residual)
+    assert left[0] <= 1e-8 < left[1]
 
 
 def test_the_report_is_the_same_under_autocast():

@@ -461,6 +461,13 @@ def test_flattened_convolution_maps_units_to_their_columns():
     assert net[1].running_mean.tolist() == [7, 0, 7] and net[1].weight.tolist() == [5, 1, 5]
 
 
+def test_units_of_flattened_tokens_are_left_out():
+    """Five tokens of three units: the columns of one unit lie apart."""
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(15, 2))
+    layers, reasons = find_unit_layers(net, torch.randn(2, 5, 4))
+    assert layers == [] and reasons["0"] == "does not fit the inputs of 3"
+
+
 class Shared(nn.Module):
     """A residual sum, a layer used twice, a concatenation."""
 

@@ -245,6 +245,16 @@ def test_reparametrised_layers_stay_out() -> None:
     )
 
 
+def test_a_recurrent_layer_under_the_old_weight_norm_stays_out() -> None:
+    recurrent = torch.nn.utils.weight_norm(nn.LSTM(4, 5, bidirectional=True), "weight_hh_l0")
+    table = by_name(find_targets(recurrent))
+    assert all(
+        not table[n].included and "reparametrised" in table[n].reason
+        for n in ("weight_hh_l0_g", "weight_hh_l0_v")
+    )
+    assert table["weight_hh_l0_reverse[cell]"].included
+
+
 def test_a_model_that_says_it_has_no_head_has_none() -> None:
     class Headless(nn.Sequential):
         def get_classifier(self) -> nn.Module:
