@@ -350,6 +350,8 @@ def test_flat_replay_returns_what_was_added_and_resumes():
 
     for number in range(50):
         add(number)
+        if number == 4:
+            assert set(replay.sample(200, np.random.default_rng(0)).rewards.tolist()) == set(range(5))
     state = replay.state_dict()
     for number in range(50, 55):
         add(number)
