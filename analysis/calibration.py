@@ -125,7 +125,6 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("experiment")
     parser.add_argument("size")
     parser.add_argument("--setting", required=True, help="what was reduced, in words")
-    parser.add_argument("--panel", help="name of the panel, if it is not that of the experiment")
     parser.add_argument("--root", type=Path, help="folder of runs; the committed results if not given")
     parser.add_argument(
         "--chosen", action="store_true", help="mark the setting in which methods are compared"
@@ -138,7 +137,7 @@ def main(given: Sequence[str] | None = None) -> int:
         return 2
     none = results.costs[results.costs["label"] == "none"]
     commits = sorted(results.runs[results.runs["label"] == "none"]["commit"].unique())
-    named = {"panel": options.panel or options.experiment, "size": options.size, "setting": options.setting}
+    named = {"panel": options.experiment, "size": options.size, "setting": options.setting}
     named |= {"minutes": none["train_seconds"].mean() / 60, "commit": " ".join(commits)}
     named |= {"chosen": "yes" if options.chosen else "no"}
     found = [named | row for row in rows(options.experiment, results.metrics)]

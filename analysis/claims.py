@@ -34,7 +34,7 @@ Values = dict[str, dict[int, float]]  # {label: {seed: value}}
 
 
 @cache
-def plan() -> dict[tuple[str, str], range]:
+def confirming_plan() -> dict[tuple[str, str], range]:
     """Return {(experiment, method): seeds that were planned at size medium}."""
     entries = yaml.safe_load((Path(__file__).parent / "plan.yaml").read_text(encoding="utf-8"))
     return {
@@ -47,7 +47,7 @@ def plan() -> dict[tuple[str, str], range]:
 
 def planned_seeds(experiment: str, size: str, *methods: str) -> list[int]:
     """Return the confirming seeds that were planned for all of the methods."""
-    known = plan() if size == "medium" else {}
+    known = confirming_plan() if size == "medium" else {}
     return sorted(set.intersection(*(set(known.get((experiment, method), ())) for method in methods)))
 
 
@@ -108,7 +108,11 @@ def _compared(part: Results, which: str) -> pd.DataFrame:
     plain = part.select(label=part.runs["label"][part.runs["label"] == part.runs["method"]].unique())
     ends, holds = measures.values(plain.metrics, measure), premise(part).holds
     rows = []
-    planned = {method for key, method in plan() if key == first["experiment"] and first["size"] == "medium"}
+    planned = {
+        method
+        for key, method in confirming_plan()
+        if key == first["experiment"] and first["size"] == "medium"
+    }
     for pair in _pairs(first["experiment"], set(ends) | (planned if which == "confirming" else set())):
         better, worse = pair["better"], pair["worse"]
         gains = _paired(ends, better, worse, measure.higher_is_better)

@@ -39,11 +39,9 @@ def mean_text(row: pd.Series, decimals: int | None = None) -> str:
     )
 
 
-def difference_text(row: pd.Series, decimals: int | None = None, negate: bool = False) -> str:
-    """Return the difference of a row of estimates with its interval; `negate` gives reference minus label."""
+def difference_text(row: pd.Series, decimals: int | None = None) -> str:
+    """Return the difference of a row of estimates with its interval."""
     mean, low, high = row["difference"], row["difference_low"], row["difference_high"]
-    if negate:
-        mean, low, high = -mean, -high, -low
     return spread(mean, low, high, digits(row.get("metric", "")) if decimals is None else decimals, sign=True)
 
 

@@ -53,7 +53,7 @@ def spectra(weight: Tensor, shrink: float = 0.8) -> dict[str, Tensor]:
     return found
 
 
-def draw(found: dict[str, Tensor], title: str) -> Figure:
+def draw(found: dict[str, Tensor]) -> Figure:
     """Return a figure with one curve per treatment, on a logarithmic axis."""
     figure, axis = plt.subplots(figsize=(5.4, 3.0))
     for name, values in found.items():
@@ -65,7 +65,7 @@ def draw(found: dict[str, Tensor], title: str) -> Figure:
     axis.set_ylim(1e-3, None)
     axis.set_xlabel("singular value, largest first")
     axis.set_ylabel("size")
-    axis.set_title(title)
+    axis.set_title("Second hidden layer of an MLP, trained on 20 sets of random labels")
     axis.legend(frameon=False, loc="lower left", ncols=2)
     figure.tight_layout()
     return figure
@@ -78,9 +78,6 @@ def main(given: Sequence[str] | None = None) -> int:
         "--parameter", default="hidden.2.weight", help="a square matrix (default hidden.2.weight)"
     )
     parser.add_argument("--key", default="net", help="where the file holds the weights (default net)")
-    parser.add_argument(
-        "--title", default="Second hidden layer of an MLP, trained on 20 sets of random labels"
-    )
     parser.add_argument("--out", default=str(OUT), help="default docs/figures/spectrum.png")
     options = parser.parse_args(given)
     try:
@@ -93,7 +90,7 @@ def main(given: Sequence[str] | None = None) -> int:
     except UserError as error:
         print_error(error)
         return 2
-    draw(found, options.title).savefig(options.out)
+    draw(found).savefig(options.out)
     for name, values in found.items():
         print(f"{name:<18} largest {values[0]:.3g}, median {values.median():.3g}, smallest {values[-1]:.3g}")
     print(options.out)

@@ -8,7 +8,7 @@ rewards and store every step. The two sides take turns, so that other work on th
 round and their median are printed.
 
 Also measured: updates per second in the usual form and in ours (eager, compiled, channels last, bf16), each from its
-own replay; the time to draw a batch; bytes of both replays; time and size of a checkpoint of a memory-mapped replay.
+own replay; the time to draw a batch; bytes of both replays.
 """
 
 import argparse
@@ -148,24 +148,6 @@ def played(folder: Path, steps: int = 250) -> tuple[FrameReplay, StackRing]:
     return replay, ring
 
 
-def bench_checkpoint(folder: Path, transitions: int = 200_000) -> None:
-    """Print seconds and bytes of a checkpoint of a full mapped replay, and of the next one 4,000 transitions later."""
-    replay = FrameReplay(transitions, COUNT, (SIZE, SIZE), folder=folder)
-    generator = np.random.default_rng(0)
-    frames = generator.integers(0, 256, (COUNT, SIZE, SIZE), np.uint8)
-    nothing = np.zeros(COUNT, bool)
-    replay.start(frames)
-    for count in (transitions, 4000):
-        for _ in range(count // COUNT):
-            replay.add(nothing, nothing, nothing, nothing, frames)
-        taken = seconds(lambda: torch.save(replay.state_dict(), folder / "checkpoint.pt"), wall=True)
-        size = (folder / "checkpoint.pt").stat().st_size
-        print(
-            f"checkpoint of a {replay.bytes / 1e9:.2f} GB replay after {count:,} new transitions: {taken:.2f} s, "
-            f"{size / 1000:.0f} kB beside the mapped files"
-        )
-
-
 def bench_learning(replay: FrameReplay, ring: StackRing, rounds: int, device: torch.device) -> None:
     """Print updates per second of the published network, drawing a batch included, and add them to bench_loops.csv.
 
@@ -239,7 +221,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=1000, help="steps of the four games in a round")
     parser.add_argument("--device", default="cpu", help="device of the updates")
-    parser.add_argument("--only-updates", action="store_true", help="leave out acting and checkpoints")
+    parser.add_argument("--only-updates", action="store_true", help="leave out acting")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.only_updates:
@@ -251,8 +233,6 @@ def main() -> None:
             replays = bench_acting(options.game, asynchronous, options.rounds, options.steps, Path(folder))
             if not asynchronous:
                 bench_learning(*replays, options.rounds, torch.device(options.device))
-    with tempfile.TemporaryDirectory() as folder:
-        bench_checkpoint(Path(folder))
 
 
 if __name__ == "__main__":

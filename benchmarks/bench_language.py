@@ -158,9 +158,6 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=60, help="a run; the second half is timed")
     parser.add_argument("--size", default="small", choices=["smoke", "small"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument(
-        "--paper-boundary", action="store_true", help="also time FIRE on the paper's model (minutes)"
-    )
     options = parser.parse_args()
     cfg = compose_config("language", [f"size={options.size}", "experiment=fig3_best"])
     shape = Shape(**{k: v for k, v in cfg.model.items() if k != "name"})
@@ -191,10 +188,6 @@ def main() -> None:
     share = f", {seconds / phase_2:.3%} of phase 2 ({phase_2:.0f} s)" if phase_2 else ""
     print(f"written to {merge_loops([row])}")
     print(f"FIRE at the boundary, {options.size} model: {seconds:.3f} s{share}")
-    if options.paper_boundary:
-        seconds = boundary_seconds(Shape(), 5, device)
-        tokens = 9.15e9 * Decoder(Shape()).flops_per_token()
-        print(f"FIRE at the boundary, GPT-0.1B: {seconds:.1f} s; phase 2 is {tokens:.2g} operations")
 
 
 if __name__ == "__main__":

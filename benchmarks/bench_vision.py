@@ -6,7 +6,7 @@ The usual loop is that of most repositories: a data set that returns PIL picture
 Normalize, a DataLoader, float32, eager mode, Adam, and loss and accuracy read back at every step; a ViT computes all
 tokens of its last block. Ours keeps uint8 tensors on the device, gathers and normalises them there, uses fused Adam,
 and reads nothing back within an epoch. Further variants are channels-last, on a GPU channels-last with bfloat16,
-compiled (--compile), and ours with a method (--methods).
+and compiled (--compile).
 
 All variants train the same net from the same weights with the same batch size, and take turns in each round, so that
 other work on the machine slows all of them. Images per second are the median over the rounds, and ratios the median of
@@ -102,14 +102,13 @@ def our_loop(
     channels_last: bool = False,
     bf16: bool = False,
     compiled: bool = False,
-    method: str = "none",
 ) -> Iterator[int]:
     """Train forever as vision/train.py does, with the given changes, and yield the number of images of each step."""
     if channels_last:
         net.to(memory_format=torch.channels_last)
     forward = torch.compile(net) if compiled else net
     device = torch.device(options.device)
-    treatment = create(method, first_phase=1)
+    treatment = create("none", first_phase=1)
     state = State({"net": net}, initial=snapshot({"net": net}), loss=cross_entropy, phase=1)
     state.batches = lambda: iter([make_batch(images, phase, phase.indices[:256], phase.labels[:256])])
     adam = torch.optim.Adam(net.parameters(), lr=1e-3, fused=True)
@@ -173,8 +172,6 @@ def compare(
         variants["ours, bf16"] = our_loop(net(), images, options, channels_last=True, bf16=True)
     if options.compile:
         variants["ours, compiled"] = our_loop(net(), images, options, compiled=True)
-    for method in options.methods:
-        variants[f"ours, {method}"] = our_loop(net(), images, options, method=method)
     figures = speeds(variants, options)
     usual = figures["usual"]
     common = {"size": options.size, "model": name, "image_size": size, "batch_size": options.batch_size}
@@ -232,9 +229,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="threads of torch on the CPU")
     parser.add_argument(
         "--compile", action="store_true", help="also torch.compile (needs a C++ compiler on CPU)"
-    )
-    parser.add_argument(
-        "--methods", nargs="*", default=[], help="also the steps of these methods, e.g. parseval cbp snr"
     )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -1,6 +1,6 @@
 """DfI and error of the solvers after different numbers of iterations, as CSV for `analysis/benchmark_tables.py`.
 
-    python -m benchmarks.convergence [--columns 192] [--quick]
+    python -m benchmarks.convergence [--models resnet18 ...]
 
 analysis/results/convergence.csv         DfI and relative error by kind of matrix, solver, normalisation and iterations
 analysis/results/convergence_models.csv  median and largest DfI over the target matrices of each model, by state of the
@@ -22,6 +22,7 @@ from fire_core.solvers.polar import ITERATIONS as PUBLISHED_ITERATIONS
 from fire_core.solvers.polar import polar
 
 ITERATIONS = (5, 10, 15, 20, 30, 40)
+COLUMNS = 192  # of the matrices of known spectrum
 
 
 def matrix_kinds(columns: int) -> dict[str, Tensor]:
@@ -115,21 +116,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--columns", type=int, default=192, help="side of the square matrices of known spectrum"
-    )
-    parser.add_argument("--quick", action="store_true", help="matrix kinds and ViT's q/k only")
-    parser.add_argument("--models", nargs="*", choices=list(ROWS), metavar="MODEL")
+    # VGG-16 and GPT-0.1B take minutes and tens of minutes, so they run only if they are named
+    usual = ["vit_tiny_qk", "vit_tiny", "resnet18"]
+    parser.add_argument("--models", nargs="*", default=usual, choices=list(ROWS), metavar="MODEL")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    kinds = of_kinds(options.columns)
+    kinds = of_kinds(COLUMNS)
     merge_by_solver("convergence", kinds, ("kind", "columns"))
     for row in kinds:
         if row["solver"] != "newton_schulz" or row["iterations"] in (5, 10, 20, 40):
             print_row(row)
-    # VGG-16 and GPT-0.1B take minutes and tens of minutes, so they run only if they are named
-    models = options.models or (["vit_tiny_qk"] if options.quick else ["vit_tiny_qk", "vit_tiny", "resnet18"])
-    rows = of_models(models)
+    rows = of_models(options.models)
     merge_by_solver("convergence_models", rows, ("model", "weights"))
     print(f"written to {RESULTS}")
 

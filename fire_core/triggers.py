@@ -172,7 +172,7 @@ class Fall(Trigger):
 
 
 class DormantShare(Above):
-    """`Above` for the metric "dormant_share", the share of dormant units (0 to 1) of `fire_core.measure.probe`."""
+    """`Above` for the metric "dormant_share", the share of dormant units (0 to 1) of `fire_core.measure.plasticity`."""
 
     def __init__(self, limit: float, *, rearm: float | None = None) -> None:
         if not 0.0 <= limit < 1.0:
@@ -181,7 +181,7 @@ class DormantShare(Above):
 
 
 class Deviation(Above):
-    """`Above` for the metric "dfi", the mean deviation from isometry of `fire_core.measure.probe`."""
+    """`Above` for the metric "dfi", the mean deviation from isometry of `fire_core.measure.plasticity`."""
 
     def __init__(self, limit: float, *, rearm: float | None = None) -> None:
         super().__init__("dfi", limit, rearm=rearm)

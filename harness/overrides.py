@@ -106,14 +106,9 @@ def check_overrides(domain: Domain, overrides: list[str], sweep: bool = True) ->
     known = [*keys(domain), *_method_keys(methods), *choosable(domain)]
     for override in parsed:
         key, typed = override.key_or_group, override.input_line
-        if key in OUR_FOLDERS:
-            raise UserError(
-                f"{typed}: a run's folder is run.root/<experiment>/<size>/<method>/seed_<n>, so that the same "
-                "command resumes; choose its root with run.root=FOLDER"
-            )
-        elif key == "hydra.searchpath":
-            raise UserError(f"{typed}: name a folder of more experiments with {CONFIG_DIR} FOLDER")
-        elif is_hydra(override):
+        if reason := _reserved(domain, key):
+            raise UserError(f"{typed}: {reason}")
+        if is_hydra(override):
             if override.is_sweep_override():
                 raise UserError(f"{typed}: settings of Hydra have one value; sweep over seed, method, ...")
         elif override.is_sweep_override() and not sweep:
@@ -124,24 +119,38 @@ def check_overrides(domain: Domain, overrides: list[str], sweep: bool = True) ->
             hint = f"; write {typed.lstrip('+')}" if key in known else nearest(key, known)
             raise UserError(f"{typed}: keys cannot be added{hint}")
         elif key in config_groups():
-            if isinstance(override.value(), list):
-                several = ",".join(map(str, override.value()))
-                raise UserError(
-                    f"{typed}: a run has one {key}; for several, start a sweep: -m {key}={several}"
-                )
-            for value in _values(override):
-                _check_option(domain, key, value)
-            if key == "search" and not sweep:
-                raise UserError(f"{typed}: a search is a sweep over the values of a method; add -m")
-        elif key == "domain":
-            raise UserError(f"{typed}: this script trains {domain.name}; each domain has a script of its own")
-        elif key.split(".")[0] == "at":
-            natural = ".".join(key.split(".")[2:]) or "<name>"
-            raise UserError(f"{typed}: at is where experiments keep their sizes; write {natural}=")
-        elif key.split(".")[0] == "tuned":
-            raise UserError(f"{typed}: tuned values are what a method starts from; write method.<name>=")
+            _check_choice(domain, override, sweep)
         elif key not in known and key not in {name.rpartition(".")[0] for name in known}:
             raise UserError(f"key {key!r} does not exist{nearest(key, known)}")
+
+
+def _reserved(domain: Domain, key: str) -> str:
+    """Return why a key cannot be set although it exists, and what to write instead; "" if it can be."""
+    first, *rest = key.split(".")
+    if key in OUR_FOLDERS:
+        return (
+            "a run's folder is run.root/<experiment>/<size>/<method>/seed_<n>, so that the same command resumes; choose "
+            "its root with run.root=FOLDER"
+        )
+    if key == "hydra.searchpath":
+        return f"name a folder of more experiments with {CONFIG_DIR} FOLDER"
+    if key == "domain":
+        return f"this script trains {domain.name}; each domain has a script of its own"
+    if first == "at":
+        return f"at is where experiments keep their sizes; write {'.'.join(rest[1:]) or '<name>'}="
+    return "tuned values are what a method starts from; write method.<name>=" if first == "tuned" else ""
+
+
+def _check_choice(domain: Domain, override: Override, sweep: bool) -> None:
+    """Raise UserError for a file of a group that does not exist, and for several of them without `sweep`."""
+    group, typed = override.key_or_group, override.input_line
+    if isinstance(override.value(), list):
+        several = ",".join(map(str, override.value()))
+        raise UserError(f"{typed}: a run has one {group}; for several, start a sweep: -m {group}={several}")
+    for value in _values(override):
+        _check_option(domain, group, value)
+    if group == "search" and not sweep:
+        raise UserError(f"{typed}: a search is a sweep over the values of a method; add -m")
 
 
 def check_sweep(

@@ -25,7 +25,7 @@ KINDS: dict[str, tuple[str, Callable[..., Trigger]]] = {
 }
 
 
-class Watch:
+class RunTrigger:
     """Decides when the method of a run acts, and counts the acts of a trigger.
 
     settings: those of `trigger=`, None if the method acts at boundaries.
@@ -33,7 +33,7 @@ class Watch:
 
     def __init__(self, settings: Mapping[str, Any] | None) -> None:
         self.name = settings["name"] if settings else OFF
-        self.trigger = make(settings) if settings else None
+        self.rule = make(settings) if settings else None
         self.figure = (
             (settings["metric"] if self.name == "plateau" else KINDS[self.name][0]) if settings else ""
         )
@@ -47,7 +47,7 @@ class Watch:
 
     def look(self, step: int, figures: Mapping[str, float]) -> None:
         """Pass the metrics recorded at a step to the trigger. If it fires, the next call of `due` says so."""
-        if self.trigger is not None and self.trigger(step, figures):
+        if self.rule is not None and self.rule(step, figures):
             seen = f": {self.figure}={figures[self.figure]:.4g}" if self.figure else ""
             self.cause = f"{self.name}{seen} at step {step}"
 
@@ -57,7 +57,7 @@ class Watch:
         Without a trigger it acts at each boundary, and the number is `boundary`: the index of the phase that begins,
         None if none does. With a trigger it acts once the trigger has fired.
         """
-        if self.trigger is None:
+        if self.rule is None:
             return None if boundary is None else (boundary, {})
         if not self.cause:
             return None
@@ -67,15 +67,15 @@ class Watch:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the trigger and its acts for a checkpoint; {} without a trigger."""
-        if self.trigger is None:
+        if self.rule is None:
             return {}
-        return {"acts": self.acts, "cause": self.cause, "trigger": self.trigger.state_dict()}
+        return {"acts": self.acts, "cause": self.cause, "trigger": self.rule.state_dict()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned."""
-        if self.trigger is not None:
+        if self.rule is not None:
             self.acts, self.cause = saved["acts"], saved["cause"]
-            self.trigger.load_state_dict(saved["trigger"])
+            self.rule.load_state_dict(saved["trigger"])
 
 
 def make(settings: Mapping[str, Any]) -> Trigger:

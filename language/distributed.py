@@ -1,6 +1,6 @@
 """Training with several processes: `torchrun --nproc-per-node=8 language/train.py ...`. One process needs no torchrun.
 
-Process 0 owns the run folder. The others have a `Silent` run with the same calls, receive what process 0 read from a
+Process 0 owns the run folder. The others have a `FollowerRun` with the same calls, receive what process 0 read from a
 checkpoint, and save and stop when process 0 does. Each process has the whole net (DistributedDataParallel).
 """
 
@@ -44,7 +44,7 @@ class World:
                 dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this process writes files and prints."""
         return self.rank == 0
 
@@ -107,7 +107,7 @@ class World:
             dist.destroy_process_group()
 
 
-class Silent:
+class FollowerRun:
     """Replaces the run on processes other than 0: same calls, no files. It ignores signals, which process 0 handles.
 
     stops: whether the process ends after the next save, as process 0 does.
@@ -115,7 +115,7 @@ class Silent:
 
     stops = False
 
-    def __enter__(self) -> Silent:
+    def __enter__(self) -> FollowerRun:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)
         return self
@@ -137,11 +137,11 @@ def save_decision(world: World, run: Any, step: int) -> bool:
     if world.size == 1:
         return run.due(step)
     decision = GO_ON
-    if world.leads and run.due(step):
+    if world.is_leader and run.due(step):
         decision = STOP if run.stop_signal is not None else SAVE
     flag = torch.tensor(decision, device=world.device)
     dist.broadcast(flag, src=0)
-    if not world.leads:
+    if not world.is_leader:
         run.stops = int(flag) == STOP
     return int(flag) != GO_ON
 

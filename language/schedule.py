@@ -75,7 +75,7 @@ def open_corpora(cfg: DictConfig, *, check: bool = True) -> tuple[Corpus, Corpus
     return opened[0], opened[1]
 
 
-def plan(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePlan]:
+def phase_plans(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePlan]:
     """Return the two phases of a config that `check_settings` accepted.
 
     `iterations` of a phase is its length; if that is null, `passes` over its tokens. Raises UserError for a phase of no

@@ -33,18 +33,18 @@ from language.settings import DOMAIN, check_settings
 needs(DOMAIN)
 
 from fire_core.errors import UserError
-from fire_core.measure.probe import plasticity, relative_gradient
+from fire_core.measure.plasticity import plasticity, relative_gradient
 from fire_core.methods import create
 from fire_core.optim_state import reset_optimizer_state
 from fire_core.phases import Phase, State, snapshot
 from harness.runs import generator, seeded
 from harness.transfer import send
-from harness.trigger import Watch
+from harness.trigger import RunTrigger
 from language.data import Corpus
-from language.distributed import Silent, World, save_decision, world_of
+from language.distributed import FollowerRun, World, save_decision, world_of
 from language.evaluate import autocast, evaluate, mean_loss
 from language.model import Decoder, adamw, token_loss
-from language.schedule import PhasePlan, open_corpora, plan
+from language.schedule import PhasePlan, open_corpora, phase_plans
 from language.throughput import peak_flops, synchronise
 
 
@@ -61,8 +61,8 @@ def train_in(world: World, cfg: DictConfig) -> None:
     method = create(**cfg.method)
     check_first_phase(method, phases=2)
     shape = check_settings(cfg)
-    run = open_run(DOMAIN, cfg, method, model=cfg.model.name) if world.leads else Silent()
-    if world.from_leader(run.finished if world.leads else None):
+    run = open_run(DOMAIN, cfg, method, model=cfg.model.name) if world.is_leader else FollowerRun()
+    if world.from_leader(run.finished if world.is_leader else None):
         return
 
     # ------------------------------------------------------------------------------------------ data and model
@@ -73,7 +73,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
         )
     micro_batches = world.share_of(cfg.accumulation)
     corpora = open_in_turn(world, cfg)
-    plans = plan(cfg, corpora)
+    plans = phase_plans(cfg, corpora)
     fork = None if cfg.boundary.fork == "last" else str(cfg.boundary.fork)
     torch.set_float32_matmul_precision("high" if cfg.tf32 else "highest")
     with seeded(cfg.seed, "init"):
@@ -85,7 +85,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
     adam = adamw(net, betas=tuple(cfg.betas), weight_decay=cfg.weight_decay)
     state = State({"net": net}, initial=initial, loss=token_loss, compiled=cfg.compile)
     method.check(state)
-    watch = Watch(cfg.get("trigger"))
+    trigger = RunTrigger(cfg.get("trigger"))
     peak = peak_flops(world.device, cfg.precision, cfg.run.peak_tflops)
     print(describe(net, plans, corpora), flush=True)
 
@@ -102,7 +102,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
                 "optimizer": state.optimizers["net"].state_dict(),
                 "scaler": scaler.state_dict(),
                 "method": method.checkpoint(),
-                "watch": watch.state_dict(),
+                "watch": trigger.state_dict(),
                 "random": torch.get_rng_state(),
                 "loss_sum": world.mean(loss_sum.clone()),
                 "count": count,
@@ -114,10 +114,10 @@ def train_in(world: World, cfg: DictConfig) -> None:
             nonlocal count, results
             at.update(saved["at"])
             results = dict(saved.get("results", {}))
-            watch.load_state_dict(saved.get("watch", {}))
+            trigger.load_state_dict(saved.get("watch", {}))
             # at iteration 0 of a phase, its boundary is still to come
             before = at["phase"] > 0 and at["iteration"] == 0
-            state.phase = at["phase"] - before if watch.trigger is None else watch.acts
+            state.phase = at["phase"] - before if trigger.rule is None else trigger.acts
             state.optimizers["net"] = method.optimizer(net, adam, Phase(state.phase))
             method.rebuild(state)
             net.load_state_dict(saved["net"])
@@ -126,7 +126,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
             method.resume(saved["method"], state)
             loss_sum.copy_(saved["loss_sum"])
             count = saved["count"]
-            if world.leads:
+            if world.is_leader:
                 torch.set_rng_state(saved["random"])
 
         def tested(block: int) -> dict[str, float]:
@@ -139,9 +139,13 @@ def train_in(world: World, cfg: DictConfig) -> None:
         saved = world.from_leader(run.resume(fork))
         if saved is not None:
             restore(saved)
-        in_trunk = run.trunk is not None and run.place == run.trunk if world.leads else None
+        in_trunk = run.trunk is not None and run.place == run.trunk if world.is_leader else None
         forked = (
-            world.leads and saved is not None and run.trunk is not None and at["phase"] == 0 and not in_trunk
+            world.is_leader
+            and saved is not None
+            and run.trunk is not None
+            and at["phase"] == 0
+            and not in_trunk
         )
         if world.from_leader(forked):
             at.update(phase=1, iteration=0)
@@ -151,7 +155,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
             state.generator = generator(cfg.seed, "method", phase.index)
             state.batches = lambda phase=phase: coming_batches(phase, cfg.boundary.batches, world.device)
             probe, probe_targets = (part[:8] for part in next(coming_batches(phase, 1, world.device)))
-            if at["iteration"] == 0 and (phase.index == 0 or watch.trigger is not None):
+            if at["iteration"] == 0 and (phase.index == 0 or trigger.rule is not None):
                 first = tested(block)
                 run.log(phase=phase.index, iteration=0, step=at["step"], **first)
 
@@ -161,14 +165,14 @@ def train_in(world: World, cfg: DictConfig) -> None:
                 initial=at["iteration"],
                 unit="it",
                 desc=phase.name,
-                disable=None if cfg.run.progress and world.leads else True,
+                disable=None if cfg.run.progress and world.is_leader else True,
             )
             started, timed = time.perf_counter(), 0
             net.train()
             while at["iteration"] < phase.stop_at:
                 # ------------------------------------------------------------------------------ boundary
                 begins = phase.index > 0 and at["iteration"] == 0
-                if (due := watch.due(phase.index if begins else None)) is not None:
+                if (due := trigger.due(phase.index if begins else None)) is not None:
                     index, cause = due
                     before = tested(block) | plasticity(net, probe)
                     state.phase, state.generator = index, generator(cfg.seed, "method", index)
@@ -237,12 +241,12 @@ def train_in(world: World, cfg: DictConfig) -> None:
                     loss_sum.zero_()
                     count = 0
                     figures = dict(results)
-                    if watch.measures:
+                    if trigger.measures:
                         figures |= plasticity(net, probe)
                         gradient = relative_gradient(net, probe, probe_targets, token_loss)
                         figures["relative_gradient"] = gradient
                     run.log(phase=phase.index, iteration=at["iteration"], step=at["step"], **figures)
-                    watch.look(at["step"], world.from_leader(figures))
+                    trigger.look(at["step"], world.from_leader(figures))
                     bar.set_postfix_str(f"{brief(results)}, {rate:,.0f} tokens/s")
                     if phase.index == 0 and results["val_loss_a"] < at["best"]:
                         at["best"] = results["val_loss_a"]
@@ -265,13 +269,13 @@ def train_in(world: World, cfg: DictConfig) -> None:
         # -------------------------------------------------------------------------------------- end
         run.save(at["step"], {"net": net.state_dict()}, name="final")
         run.finish({"steps": at["step"], "fork": str(cfg.boundary.fork), **results})
-    if world.leads:
+    if world.is_leader:
         print(f"{method.name}: {brief(results)}\nin {run.folder}")
 
 
 def open_in_turn(world: World, cfg: DictConfig) -> tuple[Corpus, Corpus]:
     """Return the corpora on every process. Process 0 goes first, prepares them if necessary and checks the files."""
-    mine = open_corpora(cfg) if world.leads else None
+    mine = open_corpora(cfg) if world.is_leader else None
     world.from_leader(0)
     return mine or open_corpora(cfg, check=False)
 

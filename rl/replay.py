@@ -414,19 +414,18 @@ class FlatReplay(_Ring):
     """Replay of vector observations and continuous actions, in memory; a checkpoint holds its data.
 
     Args:
-        capacity: transitions over all environments together.
+        capacity: number of transitions.
         observation_size, action_size: lengths of the vectors (float32).
-        environments: environments that step together.
     """
 
-    def __init__(self, capacity: int, observation_size: int, action_size: int, *, environments: int = 1):
-        super().__init__(capacity, environments)
+    def __init__(self, capacity: int, observation_size: int, action_size: int):
+        super().__init__(capacity, 1)
         specification = {
-            "observations": ("float32", (environments, observation_size)),
-            "actions": ("float32", (environments, action_size)),
-            "rewards": ("float32", (environments,)),
-            "next_observations": ("float32", (environments, observation_size)),
-            "terminated": ("bool", (environments,)),
+            "observations": ("float32", (1, observation_size)),
+            "actions": ("float32", (1, action_size)),
+            "rewards": ("float32", (1,)),
+            "next_observations": ("float32", (1, observation_size)),
+            "terminated": ("bool", (1,)),
         }
         self.columns = Columns(specification, self.rows)
 
@@ -438,10 +437,7 @@ class FlatReplay(_Ring):
         next_observations: np.ndarray,
         terminated: np.ndarray,
     ) -> None:
-        """Store one step of all environments; `next_observations` of an ended episode is its true last observation.
-
-        Shapes are (environments, size) or (environments,); with one environment the first axis may be left out.
-        """
+        """Store one step; `next_observations` of an ended episode is its true last observation."""
         row = self.count % self.rows
         values = (observations, actions, rewards, next_observations, terminated)
         for name, value in zip(self.columns.arrays, values):

@@ -277,13 +277,6 @@ def test_bars_that_span_decades_are_logarithmic_and_carry_their_values():
     assert axis.get_yscale() == "linear"
 
 
-def test_a_dip_right_after_the_boundary_does_not_set_the_axis():
-    _, axis = plot.plt.subplots()
-    drawn = pd.DataFrame({"x": [0, 5, 10], "low": [0.1, 0.7, 0.8], "high": [0.1, 0.75, 0.85]})
-    plot.fit_limits(axis, drawn, 3)
-    assert 0.6 < axis.get_ylim()[0] < 0.7 and 0.85 < axis.get_ylim()[1] < 0.9
-
-
 def test_every_panel_of_the_paper_has_its_place(results):
     """One panel of each figure was run here; the others say so."""
     for module, panels, run in ((fig2, 8, 1), (fig3, 3, 1), (fig4, 6, 1)):
@@ -499,19 +492,6 @@ def test_a_panel_says_where_the_premise_is_not_met(tmp_path, reset, said):
     figure, axis = plot.plt.subplots()
     fig2.draw_panel(axis, load(tmp_path))
     assert "".join(text.get_text() for text in axis.texts) == said
-    plot.plt.close(figure)
-
-
-def test_a_legend_shows_the_curve_of_a_method_that_is_a_level_elsewhere():
-    figure, (left, right) = plot.plt.subplots(1, 2)
-    plot.draw_level(left, 0.5, "none")
-    plot.draw_level(left, 0.1, "random_actions")
-    plot.draw_curves(right, pd.DataFrame({"label": "none", "seed": 1, "x": [0, 1], "value": [0.4, 0.5]}))
-    plot.legend(figure, [left, right])
-    assert [(handle.get_label(), handle.get_marker()) for handle in figure.legends[0].legend_handles] == [
-        ("none (continue)", "s"),
-        ("random actions", "None"),
-    ]
     plot.plt.close(figure)
 
 

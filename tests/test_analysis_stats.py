@@ -25,12 +25,6 @@ def test_seeds_that_agree_have_no_scatter():
     assert stats.estimate([0.0, 0.0, 0.0]).p == 1.0
 
 
-def test_the_interval_covers_95_percent():
-    samples = np.random.default_rng(0).normal(size=(500, 3))
-    covered = [found.low <= 0 <= found.high for found in map(stats.estimate, samples)]
-    assert 0.92 < np.mean(covered) < 0.97
-
-
 def test_bad_values_are_refused():
     for values in ([], [1.0, float("nan")], [[1.0]]):
         with pytest.raises(ValueError):
@@ -49,11 +43,3 @@ def test_holm_by_hand():
     corrected = stats.holm([0.5, np.nan, 0.9])
     assert corrected[[0, 2]].tolist() == [1.0, 1.0] and np.isnan(corrected[1])
     assert stats.holm([]).tolist() == []
-
-
-def test_holm_keeps_false_alarms_rare_where_single_tests_do_not():
-    generator = np.random.default_rng(1)
-    families = generator.normal(size=(60, 20, 3))  # twenty comparisons without any effect, three seeds
-    p = np.array([[stats.estimate(values).p for values in family] for family in families])
-    assert (p < 0.05).any(axis=1).mean() > 0.5
-    assert np.mean([(stats.holm(family) < 0.05).any() for family in p]) < 0.15

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from fire_core import UserError, fire
-from fire_core.measure.probe import plasticity
+from fire_core.measure.plasticity import plasticity
 from fire_core.triggers import Above
 from vision.torchvision_import import import_torchvision
 

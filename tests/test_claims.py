@@ -17,7 +17,7 @@ EXPLORED = {"none": 0.3, "shrink_perturb": 0.35, "full_reset": 0.4, "fire": 0.5}
 @pytest.fixture(autouse=True)
 def three_confirming_seeds(monkeypatch):
     planned = {(CELL, method): range(6, 9) for method in METHODS} | {(CELL, "rescale"): range(6, 9)}
-    monkeypatch.setattr(claims, "plan", lambda: planned)
+    monkeypatch.setattr(claims, "confirming_plan", lambda: planned)
 
 
 def write(root, ends):
@@ -170,7 +170,7 @@ def test_the_starts_of_figure_3_are_one_effect():
 
 def test_the_plan_names_panels_of_the_paper_and_the_seeds_of_the_rule(monkeypatch):
     monkeypatch.undo()
-    planned = claims.plan()
+    planned = claims.confirming_plan()
     assert planned["fig3_60k", "rescale"] == range(6, 16) and planned["fig4b_walk", "fire"] == range(6, 11)
     assert {experiment for experiment, _ in planned} == {"_".join(cell) for cell in claims.paper.cells()}
     assert claims.planned_seeds("fig3_60k", "small", "fire", "none") == []

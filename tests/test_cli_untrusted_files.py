@@ -252,13 +252,6 @@ def test_a_full_disk_or_an_interrupt_leaves_nothing(
     assert files_in(tmp_path) == {"in.pt", "in.safetensors"}
 
 
-def test_methods_are_listed(capsys: pytest.CaptureFixture) -> None:
-    assert run("methods", "shrink*", "redo") == 0
-    said = capsys.readouterr().out
-    assert "shrink_perturb  weighted mean" in said and "redo" in said
-    assert "full_reset" not in said
-
-
 def test_a_dry_run_reports_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     save_file(WEIGHTS, tmp_path / "in.safetensors")
     assert run("apply", tmp_path / "in.safetensors", "--dry-run") == 0

@@ -68,13 +68,3 @@ def test_doctor_names_the_command_that_installs(monkeypatch, capsys):
     text = capsys.readouterr().out
     assert "dqn: cannot start" in text and "make install-dqn" in text
     assert text.count("  MISSING ") == 1
-
-
-@pytest.mark.parametrize(
-    ("argument", "code", "told"),
-    [("--help", 0, "The exit code is 1 if a script"), ("--nonsense", 2, "--nonsense")],
-)
-def test_doctor_reads_its_command_line(argument, code, told, capsys):
-    with pytest.raises(SystemExit) as ended:
-        doctor.main([argument])
-    assert ended.value.code == code and told in "".join(capsys.readouterr())

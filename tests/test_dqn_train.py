@@ -13,7 +13,6 @@ from training_scripts import Script
 from fire_core.errors import UserError
 from harness.overrides import compose_config
 from rl import columns
-from rl.dqn import replay_place
 from rl.dqn.replay_place import open_replay
 from rl.dqn.train import make_net
 from rl.replay import FrameReplay
@@ -220,21 +219,6 @@ def test_a_disk_too_small_for_both_halves_is_named_before_the_first(tmp_path, mo
     size = round(1.2 * ring)
     run.trunk = None  # nothing is forked: files of a run that never saved make room for the new ones
     assert open_replay(run, cfg, None).bytes > 0
-
-
-def test_a_replay_larger_than_memory_is_noted_at_the_start_of_every_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(replay_place, "free_memory", lambda: 1000)
-    trunk = tmp_path / "trunk"
-    run = SimpleNamespace(trunk=trunk, place=trunk, folder=tmp_path / "run")
-    cfg = compose_config("dqn", ["size=smoke"])
-    replay = open_replay(run, cfg, None)
-    assert "note: the replay does not fit into memory" in capsys.readouterr().out
-    replay.start(np.zeros((4, 21, 21), np.uint8))
-    nothing = np.zeros(4, bool)
-    replay.add(nothing, nothing, nothing, nothing, np.ones((4, 21, 21), np.uint8))
-    run.place = run.folder
-    fork = open_replay(run, cfg, {"replay": replay.state_dict()})
-    assert fork.parent is not None and "does not fit into memory" in capsys.readouterr().out
 
 
 def test_a_trunk_without_its_replay_names_what_to_delete(tmp_path):

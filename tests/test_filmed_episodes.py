@@ -123,20 +123,3 @@ def test_what_cannot_be_filmed_is_one_line(
         torch.save({"net": {"other": torch.zeros(1)}}, game / "checkpoint" / "final.pt")
     assert filmed_episodes.main([str(game), "--out", str(tmp_path / "a.png")]) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "a.png").exists()
-
-
-def test_a_picture_that_cannot_be_written_is_one_line(game: Path, tmp_path: Path, capsys) -> None:
-    assert filmed_episodes.main([str(game), "--out", str(tmp_path / "strip.nonsense"), "--frames", "2"]) == 2
-    (tmp_path / "file").write_text("")
-    assert (
-        filmed_episodes.main([str(game), "--out", str(tmp_path / "file" / "strip.png"), "--frames", "2"]) == 2
-    )
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 2 and all(line.startswith("error: cannot write") for line in said)
-
-
-def test_another_task_than_those_of_the_robot_is_refused(tmp_path: Path, capsys) -> None:
-    config = {"env": {"name": "Hopper-v5", "backend": "gymnasium", "action_repeat": 2}}
-    folder = finished(tmp_path / "fire" / "seed_1", "sac", config, {})
-    assert filmed_episodes.main([str(folder), "--out", str(tmp_path / "a.png")]) == 2
-    assert "Hopper-v5: a strip shows games and the tasks of the H1 robot" in capsys.readouterr().err

@@ -69,15 +69,6 @@ def test_matrices_of_a_vit_are_held_against_no_treatment(tmp_path):
     assert further_questions.vit_told(estimates.frame(load(tmp_path)).iloc[:0]) == {}
 
 
-def test_places_of_layers():
-    assert sensitivity.place_of("layer1.0.conv1") == ("layer1.0", "conv1")
-    assert sensitivity.place_of("h.3.mlp.c_fc") == ("h.3", "mlp.c_fc")
-    assert sensitivity.place_of("conv1") == ("single", "conv1") and sensitivity.place_of("fire") == (
-        "all",
-        "all",
-    )
-
-
 @pytest.mark.parametrize(
     ("domain", "experiment", "net"),
     [

@@ -11,7 +11,7 @@ from fire_core.errors import UserError
 from fire_core.measure import metrics
 from fire_core.measure.dormancy import dormancy_of, dormancy_scores
 from fire_core.measure.modes import undisturbed
-from fire_core.measure.probe import curvature, plasticity
+from fire_core.measure.plasticity import curvature, plasticity
 from vision.models import build
 
 

@@ -66,20 +66,6 @@ def test_completion_where_the_identity_has_nothing_to_offer() -> None:
     assert torch.equal(factor, polar(matrix).factor)
 
 
-@pytest.mark.parametrize("dead", ["row", "column", "duplicate"])
-def test_dead_and_duplicate_units(dead: str) -> None:
-    matrix = gaussian(96, 96)
-    if dead == "row":
-        matrix[5] = 0.0
-    elif dead == "column":
-        matrix[:, 7] = 0.0
-    else:
-        matrix[:, 3] = matrix[:, 60]
-    result = polar(matrix)
-    assert result.completed
-    assert deviation(result.factor) <= 1e-8
-
-
 def test_newton_schulz_leaves_lost_rank_lost() -> None:
     factor = polar(of_rank(20, 20, 3), "newton_schulz", iterations=15).factor
     assert int((torch.linalg.svdvals(factor) > 1e-2).sum()) == 3

@@ -161,16 +161,6 @@ def test_sampling_reaches_all_of_the_last_capacity_and_nothing_else():
     assert counts.min() > 140 and counts.max() < 260  # 200 expected, sd 14: four sd either way
 
 
-def test_same_generator_gives_the_same_batch():
-    environment = Counting()
-    replay = FrameReplay(20, 2, (1, 2))
-    replay.start(environment.frames())
-    fill(replay, environment, 12, [])
-    first = replay.sample(16, np.random.default_rng(3))
-    second = replay.sample(16, np.random.default_rng(3))
-    assert all(torch.equal(a, b) for a, b in zip(first[:5], second[:5]))
-
-
 def test_the_layout_of_samples_changes_nothing_but_their_strides(tmp_path):
     """Also through a fork, whose samples mix its own frames with its parent's."""
     batches = []
@@ -202,12 +192,6 @@ def test_restart_in_the_middle_truncates_and_keeps_the_true_next_frame():
     fill(replay, environment, 6, records)
     check_all(replay, records)
     assert not replay.facts["terminated"].any()
-
-
-def test_memory_is_a_quarter_of_stored_stacks():
-    replay = FrameReplay(4000, 4, (84, 84))
-    stacked = 4000 * 4 * 84 * 84
-    assert replay.bytes < 0.27 * stacked
 
 
 @pytest.mark.parametrize("mapped", [False, True])
@@ -388,6 +372,8 @@ def test_flat_replay_returns_what_was_added_and_resumes():
 
     for number in range(50):
         add(number)
+        if number == 4:
+            assert set(replay.sample(200, np.random.default_rng(0)).rewards.tolist()) == set(range(5))
     state = replay.state_dict()
     for number in range(50, 55):
         add(number)

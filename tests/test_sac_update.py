@@ -136,15 +136,6 @@ def test_the_actor_step_leaves_no_gradient_on_critics_and_the_target_needs_none(
     assert not any(p.requires_grad for p in ours.target.parameters())
 
 
-def test_equal_inputs_give_equal_bits():
-    first, second = learner(), learner()
-    for ours in (first, second):
-        for _ in range(3):
-            update(ours, batch(), noise())
-    for a, b in zip(first.actor.parameters(), second.actor.parameters()):
-        assert torch.equal(a, b)
-
-
 def test_the_gradient_of_a_penalty_joins_that_of_each_network():
     """Gradient descent with rate 1: under a penalty c/2 ||p||^2 every parameter ends c p lower than without it."""
     changes = []

@@ -236,18 +236,6 @@ def test_match_parameters_gives_whole_layers() -> None:
         match_parameters(model, "fc9")
 
 
-def test_a_fused_layer_may_be_cut_head_by_head() -> None:
-    """Heads are independent: changing one leaves the rows of every other as they were."""
-    model = nn.Sequential(nn.Linear(6, 12), nn.Linear(12, 2))
-    model[0].fused_rows = {"q.0": 3, "q.1": 3, "k.0": 3, "v.0": 3}
-    table = find_targets(model, "qk")
-    assert [t.name for t in table.included] == ["0.weight[q.0]", "0.weight[q.1]", "0.weight[k.0]"]
-    before = model[0].weight.detach().clone()
-    table.included[1].write(model, torch.zeros(3, 6))
-    changed = (model[0].weight != before).any(dim=1)
-    assert changed.tolist() == [3 <= row < 6 for row in range(12)]
-
-
 def test_reparametrised_layers_stay_out() -> None:
     old = nn.Sequential(torch.nn.utils.weight_norm(nn.Linear(3, 3)), nn.Linear(3, 2))
     new = nn.Sequential(torch.nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 3, 1)), nn.Linear(3, 2))

@@ -11,7 +11,7 @@ from fire_core.methods import available
 from harness.config import CONF, options
 from harness.domains import known
 from harness.overrides import compose_config
-from harness.trigger import KINDS, OFF, Watch
+from harness.trigger import KINDS, OFF, RunTrigger
 
 SCRIPTS = {"vision/train.py": Script("vision/train.py")}
 FIRES = {  # settings under which each kind of state fires several times in a run of 24 steps
@@ -40,7 +40,7 @@ def test_every_kind_of_trigger_has_its_file_and_its_settings_make_it():
     for name in KINDS:
         settings = compose_config("vision", ["size=smoke", f"trigger={name}"]).trigger
         assert set(settings) == set(OmegaConf.load(CONF / "trigger" / f"{name}.yaml"))
-        Watch(settings)
+        RunTrigger(settings)
 
 
 RUNS = [

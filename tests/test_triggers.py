@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fire_core.errors import UserError
-from fire_core.measure.probe import plasticity
+from fire_core.measure.plasticity import plasticity
 from fire_core.triggers import (
     Above,
     AnyOf,

@@ -23,7 +23,7 @@ from vision.data import ASSETS, load
 from vision.download import fetch
 from vision.images import Images, pixel_statistics
 from vision.protocols import batch_indices, make_batch, make_phases
-from vision.readers import Arrays, read_class_folders
+from vision.readers import read_class_folders
 from vision.torchvision_import import import_torchvision
 
 
@@ -361,16 +361,6 @@ def test_hostile_pictures_are_one_line(tmp_path, monkeypatch, make, words):
     assert not list((tmp_path / "decoded").glob("*.pt"))
 
 
-def test_names_that_are_not_utf8_are_read(tmp_path):
-    folder = folder_of_pictures(tmp_path / "pets")
-    for split in ("train", "test"):
-        (folder / split / "cat").rename(folder / split / os.fsdecode(b"caf\xe9"))
-    (folder / "train" / "dog" / "0.png").rename(folder / "train" / "dog" / os.fsdecode(b"\xff.png"))
-    assert len(load("image_folder", folder, root=tmp_path, image_size=8).train_images) == 6
-    (folder / "test" / os.fsdecode(b"b\xe4r")).mkdir()
-    refused("class 'b.*r'", "image_folder", folder, root=tmp_path)
-
-
 @pytest.mark.parametrize(
     ("arguments", "answer"),
     [
@@ -552,21 +542,6 @@ def test_no_connection_says_what_to_type(tmp_path, monkeypatch, capsys):
     assert ended.value.code == 2 and "error: cifar10: could not download" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_the_shipped_subset_is_the_first_of_each_class(tmp_path):
-    shipped = ASSETS / "fashion_mnist_subset.npz"
-    with np.load(shipped) as stored:
-        pictures, labels = stored["train_images"], stored["train_labels"].astype(np.int64)
-        test_pictures, test_labels = stored["test_images"], stored["test_labels"].astype(np.int64)
-    more = np.zeros((5, 28, 28), np.uint8), np.arange(5)  # later ones of a class are left out
-    full = Arrays(
-        np.concatenate([pictures, more[0]])[:, None], np.concatenate([labels, more[1]]),
-        np.concatenate([test_pictures, more[0]])[:, None], np.concatenate([test_labels, more[1]]), (),
-    )  # fmt: skip
-    preparation.write_subset(full, tmp_path / "again.npz")
-    assert md5(tmp_path / "again.npz") == md5(shipped)
-
-
 # ------------------------------------------------------------------------------------------------ phases
 def numbers(count=200, classes=10):
     """A data set whose pictures are their own index."""
@@ -720,14 +695,3 @@ def test_batches_are_a_pure_function_and_cover_everything():
 def test_impossible_protocols_are_refused(name, settings, answer):
     with pytest.raises(UserError, match=answer):
         make_phases(name, numbers(), 1, **settings)
-
-
-@pytest.mark.reference
-def test_same_tensors_as_torchvisions_transforms(fashion):
-    transforms = import_torchvision().transforms
-    mean, std = fashion.mean.tolist(), fashion.std.tolist()
-    theirs = transforms.Compose([transforms.ToTensor(), transforms.Normalize(mean, std)])
-    for index in (0, 5000, 9999):
-        picture = Image.fromarray(fashion.train_images[index, 0].numpy())
-        ours = fashion.normalise(fashion.train_images[index : index + 1])[0]
-        torch.testing.assert_close(ours, theirs(picture), atol=1e-5, rtol=1e-5)

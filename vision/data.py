@@ -179,10 +179,16 @@ def _read(
             return download(name, root)
         except UserError as error:
             raise UserError(f"{error}; or name a folder that has {name} with data.folder=FOLDER") from error
-    place = Path(folder).expanduser()
+    return _read_folder(name, Path(folder), root / "decoded", image_size, channels)
+
+
+def _read_folder(
+    name: str, folder: Path, cache: Path, image_size: int | None, channels: int | None
+) -> Arrays:
+    """Return the data set that a folder of the user's holds, as published or as class folders."""
+    place = folder.expanduser()
     if not place.is_dir():
         raise UserError(f"data.folder={folder} does not exist: name the folder that holds {name}")
-    cache = root / "decoded"
     if name == "image_folder":
         return read_class_folders(place, image_size=image_size, channels=channels or 3, cache=cache)
     if name == "tiny_imagenet" and tiny_imagenet_root(place):

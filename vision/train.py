@@ -26,13 +26,13 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from fire_core.errors import UserError
-from fire_core.measure.probe import curvature, plasticity, relative_gradient
+from fire_core.measure.plasticity import curvature, plasticity, relative_gradient
 from fire_core.methods import create
 from fire_core.optim_state import reset_optimizer_state
 from fire_core.phases import Phase, snapshot
 from harness.launch import check_first_phase, launch, open_run, pick_device
 from harness.runs import generator, seeded
-from harness.trigger import Watch
+from harness.trigger import RunTrigger
 from vision.data import load
 from vision.evaluate import brief, evaluate, mean_loss, train_accuracy
 from vision.images import Images
@@ -72,7 +72,7 @@ def train(cfg: DictConfig) -> None:
     adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate, fused=True)
     state = ImageState({"net": net}, initial=snapshot({"net": net}), loss=cross_entropy, compiled=cfg.compile)
     method.check(state)
-    watch = Watch(cfg.get("trigger"))
+    trigger = RunTrigger(cfg.get("trigger"))
     print(
         f"{images}; {sum(p.numel() for p in net.parameters()):,} parameters; {len(schedule)} epochs",
         flush=True,
@@ -93,7 +93,7 @@ def train(cfg: DictConfig) -> None:
             net.load_state_dict(saved["net"])
             state.optimizers["net"].load_state_dict(saved["optimizer"])
             method.resume(saved["method"], state)
-            watch.load_state_dict(saved.get("watch", {}))
+            trigger.load_state_dict(saved.get("watch", {}))
             torch.set_rng_state(saved["random"])
 
         def parts() -> dict[str, Any]:
@@ -101,7 +101,7 @@ def train(cfg: DictConfig) -> None:
                 "net": net.state_dict(),
                 "optimizer": state.optimizers["net"].state_dict(),
                 "method": method.checkpoint(),
-                "watch": watch.state_dict(),
+                "watch": trigger.state_dict(),
                 "random": torch.get_rng_state(),
                 "loss_sum": loss_sum,
                 "at": dict(at),
@@ -123,7 +123,7 @@ def train(cfg: DictConfig) -> None:
 
             # ---------------------------------------------------------------------------------- boundary
             begins = phase.index > 0 and at["treated"] < phase.index
-            if (due := watch.due(phase.index if begins else None)) is not None:
+            if (due := trigger.due(phase.index if begins else None)) is not None:
                 index, cause = due
                 before = plasticity(net, probe)
                 net.train(cfg.mode_at_boundary == "train")  # for methods that use the net as they find it
@@ -183,8 +183,8 @@ def train(cfg: DictConfig) -> None:
             run.timing(
                 phase=phase.index, epoch=epoch + 1, train_seconds=seconds, batches=batches, images=count
             )
-            measured = plasticity(net, probe) if last or watch.measures else {}
-            if watch.measures:
+            measured = plasticity(net, probe) if last or trigger.measures else {}
+            if trigger.measures:
                 measured["relative_gradient"] = relative_gradient(net, probe, probe_labels, cross_entropy)
             method.before_evaluation(state)
             if last or (epoch + 1) % cfg.eval_every == 0:
@@ -194,7 +194,7 @@ def train(cfg: DictConfig) -> None:
             method.after_evaluation(state)
             values |= measured
             run.log(phase=phase.index, epoch=epoch + 1, step=at["step"], **values)
-            watch.look(at["step"], values)
+            trigger.look(at["step"], values)
             results |= values
             loss_sum.zero_()
             at["epochs"], at["batch"] = at["epochs"] + 1, 0

@@ -14,7 +14,7 @@ from avalanche.evaluation.metric_results import MetricValue
 from avalanche.training.plugins import SupervisedPlugin
 
 from fire_core.integrations.triggered import TriggeredFire
-from fire_core.measure.probe import plasticity
+from fire_core.measure.plasticity import plasticity
 from fire_core.report import Report
 from fire_core.triggers import EveryNSteps, Trigger
 
@@ -22,7 +22,7 @@ from fire_core.triggers import EveryNSteps, Trigger
 class FirePlugin(SupervisedPlugin):
     """Avalanche plugin that applies `fire` to the model before an experience whenever `trigger` fires.
 
-    It publishes "plasticity/dormant_share" and the other measures of `fire_core.measure.probe.plasticity`, before the
+    It publishes "plasticity/dormant_share" and the other measures of `fire_core.measure.plasticity.plasticity`, before the
     treatment, and the summary of the report under "fire/". It appends (experience, Report) to `reports`.
 
     Args:

@@ -1,1 +1,1 @@
-"""Measures of plasticity: pure functions on tensors, and a probe that applies them to a network."""
+"""Measures of plasticity: pure functions on tensors, and functions that apply them to a network."""

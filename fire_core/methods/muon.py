@@ -71,7 +71,7 @@ class ConvMuon(Optimizer):
         return max(1.0, rows / columns) ** 0.5
 
 
-class Together(Optimizer):
+class CombinedOptimizer(Optimizer):
     """Several optimizers as one, for schedules, checkpoints and state policies: groups and state are shared."""
 
     def __init__(self, parts: list[Optimizer]) -> None:
@@ -181,4 +181,4 @@ class Muon(Method):
             betas = self.adam_betas[0], self.adam_betas[1]
             epsilon = default.param_groups[0].get("eps", 1e-8)
             parts.append(torch.optim.Adam(rest, lr=rate, betas=betas, eps=epsilon))
-        return Together(parts)
+        return CombinedOptimizer(parts)

@@ -13,13 +13,15 @@ are the output layer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.hooks import RemovableHandle
 
 from fire_core.measure.inputs import call, first_input
 from fire_core.measure.modes import in_mode
@@ -74,57 +76,14 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
         inputs: a tensor, a tuple or list of arguments, or a mapping of keyword arguments.
     Returns: a list of UnitLayer, and a dict from module names to reasons.
     """
-    made: dict[Any, str] = {}
-    normed: dict[Any, str] = {}
-    read: dict[str, Any] = {}
-    calls: dict[str, int] = {}
-    wide: set[str] = set()
-    handles = []
-
-    def after(name: str, table: dict[Any, str]) -> Callable[..., None]:
-        def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
-            table[output.grad_fn] = name
-            if isinstance(module, nn.Linear) and output.ndim > 2:
-                wide.add(name)  # rows of tokens: after flattening, the columns of one unit are not adjacent
-
-        return hook
-
-    def before(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            calls[name] = calls.get(name, 0) + 1
-            read[name] = first_input(arguments, keywords).grad_fn
-
-        return hook
-
-    frozen = [p for p in net.parameters() if not p.requires_grad]
-    try:
-        for name, module in net.named_modules():
-            if isinstance(module, (nn.Linear, *CONVOLUTIONS)):
-                handles += [
-                    module.register_forward_pre_hook(before(name), with_kwargs=True),
-                    module.register_forward_hook(after(name, made)),
-                ]
-            elif isinstance(module, NORMS):
-                handles.append(module.register_forward_hook(after(name, normed)))
-        for parameter in frozen:
-            parameter.requires_grad_(True)
-        leaves = tree_map(_leaf, inputs)
-        with in_mode(net, training=False), torch.enable_grad():
-            output = call(net, leaves)
-    finally:
-        for handle in handles:
-            handle.remove()
-        for parameter in frozen:
-            parameter.requires_grad_(False)
-
+    traced = _Traced(net, inputs)
     memory: dict[Any, _Sources] = {}
-    sources = {name: _trace(node, made, normed, memory) for name, node in read.items()}
-    reasons = {name: f"runs {count} times" for name, count in calls.items() if count > 1}
-    for leaf in tree_leaves(output):
-        if isinstance(leaf, Tensor):
-            found = _trace(leaf.grad_fn, made, normed, memory)
-            reasons |= dict.fromkeys(found.layers - {OUTSIDE}, "feeds the output")
-    layers = _layers_with_readers(dict(net.named_modules()), sources, wide, reasons)
+    sources = {name: _trace(node, traced.made, traced.normed, memory) for name, node in traced.read.items()}
+    reasons = {name: f"runs {count} times" for name, count in traced.calls.items() if count > 1}
+    for node in traced.ends:
+        found = _trace(node, traced.made, traced.normed, memory)
+        reasons |= dict.fromkeys(found.layers - {OUTSIDE}, "feeds the output")
+    layers = _layers_with_readers(dict(net.named_modules()), sources, traced.wide, reasons)
     for name in sources:  # in the order of the forward pass
         groups = [group for group in layers if name in group]
         if len(groups) != 1:
@@ -132,6 +91,57 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
     places = {name: place for place, name in enumerate(sources)}
     good = [layer for group, layer in layers.items() if not group & reasons.keys()]
     return sorted(good, key=lambda layer: places[layer.name]), reasons
+
+
+class _Traced:
+    """One forward pass of `inputs` in evaluation mode, with the nodes of its autograd graph by the module they belong to.
+
+    made, normed: node of an output -> Linear or convolution, norm. read: layer -> node of its input. ends: nodes of the
+    net's own outputs. calls: how often each layer runs. wide: Linear layers of tokens, where after flattening the columns
+    of one unit are not adjacent.
+    """
+
+    def __init__(self, net: nn.Module, inputs: Any) -> None:
+        self.made: dict[Any, str] = {}
+        self.normed: dict[Any, str] = {}
+        self.read: dict[str, Any] = {}
+        self.calls: Counter[str] = Counter()
+        self.wide: set[str] = set()
+        frozen = [p for p in net.parameters() if not p.requires_grad]
+        handles: list[RemovableHandle] = []
+        try:
+            for name, module in net.named_modules():
+                handles += self._watch(name, module)
+            for parameter in frozen:
+                parameter.requires_grad_(True)
+            with in_mode(net, training=False), torch.enable_grad():
+                output = call(net, tree_map(_leaf, inputs))
+        finally:
+            for handle in handles:
+                handle.remove()
+            for parameter in frozen:
+                parameter.requires_grad_(False)
+        self.ends = [leaf.grad_fn for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+
+    def _watch(self, name: str, module: nn.Module) -> list[RemovableHandle]:
+        def before(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            self.calls[name] += 1
+            self.read[name] = first_input(arguments, keywords).grad_fn
+
+        def after(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+            self.made[output.grad_fn] = name
+            if isinstance(module, nn.Linear) and output.ndim > 2:
+                self.wide.add(name)
+
+        def after_norm(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+            self.normed[output.grad_fn] = name
+
+        if isinstance(module, (nn.Linear, *CONVOLUTIONS)):
+            return [
+                module.register_forward_pre_hook(before, with_kwargs=True),
+                module.register_forward_hook(after),
+            ]
+        return [module.register_forward_hook(after_norm)] if isinstance(module, NORMS) else []
 
 
 def _trace(

@@ -35,7 +35,7 @@ from fire_core.methods import Method, create
 from fire_core.optim_state import reset_optimizer_state
 from fire_core.phases import Phase, State, snapshot
 from harness.runs import Run, checkpoint, generator, numpy_generator, seeded
-from harness.trigger import Watch
+from harness.trigger import RunTrigger
 from rl.dqn.learn import Learner, epsilon, td_loss, td_targets, update, with_actions
 from rl.dqn.measure import Window, brief, measure
 from rl.dqn.network import DQN
@@ -71,7 +71,7 @@ def train(cfg: DictConfig) -> None:
         compiled=cfg.compile,
     )
     method.check(state)
-    watch = Watch(cfg.get("trigger"))
+    trigger = RunTrigger(cfg.get("trigger"))
     if run.finished:
         shutil.rmtree(run.folder / FOLDER, ignore_errors=True)  # left if the run was killed right at its end
         if cfg.run.video:
@@ -107,7 +107,7 @@ def train(cfg: DictConfig) -> None:
             probe = Batch(**{k: v.to(device) for k, v in saved["probe"].items()}) if saved["probe"] else None
             state.phase = at["treated"]
             adam = restore(saved, method, state, target, cfg)
-            watch.load_state_dict(saved.get("watch", {}))
+            trigger.load_state_dict(saved.get("watch", {}))
             window.load_state_dict(saved["window"])
             figures = saved["figures"]
             observations = games.load_state_dict(saved["games"])
@@ -122,7 +122,7 @@ def train(cfg: DictConfig) -> None:
                 "target": target.state_dict(),
                 "optimizer": state.optimizers["net"].state_dict(),
                 "method": method.checkpoint(),
-                "watch": watch.state_dict(),
+                "watch": trigger.state_dict(),
                 "replay": replay.state_dict(),
                 "games": games.state_dict(),
                 "random": {name: stream.bit_generator.state for name, stream in random.items()},
@@ -140,7 +140,7 @@ def train(cfg: DictConfig) -> None:
         while at["step"] < cfg.total_steps:
             # ---------------------------------------------------------------------------------- boundary
             begins = at["step"] == cfg.midpoint and not at["treated"]
-            if (due := watch.due(1 if begins else None)) is not None:
+            if (due := trigger.due(1 if begins else None)) is not None:
                 index, cause = due
                 state.generator = generator(cfg.seed, "method", index)
                 before = measure(learner, probe)
@@ -197,11 +197,11 @@ def train(cfg: DictConfig) -> None:
             # ---------------------------------------------------------------------------------- record
             if at["step"] % cfg.log_every == 0:
                 line = window.close(at["step"], net)
-                if watch.measures and probe is not None:
+                if trigger.measures and probe is not None:
                     line |= measure(learner, probe)
                     line["relative_gradient"] = line["probe_gradient_norm"] / line["weight_norm"]
                 run.log(phase=at["treated"], step=at["step"], epsilon=exploring, **line)
-                watch.look(at["step"], line)
+                trigger.look(at["step"], line)
                 run.timing(step=at["step"], updates=at["updates"], seconds=time.perf_counter() - clock)
                 clock = time.perf_counter()
                 if bar.disable and clock - said >= SAY_SECONDS and "train_return" in line:

@@ -33,14 +33,14 @@ from rl.sac.settings import DOMAIN
 needs(DOMAIN)
 
 from fire_core.errors import UserError
-from fire_core.measure.probe import plasticity, relative_norm
+from fire_core.measure.plasticity import plasticity, relative_norm
 from fire_core.methods import Method, create
 from fire_core.optim_state import reset_optimizer_state
 from fire_core.phases import Phase, State, snapshot
 from fire_core.seeding import derive
 from harness.runs import generator, numpy_generator
 from harness.transfer import send
-from harness.trigger import Watch
+from harness.trigger import RunTrigger
 from rl.evaluate import play_episodes
 from rl.replay import FlatReplay
 from rl.sac.env import EvaluationTasks, Task
@@ -80,7 +80,7 @@ def train(cfg: DictConfig) -> None:
         initial=snapshot({"actor": learner.actor, "critics": learner.critics}),
     )
     method.check(state)
-    watch = Watch(cfg.get("trigger"))
+    trigger = RunTrigger(cfg.get("trigger"))
     weights = {name: sum(p.numel() for p in net.parameters()) for name, net in state.nets.items()}
     print(
         f"{cfg.env.name}: {task.observation_size} observations, {task.action_size} actions; weights {weights}"
@@ -105,7 +105,7 @@ def train(cfg: DictConfig) -> None:
             at, finished, last = saved["at"], saved["finished"], saved["last"]
             results = saved["results"]
             load(learner, state, method, saved)
-            watch.load_state_dict(saved.get("watch", {}))
+            trigger.load_state_dict(saved.get("watch", {}))
             normaliser.load_state_dict(saved["normaliser"])
             replay.load_state_dict(saved["replay"])
             task.load_state_dict(saved["task"])
@@ -122,7 +122,7 @@ def train(cfg: DictConfig) -> None:
                     name: optimizer.state_dict() for name, optimizer in learner.optimizers.items()
                 },
                 "method": method.checkpoint(),
-                "watch": watch.state_dict(),
+                "watch": trigger.state_dict(),
                 "normaliser": normaliser.state_dict(),
                 "replay": replay.state_dict(),
                 "task": task.state_dict(),
@@ -148,7 +148,7 @@ def train(cfg: DictConfig) -> None:
                 stored = replay.sample(min(512, len(replay)), numpy_generator(cfg.seed, "probe", step))
                 batch = normalise(stored, normaliser, device)
                 result |= plasticity(learner.actor, batch.observations)
-                if watch.measures:
+                if trigger.measures:
                     normal = torch.randn(
                         len(stored.rewards), task.action_size, generator=generator(cfg.seed, "probe", step)
                     )
@@ -170,7 +170,7 @@ def train(cfg: DictConfig) -> None:
         while at["step"] < cfg.steps:
             # ---------------------------------------------------------------------------------- boundary
             begins = at["step"] == cfg.midpoint and at["phase"] == 0
-            if (due := watch.due(1 if begins else None)) is not None:
+            if (due := trigger.due(1 if begins else None)) is not None:
                 if run.trunk is not None:
                     run.leave_trunk(at["step"], parts())
                 index, cause = due
@@ -239,7 +239,7 @@ def train(cfg: DictConfig) -> None:
                     results["train_return"] = float(np.mean(finished))
                 finished.clear()
                 run.log(phase=at["phase"], step=at["step"] * task.action_repeat, **results)
-                watch.look(at["step"] * task.action_repeat, results)
+                trigger.look(at["step"] * task.action_repeat, results)
                 seconds, steps = time.perf_counter() - started[0], at["step"] - started[1]
                 started = time.perf_counter(), at["step"]
                 run.timing(phase=at["phase"], step=at["step"], seconds=seconds, agent_steps=steps)

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from fire_core.errors import UserError
 from fire_core.methods.method import register
-from fire_core.methods.muon import ConvMuon, Muon, Together
+from fire_core.methods.muon import CombinedOptimizer, ConvMuon, Muon
 from fire_core.phases import State
 from vision.official.state import refuse_changed
 
@@ -68,7 +68,7 @@ class OfficialMuon(Muon):
         for group in muon.param_groups:
             group["rate_factor"] = self.rate_factor
         betas = self.adam_betas[0], self.adam_betas[1]
-        return Together([muon, torch.optim.Adam(rest, lr=rate, betas=betas, eps=EPSILON)])
+        return CombinedOptimizer([muon, torch.optim.Adam(rest, lr=rate, betas=betas, eps=EPSILON)])
 
 
 def muon_matrix(name: str, parameter: Tensor) -> bool:
