@@ -42,12 +42,10 @@ def root(tmp_path):
 def test_sentences_and_tables_say_what_the_runs_say(root):
     frame = estimates.frame(load(root))
     text = render("other_boundaries_in_short", pages="pages", **other_boundaries.told(frame))
-    assert (
-        "10% of the old images kept: FIRE +0.202 [+0.200, +0.204] (better); "
-        "old classes alone: FIRE 0.602, none (continue) 0.400." in text
-    )
-    assert "100% of the old images kept: FIRE +0.000" in text
-    assert "new domain alone: FIRE +0.502 [+0.500, +0.504] (worse)" in text
+    cells = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
+    shares = {row[1]: row[2] for row in cells if row[0] == "" and len(row) > 3}  # of FIRE, the first column
+    assert shares["10%"] == "+0.202 [+0.200, +0.204]" and shares["100%"].startswith("+0.000")
+    assert shares["new domain alone"] == "+0.502 [+0.500, +0.504]"
     assert "squared ReLU 0.302 [0.300, 0.304], SwiGLU 0.102 [0.100, 0.104]" in text
     page = other_boundaries.pages(frame)["other_boundaries"]
     rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
