@@ -132,25 +132,29 @@ def _compared(part: Results, which: str) -> pd.DataFrame:
         }
         row |= _columns("", used) | _columns("exploring_", explored) | {"exploring_gains": explored}
         rows.append(row | {"exploring_seeds": len(explored)})
-    table = pd.DataFrame(rows, columns=[*COLUMNS, "complete"])
+    table = pd.DataFrame(rows, columns=[*COLUMNS, "complete", "p_least"])
     if table.empty:
         return table[COLUMNS]
     for _, family in table[table["planned"] > 0].groupby("kind"):
-        # a planned test that is still open counts as one of the family, so that no verdict depends on the order of runs
+        # planned tests that are still open may end with any p: at 1 the others' are largest, and at 0 smallest, as if
+        # these tests were not in the family
         table.loc[family.index, "p_holm"] = holm(family["p"].where(family["complete"], 1.0).astype(float))
+        table.loc[family.index, "p_least"] = holm(family["p"].where(family["complete"]).astype(float))
     table.loc[~table["complete"].astype(bool), ["gain", "low", "high", "p", "p_holm"]] = np.nan
     table["verdict"] = [verdict(row) for row in table.to_dict("records")]
     return table[COLUMNS]
 
 
 def verdict(row: Mapping[str, Any]) -> str:
-    """Return "holds", "contradicted", "not decided", "open" (not all planned seeds are done, or none were planned), or
-    "premise not met"."""
+    """Return "holds", "contradicted", "not decided", "open" (not all planned seeds are done, none were planned, or the
+    verdict depends on a test of the same family that is not done), or "premise not met"."""
     if row["premise"] is False:
         return "premise not met"
     if row["premise"] is None or not row["complete"]:
         return "open"
-    return ("holds" if row["gain"] > 0 else "contradicted") if row["p_holm"] < LEVEL else "not decided"
+    if row["p_holm"] < LEVEL:
+        return "holds" if row["gain"] > 0 else "contradicted"
+    return "open" if row["p_least"] < LEVEL else "not decided"
 
 
 def _pairs(experiment: str, ran: set[str]) -> Iterator[dict[str, str]]:
@@ -189,17 +193,17 @@ def of_paper(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def counts(table: pd.DataFrame) -> dict[str, int]:
-    """Return how many comparisons have each verdict, and `suite_wide`: how many would still hold if all tests of the
-    table were corrected as one family."""
-    said = table["verdict"].value_counts()
-    names = ("holds", "contradicted", "not decided", "open", "premise not met")
-    tests = table[table["verdict"].isin(names[:3])]
-    ahead = tests["gain"].astype(float) > 0
-    suite = int((ahead & (holm(tests["p"].astype(float)) < LEVEL)).sum()) if len(tests) else 0
+    """Return how many comparisons have each verdict, those without planned seeds apart, and `suite_wide`: how many would
+    still hold if all planned tests of the table were corrected as one family, in which an open test counts as p = 1."""
+    names = ("holds", "contradicted", "not decided", "open", "not planned", "premise not met")
+    told = table["verdict"].mask(table["verdict"].eq("open") & table["planned"].eq(0), "not planned")
+    said = told.value_counts()
+    tests = table[~told.isin(names[-2:])]
+    corrected = holm(tests["p"].astype(float).fillna(1.0))
     return {
-        "all": int((table["verdict"] != names[-1]).sum()),
+        "all": int((told != names[-1]).sum()),
         **{name: int(said.get(name, 0)) for name in names},
-        "suite_wide": suite,
+        "suite_wide": int(((tests["gain"].astype(float) > 0) & (corrected < LEVEL)).sum()),
     }
 
 
@@ -212,11 +216,11 @@ def effect(gains: Mapping[int, float]) -> tuple[float, float]:
     return float(d), float(1 / n + d**2 / (2 * n))
 
 
-def effects(table: pd.DataFrame, rival: str, column: str = "gains") -> pd.DataFrame:
+def effects(table: pd.DataFrame, rival: str) -> pd.DataFrame:
     """Return one effect of FIRE against `rival` per panel of the paper that counts and is complete (columns panel, d,
     variance). The starts of Figure 3 share a first phase, so each seed contributes the mean of its differences."""
     rows = table[table["premise"].eq(True) & table["figure"].str.startswith("fig")]
-    rows = at_largest_size(rows[~rows["verdict"].isin(["open"])]) if len(rows) else rows
+    rows = at_largest_size(rows[rows["gain"].notna()]) if len(rows) else rows
     paper_cells = {"_".join(cell) for cell in paper.cells()}
     found: dict[str, dict[int, float]] = {}
     starts: list[dict[int, float]] = []
@@ -225,7 +229,7 @@ def effects(table: pd.DataFrame, rival: str, column: str = "gains") -> pd.DataFr
         if pair != {"fire", rival} or row["experiment"] not in paper_cells:
             continue
         sign = 1 if row["better"] == "fire" else -1
-        gains = {seed: sign * gain for seed, gain in row[column].items()}
+        gains = {seed: sign * gain for seed, gain in row["gains"].items()}
         if row["figure"] == "fig3":
             starts.append(gains)
         else:

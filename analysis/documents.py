@@ -21,6 +21,7 @@ from analysis import (
     other_boundaries,
     paper,
     plot,
+    ranking,
     tables,
 )
 from analysis.rendering import render
@@ -115,7 +116,8 @@ def reproduced(results: Results, frame: pd.DataFrame, compared: pd.DataFrame, re
         convergence=benchmark_tables.convergence_in_short() if "convergence" in benchmarks else None,
         forest=forest["caption"] if (forest := _figure("claims", "")) else "",
         figures=[
-            figure | {"finding": ahead(compared, name)}
+            figure
+            | {"finding": ahead(compared, name), "ranks": ranking.told(results) if name == "ranking" else []}
             for name, title in FIGURES.items()
             if (figure := _figure(name, title))
         ],

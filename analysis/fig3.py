@@ -17,7 +17,7 @@ CAPTION = (
     "Figure 3. Validation loss on the mixture in phase 2, from the phase-1 checkpoint with the lowest validation loss "
     f"and from two later ones (30,000 and 60,000 iterations in the paper). {plot.BAND} The panels share one axis. "
     "The thick lines set its range after the first quarter; the tables have the loss right after the boundary "
-    f"and what is cut off. {plot.PREMISE}"
+    f"and what is cut off."
 )
 
 
@@ -74,5 +74,4 @@ def draw_panel(axis: Axes, part: Results, text: str, interest: Sequence[str] = p
     axis.set_title(f"{heading(rows, text)}\nGPT, {detail}\n{plot.data_name(part.first['data'])}")
     axis.set_xlabel("iteration of phase 2")
     axis.xaxis.set_major_locator(plot.MaxNLocator(nbins=6, integer=True))
-    plot.draw_premise(axis, part, top=False)
     return plot.draw_curves(axis, rows, interest)

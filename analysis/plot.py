@@ -121,15 +121,14 @@ def title(part: Results) -> str:
 def premise_text(part: Results) -> str:
     """Return what a panel says about the premise of the paper's claims, or "" where there is nothing to say."""
     found, figure = claims.premise(part), part.first["figure"]
-    if found.measured is None or (found.holds is not False and figure != "fig3"):
+    if found.measured is None or found.holds is not False:
         return ""
     lead = "a new network ends behind" if found.measured.mean < 0 else "a new network's lead is not certain"
     return "little learned before the reset" if figure.startswith("fig4") else lead
 
 
 def draw_premise(axis: Axes, part: Results, *, top: bool = True) -> None:
-    """Mark a panel in which the premise of the paper's claims is not met (docs/concepts/statistics.md), and the panels of
-    Figure 3, where a new network ends behind in the paper, too."""
+    """Mark a panel in which the premise of the paper's claims is not met (docs/concepts/statistics.md)."""
     text = premise_text(part)
     if not text:
         return

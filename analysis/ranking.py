@@ -8,6 +8,7 @@ mean rank is Student's over the panels, and the critical difference is Nemenyi's
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,7 @@ from scipy import stats
 
 from analysis import measures, plot
 from analysis.plot import Figure, plt
-from analysis.runs import Results, plain
+from analysis.runs import Results, at_most, plain, settings
 from analysis.stats import LEVEL, estimate
 
 PREFIXES = ("fig2a", "fig2c_cifar100", "fig3_60k", "fig4a_catch", "random_label", "label_noise")
@@ -43,6 +44,21 @@ def ranks(parts: Sequence[Results], methods: Sequence[str]) -> pd.DataFrame:
             order = -np.array(means) if measure.higher_is_better else np.array(means)
             found[f"{part.first['experiment']} {part.first['size']}"] = stats.rankdata(order)
     return pd.DataFrame.from_dict(found, orient="index", columns=list(methods))
+
+
+def told(results: Results) -> list[dict[str, Any]]:
+    """Return what REPRODUCED.md says of each group: panels, mean ranks of FIRE and of the best, critical difference."""
+    names = [name for name in results.runs["experiment"].unique() if name.startswith(PREFIXES)]
+    parts = settings(at_most(results.select(experiment=names), "medium")) if names else []
+    rows = []
+    for title, methods in GROUPS.items():
+        table = ranks(parts, methods)
+        if len(table) >= 2:
+            means = table.mean()
+            row = {"title": title, "panels": len(table), "methods": len(methods), "fire": means["fire"]}
+            row |= {"best": means.idxmin(), "lowest": means.min()}
+            rows.append(row | {"difference": critical_difference(len(methods), len(table))})
+    return rows
 
 
 def critical_difference(methods: int, panels: int) -> float:

@@ -79,7 +79,8 @@ def counts_table(counts: Mapping[str, Mapping[str, int]]) -> pd.DataFrame:
     """Return one row per set of seeds with the counts of `claims.counts`."""
     named = {
         "all": "comparisons whose premise is met",
-        "suite_wide": "hold if all are corrected as one family",
+        "not planned": "no fresh seeds planned",
+        "suite_wide": "hold, suite-wide correction",
     }
     return pd.DataFrame(
         {"seeds": seeds} | {named.get(name, name): value for name, value in row.items()}

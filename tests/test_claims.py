@@ -92,6 +92,19 @@ def test_an_incomplete_comparison_is_open_and_still_counts_in_its_family(tmp_pat
     assert rows.loc[("fire", "none"), "p_holm"] == pytest.approx(3 * 0.002743, abs=4e-6)
 
 
+def test_a_comparison_whose_verdict_depends_on_an_open_one_is_open(tmp_path):
+    """Full reset against FIRE has t = 0.0326 / (0.01 / sqrt(3)) = 5.65 and p = .0299, which is below .05 alone and above it
+    times 2, for the test that is not done."""
+    ends = both(explored(), confirmed(GAPS | {"full_reset": (0.0226, 0.0326, 0.0426)}))
+    complete = {method: dict(values) for method, values in ends.items()}
+    del ends["shrink_perturb"][8]
+    write(tmp_path / "open", ends)
+    row = rows_of(tmp_path / "open").loc[("full_reset", "fire")]
+    assert (row["verdict"], row["p"]) == ("open", pytest.approx(0.0299, abs=1e-4))
+    write(tmp_path / "done", complete)
+    assert rows_of(tmp_path / "done").loc[("full_reset", "fire"), "verdict"] != "open"
+
+
 def test_exploring_seeds_never_decide(tmp_path):
     write(tmp_path, explored())
     rows = rows_of(tmp_path)
@@ -122,13 +135,13 @@ def test_an_agent_must_have_learned(tmp_path, before, met):
     assert found.holds is met and found.measured.n == 2
 
 
-def test_suite_wide_all_tests_are_one_family():
-    """Four tests at .012, .02, .03 and .9: corrected together .048, .06, .06 and .9."""
-    table = pd.DataFrame({"verdict": "holds", "gain": 1.0, "p": [0.012, 0.02, 0.03, 0.9]})
+def test_suite_wide_all_planned_tests_are_one_family():
+    """Five tests at .008, .02, .03, .9 and, because it is open, 1: corrected together .04, .08, .09, 1 and 1."""
+    table = pd.DataFrame({"verdict": "holds", "gain": 1.0, "p": [0.008, 0.02, 0.03, 0.9], "planned": 10})
     table.loc[3, "verdict"] = "not decided"
-    table = pd.concat([table, pd.DataFrame({"verdict": ["open", "premise not met"]})])
-    found = claims.counts(table)
-    assert (found["all"], found["holds"], found["open"], found["suite_wide"]) == (5, 3, 1, 1)
+    rest = {"verdict": ["open", "open", "premise not met"], "planned": [10, 0, 10]}
+    found = claims.counts(pd.concat([table, pd.DataFrame(rest)], ignore_index=True))
+    assert [found[name] for name in ("all", "holds", "open", "not planned", "suite_wide")] == [6, 3, 1, 1, 1]
 
 
 def test_effects_and_their_pooled_mean_by_hand():
@@ -152,7 +165,7 @@ def test_effects_and_their_pooled_mean_by_hand():
 
 def test_the_starts_of_figure_3_are_one_effect():
     starts = [{6: 1.0, 7: 2.0, 8: 3.0}, {6: 2.0, 7: 3.0, 8: 4.0}, {6: 3.0, 7: 4.0, 8: 8.0}]
-    row = {"better": "none", "worse": "fire", "premise": True, "size": "medium", "verdict": "holds"}
+    row = {"better": "none", "worse": "fire", "premise": True, "size": "medium", "gain": 1.0}
     table = pd.DataFrame(
         row
         | {
