@@ -115,18 +115,20 @@ def draw(parts: Sequence[Results], paper_curves: bool = False) -> Figure:
     """Return the figure, one panel per measure. The paper has no such figure, so `paper_curves` changes nothing."""
     table = panels(parts)
     found = errors(table).to_dict("records")
-    figure, grid = plt.subplots(
-        1, max(1, len(found)), figsize=(2.4 * max(1, len(found)), 2.6), sharey=True, squeeze=False
-    )
-    for axis, row in zip(grid[0], found):
+    rows = max(1, -(-len(found) // 3))
+    figure, grid = plt.subplots(rows, 3, figsize=(7.2, 2.5 * rows), sharey=True, squeeze=False)
+    for axis in grid.ravel()[len(found) :]:
+        axis.axis("off")
+    for axis, row in zip(grid.ravel(), found):
         for domain, colour in COLOURS.items():
             part = table[table["domain"] == domain]
             axis.plot(part[row["measure"]], part["gain"], "o", color=colour, markersize=4, label=domain)
         axis.axhline(0, color="#8A8A8A", linewidth=0.8)
         axis.set_yscale("symlog", linthresh=0.1)
-        axis.set_title(f"[{row['ratio']:.2f}]")
+        axis.set_title(f"error [{row['ratio']:.2f}]")
         axis.set_xlabel(row["title"])
-    grid[0, 0].set_ylabel("gain of FIRE over none, relative")
-    plot.legend(figure, grid[0])
+    for axis in grid[:, 0]:
+        axis.set_ylabel("gain of FIRE over none, relative")
+    plot.legend(figure, grid.ravel())
     figure.tight_layout()
     return figure

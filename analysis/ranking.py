@@ -27,8 +27,9 @@ GROUPS = {
 }
 CAPTION = (
     "Rank of each method over the panels in which all methods of a group ran; 1 is best. Small marks: one panel each, by "
-    "the means over the seeds that all methods share. Large marks: means with 95 % intervals over the panels. Two methods "
-    "differ beyond chance (Nemenyi, .05) if their mean ranks are further apart than the bar."
+    "the means over the seeds that all methods share. Large marks: means with 95 % intervals over the panels, cut at the "
+    "first and the last rank. Two methods differ beyond chance (Nemenyi, .05) if their mean ranks are further apart than "
+    "the bar."
 )
 
 
@@ -80,7 +81,12 @@ def draw(parts: Sequence[Results], paper_curves: bool = False) -> Figure:
         for place, name in enumerate(names):
             found, look = estimate(table[name].to_numpy()), plot.look(name)
             axis.plot(table[name], [-place] * len(table), "o", color=plot.pale(look.colour), markersize=3)
-            axis.plot([found.low, found.high], [-place] * 2, color=look.colour, linewidth=1.3)
+            axis.plot(
+                np.clip([found.low, found.high], 1, len(names)),
+                [-place] * 2,
+                color=look.colour,
+                linewidth=1.3,
+            )
             axis.plot(found.mean, -place, look.marker, color=look.colour, markersize=6)
         bar = critical_difference(len(names), len(table))
         axis.plot([1, 1 + bar], [1.1, 1.1], color="#222222", linewidth=2.5, solid_capstyle="butt")
