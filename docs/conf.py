@@ -14,7 +14,7 @@ FOLDERS = {  # caption in the sidebar: folder and pages
     "Library": ("docs/concepts", "targets solvers report optimizer triggers methods architectures"),
     "How-to": (
         "docs/how-to",
-        "continual reinforcement_learning parallel lightning transformers phase_boundaries avalanche checkpoints "
+        "continual reinforcement_learning parallel lightning transformers phase_boundaries checkpoints "
         "batch_norm parseval adamo dormant_units add_a_method run_a_campaign",
     ),
     "API": ("docs/api", "fire targets methods triggers measure integrations checkpoints"),
@@ -61,7 +61,7 @@ myst_heading_anchors = 3
 nb_execution_mode = "off"  # notebooks are committed with their outputs
 
 autodoc_member_order = "bysource"
-autodoc_mock_imports = ["avalanche", "lightning", "transformers"]
+autodoc_mock_imports = ["lightning", "transformers"]
 default_role = "code"
 python_maximum_signature_line_length = 90
 python_use_unqualified_type_names = True

@@ -41,9 +41,7 @@ LINKED = [
     *ROOT.glob("analysis/results/pages/*.md"),
 ]
 # pages whose names or packages need more than `surroundings`: each has a test of its own
-SPECIAL = {
-    HOW_TO / f"{name}.md" for name in ("add_a_method", "parallel", "lightning", "transformers", "avalanche")
-}
+SPECIAL = {HOW_TO / f"{name}.md" for name in ("add_a_method", "parallel", "lightning", "transformers")}
 
 
 def blocks(page: Path, language: str) -> list[str]:
