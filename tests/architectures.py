@@ -35,10 +35,6 @@ def mixtral() -> nn.Module:
     return _language_model("mixtral", num_hidden_layers=2)
 
 
-def mamba() -> nn.Module:
-    return _language_model("mamba", num_hidden_layers=2)
-
-
 def vit() -> nn.Module:
     import timm
 
@@ -56,4 +52,4 @@ def mha() -> nn.Module:
     return nn.TransformerEncoderLayer(512, 8)
 
 
-ALL = ("gpt2", "llama", "phi3", "mixtral", "mamba", "vit", "convnext", "mha")
+ALL = ("gpt2", "llama", "phi3", "mixtral", "vit", "convnext", "mha")

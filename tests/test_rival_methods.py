@@ -81,25 +81,7 @@ def test_dash_takes_convolutions_kernel_by_kernel_or_whole():
         torch.testing.assert_close(net.weight.data, expected)
 
 
-class Interleaved(nn.Module):
-    """q, k and v of two heads, head by head, told as transformers' GPTNeoXAttention tells it."""
-
-    def __init__(self):
-        super().__init__()
-        self.query_key_value = linear([[3.0, 4.0]] * 12)
-        self.head_size, self.num_attention_heads = 2, 2
-
-
-Interleaved.__name__ = "GPTNeoXAttention"
-
-
-def test_dash_shrinks_what_is_no_view():
-    """Interleaved q/k/v, whose rows lie apart, and a convolution in channels_last memory."""
-    net = Interleaved()
-    descent = {"query_key_value.weight": torch.tensor([[1.0, 0.0]] * 12)}
-    assert any(isinstance(entry, list) for target in find_targets(net).included for entry in target.index)
-    shrink(net, descent, find_targets(net), floor=0.0)
-    torch.testing.assert_close(net.query_key_value.weight.data, torch.tensor([[3.0, 4.0]] * 12) * 0.6)
+def test_dash_shrinks_a_convolution_in_channels_last_memory():
     for kernels in (True, False):
         torch.manual_seed(0)
         plain, strided = nn.Conv2d(3, 4, 2), nn.Conv2d(3, 4, 2)

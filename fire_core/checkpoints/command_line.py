@@ -94,7 +94,7 @@ def targets_command(options: argparse.Namespace) -> None:
             _, table, source = _opened(name, options)
         else:
             table, source = find_targets(build(name), options.targets), f"targets from {name}"
-        print(printable(source), overview(table), "", sep="\n")
+        print(printable(source), table, "", sep="\n")
 
 
 def methods_command(options: argparse.Namespace) -> None:
@@ -104,17 +104,6 @@ def methods_command(options: argparse.Namespace) -> None:
     for name in names:
         method = available()[name]
         print(f"{name:<{width}}  {method.summary}\n{'':<{width}}  [{method.source}]")
-
-
-def overview(table: TargetTable) -> str:
-    """Return the targets as a table with repeated layers in one line; biases and norm parameters are only counted."""
-    lines = [line for line in table.lines(by_layer=False) if line["kind"] not in ("bias", "norm")]
-    keys = ("parameter", "part", "matrices", "shape", "why")
-    rows = [{"": "in" if line["in"] else "out"} | {key: line[key] for key in keys} for line in lines]
-    vectors = sum(target.kind in ("bias", "norm") for target in table)
-    weights = sum(target.shape[0] * target.shape[1] for target in table.included)
-    count = f"{len(table.included)} matrices with {weights:,} weights are in"
-    return f"{columns(rows)}\n{count}; {vectors} biases and norm parameters are out"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -93,8 +93,7 @@ class Target:
     def matrix(self, source: nn.Module | Mapping[str, Tensor]) -> Tensor:
         """Return the (out, in) matrix of this target from a model or a dict from parameter names to tensors.
 
-        The matrix is a view of the parameter: writing into it (under `torch.no_grad()`) changes the parameter. Only for
-        a block with scattered rows (q/k/v interleaved head by head) it is a copy. `write` works for both.
+        The matrix is a view of the parameter: writing into it (under `torch.no_grad()`) changes the parameter.
         """
         block = _parameter(self, source)[self.index]
         return block.mT if self.transposed else block
@@ -107,7 +106,11 @@ class Target:
 
 
 class TargetTable(list):
-    """A list of every `Target` of a model, in module order. `str()` formats it, with equal targets in one line."""
+    """A list of every `Target` of a model, in module order.
+
+    `str()` formats it, with the parts of a parameter and repeated layers ("h.*.attn.c_attn.weight") in one line; biases
+    and norm parameters are only counted.
+    """
 
     @property
     def included(self) -> list[Target]:
@@ -119,39 +122,30 @@ class TargetTable(list):
         """Names of the parameters with at least one included target."""
         return list(dict.fromkeys(target.parameter for target in self.included))
 
-    def lines(self, *, by_layer: bool = True) -> list[dict[str, object]]:
-        """Return one row for all targets that differ only in their part, with the number of matrices.
-
-        The keys are in, parameter, shape, kind, role, why, matrices and part. by_layer=False also merges the same
-        parameter of repeated layers ("h.*.attn.c_attn.weight") and leaves the role empty.
-        """
-        rows: dict[tuple, dict[str, object]] = {}
-        for target in self:
-            parameter = target.name.split("[")[0]
-            if not by_layer:
-                parameter = re.sub(r"(?<![^.])\d+(?![^.])", "*", parameter)
-            row: dict[str, object] = {
-                "in": target.included,
-                "parameter": parameter,
-                "shape": "x".join(map(str, target.shape)),
-                "kind": target.kind,
-                "role": target.role if by_layer else "",
-                "why": target.reason,
-            }
-            merged = rows.setdefault(tuple(row.values()), {**row, "matrices": 0, "parts": {}})
-            merged["matrices"] += 1 if target.shape else 0  # type: ignore[operator]
-            part = target.name.partition("[")[2].rstrip("]")
-            merged["parts"][part] = None  # type: ignore[index]
-        for row in rows.values():
-            parts = list(row.pop("parts"))  # type: ignore[call-overload]
-            row["part"] = ", ".join(parts) if len(parts) <= 3 else f"{parts[0]} .. {parts[-1]}"  # type: ignore
-        return list(rows.values())
-
     def __str__(self) -> str:
-        keys = ("parameter", "part", "matrices", "shape", "kind", "role", "why")
-        rows = [{"": "in" if row["in"] else "out"} | {key: row[key] for key in keys} for row in self.lines()]
-        count = sum(target.shape[0] * target.shape[1] for target in self.included)
-        return f"{columns(rows)}\n{len(self.included)} matrices with {count:,} weights are in."
+        merged: dict[tuple, list[Target]] = {}
+        for target in self:
+            if target.kind not in ("bias", "norm"):
+                parameter = re.sub(r"(?<![^.])\d+(?![^.])", "*", target.name.split("[")[0])
+                key = (target.included, parameter, target.shape, target.kind, target.reason)
+                merged.setdefault(key, []).append(target)
+        rows = []
+        for (included, parameter, shape, _, reason), members in merged.items():
+            parts = list(dict.fromkeys(target.name.partition("[")[2].rstrip("]") for target in members))
+            rows.append(
+                {
+                    "": "in" if included else "out",
+                    "parameter": parameter,
+                    "part": ", ".join(parts) if len(parts) <= 3 else f"{parts[0]} .. {parts[-1]}",
+                    "matrices": len(members) if shape else 0,
+                    "shape": "x".join(map(str, shape)),
+                    "why": reason,
+                }
+            )
+        weights = sum(target.shape[0] * target.shape[1] for target in self.included)
+        vectors = sum(target.kind in ("bias", "norm") for target in self)
+        count = f"{len(self.included)} matrices with {weights:,} weights are in"
+        return f"{columns(rows)}\n{count}; {vectors} biases and norm parameters are out"
 
 
 def names(table: Iterable[Target]) -> list[str]:
@@ -199,15 +193,14 @@ def choose(
         )
         raise UserError(f"{owner} has no matrix to treat ({reasons})")
     chosen = selector(table, targets)
-    result = TargetTable(t if not t.included or chosen(t) else _leave_out(t, targets) for t in table)
+    text = targets if isinstance(targets, str) else getattr(targets, "__name__", str(targets))
+    reason = f"not chosen by targets={text}"
+    result = TargetTable(
+        replace(t, included=False, reason=reason) if t.included and not chosen(t) else t for t in table
+    )
     if not result.included:
         raise UserError(f"targets={targets!r} leaves no matrix in; names that exist: {shorten(names(table))}")
     return result
-
-
-def _leave_out(target: Target, rule: object) -> Target:
-    text = rule if isinstance(rule, str) else getattr(rule, "__name__", str(rule))
-    return replace(target, included=False, reason=f"not chosen by targets={text}")
 
 
 def selector(table: TargetTable, rule: object, *, matrices_only: bool = True) -> Test:
