@@ -24,7 +24,6 @@ TOKENS = {"vocab_size": 64, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id"
 MODELS = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
     "llama": {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
-    "mamba": {"hidden_size": 32, "num_hidden_layers": 1},
 }
 
 

@@ -252,31 +252,23 @@ def test_a_full_disk_or_an_interrupt_leaves_nothing(
     assert files_in(tmp_path) == {"in.pt", "in.safetensors"}
 
 
-def test_a_dry_run_reports_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    save_file(WEIGHTS, tmp_path / "in.safetensors")
-    assert run("apply", tmp_path / "in.safetensors", "--dry-run") == 0
-    dry = capsys.readouterr().out
-    assert files_in(tmp_path) == {"in.safetensors"} and "2 targets would change" in dry
-    assert run("apply", tmp_path / "in.safetensors", tmp_path / "out.safetensors") == 0
-    written = capsys.readouterr().out.splitlines()
-    assert set(dry.splitlines()[:3]) <= set(written), "the same figures"
-
-
 @pytest.mark.parametrize(
     ("options", "solver", "settings", "scale"),
     [
         ("", "newton_schulz", {"iterations": 10}, 1.5**0.5),
         ("--solver=quintic --iterations=5 --scale=none", "quintic", {"iterations": 5}, 1.0),
-        ("--solver=exact --scale=none --tolerance=1e-4", "exact", {"tolerance": 1e-4}, 1.0),
         ("--solver=exact --scale=none --tolerance=1e-9", "exact", {"tolerance": 1e-9}, 1.0),
     ],
 )
-def test_the_options_of_apply_are_the_settings_of_fire(
-    tmp_path: Path, options: str, solver: str, settings: dict, scale: float
+def test_the_options_of_apply_are_the_settings_of_fire_and_a_dry_run_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture, options: str, solver: str, settings: dict, scale: float
 ) -> None:
-    source, out, report = (tmp_path / name for name in ("in.safetensors", "out.safetensors", "report.json"))
+    source, out = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
     save_file(WEIGHTS, source)
-    assert run("apply", source, out, f"--report={report}", *options.split()) == 0
-    expected = polar(WEIGHTS["a.weight"], solver, **settings)
-    assert torch.allclose(load_file(out)["a.weight"], scale * expected.factor, atol=1e-6)
-    assert json.loads(report.read_text())["rows"][0]["iterations"] == int(expected.iterations)
+    assert run("apply", source, "--dry-run", *options.split()) == 0
+    dry = capsys.readouterr().out
+    assert files_in(tmp_path) == {"in.safetensors"} and "2 targets would change" in dry
+    assert run("apply", source, out, *options.split()) == 0
+    assert set(dry.splitlines()[:3]) <= set(capsys.readouterr().out.splitlines()), "the same figures"
+    expected = polar(WEIGHTS["a.weight"], solver, **settings).factor
+    assert torch.allclose(load_file(out)["a.weight"], scale * expected, atol=1e-6)

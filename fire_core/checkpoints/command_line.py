@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
-from fire_core.checkpoints.atomic import write_atomic
 from fire_core.checkpoints.files import Checkpoint, open_checkpoint
 from fire_core.checkpoints.inspect import spectra
 from fire_core.checkpoints.targets import build, targets_of
@@ -67,15 +64,12 @@ def inspect_command(options: argparse.Namespace) -> None:
 
 def apply_command(options: argparse.Namespace) -> None:
     """Apply FIRE to a checkpoint, write a new file or folder, and print the report."""
-    told = _new(options.report)
     settings = {name: getattr(options, name) for name in SETTINGS}
     checkpoint, table, source = _opened(options.checkpoint, options)
     progress = _progress(len(table.included))
     report = treat_file(
         checkpoint, table, options.out, dry_run=options.dry_run, progress=progress, **settings
     )
-    if told:
-        write_atomic(told, json.dumps(report.to_dict(), indent=1))
     print(report)
     print(printable(f"{len(report.treated())} matrices; {source}"))
     if options.dry_run:
@@ -125,7 +119,6 @@ def _parser() -> argparse.ArgumentParser:
         change.add_argument(
             f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"{about} (%(default)s)"
         )
-    change.add_argument("--report", help="also write one row per matrix to this new JSON file")
     change.set_defaults(run=apply_command)
 
     targets = commands.add_parser("targets", help="which matrices are in or out, and why")
@@ -164,24 +157,7 @@ def _progress(total: int) -> Callable[[int], None]:
         nonlocal done
         done += count
         if sys.stderr.isatty():
-            print(
-                f"\r{done} of {total} matrices",
-                end="\n" if done == total else "",
-                file=sys.stderr,
-                flush=True,
-            )
+            end = "\n" if done == total else ""
+            print(f"\r{done} of {total} matrices", end=end, file=sys.stderr, flush=True)
 
     return advance
-
-
-def _new(path: str | None) -> Path | None:
-    """Return the output file that an option names, or None. Raises UserError, before any work, if it cannot be made."""
-    if path is None:
-        return None
-    try:
-        with open(path, "x"):
-            pass
-        os.unlink(path)
-    except OSError as error:
-        raise UserError(f"{path[:200]!r} cannot be made ({error.strerror}): name a new file") from error
-    return Path(path)

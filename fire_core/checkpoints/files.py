@@ -47,22 +47,21 @@ class Shard:
 
     def outline(self) -> dict[str, Tensor]:
         """Return the tensors by name, without values (meta device) for safetensors; for torch files, as `load` does."""
-        if not self.safe:
-            return self.load()[0]
-        outline = {}
-        with _opened(self.path) as file:
-            for name in _names(file, self.path):
-                piece = file.get_slice(name)
-                dtype = _DTYPES.get(piece.get_dtype(), torch.uint8)
-                outline[name] = torch.empty(piece.get_shape(), dtype=dtype, device="meta")
-        return outline
+        tensors = self.load()[0]
+        return {name: tensor.to("meta") for name, tensor in tensors.items()} if self.safe else tensors
 
     def load(self) -> tuple[dict[str, Tensor], Any]:
         """Return the tensors by name and, for `save`, the whole content of a torch file (else None)."""
         if self.safe:
-            with _opened(self.path) as file:
-                self.metadata = file.metadata()
-                return {name: file.get_tensor(name) for name in _names(file, self.path)}, None
+            try:
+                with safe_open(self.path, framework="pt", device="cpu") as file:
+                    self.metadata = file.metadata()
+                    tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+                raise UserError(f"{self.path} cannot be read as safetensors: {error}") from error
+            for name in tensors:
+                _check_name(name, self.path)
+            return tensors, None
         content = load_torch(self.path)
         return state_dict_of(content, self.key, self.path), content
 
@@ -282,13 +281,6 @@ def copy_others(source: Checkpoint, folder: Path) -> None:
         shutil.copy2(file, copy)
 
 
-def _names(file: Any, path: Path) -> list[str]:
-    names = list(file.keys())
-    for name in names:
-        _check_name(name, path)
-    return names
-
-
 def _check_name(name: str, path: Path) -> None:
     """Raise UserError for a name that could control the terminal when it is printed, or that is nested too deep."""
     if name.count(".") > MOST_LEVELS:
@@ -311,28 +303,3 @@ def _tensors(content: Any) -> dict[str, Tensor] | None:
     return {
         name: value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)
     }
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            yield file
-    except UserError:
-        raise
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read as safetensors: {error}") from error
-
-
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
