@@ -25,7 +25,6 @@ from fire_core.solvers.polar import (
     ITERATIONS,
     STACK_BYTES,
     Normalize,
-    Precision,
     Solver,
     check_solver,
     polar,
@@ -62,7 +61,6 @@ class FireSettings:
             raise.
         min_norm: Frobenius norm below which a matrix counts as degenerate.
         tolerance: DfI that "exact" guarantees per matrix, times max(1, n / 768) where n is the smaller side.
-        precision: "fp32", or "tf32" (see `polar`), whatever type the weights are stored in.
     """
 
     solver: Solver = "newton_schulz"
@@ -74,10 +72,9 @@ class FireSettings:
     degenerate: Degenerate = "raise"
     min_norm: float = 0.0
     tolerance: float = 1e-8
-    precision: Precision = "fp32"
 
     def __post_init__(self) -> None:
-        check_solver(self.solver, self.iterations, self.normalize, self.tolerance, self.precision)
+        check_solver(self.solver, self.iterations, self.normalize, self.tolerance)
         for name, allowed in (("scale", Scale), ("degenerate", Degenerate)):
             if getattr(self, name) not in get_args(allowed):
                 raise unknown_word(name, getattr(self, name), allowed)
@@ -117,7 +114,6 @@ def project(
         iterations=settings.iterations,
         normalize=settings.normalize,
         tolerance=settings.tolerance,
-        precision=settings.precision,
         measure=False,
     )
     scale: Tensor | None = None
@@ -322,11 +318,6 @@ def check_targets(targets: list[Target], parameters: Mapping[str, Tensor]) -> No
         parameter = parameters[t.parameter]
         if parameter.is_meta:
             raise UserError(f"parameter {t.parameter!r} is on the meta device: load its weights first")
-        if parameter.is_inference() and not torch.is_inference_mode_enabled():
-            raise UserError(
-                f"parameter {t.parameter!r} was made under torch.inference_mode and cannot be changed outside: "
-                "call this inside torch.inference_mode, or build the model outside"
-            )
 
 
 def _stack(group: list[Target], parameters: Mapping[str, Tensor]) -> Tensor:

@@ -18,7 +18,6 @@ from fire_core.engine import FireSettings, project
 from fire_core.errors import UserError
 from fire_core.report import Report
 from fire_core.solvers.polar import check_matrices, polar
-from fire_core.targets.walk import overlaps_itself
 from fire_core.wrapped_models import table_of, treat_model, unwrap_with
 
 if TYPE_CHECKING:
@@ -92,16 +91,10 @@ def project_(weight: Tensor, *, solver: str = "exact", scale: float | None = Non
         weight: (out, in), or (out, in, kernel...) with each spatial tap as a matrix of its own.
         scale: factor by which the orthogonal matrix is multiplied; None is the published sqrt(out / in) / taps.
         solver, settings: as in `polar`.
-    Raises: UserError for what is not a dense weight of at least two dimensions or cannot be written, for zero, NaN or
-        infinite matrices, and for a result that its type cannot hold. The weight is as before then.
+    Raises: UserError for what is not a dense weight of at least two dimensions, for zero, NaN or infinite matrices,
+        and for a result that its type cannot hold. The weight is as before then.
     """
     check_matrices(weight, "weight")
-    if weight.is_inference() and not torch.is_inference_mode_enabled():
-        raise UserError("weight was made under torch.inference_mode and cannot be changed outside")
-    if overlaps_itself(weight):
-        raise UserError(
-            "weight is expanded or overlaps itself: several entries share one place in memory; clone it first"
-        )
     with torch.no_grad():
         taps = weight.flatten(2).movedim(2, 0) if weight.ndim > 2 else weight[None]
         rows, columns = taps.shape[1:]

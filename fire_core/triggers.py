@@ -171,22 +171,6 @@ class Fall(Trigger):
         return fires
 
 
-class DormantShare(Above):
-    """`Above` for the metric "dormant_share", the share of dormant units (0 to 1) of `fire_core.measure.plasticity`."""
-
-    def __init__(self, limit: float, *, rearm: float | None = None) -> None:
-        if not 0.0 <= limit < 1.0:
-            raise UserError(f"limit={limit} must be at least 0 and less than 1")
-        super().__init__("dormant_share", limit, rearm=rearm)
-
-
-class Deviation(Above):
-    """`Above` for the metric "dfi", the mean deviation from isometry of `fire_core.measure.plasticity`."""
-
-    def __init__(self, limit: float, *, rearm: float | None = None) -> None:
-        super().__init__("dfi", limit, rearm=rearm)
-
-
 class _Composite(Trigger):
     """Base class of triggers made of other triggers."""
 

@@ -11,15 +11,15 @@ from typing import Any
 
 from fire_core.errors import UserError
 from fire_core.methods import Method
-from fire_core.triggers import Cooldown, Deviation, DormantShare, EveryNSteps, Fall, Plateau, Trigger
+from fire_core.triggers import Above, Cooldown, EveryNSteps, Fall, Plateau, Trigger
 
 OFF = "boundary"
 # name -> (metric that the trigger observes, function of its settings that returns it)
 KINDS: dict[str, tuple[str, Callable[..., Trigger]]] = {
     "every": ("", lambda steps: EveryNSteps(steps)),
     "plateau": ("metric", lambda metric, patience, **how: Plateau(metric, patience, **how)),
-    "dormancy": ("dormant_share", lambda level: DormantShare(level)),
-    "dfi": ("dfi", lambda level: Deviation(level)),
+    "dormancy": ("dormant_share", lambda level: Above("dormant_share", level)),
+    "dfi": ("dfi", lambda level: Above("dfi", level)),
     "rank": ("feature_rank", lambda share: Fall("feature_rank", share)),
     "gradient": ("relative_gradient", lambda share: Fall("relative_gradient", share)),
 }

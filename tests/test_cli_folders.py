@@ -68,14 +68,6 @@ def test_the_command_reads_config_json_in_a_process_of_its_own(tmp_path: Path) -
         assert torch.allclose(new[name], value, atol=1e-6), name
 
 
-def test_the_head_of_a_tied_model_is_its_embedding(tmp_path: Path) -> None:
-    config = transformers.LlamaConfig(**TOKENS, **MODELS["llama"], tie_word_embeddings=True)
-    model = transformers.LlamaForCausalLM(config)
-    model.save_pretrained(tmp_path / "old", max_shard_size="20KB")
-    table, _ = targets_of(open_checkpoint(tmp_path / "old"), "head")
-    assert [target.parameter for target in table.included] == ["model.embed_tokens.weight"]
-
-
 def test_experts_saved_one_by_one_are_guessed_only_if_that_is_allowed(tmp_path: Path) -> None:
     sizes = {**MODELS["llama"], "num_hidden_layers": 1, "num_key_value_heads": 2, "num_local_experts": 3}
     config = transformers.MixtralConfig(**TOKENS, **sizes)

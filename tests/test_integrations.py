@@ -125,37 +125,6 @@ def test_lightning_names_mistakes(tmp_path: Path, trigger: object, settings: dic
         lightning_run(LightningCallback(trigger, **settings), tmp_path, epochs=9, check_val_every_n_epoch=3)
 
 
-@pytest.mark.parametrize("logs", [True, False], ids=["another name", "nothing"])
-def test_lightning_names_a_metric_that_100_validations_of_one_epoch_do_not_give(
-    tmp_path: Path, logs: bool
-) -> None:
-    class Silent(Module):
-        def validation_step(self, batch: list, index: int) -> None:
-            if logs:
-                super().validation_step(batch, index)
-
-    rows = DataLoader(TensorDataset(INPUTS.repeat(4, 1), LABELS.repeat(4)), batch_size=1)
-    callback = LightningCallback(AnyOf(EveryNSteps(1000), Plateau("val_los", patience=2)))
-    trainer = lightning.Trainer(
-        max_epochs=1, callbacks=[callback], accelerator="cpu", logger=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=tmp_path, enable_checkpointing=False,
-        val_check_interval=1, limit_val_batches=1,
-    )  # fmt: skip
-    with pytest.raises(UserError, match=r"metric 'val_los', which.* 100 "):
-        trainer.fit(Silent(), rows, rows)
-    assert trainer.global_step == 100
-
-
-def test_lightning_counts_each_validation_once(tmp_path: Path) -> None:
-    callback = LightningCallback(Plateau("val_loss", patience=2))
-    module, _, trainer = lightning_run(callback, tmp_path, epochs=7, check_val_every_n_epoch=3)
-    assert callback.reports == [], "two evaluations, of which the first is the best"
-    loader = DataLoader(TensorDataset(INPUTS, LABELS), batch_size=8)
-    before = copy.deepcopy(module.state_dict())
-    trainer.validate(module, loader, verbose=False)
-    assert callback.reports == [] and all(torch.equal(v, before[n]) for n, v in module.state_dict().items())
-
-
 def test_lightning_resumes_its_trigger(tmp_path: Path) -> None:
     def make() -> LightningCallback:
         return LightningCallback(

@@ -630,10 +630,6 @@ def test_muon_orthogonalises_as_recorded(fidelity):
 WITH_OFFICIAL = [name for name in available() if "official" in variants(name)]
 
 
-def test_every_method_that_differs_has_an_official_variant():
-    assert WITH_OFFICIAL == ["cbp", "dash", "muon", "redo", "snr"]
-
-
 @pytest.mark.parametrize("name", WITH_OFFICIAL)
 @pytest.mark.parametrize("kind", ["conv", "vit"])
 def test_official_variants_train_and_resume(name, kind, tmp_path):
@@ -686,13 +682,3 @@ def test_official_variants_train_and_resume(name, kind, tmp_path):
             "snr",
             "vit",
         )  # none of its units is ever silent
-
-
-def test_a_net_that_leaves_tokens_out_shows_them_all_to_the_official_hooks():
-    model = build("vit_tiny", classes=5, channels=3, image_size=16, width=24, depth=1, heads=2)
-    state = state_of(model, phase=0)
-    method = create("snr", variant="official", first_phase=0)
-    method.check(state)
-    assert model.all_tokens
-    method.close()
-    assert not model.all_tokens

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from fire_core.errors import UserError
 from fire_core.methods import create
 from fire_core.phases import Phase, State, snapshot
 
@@ -75,15 +74,6 @@ def test_a_rebuilt_net_takes_the_checkpoint_of_an_injected_one(boundaries, first
     assert [p.requires_grad for p in fresh.nets["net"].parameters()] == [
         p.requires_grad for p in net.parameters()
     ]
-
-
-def test_missing_heads_and_missing_initial_weights_are_named():
-    state, _, _ = trained_state()
-    with pytest.raises(UserError, match=r"no module 'top'; set method.head to one of encoder, head"):
-        create("plasticity_injection", head="top").at_boundary(state, Phase(1))
-    state.initial = {}
-    with pytest.raises(UserError, match="no initial weights"):
-        create("plasticity_injection").at_boundary(state, Phase(1))
 
 
 def test_heads_with_two_outputs_are_combined_entry_by_entry():

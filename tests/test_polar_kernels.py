@@ -11,8 +11,8 @@ from fire_core.solvers import kernels
 from fire_core.solvers.exact import solve_exact
 from fire_core.solvers.kernels import (
     cholesky_in_blocks,
+    full_precision,
     lower_gram,
-    matmul_precision,
     polynomial_steps,
     quintic_step,
     rational_steps,
@@ -129,8 +129,8 @@ def test_global_precision_settings_change_no_bit_and_are_put_back(solver: str) -
 
 def test_precision_is_put_back_after_an_error() -> None:
     before = kernels._settings()
-    with pytest.raises(ZeroDivisionError), matmul_precision(torch.device("cpu"), "tf32"):
-        assert kernels._settings()[0] in ("tf32", "high")  # as torch says it from 2.9 on, and below
+    with pytest.raises(ZeroDivisionError), full_precision(torch.device("cpu")):
+        assert kernels._settings()[0] in ("ieee", "highest")  # as torch says it from 2.9 on, and below
         _ = 1 / 0
     assert kernels._settings() == before
 

@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fire_core.methods import create
 from fire_core.methods.redo import dormancy
-from fire_core.phases import State
 from fire_core.units import find_unit_layers
 
 
@@ -46,22 +44,3 @@ def test_compiled_scores_are_those_of_the_plain_pass_from_one_graph_without_a_br
         graphs.append(traced["stats"]["unique_graphs"])
     assert graphs == [2, 2, 2]  # the training pass and this one
     assert not traced["graph_break"]
-
-
-def test_redo_recycles_the_same_units_where_training_is_compiled(traced) -> None:
-    torch.manual_seed(1)
-    data = torch.randn(32, 1, 6, 6), torch.zeros(32)
-    weights = []
-    for compiled in (False, True):
-        net = build()
-        with torch.no_grad():
-            net[4].weight[[2, 5]] = 0.0
-            net[4].bias[[2, 5]] = -1.0
-        state = State({"net": net}, batches=lambda: iter([data]), phase=1, compiled=compiled)
-        state.generator = torch.Generator().manual_seed(1)
-        method = create("redo", threshold=0.0)
-        method.after_epoch(state)
-        assert method.counts["recycled"] >= 2 and net[4].weight[[2, 5]].abs().max() > 0
-        assert traced["stats"]["unique_graphs"] == int(compiled)
-        weights.append(net.state_dict())
-    assert all(torch.equal(weights[0][name], value) for name, value in weights[1].items())

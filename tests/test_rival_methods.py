@@ -81,20 +81,6 @@ def test_dash_takes_convolutions_kernel_by_kernel_or_whole():
         torch.testing.assert_close(net.weight.data, expected)
 
 
-def test_dash_shrinks_a_convolution_in_channels_last_memory():
-    for kernels in (True, False):
-        torch.manual_seed(0)
-        plain, strided = nn.Conv2d(3, 4, 2), nn.Conv2d(3, 4, 2)
-        strided.load_state_dict(plain.state_dict())
-        strided.to(memory_format=torch.channels_last)
-        descent = {"weight": torch.randn(4, 3, 2, 2)}
-        before = plain.weight.detach().clone()
-        for layer in (plain, strided):
-            shrink(layer, descent, find_targets(layer), floor=0.05, kernels=kernels)
-        assert not torch.equal(plain.weight, before)
-        torch.testing.assert_close(strided.weight, plain.weight)
-
-
 def test_dash_leaves_alone_what_is_not_its_own():
     """Parameters the loss does not depend on, statistics, random state, the mode of a frozen batch norm."""
     net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
@@ -372,26 +358,6 @@ def test_muon_shares_out_the_parameters():
     assert all(len(part.state) == 0 for part in both.parts)
 
 
-@pytest.mark.parametrize(
-    "wrap", [lambda muon, rest: muon, lambda muon, rest: CombinedOptimizer([muon, rest])]
-)
-def test_optimizers_call_the_closure_once(wrap):
-    parameter, calls = nn.Parameter(torch.randn(3, 2, 1, 1)), []
-    rest = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-    optimizer = wrap(ConvMuon([parameter], lr=0.1), rest)
-
-    def closure():
-        calls.append(parameter.detach().clone())
-        optimizer.zero_grad()
-        loss = parameter.square().sum()
-        loss.backward()
-        return loss
-
-    loss = optimizer.step(closure)
-    assert len(calls) == 1 and float(loss) == pytest.approx(float(calls[0].square().sum()))
-    assert not torch.equal(parameter, calls[0])
-
-
 # --------------------------------------------------------------------------------------- who feeds whom
 class Gated(nn.Module):
     def __init__(self):
@@ -441,13 +407,6 @@ def test_flattened_convolution_maps_units_to_their_columns():
     recycle(net, layer, torch.tensor([False, True, False]), generator=torch.Generator().manual_seed(0))
     assert (net[4].weight == 0).all(dim=0).tolist() == [False] * 4 + [True] * 4 + [False] * 4
     assert net[1].running_mean.tolist() == [7, 0, 7] and net[1].weight.tolist() == [5, 1, 5]
-
-
-def test_units_of_flattened_tokens_are_left_out():
-    """Five tokens of three units: the columns of one unit lie apart."""
-    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(15, 2))
-    layers, reasons = find_unit_layers(net, torch.randn(2, 5, 4))
-    assert layers == [] and reasons["0"] == "does not fit the inputs of 3"
 
 
 class Shared(nn.Module):
@@ -541,25 +500,3 @@ def test_a_second_model_of_the_same_name_gets_its_own_anchor_weights_and_hooks()
         units.after_step(state)
         assert (net[2].weight == 0).all() and len(units.memory["net"]["0"]["age"]) == shape[1]
     assert l2.penalty(state_of(net)).item() == 0.0  # a new snapshot of the same model is a new anchor
-
-
-def test_parseval_chooses_anew_for_a_second_model_of_the_same_name():
-    method = create("parseval", coefficient=1.0)
-    for net in (nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Identity(), nn.Linear(2, 2))):
-        weight = net[-1].weight
-        expected = (weight @ weight.T - torch.eye(2)).square().sum()
-        torch.testing.assert_close(method.penalty(state_of(net)), expected)
-
-
-def test_muon_makes_an_optimizer_for_every_model(monkeypatch):
-    """Also where a new model has the id of one that is gone."""
-    method = create("muon", targets="all")
-    monkeypatch.setattr("builtins.id", lambda thing: 1 if isinstance(thing, nn.Module) else id_of(thing))
-    for _ in range(2):
-        net = nn.Linear(3, 3)
-        optimizer = method.optimizer(net, torch.optim.Adam(net.parameters()), Phase(1))
-        assert optimizer.param_groups[0]["params"][0] is net.weight
-        assert method.optimizer(net, torch.optim.Adam(net.parameters()), Phase(1)) is optimizer
-
-
-id_of = id

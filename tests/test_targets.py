@@ -64,20 +64,6 @@ def test_each_tap_of_a_convolution_is_a_view_with_the_published_scale(layer: typ
     assert (weight[:, :, -1] == 7).all() and not (weight[:, :, :-1] == 7).any()
 
 
-def test_a_resnet18_for_small_images_has_158_matrices() -> None:
-    """9 for the stem, 144 for the 3x3 convolutions, 3 shortcuts, and two dense layers at the end."""
-    model = nn.ModuleList([nn.Conv2d(3, 64, 3, bias=False)])
-    width = 64
-    for stage in (64, 128, 256, 512):
-        for block in range(2):
-            model += [nn.Conv2d(width, stage, 3, bias=False), nn.Conv2d(stage, stage, 3, bias=False)]
-            if block == 0 and stage != 64:
-                model.append(nn.Conv2d(width, stage, 1, bias=False))
-            width = stage
-    model += [nn.Linear(512, 512), nn.Linear(512, 10)]
-    assert len(find_targets(model).included) == 158
-
-
 def test_groups_are_separate_matrices_and_depthwise_has_none() -> None:
     model = Mixed()
     grouped = [t for t in find_targets(model).included if t.parameter == "grouped.weight"]
@@ -197,13 +183,11 @@ def test_frozen_parameters_are_out_unless_everything_is_frozen() -> None:
     assert names(model) == ["0.weight", "1.weight"]
 
 
-def test_weights_without_a_place_of_their_own_in_memory_stay_out() -> None:
-    net = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4), nn.Linear(6, 4))
-    net[1].weight = nn.Parameter(torch.randn(1, 6).expand(4, 6), requires_grad=False)
-    net[2].weight = nn.Parameter(torch.randn(4, 6).to_sparse(), requires_grad=False)
-    reasons = {t.name: t.reason for t in find_targets(net) if t.name.endswith("weight")}
-    assert [t.name for t in find_targets(net).included] == ["0.weight"]
-    assert "share one place" in reasons["1.weight"] and "sparse" in reasons["2.weight"]
+def test_sparse_weights_stay_out() -> None:
+    net = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4))
+    net[1].weight = nn.Parameter(torch.randn(4, 6).to_sparse(), requires_grad=False)
+    table = by_name(find_targets(net))
+    assert table["0.weight"].included and "sparse" in table["1.weight"].reason
 
 
 def test_looking_at_a_computed_weight_does_not_move_its_state() -> None:
@@ -243,16 +227,6 @@ def test_reparametrised_layers_stay_out() -> None:
     assert all(
         "reparametrised" in t.reason for t in find_targets(old) if t.module == "0" and t.kind != "bias"
     )
-
-
-def test_a_recurrent_layer_under_the_old_weight_norm_stays_out() -> None:
-    recurrent = torch.nn.utils.weight_norm(nn.LSTM(4, 5, bidirectional=True), "weight_hh_l0")
-    table = by_name(find_targets(recurrent))
-    assert all(
-        not table[n].included and "reparametrised" in table[n].reason
-        for n in ("weight_hh_l0_g", "weight_hh_l0_v")
-    )
-    assert table["weight_hh_l0_reverse[cell]"].included
 
 
 def test_a_model_that_says_it_has_no_head_has_none() -> None:

@@ -130,17 +130,6 @@ def test_gpt2_table() -> None:
     assert len(find_targets(model, "mlp").included) == 4
 
 
-def test_gated_rows_of_a_feed_forward_layer() -> None:
-    model = build("phi3", intermediate_size=48, num_key_value_heads=2)
-    names = [t.name for t in find_targets(model, "mlp").included]
-    layer = "model.layers.0.mlp."
-    assert names == [
-        f"{layer}gate_up_proj.weight[gate]",
-        f"{layer}gate_up_proj.weight[up]",
-        f"{layer}down_proj.weight",
-    ]
-
-
 def test_expert_stacks_split_into_experts_and_halves() -> None:
     model = build("mixtral", intermediate_size=48, num_key_value_heads=2, num_local_experts=3)
     experts = [t for t in find_targets(model).included if t.kind == "expert"]

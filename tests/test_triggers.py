@@ -4,35 +4,17 @@ import json
 from collections.abc import Callable
 
 import pytest
-import torch
-from torch import nn
 
 from fire_core.errors import UserError
-from fire_core.measure.plasticity import plasticity
 from fire_core.triggers import (
     Above,
     AnyOf,
     Cooldown,
-    Deviation,
-    DormantShare,
     EveryNSteps,
     Fall,
     Plateau,
     Trigger,
 )
-
-
-class FunctionalReLU(nn.Module):
-    """A hidden layer of two units that both fire on positive inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(2, 2), nn.Linear(2, 1)
-        nn.init.ones_(self.first.weight)
-        nn.init.zeros_(self.first.bias)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(nn.functional.relu(self.first(x)))
 
 
 def fired(trigger: Trigger, key: str, values: list) -> list[int]:
@@ -57,8 +39,6 @@ def test_above_waits_until_the_value_has_fallen() -> None:
     values = [0.1, 0.4, 0.5, 0.3, 0.4, 0.2, 0.6]
     assert fired(Above("x", 0.35), "x", values) == [1, 4, 6]
     assert fired(Above("x", 0.35, rearm=0.2), "x", values) == [1, 6]
-    assert fired(DormantShare(0.35), "dormant_share", values) == [1, 4, 6]
-    assert fired(Deviation(0.35), "dfi", values) == [1, 4, 6]
 
 
 def test_fall_compares_with_the_highest_value_since_it_last_fired() -> None:
@@ -69,14 +49,6 @@ def test_fall_compares_with_the_highest_value_since_it_last_fired() -> None:
 def test_any_of_lets_every_member_see_every_call() -> None:
     trigger = AnyOf(EveryNSteps(4), Plateau("x", 2))
     assert fired(trigger, "x", [1, 1, 1, 0, 1, 1, 1, 1, 1]) == [2, 4, 5, 8]
-
-
-def test_one_dead_unit_behind_a_functional_relu_fires_the_lowest_limit() -> None:
-    net = FunctionalReLU()
-    assert not DormantShare(0.0)(0, plasticity(net, torch.ones(4, 2)))
-    with torch.no_grad():
-        net.first.weight[1] = -1.0
-    assert DormantShare(0.0)(0, plasticity(net, torch.ones(4, 2)))
 
 
 def test_a_metric_that_comes_late_is_waited_for() -> None:
@@ -124,11 +96,10 @@ def test_a_checkpoint_in_the_middle_changes_nothing(make: Callable[[], Trigger],
         (lambda: Plateau("x", 0), "patience=0"),
         (lambda: Plateau("x", 1, mode="down"), "mode='down'"),
         (lambda: Above("x", 1.0, rearm=2.0), "rearm=2.0.*limit=1.0"),
-        (lambda: DormantShare(1.5), "limit=1.5"),
         (lambda: Fall("x", 1.0), "share=1.0"),
         (lambda: AnyOf(), "no triggers"),
         (lambda: Plateau("x", 1)(0, {"x": float("nan")}), "'x' is NaN"),
-        (lambda: fired(DormantShare(0.0), "weight_norm", [1.0] * 200), "'dormant_share'"),
+        (lambda: fired(Above("dormant_share", 0.0), "weight_norm", [1.0] * 200), "'dormant_share'"),
         (lambda: fired(Plateau("eval_los", 3), "eval_loss", [1.0] * 200), "did you mean 'eval_loss'"),
         (lambda: EveryNSteps(2).load_state_dict({"best": 1}), "does not fit EveryNSteps"),
         (lambda: AnyOf(EveryNSteps(2)).load_state_dict({"members": []}), "state of 0 triggers"),

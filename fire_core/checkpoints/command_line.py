@@ -28,7 +28,6 @@ SETTINGS = {
     "degenerate": "zero matrices: raise or skip",
     "min_norm": "Frobenius norm below which a matrix counts as zero",
     "tolerance": "deviation from isometry that exact allows",
-    "precision": "fp32 or tf32",
 }
 """The settings of `fire` that make sense for a file, as options of `apply`."""
 

@@ -28,7 +28,7 @@ class FireCallback(pl.Callback):
         optimizer_state: "clear_changed", "clear" or "keep", as in `reset_optimizer_state`.
         settings: `targets` and the settings of `FireSettings`, by name; scale="initial" is not possible.
     Raises: UserError for unknown settings, at the start of fit for targets that the module does not have, and for a metric
-        that two epochs with validation, or 100 validations in one epoch, do not give.
+        that two epochs with validation do not give.
     """
 
     def __init__(self, trigger: Trigger, *, optimizer_state: str = "clear_changed", **settings: Any) -> None:
@@ -68,7 +68,6 @@ class FireCallback(pl.Callback):
         self._validated |= fresh.keys()
         self._round_has_validation = True
         self._look(trainer, pl_module, scalars(fresh))
-        self.triggered.end_evaluation()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Call the trigger with the metrics that training logged, and "epoch"."""

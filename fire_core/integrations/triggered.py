@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 
 from fire_core.engine import FireSettings
 from fire_core.errors import UserError, did_you_mean
-from fire_core.optim_state import POLICIES, reset_optimizer_state
+from fire_core.optim_state import check_policy, reset_optimizer_state
 from fire_core.projection import fire
 from fire_core.report import Report
 from fire_core.targets import find_targets
-from fire_core.triggers import MOST_MISSED, Trigger
+from fire_core.triggers import Trigger
 
 
 class TriggeredFire:
@@ -31,11 +31,10 @@ class TriggeredFire:
             raise UserError(
                 "scale='initial' needs the starting weights, which a callback does not have: call fire() yourself"
             )
-        if optimizer_state not in POLICIES:
-            raise UserError(f"optimizer_state={optimizer_state!r}: choose one of {', '.join(POLICIES)}")
+        check_policy(optimizer_state)
         self.trigger, self.optimizer_state, self.settings = trigger, optimizer_state, dict(settings)
         self.reports: list[tuple[int, Report]] = []
-        self._evaluations = self._rounds = 0
+        self._rounds = 0
         self._names: set[str] = set()
 
     def check(self, model: nn.Module) -> None:
@@ -66,22 +65,12 @@ class TriggeredFire:
             due = bool(decision)
         return due
 
-    def end_evaluation(self) -> None:
-        """Count an evaluation. Raises UserError if MOST_MISSED have not given a metric that is awaited."""
-        self._evaluations += 1
-        if self._evaluations >= MOST_MISSED:
-            self._name_missing(f"{self._evaluations} evaluations")
-
     def end_round(self) -> None:
         """Count a round of training and evaluation. Raises UserError if two have not given a metric that is awaited."""
         self._rounds += 1
-        if self._rounds > 1:
-            self._name_missing("two rounds of evaluation")
-
-    def _name_missing(self, seen: str) -> None:
-        if missing := self.trigger.waits_for():
+        if self._rounds > 1 and (missing := self.trigger.waits_for()):
             raise UserError(
-                f"the trigger waits for metric {missing[0]!r}, which {seen} did not give"
+                f"the trigger waits for metric {missing[0]!r}, which two rounds of evaluation did not give"
                 f"{did_you_mean(missing[0], self._names)}; they gave {', '.join(sorted(self._names)) or 'none'}"
             )
 

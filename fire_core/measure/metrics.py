@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fire_core.errors import UserError
-from fire_core.solvers.kernels import matmul_precision
+from fire_core.solvers.kernels import full_precision
 
 
 def _float(x: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def in_full_precision(metric: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @wraps(metric)
     def computed(first: Tensor, *others: Any, **options: Any) -> Tensor:
-        with matmul_precision(first.device, "fp32"):
+        with full_precision(first.device):
             return metric(first, *others, **options)
 
     return computed

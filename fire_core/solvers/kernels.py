@@ -179,14 +179,14 @@ def _blocks(matrices: Tensor) -> Iterator[tuple[int, int]]:
 
 
 @contextmanager
-def matmul_precision(device: torch.device, precision: str) -> Iterator[None]:
-    """Compute float32 products in IEEE float32 ("fp32") or let CUDA use TF32 ("tf32"); autocast is off inside.
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Compute float32 products in IEEE float32, with TF32 and autocast off.
 
     The caller's settings are restored at the end, also after an error. They are global to the process, so another
     thread sees the changed settings while the block runs.
     """
     before = _settings()
-    _set("tf32" if precision == "tf32" else "ieee", "ieee")
+    _set("ieee", "ieee")
     try:
         with torch.autocast(device.type, enabled=False):
             yield
@@ -210,4 +210,4 @@ else:  # torch below 2.9 has one setting for both, with other names
         return torch.get_float32_matmul_precision(), ""
 
     def _set(cuda: str, cpu: str) -> None:
-        torch.set_float32_matmul_precision({"ieee": "highest", "tf32": "high"}.get(cuda, cuda))
+        torch.set_float32_matmul_precision("highest" if cuda == "ieee" else cuda)

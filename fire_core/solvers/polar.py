@@ -14,12 +14,11 @@ from torch import Tensor
 
 from fire_core.errors import UserError, unknown_word
 from fire_core.solvers.exact import Solved, solve_exact
-from fire_core.solvers.kernels import matmul_precision, polynomial_steps, residual
+from fire_core.solvers.kernels import full_precision, polynomial_steps, residual
 from fire_core.solvers.schedules import CUBIC, MUON_QUINTIC
 
 Solver = Literal["newton_schulz", "exact", "quintic"]
 Normalize = Literal["frobenius", "spectral"]
-Precision = Literal["fp32", "tf32"]
 
 ITERATIONS = 10
 """The published number of steps."""
@@ -47,14 +46,14 @@ def polar(
     iterations: int = ITERATIONS,
     normalize: str = "frobenius",
     tolerance: float = 1e-8,
-    precision: str = "fp32",
     measure: bool = True,
 ) -> Polar:
     """Return the nearest (semi-)orthogonal matrix of each matrix of `matrices` (..., m, n), or an approximation to it.
 
     Wide matrices get orthonormal rows, tall ones orthonormal columns. Smaller types are first converted to float32;
-    float64 stays. The input is not changed, and no gradient flows. The scale of the input does not matter: matrices
-    with very large or small entries (1e30, 1e-30) are first divided by a power of two.
+    float64 stays. The input is not changed, and no gradient flows. Products are full float32 whatever
+    `torch.set_float32_matmul_precision` says, and under autocast. The scale of the input does not matter: matrices with
+    very large or small entries (1e30, 1e-30) are first divided by a power of two.
 
     "newton_schulz" is the published algorithm (FIRE, section 3): X = W / `||W||`, then `iterations` steps
     X <- 1.5 X - 0.5 X X^T X. It equals the formula up to rounding, and on a CPU a matrix gives the same bits alone or
@@ -85,18 +84,15 @@ def polar(
         tolerance: largest residual of exact; the error above is for the default. A larger tolerance saves repairs of
             single matrices, but no passes over all of them. One that the type cannot reach (1e-14 in float32) sends
             every matrix to the SVD, and `residual` contains what was reached.
-        precision: "fp32" computes in full float32 whatever `torch.set_float32_matmul_precision` says, and under
-            autocast. "tf32" lets CUDA multiply in TF32: expect a relative error of about 2e-3 and a residual (measured
-            in TF32 too) no better than 1e-4. The solver exact and CPUs ignore it.
         measure: False saves the residual of newton_schulz and quintic, which is then NaN.
     Returns: Polar(factor, residual, iterations, completed).
     Raises: UserError for zero or non-finite matrices (with the index in the batch) and for wrong settings.
     """
-    check_solver(solver, iterations, normalize, tolerance, precision)
+    check_solver(solver, iterations, normalize, tolerance)
     check_matrices(matrices)
     batch_shape, (rows, columns) = matrices.shape[:-2], matrices.shape[-2:]
     exact = solver == "exact"
-    with torch.no_grad(), matmul_precision(matrices.device, "fp32" if exact else precision):
+    with torch.no_grad(), full_precision(matrices.device):
         working = matrices.detach().to(torch.float64 if matrices.dtype == torch.float64 else torch.float32)
         working = working.reshape(-1, rows, columns)
         moderate = _check_values(working, batch_shape)
@@ -153,12 +149,11 @@ def _moderate(matrices: Tensor) -> Tensor:
     return matrices / (largest / (2 * mantissa))
 
 
-def check_solver(solver: str, iterations: int, normalize: str, tolerance: float, precision: str) -> None:
+def check_solver(solver: str, iterations: int, normalize: str, tolerance: float) -> None:
     """Raise UserError for a setting that `polar` does not accept."""
     for name, value, allowed in (
         ("solver", solver, Solver),
         ("normalize", normalize, Normalize),
-        ("precision", precision, Precision),
     ):
         if value not in get_args(allowed):
             raise unknown_word(name, value, allowed)

@@ -206,8 +206,6 @@ def _skipped(place: Place) -> tuple[str, str] | None:
         return "other", f"stored as {parameter.dtype}: only real floating-point weights can be treated"
     if parameter.layout is not torch.strided:
         return "other", f"{parameter.layout}: only dense weights can be treated"
-    if overlaps_itself(parameter):
-        return "other", "expanded or overlapping: several entries share one place in memory"
     if any(word.startswith("lora_") for word in place.name.split(".")):
         return "lora", "low-rank adapter: the product B A is the update, neither factor is a layer's matrix"
     around = (module, *place.parents[-1:])
@@ -487,16 +485,11 @@ def _ask(model: nn.Module, question: str) -> list[nn.Module]:
 
 
 def check_module(model: object) -> None:
-    """Raise UserError for anything but a torch module, and for a TorchScript module."""
+    """Raise UserError for anything but a torch module."""
     if not isinstance(model, nn.Module):
         raise UserError(
             f"model is a {type(model).__name__}, not a torch module: give the module itself; for one matrix use "
             "fire_core.project_, for a file of weights `fire-core apply`"
-        )
-    if isinstance(model, torch.jit.ScriptModule):
-        raise UserError(
-            f"model is a {type(model).__name__} of TorchScript, whose layers cannot be told apart: treat the module "
-            "before torch.jit.script, or load its state_dict into one"
         )
 
 
@@ -536,15 +529,3 @@ def _addresses(tensor: Tensor) -> np.ndarray:
         }
     )
     return np.asarray(described)
-
-
-def overlaps_itself(tensor: Tensor) -> bool:
-    """Return whether entries of a strided tensor can share a place in memory, as after `expand` or `as_strided`."""
-    if not _in_memory(tensor):
-        return False
-    reach = 0
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride <= reach:
-            return True
-        reach += (size - 1) * stride
-    return False
