@@ -4,6 +4,7 @@ import difflib
 import os
 import sys
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any, get_args
 
 
@@ -21,6 +22,16 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def unknown_word(name: str, value: object, allowed: Any) -> UserError:
     """Return the error for a value that is not in the Literal `allowed`."""
     return UserError(f"{name}={value!r} is unknown: choose one of {', '.join(get_args(allowed))}")
+
+
+def check_range(owner: object, interval: str, *names: str) -> None:
+    """Raise UserError for the first of these settings of `owner` that is no number in `interval`, as in "[0, 1)"."""
+    low, high = map(float, interval[1:-1].split(","))
+    for name in names:
+        value = getattr(owner, name)
+        inside = isinstance(value, Real) and low <= float(value) <= high
+        if not inside or (value == low and interval[0] == "(") or (value == high and interval[-1] == ")"):
+            raise UserError(f"{name}={value!r} must be a number in {interval}")
 
 
 def shown(path: str | os.PathLike[str]) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import UserError
-from fire_core.methods.method import Method, find_weights, register
+from fire_core.errors import check_range
+from fire_core.methods.method import Method, register
 from fire_core.phases import State
 
 
@@ -50,26 +49,17 @@ class AdamO(Method):
     source: ClassVar[str] = "Rosseau et al. 2026 (AdamO, arXiv 2606.09762)"
 
     def __post_init__(self) -> None:
-        if self.coefficient < 0.0:
-            raise UserError(f"coefficient={self.coefficient} must not be negative")
-        self._weights: WeakKeyDictionary[nn.Module, dict[str, int]] = WeakKeyDictionary()
+        check_range(self, "[0, inf)", "coefficient")
         self._gradients: list[tuple[float, nn.Parameter, Tensor]] = []
-
-    def check(self, state: State) -> None:
-        """Raise UserError for targets that a net does not have."""
-        for net in state.nets.values():
-            find_weights(net, self.targets)
 
     @torch.no_grad()
     def penalty(self, state: State) -> Tensor | float:
         """Compute the step from the weights as they are, and return 0.0."""
         self._gradients = []
         for name, net in state.nets.items():
-            if net not in self._weights:
-                self._weights[net] = find_weights(net, self.targets)
             rate = state.optimizers[name].param_groups[0]["lr"]
             parameters = dict(net.named_parameters())
-            for key, start in self._weights[net].items():
+            for key, start in self.weights(net).items():
                 gradient = isometry_gradient(parameters[key].flatten(start)).view_as(parameters[key])
                 self._gradients.append((rate * self.coefficient, parameters[key], gradient))
         return 0.0

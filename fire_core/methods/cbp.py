@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import UserError
+from fire_core.errors import check_range
 from fire_core.methods._units import UnitMethod
 from fire_core.methods.method import register
 from fire_core.units import UnitLayer
@@ -43,11 +43,9 @@ class ContinualBackprop(UnitMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.0 <= self.replacement_rate <= 1.0 or not 0.0 <= self.decay < 1.0 or self.maturity < 0:
-            raise UserError(
-                f"replacement_rate={self.replacement_rate}, decay={self.decay}, maturity={self.maturity}: the rate must "
-                "lie in [0, 1], decay in [0, 1), and maturity must be at least 0 steps; use e.g. 1e-4, 0.99, 1000"
-            )
+        check_range(self, "[0, 1]", "replacement_rate")
+        check_range(self, "[0, 1)", "decay")
+        check_range(self, "[0, inf)", "maturity")
 
     def measure(self, activations: Tensor) -> Tensor:
         """Return mean |activation| and mean activation of each unit, (2, units)."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, check_range
 from fire_core.measure.inputs import call
 from fire_core.measure.modes import undisturbed
 from fire_core.methods._units import inputs_of
@@ -174,10 +174,8 @@ class Dash(Method):
     source: ClassVar[str] = "Shin et al. 2024 (DASH, arXiv 2410.23495), Algorithm 1"
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.alpha <= 1.0 or not 0.0 <= self.floor <= 1.0 or not 0.0 <= self.rate <= 1.0:
-            raise UserError(
-                f"alpha={self.alpha}, floor={self.floor}, rate={self.rate} must lie in [0, 1], alpha not 0"
-            )
+        check_range(self, "(0, 1]", "alpha")
+        check_range(self, "[0, 1]", "floor", "rate")
         if self.rate != 1.0 and not self.every_steps:
             raise UserError(
                 f"rate={self.rate} is for the per-step form: give every_steps too, or leave it out"
@@ -185,11 +183,6 @@ class Dash(Method):
         self.steps = 0
         self.descent: dict[str, dict[str, Tensor]] = {}
         self._tables: WeakKeyDictionary[nn.Module, TargetTable] = WeakKeyDictionary()
-
-    def check(self, state: State) -> None:
-        """Raise UserError for targets that a net does not have."""
-        for net in state.nets.values():
-            find_targets(net, self.targets)
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
         """Call `dash` with the coming data; with `every_steps`, do nothing."""

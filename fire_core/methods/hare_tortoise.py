@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fire_core.errors import UserError
+from fire_core.errors import check_range
 from fire_core.methods.method import Method, register
 from fire_core.phases import State
 
@@ -37,11 +37,8 @@ class HareTortoise(Method):
     source: ClassVar[str] = "Lee et al. 2024 (Hare & Tortoise, arXiv 2406.02596)"
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.momentum < 1.0 or self.period < 1:
-            raise UserError(
-                f"momentum={self.momentum}, period={self.period}: momentum must lie in [0, 1), and the period must be at "
-                "least 1 step; use e.g. 0.999, 1000"
-            )
+        check_range(self, "[0, 1)", "momentum")
+        check_range(self, "[1, inf)", "period")
         self.steps = 0
         self.tortoise: dict[str, dict[str, Tensor]] = {}
         self._hare: dict[str, dict[str, Tensor]] = {}  # during an evaluation

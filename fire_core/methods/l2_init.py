@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import UserError
+from fire_core.errors import check_range
 from fire_core.methods.full_reset import initial_of
 from fire_core.methods.method import Method, register
 from fire_core.phases import State
@@ -31,8 +31,7 @@ class L2Init(Method):
     source: ClassVar[str] = "Kumar et al. 2023 (arXiv 2308.11958), Eq. 1"
 
     def __post_init__(self) -> None:
-        if self.coefficient < 0.0:
-            raise UserError(f"coefficient={self.coefficient} must not be negative")
+        check_range(self, "[0, inf)", "coefficient")
         # for each net: its starting weights as given in State.initial, and copies of them on the net's device
         self._starts: WeakKeyDictionary[nn.Module, tuple[Mapping[str, Tensor], list[Tensor]]] = (
             WeakKeyDictionary()

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -68,7 +69,19 @@ class Method:
                 setattr(cls, name, _from_first_phase(hook))
 
     def check(self, state: State) -> None:
-        """Raise `UserError` if the settings do not fit these nets. Called before training starts and at boundaries."""
+        """Raise `UserError` if the settings do not fit these nets. Called before training starts and at boundaries.
+
+        By default: if the method has `targets` that a net does not have.
+        """
+        for net in state.nets.values() if hasattr(self, "targets") else ():
+            find_targets(net, self.targets)  # type: ignore[attr-defined]
+
+    def weights(self, net: nn.Module) -> dict[str, int]:
+        """Return `find_weights` for the `targets` of the method, which are searched once for each net."""
+        known = self.__dict__.setdefault("_weights", WeakKeyDictionary())
+        if net not in known:
+            known[net] = find_weights(net, self.targets)  # type: ignore[attr-defined]
+        return known[net]
 
     def at_boundary(self, state: State, phase: Phase) -> Report:
         """Treat every net from phase `first_phase` on, and return one report. Called at each boundary.
@@ -110,8 +123,17 @@ class Method:
         """Called after each evaluation. The weights that train must be in place again afterwards."""
 
     def optimizer(self, net: nn.Module, default: Optimizer, phase: Phase) -> Optimizer:
-        """Return the optimizer of `net` in this phase. Only methods with `changes_optimizer` replace the default."""
-        return default
+        """Return the optimizer of `net` in this phase: with `changes_optimizer` what `build` returns, made once."""
+        if not self.changes_optimizer:
+            return default
+        known = self.__dict__.setdefault("_optimizers", WeakKeyDictionary())
+        if net not in known:
+            known[net] = self.build(net, default)
+        return known[net]
+
+    def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
+        """Return a new optimizer of `net`, with learning rates relative to that of `default`."""
+        raise NotImplementedError
 
     def rebuild(self, state: State) -> None:
         """Repeat structural changes (`changes_structure`) when a run resumes, before its weights are loaded."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, check_range
 from fire_core.methods.method import Method, register, stacked_weights
-from fire_core.phases import Phase, State
 from fire_core.solvers.schedules import MUON_QUINTIC
 from fire_core.targets import find_targets
 
@@ -135,23 +133,10 @@ class Muon(Method):
     changes_optimizer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.rate_factor <= 0.0 or not 0.0 <= self.momentum < 1.0 or len(self.adam_betas) != 2:
-            raise UserError(
-                f"rate_factor={self.rate_factor}, momentum={self.momentum}, adam_betas={self.adam_betas}: use e.g. "
-                "10, 0.95, [0.9, 0.95]"
-            )
-        self._made: WeakKeyDictionary[nn.Module, Optimizer] = WeakKeyDictionary()
-
-    def check(self, state: State) -> None:
-        """Raise UserError for targets that a net does not have."""
-        for net in state.nets.values():
-            find_targets(net, self.targets)
-
-    def optimizer(self, net: nn.Module, default: Optimizer, phase: Phase) -> Optimizer:
-        """Return the same optimizer for the same net at every call."""
-        if net not in self._made:
-            self._made[net] = self.build(net, default)
-        return self._made[net]
+        check_range(self, "(0, inf)", "rate_factor")
+        check_range(self, "[0, 1)", "momentum")
+        if len(self.adam_betas) != 2:
+            raise UserError(f"adam_betas={self.adam_betas} must be two numbers, as in [0.9, 0.95]")
 
     def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
         """Return a new optimizer of `net`, with learning rates relative to that of `default`."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import UserError
+from fire_core.errors import check_range
 from fire_core.methods._units import UnitMethod
 from fire_core.methods.method import register
 from fire_core.units import UnitLayer
@@ -43,12 +43,9 @@ class SelfNormalizedResets(UnitMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0.0 < self.percentile < 1.0:
-            raise UserError(f"percentile={self.percentile} is outside (0, 1): use e.g. 0.96")
-        if self.update_every < 1 or self.longest < 2:
-            raise UserError(
-                f"update_every={self.update_every}, longest={self.longest}: at least 1 and 2 steps"
-            )
+        check_range(self, "(0, 1)", "percentile")
+        check_range(self, "[1, inf)", "update_every")
+        check_range(self, "[2, inf)", "longest")
 
     def measure(self, activations: Tensor) -> Tensor:
         """Return whether each unit fires, (units,) bool."""

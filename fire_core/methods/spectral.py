@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
 
-from fire_core.errors import UserError
-from fire_core.methods.method import Method, beside, find_weights, register
+from fire_core.errors import check_range
+from fire_core.methods.method import Method, beside, register
 from fire_core.phases import State
 from fire_core.seeding import derive
 
@@ -42,26 +41,16 @@ class Spectral(Method):
     source: ClassVar[str] = "Lewandowski et al. 2025 (arXiv 2406.06811)"
 
     def __post_init__(self) -> None:
-        if self.coefficient < 0.0 or self.power < 1:
-            raise UserError(
-                f"coefficient={self.coefficient}, power={self.power}: at least 0 and 1; use e.g. 1e-4, 2"
-            )
-        self._weights: WeakKeyDictionary[nn.Module, dict[str, int]] = WeakKeyDictionary()
+        check_range(self, "[0, inf)", "coefficient")
+        check_range(self, "[1, inf)", "power")
         self.vectors: dict[str, dict[str, Tensor]] = {}
-
-    def check(self, state: State) -> None:
-        """Raise UserError for targets that a net does not have."""
-        for net in state.nets.values():
-            find_weights(net, self.targets)
 
     def penalty(self, state: State) -> Tensor | float:
         """Return the penalty over all nets, after one step of the power iteration."""
         total: Any = 0.0
         for name, net in state.nets.items():
-            if net not in self._weights:
-                self._weights[net] = find_weights(net, self.targets)
             vectors, parameters = self.vectors.setdefault(name, {}), dict(net.named_parameters())
-            for key, start in self._weights[net].items():
+            for key, start in self.weights(net).items():
                 matrices = parameters[key].flatten(start).float()
                 if key not in vectors:
                     vectors[key] = first_vector(key, matrices)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fire_core.errors import UserError
+from fire_core.errors import check_range
 from fire_core.methods.method import Method, register
-from fire_core.phases import Phase
 from fire_core.seeding import derive
 
 
@@ -120,36 +118,27 @@ class UPGD(Method):
     changes_optimizer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if (
-            self.rate_factor <= 0.0
-            or self.sigma < 0.0
-            or self.weight_decay < 0.0
-            or not 0.0 <= self.decay < 1.0
-        ):
-            raise UserError(
-                f"rate_factor={self.rate_factor}, sigma={self.sigma}, weight_decay={self.weight_decay}, "
-                f"decay={self.decay}: use e.g. 1, 1e-3, 1e-3, 0.999"
-            )
-        self._made: WeakKeyDictionary[nn.Module, Optimizer] = WeakKeyDictionary()
+        check_range(self, "(0, inf)", "rate_factor")
+        check_range(self, "[0, inf)", "sigma", "weight_decay")
+        check_range(self, "[0, 1)", "decay")
 
-    def optimizer(self, net: nn.Module, default: Optimizer, phase: Phase) -> Optimizer:
-        """Return the same optimizer for the same net at every call.
+    def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
+        """Return a new optimizer of all trained parameters.
 
         Its seed is made from the weights, which all processes of a run have in common. Checkpoints hold it.
         """
-        if net not in self._made:
-            trained = [p for p in net.parameters() if p.requires_grad]
-            total = sum(float(p.detach().double().abs().sum()) for p in trained)
-            self._made[net] = PerturbedDescent(
-                trained,
-                lr=default.param_groups[0]["lr"] * self.rate_factor,
-                sigma=self.sigma,
-                decay=self.decay,
-                weight_decay=self.weight_decay,
-                adaptive=self.adaptive,
-                seed=derive(0, "upgd", repr(total)),
-                eps=default.param_groups[0].get("eps", 1e-8),
-            )
-            for group in self._made[net].param_groups:
-                group["rate_factor"] = self.rate_factor
-        return self._made[net]
+        trained = [p for p in net.parameters() if p.requires_grad]
+        total = sum(float(p.detach().double().abs().sum()) for p in trained)
+        made = PerturbedDescent(
+            trained,
+            lr=default.param_groups[0]["lr"] * self.rate_factor,
+            sigma=self.sigma,
+            decay=self.decay,
+            weight_decay=self.weight_decay,
+            adaptive=self.adaptive,
+            seed=derive(0, "upgd", repr(total)),
+            eps=default.param_groups[0].get("eps", 1e-8),
+        )
+        for group in made.param_groups:
+            group["rate_factor"] = self.rate_factor
+        return made
