@@ -1,6 +1,6 @@
 """Triggers: objects that decide from the step and the metrics whether it is time to act::
 
-    trigger = AnyOf(EveryNSteps(50_000), Cooldown(Plateau("val_loss", patience=5), steps=10_000))
+    trigger = Cooldown(Plateau("val_loss", patience=5), steps=10_000)
     ...
     if trigger(step, {"val_loss": loss}):      # as often as you like; metrics may be missing in a call
         fire(model)
@@ -126,17 +126,15 @@ class Plateau(Trigger):
 
 
 class Above(Trigger):
-    """Fires when `metric` is above `limit`, and again only after it has been at or below `rearm` (default: `limit`).
+    """Fires when `metric` is above `limit`, and again only after it has been at or below it.
 
     A treatment that does not help is therefore not repeated at every step.
     """
 
     MEMORY = ("armed",)
 
-    def __init__(self, metric: str, limit: float, *, rearm: float | None = None) -> None:
-        if rearm is not None and rearm > limit:
-            raise UserError(f"rearm={rearm} is above limit={limit}: give the limit or less")
-        self.metric, self.limit, self.rearm = metric, limit, limit if rearm is None else rearm
+    def __init__(self, metric: str, limit: float) -> None:
+        self.metric, self.limit = metric, limit
         self.armed = True
 
     def __call__(self, step: int, observed: Observed | None = None) -> bool:
@@ -144,7 +142,7 @@ class Above(Trigger):
         if value is None:
             return False
         fires = self.armed and value > self.limit
-        self.armed = not fires and (self.armed or value <= self.rearm)
+        self.armed = value <= self.limit
         return fires
 
 
@@ -171,50 +169,7 @@ class Fall(Trigger):
         return fires
 
 
-class _Composite(Trigger):
-    """Base class of triggers made of other triggers."""
-
-    @abstractmethod
-    def _members(self) -> tuple[Trigger, ...]: ...
-
-    def waits_for(self) -> list[str]:
-        """Return the names that the members wait for."""
-        return [name for member in self._members() for name in member.waits_for()]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the trigger remembers, with the states of its members."""
-        state = super().state_dict()
-        return {**state, "members": [member.state_dict() for member in self._members()]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned. Raises UserError if the members differ in number or kind."""
-        own = {name: value for name, value in state.items() if name != "members"}
-        members = self._members()
-        if len(state.get("members", ())) != len(members):
-            raise UserError(
-                f"state of {len(state.get('members', ()))} triggers does not fit the {len(members)} here"
-            )
-        super().load_state_dict(own)
-        for member, stored in zip(members, state["members"]):
-            member.load_state_dict(stored)
-
-
-class AnyOf(_Composite):
-    """Fires when at least one of its triggers fires. All of them see every call."""
-
-    def __init__(self, *triggers: Trigger) -> None:
-        if not triggers:
-            raise UserError("no triggers given: pass at least one")
-        self.triggers = triggers
-
-    def __call__(self, step: int, observed: Observed | None = None) -> bool:
-        return any([trigger(step, observed) for trigger in self.triggers])
-
-    def _members(self) -> tuple[Trigger, ...]:
-        return self.triggers
-
-
-class Cooldown(_Composite):
+class Cooldown(Trigger):
     """Fires when `trigger` does, but not within `steps` steps of its own last firing; firings in between are lost."""
 
     MEMORY = ("last",)
@@ -230,8 +185,19 @@ class Cooldown(_Composite):
         self.last = step
         return True
 
-    def _members(self) -> tuple[Trigger, ...]:
-        return (self.trigger,)
+    def waits_for(self) -> list[str]:
+        """Return the names that `trigger` waits for."""
+        return self.trigger.waits_for()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the trigger remembers, with the state of `trigger` as the only one of "members"."""
+        return {**super().state_dict(), "members": [self.trigger.state_dict()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned. Raises UserError if the state belongs to another kind of trigger."""
+        super().load_state_dict({name: value for name, value in state.items() if name != "members"})
+        for stored in state["members"]:
+            self.trigger.load_state_dict(stored)
 
 
 def _positive(name: str, value: int) -> int:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fire_core import fire
 from fire_core.errors import UserError
-from fire_core.triggers import AnyOf, EveryNSteps, Plateau
+from fire_core.triggers import Cooldown, EveryNSteps, Plateau
 from vision.torchvision_import import import_torchvision
 
 if find_spec("torchvision") is not None:
@@ -117,7 +117,7 @@ def test_lightning_fires_at_hand_worked_steps(
         (EveryNSteps(1), {"optimizer_state": "drop"}, "optimizer_state='drop'"),
         (EveryNSteps(1), {"scale": "initial"}, "scale='initial'"),
         (EveryNSteps(100), {"targets": "nosuch"}, "'nosuch'"),
-        (AnyOf(EveryNSteps(100), Plateau("val_los", patience=2)), {}, "did you mean 'val_loss'"),
+        (Cooldown(Plateau("val_los", patience=2), 1), {}, "did you mean 'val_loss'"),
     ],
 )
 def test_lightning_names_mistakes(tmp_path: Path, trigger: object, settings: dict, said: str) -> None:
@@ -127,9 +127,7 @@ def test_lightning_names_mistakes(tmp_path: Path, trigger: object, settings: dic
 
 def test_lightning_resumes_its_trigger(tmp_path: Path) -> None:
     def make() -> LightningCallback:
-        return LightningCallback(
-            AnyOf(EveryNSteps(6), Plateau("val_loss", patience=2)), optimizer_state="keep"
-        )
+        return LightningCallback(Cooldown(Plateau("val_loss", patience=2), 5), optimizer_state="keep")
 
     whole = make()
     expected, _, _ = lightning_run(whole, tmp_path / "whole", epochs=4)
@@ -139,7 +137,7 @@ def test_lightning_resumes_its_trigger(tmp_path: Path) -> None:
         second, tmp_path / "second", epochs=4, resume=str(tmp_path / "first" / "last.ckpt")
     )
     steps = [step for callback in (first, second) for step, _ in callback.reports]
-    assert steps == [step for step, _ in whole.reports] == [6, 12, 12]
+    assert steps == [step for step, _ in whole.reports] == [12]
     for name, value in expected.state_dict().items():
         assert torch.equal(value, actual.state_dict()[name]), name
 

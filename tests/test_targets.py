@@ -148,15 +148,6 @@ def test_stacked_matrices_are_one_target_each() -> None:
         find_targets(model)
 
 
-def test_recurrent_layers_split_by_gate() -> None:
-    model = nn.LSTM(4, 5, proj_size=2)
-    table = by_name(find_targets(model))
-    assert table["weight_ih_l0[forget]"].shape == (5, 4)
-    assert torch.equal(table["weight_hh_l0[cell]"].matrix(model), model.weight_hh_l0[10:15])
-    assert table["weight_hr_l0"].shape == (2, 5)
-    assert len(find_targets(nn.GRU(4, 5)).included) == 6
-
-
 def test_presets_patterns_exclusions_and_callables() -> None:
     model = Mixed()
     everything = set(names(model))

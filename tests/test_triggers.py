@@ -8,7 +8,6 @@ import pytest
 from fire_core.errors import UserError
 from fire_core.triggers import (
     Above,
-    AnyOf,
     Cooldown,
     EveryNSteps,
     Fall,
@@ -38,17 +37,11 @@ def test_plateau() -> None:
 def test_above_waits_until_the_value_has_fallen() -> None:
     values = [0.1, 0.4, 0.5, 0.3, 0.4, 0.2, 0.6]
     assert fired(Above("x", 0.35), "x", values) == [1, 4, 6]
-    assert fired(Above("x", 0.35, rearm=0.2), "x", values) == [1, 6]
 
 
 def test_fall_compares_with_the_highest_value_since_it_last_fired() -> None:
     values = [4.0, 10.0, None, 5.0, 4.9, 2.0, 1.1, 0.9, 3.0]
     assert fired(Fall("x", 0.5), "x", values) == [4, 7]
-
-
-def test_any_of_lets_every_member_see_every_call() -> None:
-    trigger = AnyOf(EveryNSteps(4), Plateau("x", 2))
-    assert fired(trigger, "x", [1, 1, 1, 0, 1, 1, 1, 1, 1]) == [2, 4, 5, 8]
 
 
 def test_a_metric_that_comes_late_is_waited_for() -> None:
@@ -68,8 +61,8 @@ MAKERS: list[Callable[[], Trigger]] = [
     lambda: Plateau("x", 2),
     lambda: Above("x", 2.5),
     lambda: Fall("x", 0.5),
-    lambda: AnyOf(EveryNSteps(4), Cooldown(Plateau("x", 2), 3)),
-    lambda: Cooldown(AnyOf(EveryNSteps(2), Above("x", 2.5)), 3),
+    lambda: Cooldown(Plateau("x", 2), 3),
+    lambda: Cooldown(EveryNSteps(2), 3),
 ]
 
 
@@ -95,14 +88,11 @@ def test_a_checkpoint_in_the_middle_changes_nothing(make: Callable[[], Trigger],
         (lambda: EveryNSteps(0), "n=0"),
         (lambda: Plateau("x", 0), "patience=0"),
         (lambda: Plateau("x", 1, mode="down"), "mode='down'"),
-        (lambda: Above("x", 1.0, rearm=2.0), "rearm=2.0.*limit=1.0"),
         (lambda: Fall("x", 1.0), "share=1.0"),
-        (lambda: AnyOf(), "no triggers"),
         (lambda: Plateau("x", 1)(0, {"x": float("nan")}), "'x' is NaN"),
         (lambda: fired(Above("dormant_share", 0.0), "weight_norm", [1.0] * 200), "'dormant_share'"),
         (lambda: fired(Plateau("eval_los", 3), "eval_loss", [1.0] * 200), "did you mean 'eval_loss'"),
         (lambda: EveryNSteps(2).load_state_dict({"best": 1}), "does not fit EveryNSteps"),
-        (lambda: AnyOf(EveryNSteps(2)).load_state_dict({"members": []}), "state of 0 triggers"),
     ],
 )
 def test_bad_input_is_named(make: Callable[[], object], message: str) -> None:

@@ -76,18 +76,6 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-def files(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in (".py", ".csv")}
-
-
-def test_the_wheel_holds_the_library_and_nothing_else(empty: Path) -> None:
-    (installed,) = empty.glob("fire_core-*.dist-info")
-    folders = {line.partition("/")[0] for line in (installed / "RECORD").read_text().splitlines()}
-    assert folders == {"..", "fire_core", installed.name}  # "..": the command fire-core
-    assert (empty / "fire_core" / "py.typed").exists()
-    assert files(empty / "fire_core") == files(ROOT / "fire_core")
-
-
 def run(site: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(site.parents[2] / "bin" / "python"), "-I", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder)

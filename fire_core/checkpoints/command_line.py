@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 
 from fire_core.checkpoints.files import Checkpoint, open_checkpoint
 from fire_core.checkpoints.inspect import spectra
@@ -55,7 +54,7 @@ def inspect_command(options: argparse.Namespace) -> None:
     progress = _progress(len(table.included))
     rows = []
     for spectrum in spectra(checkpoint, table):
-        rows.append(asdict(spectrum))
+        rows.append(spectrum)
         progress(1)
     print(columns(rows))
     print(printable(f"{len(rows)} matrices; {source}; dfi and norm are of the weights as stored"))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
 
@@ -30,16 +29,6 @@ from fire_core.targets import Target, TargetTable
 _SILENTLY: dict[str, Any] = (
     {"src_data_rank": None} if "src_data_rank" in signature(distribute_tensor).parameters else {}
 )
-
-
-@dataclass
-class _Share:
-    """Results of one rank: new full parameters, report rows, names of changed parameters, and an error."""
-
-    full: dict[str, Tensor] = field(default_factory=dict)
-    rows: dict[str, Row] = field(default_factory=dict)
-    changed: set[str] = field(default_factory=set)
-    error: Exception | None = None
 
 
 def share_out(
@@ -75,17 +64,24 @@ def share_out(
     check_replicas(parameters, list(chosen), group)
     owners = _owners(chosen, dist.get_world_size(group))
     rank = dist.get_rank(group)
-    share = _Share()
+    owned: dict[str, Tensor] = {}
+    report, error = Report(), None
     with torch.no_grad():
         for name in chosen:
             full = _full(parameters[name])
             if owners[name] == rank:
-                share.full[name] = full.clone()
-        _treat_share(share, chosen, treatment, options)
-        rows, changed = _exchange(share, group)
+                owned[name] = full.clone()
+        try:
+            if owned:
+                mine = TargetTable(t for name in owned for t in chosen[name])
+                report = treat_tensors(owned, mine, treatment, **options)
+            own_rows = {row.name: row for row in report.rows}
+        except Exception as caught:  # all ranks raise it together
+            own_rows, error = {}, caught
+        rows, changed = _exchange(own_rows, report.changed, error, group)
         for name in chosen if not dry_run else ():
             if name in changed:
-                _write_full(parameters[name], share.full.get(name), owners[name], group)
+                _write_full(parameters[name], owned.get(name), owners[name], group)
     changed = set() if dry_run else changed
     return Report(
         [rows.get(t.name) or Row(t.name, t.parameter, t.shape, "skipped", t.reason) for t in table],
@@ -118,29 +114,14 @@ def checksum(tensor: Tensor) -> int:
     return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
-def _treat_share(
-    share: _Share, chosen: Mapping[str, list[Target]], treatment: Treatment, options: Mapping[str, Any]
-) -> None:
-    """Treat the parameters that this rank owns; an exception is stored, so that all ranks can raise it together."""
-    if not share.full:
-        return
-    try:
-        report = treat_tensors(
-            share.full, TargetTable(t for name in share.full for t in chosen[name]), treatment, **options
-        )
-        share.rows |= {row.name: row for row in report.rows}
-        share.changed |= report.changed
-    except Exception as error:
-        share.error = error
-
-
-def _exchange(share: _Share, group: dist.ProcessGroup | None) -> tuple[dict[str, Row], set[str]]:
+def _exchange(
+    own_rows: dict[str, Row], own_changed: set[str], error: Exception | None, group: dist.ProcessGroup | None
+) -> tuple[dict[str, Row], set[str]]:
     """Return the rows and changed parameters of all ranks; if any rank has an error, raise it on all."""
-    error = share.error
     expected = isinstance(error, UserError)
     text = "" if error is None else str(error) if expected else f"{type(error).__name__}: {error}"
     everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, (share.rows, share.changed, text, expected), group=group)
+    dist.all_gather_object(everyone, (own_rows, own_changed, text, expected), group=group)
     texts = {
         text if expected else f"rank {rank}: {text}": expected
         for rank, (_, _, text, expected) in enumerate(everyone)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -115,7 +115,9 @@ class UnitMethod(Method):
         Raises UserError if there are none.
         """
         if name not in self.layers:
-            found, reasons = find_unit_layers(state.nets[name], coming_inputs(state.batches, name, self.name))
+            found, reasons = find_unit_layers(
+                state.nets[name], next(coming_inputs(state.batches, name, self.name))
+            )
             if not found:
                 why = "; ".join(f"{key} {reason}" for key, reason in list(reasons.items())[:4])
                 raise UserError(
@@ -166,15 +168,16 @@ class UnitMethod(Method):
             self._start(state)
 
 
-def coming_inputs(batches: Callable[[], Iterable[Any]] | None, net: str, method: str) -> Any:
-    """Return the inputs for `net` from the first of the coming batches. Raises UserError if there is none."""
-    if batches is None:
+def coming_inputs(batches: Callable[[], Iterable[Any]] | None, net: str, method: str) -> Iterator[Any]:
+    """Yield the inputs for `net` in the coming batches. Raises UserError if there are none."""
+    found = () if batches is None else batches()
+    inputs = None
+    for inputs, *_ in found:
+        yield inputs_of(net, inputs)
+    if inputs is None:
         raise UserError(
             f"method {method!r} looks at the data: set state.batches to a callable that yields batches"
         )
-    for inputs, *_ in batches():
-        return inputs_of(net, inputs)
-    raise UserError(f"method {method!r} looks at the data, but state.batches() yielded no batch")
 
 
 def inputs_of(net: str, inputs: Any) -> Any:

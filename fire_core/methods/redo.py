@@ -14,7 +14,7 @@ from fire_core.errors import UserError
 from fire_core.measure.dormancy import relative_to_layer
 from fire_core.measure.inputs import call
 from fire_core.measure.modes import in_mode
-from fire_core.methods._units import UnitMethod, inputs_of
+from fire_core.methods._units import UnitMethod, coming_inputs
 from fire_core.methods.method import register
 from fire_core.phases import Phase, State
 from fire_core.report import Report
@@ -114,21 +114,17 @@ class ReDo(UnitMethod):
         """Measure all nets on `state.batches` and recycle their dormant units."""
         for name, net in state.nets.items():
             layers = self.find_layers(state, name)
-            scores = dormancy(net, self._inputs(state, name), layers, compiled=state.compiled)
+            scores = dormancy(net, self._some_inputs(state, name), layers, compiled=state.compiled)
             for layer in layers:
                 chosen = (scores[layer.name] <= self.threshold).nonzero().flatten().cpu()
                 if len(chosen):
                     self.recycle(state, name, layer, chosen)
 
-    def _inputs(self, state: State, name: str) -> list[Any]:
-        if state.batches is None:
-            raise UserError(
-                f"method {self.name!r} looks at the data: set state.batches to a callable that yields batches"
-            )
+    def _some_inputs(self, state: State, name: str) -> list[Any]:
         taken, parts = 0, []
-        for inputs, *_ in state.batches():
-            parts.append(inputs_of(name, inputs))
-            taken += len(next(leaf for leaf in tree_leaves(parts[-1]) if isinstance(leaf, Tensor)))
+        for inputs in coming_inputs(state.batches, name, self.name):
+            parts.append(inputs)
+            taken += len(next(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)))
             if taken >= self.samples:
                 break
         return parts

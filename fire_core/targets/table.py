@@ -63,7 +63,7 @@ class Target:
     Attributes:
         name: the parameter and the part of it, e.g. "layer1.0.conv1.weight[0,2]", "h.0.attn.c_attn.weight[q]".
         parameter: the name in `model.named_parameters()`; a tied weight has one name there and one target here.
-        kind: "linear", "conv", "embedding", "expert", "ensemble", "recurrent", "bias", "norm", "lora", ...
+        kind: "linear", "conv", "embedding", "expert", "ensemble", "bias", "norm", "lora", ...
         index: `parameter[index]` is the stored block.
         transposed: whether that block is stored as (in, out).
         shape: (out, in) of the matrix, () for a parameter without matrices.
@@ -212,16 +212,13 @@ def selector(table: TargetTable, rule: object, *, matrices_only: bool = True) ->
         rule = [f"name:{item.name}" for item in rule]
     items = split_rule(rule)
     if len(items) > 1:  # "no_head" beside other entries takes away, as "-head" does
-        items = [f"-{item.removeprefix('no_')}" if _is_negated(item) else item for item in items]
+        negated = {f"no_{name}": f"-{name}" for name in PRESETS}
+        items = [negated.get(item, item) for item in items]
     wanted = [item for item in items if not item.startswith("-")] or ["all"]
     unwanted = [item.removeprefix("-") for item in items if item.startswith("-")]
     takes = [_test(table, item, matrices_only) for item in wanted]
     leaves = [_test(table, item, matrices_only=False) for item in unwanted]
     return lambda target: any(test(target) for test in takes) and not any(test(target) for test in leaves)
-
-
-def _is_negated(item: str) -> bool:
-    return item not in PRESETS and item.startswith("no_") and item.removeprefix("no_") in PRESETS
 
 
 def split_rule(rule: object) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -34,7 +33,6 @@ NORMS = (
     nn.RMSNorm,
     nn.LocalResponseNorm,
 )
-MATRIX_LAYERS = (nn.Linear, conv._ConvNd)
 HEADS = {
     "lm_head",
     "embed_out",
@@ -49,7 +47,6 @@ PERHAPS_HEADS = {"fc", "output", "out", "output_layer", "last_layer", "linear"}
 
 
 EVERYTHING = slice(None)
-RECURRENT = re.compile(r"weight_(ih|hh|hr)_l\d+(_reverse)?")
 REPARAMETRISED = "beside the weight: a gain, or part of a reparametrised weight (weight_norm): remove the reparametrisation"
 
 
@@ -180,8 +177,6 @@ def _split(place: Place) -> Iterator[Target]:
         yield _part(place, "embedding", reason)
     elif hasattr(module, "cannot_tell"):
         yield _part(place, str(module.kind), str(module.cannot_tell))
-    elif isinstance(module, nn.RNNBase):
-        yield from _recurrent(place, module)
     else:
         shape = f"{parameter.dim()}-D parameter of"
         if type(module) is nn.Module:  # of a file: see `skeleton`
@@ -296,23 +291,6 @@ def _conv(place: Place, module: conv._ConvNd) -> Iterator[Target]:
         )
 
 
-def _recurrent(place: Place, module: nn.RNNBase) -> Iterator[Target]:
-    """Yield one part per gate of a recurrent weight; torch stacks the gates in the order of its documentation."""
-    if not RECURRENT.fullmatch(place.attribute):
-        yield _part(place, "other", REPARAMETRISED)
-        return
-    gates = {"LSTM": ("input", "forget", "cell", "output"), "GRU": ("reset", "update", "new")}.get(
-        module.mode, ("",)
-    )
-    if place.attribute.startswith("weight_hr"):
-        gates = ("",)
-    size, inputs = place.parameter.shape[0] // len(gates), place.parameter.shape[1]
-    for i, gate in enumerate(gates):
-        index = (slice(i * size, (i + 1) * size),) if gate else ()
-        why = f"weight of {class_name(module)}"
-        yield _part(place, "recurrent", why, True, label=gate, index=index, shape=(size, inputs))
-
-
 def places(model: nn.Module) -> list[Place]:
     """Return the place of every parameter of `model`, once; a tied one in its Linear layer, not its Embedding."""
     modules = dict(model.named_modules())
@@ -371,20 +349,11 @@ def unwrapped(name: str) -> str:
 
 def refuse_flat_shards(modules: dict[str, nn.Module]) -> None:
     """Raise UserError for FSDP1, which keeps several parameters in one flat vector and cuts that into shards."""
-    flat = [
-        path
-        for path, module in modules.items()
-        if type(module).__name__ == "FullyShardedDataParallel"
-        and any(
-            name.endswith("_flat_param")
-            or (p.dim() < 2 and isinstance(modules.get(_owner(path, name)), MATRIX_LAYERS))
-            for name, p in module.named_parameters()
-            if name.endswith(("_flat_param", "weight"))
-        )
-    ]
-    if flat:
+    sharded = ((p, m) for p, m in modules.items() if type(m).__name__ == "FullyShardedDataParallel")
+    path, outermost = next(sharded, ("", None))
+    if outermost is not None and all(parameter.dim() < 2 for parameter in outermost.parameters()):
         raise UserError(
-            f"module {flat[0]!r} is wrapped by FullyShardedDataParallel, which flattens and cuts its "
+            f"module {path!r} is wrapped by FullyShardedDataParallel, which flattens and cuts its "
             "parameters: no matrix can be seen; call this inside "
             "FullyShardedDataParallel.summon_full_params(model, writeback=True), or shard with "
             "torch.distributed.fsdp.fully_shard (FSDP2)"
@@ -409,10 +378,6 @@ def class_name(module: nn.Module) -> str:
     """Return the name of the class that the user wrote, without the prefix FSDP that FSDP2 adds."""
     name = type(module).__name__
     return name.removeprefix("FSDP") if name.startswith("FSDP") and len(type(module).__mro__) > 2 else name
-
-
-def _owner(path: str, name: str) -> str:
-    return ".".join(filter(None, (path, name.rpartition(".")[0])))
 
 
 def _heads(model: nn.Module, modules: dict[str, nn.Module]) -> set[str]:
