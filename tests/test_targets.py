@@ -174,11 +174,13 @@ def test_frozen_parameters_are_out_unless_everything_is_frozen() -> None:
     assert names(model) == ["0.weight", "1.weight"]
 
 
-def test_sparse_weights_stay_out() -> None:
-    net = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4))
+def test_sparse_and_expanded_weights_stay_out() -> None:
+    net = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4), nn.Linear(6, 4))
     net[1].weight = nn.Parameter(torch.randn(4, 6).to_sparse(), requires_grad=False)
+    net[2].weight = nn.Parameter(torch.randn(1, 6).expand(4, 6), requires_grad=False)
     table = by_name(find_targets(net))
-    assert table["0.weight"].included and "sparse" in table["1.weight"].reason
+    assert [t.name for t in table.values() if t.included] == ["0.weight"]
+    assert "sparse" in table["1.weight"].reason and "share one place" in table["2.weight"].reason
 
 
 def test_looking_at_a_computed_weight_does_not_move_its_state() -> None:

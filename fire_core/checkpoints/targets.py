@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.checkpoints.files import Checkpoint
-from fire_core.errors import UserError
+from fire_core.errors import UserError, first_line
 from fire_core.targets import TargetTable, choose, list_targets
 from fire_core.targets.skeleton import skeleton
 from fire_core.targets.table import shorten, split_rule
@@ -48,7 +48,7 @@ def targets_of(
             architecture = _from_config(checkpoint, len(outline))
             source = f"config.json ({type(architecture).__name__})"
         except Exception as error:
-            why = f"{checkpoint.config} cannot be used ({type(error).__name__}: {_first_line(error)})"
+            why = f"{checkpoint.config} cannot be used ({type(error).__name__}: {first_line(error)})"
             if not guess:
                 raise UserError(f"{why}, so the targets are not certain: {GUESS}") from error
             source = f"{source}, because {why}"
@@ -80,7 +80,7 @@ def build(model: str) -> nn.Module:
             module = factory()
     except Exception as error:
         raise UserError(
-            f"model={model!r} cannot be built ({type(error).__name__}: {_first_line(error)}): give "
+            f"model={model!r} cannot be built ({type(error).__name__}: {first_line(error)}): give "
             "package.module:callable, where the callable needs no arguments"
         ) from error
     if not isinstance(module, nn.Module):
@@ -141,7 +141,3 @@ def _merge(
 
 def _asks_for_head(targets: str | Sequence[str]) -> bool:
     return any(item.removeprefix("-").removeprefix("no_") == "head" for item in split_rule(targets))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0][:200]

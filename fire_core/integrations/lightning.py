@@ -15,7 +15,6 @@ import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerFn
 
 from fire_core.integrations.triggered import TriggeredFire, scalars
-from fire_core.report import Report
 from fire_core.triggers import Trigger
 
 
@@ -33,15 +32,11 @@ class FireCallback(pl.Callback):
 
     def __init__(self, trigger: Trigger, *, optimizer_state: str = "clear_changed", **settings: Any) -> None:
         self.triggered = TriggeredFire(trigger, optimizer_state, settings)
+        self.reports = self.triggered.reports
         self._last_step = -1
         self._before: dict[str, Any] = {}
         self._validated: set[str] = set()
         self._round_has_validation = False
-
-    @property
-    def reports(self) -> list[tuple[int, Report]]:
-        """The (global step, report) pair of each firing."""
-        return self.triggered.reports
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Check that the targets exist."""

@@ -17,7 +17,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from fire_core.errors import UserError
 from fire_core.integrations.triggered import TriggeredFire, scalars
-from fire_core.report import Report
 from fire_core.triggers import Trigger
 
 
@@ -39,14 +38,10 @@ class FireCallback(TrainerCallback):
         self, trigger: Trigger, *, optimizer_state: str = "clear_changed", name: str = "fire", **settings: Any
     ) -> None:
         self.triggered = TriggeredFire(trigger, optimizer_state, settings)
+        self.reports = self.triggered.reports
         self._key = f"FireCallback {name!r}"
         self._training = False
         self._evaluated = -1
-
-    @property
-    def reports(self) -> list[tuple[int, Report]]:
-        """The (global step, report) pair of each firing."""
-        return self.triggered.reports
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -201,6 +201,8 @@ def _skipped(place: Place) -> tuple[str, str] | None:
         return "other", f"stored as {parameter.dtype}: only real floating-point weights can be treated"
     if parameter.layout is not torch.strided:
         return "other", f"{parameter.layout}: only dense weights can be treated"
+    if any(size > 1 and stride == 0 for size, stride in zip(parameter.shape, parameter.stride())):
+        return "other", "expanded: several entries share one place in memory"
     if any(word.startswith("lora_") for word in place.name.split(".")):
         return "lora", "low-rank adapter: the product B A is the update, neither factor is a layer's matrix"
     around = (module, *place.parents[-1:])
