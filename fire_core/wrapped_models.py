@@ -54,7 +54,6 @@ def observe(
     method: str,
     initial: Mapping[str, Tensor] | None = None,
     targets: Any = "all",
-    in_shards: bool = False,
 ) -> Iterator[Report]:
     """Yield an empty report, and fill it in when the `with` block ends: compare all parameters before and after it.
 
@@ -62,35 +61,28 @@ def observe(
         action, method: written into the rows and the report.
         initial: starting weights by parameter name, for `Row.sfe_relative`.
         targets: rule for the matrices that get figures; a model without any is reported without rows.
-        in_shards: the block can change a sharded model; its parameters are gathered one at a time to be compared.
-    Raises: UserError for a sharded model unless `in_shards`.
+    Raises: UserError for a sharded model.
     """
     model, initial = unwrap_with(model, initial)
     report = Report(method=method)
-    own: Mapping[str, Tensor] = dict(model.named_parameters())
-    parameters = own
-    if is_sharded(own):
-        if not in_shards:
-            raise UserError(
-                f"{method or action} changes whole parameters and cannot see them in a sharded model; fire, fire_exact, "
-                "interpolate, rescale, keep_norm, random_orthogonal, full_reset and shrink_perturb can: use one of these, "
-                "or change the weights before fully_shard"
-            )
-        from fire_core.distributed.shards import Gathered
-
-        parameters = Gathered(own)
+    parameters = dict(model.named_parameters())
+    if is_sharded(parameters):
+        raise UserError(
+            f"{method or action} changes whole parameters and cannot see them in a sharded model; fire, fire_exact, "
+            "interpolate, rescale, keep_norm and random_orthogonal can: use one of these, or change the weights before "
+            "fully_shard"
+        )
     try:
         table = find_targets(model, targets)
     except UserError:
         table = TargetTable()
-    before: Mapping[str, Tensor] = {name: p.detach().clone() for name, p in own.items()}
-    before = before if parameters is own else type(parameters)(before)  # type: ignore[call-arg]
+    before = {name: p.detach().clone() for name, p in parameters.items()}
     started = time.perf_counter()
     yield report
     seconds = time.perf_counter() - started
     measure_change(report, before, parameters, table, action=action, initial=initial)
     report.seconds = seconds
-    report.parameters = [own[name] for name in own if name in report.changed]
+    report.parameters = [p for name, p in parameters.items() if name in report.changed]
 
 
 def table_of(model: nn.Module, targets: Any) -> TargetTable:
@@ -116,15 +108,6 @@ def unwrap_with(model: nn.Module, initial: Any) -> tuple[nn.Module, Any]:
     if not initial.keys() <= inner.state_dict().keys():
         initial = {name.removeprefix("module."): value for name, value in initial.items()}
     return inner, initial
-
-
-def place(value: Tensor, like: Tensor) -> Tensor:
-    """Return the whole tensor `value` with the type, device and sharding of `like`."""
-    if not is_sharded({"": like}):
-        return value.to(like)
-    from fire_core.distributed.shards import cut
-
-    return cut(value, like)
 
 
 def is_sharded(parameters: Mapping[str, Tensor]) -> bool:

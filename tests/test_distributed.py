@@ -240,7 +240,6 @@ def work(rank: int, folder: str) -> None:
         "random": drawn_at_random(fully_shard(twins())),
         "failures": failures(rank),
         "changed": what_was_changed(),
-        "start": [towards_the_start(sharded(), method, **settings) for method, settings in STARTS],
         "ddp": [
             [
                 towards_the_start(DistributedDataParallel(make()), method, initial, **settings)
@@ -303,11 +302,11 @@ def test_replicas_are_bit_equal(ranks: list[dict]) -> None:
             assert all(torch.equal(first[0][name], second[0][name]) for name in first[0]), key
 
 
-def test_methods_that_read_the_starting_weights_treat_shards_and_replicas(ranks: list[dict]) -> None:
+def test_methods_that_read_the_starting_weights_treat_replicas(ranks: list[dict]) -> None:
     """Names are those of the module inside DistributedDataParallel, also where the starting weights carry its prefix."""
     for number, (method, settings) in enumerate(STARTS):
         weights, report, changed, parameters = towards_the_start(make(), method, **settings)
-        for found in [of for rank in ranks for of in (rank["start"][number], *rank["ddp"][number])]:
+        for found in [of for rank in ranks for of in rank["ddp"][number]]:
             assert found[2:] == (changed, parameters)
             assert all(torch.allclose(found[0][name], weight, atol=2e-6) for name, weight in weights.items())
             assert_rows_match(found[1], report)

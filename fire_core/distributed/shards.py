@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from inspect import signature
 from typing import Any
 
@@ -166,29 +166,6 @@ def _group_of(parameters: Any) -> dist.ProcessGroup | None:
     return None
 
 
-class Gathered(Mapping[str, Tensor]):
-    """Mapping that gathers each parameter from its shards on access. All ranks must access it together."""
-
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        self._parameters = parameters
-
-    def __getitem__(self, name: str) -> Tensor:
-        return _full(self._parameters[name]).detach()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parameters)
-
-    def __len__(self) -> int:
-        return len(self._parameters)
-
-
-def cut(value: Tensor, like: Tensor) -> Tensor:
-    """Return `value`, which every rank holds whole, as a DTensor with the type, device and placements of `like`."""
-    assert isinstance(like, DTensor)
-    whole = value.to(like.to_local().device, like.dtype)
-    return distribute_tensor(whole, like.device_mesh, like.placements, **_SILENTLY)
-
-
 def _full(parameter: Tensor) -> Tensor:
     return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter.detach()
 
@@ -199,4 +176,6 @@ def _write_full(parameter: Tensor, new: Tensor | None, owner: int, group: dist.P
     value = torch.empty(parameter.shape, dtype=parameter.dtype, device=device) if new is None else new
     source = owner if group is None else dist.get_global_rank(group, owner)
     dist.broadcast(value, source, group=group)
-    parameter.copy_(cut(value, parameter) if isinstance(parameter, DTensor) else value)
+    if isinstance(parameter, DTensor):
+        value = distribute_tensor(value, parameter.device_mesh, parameter.placements, **_SILENTLY)
+    parameter.copy_(value)

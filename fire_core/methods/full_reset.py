@@ -14,7 +14,7 @@ from fire_core.methods.method import Method, register
 from fire_core.phases import State
 from fire_core.report import Report
 from fire_core.targets import match_parameters, shorten
-from fire_core.wrapped_models import observe, place, unwrap_with
+from fire_core.wrapped_models import observe, unwrap_with
 
 
 def full_reset(model: nn.Module, initial: Mapping[str, Tensor]) -> Report:
@@ -24,9 +24,8 @@ def full_reset(model: nn.Module, initial: Mapping[str, Tensor]) -> Report:
         initial: a copy of the model's state dict; a missing or unknown key raises RuntimeError as in `load_state_dict`.
     """
     model, initial = unwrap_with(model, initial)
-    with observe(model, action="reset", method="full_reset", initial=initial, in_shards=True) as report:
-        own = model.state_dict()
-        model.load_state_dict({key: place(value, own.get(key, value)) for key, value in initial.items()})
+    with observe(model, action="reset", method="full_reset", initial=initial) as report:
+        model.load_state_dict(initial)
     return report
 
 
@@ -39,10 +38,10 @@ def reset_layers(model: nn.Module, initial: Mapping[str, Tensor], rule: Any) -> 
     names = match_parameters(model, rule)
     check_initial(initial, names)
     parameters = dict(model.named_parameters())
-    watched = observe(model, action="reset", method="reset", initial=initial, in_shards=True)
+    watched = observe(model, action="reset", method="reset", initial=initial)
     with watched as report, torch.no_grad():
         for name in names:
-            parameters[name].copy_(place(initial[name], parameters[name]))
+            parameters[name].copy_(initial[name])
     return report
 
 

@@ -16,7 +16,7 @@ from fire_core.methods.method import Method, register
 from fire_core.phases import State
 from fire_core.report import Report
 from fire_core.targets import match_parameters
-from fire_core.wrapped_models import observe, place, unwrap_with
+from fire_core.wrapped_models import observe, unwrap_with
 
 
 def shrink_perturb(
@@ -43,10 +43,10 @@ def shrink_perturb(
     chosen = list(own) if parameters == "all" else match_parameters(model, parameters)
     check_initial(initial, chosen)
     restored = reset_layers(model, initial, reset) if reset else Report()
-    watched = observe(model, action="shrunk", method="shrink_perturb", initial=initial, in_shards=True)
+    watched = observe(model, action="shrunk", method="shrink_perturb", initial=initial)
     with watched as report, torch.no_grad():
         for key in chosen:
-            own[key].lerp_(place(initial[key], own[key]), shrink)
+            own[key].lerp_(initial[key].to(own[key]), shrink)
     return combine(report, restored)
 
 
