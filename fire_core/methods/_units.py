@@ -158,8 +158,7 @@ class UnitMethod(Method):
     def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
         """Restore what `state_dict` returned, and place the hooks."""
         self.layers = {
-            name: [UnitLayer(**{k: _frozen(v) for k, v in layer.items()}) for layer in found]
-            for name, found in saved["layers"].items()
+            name: [UnitLayer(**layer) for layer in found] for name, found in saved["layers"].items()
         }
         self.counts = dict(saved["counts"])
         self.memory = saved["memory"]
@@ -183,7 +182,3 @@ def coming_inputs(batches: Callable[[], Iterable[Any]] | None, net: str, method:
 def inputs_of(net: str, inputs: Any) -> Any:
     """Return a batch's inputs for one net: the entry `net` if `inputs` is a mapping with that key, else `inputs`."""
     return inputs[net] if isinstance(inputs, Mapping) and net in inputs else inputs
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(part) for part in value) if isinstance(value, list | tuple) else value

@@ -22,20 +22,12 @@ EITHER_WAY = ("c_fc", "c_proj")
 CONVOLUTIONS: dict[int, type[nn.Module]] = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
 
 
-class DepthwiseOrGrey(nn.Module):
-    """Placeholder for a convolution whose weight has one input channel."""
+class Unclear(nn.Module):
+    """Placeholder for a layer whose weight has this shape in more than one kind of layer."""
 
-    kind = "conv"
-    cannot_tell = "one input channel: a depthwise convolution or a grey image, which a file does not show (pass --model)"
-
-
-class EitherWay(nn.Module):
-    """Placeholder for a layer that some models store as (in, out) and others, under the same name, as (out, in)."""
-
-    kind = "linear"
-    cannot_tell = (
-        "stored as (in, out) by GPT-2, (out, in) by others, which a file does not show (pass --model)"
-    )
+    def __init__(self, kind: str, cannot_tell: str) -> None:
+        super().__init__()
+        self.kind, self.cannot_tell = kind, f"{cannot_tell}, which a file does not show (pass --model)"
 
 
 def skeleton(tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -52,36 +44,36 @@ def skeleton(tensors: Mapping[str, Tensor]) -> nn.Module:
             continue
         key = name if tensor.is_meta else (tensor.data_ptr(), tensor.shape, tensor.stride())
         parameter = shared.setdefault(key, nn.Parameter(tensor, requires_grad=False))
-        holder = _holder(root, path.split(".") if path else [], attribute, tensor)
-        holder._parameters[attribute] = parameter
+        _holder(root, path.split(".") if path else [], attribute, tensor)._parameters[attribute] = parameter
     return root
 
 
 def _holder(root: nn.Module, words: list[str], attribute: str, tensor: Tensor) -> nn.Module:
     """Return the module at that path, made or replaced so that its kind fits the tensor; existing children are kept."""
-    parent = root
-    for word in words[:-1]:
-        parent = parent._modules.setdefault(word, nn.Module())  # type: ignore[assignment]
-    if not words:
-        return root
-    kind = _kind(words[-1], attribute, tensor)
-    old = parent._modules.get(words[-1])
-    if old is None or (type(old) is nn.Module and kind is not nn.Module):
-        new = kind.__new__(kind)
-        nn.Module.__init__(new)
-        if isinstance(new, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            new.groups, new.in_channels = 1, tensor.shape[1]
-        if old is not None:
-            new._modules, new._parameters = old._modules, old._parameters
-        parent._modules[words[-1]] = new
-    return parent._modules[words[-1]]  # type: ignore[return-value]
+    module = root
+    for depth, word in enumerate(words, start=1):
+        old, last = module._modules.get(word), depth == len(words)
+        if old is None or (last and type(old) is nn.Module):
+            new = _layer(word, attribute, tensor) if last else nn.Module()
+            if old is not None:
+                new._modules, new._parameters = old._modules, old._parameters
+            module._modules[word] = new
+        module = module._modules[word]  # type: ignore[assignment]
+    return module
 
 
-def _kind(word: str, attribute: str, tensor: Tensor) -> type[nn.Module]:
+def _layer(word: str, attribute: str, tensor: Tensor) -> nn.Module:
+    """Return the layer, still without parameters, to which a tensor of that name and shape belongs."""
     if attribute != "weight" or tensor.dim() not in (2, *CONVOLUTIONS):
-        return nn.Module
+        return nn.Module()
     if tensor.dim() == 2 and word in EITHER_WAY:
-        return EitherWay
-    if tensor.dim() == 2:
-        return nn.Embedding if word in EMBEDDINGS else nn.Linear
-    return DepthwiseOrGrey if tensor.shape[1] == 1 else CONVOLUTIONS[tensor.dim()]
+        return Unclear("linear", "stored as (in, out) by GPT-2, (out, in) by others")
+    if tensor.dim() > 2 and tensor.shape[1] == 1:
+        return Unclear("conv", "one input channel: a depthwise convolution or a grey image")
+    flat = nn.Embedding if word in EMBEDDINGS else nn.Linear
+    kind = flat if tensor.dim() == 2 else CONVOLUTIONS[tensor.dim()]
+    layer: nn.Module = kind.__new__(kind)
+    nn.Module.__init__(layer)
+    if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        layer.groups, layer.in_channels = 1, tensor.shape[1]
+    return layer

@@ -182,16 +182,10 @@ def _split(place: Place) -> Iterator[Target]:
         if type(module) is nn.Module:  # of a file: see `skeleton`
             yield _part(place, "other", f"{shape} a layer that a file does not show (pass --model)")
         else:
-            yield _part(place, "other", f"{shape} {class_name(module)}, not a known layer{_advice(place)}")
-
-
-def _advice(place: Place) -> str:
-    """Return a hint on how the user can include a parameter of an unknown layer."""
-    if place.parameter.dim() == 3:
-        return " (set stacked_matrices on the module to put it in)"
-    if place.parameter.dim() == 2 and place.attribute == "weight":
-        return " (set fused_rows on the module to put it in)"
-    return ""
+            declared = {3: "stacked_matrices", 2: "fused_rows" if place.attribute == "weight" else ""}
+            name = declared.get(parameter.dim(), "")
+            advice = f" (set {name} on the module to put it in)" if name else ""
+            yield _part(place, "other", f"{shape} {class_name(module)}, not a known layer{advice}")
 
 
 def _skipped(place: Place) -> tuple[str, str] | None:
