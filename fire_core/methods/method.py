@@ -123,7 +123,7 @@ class Method:
         """Called after each evaluation. The weights that train must be in place again afterwards."""
 
     def optimizer(self, net: nn.Module, default: Optimizer, phase: Phase) -> Optimizer:
-        """Return the optimizer of `net` in this phase: the default, or with `changes_optimizer` that of `build`, made once."""
+        """Return the optimizer of `net` in this phase: the default, or with `changes_optimizer` what `build` made once."""
         if not self.changes_optimizer or phase.index < self.first_phase:
             return default
         known = self.__dict__.setdefault("_optimizers", WeakKeyDictionary())
