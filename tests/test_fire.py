@@ -167,6 +167,7 @@ def sparse(net):
         ({"solver": "exact", "normalize": "spectral"}, None, "normalize"),
         ({"targets": find_targets(nn.Sequential(nn.Linear(3, 3)))}, None, r"'0\.weight'"),  # of another model
         ({"targets": find_targets(nn.Linear(3, 2))}, None, r"\(2, 3\).*\(3, 3\)"),
+        ({}, torch.jit.script, "ScriptModule"),
         ({}, lambda net: net.to("meta"), "'weight' is on the meta device"),
         ({}, sparse, "weight.*sparse"),
     ],

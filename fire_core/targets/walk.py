@@ -446,11 +446,11 @@ def _ask(model: nn.Module, question: str) -> list[nn.Module]:
 
 
 def check_module(model: object) -> None:
-    """Raise UserError for anything but a torch module."""
-    if not isinstance(model, nn.Module):
+    """Raise UserError for anything but a torch module, and for a TorchScript module, whose layers cannot be told apart."""
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise UserError(
-            f"model is a {type(model).__name__}, not a torch module: give the module itself; for one matrix use "
-            "fire_core.project_, for a file of weights `fire-core apply`"
+            f"model is a {type(model).__name__}, not an ordinary torch module: give the module itself, before "
+            "torch.jit.script; for one matrix use fire_core.project_, for a file of weights `fire-core apply`"
         )
 
 
