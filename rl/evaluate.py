@@ -1,4 +1,4 @@
-"""Evaluation of a policy in fresh environments, normalised scores, and videos.
+"""Evaluation of a policy in fresh environments, and normalised scores.
 
 Environments need `count`, `reset() -> observations` and `step(actions) -> step`, where the step has the fields
 `observations`, `rewards`, `terminated` and `truncated` (arrays over the environments). For `play_steps`, an
@@ -7,7 +7,6 @@ environment must also start its next episode in the `step` that ends one.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -117,31 +116,3 @@ def normalized(score: float, low: float, high: float) -> float:
     if high == low:
         raise UserError(f"normalised score: low and high are both {low}")
     return (score - low) / (high - low)
-
-
-def record_video(
-    environments: Environments, policy: Policy, path: Path, steps: int = 1000, scale: int = 4
-) -> Path:
-    """Play one episode (at most `steps` steps) in the first environment and save it as a GIF; return the path.
-
-    Observations must be uint8 images (n, stack, height, width). Raises UserError without the `imageio` package, or
-    where the file cannot be written.
-    """
-    try:
-        import imageio.v3 as imageio
-    except ImportError:
-        raise UserError("a video needs imageio: make install-dqn") from None
-    observations, frames = environments.reset(), []
-    for _ in range(steps):
-        grey = observations[0, -1].repeat(scale, axis=0).repeat(scale, axis=1)
-        frames.append(np.stack([grey] * 3, axis=-1))
-        step = environments.step(policy(observations))
-        observations = step.observations
-        if step.terminated[0] or step.truncated[0]:
-            break
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        imageio.imwrite(path, np.stack(frames), duration=1000 / 15, loop=0)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
-    return path

@@ -327,6 +327,5 @@ def test_killed_while_the_replay_is_thrown_away_the_run_is_done(tmp_path):
     left = done.parent / "replay" / "frames.npy"
     left.parent.mkdir()
     left.write_bytes(b"left over")
-    output = drive(([*line, "run.video=true"], 0, 0), expect=[0])
+    output = drive((line, 0, 0), expect=[0])
     assert "finished already" in output and not left.parent.exists()
-    assert (done.parent / "policy.gif").stat().st_size > 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fire_core.errors import UserError
-from rl.evaluate import normalized, play_episodes, play_steps, record_video
+from rl.evaluate import normalized, play_episodes, play_steps
 
 
 class Alternating:
@@ -91,15 +91,3 @@ def test_summary_and_normalised_score_by_hand():
 def test_bad_episode_counts_are_named():
     with pytest.raises(UserError, match="5 evaluation episodes: give a positive multiple of 2, the number"):
         play_episodes(Alternating([2]), still, 5, max_steps=10)
-
-
-def test_video_holds_one_episode(tmp_path):
-    imageio = pytest.importorskip("imageio.v3")
-    path = record_video(Alternating([5]), still, tmp_path / "a" / "policy.gif", scale=2)
-    assert imageio.imread(path, index=None).shape == (5, 6, 4, 3)
-
-
-def test_a_video_that_cannot_be_written_is_one_line(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot write .*policy\.gif"):
-        record_video(Alternating([5]), still, tmp_path / "file" / "policy.gif", scale=2)

@@ -1,8 +1,14 @@
 """The H1 tasks against published numbers: model, rewards, terminations, parity with the benchmark's own model."""
 
 import importlib.util
+import os
 import pickle
+import re
+import signal
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -16,6 +22,7 @@ from rl.sac.humanoid import model as humanoid_model  # noqa: E402
 from rl.sac.humanoid.environment import Simulation  # noqa: E402
 from rl.sac.humanoid.tasks import TASKS, find_task, reward_terms  # noqa: E402
 
+ROOT = Path(__file__).resolve().parents[1]
 HAS_MESHES = importlib.util.find_spec("robosuite_models") is not None
 needs_meshes = pytest.mark.skipif(not HAS_MESHES, reason="make install-sac")
 GEOMETRIES = [pytest.param("mesh", marks=needs_meshes), "primitive"]
@@ -195,7 +202,7 @@ def test_gymnasium_accepts_the_environment(task):
     env = gymnasium.make(f"{task}-primitive-v0").unwrapped
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        check_env(env, skip_render_check=True)
+        check_env(env)
     # Positions and velocities have no bounds to declare; nothing else may be remarked.
     assert all("infinity" in str(warning.message) for warning in caught)
 
@@ -218,7 +225,7 @@ def test_episodes_under_a_seed_repeat_and_the_time_limit_truncates():
 
 
 def test_an_environment_can_be_sent_to_another_process():
-    env = gymnasium.make("h1-walk-primitive-v0", render_mode="rgb_array")
+    env = gymnasium.make("h1-walk-primitive-v0")
     env.reset(seed=0)
     again = pickle.loads(pickle.dumps(env))
     assert np.array_equal(again.step(np.zeros(19))[0], env.step(np.zeros(19))[0])
@@ -288,3 +295,55 @@ def test_mistakes_are_one_line_that_names_the_remedy(monkeypatch):
     monkeypatch.setattr(humanoid_model.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="make install-sac"):
         humanoid_model.mesh_folder()
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (
+            "raise AttributeError('no glGetError')",
+            "MuJoCo does not load with MUJOCO_GL='osmesa': unset it.*no glGetError",
+        ),
+        ("raise ImportError('no mujoco')", "MuJoCo is missing .*pip install"),
+    ],
+)
+def test_a_simulator_that_does_not_load_is_one_line(tmp_path, fault, message):
+    (tmp_path / "mujoco.py").write_text(fault)
+    done = subprocess.run(
+        [sys.executable, "-c", "import gymnasium, rl.sac.humanoid; gymnasium.make('h1-walk-primitive-v0')"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "MUJOCO_GL": "osmesa", "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        timeout=120,
+    )
+    assert re.search(f"UserError: {message}", done.stderr.splitlines()[-1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_simulator_loads_is_not_a_missing_package(tmp_path, number):
+    """Compiled modules report any exception of their own start as an ImportError."""
+    (tmp_path / "mujoco.py").write_text(
+        f"import os\ntry:\n    os.kill(os.getpid(), {number:d})\n    sum(range(10**6))\n"
+        "except KeyboardInterrupt:\n    raise ImportError('initialization failed') from None\n"
+    )
+    code = "from harness import stop; stop.raise_interrupt(); import rl.sac.humanoid.simulator"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        timeout=120,
+    )
+    assert done.stderr.splitlines()[-1] == f"KeyboardInterrupt: {number:d}", done.stderr
+
+
+def test_training_needs_no_opengl_and_ids_of_others_are_left_alone():
+    code = (
+        "import sys, gymnasium\n"
+        "gymnasium.register('h1-walk-v0', entry_point='theirs:Env')\n"
+        "import rl.sac.humanoid\n"
+        "env = gymnasium.make('h1-walk-primitive-v0'); env.reset(seed=0); env.step(env.action_space.sample())\n"
+        "assert gymnasium.spec('h1-walk-v0').entry_point == 'theirs:Env'\n"
+        "assert 'OpenGL' not in sys.modules and 'mujoco.egl' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=120)

@@ -40,7 +40,6 @@ class DQN(nn.Module):
         stack: int = 4,
     ):
         super().__init__()
-        self.actions = actions
         layers: list[nn.Module] = []
         channels, height, width = stack, *frame_shape
         for out_channels, kernel, stride in convolutions:

@@ -1,6 +1,5 @@
 """The settings of rl/dqn/train.py, and what the harness must know about that script."""
 
-import importlib.util
 from dataclasses import dataclass
 
 from omegaconf import DictConfig
@@ -29,7 +28,6 @@ class Network:
 
 @dataclass
 class DqnRun(RunKeys):
-    video: bool = key("write policy.gif at the end", numbers=False)
     emulator_threads: int = key("threads of the emulators", least=1, numbers=False)
 
 
@@ -80,8 +78,6 @@ def check(cfg: DictConfig) -> None:
         raise UserError(
             f"network.convolutions={layers}: give [channels, kernel, stride] for each, whole numbers above 0"
         )
-    if cfg.run.video and importlib.util.find_spec("imageio") is None:
-        raise UserError("run.video=true needs imageio: make install-dqn")
     n = cfg.env.environments
     if not 0 < cfg.midpoint < cfg.total_steps:
         raise UserError(f"midpoint={cfg.midpoint} must lie between 0 and total_steps={cfg.total_steps}")

@@ -7,7 +7,7 @@ contacts that reward and termination read are those at the start of the last phy
 """
 
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -15,14 +15,12 @@ from gymnasium.spaces import Box
 
 from fire_core.errors import UserError
 
-from .model import PHYSICS_STEP, mjcf
-from .rendering import Camera
+from .model import mjcf
 from .simulator import mujoco
 from .tasks import find_task, reward_terms
 
 PHYSICS_STEPS = 10
 START_NOISE = 0.01
-FRAMES_PER_SECOND = round(1 / (PHYSICS_STEPS * PHYSICS_STEP))
 
 
 @lru_cache
@@ -108,27 +106,13 @@ class Simulation:
 
 
 class HumanoidEnv(gymnasium.Env):
-    """One H1 task. The `info` of a step holds the factors of the reward and the reward. `render_mode="rgb_array"`
-    renders pictures of `width` x `height` pixels."""
+    """One H1 task, without pictures. The `info` of a step holds the factors of the reward and the reward."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": FRAMES_PER_SECOND}
-
-    def __init__(
-        self, task: str, geometry: str, render_mode: str | None = None, width: int = 640, height: int = 480
-    ):
-        if render_mode not in (None, "rgb_array"):
-            raise UserError(f"render_mode={render_mode!r}: choose 'rgb_array' or leave it out")
-        self.render_mode = render_mode
+    def __init__(self, task: str, geometry: str):
         self.simulation = Simulation(task, geometry)
         self.model, self.data = self.simulation.model, self.simulation.data
         self.observation_space = Box(-np.inf, np.inf, (self.model.nq + self.model.nv,), np.float64)
         self.action_space = Box(-1.0, 1.0, (self.model.nu,), np.float32)
-        most = self.model.vis.global_
-        if not (1 <= width <= most.offwidth and 1 <= height <= most.offheight):
-            raise UserError(
-                f"width={width}, height={height}: pictures have 1 to {most.offwidth} by 1 to {most.offheight}"
-            )
-        self.camera = Camera(self.model, width, height)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -145,10 +129,3 @@ class HumanoidEnv(gymnasium.Env):
         measured = reward_terms(self.simulation.task, *readings)
         terms = {name: float(value) for name, value in measured.items()}
         return observation, terms["reward"], terminated, False, terms
-
-    def render(self) -> np.ndarray | None:
-        """Return a picture (height, width, 3) uint8, or None without a render mode."""
-        return None if self.render_mode is None else self.camera.image(self.data)
-
-    def close(self) -> None:
-        self.camera.close()

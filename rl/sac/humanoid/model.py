@@ -23,12 +23,6 @@ GEOMETRIES = ("mesh", "primitive")
 PHYSICS_STEP = 0.002
 BOARD_HALF_SIZE = "0.15 0.55 0.03"
 PIVOT_RADIUS = "0.17"
-COLORS = {
-    "floor": "0.55 0.6 0.65 1",
-    "robot": "0.25 0.27 0.3 1",
-    "board": "0.7 0.45 0.2 1",
-    "pivot": "0.8 0.2 0.2 1",
-}
 
 
 def rows(table: str) -> list[dict[str, str]]:
@@ -73,8 +67,6 @@ def mjcf(geometry: str, board: bool = False) -> str:
         iterations="100",
         ls_iterations="50",
     )
-    visual = SubElement(root, "visual")
-    SubElement(visual, "global", offwidth="1280", offheight="960")
     _add_assets(SubElement(root, "asset"), geometry)
     _add_world(SubElement(root, "worldbody"), geometry, board)
     _add_actuators(SubElement(root, "actuator"))
@@ -98,8 +90,7 @@ def _add_assets(asset: Element, geometry: str) -> None:
 
 
 def _add_world(world: Element, geometry: str, board: bool) -> None:
-    SubElement(world, "light", pos="0 0 4", dir="0 0 -1", directional="true")
-    SubElement(world, "geom", name="floor", type="plane", size="20 20 1", rgba=COLORS["floor"])
+    SubElement(world, "geom", name="floor", type="plane", size="20 20 1")
     bodies = {"world": world}
     for row in rows("bodies"):
         body = SubElement(bodies[row["parent"]], "body", name=row["body"], pos=row["pos"], quat=row["quat"])
@@ -119,14 +110,6 @@ def _add_world(world: Element, geometry: str, board: bool) -> None:
         SubElement(
             bodies[row["body"]], "site", name=row["site"], pos=row["pos"], quat=row["quat"], size="0.01"
         )
-    SubElement(
-        bodies["pelvis"],
-        "camera",
-        name="follow",
-        mode="trackcom",
-        pos="2.5 -2.5 0.6",
-        xyaxes="0.7 0.7 0 -0.15 0.15 1",
-    )
     if board:
         _add_board(world)
 
@@ -149,15 +132,15 @@ def _add_geom(body: Element, row: dict[str, str], geometry: str) -> None:
         shape = {"type": "capsule", **{key: capsule[key] for key in ("size", "pos", "quat")}}
     else:
         shape |= {key: row[key] for key in ("size", "pos", "quat")}
-    SubElement(body, "geom", **shape, **collides, rgba=COLORS["robot"])
+    SubElement(body, "geom", **shape, **collides)
 
 
 def _add_board(world: Element) -> None:
     board = SubElement(world, "body", name="board", pos="0 0 0.37")
     SubElement(board, "freejoint", name="board")
-    SubElement(board, "geom", name="board", type="box", size=BOARD_HALF_SIZE, rgba=COLORS["board"])
+    SubElement(board, "geom", name="board", type="box", size=BOARD_HALF_SIZE)
     pivot = SubElement(world, "body", name="pivot", pos="0 0 0.17")
-    SubElement(pivot, "geom", name="pivot", type="sphere", size=PIVOT_RADIUS, rgba=COLORS["pivot"])
+    SubElement(pivot, "geom", name="pivot", type="sphere", size=PIVOT_RADIUS)
 
 
 def _add_actuators(actuator: Element) -> None:
