@@ -1,4 +1,4 @@
-"""Evaluation of a policy in fresh environments, and normalised scores.
+"""Evaluation of a policy in fresh environments.
 
 Environments need `count`, `reset() -> observations` and `step(actions) -> step`, where the step has the fields
 `observations`, `rewards`, `terminated` and `truncated` (arrays over the environments). For `play_steps`, an
@@ -7,23 +7,11 @@ environment must also start its next episode in the `step` that ends one.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from fire_core.errors import UserError
-
 Policy = Callable[[np.ndarray], np.ndarray]
-
-
-class Environments(Protocol):
-    """A batch of environments, as far as evaluation uses it."""
-
-    count: int
-
-    def reset(self) -> np.ndarray: ...
-
-    def step(self, actions: np.ndarray) -> Any: ...
 
 
 @dataclass
@@ -58,19 +46,15 @@ class Evaluation:
         }
 
 
-def play_episodes(environments: Environments, policy: Policy, episodes: int, max_steps: int) -> Evaluation:
+def play_episodes(environments: Any, policy: Policy, episodes: int, max_steps: int) -> Evaluation:
     """Play exactly `episodes` episodes, in rounds of one per environment, and return the result.
 
     `policy` maps observations (n, ...) to actions (n, ...). Within a round, environments whose episode has ended wait
     for the others, so that short episodes are not counted more often than long ones. An episode that still runs after
     `max_steps` steps is cut off and counted with its return so far.
 
-    Raises UserError unless `episodes` is a positive multiple of the number of environments.
+    `episodes` is a multiple of the number of environments.
     """
-    if episodes <= 0 or episodes % environments.count:
-        raise UserError(
-            f"{episodes} evaluation episodes: give a positive multiple of {environments.count}, the number of environments"
-        )
     result = Evaluation()
     for _ in range(episodes // environments.count):
         observations, running = environments.reset(), np.ones(environments.count, bool)
@@ -89,7 +73,7 @@ def play_episodes(environments: Environments, policy: Policy, episodes: int, max
     return result
 
 
-def play_steps(environments: Environments, policy: Policy, steps: int) -> Evaluation:
+def play_steps(environments: Any, policy: Policy, steps: int) -> Evaluation:
     """Play `steps` steps over all environments and return the episodes that ended in them (official protocol).
 
     This favours short episodes, because those that still run at the end are dropped. Kept for comparison with
@@ -108,11 +92,3 @@ def play_steps(environments: Environments, policy: Policy, steps: int) -> Evalua
             scores[index], lengths[index] = 0.0, 0
     result.unfinished = int((lengths > 0).sum())
     return result
-
-
-def normalized(score: float, low: float, high: float) -> float:
-    """Return (score - low) / (high - low): 0 at a random policy's score `low`, 1 at the human or success score `high`.
-    Raises UserError if the two are equal."""
-    if high == low:
-        raise UserError(f"normalised score: low and high are both {low}")
-    return (score - low) / (high - low)

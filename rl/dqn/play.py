@@ -11,7 +11,7 @@ from fire_core.seeding import derive
 from harness.runs import numpy_generator
 from harness.transfer import send
 from rl.dqn.env import SCORES, Games
-from rl.evaluate import normalized, play_episodes, play_steps
+from rl.evaluate import play_episodes, play_steps
 
 
 def make_games(cfg: DictConfig, purpose: str, position: int = 0) -> Games:
@@ -39,11 +39,8 @@ def act(
     """Return epsilon-greedy actions (n,) for stacks (n, stack, h, w). With compat=official, one draw decides for all
     environments whether they explore."""
     count = len(observations)
-    explore = (
-        np.full(count, stream.random() < exploring)
-        if compat == "official"
-        else stream.random(count) < exploring
-    )
+    draws = stream.random() if compat == "official" else stream.random(count)
+    explore = np.broadcast_to(draws < exploring, count)
     uniform = stream.integers(actions, size=count)
     if explore.all():
         return uniform
@@ -70,7 +67,8 @@ def evaluate(cfg: DictConfig, net: nn.Module, device: torch.device, position: in
     games.close()
     figures = result.summary()
     if cfg.env.game in SCORES:
-        figures["eval_normalized"] = normalized(result.mean, *SCORES[cfg.env.game])
+        random, human = SCORES[cfg.env.game]
+        figures["eval_normalized"] = (result.mean - random) / (human - random)
     return figures
 
 
