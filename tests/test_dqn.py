@@ -12,7 +12,7 @@ from fire_core.methods import create
 from fire_core.phases import Phase, State, snapshot
 from harness.config import CONF
 from harness.overrides import compose_config
-from rl.dqn.learn import Learner, epsilon, gradients, td_loss, td_targets, update
+from rl.dqn.learn import Learner, epsilon, gradients, td_targets, update
 from rl.dqn.measure import Window, measure
 from rl.dqn.network import DQN
 from rl.dqn.play import act
@@ -146,12 +146,6 @@ def test_truncation_bootstraps_and_termination_does_not(tmp_path):
     batch = replay.transitions(np.array([0, 0]), np.array([0, 1]))
     target = lambda images: images.flatten(1).float()  # noqa: E731
     assert td_targets(Learner(target, target, 0.5), batch).tolist() == [1.0, 1.0 + 0.5 * 3]
-
-
-def test_large_action_numbers_survive_the_packed_targets():
-    values = torch.zeros(1, 18)
-    values[0, 17] = 0.5
-    assert td_loss(values, torch.tensor([[17.0, 0.0]])).item() == pytest.approx(0.125)
 
 
 def test_network_is_the_published_one():

@@ -119,27 +119,6 @@ def test_killed_runs_end_in_the_same_metrics_and_weights(tmp_path, method):
 
 
 @pytest.mark.slow
-def test_a_killed_run_of_a_real_game_goes_on_exactly(tmp_path):
-    more = [
-        "method=full_reset",
-        "env.game=breakout",
-        "env.frame_size=42",
-        "eval_max_steps=60",
-        "random_episodes=4",
-    ]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    drive(
-        (arguments(whole, *more), 0, 0),
-        (arguments(killed, *more), 90, KILL),
-        (arguments(killed, *more), 140, TERM),
-        (arguments(killed, *more), 0, 0),
-        expect=[0, -KILL, SAVED, 0],
-    )
-    [folder] = (whole / "fig4a_breakout" / "smoke").iterdir()
-    same(result(whole, folder.name), result(killed, folder.name))
-
-
-@pytest.mark.slow
 def test_forks_share_the_trunk_and_differ_from_each_other_only_after_it(tmp_path):
     methods = ["none", "fire", "shrink_perturb"]
     drive(
@@ -300,15 +279,6 @@ def test_the_boundary_follows_the_target_rule_the_optimizer_policy_and_compat(tm
         assert kept == {name for name in saved["net"] if stale and name.endswith(stale) and "encoder" in name}
         assert set(adam_steps(saved).values()) <= {1, 81}
     assert set(saved["games"]["lengths"]) == {age}
-
-
-def test_injection_at_the_boundary_keeps_the_encoders_moments_and_starts_the_new_heads(tmp_path):
-    """One update after it; the parameters of the new head are known to no optimizer before."""
-    what = ["method=plasticity_injection", "optimizer_state=keep", "run.checkpoint_steps=4"]
-    drive((arguments(tmp_path, *what), 102, KILL), expect=[-KILL])
-    steps = adam_steps(checkpoints(tmp_path / "fig4a_breakout")[404])
-    assert any(name.startswith("encoder") for name in steps)
-    assert all(count == (81 if name.startswith("encoder") else 1) for name, count in steps.items())
 
 
 def test_a_full_ring_is_saved_before_it_overwrites_what_the_kept_checkpoints_need(tmp_path):

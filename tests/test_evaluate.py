@@ -55,21 +55,6 @@ def test_episodes_at_the_step_limit_count_with_their_return_so_far_and_are_named
     assert result.summary()["eval_unfinished"] == 2
 
 
-class OneStuck(Alternating):
-    """The first environment never ends and earns nothing, the others end after 10 steps with a return of 1."""
-
-    def step(self, actions):
-        step = super().step(actions)
-        step.rewards = np.where(step.terminated | step.truncated, 1.0, 0.0)
-        step.rewards[0], step.terminated[0], step.truncated[0] = 0.0, False, False
-        return step
-
-
-def test_a_stuck_environment_takes_no_episodes_from_the_mean():
-    result = play_episodes(OneStuck([10], count=4), still, 12, max_steps=50)
-    assert (len(result.returns), result.mean, result.unfinished) == (12, 0.75, 3)
-
-
 def test_the_official_protocol_drops_what_does_not_end():
     result = play_steps(Alternating([2, 30]), still, 2 * 40)
     assert sorted(result.returns) == [2, 2, 2, 2, 30, 30]  # the second 30 was running: mean 11.3, not 16

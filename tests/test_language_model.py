@@ -188,20 +188,3 @@ def test_flops_by_hand():
     weights = 6 * (2 * 12 * 32**2 + 61 * 32 + 5 * 32)
     assert tiny().flops_per_token() == weights + 12 * 2 * 32 * 16
     assert tiny().flops_per_token(4) == weights + 12 * 2 * 32 * 4
-
-
-@pytest.mark.parametrize(
-    ("changes", "quoted"),
-    [
-        ({"heads": 5}, "heads=5"),
-        ({"key_value_heads": 3}, "key_value_heads=3"),
-    ],
-)
-def test_impossible_shapes_are_refused_with_the_value(changes, quoted):
-    with pytest.raises(UserError, match=quoted):
-        tiny(**changes)
-
-
-def test_too_long_a_sequence_is_refused():
-    with pytest.raises(UserError, match="17 tokens, but block=16"):
-        tiny()(tokens(time=17))

@@ -154,20 +154,6 @@ def test_n_step_returns_by_hand(tmp_path):
             assert batch.observations[2 * time, -1].item() == (time if time < 4 else time + 6)
 
 
-@pytest.mark.parametrize("steps", [7, 24, 57])
-def test_one_step_returns_of_a_longer_rule_are_the_plain_ones(tmp_path, steps):
-    """Through a fork and over the end of the ring: where a transition of up to five steps has one, it is the same."""
-    batches, times = [], np.arange(max(0, steps - 20), steps).repeat(2)
-    for name, rule in (("plain", {}), ("longer", {"n_step": 5, "discount": 0.9})):
-        replay, _, _ = started(tmp_path / name, steps, **rule)
-        fork = forked(replay, tmp_path / f"{name} fork", new_rows=5, **rule)
-        batches.append(fork.transitions(times, np.arange(len(times)) % 2))
-    one, many = batches
-    short = many.steps == 1
-    assert short.sum() >= 4 and all(torch.equal(a[short], b[short]) for a, b in zip(one[:5], many[:5]))
-    assert torch.equal(one.observations, many.observations) and many.steps.max() == 5
-
-
 def test_sampling_reaches_all_of_the_last_capacity_and_nothing_else(tmp_path):
     replay, _, _ = started(tmp_path, 33, capacity=20)
     batch = replay.sample(4000, np.random.default_rng(0))
@@ -325,13 +311,6 @@ def test_a_failed_allocation_is_one_clear_line_and_leaves_nothing(tmp_path, monk
     with pytest.raises(UserError, match=r"frames.npy of .* GB cannot be written \(Disk quota exceeded\)"):
         FrameReplay(40, 2, (1, 2), tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_system_that_cannot_allocate_gets_the_ring_all_the_same(tmp_path, monkeypatch):
-    """macOS."""
-    monkeypatch.delattr(frame_file.os, "posix_fallocate")
-    replay, _, records = started(tmp_path, 33)
-    check_all(replay, records)
 
 
 def test_flat_replay_returns_what_was_added_and_resumes():
