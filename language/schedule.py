@@ -100,9 +100,7 @@ def phase_plans(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePl
                 iterations=iterations,
                 stop_at=stop_at,
                 warmup=min(int(cfg.warmup_share * iterations), cfg.warmup_limit),
-                eval_every=max(1, min(2000, iterations // 20))
-                if entry.eval_every is None
-                else entry.eval_every,
+                eval_every=entry.eval_every or max(1, min(2000, iterations // 20)),
                 save_at=save_at,
                 high=cfg.learning_rate,
                 low=cfg.final_learning_rate,
