@@ -1,7 +1,6 @@
 """The DQN script end to end: killed in either half it ends in the same numbers, forks equal runs from scratch."""
 
 import json
-import os
 import shutil
 from types import SimpleNamespace
 
@@ -116,29 +115,6 @@ def test_killed_runs_end_in_the_same_metrics_and_weights(tmp_path, method):
     )
     [folder] = (whole / "fig4a_breakout" / "smoke").iterdir()
     same(result(whole, folder.name), result(killed, folder.name))
-
-
-@pytest.mark.slow
-def test_forks_share_the_trunk_and_differ_from_each_other_only_after_it(tmp_path):
-    methods = ["none", "fire", "shrink_perturb"]
-    drive(
-        *((arguments(tmp_path, f"method={m}"), 0, 0) for m in methods),
-        (arguments(tmp_path / "alone", "method=shrink_perturb", "run.trunk=false"), 0, 0),
-        expect=[0] * 4,
-    )
-    assert len(list((tmp_path / "trunks").iterdir())) == 1
-    runs = {m: result(tmp_path, m) for m in methods}
-    before = {m: [x for x in text.splitlines() if '"phase": 0' in x] for m, (text, _) in runs.items()}
-    assert before["none"] == before["fire"] == before["shrink_perturb"]
-    assert len({text for text, _ in runs.values()}) == 3
-    same(runs["shrink_perturb"], result(tmp_path / "alone", "shrink_perturb"))
-    after = json.loads(next(x for x in runs["none"][0].splitlines() if '"phase": 1' in x))
-    last = json.loads(before["none"][-1])
-    for key in ("dfi", "dormant_share", "weight_norm"):
-        assert (
-            after[key] == after[f"before_{key}"] == last[key]
-        )  # "none" leaves the net alone at the boundary
-    assert os.path.getsize(tmp_path / "trunks" / next(os.walk(tmp_path / "trunks"))[1][0] / "DONE") == 0
 
 
 @pytest.mark.parametrize(
