@@ -78,12 +78,11 @@ $(VENV)/.with-%: pyproject.toml constraints.txt $(VENV)/.with-torch
 .PHONY: install
 install: $(VENV)/.with-suite ## create .venv and install what the analysis and vision/train.py on shipped images need
 
-.PHONY: install-vision install-language install-dqn install-sac install-control install-ray install-slurm install-all
+.PHONY: install-vision install-language install-dqn install-sac install-ray install-slurm install-all
 install-vision: $(VENV)/.with-suite $(VENV)/.with-vision ## what vision/train.py needs for all data sets, and for the nets of torchvision
 install-language: $(VENV)/.with-suite $(VENV)/.with-language ## what language/train.py needs
 install-dqn: $(VENV)/.with-suite $(VENV)/.with-dqn ## what rl/dqn/train.py needs
 install-sac: $(VENV)/.with-suite $(VENV)/.with-sac $(VENV)/.with-humanoid ## what rl/sac/train.py needs, the H1 robot included
-install-control: $(VENV)/.with-suite $(VENV)/.with-sac $(VENV)/.with-control ## what env.backend=dm_control needs
 install-ray: $(VENV)/.with-suite $(VENV)/.with-ray ## what JOBS above 1 needs
 install-slurm: $(VENV)/.with-suite $(VENV)/.with-slurm ## what runs on a Slurm cluster need
 install-all: install-vision install-language install-dqn install-sac ## what all four scripts need
@@ -182,7 +181,7 @@ bench-sac: $(VENV)/.with-suite $(VENV)/.with-sac ## updates per second against a
 	$(PY) -m benchmarks.bench_sac
 
 # ---------------------------------------------------------------------------------------------- quality
-TEST_EXTRAS := suite,vision,language,dqn,sac,humanoid,control,explore,notebooks,reference,dev
+TEST_EXTRAS := suite,vision,language,language-data,dqn,sac,humanoid,explore,notebooks,reference,dev
 
 .PHONY: test
 test: $(VENV)/.with-$(TEST_EXTRAS) lint ## lint, format check, type check, tests

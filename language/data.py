@@ -173,13 +173,6 @@ class Mixture:
         return _windows(tokens, starts.tolist(), self.block, self.corpora[chosen].answers.get("train"))
 
 
-def mixture(corpora: tuple[Corpus, ...], share_a: float, **settings: Any) -> Mixture:
-    """Return a mixture that draws a micro-batch from the first of two corpora with probability `share_a`."""
-    if not 0.0 <= share_a <= 1.0:
-        raise UserError(f"share_a={share_a}: a probability lies between 0 and 1")
-    return Mixture(corpora, (share_a, 1.0 - share_a), **settings)
-
-
 def validation_batches(
     corpus: Corpus, block: int, batch_size: int, limit: int
 ) -> Iterator[tuple[Tensor, Tensor]]:

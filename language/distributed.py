@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -101,7 +101,10 @@ class World:
             for tensor in (*net.parameters(), *net.buffers()):
                 dist.broadcast(tensor.data, src=0)
 
-    def close(self) -> None:
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         """End the process group."""
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
@@ -144,13 +147,3 @@ def save_decision(world: World, run: Any, step: int) -> bool:
     if not world.is_leader:
         run.stops = int(flag) == STOP
     return int(flag) != GO_ON
-
-
-@contextmanager
-def world_of(device: str) -> Iterator[World]:
-    """Yield the world of this process and close it at the end."""
-    world = World(device)
-    try:
-        yield world
-    finally:
-        world.close()

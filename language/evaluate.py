@@ -6,7 +6,7 @@ import math
 
 import torch
 from omegaconf import DictConfig
-from torch import Tensor, nn
+from torch import nn
 
 from fire_core.errors import UserError
 from harness.transfer import send
@@ -51,11 +51,6 @@ def evaluate(
         "val_loss_b": losses[1],
         "val_loss_mix": share * losses[0] + (1 - share) * losses[1],
     }
-
-
-def mean_loss(loss_sum: Tensor, count: int, step: int, cfg: DictConfig) -> float:
-    """Return the mean training loss of `count` iterations. Raises UserError if it is not finite."""
-    return finite(float(loss_sum) / count, f"training loss at step {step}", cfg)
 
 
 def finite(value: float, what: str, cfg: DictConfig) -> float:

@@ -164,11 +164,8 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return logits (batch, time, vocabulary) for ids (batch, time), or with `targets` (batch, time) the mean loss.
 
-        The loss is in nats and in float32, whatever the autocast precision. Raises UserError for sequences longer than
-        `block`.
+        The loss is in nats and in float32, whatever the autocast precision. `time` is at most `block`.
         """
-        if tokens.shape[1] > self.shape.block:
-            raise UserError(f"sequence of {tokens.shape[1]} tokens, but block={self.shape.block}: shorten it")
         x = start = self.drop(self.wte(tokens) + self.wpe.weight[: tokens.shape[1]])
         for index, block in enumerate(self.h):
             if self.shape.residual_lambdas:

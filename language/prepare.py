@@ -1,29 +1,23 @@
 """Prepare token files from text: `<out>/<name>-<tokenizer>/{train,validation}.bin` and a manifest.
 
     python language/prepare.py                                       # the two shipped corpora, small tokenizer
-    python language/prepare.py wikitext103 openwebtext --tokenizer gpt2 --workers 16
+    python language/prepare.py wikitext103 openwebtext --tokenizer gpt2
     python language/prepare.py folder:/my/texts jsonl:/my/texts.jsonl.xz --tokenizer gpt2 --split split
 
 Files are flat arrays of token ids (uint16 if the vocabulary allows, else uint32); every document ends with the
 tokenizer's end-of-text id. The manifest has source, split, tokenizer, counts and SHA-256; a folder that was prepared
-with other settings is refused. The same command resumes a stopped preparation, whose finished pieces are in `.pieces`.
-Any number of workers gives the same files.
+with other settings is refused. The same command resumes a stopped preparation, whose finished pieces are in
+`.pieces_...`. The tokenizer uses all cores, or as many as RAYON_NUM_THREADS says.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import hashlib
 import json
-import multiprocessing
-import os
 import shutil
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -35,13 +29,12 @@ from tqdm import tqdm
 
 from fire_core.checkpoints.atomic import write_atomic, written_aside
 from fire_core.errors import UserError, print_error
-from harness.runs.trunk import FolderLock
+from harness.runs.trunk import FolderLock, fingerprint
 from language.data import PARTS, read_manifest
 from language.sources import PUBLISHED_TOKENS, SHIPPED, Source, open_source
 from language.text_tokenizer import TextTokenizer, load_tokenizer, tokenizer_sha256
 
-PIECE_CHARACTERS = 2_000_000  # size of a piece of text, the unit of parallel work and of resuming
-WAITING_PIECES = 256
+PIECE_CHARACTERS = 2_000_000  # size of a piece of text, the unit of resuming
 
 
 def folder_name(source: str, tokenizer: str, documents: int | None = None) -> str:
@@ -55,7 +48,6 @@ def prepare(
     tokenizer_name: str,
     out: Path,
     *,
-    workers: int = 1,
     documents: int | None = None,
     progress: bool = True,
 ) -> Path:
@@ -72,7 +64,7 @@ def prepare(
         lock.acquire(wait=True)
         try:
             if not (folder / "manifest.json").is_file():
-                _prepare(source, tokenizer_name, folder, workers, made_from, progress)
+                _prepare(source, tokenizer_name, folder, made_from, progress)
         finally:
             lock.release()
     _check_origin(folder, made_from)
@@ -95,11 +87,10 @@ def _check_documents(source: Source) -> None:
     """Raise UserError for a source without a document for each part, before anything is written."""
     for part in PARTS:
         if next(iter(source.documents(part)), None) is None:
-            share = (
-                "" if source.validation_share is None else f" (--validation-share {source.validation_share})"
-            )
+            share = source.validation_share
+            told = "" if share is None else f" (--validation-share {share})"
             raise UserError(
-                f"{source.description} has no {part} document{share}: give it more text or another split"
+                f"{source.description} has no {part} document{told}: give more text or another split"
             )
 
 
@@ -114,23 +105,23 @@ def _check_origin(folder: Path, wanted: dict[str, Any]) -> None:
 
 
 def _prepare(
-    source: Source,
-    tokenizer_name: str,
-    folder: Path,
-    workers: int,
-    made_from: dict[str, Any],
-    progress: bool,
+    source: Source, tokenizer_name: str, folder: Path, made_from: dict[str, Any], progress: bool
 ) -> None:
     tokenizer = load_tokenizer(tokenizer_name)
     dtype = "uint16" if tokenizer.vocabulary <= 2**16 else "uint32"
-    pieces = folder / ".pieces"
-    _claim(pieces, made_from)
+    # pieces of other settings are left alone until the end
+    pieces = folder / f".pieces_{fingerprint(made_from | {'characters': PIECE_CHARACTERS})}"
+    pieces.mkdir(exist_ok=True)
     parts = {}
-    with _pool(workers) as pool:
-        for part in PARTS:
-            texts = islice(source.documents(part), made_from["documents"])
-            paths = _encode_part(texts, tokenizer, dtype, pieces, part, pool, progress)
-            parts[part] = _join(paths, folder / f"{part}.bin", np.dtype(dtype), tokenizer.end_of_text)
+    for part in PARTS:
+        texts = islice(source.documents(part), made_from["documents"])
+        bar = tqdm(_group(texts), f"{folder.name}/{part}", unit=" pieces", disable=None if progress else True)
+        paths = []
+        for number, group in enumerate(bar):
+            paths.append(pieces / f"{part}_{number:06d}.bin")
+            if not paths[-1].is_file():
+                encode_piece(group, tokenizer, dtype, paths[-1])
+        parts[part] = _join(paths, folder / f"{part}.bin", np.dtype(dtype), tokenizer.end_of_text)
     manifest = {
         "name": source.name,
         "source": source.description,
@@ -144,30 +135,15 @@ def _prepare(
         "parts": parts,
     }
     if source.answer:
-        manifest["answer"] = _answer_id(source, tokenizer)
+        ids = tokenizer.encode_batch([source.answer])[0]
+        if len(ids) != 1:
+            raise UserError(
+                f"tokenizer {tokenizer.name} has no token of its own for {source.answer!r}: use another for {source.name}"
+            )
+        manifest["answer"] = int(ids[0])
     write_atomic(folder / "manifest.json", json.dumps(manifest, indent=2) + "\n")
-    shutil.rmtree(pieces)
-
-
-def _answer_id(source: Source, tokenizer: TextTokenizer) -> int:
-    """Return the id of the token between question and answer. Raises UserError if it is not a single token."""
-    ids = tokenizer.encode_batch([source.answer])[0]
-    if len(ids) != 1:
-        raise UserError(
-            f"tokenizer {tokenizer.name} has no token of its own for {source.answer!r}: use another for {source.name}"
-        )
-    return int(ids[0])
-
-
-def _claim(pieces: Path, settings: dict[str, Any]) -> None:
-    """Keep the pieces of an earlier preparation if it had the same settings, and delete them otherwise."""
-    pieces.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(settings | {"characters": PIECE_CHARACTERS}, sort_keys=True)
-    note = pieces / "settings.json"
-    if note.is_file() and note.read_text() != text:
-        for old in pieces.glob("*.bin"):
-            old.unlink()
-    write_atomic(note, text)
+    for old in folder.glob(".pieces*"):
+        shutil.rmtree(old)
 
 
 def _group(texts: Iterable[str]) -> Iterator[list[str]]:
@@ -183,58 +159,8 @@ def _group(texts: Iterable[str]) -> Iterator[list[str]]:
         yield group
 
 
-def _encode_part(
-    texts: Iterable[str],
-    tokenizer: TextTokenizer,
-    dtype: str,
-    pieces: Path,
-    part: str,
-    pool: Executor | None,
-    progress: bool,
-) -> list[Path]:
-    """Encode all pieces that are not on disk yet, about WAITING_PIECES in memory at a time, and return all paths."""
-    paths: list[Path] = []
-    waiting: deque[Future[None]] = deque()
-    bar = tqdm(desc=f"{pieces.parent.name}/{part}", unit=" pieces", disable=None if progress else True)
-    try:
-        for number, group in enumerate(_group(texts)):
-            path = pieces / f"{part}_{number:06d}.bin"
-            paths.append(path)
-            if path.is_file():
-                pass
-            elif pool is None:
-                encode_piece(group, tokenizer.name, dtype, path)
-            else:
-                waiting.append(pool.submit(encode_piece, group, tokenizer.name, dtype, path))
-            while len(waiting) > WAITING_PIECES:
-                waiting.popleft().result()
-            bar.update()
-        for future in waiting:
-            future.result()
-    finally:
-        bar.close()
-        for future in waiting:
-            future.cancel()
-    return paths
-
-
-def _pool(workers: int) -> AbstractContextManager[Executor | None]:
-    if workers == 1:
-        return nullcontext()
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=_one_thread)
-
-
-def _one_thread() -> None:
-    os.environ["RAYON_NUM_THREADS"] = "1"  # one per worker: the tokenizer's own threads would compete
-
-
-_tokenizer = functools.cache(load_tokenizer)  # once for each worker
-
-
-def encode_piece(texts: list[str], tokenizer_name: str, dtype: str, path: Path) -> None:
+def encode_piece(texts: list[str], tokenizer: TextTokenizer, dtype: str, path: Path) -> None:
     """Write the token ids of some documents, each followed by the end-of-text id, to one file, atomically."""
-    tokenizer = _tokenizer(tokenizer_name)
     ids = [
         np.array([*document, tokenizer.end_of_text], dtype=dtype)
         for document in tokenizer.encode_batch(texts)
@@ -265,7 +191,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("sources", nargs="*", default=list(SHIPPED), help="names, folder:PATH or jsonl:PATH")
     parser.add_argument("--tokenizer", default="small", help="small, gpt2, or a tokenizers JSON file")
     parser.add_argument("--out", type=Path, default=Path("data/language"))
-    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--documents", type=int, help="only the first so many documents of each part")
     parser.add_argument("--validation-share", type=float, default=0.05, help="for folders and JSONL")
     parser.add_argument("--field", default="text", help="JSONL: the field that holds the text")
@@ -273,9 +198,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     for text in options.sources:
         source = open_source(text, options.validation_share, options.field, options.split)
-        folder = prepare(
-            source, options.tokenizer, options.out, workers=options.workers, documents=options.documents
-        )
+        folder = prepare(source, options.tokenizer, options.out, documents=options.documents)
         parts = read_manifest(folder)["parts"]
         counts = ", ".join(
             f"{part} {p['tokens']:,} tokens in {p['documents']:,} documents" for part, p in parts.items()

@@ -9,11 +9,9 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from fire_core.errors import UserError
-from language.data import Corpus, Mixture, mixture, open_corpus
+from language.data import Corpus, Mixture, open_corpus
 from language.prepare import folder_name, prepare
 from language.sources import MADE, SHIPPED, open_source
-
-FORKS = ("best", "last")  # or any iteration of phase_1.save_at
 
 
 @dataclass(frozen=True)
@@ -51,13 +49,8 @@ def open_corpora(cfg: DictConfig, *, check: bool = True) -> tuple[Corpus, Corpus
         root = Path(cfg.run.data_root) / "language"
         folder = root / folder_name(entry.name, cfg.corpus.tokenizer, cfg.corpus.documents)
         if entry.folder is None and entry.name in (*SHIPPED, *MADE):
-            prepare(
-                open_source(entry.name),
-                cfg.corpus.tokenizer,
-                root,
-                documents=cfg.corpus.documents,
-                progress=False,
-            )
+            source, documents = open_source(entry.name), cfg.corpus.documents
+            prepare(source, cfg.corpus.tokenizer, root, documents=documents, progress=False)
         opened.append(
             open_corpus(
                 Path(entry.folder) if entry.folder else folder,
@@ -85,14 +78,8 @@ def phase_plans(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePl
     for index, key in enumerate(("phase_1", "phase_2")):
         entry = cfg[key]
         block = entry.block or cfg.model.block
-        mixed = mixture(
-            corpora,
-            entry.share_a,
-            block=block,
-            batch_size=cfg.batch_size,
-            seed=cfg.seed,
-            phase=index,
-        )
+        shares = (entry.share_a, 1.0 - entry.share_a)
+        mixed = Mixture(corpora, shares, block, cfg.batch_size, cfg.seed, index)
         per_iteration = cfg.accumulation * cfg.batch_size * block
         iterations = entry.iterations
         if iterations is None:
@@ -113,21 +100,15 @@ def phase_plans(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePl
                 iterations=iterations,
                 stop_at=stop_at,
                 warmup=min(int(cfg.warmup_share * iterations), cfg.warmup_limit),
-                eval_every=max(1, min(2000, iterations // 20))
-                if entry.eval_every is None
-                else entry.eval_every,
+                eval_every=entry.eval_every or max(1, min(2000, iterations // 20)),
                 save_at=save_at,
                 high=cfg.learning_rate,
                 low=cfg.final_learning_rate,
             )
         )
-    _check_fork(str(cfg.boundary.fork), plans[0])
-    return plans
-
-
-def _check_fork(fork: str, phase_1: PhasePlan) -> None:
-    known = (*FORKS, *map(str, phase_1.save_at))
+    fork, known = str(cfg.boundary.fork), ("best", "last", *map(str, plans[0].save_at))
     if fork not in known:
         raise UserError(
             f"boundary.fork={fork}: phase_1 keeps {', '.join(known)}; add the iteration to phase_1.save_at"
         )
+    return plans

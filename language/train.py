@@ -41,8 +41,8 @@ from harness.runs import generator, seeded
 from harness.transfer import send
 from harness.trigger import RunTrigger
 from language.data import Corpus
-from language.distributed import FollowerRun, World, save_decision, world_of
-from language.evaluate import autocast, evaluate, mean_loss
+from language.distributed import FollowerRun, World, save_decision
+from language.evaluate import autocast, evaluate, finite
 from language.model import Decoder, adamw, token_loss
 from language.schedule import PhasePlan, open_corpora, phase_plans
 from language.throughput import peak_flops, synchronise
@@ -51,7 +51,7 @@ from language.throughput import peak_flops, synchronise
 @launch(DOMAIN)
 def train(cfg: DictConfig) -> None:
     """Train one run, alone or as one of several processes."""
-    with world_of(cfg.device) as world:
+    with World(cfg.device) as world:
         train_in(world, cfg)
 
 
@@ -139,15 +139,9 @@ def train_in(world: World, cfg: DictConfig) -> None:
         saved = world.from_leader(run.resume(fork))
         if saved is not None:
             restore(saved)
-        in_trunk = run.trunk is not None and run.place == run.trunk if world.is_leader else None
-        forked = (
-            world.is_leader
-            and saved is not None
-            and run.trunk is not None
-            and at["phase"] == 0
-            and not in_trunk
-        )
-        if world.from_leader(forked):
+        # whether `saved` is the fork of a finished trunk, and not a checkpoint of a run that is still in phase 1
+        forked = world.is_leader and saved is not None and run.trunk not in (None, run.place)
+        if world.from_leader(forked and at["phase"] == 0):
             at.update(phase=1, iteration=0)
 
         for phase in plans[at["phase"] :]:
@@ -160,13 +154,8 @@ def train_in(world: World, cfg: DictConfig) -> None:
                 run.log(phase=phase.index, iteration=0, step=at["step"], **first)
 
             per_pass = max(1, phase.mixture.tokens // (cfg.accumulation * cfg.batch_size * block))
-            bar = tqdm(
-                total=phase.stop_at,
-                initial=at["iteration"],
-                unit="it",
-                desc=phase.name,
-                disable=None if cfg.run.progress and world.is_leader else True,
-            )
+            hidden = None if cfg.run.progress and world.is_leader else True
+            bar = tqdm(None, phase.name, phase.stop_at, initial=at["iteration"], unit="it", disable=hidden)
             started, timed = time.perf_counter(), 0
             net.train()
             while at["iteration"] < phase.stop_at:
@@ -190,10 +179,8 @@ def train_in(world: World, cfg: DictConfig) -> None:
                     values = {f"before_{k}": v for k, v in before.items()} | after
                     values |= {f"after_{k}": v for k, v in (after | plasticity(net, probe)).items()}
                     run.log(phase=phase.index, iteration=at["iteration"], step=at["step"], **values, **cause)
-                    print(
-                        f"{cause.get('cause', 'boundary')}: {method.name}; {method_summary(report)}",
-                        flush=True,
-                    )
+                    why = cause.get("cause", "boundary")
+                    print(f"{why}: {method.name}; {method_summary(report)}", flush=True)
                     started = time.perf_counter()
 
                 # ------------------------------------------------------------------------------ one iteration
@@ -229,15 +216,11 @@ def train_in(world: World, cfg: DictConfig) -> None:
                     seconds = time.perf_counter() - started
                     rate = tokens_done / seconds
                     used = {"mfu": rate * net.flops_per_token(block) / (peak * world.size)} if peak else {}
-                    run.timing(
-                        phase=phase.index,
-                        iteration=at["iteration"],
-                        train_seconds=seconds,
-                        tokens_per_second=rate,
-                        **used,
-                    )
-                    results = {"train_loss": mean_loss(world.mean(loss_sum.clone()), count, at["step"], cfg)}
-                    results |= tested(block)
+                    used |= {"train_seconds": seconds, "tokens_per_second": rate}
+                    run.timing(phase=phase.index, iteration=at["iteration"], **used)
+                    mean_loss = float(world.mean(loss_sum.clone())) / count
+                    mean_loss = finite(mean_loss, f"training loss at step {at['step']}", cfg)
+                    results = {"train_loss": mean_loss} | tested(block)
                     loss_sum.zero_()
                     count = 0
                     figures = dict(results)
@@ -292,12 +275,9 @@ def method_summary(report: Any) -> str:
     rows = report.treated()
     if not rows:
         return "no matrix treated"
-    before, after = (
-        sum(getattr(row, key) for row in rows) / len(rows) for key in ("dfi_before", "dfi_after")
-    )
-    return (
-        f"{len(rows)} matrices in {report.seconds:.2f} s; mean DfI of the weights {before:.1f} -> {after:.1f}"
-    )
+    before = sum(row.dfi_before for row in rows) / len(rows)
+    after = sum(row.dfi_after for row in rows) / len(rows)
+    return f"{len(rows)} matrices in {report.seconds:.2f} s; mean DfI {before:.1f} -> {after:.1f}"
 
 
 def describe(net: Decoder, plans: list[PhasePlan], corpora: tuple[Corpus, Corpus]) -> str:

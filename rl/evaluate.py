@@ -1,4 +1,4 @@
-"""Evaluation of a policy in fresh environments, normalised scores, and videos.
+"""Evaluation of a policy in fresh environments.
 
 Environments need `count`, `reset() -> observations` and `step(actions) -> step`, where the step has the fields
 `observations`, `rewards`, `terminated` and `truncated` (arrays over the environments). For `play_steps`, an
@@ -7,24 +7,11 @@ environment must also start its next episode in the `step` that ends one.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from fire_core.errors import UserError
-
 Policy = Callable[[np.ndarray], np.ndarray]
-
-
-class Environments(Protocol):
-    """A batch of environments, as far as evaluation uses it."""
-
-    count: int
-
-    def reset(self) -> np.ndarray: ...
-
-    def step(self, actions: np.ndarray) -> Any: ...
 
 
 @dataclass
@@ -59,19 +46,15 @@ class Evaluation:
         }
 
 
-def play_episodes(environments: Environments, policy: Policy, episodes: int, max_steps: int) -> Evaluation:
+def play_episodes(environments: Any, policy: Policy, episodes: int, max_steps: int) -> Evaluation:
     """Play exactly `episodes` episodes, in rounds of one per environment, and return the result.
 
     `policy` maps observations (n, ...) to actions (n, ...). Within a round, environments whose episode has ended wait
     for the others, so that short episodes are not counted more often than long ones. An episode that still runs after
     `max_steps` steps is cut off and counted with its return so far.
 
-    Raises UserError unless `episodes` is a positive multiple of the number of environments.
+    `episodes` is a multiple of the number of environments.
     """
-    if episodes <= 0 or episodes % environments.count:
-        raise UserError(
-            f"{episodes} evaluation episodes: give a positive multiple of {environments.count}, the number of environments"
-        )
     result = Evaluation()
     for _ in range(episodes // environments.count):
         observations, running = environments.reset(), np.ones(environments.count, bool)
@@ -90,7 +73,7 @@ def play_episodes(environments: Environments, policy: Policy, episodes: int, max
     return result
 
 
-def play_steps(environments: Environments, policy: Policy, steps: int) -> Evaluation:
+def play_steps(environments: Any, policy: Policy, steps: int) -> Evaluation:
     """Play `steps` steps over all environments and return the episodes that ended in them (official protocol).
 
     This favours short episodes, because those that still run at the end are dropped. Kept for comparison with
@@ -109,39 +92,3 @@ def play_steps(environments: Environments, policy: Policy, steps: int) -> Evalua
             scores[index], lengths[index] = 0.0, 0
     result.unfinished = int((lengths > 0).sum())
     return result
-
-
-def normalized(score: float, low: float, high: float) -> float:
-    """Return (score - low) / (high - low): 0 at a random policy's score `low`, 1 at the human or success score `high`.
-    Raises UserError if the two are equal."""
-    if high == low:
-        raise UserError(f"normalised score: low and high are both {low}")
-    return (score - low) / (high - low)
-
-
-def record_video(
-    environments: Environments, policy: Policy, path: Path, steps: int = 1000, scale: int = 4
-) -> Path:
-    """Play one episode (at most `steps` steps) in the first environment and save it as a GIF; return the path.
-
-    Observations must be uint8 images (n, stack, height, width). Raises UserError without the `imageio` package, or
-    where the file cannot be written.
-    """
-    try:
-        import imageio.v3 as imageio
-    except ImportError:
-        raise UserError("a video needs imageio: make install-dqn") from None
-    observations, frames = environments.reset(), []
-    for _ in range(steps):
-        grey = observations[0, -1].repeat(scale, axis=0).repeat(scale, axis=1)
-        frames.append(np.stack([grey] * 3, axis=-1))
-        step = environments.step(policy(observations))
-        observations = step.observations
-        if step.terminated[0] or step.truncated[0]:
-            break
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        imageio.imwrite(path, np.stack(frames), duration=1000 / 15, loop=0)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
-    return path

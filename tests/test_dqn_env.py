@@ -6,7 +6,7 @@ import torch
 
 from fire_core.errors import UserError
 from rl.dqn.env import SCORES, Games
-from rl.dqn.games import AtariBackend, CatchBackend
+from rl.dqn.games import CatchBackend
 
 
 def play(games, steps, seed=0):
@@ -123,32 +123,6 @@ def test_state_dict_returns_to_the_exact_moment(game, reseed_after, monkeypatch,
     for one, other in zip(expected, play(again, 150, seed=2)):
         for a, b in zip(one, other):
             assert a == b if isinstance(a, list) else np.array_equal(a, b)
-
-
-def test_same_seed_same_games_other_seed_other_games():
-    runs = []
-    for seed in (1, 1, 2):
-        games = Games("asterix", 2, (42, 42), seed=seed)
-        games.reset()
-        runs.append(np.stack([step.observations for step in play(games, 60)]))
-    assert np.array_equal(runs[0], runs[1])
-    assert not np.array_equal(runs[0], runs[2])
-
-
-def test_an_episode_is_truncated_after_27000_agent_steps_not_terminated():
-    backend = AtariBackend("freeway", 1, (42, 42), seed=0)
-    assert backend.games.ale.get_num_envs() == 1
-    short = Games("freeway", 1, (42, 42), seed=0)
-    short.backend.games.close()
-    import ale_py
-
-    short.backend.games = ale_py.AtariVectorEnv(
-        "freeway", 1, stack_num=1, img_height=42, img_width=42, noop_max=0, max_num_frames_per_episode=400
-    )
-    short.reset()
-    steps = play(short, 101)
-    ends = [i for i, step in enumerate(steps) if step.truncated[0]]
-    assert ends == [99] and not any(step.terminated[0] for step in steps)
 
 
 @pytest.mark.slow

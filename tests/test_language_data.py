@@ -13,10 +13,9 @@ import torch
 
 from fire_core.errors import UserError
 from language import prepare as preparation
-from language.build_corpora import ASSETS
-from language.data import Mixture, mixture, open_corpus, validation_batches
+from language.data import Mixture, open_corpus, validation_batches
 from language.prepare import main, prepare
-from language.sources import HUB, SHIPPED, open_source
+from language.sources import ASSETS, HUB, SHIPPED, open_source
 from language.text_tokenizer import load_tokenizer
 
 TEXTS = [
@@ -44,13 +43,6 @@ def test_token_files_decode_to_the_documents(jsonl, tmp_path):
     assert sorted(found) == sorted(TEXTS)
 
 
-def test_any_number_of_workers_gives_the_same_files(jsonl, tmp_path, monkeypatch):
-    monkeypatch.setattr(preparation, "PIECE_CHARACTERS", 2000)
-    one = prepare(jsonl, "small", tmp_path / "one", progress=False)
-    two = prepare(jsonl, "small", tmp_path / "two", workers=2, progress=False)
-    assert (one / "train.bin").read_bytes() == (two / "train.bin").read_bytes()
-
-
 def test_a_stopped_preparation_goes_on_where_it_was(jsonl, tmp_path, monkeypatch):
     monkeypatch.setattr(preparation, "PIECE_CHARACTERS", 2000)
     whole = prepare(jsonl, "small", tmp_path / "whole", progress=False)
@@ -71,6 +63,17 @@ def test_a_stopped_preparation_goes_on_where_it_was(jsonl, tmp_path, monkeypatch
         assert (whole / name).read_bytes() == (again / name).read_bytes()
     paths = [arguments[3].name for arguments in calls]
     assert len(paths) == len(set(paths)) + 1  # only the piece that was stopped is made twice
+    assert not list((tmp_path / "again").rglob(".pieces*"))
+
+
+def test_a_stopped_preparation_with_another_split_starts_over(jsonl, tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "PIECE_CHARACTERS", 2000)
+    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+        patched.setattr(preparation, "_join", lambda *_: 1 / 0)
+        asked_again(tmp_path, tmp_path / "again", share=0.5)
+    again = prepare(jsonl, "small", tmp_path / "again", progress=False)
+    whole = prepare(jsonl, "small", tmp_path / "whole", progress=False)
+    assert (again / "train.bin").read_bytes() == (whole / "train.bin").read_bytes()
 
 
 def asked_again(root, out, share=0.2, tokenizer="small", **changes):
@@ -94,22 +97,6 @@ def test_tokens_of_another_text_split_or_tokenizer_are_never_handed_out(jsonl, t
     ):
         with pytest.raises(UserError, match=words):
             asked_again(**{"root": tmp_path, "out": out} | changes)
-
-
-def test_a_stopped_preparation_with_another_split_starts_over(jsonl, tmp_path, monkeypatch):
-    monkeypatch.setattr(preparation, "PIECE_CHARACTERS", 2000)
-    join = preparation._join
-
-    def stopped(*arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(preparation, "_join", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        asked_again(tmp_path, tmp_path / "again", share=0.5)
-    monkeypatch.setattr(preparation, "_join", join)
-    again = prepare(jsonl, "small", tmp_path / "again", progress=False)
-    whole = prepare(jsonl, "small", tmp_path / "whole", progress=False)
-    assert (again / "train.bin").read_bytes() == (whole / "train.bin").read_bytes()
 
 
 def test_shipped_text_is_whole_and_no_document_is_in_both_parts():
@@ -182,7 +169,7 @@ def pair(tmp_path):
 
 def mixed(pair, share_a: float, **changes) -> Mixture:
     settings = {"block": 8, "batch_size": 4, "seed": 1, "phase": 1} | changes
-    return mixture(pair, share_a, **settings)
+    return Mixture(pair, (share_a, 1 - share_a), **settings)
 
 
 def test_batches_are_windows_shifted_by_one_and_a_pure_function_of_their_position(pair):
@@ -228,27 +215,19 @@ def test_bad_token_files_are_refused_in_one_line(pair, tmp_path):
     refused(tmp_path / "nowhere", "no prepared corpus")
     refused(tmp_path / "a", "tokenizer of 1500 ids, but the model has vocabulary=1000", vocabulary=1000)
     refused(tmp_path / "a", "too few for one window of block=200", block=200)
-    with (tmp_path / "a" / "train.bin").open("r+b") as file:
-        file.truncate(999)
-    refused(tmp_path / "a", "999 bytes, its manifest says 1000")
-
-
-def test_files_changed_at_the_same_size_are_refused(pair, tmp_path):
-    whole = (tmp_path / "a" / "train.bin").read_bytes()
-    (tmp_path / "a" / "train.bin").write_bytes(whole[:-2] + b"\x01\x00")
+    train, manifest = tmp_path / "a" / "train.bin", tmp_path / "b" / "manifest.json"
+    train.write_bytes(train.read_bytes()[:-2] + b"\x01\x00")
     refused(tmp_path / "a", r"train.bin has SHA-256 .* it was changed; delete")
     assert len(open_corpus(tmp_path / "a", block=8, vocabulary=1500, check=False).train) == 500
-
-
-def test_ids_beyond_the_tokenizer_are_refused(pair, tmp_path):
-    path = tmp_path / "b" / "manifest.json"
-    path.write_text(path.read_text().replace("1500", "1499"))
+    train.write_bytes(train.read_bytes()[:-1])
+    refused(tmp_path / "a", "999 bytes, its manifest says 1000")
+    manifest.write_text(manifest.read_text().replace("1500", "1499"))
     refused(tmp_path / "b", r"train.bin holds token id 1499, its tokenizer has 1499 ids")
 
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\xff\xfe", b"[]", b"{}", b"[" * 100_000, {"tokens": "many"}, {"tokens": None}, {"sha256": 7}],
+    [b"\xff\xfe", b"{}", b"[" * 100_000, {"tokens": None}, {"sha256": 7}],
 )
 def test_a_damaged_manifest_is_one_line(pair, tmp_path, content):
     path = tmp_path / "a" / "manifest.json"
@@ -260,7 +239,7 @@ def test_a_damaged_manifest_is_one_line(pair, tmp_path, content):
     refused(tmp_path / "a", "manifest.json is damaged: delete")
 
 
-@pytest.mark.parametrize(("share", "part"), [(0.0, "validation"), (1.0, "train"), (0.001, "validation")])
+@pytest.mark.parametrize(("share", "part"), [(0.0, "validation"), (1.0, "train")])
 def test_too_few_documents_are_told_before_anything_is_written(jsonl, tmp_path, monkeypatch, share, part):
     monkeypatch.setattr(preparation, "encode_piece", lambda *_: pytest.fail("tokenised"))
     with pytest.raises(UserError, match=rf"has no {part} document \(--validation-share {share}\)"):
@@ -268,45 +247,35 @@ def test_too_few_documents_are_told_before_anything_is_written(jsonl, tmp_path, 
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [("wikitext", "'wikitext' is not known"), ("folder:/nowhere/at/all", "/nowhere/at/all does not exist")],
-)
-def test_unknown_sources_are_refused(text, words):
-    with pytest.raises(UserError, match=words):
-        open_source(text)
-
-
-def test_text_that_cannot_be_read_is_one_line(jsonl, tmp_path):
+def test_text_that_cannot_be_read_is_one_line(tmp_path):
     (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
     (tmp_path / "latin.jsonl").write_bytes('{"text": "café"}\n'.encode("latin-1"))
     (tmp_path / "broken.json").write_text('{"model": ')
-    for read, words in (
-        (lambda: list(open_source(f"folder:{tmp_path}").documents("train")), "latin.txt is not UTF-8 text"),
-        (
-            lambda: list(open_source(f"jsonl:{tmp_path}/latin.jsonl").documents("train")),
-            "latin.jsonl, line 1",
-        ),
-        (lambda: open_source(f"folder:{tmp_path}/latin.txt"), "is not a folder"),
-        (lambda: open_source(f"folder:{tmp_path}", validation_share=2.0), "validation share 2.0"),
-        (lambda: load_tokenizer(f"{tmp_path}/broken.json"), "broken.json cannot be read"),
+    (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"body": "wrong"}\n')
+    for source, words in (
+        (f"folder:{tmp_path}", "latin.txt is not UTF-8 text"),
+        (f"jsonl:{tmp_path}/latin.jsonl", "latin.jsonl, line 1"),
+        (f"jsonl:{tmp_path}/bad.jsonl", "line 2: no JSON object with the field 'text'"),
+        (f"folder:{tmp_path}/latin.txt", "is not a folder"),
+        ("wikitext", "'wikitext' is not known"),
+        ("folder:/nowhere/at/all", "/nowhere/at/all does not exist"),
     ):
         with pytest.raises(UserError, match=words) as caught:
-            read()
+            list(open_source(source, validation_share=0.0).documents("train"))
         assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=r"validation share 2\.0"):
+        open_source(f"folder:{tmp_path}", validation_share=2.0)
+    with pytest.raises(UserError, match=r"broken\.json cannot be read"):
+        load_tokenizer(f"{tmp_path}/broken.json")
 
 
 def test_odd_files_among_texts_are_one_line(tmp_path):
     for kind, name in (("folder", b"caf\xe9.txt"), ("jsonl", b"caf\xe9.jsonl")):
-        for make, words in (
-            (os.mkfifo, "is not a regular file"),
-            (os.mkdir, "is not a regular file"),
-            (lambda path: os.symlink("nowhere", path), "is not a regular file"),
-        ):
+        for make in (os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)):
             folder = tmp_path / f"{kind}-{len(list(tmp_path.iterdir()))}"
             folder.mkdir()
             make(os.fsencode(folder) + b"/" + name)
-            with pytest.raises(UserError, match=words) as caught:
+            with pytest.raises(UserError, match="is not a regular file") as caught:
                 next(open_source(f"{kind}:{folder}").documents("train"))
             str(caught.value).encode()
     os.mkfifo(tmp_path / "pipe.jsonl")
@@ -437,10 +406,3 @@ def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch):
     ) as caught:
         list(open_source("openwebtext").documents("train"))
     assert "\n" not in str(caught.value)
-
-
-def test_jsonl_without_the_field_names_the_line(tmp_path):
-    path = tmp_path / "bad.jsonl"
-    path.write_text('{"text": "fine"}\n{"body": "wrong"}\n')
-    with pytest.raises(UserError, match="line 2: no JSON object with the field 'text'"):
-        list(open_source(f"jsonl:{path}", validation_share=0.0).documents("train"))

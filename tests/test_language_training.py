@@ -15,9 +15,8 @@ from fire_core.errors import UserError
 from harness.config import domain_of, options
 from harness.overrides import compose_config
 from harness.runs import seeded
-from language.data import mixture
+from language.data import Mixture
 from language.distributed import World
-from language.evaluate import finite
 from language.model import Decoder
 from language.schedule import PhasePlan
 from language.settings import check_settings
@@ -191,7 +190,7 @@ def test_processes_that_do_not_divide_the_micro_batches_are_refused():
 
 
 def test_learning_rate_by_hand():
-    source = mixture((), 1.0, block=1, batch_size=1, seed=1, phase=0)
+    source = Mixture((), (), block=1, batch_size=1, seed=1, phase=0)
     plan = PhasePlan(0, "phase_1", source, 110, 110, 10, 1, (), high=1.0, low=0.2)
     assert [plan.rate(0), plan.rate(9)] == pytest.approx([1 / 11, 10 / 11])
     assert [plan.rate(10), plan.rate(60), plan.rate(110)] == pytest.approx([1.0, 0.6, 0.2])
@@ -200,19 +199,17 @@ def test_learning_rate_by_hand():
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("eval_windows=-1", "eval_windows=-1: give a whole number, 1 or more"),
         ("model.heads=3", "is not a multiple of heads=3"),
         ("model.key_value_heads=3", "heads=2 is not a multiple of key_value_heads=3"),
-        ("model.dropout=1.5", "dropout=1.5: give"),
         ("betas=[0.9]", r"betas=\[0.9\]: give two numbers"),
-        ("learning_rate=high", "learning_rate='high': give a number above 0"),
         ("phase_1.iterations=null", "phase_1.passes=null and phase_1.iterations=null: give one"),
-        ("phase_2.save_at=[0]", r"phase_2.save_at=\[0\]: give"),
+        ("phase_2.block=64", "phase_2.block=64: the model has 32 positions"),
+        ("corpus.b.name=questions phase_2.block=16", "windows of 16 tokens with the corpus questions"),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused(override, words):
     with pytest.raises(UserError, match=words) as caught:
-        check_settings(compose_config("language", ["size=smoke", override]))
+        check_settings(compose_config("language", ["size=smoke", *override.split()]))
     assert "\n" not in str(caught.value)
 
 
@@ -264,16 +261,6 @@ def test_paper_settings_number_by_number(experiment, fork, shrink, fidelity):
     fidelity("reference", experiment, "share of WikiText-103 in phase 2", share, 1e-6)
     fire = compose_config("language", [f"experiment={experiment}", "size=paper", "method=fire"])
     fidelity("reference", experiment, "iterations of FIRE", abs(fire.method.iterations - 5), 0)
-
-
-def test_a_loss_that_is_no_number_stops_the_run():
-    cfg = compose_config("language", ["size=smoke"])
-    assert finite(2.5, "validation loss on a", cfg) == 2.5
-    for value in (float("nan"), float("inf"), float("-inf")):
-        with pytest.raises(
-            UserError, match=f"validation loss on a is {value}: try a learning_rate below 0.01"
-        ):
-            finite(value, "validation loss on a", cfg)
 
 
 def test_bad_input_is_one_line(tmp_path, data):

@@ -98,7 +98,7 @@ def sac(tmp_path_factory) -> dict[str, dict]:
 def test_the_normaliser_counts_what_the_policy_acted_on(sac, method, unseen, fidelity):
     """Not the last observation of an episode, and not the first of a process: a treated run is a new one at step 60."""
     saved = sac[method]
-    acted_on = saved["replay"]["columns"]["observations"].squeeze(1).double().numpy()
+    acted_on = saved["replay"]["columns"]["observations"].double().numpy()
     assert (
         len(acted_on) == 61 and saved["at"]["episode"] >= 2
     )  # episodes ended, so there is something to leave out
@@ -130,8 +130,6 @@ def test_a_treated_run_begins_a_new_episode_and_none_goes_on(sac):
 
 def test_a_treated_run_begins_its_second_half_with_a_uniform_action(sac):
     uniform = numpy_generator(1, "warm_up", 60).uniform(-1, 1, 3).astype(np.float32)
-    actions = {
-        name: saved["replay"]["columns"]["actions"].squeeze(1)[60].numpy() for name, saved in sac.items()
-    }
+    actions = {name: saved["replay"]["columns"]["actions"][60].numpy() for name, saved in sac.items()}
     assert (actions["fire"] == uniform).all()
     assert (actions["none"] != uniform).all()

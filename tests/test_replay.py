@@ -1,5 +1,6 @@
 """Replays: no stored transition crosses an episode, stacks are the wrapper's, resume and forks are exact."""
 
+import copy
 import errno
 import io
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from fire_core.errors import UserError
-from rl import columns
+from rl import frame_file
 from rl.replay import FlatReplay, FrameReplay
 
 STACK = 4
@@ -79,23 +80,42 @@ def check_all(replay, records):
         assert batch.actions.tolist() == [time % 7, time % 5]
 
 
-@pytest.mark.parametrize("mapped", [False, True])
-@pytest.mark.parametrize("steps", [1, 2, 4, 19, 20, 21, 22, 23, 24, 25, 26, 57, 143])
-def test_every_transition_equals_the_frame_stack_wrapper(tmp_path, steps, mapped):
+def started(folder, steps, capacity=40, **options):
+    """A replay of two environments after some steps, its environments, and what a wrapper saw of them."""
     environment, records = Counting(), []
-    replay = FrameReplay(
-        40, 2, (1, 2), folder=tmp_path / "replay" if mapped else None, reserve=3 if mapped else None
-    )
+    replay = FrameReplay(capacity, 2, (1, 2), folder, **options)
     replay.start(environment.frames())
     fill(replay, environment, steps, records)
+    return replay, environment, records
+
+
+def forked(trunk, folder, **options):
+    """A new fork of a replay."""
+    place = {"parent": trunk.path.parent, "fork_time": trunk.count}
+    fork = FrameReplay(trunk.capacity, 2, trunk.frame_shape, folder, **place, **options)
+    fork.load_state_dict(trunk.state_dict())
+    return fork
+
+
+def written(state):
+    """What a checkpoint file gives back."""
+    stream = io.BytesIO()
+    torch.save(state, stream)
+    stream.seek(0)
+    return torch.load(stream, weights_only=True)
+
+
+@pytest.mark.parametrize("steps", [1, 4, 19, 20, 21, 24, 26, 57, 143])
+def test_every_transition_equals_the_frame_stack_wrapper(tmp_path, steps):
+    replay, _, records = started(tmp_path, steps, reserve=3)
     assert len(replay) == min(40, 2 * steps)
     check_all(replay, records)
 
 
-def test_n_step_returns_by_hand():
+def test_n_step_returns_by_hand(tmp_path):
     """Episode of four steps that terminates in game 0 and is truncated in game 1; then three steps of the next one, of which
     game 0 loses a life in the second. Rewards 1, 2, 4, ... ; discount one half; three steps."""
-    replay = FrameReplay(32, 2, (1, 1), stack=2, n_step=3, discount=0.5)
+    replay = FrameReplay(32, 2, (1, 1), tmp_path, stack=2, n_step=3, discount=0.5)
     picture = lambda number: np.full((2, 1, 1), number, np.uint8)  # noqa: E731
     replay.start(picture(0))
     for number in range(7):
@@ -134,27 +154,8 @@ def test_n_step_returns_by_hand():
             assert batch.observations[2 * time, -1].item() == (time if time < 4 else time + 6)
 
 
-@pytest.mark.parametrize("steps", [7, 24, 57])
-def test_one_step_returns_of_a_longer_rule_are_the_plain_ones(steps):
-    """Through a fork and over the end of the ring: where a transition of up to five steps has one, it is the same."""
-    plain, longer = FrameReplay(40, 2, (1, 2)), FrameReplay(40, 2, (1, 2), n_step=5, discount=0.9)
-    for replay in (plain, longer):
-        environment = Counting()
-        replay.start(environment.frames())
-        fill(replay, environment, steps, [])
-    replays = [replay.fork(None, new_rows=5) for replay in (plain, longer)]
-    times = np.arange(max(0, steps - 20), steps).repeat(2)
-    one, many = (replay.transitions(times, np.arange(len(times)) % 2) for replay in replays)
-    short = many.steps == 1
-    assert short.sum() >= 4 and all(torch.equal(a[short], b[short]) for a, b in zip(one[:5], many[:5]))
-    assert torch.equal(one.observations, many.observations) and many.steps.max() == 5
-
-
-def test_sampling_reaches_all_of_the_last_capacity_and_nothing_else():
-    environment, records = Counting(), []
-    replay = FrameReplay(20, 2, (1, 2))
-    replay.start(environment.frames())
-    fill(replay, environment, 33, records)
+def test_sampling_reaches_all_of_the_last_capacity_and_nothing_else(tmp_path):
+    replay, _, _ = started(tmp_path, 33, capacity=20)
     batch = replay.sample(4000, np.random.default_rng(0))
     drawn, counts = np.unique(batch.rewards.numpy(), return_counts=True)
     assert sorted(np.abs(drawn).tolist()) == sorted([*range(23, 33)] * 2)
@@ -165,13 +166,13 @@ def test_the_layout_of_samples_changes_nothing_but_their_strides(tmp_path):
     """Also through a fork, whose samples mix its own frames with its parent's."""
     batches = []
     for layout in (False, True):
-        replay = FrameReplay(40, 2, (5, 7), channels_last=layout)
+        replay = FrameReplay(40, 2, (5, 7), tmp_path / f"{layout}", channels_last=layout)
         frames = np.random.default_rng(0).integers(0, 256, (16, 2, 5, 7), np.uint8)
         replay.start(frames[0])
         nothing = np.zeros(2, bool)
         for number, frame in enumerate(frames[1:]):
             if number == 8:
-                replay = replay.fork(None, new_rows=12)
+                replay = forked(replay, tmp_path / f"{layout} fork", new_rows=12, channels_last=layout)
             replay.add(nothing, nothing, nothing, nothing, frame)
         batches.append(replay.sample(64, np.random.default_rng(1)))
     for usual, last in zip(batches[0][:5], batches[1][:5], strict=True):
@@ -180,9 +181,9 @@ def test_the_layout_of_samples_changes_nothing_but_their_strides(tmp_path):
     assert batches[1].observations.stride()[1] == batches[1].next_observations.stride()[1] == 1
 
 
-def test_restart_in_the_middle_truncates_and_keeps_the_true_next_frame():
+def test_restart_in_the_middle_truncates_and_keeps_the_true_next_frame(tmp_path):
     environment, records = Counting(lengths=(50, 60)), []
-    replay = FrameReplay(40, 2, (1, 2))
+    replay = FrameReplay(40, 2, (1, 2), tmp_path)
     replay.start(environment.frames())
     fill(replay, environment, 7, records)
     environment.episode += 1
@@ -194,152 +195,110 @@ def test_restart_in_the_middle_truncates_and_keeps_the_true_next_frame():
     assert not replay.facts["terminated"].any()
 
 
-@pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("restart", [False, True])
-def test_going_back_to_a_checkpoint_is_exact_although_the_ring_went_on(tmp_path, mapped, restart):
-    folder = tmp_path / "replay" if mapped else None
-    environment, records = Counting(), []
-    replay = FrameReplay(20, 2, (1, 2), folder=folder, reserve=6 if mapped else None)
-    replay.start(environment.frames())
-    fill(replay, environment, 40, records)
-    stream = io.BytesIO()
-    torch.save(replay.state_dict(), stream)
+def test_going_back_to_a_checkpoint_is_exact_although_the_ring_went_on(tmp_path, restart):
+    replay, environment, records = started(tmp_path, 40, capacity=20, reserve=6)
+    state = written(replay.state_dict())
     assert not replay.must_save
     if restart:
         replay.start(np.full((2, 1, 2), 200, np.uint8))
     fill(replay, environment, 6, [])
-    assert replay.must_save == mapped
-    stream.seek(0)
-    again = FrameReplay(20, 2, (1, 2), folder=folder, reserve=6 if mapped else None, existing=mapped)
-    again.load_state_dict(torch.load(stream, weights_only=True))
+    assert replay.must_save
+    again = FrameReplay(20, 2, (1, 2), tmp_path, existing=True)
+    again.load_state_dict(state)
     assert again.count == 40
     check_all(again, records)
-    continued = np.full((2, 1, 2), 9, np.uint8)
     nothing = np.zeros(2, bool)
-    again.add(np.zeros(2), np.zeros(2), nothing, nothing, continued)
+    again.add(np.zeros(2), np.zeros(2), nothing, nothing, np.full((2, 1, 2), 9, np.uint8))
     assert again.transitions(np.array([40]), np.array([0])).next_observations[0, -1, 0, 0] == 9
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3])
 def test_each_checkpoint_that_is_kept_can_be_gone_back_to(tmp_path, kept):
     """Saved as rarely as the ring allows, the oldest of the kept checkpoints still finds all it needs on the disk."""
-    options = {"folder": tmp_path / "replay", "reserve": 7, "checkpoints": kept}
-    environment, records, checkpoints = Counting(), [], []
-    replay = FrameReplay(20, 2, (1, 2), **options)
-    replay.start(environment.frames())
+    replay, environment, records = started(tmp_path, 0, capacity=20, reserve=7, checkpoints=kept)
+    checkpoints = []
     for _ in range(60):
         fill(replay, environment, 1, records)
         if replay.must_save:
-            stream = io.BytesIO()
-            torch.save(replay.state_dict(), stream)
-            checkpoints = [*checkpoints, (stream, list(records))][-kept:]
+            checkpoints = [*checkpoints, (written(replay.state_dict()), list(records))][-kept:]
     while not replay.must_save:  # as far beyond the last one as it gets
         fill(replay, environment, 1, [])
-    for stream, known in reversed(checkpoints):
-        stream.seek(0)
-        again = FrameReplay(20, 2, (1, 2), existing=True, **options)
-        again.load_state_dict(torch.load(stream, weights_only=True))
+    for state, known in reversed(checkpoints):
+        again = FrameReplay(
+            20, 2, (1, 2), tmp_path, existing=True, checkpoints=5
+        )  # a resume may keep more of them
+        again.load_state_dict(state)
         check_all(again, known)
-    more = options | {"reserve": None, "checkpoints": 5}  # a resume that is to keep more of them
-    assert FrameReplay(20, 2, (1, 2), existing=True, **more).rows == replay.rows
-    with pytest.raises(UserError, match="reserve=2 rows for 3 checkpoints"):
-        FrameReplay(20, 2, (1, 2), folder=tmp_path / "other", reserve=2, checkpoints=3)
+        assert again.reserve == 7
 
 
 @pytest.mark.parametrize("new_rows", [3, 200])
 def test_forks_share_the_old_frames_and_never_write_them(tmp_path, new_rows):
-    environment, records = Counting(), []
-    trunk = FrameReplay(40, 2, (1, 2), folder=tmp_path / "trunk", reserve=4)
-    trunk.start(environment.frames())
-    fill(trunk, environment, 33, records)
-    state = trunk.state_dict()
-    before = {path.name: path.read_bytes() for path in (tmp_path / "trunk").iterdir()}
-    base = FrameReplay(40, 2, (1, 2), folder=tmp_path / "trunk", reserve=4, existing=True, read_only=True)
-    base.load_state_dict(state)
+    trunk, environment, records = started(tmp_path / "trunk", 33, reserve=4)
+    trunk.state_dict()
+    before = trunk.path.read_bytes()
     for name in ("a", "b"):
-        fork = base.fork(tmp_path / name, new_rows=new_rows)
+        fork = forked(trunk, tmp_path / name, new_rows=new_rows)
         check_all(fork, records)
-        own, own_environment = list(records), environment_at(environment)
-        steps = min(new_rows, 45)
-        fill(fork, own_environment, steps, own)
+        own = list(records)
+        fill(fork, copy.deepcopy(environment), min(new_rows, 45), own)
         check_all(fork, own)
-        resumed = base.fork(tmp_path / name, new_rows=new_rows, existing=True)
-        resumed.load_state_dict(fork.state_dict())
+        place = {"parent": tmp_path / "trunk", "fork_time": 33, "new_rows": new_rows}
+        resumed = FrameReplay(40, 2, (1, 2), tmp_path / name, existing=True, **place)
+        resumed.load_state_dict(written(fork.state_dict()))
         check_all(resumed, own)
         assert len(resumed) == 40
-    after = {path.name: path.read_bytes() for path in (tmp_path / "trunk").iterdir()}
-    assert before == after
-    assert base.fork(None, new_rows=3).frames.nbytes < base.frames.nbytes / 4
+    assert trunk.path.read_bytes() == before
+    assert new_rows > 3 or fork.frames.nbytes < trunk.frames.nbytes / 4
     with pytest.raises(ValueError):
-        base.frames[0] = 1
+        fork.old_frames[0] = 1
 
 
-@pytest.mark.parametrize("name", ["frames", "actions", "rewards", "terminated", "ended", "age"])
-@pytest.mark.parametrize("forked", [False, True])
-def test_a_flipped_bit_in_the_files_is_found(name, forked, tmp_path):
-    replay = FrameReplay(40, 2, (1, 2), folder=tmp_path / "one", reserve=4)
-    replay.start(Counting().frames())
-    fill(replay, Counting(), 15, [])
-    state, damaged = replay.state_dict(), replay
-    if forked:  # whose frames of the first half are those of the parent
-        fork = replay.fork(tmp_path / "two", new_rows=10)
-        fill(fork, Counting(), 3, [])
-        state, damaged = fork.state_dict(), fork if name != "frames" else replay
-    again = replay.fork(tmp_path / "two", new_rows=10, existing=True) if forked else replay
-    again.load_state_dict(state)
-    (damaged.frames if name == "frames" else damaged.facts[name]).view(np.uint8).reshape(-1)[8] ^= 1
-    with pytest.raises(UserError, match="is damaged: steps 0 to 14 differ from their checksum"):
-        again.load_state_dict(state)
-
-
-def test_a_restart_right_after_a_checkpoint_is_no_damage(tmp_path):
-    replay = FrameReplay(40, 2, (1, 2), folder=tmp_path, reserve=4)
-    replay.start(Counting().frames())
-    fill(replay, Counting(), 14, [])
-    before = replay.state_dict()
-    replay.start(Counting().frames() + 1)
-    after = replay.state_dict()
-    for state in (after, before):
-        replay.load_state_dict(state)
-    assert before["row_checksums"] != after["row_checksums"]
+@pytest.mark.parametrize("place", ["own", "fork", "parent"])
+def test_a_flipped_bit_in_the_frames_is_found(place, tmp_path):
+    replay, _, _ = started(tmp_path / "one", 15, reserve=4)
+    damaged, loads = replay, replay
+    if place != "own":  # the frames of its first half are those of the parent
+        loads = forked(replay, tmp_path / "two", new_rows=10)
+        fill(loads, Counting(), 3, [])
+        damaged = loads if place == "fork" else replay
+    state = loads.state_dict()
+    loads.load_state_dict(state)
+    damaged.frames.reshape(-1)[8] ^= 1
+    damaged.frames.flush()
+    with pytest.raises(UserError, match=r"is damaged: steps \d+ to \d+ differ from their checksum"):
+        loads.load_state_dict(state)
 
 
 @pytest.mark.parametrize("at", [10, 20, 60])
-def test_a_flipped_bit_in_the_head_of_a_file_is_one_line(at, tmp_path):
-    FrameReplay(40, 2, (1, 2), folder=tmp_path / "one")
-    content = bytearray((tmp_path / "one/age.npy").read_bytes())
+def test_a_flipped_bit_in_the_head_of_the_file_is_one_line(at, tmp_path):
+    path = FrameReplay(40, 2, (1, 2), tmp_path / "one").path
+    content = bytearray(path.read_bytes())
     content[at] ^= 4
-    (tmp_path / "one/age.npy").write_bytes(content)
-    with pytest.raises(UserError, match=r"replay file .*age.npy (is damaged|holds)[^\n]*$"):
-        FrameReplay(40, 2, (1, 2), folder=tmp_path / "one", existing=True)
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"replay file .*frames.npy is damaged[^\n]*$"):
+        FrameReplay(40, 2, (1, 2), tmp_path / "one", existing=True)
 
 
-def environment_at(environment):
-    copy = Counting(environment.lengths, environment.truncate)
-    copy.episode, copy.step_number = environment.episode.copy(), environment.step_number.copy()
-    copy.stacks = [list(stack) for stack in environment.stacks]
-    return copy
-
-
-def test_bad_sizes_and_full_disks_are_one_clear_line(tmp_path):
-    with pytest.raises(UserError, match=r"41: give a positive multiple of 2"):
-        FrameReplay(41, 2, (1, 2))
-    with pytest.raises(UserError, match=r"GB of disk at .* are free"):
-        FrameReplay(10**10, 2, (1000, 1000), folder=tmp_path / "x")
-    with pytest.raises(UserError, match=r"GB of memory but"):
-        FrameReplay(10**10, 2, (1000, 1000))
-    with pytest.raises(UserError, match="empty"):
-        FrameReplay(40, 2, (1, 2)).sample(1, np.random.default_rng(0))
-    with pytest.raises(UserError, match="is missing"):
-        FrameReplay(40, 2, (1, 2), folder=tmp_path / "none", existing=True)
-    FrameReplay(40, 2, (1, 2), folder=tmp_path / "here")
-    with pytest.raises(UserError, match="asks for"):
-        FrameReplay(40, 2, (1, 3), folder=tmp_path / "here", existing=True)
-    (tmp_path / "here" / "frames.npy").write_bytes(b"")
-    with pytest.raises(
-        UserError, match=r"frames.npy is damaged .*: delete .* and run the same command again"
+def test_bad_sizes_and_files_and_full_disks_are_one_clear_line(tmp_path):
+    for words, arguments in (
+        (r"41: give a positive multiple of 2", (41, 2, (1, 2), tmp_path)),
+        (r"GB of disk at .* are free", (10**10, 2, (1000, 1000), tmp_path)),
     ):
-        FrameReplay(40, 2, (1, 2), folder=tmp_path / "here", existing=True)
+        with pytest.raises(UserError, match=words):
+            FrameReplay(*arguments)
+    with pytest.raises(UserError, match=r"GB of memory but"):
+        FlatReplay(10**12, 100, 100)
+    with pytest.raises(UserError, match="empty"):
+        FrameReplay(40, 2, (1, 2), tmp_path / "here").sample(1, np.random.default_rng(0))
+    with pytest.raises(UserError, match="is missing"):
+        FrameReplay(40, 2, (1, 2), tmp_path / "none", existing=True)
+    with pytest.raises(UserError, match="is damaged"):
+        FrameReplay(40, 2, (1, 3), tmp_path / "here", existing=True)
+    (tmp_path / "here" / "frames.npy").write_bytes(b"")
+    with pytest.raises(UserError, match=r"is damaged .*: delete .* and run the same command again"):
+        FrameReplay(40, 2, (1, 2), tmp_path / "here", existing=True)
 
 
 def test_a_failed_allocation_is_one_clear_line_and_leaves_nothing(tmp_path, monkeypatch):
@@ -348,20 +307,10 @@ def test_a_failed_allocation_is_one_clear_line_and_leaves_nothing(tmp_path, monk
     def fails(*_):
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
-    monkeypatch.setattr(columns.os, "posix_fallocate", fails)
+    monkeypatch.setattr(frame_file.os, "posix_fallocate", fails)
     with pytest.raises(UserError, match=r"frames.npy of .* GB cannot be written \(Disk quota exceeded\)"):
-        FrameReplay(40, 2, (1, 2), folder=tmp_path)
+        FrameReplay(40, 2, (1, 2), tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_system_that_cannot_allocate_gets_the_ring_all_the_same(tmp_path, monkeypatch):
-    """macOS."""
-    monkeypatch.delattr(columns.os, "posix_fallocate")
-    environment, records = Counting(), []
-    replay = FrameReplay(40, 2, (1, 2), folder=tmp_path)
-    replay.start(environment.frames())
-    fill(replay, environment, 33, records)
-    check_all(replay, records)
 
 
 def test_flat_replay_returns_what_was_added_and_resumes():

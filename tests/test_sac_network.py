@@ -18,7 +18,6 @@ from rl.sac.network import (
     Critics,
     StackedLayerNorm,
     StackedLinear,
-    Temperature,
     sample_action,
     truncated_he_normal_,
 )
@@ -129,14 +128,6 @@ def test_log_density_is_finite_where_tanh_has_saturated():
     assert mean.grad.item() == pytest.approx(2.0)
 
 
-def test_temperature_is_the_exponential_of_its_parameter():
-    temperature = Temperature(0.01)
-    assert temperature().item() == pytest.approx(0.01)
-    with torch.no_grad():
-        temperature.log_alpha -= 50
-    assert temperature().item() > 0
-
-
 @pytest.mark.parametrize("offset", [0.0, 1e5])
 def test_normaliser_agrees_with_two_pass_statistics(offset):
     data = np.random.default_rng(0).normal(offset, [1.0, 3.0, 0.1], size=(2000, 3))
@@ -155,16 +146,6 @@ def test_normaliser_agrees_with_two_pass_statistics(offset):
     shift, inverse = one_by_one.affine()
     np.testing.assert_allclose(inverse.numpy() ** 2, 1 / (variance + 1e-8), rtol=1e-5)
     np.testing.assert_allclose(shift.numpy(), mean, rtol=1e-6)
-
-
-def test_normaliser_state_is_restored_exactly():
-    normaliser, copy = RunningNormaliser(2), RunningNormaliser(2)
-    normaliser.update(np.array([[1.0, 2.0], [3.0, 5.0]]))
-    copy.load_state_dict(normaliser.state_dict())
-    normaliser.update(np.array([9.0, 9.0]))
-    copy.update(np.array([9.0, 9.0]))
-    assert np.array_equal(copy.normalise(np.ones(2)), normaliser.normalise(np.ones(2)))
-    assert copy.count == normaliser.count
 
 
 def test_both_output_layers_of_the_policy_are_its_head_after_injection_too():

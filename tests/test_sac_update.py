@@ -235,23 +235,3 @@ def test_traced_passes_follow_a_method_across_the_boundary(name: str):
     plain, traced = (across_the_boundary(name, traced).nets() for traced in (False, True))
     for net in plain:
         torch.testing.assert_close(dict(traced[net].state_dict()), dict(plain[net].state_dict()))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_compiled_updates_stay_near_eager_ones(precision: str):
-    """`compile=true` as users run it; needs a C++ compiler."""
-    first = learner()
-    nets = {name: net.float() for name, net in first.nets().items()}
-    settings = (DISCOUNT, TAU, TARGET_ENTROPY, RATE, DECAY, precision)
-    plain, compiled = (Learner(*deepcopy(list(nets.values())), *settings, compile=c) for c in (False, True))
-    data = Batch(*(values.float() for values in batch()))
-    for draw in torch.randn(5, 2, SIZE, ACTIONS, generator=torch.Generator().manual_seed(2)):
-        wanted, got = update(plain, data, draw), update(compiled, data, draw)
-    tolerance = 1e-4 if precision == "fp32" else 0.05
-    for name in wanted:
-        torch.testing.assert_close(got[name], wanted[name], rtol=tolerance, atol=tolerance)
-    for name, net in plain.nets().items():
-        # five steps of Adam move a weight by five rates at most
-        found, expected = dict(compiled.nets()[name].state_dict()), dict(net.state_dict())
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 if precision == "fp32" else 10 * RATE)

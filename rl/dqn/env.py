@@ -79,12 +79,9 @@ class Games:
         self.scores = np.zeros(count)
         self.lengths = np.zeros(count, np.int64)
 
-    def _clear(self, chosen: np.ndarray) -> None:
-        self.executed[chosen], self.scores[chosen], self.lengths[chosen] = 0, 0.0, 0
-
     def reset(self) -> np.ndarray:
         """Restart all episodes and return observations (n, stack, h, w) uint8. Running episodes are dropped."""
-        self._clear(np.ones(self.count, bool))
+        self.executed[:], self.scores[:], self.lengths[:] = 0, 0.0, 0
         self.observations[:] = self.backend.reset()[:, None]
         return self.observations.copy()
 
@@ -101,17 +98,13 @@ class Games:
         ended, finished = terminated | truncated, []
         lost = (self.backend.lives < lives) & ~ended
         if ended.any():
-            finished = self._restart(ended)
+            finished = [
+                Episode(int(index), float(self.scores[index]), int(self.lengths[index]))
+                for index in np.flatnonzero(ended)
+            ]
+            self.observations[ended] = self.backend.reset(ended)[ended][:, None]
+            self.executed[ended], self.scores[ended], self.lengths[ended] = 0, 0.0, 0
         return Step(self.observations.copy(), rewards, terminated, truncated, frames, lost, finished)
-
-    def _restart(self, ended: np.ndarray) -> list[Episode]:
-        finished = [
-            Episode(int(index), float(self.scores[index]), int(self.lengths[index]))
-            for index in np.flatnonzero(ended)
-        ]
-        self.observations[ended] = self.backend.reset(ended)[ended][:, None]
-        self._clear(ended)
-        return finished
 
     def state_dict(self) -> dict:
         """Return the exact state as plain values and tensors: game states, stacks, sticky actions, generator."""

@@ -5,8 +5,6 @@ A backend has `count`, `actions`, `frame_shape`, `lives` (n,), `reset(chosen)`, 
 `rl/dqn/train.py`.
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -71,41 +69,28 @@ class AtariBackend:
     def reset(self, chosen: np.ndarray | None = None) -> np.ndarray:
         """Start new episodes where `chosen` (n,) bool is true (None: everywhere, seeded). Return frames (n, h, w)
         uint8, of which only those of the new episodes are meaningful."""
-        if chosen is None:
-            return self._seeded_start(np.ones(self.count, bool))
-        long = np.array([len(history) >= RESEED_AFTER for history in self.history])
-        frames = np.zeros((self.count, *self.frame_shape), np.uint8)
-        plain, seeded = chosen & ~long, chosen & long
-        if plain.any():
-            frames[plain] = self._plain_start(plain)[plain]
-        if seeded.any():
-            frames[seeded] = self._seeded_start(seeded)[seeded]
-        return frames
-
-    def _plain_start(self, chosen: np.ndarray) -> np.ndarray:
+        at_start = chosen is None
+        chosen = np.ones(self.count, bool) if chosen is None else chosen
+        seeded = np.array([at_start or len(history) >= RESEED_AFTER for history in self.history])
         for index in np.flatnonzero(chosen):
-            self.history[index].append(RESET)
-        return self._started({"options": {"reset_mask": chosen}}, chosen)
+            if seeded[index]:
+                self.starts[index] += 1
+                self.history[index] = []
+            else:
+                self.history[index].append(RESET)
+        return self._start(chosen & ~seeded) + self._start(chosen & seeded, seeded=True)
 
-    def _seeded_start(self, chosen: np.ndarray) -> np.ndarray:
-        for index in np.flatnonzero(chosen):
-            self.starts[index] += 1
-            self.history[index] = []
-        return self._reload(chosen)
-
-    def _reload(self, chosen: np.ndarray) -> np.ndarray:
-        seeds = [_start_seed(self.seed, int(index), self.starts[index]) for index in np.flatnonzero(chosen)]
-        options = None if chosen.all() else {"reset_mask": chosen}
-        return self._started({"seed": np.array(seeds), "options": options}, chosen)
-
-    def _started(self, how: dict[str, Any], chosen: np.ndarray) -> np.ndarray:
-        """Reset as `how` says and return frames (n, h, w), of which those of the chosen environments are meaningful."""
-        observations, info = self.games.reset(**how)
-        self.lives = info["lives"].copy()
-        if len(observations) == self.count:
-            return _frames(observations)
+    def _start(self, chosen: np.ndarray, seeded: bool = False) -> np.ndarray:
+        """Restart the chosen emulators, and return frames (n, h, w), which are 0 for the others."""
         frames = np.zeros((self.count, *self.frame_shape), np.uint8)
-        frames[chosen] = _frames(observations)
+        if chosen.any():
+            seeds = [_start_seed(self.seed, int(i), self.starts[i]) for i in np.flatnonzero(chosen)]
+            observations, info = self.games.reset(
+                seed=np.array(seeds) if seeded else None, options={"reset_mask": chosen}
+            )
+            self.lives = info["lives"].copy()
+            new = _frames(observations)  # of all emulators, or of the chosen ones alone
+            frames[chosen] = new[chosen] if len(new) == self.count else new
         return frames
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -130,9 +115,7 @@ class AtariBackend:
         cursors = [0] * self.count
         self.games.reset(seed=np.arange(self.count))
         for tick in range(max(lengths) + 1):
-            starting = np.array([tick == wait for wait in waiting])
-            if starting.any():
-                self._reload(starting)
+            self._start(np.array([tick == wait for wait in waiting]), seeded=True)
             self._replay_tick(tick, waiting, cursors, last=tick == max(lengths))
 
     def _replay_tick(self, tick: int, waiting: list[int], cursors: list[int], last: bool) -> None:
@@ -146,8 +129,7 @@ class AtariBackend:
             if not last:
                 actions[index] = history[cursors[index]]
                 cursors[index] += 1
-        if resets.any():
-            self._started({"options": {"reset_mask": resets}}, resets)
+        self._start(resets)
         if not last:
             self.lives = self.games.step(actions)[-1]["lives"].copy()
 

@@ -40,7 +40,6 @@ class DQN(nn.Module):
         stack: int = 4,
     ):
         super().__init__()
-        self.actions = actions
         layers: list[nn.Module] = []
         channels, height, width = stack, *frame_shape
         for out_channels, kernel, stride in convolutions:
@@ -62,7 +61,4 @@ class DQN(nn.Module):
 
     def forward(self, observations: Tensor) -> Tensor:
         """Return action values (B, actions) of stacks (B, stack, height, width), uint8 or float from 0 to 255."""
-        return self.head(self.encoder(observations.to(self._dtype()) / 255.0))
-
-    def _dtype(self) -> torch.dtype:
-        return self.encoder[0].weight.dtype
+        return self.head(self.encoder(observations.to(self.encoder[0].weight.dtype) / 255.0))

@@ -1,4 +1,4 @@
-"""Acting with the DQN network: in training, in evaluation and on video, and random actions for comparison."""
+"""Acting with the DQN network, in training and in evaluation, and random actions for comparison."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from omegaconf import DictConfig
 from torch import nn
 
 from fire_core.seeding import derive
-from harness.runs import Run, numpy_generator
+from harness.runs import numpy_generator
 from harness.transfer import send
 from rl.dqn.env import SCORES, Games
-from rl.dqn.network import DQN
-from rl.evaluate import Policy, normalized, play_episodes, play_steps, record_video
+from rl.evaluate import play_episodes, play_steps
 
 
 def make_games(cfg: DictConfig, purpose: str, position: int = 0) -> Games:
@@ -40,11 +39,8 @@ def act(
     """Return epsilon-greedy actions (n,) for stacks (n, stack, h, w). With compat=official, one draw decides for all
     environments whether they explore."""
     count = len(observations)
-    explore = (
-        np.full(count, stream.random() < exploring)
-        if compat == "official"
-        else stream.random(count) < exploring
-    )
+    draws = stream.random() if compat == "official" else stream.random(count)
+    explore = np.broadcast_to(draws < exploring, count)
     uniform = stream.integers(actions, size=count)
     if explore.all():
         return uniform
@@ -53,21 +49,17 @@ def act(
     return np.where(explore, uniform, best)
 
 
-def greedy(cfg: DictConfig, net: nn.Module, device: torch.device, position: int) -> Policy:
-    """Return the policy of evaluation, which is greedy except for a share `eval_epsilon` of random actions. Its random
-    stream depends on the seed and `position` alone."""
+def evaluate(cfg: DictConfig, net: nn.Module, device: torch.device, position: int) -> dict[str, float]:
+    """Return the scores of the current policy in new games: greedy except for a share `eval_epsilon` of random actions.
+
+    The training games and their streams are not touched; the streams here depend on the seed and `position` alone.
+    """
+    games = make_games(cfg, "evaluation", position)
     stream = numpy_generator(cfg.seed, "evaluation", position)
 
     def policy(observations: np.ndarray) -> np.ndarray:
-        return act(net, observations, cfg.eval_epsilon, net.actions, stream, device, cfg.compat)
+        return act(net, observations, cfg.eval_epsilon, games.actions, stream, device, cfg.compat)
 
-    return policy
-
-
-def evaluate(cfg: DictConfig, net: nn.Module, device: torch.device, position: int) -> dict[str, float]:
-    """Return the scores of the current policy in new games, without touching the training games or their streams."""
-    games = make_games(cfg, "evaluation", position)
-    policy = greedy(cfg, net, device, position)
     if cfg.compat == "official":
         result = play_steps(games, policy, cfg.eval_steps)
     else:
@@ -75,7 +67,8 @@ def evaluate(cfg: DictConfig, net: nn.Module, device: torch.device, position: in
     games.close()
     figures = result.summary()
     if cfg.env.game in SCORES:
-        figures["eval_normalized"] = normalized(result.mean, *SCORES[cfg.env.game])
+        random, human = SCORES[cfg.env.game]
+        figures["eval_normalized"] = (result.mean - random) / (human - random)
     return figures
 
 
@@ -90,9 +83,3 @@ def random_play(cfg: DictConfig) -> dict[str, float]:
     result = play_episodes(games, policy, cfg.random_episodes, cfg.eval_max_steps)
     games.close()
     return {"random_return": result.mean, "random_return_std": float(np.std(result.returns))}
-
-
-def video(run: Run, cfg: DictConfig, net: DQN, device: torch.device) -> None:
-    """Record one episode of the evaluation policy as policy.gif in the run's folder, and print the path."""
-    path = record_video(make_games(cfg, "video"), greedy(cfg, net, device, -1), run.folder / "policy.gif")
-    print(f"video of the last policy: {path}")

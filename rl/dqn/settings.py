@@ -1,6 +1,5 @@
 """The settings of rl/dqn/train.py, and what the harness must know about that script."""
 
-import importlib.util
 from dataclasses import dataclass
 
 from omegaconf import DictConfig
@@ -29,7 +28,6 @@ class Network:
 
 @dataclass
 class DqnRun(RunKeys):
-    video: bool = key("write policy.gif at the end", numbers=False)
     emulator_threads: int = key("threads of the emulators", least=1, numbers=False)
 
 
@@ -49,10 +47,7 @@ class Dqn(Keys):
     adam_epsilon: float = key("epsilon in Adam's denominator", least=0, most=1)
     target_every: int = key("transitions between copies into the target network", least=1)
     target_ema: float | None = key(
-        "share of itself that the target network keeps in each update; null: it is copied",
-        least=0,
-        most=1,
-        added=True,
+        "share that the target network keeps in an update; null: it is copied", least=0, most=1, added=True
     )
     n_step: int | None = key("rewards that a target sums up; null: 1", least=1, added=True)
     double: bool | None = key("the trained network chooses the next action; null: false", added=True)
@@ -80,21 +75,15 @@ def check(cfg: DictConfig) -> None:
         raise UserError(
             f"network.convolutions={layers}: give [channels, kernel, stride] for each, whole numbers above 0"
         )
-    if cfg.run.video and importlib.util.find_spec("imageio") is None:
-        raise UserError("run.video=true needs imageio: make install-dqn")
     n = cfg.env.environments
     if not 0 < cfg.midpoint < cfg.total_steps:
         raise UserError(f"midpoint={cfg.midpoint} must lie between 0 and total_steps={cfg.total_steps}")
-    for name in ("total_steps", "midpoint", "target_every", "log_every", "eval_every", "learning_starts"):
-        if cfg[name] % n:
-            raise UserError(
-                f"{name}={cfg[name]} must be a multiple of env.environments={n}: all step together"
-            )
-    counted = ("random_episodes",) if cfg.compat == "official" else ("random_episodes", "eval_episodes")
+    counted = ["total_steps", "midpoint", "target_every", "log_every", "eval_every", "learning_starts"]
+    counted += ["random_episodes"] if cfg.compat == "official" else ["random_episodes", "eval_episodes"]
     for name in counted:
         if cfg[name] % n:
             raise UserError(
-                f"{name}={cfg[name]} must be a multiple of env.environments={n}: each plays as many"
+                f"{name}={cfg[name]} must be a multiple of env.environments={n}: all play equally"
             )
     updates = cfg.updates_per_transition * n
     if updates < 1 or abs(updates - round(updates)) > 1e-9:

@@ -34,12 +34,12 @@ needs(DOMAIN)
 from fire_core.methods import Method, create
 from fire_core.optim_state import reset_optimizer_state
 from fire_core.phases import Phase, State, snapshot
-from harness.runs import Run, checkpoint, generator, numpy_generator, seeded
+from harness.runs import generator, numpy_generator, seeded
 from harness.trigger import RunTrigger
 from rl.dqn.learn import Learner, epsilon, td_loss, td_targets, update, with_actions
 from rl.dqn.measure import Window, brief, measure
 from rl.dqn.network import DQN
-from rl.dqn.play import act, evaluate, make_games, random_play, video
+from rl.dqn.play import act, evaluate, make_games, random_play
 from rl.dqn.replay_place import FOLDER, leave_trunk, open_replay
 from rl.replay import Batch
 
@@ -74,8 +74,6 @@ def train(cfg: DictConfig) -> None:
     trigger = RunTrigger(cfg.get("trigger"))
     if run.finished:
         shutil.rmtree(run.folder / FOLDER, ignore_errors=True)  # left if the run was killed right at its end
-        if cfg.run.video:
-            film(run, cfg, method, state, device)
         return
     adam = make_optimizer(net, cfg)
     random = {name: numpy_generator(cfg.seed, name) for name in ("policy", "replay")}
@@ -224,8 +222,6 @@ def train(cfg: DictConfig) -> None:
         run.finish({"steps": at["step"], "updates": at["updates"], **figures})
     # Only now, because a run that is interrupted before this line can be resumed.
     shutil.rmtree(run.folder / FOLDER, ignore_errors=True)
-    if cfg.run.video:
-        video(run, cfg, net, device)
     print(f"{method.name}: {brief(figures, window)}\nin {run.folder}")
 
 
@@ -269,16 +265,6 @@ def restore(
     method.resume(saved["method"], state)
     torch.set_rng_state(saved["torch"])
     return adam
-
-
-def film(run: Run, cfg: DictConfig, method: Method, state: State, device: torch.device) -> None:
-    """Record the video of a finished run."""
-    net = state.nets["net"]
-    if method.changes_structure:
-        state.phase = 1
-        method.rebuild(state)
-    net.load_state_dict(checkpoint.load(run.folder / "checkpoint" / "final.pt", device)["net"])
-    video(run, cfg, net, device)
 
 
 def replay_batches(cfg: DictConfig, replay: Any, learner: Learner, device: torch.device) -> Any:

@@ -1,14 +1,10 @@
-"""Continuous-control tasks with a common interface: actions in [-1, 1], action repeat, saved simulator state.
-
-`backend` names the package of the task: "gymnasium" (any continuous id, including our h1-walk-v0 and
-h1-walk-primitive-v0) or "dm_control" ("humanoid-walk").
+"""Continuous-control tasks of gymnasium with a common interface: actions in [-1, 1], action repeat, saved simulator
+state. Our own H1 tasks (h1-walk-v0, h1-walk-primitive-v0, ...) are among them.
 """
 
 import sys
 import warnings
-from collections.abc import Callable
 from functools import lru_cache
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -16,13 +12,8 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box, flatdim, flatten
 
-from fire_core.errors import UserError
-
-INSTALL = {
-    "dm_control": "make install-control",
-    "imageio": "make install-sac",
-    "packaging": "make install-sac",
-}
+import rl.sac.humanoid  # noqa: F401 (registers the H1 tasks)
+from fire_core.errors import UserError, first_line
 
 
 class Task:
@@ -32,15 +23,11 @@ class Task:
     Raises UserError unless the environment exists and its actions are a bounded box.
     """
 
-    def __init__(self, name: str, backend: str = "gymnasium", action_repeat: int = 1):
-        self.environment = open_environment(name, backend)
+    def __init__(self, name: str, action_repeat: int = 1):
+        self.environment = open_environment(name)
         self.action_repeat = action_repeat
         space = self.environment.action_space
-        if (
-            not isinstance(space, Box)
-            or not np.isfinite(space.low).all()
-            or not np.isfinite(space.high).all()
-        ):
+        if not isinstance(space, Box) or not space.is_bounded():
             raise UserError(f"env {name!r} has actions {space}; SAC needs a bounded box of real numbers")
         self.seed = 0
         self.low, self.half_range = space.low, 0.5 * (space.high - space.low)
@@ -64,10 +51,7 @@ class Task:
         return self._flat(observation), total, bool(terminated), bool(truncated)
 
     def _flat(self, observation: Any) -> np.ndarray:
-        space = self.environment.observation_space
-        if isinstance(space, Box) and len(space.shape) == 1:
-            return np.asarray(observation, dtype=np.float64)
-        return np.asarray(flatten(space, observation), dtype=np.float64)
+        return np.asarray(flatten(self.environment.observation_space, observation), dtype=np.float64)
 
     def state_dict(self) -> dict:
         """Return everything that the next step depends on: physics, derived quantities read late, step counters.
@@ -89,10 +73,6 @@ class Task:
             "counters": [getattr(holder, name) for holder, name in counters(self.environment)],
         }
 
-    def require_state(self) -> None:
-        """Raise UserError if `state_dict` would."""
-        physics(self.environment)
-
     def load_state_dict(self, state: dict) -> None:
         """Restore what `state_dict` returned, bit for bit."""
         import mujoco
@@ -101,8 +81,6 @@ class Task:
         self.reset(state["seed"])
         model, data = physics(self.environment)
         mujoco.mj_setState(model, data, state["integration"].numpy(), mujoco.mjtState.mjSTATE_INTEGRATION)
-        # DeepMind control ends its steps with contacts and constraints of the new state; others compute them again.
-        mujoco.mj_step1(model, data)
         # Heights and forces that a task reads are one physics step older than the state, so they are stored too.
         for name, array in derived(data).items():
             if name in state["derived"] and state["derived"][name].shape == array.shape:
@@ -110,30 +88,21 @@ class Task:
         for (holder, name), value in zip(counters(self.environment), state["counters"], strict=True):
             setattr(holder, name, value)
 
-    def close(self) -> None:
-        """Close the environment."""
-        self.environment.close()
 
-
-def open_environment(name: str, backend: str) -> gymnasium.Env:
-    """Return the environment. Raises UserError that names the missing package or the known tasks."""
-    openers: dict[str, Callable[[str], gymnasium.Env]] = {
-        "gymnasium": open_gymnasium,
-        "dm_control": open_dm_control,
-    }
-    if backend not in openers:
-        raise UserError(f"env.backend={backend!r}: choose one of {', '.join(openers)}")
-    try:
-        say_warnings_once()
-        return openers[backend](name)
-    except UserError:
-        raise
-    except (ImportError, gymnasium.error.Error) as error:
-        missing = next((package for package in INSTALL if package in str(error) and absent(package)), None)
-        if missing:
-            raise UserError(f"env {name!r} needs {missing}: {INSTALL[missing]}") from error
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"env {name!r} cannot be made: {reason}") from error
+def open_environment(name: str) -> gymnasium.Env:
+    """Return the environment of a registered id. Raises UserError if it cannot be made, which lists the H1 tasks for an
+    unknown one of them."""
+    say_warnings_once()
+    known = [identifier for identifier in gymnasium.registry if identifier.startswith("h1-")]
+    if name.startswith("h1-") and name not in known:
+        raise UserError(f"env {name!r} does not exist: choose one of {', '.join(known)}")
+    with warnings.catch_warnings():
+        # Older versions of MuJoCo tasks still run as they are.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            return gymnasium.make(name)
+        except (ImportError, gymnasium.error.Error) as error:
+            raise UserError(f"env {name!r} cannot be made: {first_line(error)}") from error
 
 
 @lru_cache
@@ -142,42 +111,12 @@ def say_warnings_once() -> None:
     a log file into the current folder."""
     from rl.sac.humanoid.simulator import mujoco
 
-    mujoco.set_mju_user_warning(
-        lru_cache(maxsize=1000)(lambda text: print(f"MuJoCo: {text}", file=sys.stderr))
-    )
-
-
-def absent(package: str) -> bool:
-    """Return whether a package cannot be imported."""
-    try:
-        import_module(package)
-    except ImportError:
-        return True
-    return False
-
-
-def open_gymnasium(name: str) -> gymnasium.Env:
-    """Return the environment of a registered id, after registering the H1 tasks."""
-    import_module("rl.sac.humanoid")
-    known = [identifier for identifier in gymnasium.registry if identifier.startswith("h1-")]
-    if name.startswith("h1-") and name not in known:
-        raise UserError(f"env {name!r} does not exist: choose one of {', '.join(known)}")
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # older versions of MuJoCo tasks still run as they are
-        return gymnasium.make(name)
-
-
-def open_dm_control(name: str) -> gymnasium.Env:
-    """Return the task `domain-task` of the DeepMind control suite."""
-    from rl.sac.dm_control_env import DmControl
-
-    return DmControl(name)
+    said = lru_cache(maxsize=1000)(lambda text: print(f"MuJoCo: {text}", file=sys.stderr))
+    mujoco.set_mju_user_warning(said)
 
 
 def physics(environment: gymnasium.Env) -> tuple[Any, Any]:
-    """Return (MjModel, MjData) of a MuJoCo environment of any package. Raises UserError for other environments."""
+    """Return (MjModel, MjData) of a MuJoCo environment. Raises UserError for other environments."""
     inner = environment.unwrapped
     if not hasattr(inner, "model") or not hasattr(inner, "data"):
         raise UserError(
@@ -190,21 +129,19 @@ def physics(environment: gymnasium.Env) -> tuple[Any, Any]:
 def derived(data: Any) -> dict[str, np.ndarray]:
     """Return the writable float64 arrays of MjData by name, without those of constraints, which change their size from
     step to step and are recomputed before they are read."""
-    arrays = {name: getattr(data, name) for name in dir(data) if not name.startswith(("_", "efc_", "iefc_"))}
-    return {
-        name: array
-        for name, array in arrays.items()
-        if isinstance(array, np.ndarray)
-        and array.dtype == np.float64
-        and array.flags.writeable
-        and array.size
-    }
+    found = {}
+    for name in dir(data):
+        if not name.startswith(("_", "efc_", "iefc_")):
+            array = getattr(data, name)
+            real = isinstance(array, np.ndarray) and array.dtype == np.float64
+            if real and array.flags.writeable and array.size:
+                found[name] = array
+    return found
 
 
 def counters(environment: gymnasium.Env) -> list[tuple[Any, str]]:
     """Return (object, attribute) of every step counter of the episode, in the wrappers and the environment."""
-    suite = getattr(environment, "suite", None)  # DeepMind control counts in its own object
-    found: list[tuple[Any, str]] = [] if suite is None else [(suite, "_step_count")]
+    found: list[tuple[Any, str]] = []
     layer = environment
     while True:
         found += [(layer, name) for name in ("_elapsed_steps", "_has_reset") if name in vars(layer)]
@@ -229,8 +166,8 @@ class EvaluationTasks:
     `seeds` of the next episodes before each evaluation.
     """
 
-    def __init__(self, count: int, **task: Any):
-        self.tasks = [Task(**task) for _ in range(count)]
+    def __init__(self, count: int, name: str, action_repeat: int):
+        self.tasks = [Task(name, action_repeat) for _ in range(count)]
         self.count = count
         self.seeds = list(range(count))
 
@@ -242,18 +179,10 @@ class EvaluationTasks:
 
     def step(self, actions: np.ndarray) -> Moment:
         """Step every episode that has not ended."""
-        rewards, terminated, truncated = (
-            np.zeros(self.count),
-            np.zeros(self.count, bool),
-            np.zeros(self.count, bool),
-        )
+        rewards = np.zeros(self.count)
+        terminated, truncated = np.zeros((2, self.count), bool)
         for index in np.flatnonzero(~self.ended):
             outcome = self.tasks[index].step(actions[index])
             self.observations[index], rewards[index], terminated[index], truncated[index] = outcome
         self.ended |= terminated | truncated
         return Moment(self.observations.copy(), rewards, terminated, truncated)
-
-    def close(self) -> None:
-        """Close all tasks."""
-        for task in self.tasks:
-            task.close()

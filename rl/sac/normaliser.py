@@ -26,11 +26,7 @@ class RunningNormaliser:
     def update(self, observations: np.ndarray) -> None:
         """Merge observations (n, size) or one (size,) by the parallel formula of Chan et al. (1979)."""
         batch = np.asarray(observations, dtype=np.float64).reshape(-1, self.mean.size)
-        count = batch.shape[0]
-        if count == 1:
-            mean, variance = batch[0], 0.0
-        else:
-            mean, variance = batch.mean(axis=0), batch.var(axis=0)
+        count, mean, variance = len(batch), batch.mean(axis=0), batch.var(axis=0)
         total = self.count + count
         delta = mean - self.mean
         squares = (

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from fire_core.seeding import derive
 from harness.runs import numpy_generator
 from harness.transfer import send
-from rl.evaluate import Policy, normalized, play_episodes
+from rl.evaluate import Policy, play_episodes
 from rl.replay import Batch
 from rl.sac.env import EvaluationTasks
 from rl.sac.humanoid.tasks import TASKS
@@ -54,14 +54,15 @@ def normalise(batch: Batch, normaliser: RunningNormaliser, device: torch.device)
 def on_scale(env: str, value: float) -> dict[str, float]:
     """Return {"eval_normalized": score} if the task has published random and success scores, else {}."""
     task = TASKS.get(env.removesuffix("-v0").removesuffix("-primitive"))
-    return {"eval_normalized": normalized(value, task.random_return, task.success_return)} if task else {}
+    if task is None:
+        return {}
+    return {"eval_normalized": (value - task.random_return) / (task.success_return - task.random_return)}
 
 
 def random_play(cfg: DictConfig) -> dict[str, float]:
     """Return mean and deviation of the returns of uniformly random actions, a level that learning should exceed."""
-    tasks = EvaluationTasks(cfg.random_episodes, **cfg.env)
+    tasks = EvaluationTasks(cfg.random_episodes, cfg.env.name, cfg.env.action_repeat)
     tasks.seeds = [derive(cfg.seed, "random", i) % 2**31 for i in range(tasks.count)]
     draws, shape = numpy_generator(cfg.seed, "random"), (tasks.count, tasks.tasks[0].action_size)
     result = play_episodes(tasks, lambda o: draws.uniform(-1, 1, shape), tasks.count, cfg.eval_limit)
-    tasks.close()
     return {"random_return": result.mean, "random_return_std": float(np.std(result.returns))}

@@ -10,8 +10,8 @@ from harness.settings import Domain, Keys, group, key
 
 @dataclass
 class ControlTask:
-    name: str = key("task: h1-walk-v0, Hopper-v5 or any other continuous task of the backend")
-    backend: str = key("package that the task is from", choices=("gymnasium", "dm_control"))
+    name: str = key("task: h1-walk-v0, Hopper-v5 or any other continuous task of gymnasium")
+    backend: str = key("always gymnasium; the identities of runs hold it", choices=("gymnasium",))
     action_repeat: int = key("environment steps per agent step", least=1)
 
 
@@ -58,16 +58,12 @@ class Sac(Keys):
     replay: int = key("transitions that the replay holds", least=1)
     weight_decay: float = key("weight decay of actor and critics", least=0, most=1e6)
     discount: float = key("discount of later rewards", least=0, most=1)
-    tau: float = key(
-        "share of the critics that moves into the target critics in each update", least=0, most=1
-    )
+    tau: float = key("share of the critics that the target critics take over in an update", least=0, most=1)
     temperature: float = key("initial entropy temperature", above=0, most=1e6)
     target_entropy: float = key(
         "the target entropy is minus this, times the number of actions", least=0, most=1e6
     )
-    precision: str = key(
-        "precision of the updates; output layers and losses stay fp32", choices=("fp32", "bf16")
-    )
+    precision: str = key("precision of updates; output layers and losses stay fp32", choices=("fp32", "bf16"))
 
 
 def check(cfg: DictConfig) -> None:
@@ -95,5 +91,5 @@ DOMAIN = Domain(
     },
     check=check,
     needs=("gymnasium", "mujoco", "psutil"),
-    extras=("sac", "humanoid", "control"),
+    extras=("sac", "humanoid"),
 )

@@ -43,7 +43,7 @@ from harness.transfer import send
 from harness.trigger import RunTrigger
 from rl.evaluate import play_episodes
 from rl.replay import FlatReplay
-from rl.sac.env import EvaluationTasks, Task
+from rl.sac.env import EvaluationTasks, Task, physics
 from rl.sac.network import Actor, Critics, Temperature
 from rl.sac.normaliser import RunningNormaliser
 from rl.sac.policy import explore, mean_policy, normalise, on_scale, random_play
@@ -57,18 +57,16 @@ def train(cfg: DictConfig) -> None:
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
     check_first_phase(method, phases=2)
-    theirs = cfg.env.backend != "gymnasium"  # another package may have the same id
-    env = f"{cfg.env.backend}:{cfg.env.name}" if theirs else cfg.env.name
-    run = open_run(DOMAIN, cfg, method, env=env)
+    run = open_run(DOMAIN, cfg, method, env=cfg.env.name)
     if run.finished:
         return
 
     # ------------------------------------------------------------------------------------------ task and learner
     device = pick_device(cfg.device)
-    task = Task(**cfg.env)
+    task = Task(cfg.env.name, cfg.env.action_repeat)
     if run.trunk is not None or cfg.run.checkpoint_seconds < NEVER:
-        task.require_state()
-    tests = EvaluationTasks(cfg.eval_episodes, **cfg.env)
+        physics(task.environment)  # raises UserError if the state of the task cannot be saved
+    tests = EvaluationTasks(cfg.eval_episodes, cfg.env.name, cfg.env.action_repeat)
     learner = build(cfg, task, device)
     normaliser = RunningNormaliser(task.observation_size)
     official = cfg.compat == "official"
@@ -82,9 +80,8 @@ def train(cfg: DictConfig) -> None:
     method.check(state)
     trigger = RunTrigger(cfg.get("trigger"))
     weights = {name: sum(p.numel() for p in net.parameters()) for name, net in state.nets.items()}
-    print(
-        f"{cfg.env.name}: {task.observation_size} observations, {task.action_size} actions; weights {weights}"
-    )
+    sizes = f"{task.observation_size} observations, {task.action_size} actions"
+    print(f"{cfg.env.name}: {sizes}; weights {weights}")
 
     with run:
         # -------------------------------------------------------------------------------------- where to begin
@@ -118,9 +115,7 @@ def train(cfg: DictConfig) -> None:
                 "last": last,
                 "results": results,
                 "nets": {name: net.state_dict() for name, net in learner.nets().items()},
-                "optimizers": {
-                    name: optimizer.state_dict() for name, optimizer in learner.optimizers.items()
-                },
+                "optimizers": {name: each.state_dict() for name, each in learner.optimizers.items()},
                 "method": method.checkpoint(),
                 "watch": trigger.state_dict(),
                 "normaliser": normaliser.state_dict(),
@@ -149,9 +144,8 @@ def train(cfg: DictConfig) -> None:
                 batch = normalise(stored, normaliser, device)
                 result |= plasticity(learner.actor, batch.observations)
                 if trigger.measures:
-                    normal = torch.randn(
-                        len(stored.rewards), task.action_size, generator=generator(cfg.seed, "probe", step)
-                    )
+                    shape, draw = (len(stored.rewards), task.action_size), generator(cfg.seed, "probe", step)
+                    normal = torch.randn(shape, generator=draw)
                     gradients = actor_pass(learner, batch, normal.to(device))[1]["actor"]
                     result["relative_gradient"] = relative_norm(gradients, learner.trained["actor"])
             return result
@@ -160,13 +154,8 @@ def train(cfg: DictConfig) -> None:
         if saved is None:
             run.log(phase=0, step=0, **random_play(cfg), **test(0))
         started = time.perf_counter(), at["step"]
-        bar = tqdm(
-            total=cfg.steps,
-            initial=at["step"],
-            unit="step",
-            mininterval=5,
-            disable=None if cfg.run.progress else True,
-        )
+        hidden = None if cfg.run.progress else True  # None: hidden unless in a terminal
+        bar = tqdm(total=cfg.steps, initial=at["step"], unit="step", mininterval=5, disable=hidden)
         while at["step"] < cfg.steps:
             # ---------------------------------------------------------------------------------- boundary
             begins = at["step"] == cfg.midpoint and at["phase"] == 0
@@ -199,9 +188,8 @@ def train(cfg: DictConfig) -> None:
             # ---------------------------------------------------------------------------------- one agent step
             noise = generator(cfg.seed, "noise", at["step"])
             if official and not blind:
-                normaliser.update(
-                    observation
-                )  # the policy does not act on an episode's last observation, so it is not counted
+                # The policy does not act on an episode's last observation, so it is not counted.
+                normaliser.update(observation)
             if at["step"] < cfg.learning_starts or blind:
                 warm_up = numpy_generator(cfg.seed, "warm_up", at["step"])
                 action = warm_up.uniform(-1, 1, task.action_size).astype(np.float32)
@@ -245,39 +233,29 @@ def train(cfg: DictConfig) -> None:
                 run.timing(phase=at["phase"], step=at["step"], seconds=seconds, agent_steps=steps)
                 bar.set_postfix_str(f"return {results['eval_return']:.1f}")
                 if bar.disable:
-                    print(
-                        f"step {at['step'] * task.action_repeat:,}: return {results['eval_return']:.1f}",
-                        flush=True,
-                    )
+                    steps_done = at["step"] * task.action_repeat
+                    print(f"step {steps_done:,}: return {results['eval_return']:.1f}", flush=True)
             bar.update()
             if run.due(at["step"]):
                 run.save(at["step"], parts())
 
         # -------------------------------------------------------------------------------------- end
         bar.close()
-        run.save(
-            at["step"],
-            {"actor": learner.actor.state_dict(), "normaliser": normaliser.state_dict()},
-            name="final",
-        )
+        trained = {"actor": learner.actor.state_dict(), "normaliser": normaliser.state_dict()}
+        run.save(at["step"], trained, name="final")
         run.finish({"steps": at["step"] * task.action_repeat, **results})
-    print(
-        f"{method.name}: return {results['eval_return']:.1f} over {cfg.eval_episodes} episodes\nin {run.folder}"
-    )
+    what = f"return {results['eval_return']:.1f} over {cfg.eval_episodes} episodes"
+    print(f"{method.name}: {what}\nin {run.folder}")
 
 
 def build(cfg: DictConfig, task: Task, device: torch.device) -> Learner:
     """Return a learner with newly initialised networks and optimizers."""
     sizes = (task.observation_size, task.action_size)
+    actor_norm, critic_norm = (net.get("norm") or "layer" for net in (cfg.actor, cfg.critic))
     draw = generator(cfg.seed, "init", "actor")
-    actor = Actor(*sizes, cfg.actor.width, cfg.actor.blocks, draw, cfg.actor.get("norm") or "layer").to(
-        device
-    )
-    draw, shape = (
-        generator(cfg.seed, "init", "critics"),
-        (cfg.critic.width, cfg.critic.blocks, cfg.critic.count),
-    )
-    critics = Critics(*sizes, *shape, draw, cfg.critic.get("norm") or "layer").to(device)
+    actor = Actor(*sizes, cfg.actor.width, cfg.actor.blocks, draw, actor_norm).to(device)
+    draw, shape = generator(cfg.seed, "init", "critics"), (cfg.critic.width, cfg.critic.blocks)
+    critics = Critics(*sizes, *shape, cfg.critic.count, draw, critic_norm).to(device)
     return Learner(
         actor=actor,
         critics=critics,

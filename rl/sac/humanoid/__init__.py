@@ -13,19 +13,13 @@ import gymnasium
 from .model import GEOMETRIES
 from .tasks import STEPS_PER_EPISODE, TASKS
 
-
-def register() -> None:
-    """Register every task in both geometries with gymnasium."""
-    for task in TASKS:
-        for geometry in GEOMETRIES:
-            identifier = f"{task}-v0" if geometry == "mesh" else f"{task}-primitive-v0"
-            if identifier not in gymnasium.registry:
-                gymnasium.register(
-                    identifier,
-                    entry_point=f"{__name__}.environment:HumanoidEnv",
-                    kwargs={"task": task, "geometry": geometry},
-                    max_episode_steps=STEPS_PER_EPISODE,
-                )
-
-
-register()
+for task in TASKS:
+    for geometry in GEOMETRIES:
+        identifier = f"{task}-v0" if geometry == "mesh" else f"{task}-primitive-v0"
+        if identifier not in gymnasium.registry:
+            gymnasium.register(
+                identifier,
+                entry_point=f"{__name__}.environment:HumanoidEnv",
+                kwargs={"task": task, "geometry": geometry},
+                max_episode_steps=STEPS_PER_EPISODE,
+            )

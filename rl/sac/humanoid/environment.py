@@ -7,7 +7,7 @@ contacts that reward and termination read are those at the start of the last phy
 """
 
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -15,14 +15,12 @@ from gymnasium.spaces import Box
 
 from fire_core.errors import UserError
 
-from .model import PHYSICS_STEP, mjcf
-from .rendering import Camera
+from .model import mjcf
 from .simulator import mujoco
-from .tasks import find_task, reward_terms
+from .tasks import TASKS, reward_terms
 
 PHYSICS_STEPS = 10
 START_NOISE = 0.01
-FRAMES_PER_SECOND = round(1 / (PHYSICS_STEPS * PHYSICS_STEP))
 
 
 @lru_cache
@@ -31,50 +29,47 @@ def compiled(geometry: str, board: bool) -> mujoco.MjModel:
     return mujoco.MjModel.from_xml_string(mjcf(geometry, board))
 
 
-class Simulation:
-    """One robot in one world: physics, reward and termination, without gymnasium's bookkeeping."""
+class HumanoidEnv(gymnasium.Env):
+    """One H1 task, without pictures. The `info` of a step holds the factors of the reward and the reward."""
 
     def __init__(self, task: str, geometry: str):
-        self.task = find_task(task)
+        self.task = TASKS[task]
         self.model = compiled(geometry, self.task.board)
         self.data = mujoco.MjData(self.model)
         self.low, high = self.model.actuator_ctrlrange.T
         self.half_range = 0.5 * (high - self.low)
-        self.start = self.task.start
         self.head = self.model.site("head").id
         self.torso = self.model.body("torso_link").id
         self.floor = self.model.geom("floor").id
         if self.task.board:
             self.board, self.pivot = self.model.geom("board").id, self.model.geom("pivot").id
+        self.observation_space = Box(-np.inf, np.inf, (self.model.nq + self.model.nv,), np.float64)
+        self.action_space = Box(-1.0, 1.0, (self.model.nu,), np.float32)
 
-    def reset(self, generator: np.random.Generator) -> np.ndarray:
-        """Set the start pose with uniform noise of up to 0.01 on every position (quaternion entries included) and no
-        velocity; return the observation."""
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict]:
+        """Start an episode and return (observation, {}): the start pose with uniform noise of up to 0.01 on every position
+        (quaternion entries included), and no velocity."""
+        super().reset(seed=seed)
         mujoco.mj_resetData(self.model, self.data)
-        self.data.qpos[:] = self.start + generator.uniform(-START_NOISE, START_NOISE, self.model.nq)
+        noise = self.np_random.uniform(-START_NOISE, START_NOISE, self.model.nq)
+        self.data.qpos[:] = self.task.start + noise
         mujoco.mj_forward(self.model, self.data)
-        return self.observation()
+        return self.observation(), {}
 
-    def controls(self, actions: np.ndarray) -> np.ndarray:
-        """Return servo positions (19,), rad, for actions (19,) in [-1, 1]. Raises UserError for another shape or
-        numbers that are not finite."""
-        actions = np.asarray(actions, dtype=np.float64)
-        if actions.shape != (self.model.nu,):
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        """Return observation, reward, terminated, False (gymnasium's wrapper sets the time limit), factors of the
+        reward. Raises UserError for an action of another shape than (19,), or with numbers that are not finite."""
+        action = np.asarray(action, dtype=np.float64)
+        if action.shape != (self.model.nu,) or not np.isfinite(action).all():
             raise UserError(
-                f"actions have shape {actions.shape}: give ({self.model.nu},), one number for each servo"
+                f"action {action.tolist()}: give {self.model.nu} finite numbers, one for each servo"
             )
-        if not np.isfinite(actions).all():
-            raise UserError(f"actions hold a number that is not finite: {actions.tolist()}")
-        return self.low + (actions + 1) * self.half_range
-
-    def step(self, controls: np.ndarray) -> tuple[np.ndarray, tuple[np.ndarray, ...], bool]:
-        """Take ten physics steps with constant servo positions (19,).
-
-        Returns: observation, readings (views that are valid until the next step or reset), terminated.
-        """
-        self.data.ctrl[:] = controls
+        self.data.ctrl[:] = self.low + (action + 1) * self.half_range
         mujoco.mj_step(self.model, self.data, nstep=PHYSICS_STEPS)
-        return self.observation(), self.readings(), self.terminated()
+        terms = {name: float(value) for name, value in reward_terms(self.task, *self.readings()).items()}
+        return self.observation(), terms["reward"], self.terminated(), False, terms
 
     def observation(self) -> np.ndarray:
         """Return positions, then velocities, float64."""
@@ -105,50 +100,3 @@ class Simulation:
             if one == self.floor and other != self.pivot:
                 return True
         return False
-
-
-class HumanoidEnv(gymnasium.Env):
-    """One H1 task. The `info` of a step holds the factors of the reward and the reward. `render_mode="rgb_array"`
-    renders pictures of `width` x `height` pixels."""
-
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": FRAMES_PER_SECOND}
-
-    def __init__(
-        self, task: str, geometry: str, render_mode: str | None = None, width: int = 640, height: int = 480
-    ):
-        if render_mode not in (None, "rgb_array"):
-            raise UserError(f"render_mode={render_mode!r}: choose 'rgb_array' or leave it out")
-        self.render_mode = render_mode
-        self.simulation = Simulation(task, geometry)
-        self.model, self.data = self.simulation.model, self.simulation.data
-        self.observation_space = Box(-np.inf, np.inf, (self.model.nq + self.model.nv,), np.float64)
-        self.action_space = Box(-1.0, 1.0, (self.model.nu,), np.float32)
-        most = self.model.vis.global_
-        if not (1 <= width <= most.offwidth and 1 <= height <= most.offheight):
-            raise UserError(
-                f"width={width}, height={height}: pictures have 1 to {most.offwidth} by 1 to {most.offheight}"
-            )
-        self.camera = Camera(self.model, width, height)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict]:
-        """Start an episode and return (observation, {})."""
-        super().reset(seed=seed)
-        return self.simulation.reset(self.np_random), {}
-
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
-        """Return observation, reward, terminated, False (gymnasium's wrapper sets the time limit), factors of the
-        reward."""
-        controls = self.simulation.controls(action)
-        observation, readings, terminated = self.simulation.step(controls)
-        measured = reward_terms(self.simulation.task, *readings)
-        terms = {name: float(value) for name, value in measured.items()}
-        return observation, terms["reward"], terminated, False, terms
-
-    def render(self) -> np.ndarray | None:
-        """Return a picture (height, width, 3) uint8, or None without a render mode."""
-        return None if self.render_mode is None else self.camera.image(self.data)
-
-    def close(self) -> None:
-        self.camera.close()

@@ -23,12 +23,6 @@ GEOMETRIES = ("mesh", "primitive")
 PHYSICS_STEP = 0.002
 BOARD_HALF_SIZE = "0.15 0.55 0.03"
 PIVOT_RADIUS = "0.17"
-COLORS = {
-    "floor": "0.55 0.6 0.65 1",
-    "robot": "0.25 0.27 0.3 1",
-    "board": "0.7 0.45 0.2 1",
-    "pivot": "0.8 0.2 0.2 1",
-}
 
 
 def rows(table: str) -> list[dict[str, str]]:
@@ -39,27 +33,22 @@ def rows(table: str) -> list[dict[str, str]]:
 
 def mesh_folder() -> Path:
     """Return the folder of the H1 STL files inside the installed robosuite-models package, which is not imported.
-    Raises UserError if there are none."""
+    Raises UserError without it."""
     spec = importlib.util.find_spec("robosuite_models")
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
             "geometry 'mesh' needs the H1 meshes of robosuite-models: make install-sac "
             "(or use a task with 'primitive' in its name, which needs none)"
         )
-    folder = Path(spec.submodule_search_locations[0]) / "assets" / "robots" / "h1" / "meshes"
-    if not (folder / "pelvis.STL").exists():
-        raise UserError(f"no H1 meshes in {folder}: delete it and run make install-sac again")
-    return folder
+    return Path(spec.submodule_search_locations[0]) / "assets" / "robots" / "h1" / "meshes"
 
 
 @lru_cache
 def mjcf(geometry: str, board: bool = False) -> str:
     """Return the model as an MJCF document; `board` adds the balance board and its pivot.
 
-    Raises UserError for an unknown geometry and if meshes are missing.
+    Raises UserError if meshes are missing.
     """
-    if geometry not in GEOMETRIES:
-        raise UserError(f"geometry={geometry!r}: choose one of {', '.join(GEOMETRIES)}")
     root = Element("mujoco", model=f"h1_{geometry}{'_board' if board else ''}")
     # Bodies of the robot carry their inertia; the board and the pivot take theirs from their geoms.
     SubElement(root, "compiler", angle="radian", inertiafromgeom="auto", autolimits="true")
@@ -73,12 +62,10 @@ def mjcf(geometry: str, board: bool = False) -> str:
         iterations="100",
         ls_iterations="50",
     )
-    visual = SubElement(root, "visual")
-    SubElement(visual, "global", offwidth="1280", offheight="960")
     _add_assets(SubElement(root, "asset"), geometry)
     _add_world(SubElement(root, "worldbody"), geometry, board)
     _add_actuators(SubElement(root, "actuator"))
-    _add_sensors(SubElement(root, "sensor"))
+    SubElement(SubElement(root, "sensor"), "subtreelinvel", name="velocity", body="pelvis")
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode")
 
@@ -98,8 +85,7 @@ def _add_assets(asset: Element, geometry: str) -> None:
 
 
 def _add_world(world: Element, geometry: str, board: bool) -> None:
-    SubElement(world, "light", pos="0 0 4", dir="0 0 -1", directional="true")
-    SubElement(world, "geom", name="floor", type="plane", size="20 20 1", rgba=COLORS["floor"])
+    SubElement(world, "geom", name="floor", type="plane", size="20 20 1")
     bodies = {"world": world}
     for row in rows("bodies"):
         body = SubElement(bodies[row["parent"]], "body", name=row["body"], pos=row["pos"], quat=row["quat"])
@@ -119,26 +105,15 @@ def _add_world(world: Element, geometry: str, board: bool) -> None:
         SubElement(
             bodies[row["body"]], "site", name=row["site"], pos=row["pos"], quat=row["quat"], size="0.01"
         )
-    SubElement(
-        bodies["pelvis"],
-        "camera",
-        name="follow",
-        mode="trackcom",
-        pos="2.5 -2.5 0.6",
-        xyaxes="0.7 0.7 0 -0.15 0.15 1",
-    )
     if board:
         _add_board(world)
 
 
 def _add_geom(body: Element, row: dict[str, str], geometry: str) -> None:
-    collides = {"contype": "1", "conaffinity": "1", "group": "3"}
-    if row["role"] == "visual":
-        collides = {"contype": "0", "conaffinity": "0", "group": "2"}
-    if geometry == "primitive":
-        if row["role"] == "visual":
-            return
-        collides["group"] = "2"
+    visual = row["role"] == "visual"
+    if visual and geometry == "primitive":
+        return
+    collides = "0" if visual else "1"
     shape = {"type": row["type"]}
     if "ankle" in row["mesh"]:
         shape["mesh"] = "ankle"
@@ -149,15 +124,15 @@ def _add_geom(body: Element, row: dict[str, str], geometry: str) -> None:
         shape = {"type": "capsule", **{key: capsule[key] for key in ("size", "pos", "quat")}}
     else:
         shape |= {key: row[key] for key in ("size", "pos", "quat")}
-    SubElement(body, "geom", **shape, **collides, rgba=COLORS["robot"])
+    SubElement(body, "geom", **shape, contype=collides, conaffinity=collides)
 
 
 def _add_board(world: Element) -> None:
     board = SubElement(world, "body", name="board", pos="0 0 0.37")
     SubElement(board, "freejoint", name="board")
-    SubElement(board, "geom", name="board", type="box", size=BOARD_HALF_SIZE, rgba=COLORS["board"])
+    SubElement(board, "geom", name="board", type="box", size=BOARD_HALF_SIZE)
     pivot = SubElement(world, "body", name="pivot", pos="0 0 0.17")
-    SubElement(pivot, "geom", name="pivot", type="sphere", size=PIVOT_RADIUS, rgba=COLORS["pivot"])
+    SubElement(pivot, "geom", name="pivot", type="sphere", size=PIVOT_RADIUS)
 
 
 def _add_actuators(actuator: Element) -> None:
@@ -173,7 +148,3 @@ def _add_actuators(actuator: Element) -> None:
             gainprm=row["stiffness"],
             biasprm=f"0 -{row['stiffness']} -{row['damping']}",
         )
-
-
-def _add_sensors(sensor: Element) -> None:
-    SubElement(sensor, "subtreelinvel", name="velocity", body="pelvis")

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fire_core.errors import UserError
-
 STEPS_PER_EPISODE = 1000
 # Sigma of a gaussian that is 0.1 at one margin: 0.1 ** (x / margin) ** 2.
 STAND_MARGIN = 1.65 / 4
@@ -49,13 +47,6 @@ TASKS = {
         Task("h1-balance_simple", 2.02, None, 0.8, True, 9.391, 800.0),
     )
 }
-
-
-def find_task(name: str) -> Task:
-    """Return the task of that name. Raises UserError that lists the names if there is none."""
-    if name not in TASKS:
-        raise UserError(f"task {name!r} does not exist: choose one of {', '.join(TASKS)}")
-    return TASKS[name]
 
 
 def reward_terms(
