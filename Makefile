@@ -168,7 +168,7 @@ bench-convergence: $(VENV)/.with-suite ## DfI after each number of iterations, b
 bench-methods: $(VENV)/.with-suite ## time and memory of each method's boundary and training step
 	$(PY) -m benchmarks.method_costs
 bench-table1: $(VENV)/.with-suite $(VENV)/.with-vision ## what each method costs in the paper's Table 1 setting
-	$(PY) -m benchmarks.table1
+	$(PY) -m benchmarks.method_costs --table-1
 bench-fire: $(VENV)/.with-suite ## solvers against a plain reading of the published algorithm
 	$(PY) -m benchmarks.bench_fire
 bench-vision: $(VENV)/.with-suite $(VENV)/.with-vision ## our loop against the usual image-classification loop

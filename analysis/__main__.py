@@ -15,7 +15,6 @@ from analysis import (
     fig3,
     fig4,
     fig5,
-    other_boundaries,
     plot,
     predictors,
     probes,
@@ -43,61 +42,55 @@ FIGURES = {
     "ranking": ranking,
     "probes": probes,
     "sensitivity": sensitivity,
-    "dormancy": other_boundaries,
     "readme": readme_figure,
 }
 
 ONE_SIZE = ("claims", "predictors", "ranking")  # drawn once, each experiment at its largest size
+PAPER = ("fig2", "fig3", "fig4", "fig5")  # figures that the paper has too
 
 
 def draw_figures(given: Sequence[str]) -> int:
-    """Draw the figures of finished runs: Figures 2 to 5 of the paper, the probes, the sensitivity of each layer and
-    dormant units, one picture for each size; from an export also the picture of README.md."""
+    """Draw the figures of finished runs: Figures 2 to 5 of the paper, the probes and the sensitivity of each layer,
+    one picture for each size; from an export also the picture of README.md."""
     parser = _parser("figures", draw_figures)
     parser.add_argument("name", nargs="*", metavar="FIGURE", help=f"{' '.join(FIGURES)}; default: all")
     _inputs(parser, "folder for the pictures; default <root>/figures")
     parser.add_argument("--formats", default="png,svg,pdf", help="default png,svg,pdf")
-    parser.add_argument(
-        "--paper-curves",
-        action="store_true",
-        help="draw the paper's panel under each of ours, in files that end in -with-paper",
+    help_text = (
+        f"draw the paper's panels under ours, in files that end in -with-paper; {' '.join(PAPER)} alone"
     )
+    parser.add_argument("--paper-curves", action="store_true", help=help_text)
     parser.add_argument("--metric", help="what Figure 4 shows, as in eval_return; default: as in the paper")
     options = parser.parse_args(given)
     unknown = [name for name in options.name if name not in FIGURES]
     if unknown:
         raise UserError(f"there is no figure {unknown[0]!r}; choose from {', '.join(FIGURES)}")
     exported = (Path(options.root) / "runs.csv").exists()
-    out = _out(options, "figures")
-    for name in options.name or [name for name in FIGURES if name != "readme" or exported]:
+    names = PAPER if options.paper_curves else [name for name in FIGURES if name != "readme" or exported]
+    out, ending = _out(options, "figures"), "-with-paper" if options.paper_curves else ""
+    for name in options.name or names:
         module = FIGURES[name]
         results = open_results(options.root, options.size, module.PREFIXES)
         sizes = [size for size in SIZES if size in set(results.finished["size"])]
         if not sizes:
             print(f"{name}: no finished run of {', '.join(module.PREFIXES)}* in '{options.root}'")
         if name == "fig2":  # a size at which one panel was run is not worth a figure beside another
-            sizes = [
-                size for size in sizes if size == sizes[0] or len(settings(results.select(size=size))) > 1
-            ]
+            sizes = [s for s in sizes if s == sizes[0] or len(settings(results.select(size=s))) > 1]
         for size in sizes[:1] if name in ONE_SIZE else sizes:
             filled = name in ("fig4", *ONE_SIZE)  # panels that were not run at this size show a smaller one
             shown = at_most(results, size) if filled else results.select(size=size)
             parts = [part for part in settings(shown) if len(part.metrics)]
-            chosen = {"metric": options.metric} if name == "fig4" and options.metric else {}
-            if chosen:
-                _must_be_logged(parts, options.metric)
-            figure = module.draw(parts, options.paper_curves, **chosen)
-            stem = out / f"{name}-{size}{'-with-paper' if options.paper_curves else ''}"
+            more = {"paper_curves": True} if options.paper_curves and name in PAPER else {}
+            if name == "fig4" and options.metric:
+                logged = sorted({metric for part in parts for metric in part.metrics["metric"].unique()})
+                if options.metric not in logged:
+                    raise UserError(f"no run logged {options.metric!r}; logged: {', '.join(logged)}")
+                more |= {"metric": options.metric}
+            figure, stem = module.draw(parts, **more), out / f"{name}-{size}{ending}"
             for path in plot.save(figure, stem, options.formats.split(","), module.CAPTION, parts):
                 print(f"{name}, size {size}: {path}")
         _tell(results.problems)
     return 0
-
-
-def _must_be_logged(parts: Sequence, metric: str) -> None:
-    logged = sorted({name for part in parts for name in part.metrics["metric"].unique()})
-    if metric not in logged:
-        raise UserError(f"no run logged {metric!r}; logged: {', '.join(logged)}")
 
 
 def write_tables(given: Sequence[str]) -> int:
@@ -109,12 +102,9 @@ def write_tables(given: Sequence[str]) -> int:
         "--write", action="store_true", help="regenerate REPRODUCED.md, its pages and README.md's table"
     )
     parser.add_argument("--experiment", nargs="+", help="the experiments of a sweep")
-    parser.add_argument(
-        "--methods", default="", help="with --experiment: labels that must be present, separated by commas"
-    )
-    parser.add_argument(
-        "--seeds", default="", help="with --experiment: seeds that must be present, separated by commas"
-    )
+    for name in ("methods", "seeds"):
+        help_text = f"with --experiment: {name} that must be present, separated by commas"
+        parser.add_argument(f"--{name}", default="", help=help_text)
     options = parser.parse_args(given)
     if options.experiment:
         return sweep.show(options)

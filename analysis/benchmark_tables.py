@@ -22,11 +22,6 @@ SHORT = (
 )
 
 
-def convergence_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return DfI (relative error) per kind of matrix and condition number, as text."""
-    return _by_iterations(frame, ["kind", "condition"], "dfi", "relative_error")
-
-
 def convergence_in_short(folder: Path = RESULTS) -> pd.DataFrame:
     """Return the DfI after 5, 10, 20 and 40 iterations and of the exact solver for the matrices of SHORT and for a
     ResNet-18 in three states, from both convergence files in `folder`."""
@@ -44,17 +39,12 @@ def convergence_in_short(folder: Path = RESULTS) -> pd.DataFrame:
     ).reset_index()
 
 
-def models_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return median (largest) DfI per model and state of its weights, as text."""
-    return _by_iterations(frame, ["model", "weights", "matrices"], "dfi_median", "dfi_max")
-
-
-def _by_iterations(frame: pd.DataFrame, keys: list[str], first: str, second: str) -> pd.DataFrame:
+def by_iterations(frame: pd.DataFrame, keys: list[str], first: str, second: str) -> pd.DataFrame:
     """Return cells `first (second)`: rows by `keys`, columns by solver, normalisation and number of iterations."""
     newton = frame["solver"] == "newton_schulz"
     frame = frame[~newton | frame["iterations"].isin([5, 10, 20, 40])]
     named = frame["normalize"] + " " + frame["iterations"].astype("Int64").astype(str)
-    column = named.where(frame["solver"] == "newton_schulz", frame["solver"])
+    column = named.where(newton[frame.index], frame["solver"])
     value = frame[first].map("{:.2g}".format) + " (" + frame[second].map("{:.2g}".format) + ")"
     table = frame.assign(column=column, value=value).pivot_table(
         index=keys, columns="column", values="value", aggfunc="last", sort=False
@@ -63,29 +53,6 @@ def _by_iterations(frame: pd.DataFrame, keys: list[str], first: str, second: str
         table.fillna("-")
         .reset_index()
         .map(lambda cell: f"{cell:.2g}" if isinstance(cell, float) else str(cell))
-    )
-
-
-def method_costs_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the cost of each method, the most expensive boundary first, with the paper's Table 1 beside it."""
-    frame = frame.sort_values("boundary_seconds", ascending=False)
-    return beside_table_1(
-        frame,
-        [
-            "method",
-            "boundary_seconds=boundary, s",
-            "boundary_mb=boundary, MB",
-            "step_seconds=step, s",
-            "step_mb=step, MB",
-        ],
-    )
-
-
-def table_1(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the paper's Table 1 as measured here, with the paper's numbers beside it."""
-    return beside_table_1(
-        frame.assign(boundary_mb=frame["boundary_mb"].round().astype(int)),
-        ["method", "device", "hardware", "images", "batch", "boundary_seconds=seconds", "boundary_mb=MB"],
     )
 
 
@@ -109,10 +76,18 @@ def columns(names: list[str]) -> Callable[[pd.DataFrame], pd.DataFrame]:
 
 
 TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
-    "convergence": convergence_table,
-    "convergence_models": models_table,
-    "method_costs": method_costs_table,
-    "table1": table_1,
+    "convergence": lambda frame: by_iterations(frame, ["kind", "condition"], "dfi", "relative_error"),
+    "convergence_models": lambda frame: by_iterations(
+        frame, ["model", "weights", "matrices"], "dfi_median", "dfi_max"
+    ),
+    "method_costs": lambda frame: beside_table_1(
+        frame.sort_values("boundary_seconds", ascending=False),
+        ["method", "boundary_seconds=boundary, s", "boundary_mb=boundary, MB", "step_seconds=step, s", "step_mb=step, MB"],
+    ),
+    "table1": lambda frame: beside_table_1(
+        frame.assign(boundary_mb=frame["boundary_mb"].round().astype(int)),
+        ["method", "device", "hardware", "images", "batch", "boundary_seconds=seconds", "boundary_mb=MB"],
+    ),
     "bench_fire": columns([
         "row=matrices of", "kind=weights", "device", "iterations=iterations of the loop", "loop_seconds=loop, s",
         "ratio_exact=exact", "ratio_equal=exact, equal DfI", "ratio_each=each to its own",
@@ -122,14 +97,10 @@ TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
         "error_exact=largest error, exact", "error_newton_schulz=published ",
         "extra_memory=extra memory / unit",
     ]),
-    "bench_fire_products": columns([
-        "row=matrices of", "kind=weights", "device", "iterations=iterations of the loop", "shape", "matrices",
-        "gflop_loop=GFLOP, loop", "gflop_exact=exact", "share_loop=share of the rate, loop", "share_exact=exact ", "ratio",
-    ]),
-    "bench_vision": columns([
+    "bench_vision": lambda frame: columns([
         "model", "size", "image_size=pixels", "device", "variant=loop", "images_per_second=images/s",
         "ratio_to_usual=ratio",
-    ]),
+    ])(frame[frame["ratio_to_usual"].notna()]),
     "bench_loops": columns([
         "domain", "setting", "device", "unit", "ours", "usual", "ratio", "lowest", "highest",
         "replay_bytes_ratio=replay memory", "sampling_share=sampling", "rounds",

@@ -7,8 +7,8 @@ Reads `none` and `full_reset` of one experiment, from the committed results or, 
 Adds rows to analysis/results/calibration.csv, each a paired difference over the seeds with its 95 % interval
 (Student's t):
 
-- images, lost: test accuracy at the end, `full_reset` minus `none`; with random labels training accuracy at the end of a
-  task, over the last quarter of the tasks;
+- images, lost: the first measure of the experiment (test accuracy at the end; with random labels training accuracy at
+  the end of a task, over the last quarter of the tasks), `full_reset` minus `none`;
 - language, lost: validation loss on the mixture at the end, `none` minus `full_reset`; overfitted: loss on the old
   corpus right before the boundary, minus its lowest value;
 - RL, learned: level of `none` at the end of the first half, minus that of random actions; lost: gain of `full_reset` in the
@@ -54,18 +54,13 @@ def finished(root: Path | None, experiment: str, size: str) -> Results:
     return plain(results.select(label=labels.unique()))
 
 
-def rows(experiment: str, metrics: pd.DataFrame) -> list[dict[str, Any]]:
+def rows(part: Results) -> list[dict[str, Any]]:
     """Return the measured columns of the rows of one setting."""
-    if experiment == "random_label":
-        return [
-            lost_at_the_end(metrics, measures.MEMORISED, "train_accuracy of the last quarter of the tasks")
-        ]
-    if experiment.startswith(("fig2", "label_noise")):
-        return [lost_at_the_end(metrics, measures.TEST, "test_accuracy at the end")]
-    if experiment.startswith("fig3"):
-        loss = lost_at_the_end(metrics, measures.LOSSES[0], "val_loss_mix at the end")
-        return [overfitted(metrics), loss]
-    return learned_and_lost(metrics, "train_return" if experiment.startswith("fig4a") else "eval_return")
+    headline, figure = measures.of(part)[0], part.first["figure"]
+    if figure.startswith("fig4"):
+        return learned_and_lost(part.metrics, headline.metric)
+    lost = lost_at_the_end(part.metrics, headline)
+    return [overfitted(part.metrics), lost] if figure == "fig3" else [lost]
 
 
 def row(metric: str, found: Estimate, **levels: float) -> dict[str, Any]:
@@ -74,7 +69,7 @@ def row(metric: str, found: Estimate, **levels: float) -> dict[str, Any]:
     return {"seeds": found.n, "metric": metric, **levels, "difference": found.mean, "interval": interval}
 
 
-def lost_at_the_end(metrics: pd.DataFrame, measure: Measure, title: str) -> dict[str, Any]:
+def lost_at_the_end(metrics: pd.DataFrame, measure: Measure) -> dict[str, Any]:
     """Return how much better a full reset ends than no reset."""
     ends = measures.values(metrics, measure)
     pair = [ends["full_reset"], ends["none"]]
@@ -82,7 +77,7 @@ def lost_at_the_end(metrics: pd.DataFrame, measure: Measure, title: str) -> dict
     assert lost is not None, "none and full_reset share no seed"
     seeds = set(pair[0]) & set(pair[1])
     levels = {label: sum(ends[label][seed] for seed in seeds) / len(seeds) for label in PAIR}
-    return row(f"lost: {title}", lost, **levels)
+    return row(f"lost: {measure.title}", lost, **levels)
 
 
 def overfitted(metrics: pd.DataFrame) -> dict[str, Any]:
@@ -117,18 +112,13 @@ def learned_and_lost(metrics: pd.DataFrame, metric: str) -> list[dict[str, Any]]
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m analysis.calibration",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(prog="python -m analysis.calibration", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("experiment")
     parser.add_argument("size")
     parser.add_argument("--setting", required=True, help="what was reduced, in words")
     parser.add_argument("--root", type=Path, help="folder of runs; the committed results if not given")
-    parser.add_argument(
-        "--chosen", action="store_true", help="mark the setting in which methods are compared"
-    )
+    parser.add_argument("--chosen", action="store_true", help="methods are compared in this setting")
     options = parser.parse_args(given)
     try:
         results = finished(options.root, options.experiment, options.size)
@@ -140,7 +130,7 @@ def main(given: Sequence[str] | None = None) -> int:
     named = {"panel": options.experiment, "size": options.size, "setting": options.setting}
     named |= {"minutes": none["train_seconds"].mean() / 60, "commit": " ".join(commits)}
     named |= {"chosen": "yes" if options.chosen else "no"}
-    found = [named | row for row in rows(options.experiment, results.metrics)]
+    found = [named | row for row in rows(results)]
     table = pd.DataFrame(found, columns=COLUMNS)
     path = RESULTS / "calibration.csv"
     written = {"float_format": "%.4g", "lineterminator": "\n", "index": False}

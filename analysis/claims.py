@@ -19,7 +19,7 @@ from scipy import stats as scipy_stats
 
 from analysis import measures, paper
 from analysis.runs import Results, at_largest_size, settings
-from analysis.stats import LEVEL, Estimate, estimate, holm, paired_difference
+from analysis.stats import LEVEL, Estimate, estimate, holm
 
 EXPLORING = range(1, 6)
 LEARNED = 1.2  # times the return of random actions
@@ -69,24 +69,14 @@ def premise(part: Results) -> Premise:
         ratios = [before[s] / random[s] for s in EXPLORING if s in before and random.get(s, 0.0) > 0]
         found = estimate(ratios) if ratios else None
         return _judged(found, LEARNED)
-    ends = _explored(measures.values(part.metrics, measure))
-    found = _gain(ends, "full_reset", "none", measure.higher_is_better)
+    ends = measures.values(part.metrics, measure)
+    gains = explored(paired(ends, "full_reset", "none", measure.higher_is_better))
+    found = estimate(list(gains.values())) if gains else None
     return Premise(True, found) if figure == "fig3" else _judged(found, 0.0)
 
 
 def _judged(found: Estimate | None, level: float) -> Premise:
     return Premise(None if found is None or found.n < 2 else bool(found.low > level), found)
-
-
-def _explored(ends: Values) -> Values:
-    return {
-        label: {s: value for s, value in seeds.items() if s in EXPLORING} for label, seeds in ends.items()
-    }
-
-
-def _gain(ends: Values, better: str, worse: str, higher: bool) -> Estimate | None:
-    pair = ends.get(better, {}), ends.get(worse, {})
-    return paired_difference(*(pair if higher else pair[::-1]))
 
 
 # ------------------------------------------------------------------------------------------------ verdicts
@@ -107,31 +97,26 @@ def _compared(part: Results, which: str) -> pd.DataFrame:
     first, measure = part.first, measures.of(part)[0]
     plain = part.select(label=part.runs["label"][part.runs["label"] == part.runs["method"]].unique())
     ends, holds = measures.values(plain.metrics, measure), premise(part).holds
-    rows = []
-    planned = {
-        method
-        for key, method in confirming_plan()
-        if key == first["experiment"] and first["size"] == "medium"
-    }
-    for pair in _pairs(first["experiment"], set(ends) | (planned if which == "confirming" else set())):
+    rows, ran = [], set(ends)
+    if (
+        which == "confirming" and first["size"] == "medium"
+    ):  # what was planned counts as open until it has run
+        ran |= {method for experiment, method in confirming_plan() if experiment == first["experiment"]}
+    for pair in _pairs(first["experiment"], ran):
         better, worse = pair["better"], pair["worse"]
-        gains = _paired(ends, better, worse, measure.higher_is_better)
+        gains = paired(ends, better, worse, measure.higher_is_better)
         seeds = {"exploring": EXPLORING, "all": sorted(gains)}.get(which)
         if seeds is None:
             seeds = planned_seeds(first["experiment"], first["size"], better, worse)
         used = {seed: gains[seed] for seed in seeds if seed in gains}
         complete = 0 < len(seeds) == len(used) if which == "confirming" else len(used) > 1
-        explored = {seed: gains[seed] for seed in EXPLORING if seed in gains}
         row = first[["experiment", "figure", "panel", "size", "data"]].to_dict() | pair
-        row |= {
-            "premise": holds,
-            "planned": len(seeds),
-            "complete": complete,
-            "gains": used,
-            "seeds": len(used),
-        }
-        row |= _columns("", used) | _columns("exploring_", explored) | {"exploring_gains": explored}
-        rows.append(row | {"exploring_seeds": len(explored)})
+        row |= {"premise": holds, "planned": len(seeds), "complete": complete}
+        for prefix, each in (("", used), ("exploring_", explored(gains))):
+            found = estimate(list(each.values())) if each else Estimate(*[float("nan")] * 4, 0)
+            row |= {f"{prefix}gains": each, f"{prefix}seeds": len(each), f"{prefix}gain": found.mean}
+            row |= {f"{prefix}low": found.low, f"{prefix}high": found.high, f"{prefix}p": found.p}
+        rows.append(row)
     table = pd.DataFrame(rows, columns=[*COLUMNS, "complete", "p_least"])
     if table.empty:
         return table[COLUMNS]
@@ -172,16 +157,16 @@ def _pairs(experiment: str, ran: set[str]) -> Iterator[dict[str, str]]:
         yield {"kind": kind, "better": "fire", "worse": method, "source": ""}
 
 
-def _paired(ends: Values, better: str, worse: str, higher: bool) -> dict[int, float]:
+def paired(ends: Values, better: str, worse: str, higher: bool) -> dict[int, float]:
+    """Return {seed: how far `better` ends ahead of `worse`} for the seeds that both have."""
     sign = 1.0 if higher else -1.0
     pair = ends.get(better, {}), ends.get(worse, {})
     return {seed: sign * (pair[0][seed] - pair[1][seed]) for seed in sorted(set(pair[0]) & set(pair[1]))}
 
 
-def _columns(prefix: str, gains: dict[int, float]) -> dict[str, float]:
-    found = estimate(list(gains.values())) if gains else Estimate(*[float("nan")] * 4, 0)
-    cells = {f"{prefix}gain": found.mean, f"{prefix}low": found.low, f"{prefix}high": found.high}
-    return cells if prefix else cells | {"p": found.p}
+def explored(gains: dict[int, float]) -> dict[int, float]:
+    """Return the values of the exploring seeds."""
+    return {seed: gain for seed, gain in gains.items() if seed in EXPLORING}
 
 
 # ------------------------------------------------------------------------------------------------ counts

@@ -26,8 +26,8 @@ REACH = 8.0  # of the axis, in standard deviations
 COLOUR, PALE, GREY, THEIRS = "#D55E00", "#F0B48A", "#B5B5B5", "#222222"
 
 
-def draw(parts: Sequence[Results], paper_curves: bool = False) -> Figure:
-    """Return the figure; the paper's differences are always drawn."""
+def draw(parts: Sequence[Results]) -> Figure:
+    """Return the figure."""
     table, explored = claims.verdicts(parts), claims.verdicts(parts, "exploring")
     panels = [cell for cell in paper.cells() if "_".join(cell) in set(table["experiment"])]
     known = {part.first["experiment"]: part for part in parts}
@@ -41,9 +41,8 @@ def draw(parts: Sequence[Results], paper_curves: bool = False) -> Figure:
             if row:
                 draw_row(axis, -place, row, paper.gain(*cell, "fire", rival))
         confirmed, early = (frame.loc[rival] for frame in estimates)
-        draw_pooled(axis, -len(panels) - 0.4, confirmed, COLOUR) if confirmed["panels"] > 1 else draw_pooled(
-            axis, -len(panels) - 0.4, early, PALE
-        )
+        pooled = (confirmed, COLOUR) if confirmed["panels"] > 1 else (early, PALE)
+        draw_pooled(axis, -len(panels) - 0.4, *pooled)
         axis.axhline(-len(panels) + 0.3, color="#DDDDDD", linewidth=0.6)
         axis.set_title(f"against {SHORT.get(rival, plot.look(rival).name)}")
         axis.set_xlim(-REACH, REACH)

@@ -18,7 +18,6 @@ from analysis import (
     estimates,
     fig5,
     further_questions,
-    other_boundaries,
     paper,
     plot,
     ranking,
@@ -68,15 +67,16 @@ def texts() -> dict[Path, str]:
     found = {
         "benchmarks": render("benchmarks", found=benchmark_tables.benchmark_tables()),
         "claims": render("claims", **report, claims=tables.comparisons_table(of_paper)),
-        "controls": render("controls", controls=_table_of(compared, "controls")),
-        "rivals": render("rivals", rivals=_table_of(compared, "rivals")),
         "beside_the_paper": render(
             "beside_the_paper",
             claims=tables.comparisons_table(beside),
             learning=tables.learning_table(frame, compared),
         ),
     }
-    found |= other_boundaries.pages(frame) | further_questions.pages(frame)
+    for kind in ("controls", "rivals"):
+        rows = compared[compared["kind"] == kind]
+        found[kind] = render(kind, **{kind: tables.comparisons_table(rows)})
+    found |= further_questions.theory_page()
     for experiment in sorted(results.finished["experiment"].unique()):
         found[experiment] = page(results.select(experiment=experiment), frame, compared)
     overview = render("overview", table=tables.overview_table(results, frame, compared), **report)
@@ -132,7 +132,6 @@ def reproduced(results: Results, frame: pd.DataFrame, compared: pd.DataFrame, re
         triggers=triggers(results, frame),
         experiments=sorted(results.finished["experiment"].unique()),
         **further_questions.told(results, frame),
-        **other_boundaries.told(frame),
     )
 
 
@@ -155,23 +154,15 @@ def ahead(compared: pd.DataFrame, figure: str) -> list[tuple[str, int, int]]:
     paper whose premise is met, each at its largest size. Confirming seeds count where a comparison is decided."""
     cells = ["_".join(cell) for cell in paper.cells() if cell[0].startswith(figure)]
     rows = compared[compared["experiment"].isin(cells) & compared["premise"]]
-    gains: dict[str, list[float]] = {}
-    for row in (
-        at_largest_size(rows, ["experiment", "better", "worse"]).to_dict("records") if len(rows) else []
-    ):
-        rival = row["worse"] if row["better"] == "fire" else row["better"]
+    rows = at_largest_size(rows, ["experiment", "better", "worse"]) if len(rows) else rows
+    rows = rows[(rows["better"] == "fire") | (rows["worse"] == "fire")]
+    wins: dict[str, list[bool]] = {rival: [] for rival in claims.GROUPS}
+    for row in rows.to_dict("records"):
+        first = row["better"] == "fire"
         gain = row["exploring_gain"] if pd.isna(row["gain"]) else row["gain"]
-        if "fire" in (row["better"], row["worse"]) and rival in claims.GROUPS and not pd.isna(gain):
-            gains.setdefault(rival, []).append(gain if row["better"] == "fire" else -gain)
-    return [
-        (rival, sum(gain > 0 for gain in gains[rival]), len(gains[rival]))
-        for rival in claims.GROUPS
-        if rival in gains
-    ]
-
-
-def _table_of(compared: pd.DataFrame, kind: str) -> pd.DataFrame:
-    return tables.comparisons_table(compared[compared["kind"] == kind])
+        if (rival := row["worse" if first else "better"]) in wins and not pd.isna(gain):
+            wins[rival].append(gain > 0 if first else gain < 0)
+    return [(rival, sum(won), len(won)) for rival, won in wins.items() if won]
 
 
 def triggers(results: Results, frame: pd.DataFrame) -> dict[str, Any]:

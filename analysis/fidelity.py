@@ -45,11 +45,8 @@ TESTS = (  # in addition to tests/test_official_*.py; these compare with somethi
 def main(given: Sequence[str] | None = None) -> int:
     """Print the comparison with the official code and write FIDELITY.md, with --run after renewing the record. Return
     1 if a difference exceeds its tolerance, else 0."""
-    parser = argparse.ArgumentParser(
-        prog="python -m analysis fidelity",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser(prog="python -m analysis fidelity", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--run", action="store_true", help="run the tests and replace the record")
     options = parser.parse_args(given)
     if options.run:
@@ -114,33 +111,30 @@ def shown(lines: pd.DataFrame) -> str:
 
 def page(record: pd.DataFrame) -> str:
     """Return the text of FIDELITY.md."""
-    cells = record[record["kind"] == "cell"]
-    figure_2 = cells[cells["row"].str.startswith("fig2")]
+    figure_2 = record[(record["kind"] == "cell") & record["row"].str.startswith("fig2")]
     figure_2 = figure_2.assign(aspect=figure_2["what"].str.split(":").str[0])
     panels = [
         [row, *(shown(part) if len(part := lines[lines["aspect"] == aspect]) else "" for aspect in ASPECTS)]
         for row, lines in figure_2.groupby("row")
     ]
     # The eight cells share most quantities; the names of methods, seeds and settings are left to the CSV.
-    grouped = figure_2.assign(
-        quantity=figure_2["what"].str.replace(r"(?<=tuned: ).*", "every value", regex=True)
-    )
-    methods = record[record["kind"] == "method"]
-    variants = [
-        [row, variant_of(row), str(len(lines)), shown(lines), tests_of(lines)]
-        for row, lines in methods.groupby("row", sort=False)
+    quantity = figure_2["what"].str.replace(r"(?<=tuned: ).*", "every value", regex=True)
+    grouped = figure_2.assign(quantity=quantity).sort_values("quantity", kind="stable")
+    methods = [
+        [row, variant_of(row), len(lines), shown(lines), tests_of(lines)]
+        for row, lines in record[record["kind"] == "method"].groupby("row", sort=False)
     ]
     others = record[~record["row"].str.startswith("fig2") & (record["kind"] != "method")]
-    others = others.sort_values(["row", "what"])
     head = ["largest difference", "allowed", "test"]
     return render(
         "fidelity",
         panels=table(["panel", *ASPECTS], panels),
-        quantities=table(
-            ["quantity", *head], compared_rows(grouped.sort_values("quantity", kind="stable"), ["quantity"])
+        quantities=table(["quantity", *head], compared_rows(grouped, ["quantity"])),
+        methods=table(["method", "variant", "quantities", head[0], "test"], methods),
+        others=table(
+            ["experiment", "quantity", *head],
+            compared_rows(others.sort_values(["row", "what"]), ["row", "what"]),
         ),
-        methods=table(["method", "variant", "quantities", head[0], "test"], variants),
-        others=table(["experiment", "quantity", *head], compared_rows(others, ["row", "what"])),
     )
 
 
@@ -162,11 +156,7 @@ def tests_of(lines: pd.DataFrame) -> str:
     return ", ".join(f"`{name.removeprefix('tests/')}`" for name in lines["test"].unique())
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
+def table(head: list[str], rows: list[list[object]]) -> str:
     """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
-    return Markup("".join(f"| {' | '.join(line)} |\n" for line in lines))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Markup("".join(f"| {' | '.join(map(str, line))} |\n" for line in lines))

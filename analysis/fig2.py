@@ -47,16 +47,7 @@ def draw(
                 plot.draw_empty(axis, text)
             if paper_curves:
                 plot.draw_paper(under[column], name, panel, text)
-        first = row[0] if name != "fig2c" else row[1]
-        first.annotate(
-            heading,
-            (0, 1),
-            (-30, 27),
-            "axes fraction",
-            textcoords="offset points",
-            weight="bold",
-            fontsize=9.5,
-        )
+        plot.row_heading(row[0] if name != "fig2c" else row[1], heading)
     plot.legend(figure, grid.ravel(), where=grid[2 * height, 0])
     figure.tight_layout(h_pad=1.6)
     return figure
@@ -92,7 +83,6 @@ def draw_panel(axis: Axes, part: Results, interest: Sequence[str] = plot.INTERES
         for label, value in levels.items():
             plot.draw_level(axis, value, label)
         plot.fit_limits(axis, drawn, 0.3 * drawn["x"].max(), [*levels.values(), *ended])
-    marks = plot.boundaries(rows)
-    plot.draw_boundaries(axis, marks)
+    plot.draw_boundaries(axis, plot.boundaries(rows))
     plot.draw_premise(axis, part)
     return drawn

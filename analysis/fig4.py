@@ -52,8 +52,7 @@ def draw(
             if paper_curves:
                 plot.draw_paper(under[column], name, panel, text, thousands=True)
                 under[column].set_xlabel("environment step (thousands)")
-        place = {"textcoords": "offset points", "weight": "bold", "fontsize": 9.5}
-        row[0].annotate(heading, (0, 1), (-30, 27), "axes fraction", **place)
+        plot.row_heading(row[0], heading)
     plot.legend(figure, grid.ravel())
     figure.tight_layout(h_pad=1.6)
     return figure

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -56,12 +57,11 @@ def draw(parts: Sequence[Results], paper_curves: bool = False, interest: Sequenc
         draw_bars(axis, _bars(frame, bars), metric, f"{text}\n{plot.title(bars)}", interest)
         if paper_curves:
             draw_paper_bars(_shown(grid[-1, column]), name, text)
-    place = {"textcoords": "offset points", "weight": "bold", "fontsize": 9.5}
     if scans:
-        grid[0, 0].annotate("a  Number of iterations", (0, 1), (-30, 27), "axes fraction", **place)
+        plot.row_heading(grid[0, 0], "a  Number of iterations")
         plot.legend(figure, grid[0])
     if metrics:
-        grid[-height, 0].annotate("b  Right after the reset", (0, 1), (-30, 38), "axes fraction", **place)
+        plot.row_heading(grid[-height, 0], "b  Right after the reset", up=38)
     figure.tight_layout(h_pad=1.6)
     return figure
 
@@ -118,17 +118,9 @@ def draw_iterations(axis: Axes, part: Results, frame: pd.DataFrame, others: Resu
     `part` has no run of `none`."""
     rows = of(frame, part)
     table, look = iterations(rows), plot.look("fire")
-    axis.plot(
-        table["iterations"],
-        table["mean"],
-        color=look.colour,
-        marker=look.marker,
-        markersize=4,
-        label=look.name,
-    )
-    axis.fill_between(
-        table["iterations"], table["lowest"], table["highest"], color=look.colour, alpha=0.15, linewidth=0
-    )
+    style = {"color": look.colour, "marker": look.marker, "markersize": 4, "label": look.name}
+    axis.plot(table["iterations"], table["mean"], **style)
+    plot.draw_band(axis, table["iterations"], table["lowest"], table["highest"], look.colour, 0.15)
     levels = rows[rows["headline"]].set_index("label")["mean"]
     if "none" not in levels:
         levels = of(frame, others).query("headline").set_index("label")["mean"]
@@ -153,14 +145,10 @@ def draw_bars(
 ) -> None:
     """Draw one bar per method with its value above, and error bars from the lowest to the highest seed. The axis is
     logarithmic where the means span more than a factor of 20. Values of 0 or less are left out."""
-    rows = rows[(rows["metric"] == metric) & rows["label"].isin(interest) & (rows["mean"] > 0)].set_index(
-        "label"
-    )
-    rows = rows.loc[[label for label in plot.ordered(rows.index) if label in rows.index]]
+    rows = rows[(rows["metric"] == metric) & rows["label"].isin(interest) & (rows["mean"] > 0)]
+    rows = rows.set_index("label").loc[plot.ordered(rows["label"])]
     span = rows["mean"].max() / rows["mean"].min()
-    axis.bar(
-        range(len(rows)), rows["mean"], color=[plot.look(label).colour for label in rows.index], width=0.65
-    )
+    named_bars(axis, rows["mean"])
     errors = [rows["mean"] - rows["lowest"], rows["highest"] - rows["mean"]]
     axis.errorbar(range(len(rows)), rows["mean"], errors, fmt="none", ecolor="#222222", elinewidth=1)
     for place, (value, top) in enumerate(zip(rows["mean"], rows["highest"])):
@@ -171,11 +159,15 @@ def draw_bars(
         axis.set_ylim(rows["lowest"].clip(lower=rows["mean"] / 10).min() / 3, rows["highest"].max() * 4)
     else:
         axis.set_ylim(0, rows["highest"].max() * 1.15)
-    axis.set_xticks(
-        range(len(rows)), [plot.look(label).name for label in rows.index], rotation=30, ha="right"
-    )
-    axis.grid(False, axis="x")
     axis.set_title(text)
+
+
+def named_bars(axis: Axes, heights: pd.Series) -> Any:
+    """Draw one bar per method, the index of `heights`, with its name below, and return the bars."""
+    looks = [plot.look(label) for label in heights.index]
+    axis.set_xticks(range(len(looks)), [look.name for look in looks], rotation=30, ha="right")
+    axis.grid(False, axis="x")
+    return axis.bar(range(len(looks)), heights, color=[look.colour for look in looks], width=0.65)
 
 
 def draw_paper_iterations(axis: Axes, panel: str, text: str) -> None:
@@ -189,12 +181,8 @@ def draw_paper_iterations(axis: Axes, panel: str, text: str) -> None:
 def draw_paper_bars(axis: Axes, panel: str, text: str) -> None:
     """Draw the paper's panel of (b)."""
     rows = paper.panel_of("fig5b", panel).set_index("method")
-    labels = plot.ordered(rows.index)
-    bars = axis.bar(
-        range(len(labels)), rows.loc[labels, "y"], color=[plot.look(x).colour for x in labels], width=0.65
+    axis.bar_label(
+        named_bars(axis, rows["y"].loc[plot.ordered(rows.index)]), fmt="%.3g", padding=2, fontsize=6.5
     )
-    axis.bar_label(bars, fmt="%.3g", padding=2, fontsize=6.5)
-    axis.set_xticks(range(len(labels)), [plot.look(label).name for label in labels], rotation=30, ha="right")
     axis.set_title(f"{text}\nthe paper", color="#555555")
     axis.set_facecolor("#F8F6F1")
-    axis.grid(False, axis="x")

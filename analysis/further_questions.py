@@ -1,4 +1,6 @@
-"""Questions about FIRE beyond the paper's experiments: its settings, Muon, the theorems, single layers."""
+"""Questions about FIRE beyond the paper's experiments: its settings, Muon, the theorems, single layers, what predicts its
+gain, and boundaries other than the paper's. Each function returns numbers for an item of REPRODUCED.md, whose sentences
+stand in templates/; those of a question without runs are empty."""
 
 from __future__ import annotations
 
@@ -7,9 +9,8 @@ from typing import Any
 import pandas as pd
 
 from analysis import estimates, plot, predictors, sensitivity, theory
-from analysis.rendering import mean_text, render, short
-from analysis.runs import RESULTS, Results, at_largest_size, at_most, settings
-from analysis.tables import compared
+from analysis.rendering import render, short
+from analysis.runs import Results, at_largest_size, at_most, settings
 
 SETTINGS = {"settings_random_label": "random labels", "settings_warm_start": "warm start"}
 MUON = {"settings_random_label": "random labels", "muon_fig3_60k": "language, loss"}
@@ -25,10 +26,17 @@ STATES = {
     "fire": "after FIRE as published",
     "fire_exact": "after the exact projection",
 }
+REPLAY = "replay_class_incremental"
+LANGUAGE = {
+    "language_domain": "new domain alone",
+    "language_context": "windows of 512 after 128 tokens",
+    "language_questions": "answers to questions",
+}
+DECODERS, ACTIVATIONS = "language_variants", {"squared_relu": "squared ReLU", "swiglu": "SwiGLU"}
 
 
 def told(results: Results, frame: pd.DataFrame) -> dict[str, Any]:
-    """Return the numbers of the items of REPRODUCED.md; those of a question without runs are empty."""
+    """Return the numbers of all items."""
     return {
         "settings": settings_told(frame),
         "muon": muon_told(frame),
@@ -36,63 +44,34 @@ def told(results: Results, frame: pd.DataFrame) -> dict[str, Any]:
         "where": where_told(results),
         "vit": vit_told(frame),
         "predictors": predictors_told(results),
+        "old_data": old_data_told(frame),
+        "second_phases": second_phases_told(frame),
+        "decoders": decoders_told(frame),
     }
 
 
-def pages(frame: pd.DataFrame) -> dict[str, str]:
-    """Return {name: text} of the pages "settings" and "theory", as far as their results exist."""
-    found, rows = {}, settings_rows(frame)
-    if len(rows):
-        found["settings"] = render("settings", settings=settings_table(rows, frame))
-    layers, nets = _theory_frames()
-    if len(layers):
-        commits, machines = (sorted(set(layers[column].str[:20])) for column in ("commit", "hardware"))
-        premise = theory.premise_table(nets, layers)
-        values = {"commits": [name[:10] for name in commits], "machines": machines, "premise": premise}
-        found["theory"] = render("theory", theorems=theory.table(layers), **values)
-    return found
-
-
-def settings_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the headline comparisons of the runs in SETTINGS with FIRE as published."""
-    rows = frame[frame["headline"] & frame["experiment"].isin(SETTINGS) & (frame["reference"] == "fire")]
-    rows = rows[~rows["method"].isin(["muon", "fire_muon"])]
-    return estimates.sides(rows)
-
-
-def settings_table(rows: pd.DataFrame, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per experiment and setting: DfI, residual and seconds of the boundary, and accuracy at the end."""
-    table = []
-    for experiment, name in SETTINGS.items():
-        part = frame[(frame["experiment"] == experiment) & ~frame["method"].isin(["muon", "fire_muon"])]
-        ends = estimates.means(part[part["headline"]]).set_index("label")
-        measured = estimates.means(part[part["kind"] == "boundary"])
-        measured = measured.pivot_table(index="label", columns="metric", values="mean")
-        gaps = rows[rows["experiment"] == experiment].set_index("label")
-        for label in plot.ordered(ends.index):
-            cells = measured.loc[label] if label in measured.index else pd.Series(dtype=float)
-            row = {"experiment": name, "setting": plot.look(label).name}
-            for column, title in (("dfi_after", "DfI"), ("dfi_factor", "residual"), ("seconds", "seconds")):
-                row[title] = short(float(cells.get(column, float("nan"))))
-            row |= {"end accuracy [95 %]": mean_text(ends.loc[label])}
-            table.append(row | compared(gaps, label, "minus FIRE [95 %]") | {"seeds": ends.loc[label, "n"]})
-    return pd.DataFrame(table)
+def theory_page() -> dict[str, str]:
+    """Return {"theory": text} of its page; empty if it was not measured."""
+    layers, nets = theory.measured()
+    if layers.empty:
+        return {}
+    commits, machines = (sorted(set(layers[column].str[:20])) for column in ("commit", "hardware"))
+    values = {"commits": [name[:10] for name in commits], "machines": machines}
+    values |= {"theorems": theory.table(layers), "premise": theory.premise_table(layers, nets)}
+    return {"theory": render("theory", **values)}
 
 
 def settings_told(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the settings that end better and worse than FIRE as published, for each experiment of SETTINGS."""
-    rows = settings_rows(frame)
-    if rows.empty:
-        return []
-    rows = rows[(rows["method"] != "none") & (rows["difference"] != 0)]
-    found = []
+    rows = frame[frame["headline"] & (frame["reference"] == "fire") & (frame["difference"] != 0)]
+    rows = estimates.sides(rows[~rows["method"].isin(["none", "muon", "fire_muon"])])
+    changed = rows["label"].str.removeprefix("fire-").str.replace(r"-(?=\w+=)", " ", regex=True)
+    rows, found = rows.assign(changed=changed), []
     for experiment, name in SETTINGS.items():
         part = rows[rows["experiment"] == experiment]
-        changed = part["label"].str.removeprefix("fire-").str.replace(r"-(?=\w+=)", " ", regex=True)
-        words = part.assign(changed=changed).groupby("word")
-        row = {"name": name, "count": len(part)}
-        found.append(row | {word: rows.to_dict("records") for word, rows in words})
-    return [{"better": [], "worse": []} | row for row in found if row["count"]]
+        sides = {word: part[part["word"] == word].to_dict("records") for word in ("better", "worse")}
+        found += [{"experiment": experiment, "name": name, "count": len(part)} | sides] * (len(part) > 0)
+    return found
 
 
 def muon_told(frame: pd.DataFrame) -> list[dict[str, Any]]:
@@ -108,28 +87,18 @@ def muon_told(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return found
 
 
-def _theory_frames() -> tuple[pd.DataFrame, pd.DataFrame]:
-    paths = [RESULTS / "theory.csv", RESULTS / "theory_premise.csv"]
-    return tuple(pd.read_csv(path) if path.exists() else pd.DataFrame() for path in paths)  # type: ignore[return-value]
-
-
 def theory_told() -> dict[str, Any]:
     """Return how often the premise and the bounds of the theorems hold."""
-    layers, nets = _theory_frames()
+    layers, nets = theory.measured()
     if layers.empty:
         return {}
     number = layers["theorem"].astype(str)
     moved = layers[(number == "1") & (layers["method"] != "none")]
     bounds = layers[layers["bound"].notna() & ~((number == "1") & (layers["method"] == "none"))]
-    hessian, mlp = layers[number == "2"], layers[number == "3"]
-    shares = []
-    for method, name in STATES.items():
-        part, other = mlp[mlp["method"] == method], nets[nets["method"] == method]
-        share = {"name": name, "total": len(part) + int(other["matrices"].sum())}
-        share |= {"below": int((part["dfi"] < 1).sum() + other["below_1"].sum())}
-        shares.append(share | {"scaled": int((part["dfi_scaled"] < 1).sum() + other["below_1_scaled"].sum())})
+    hessian = layers[number == "2"]
+    counted = theory.premise_counts(layers, nets).groupby("method").sum(numeric_only=True)
     return {
-        "shares": shares,
+        "shares": [{"name": name} | counted.loc[method].to_dict() for method, name in STATES.items()],
         "bounds": len(bounds),
         "held": (bounds["holds"].astype(str) == "True").sum(),
         "empty": (moved["bound"] >= 2).sum(),
@@ -180,3 +149,44 @@ def vit_told(frame: pd.DataFrame) -> dict[str, Any]:
     first = rows.iloc[0]
     about = {"data": plot.data_name(first["data"]), "size": first["size"], "seeds": first["pairs"]}
     return about | {"experiment": VIT, "rows": rows.to_dict("records")}
+
+
+# ------------------------------------------------------------------------------------------------ other boundaries
+def against_none(frame: pd.DataFrame, experiment: str) -> pd.DataFrame:
+    """Return the headline comparisons of an experiment with `none`, methods in the order of every table."""
+    rows = frame[frame["headline"] & (frame["experiment"] == experiment) & (frame["reference"] == "none")]
+    order = plot.ordered(rows["method"])
+    return estimates.sides(rows).sort_values(
+        "method", key=lambda names: names.map(order.index), kind="stable"
+    )
+
+
+def old_data_told(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return the comparisons for each share of old images, and whether a full reset is nowhere better than `none`."""
+    rows = against_none(frame, REPLAY)
+    rows = rows.assign(share=rows["label"].str.extract(r"replay=([\d.]+)")[0].astype(float))
+    resets = rows[rows["method"] == "full_reset"]
+    shares = [
+        {"share": f"{share:.0%}", "rows": part.to_dict("records")} for share, part in rows.groupby("share")
+    ]
+    no_loss = len(resets) > 0 and not (resets["word"] == "better").any()
+    return {"shares": shares, "no_loss": no_loss, "experiment": REPLAY} if shares else {}
+
+
+def second_phases_told(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the comparisons with `none` of each second phase."""
+    parts = {experiment: against_none(frame, experiment) for experiment in LANGUAGE}
+    return [
+        {"experiment": experiment, "name": LANGUAGE[experiment], "rows": rows.to_dict("records")}
+        for experiment, rows in parts.items()
+        if len(rows)
+    ]
+
+
+def decoders_told(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return the dormant shares of decoders with two activations."""
+    rows = frame[(frame["experiment"] == DECODERS) & (frame["metric"] == "dormant_share")]
+    rows = estimates.means(rows).assign(net=rows["label"].str.partition("activation=")[2]).set_index("net")
+    named = [(name, rows.loc[net]) for net, name in ACTIVATIONS.items() if net in rows.index]
+    one_seed = rows["n"].max() == 1
+    return {"rows": named, "one_seed": one_seed, "experiment": DECODERS} if len(named) == 2 else {}

@@ -110,10 +110,8 @@ def title(part: Results) -> str:
     model = run["model"] or run["domain"]
     model = "GPT" if model.startswith("gpt") else NAMES["models"].get(model, model)
     counts = part.finished.groupby("label")["seed"].nunique()
-    seeds = (
-        f"{counts.min()}-{counts.max()} seeds" if counts.min() != counts.max() else f"{counts.max()} seeds"
-    )
-    seeds = seeds.removesuffix("s") if counts.max() == 1 else seeds
+    fewest, most = counts.min(), counts.max()
+    seeds = f"{fewest}-{most} seeds" if fewest < most else f"{most} seed{'s' if most > 1 else ''}"
     protocol = "" if run["figure"].startswith("fig2") else NAMES["protocols"].get(run["protocol"], "")
     return f"{model} on {data}\n{', '.join(filter(None, [run['detail'], protocol, seeds]))}"
 
@@ -142,11 +140,9 @@ def draw_premise(axis: Axes, part: Results, *, top: bool = True) -> None:
 def panel_name(figure: str, panel: str) -> str:
     """Return for example `2a ResNet-18` for a panel of the paper, and the name itself for another experiment."""
     known = NAMES["panels"].get(panel)
-    return (
-        f"{figure.removeprefix('fig')} {known}"
-        if figure and known
-        else "_".join(filter(None, (figure, panel)))
-    )
+    if figure and known:
+        return f"{figure.removeprefix('fig')} {known}"
+    return "_".join(filter(None, (figure, panel)))
 
 
 def data_name(name: str) -> str:
@@ -193,24 +189,27 @@ def draw_curves(axis: Axes, rows: pd.DataFrame, interest: Sequence[str] = INTERE
     drawn = []
     for place, label in enumerate(ordered(rows["label"])):
         table, known, bright = band(rows[rows["label"] == label]), look(label), label in interest
-        few = len(table) <= 10
-        axis.plot(
-            table["x"],
-            table["mean"],
-            color=known.colour if bright else pale(known.colour),
-            linewidth=1.5 if bright else 0.9,
-            marker=known.marker,
-            markersize=4 if bright else 3,
-            markevery=None if few else [len(table) - 1],
-            label=known.name,
-            zorder=(5 if label == "fire" else 4) if bright else 2,
-        )
+        style = {"marker": known.marker, "markevery": None if len(table) <= 10 else [len(table) - 1]}
+        if bright:
+            style |= {
+                "color": known.colour,
+                "linewidth": 1.5,
+                "markersize": 4,
+                "zorder": 5 if label == "fire" else 4,
+            }
+        else:
+            style |= {"color": pale(known.colour), "linewidth": 0.9, "markersize": 3, "zorder": 2}
+        axis.plot(table["x"], table["mean"], label=known.name, **style)
         if bright and (table["seeds"] > 1).any():
-            axis.fill_between(
-                table["x"], table["low"], table["high"], color=known.colour, alpha=0.11, linewidth=0
-            )
+            draw_band(axis, table["x"], table["low"], table["high"], known.colour)
         drawn.append(table.assign(label=label, place=place))
     return pd.concat(drawn, ignore_index=True)
+
+
+def draw_band(
+    axis: Axes, x: pd.Series, low: pd.Series, high: pd.Series, colour: str, alpha: float = 0.11
+) -> None:
+    axis.fill_between(x, low, high, color=colour, alpha=alpha, linewidth=0)
 
 
 def draw_ends(axis: Axes, ends: dict[str, dict[int, float]], last: float) -> list[float]:
@@ -266,30 +265,26 @@ def draw_paper(axis: Axes, figure: str, panel: str, text: str, thousands: bool =
     """Draw the paper's panel, read off its figure, on axes of its own; `thousands` divides x by 1000."""
     curves = paper.panel_of(figure, panel)
     for method in ordered(curves["method"]):
-        part, known, bright = (
-            curves[curves["method"] == method].sort_values("x"),
-            look(method),
-            method in INTEREST,
-        )
+        part, known = curves[curves["method"] == method].sort_values("x"), look(method)
         if len(part) == 1 or part["x"].isna().all():
             draw_level(axis, part["y"].iloc[0], method)
             continue
-        colour = known.colour if bright else pale(known.colour)
-        x = part["x"] / 1000 if thousands else part["x"]
-        axis.plot(
-            x,
-            part["y"],
-            color=colour,
-            linewidth=1.2 if bright else 0.9,
-            zorder=3 if bright else 2,
-            label=known.name,
-        )
+        style = {"color": pale(known.colour), "linewidth": 0.9, "zorder": 2}
+        if method in INTEREST:
+            style = {"color": known.colour, "linewidth": 1.2, "zorder": 3}
+        axis.plot(part["x"] / (1000 if thousands else 1), part["y"], label=known.name, **style)
     axis.set_title(f"{text}\nthe paper", color="#555555")
     axis.set_facecolor("#F8F6F1")
     axis.xaxis.set_major_locator(MaxNLocator(nbins=5))
 
 
 # ------------------------------------------------------------------------------------------------ whole figures
+def row_heading(axis: Axes, text: str, up: int = 27) -> None:
+    """Write the heading of a row of panels above its first one, `up` points above the frame."""
+    style = {"textcoords": "offset points", "weight": "bold", "fontsize": 9.5}
+    axis.annotate(text, (0, 1), (-30, up), "axes fraction", **style)
+
+
 def legend(figure: Figure, axes: Iterable[Axes], where: Axes | None = None) -> None:
     """Draw each method once, in the order of METHODS: in place of the axes `where`, else below all panels. A method that
     is a curve in one panel and a level in another looks like the curve."""
@@ -320,15 +315,12 @@ def provenance(runs: pd.DataFrame) -> str:
     done = runs[runs["status"] == "done"]
     words = []
     for column in ("size", "data", "commit", "trunk_commit", "machine"):
-        values = sorted({part for cell in done[column] for part in _parts(cell, column) if part})
+        cells = done[column].astype(str)
+        values = sorted({*(cells.str.split(" ").explode() if "commit" in column else cells)} - {""})
         if values:
             words.append(f"{column.replace('trunk_', 'shared first phase, ')}: {', '.join(values)}")
     changed = int((done["dirty"].astype(str) == "True").sum())
     return "; ".join(words) + (f"; {changed} of {len(done)} runs from a changed checkout" if changed else "")
-
-
-def _parts(cell: object, column: str) -> list[str]:
-    return str(cell).split(" ") if "commit" in column else [str(cell)]
 
 
 def save(
@@ -338,18 +330,14 @@ def save(
     metadata of each file. Dates and versions are not, so that the same data gives the same bytes."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     source = provenance(pd.concat([part.runs for part in parts]))
+    title, about = {"Title": stem.name}, f"{caption} {source}"
+    told = {
+        "png": title | {"Description": about, "Software": None},
+        "svg": title | {"Description": about, "Date": None, "Creator": None},
+        "pdf": title | {"Subject": about, "CreationDate": None, "Producer": None},
+    }
     paths = []
     for ending in formats:
-        told = {
-            "png": {"Title": stem.name, "Description": f"{caption} {source}", "Software": None},
-            "svg": {"Title": stem.name, "Description": f"{caption} {source}", "Date": None, "Creator": None},
-            "pdf": {
-                "Title": stem.name,
-                "Subject": f"{caption} {source}",
-                "CreationDate": None,
-                "Producer": None,
-            },
-        }
         path = stem.with_name(f"{stem.name}.{ending}")
         with written_aside(path) as aside:  # which replaces a link and writes nothing through it
             figure.savefig(aside, format=ending, metadata=told.get(ending))

@@ -45,23 +45,17 @@ def panels(parts: Sequence[Results]) -> pd.DataFrame:
             continue
         none = np.mean([ends["none"][seed] for seed in seeds])
         sign = 1 if measure.higher_is_better else -1
-        row = {
-            "experiment": part.first["experiment"],
-            "size": part.first["size"],
-            "domain": part.first["domain"],
-        }
+        row = part.first[["experiment", "size", "domain"]].to_dict()
         row["gain"] = sign * (np.mean([ends["fire"][seed] for seed in seeds]) - none) / abs(none)
         both = sorted(set(ends.get("full_reset", {})) & set(ends["none"]))
         gaps = [sign * (ends["full_reset"][seed] - ends["none"][seed]) / abs(none) for seed in both]
         row["lost"] = np.mean(gaps) if gaps else np.nan
         row["dormant"] = _before(part, "dormant_share")
         row["rank"] = np.log10(_before(part, "feature_rank"))
-        row["dfi"] = np.log10(
-            _boundary(part, "fire", "common_dfi_before") / _boundary(part, "full_reset", "common_dfi_after")
-        )
-        row["norm"] = _logged(part, "none", "before_weight_norm") / _logged(
-            part, "full_reset", "after_weight_norm"
-        )
+        dfi = _boundary(part, "fire", "common_dfi_before"), _boundary(part, "full_reset", "common_dfi_after")
+        row["dfi"] = np.log10(dfi[0] / dfi[1])
+        norms = _logged(part, "none", "before_weight_norm"), _logged(part, "full_reset", "after_weight_norm")
+        row["norm"] = norms[0] / norms[1]
         rows.append(row)
     return pd.DataFrame(rows, columns=["experiment", "size", "domain", "gain", *PREDICTORS])
 
@@ -106,13 +100,11 @@ def errors(table: pd.DataFrame) -> pd.DataFrame:
             "correlation": stats.spearmanr(x, y).statistic,
         }
         rows.append(row | {"error": error, "error_of_mean": usual, "ratio": error / usual})
-    return pd.DataFrame(
-        rows, columns=["measure", "title", "panels", "correlation", "error", "error_of_mean", "ratio"]
-    )
+    return pd.DataFrame(rows)
 
 
-def draw(parts: Sequence[Results], paper_curves: bool = False) -> Figure:
-    """Return the figure, one panel per measure. The paper has no such figure, so `paper_curves` changes nothing."""
+def draw(parts: Sequence[Results]) -> Figure:
+    """Return the figure, one panel per measure."""
     table = panels(parts)
     found = errors(table).to_dict("records")
     rows = max(1, -(-len(found) // 3))

@@ -10,15 +10,8 @@ from analysis import fig2, fig4, measures, plot
 from analysis.plot import Axes, Figure, plt
 from analysis.runs import Results, plain
 
-PREFIXES = (
-    "random_label",
-    "label_noise",
-    "permuted",
-    "pictures",
-    "fig4a_breakout",
-    "fig4a_catch",
-    "fig4b_hopper",
-)
+PREFIXES = ("random_label", "label_noise", "permuted", "pictures")
+PREFIXES += ("fig4a_breakout", "fig4a_catch", "fig4b_hopper")
 CAPTION = (
     "Experiments beside the paper's panels: what each shows over its training, or at the end of each task. "
     f"{plot.BAND} Thin vertical lines: boundaries. A long first phase is cut off on the left. Dashed: the level of random "
@@ -26,10 +19,8 @@ CAPTION = (
 )
 
 
-def draw(
-    parts: Sequence[Results], paper_curves: bool = False, interest: Sequence[str] = plot.INTEREST
-) -> Figure:
-    """Return the figure, one panel per setting. The paper has no such panels, so `paper_curves` changes nothing."""
+def draw(parts: Sequence[Results], interest: Sequence[str] = plot.INTEREST) -> Figure:
+    """Return the figure, one panel per setting."""
     columns = min(3, len(parts))
     rows = -(-len(parts) // columns)
     figure, grid = plt.subplots(rows, columns, figsize=(3.1 * columns + 0.3, 2.6 * rows), squeeze=False)
@@ -61,13 +52,12 @@ def draw_panel(axis: Axes, part: Results, interest: Sequence[str] = plot.INTERES
         return plot.draw_curves(axis, rows.assign(x=rows["phase"] + 1.0), interest)
     rows, unit = plot.with_progress(measures.ordered_rows(part.metrics, headline.metric))
     axis.set_xlabel(unit)
-    marks = plot.boundaries(rows)
-    end = float(rows["x"].max())
-    if len(marks) == 1 and marks[0] > 1.5 * (end - marks[0]):  # a long first phase, shared by all methods
+    marks, end = plot.boundaries(rows), float(rows["x"].max())
+    long_first = len(marks) == 1 and marks[0] > 1.5 * (end - marks[0])  # a long phase, shared by all methods
+    if long_first:
         rows = rows[rows["x"] >= marks[0] - 0.2 * (end - marks[0])]
-        drawn = plot.draw_curves(axis, rows, interest)
+    drawn = plot.draw_curves(axis, rows, interest)
+    if long_first:
         plot.fit_limits(axis, drawn, marks[0] + 0.3 * (end - marks[0]))
-    else:
-        drawn = plot.draw_curves(axis, rows, interest)
     plot.draw_boundaries(axis, marks)
     return drawn

@@ -69,24 +69,18 @@ def critical_difference(methods: int, panels: int) -> float:
     return float(quantile * np.sqrt(methods * (methods + 1) / (6 * panels)))
 
 
-def draw(parts: Sequence[Results], paper_curves: bool = False) -> Figure:
-    """Return the figure, one column per group with two panels or more. The paper has none, so `paper_curves` changes
-    nothing."""
+def draw(parts: Sequence[Results]) -> Figure:
+    """Return the figure, one column per group with two panels or more."""
     tables = {title: table for title, names in GROUPS.items() if len(table := ranks(parts, names)) >= 2}
-    figure, grid = plt.subplots(
-        1, max(1, len(tables)), figsize=(4.6 * max(1, len(tables)), 3.2), squeeze=False
-    )
+    columns = max(1, len(tables))
+    figure, grid = plt.subplots(1, columns, figsize=(4.6 * columns, 3.2), squeeze=False)
     for axis, (title, table) in zip(grid[0], tables.items()):
         names = table.mean().sort_values(kind="stable").index
         for place, name in enumerate(names):
             found, look = estimate(table[name].to_numpy()), plot.look(name)
             axis.plot(table[name], [-place] * len(table), "o", color=plot.pale(look.colour), markersize=3)
-            axis.plot(
-                np.clip([found.low, found.high], 1, len(names)),
-                [-place] * 2,
-                color=look.colour,
-                linewidth=1.3,
-            )
+            low, high = np.clip([found.low, found.high], 1, len(names))
+            axis.plot([low, high], [-place] * 2, color=look.colour, linewidth=1.3)
             axis.plot(found.mean, -place, look.marker, color=look.colour, markersize=6)
         bar = critical_difference(len(names), len(table))
         axis.plot([1, 1 + bar], [1.1, 1.1], color="#222222", linewidth=2.5, solid_capstyle="butt")

@@ -18,12 +18,10 @@ CAPTION = (
 )
 
 
-def draw(
-    parts: Sequence[Results], paper_curves: bool = False, interest: Sequence[str] = plot.INTEREST
-) -> Figure:
-    """Return the figure of the random-label probe. The paper has no such panel, so `paper_curves` changes nothing."""
+def draw(parts: Sequence[Results]) -> Figure:
+    """Return the figure of the random-label probe."""
     figure, axis = plt.subplots(figsize=(5.2, 2.9))
-    probes.draw_panel(axis, parts[0].select(label=(*METHODS, *BEST)), interest)
+    probes.draw_panel(axis, parts[0].select(label=(*METHODS, *BEST)))
     axis.set_title(plot.title(parts[0].select(label=METHODS)).replace("\n", ", "))
     axis.set_ylabel("training accuracy")
     axis.set_xlabel("task")

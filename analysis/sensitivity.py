@@ -42,9 +42,8 @@ def place_of(layer: str) -> tuple[str, str]:
     return (".".join(parts[:2]), ".".join(parts[2:])) if len(parts) > 2 else ("single", layer)
 
 
-def draw(parts: Sequence[Results], paper_curves: bool = False, interest: Sequence[str] = ()) -> Figure:
-    """Return the figure, one heat map per network. The paper has no such figure, so `paper_curves` changes nothing.
-    Raises UserError if `none` was not run."""
+def draw(parts: Sequence[Results]) -> Figure:
+    """Return the figure, one heat map per network. Raises UserError if `none` was not run."""
     figure, grid = plt.subplots(1, len(parts), figsize=(5.4 * len(parts), 3.6), squeeze=False)
     for axis, part in zip(grid[0], parts):
         if differences(part).empty:
@@ -57,22 +56,17 @@ def draw(parts: Sequence[Results], paper_curves: bool = False, interest: Sequenc
 
 def draw_map(axis: Axes, rows: pd.DataFrame) -> None:
     """Draw one row per block and one column per layer inside it, with single layers and `all` in a last row."""
-    inside = rows[~rows["block"].isin(["single", "all"])]
+    single = rows["block"].isin(["single", "all"])
+    inside, alone = rows[~single], list(rows["label"][single])
     columns, blocks = list(dict.fromkeys(inside["layer"])), sorted(inside["block"].unique())
-    alone = rows[rows["block"].isin(["single", "all"])]
-    width = max(len(columns), len(alone))
-    values, texts = np.full((len(blocks) + 1, width), np.nan), {}
+    values, texts = np.full((len(blocks) + 1, max(len(columns), len(alone))), np.nan), {}
     for row in rows.to_dict("records"):
-        single = row["block"] in ("single", "all")
-        place = (len(blocks), list(alone["label"]).index(row["label"])) if single else (
-            blocks.index(row["block"]),
-            columns.index(row["layer"]),
-        )  # fmt: skip
-        better = row["difference"] if row["higher_is_better"] else -row["difference"]
-        values[place] = better
-        star = " *" if row["word"] else ""
-        name = f"{row['layer'].removeprefix('name__')}\n" if single else ""
-        texts[place] = f"{name}{number(row['difference'], 3, sign=True)}{star}"
+        if row["label"] in alone:
+            place, name = (len(blocks), alone.index(row["label"])), f"{row['layer'].removeprefix('name__')}\n"
+        else:
+            place, name = (blocks.index(row["block"]), columns.index(row["layer"])), ""
+        values[place] = row["difference"] if row["higher_is_better"] else -row["difference"]
+        texts[place] = f"{name}{number(row['difference'], 3, sign=True)}{' *' if row['word'] else ''}"
     limit = float(
         np.nanquantile(np.abs(values), 0.85)
     )  # so that one layer, or all, does not drown the others
@@ -80,10 +74,8 @@ def draw_map(axis: Axes, rows: pd.DataFrame) -> None:
     unit = rows["measure"].iloc[0].split(",")[0]
     axis.figure.colorbar(image, ax=axis, extend="both", label=f"gain over none in {unit}", pad=0.02)
     for (down, across), text in texts.items():
-        dark = abs(values[down, across]) > 0.6 * limit
-        axis.text(
-            across, down, text, ha="center", va="center", fontsize=6.5, color="white" if dark else "#222222"
-        )
+        colour = "white" if abs(values[down, across]) > 0.6 * limit else "#222222"
+        axis.text(across, down, text, ha="center", va="center", fontsize=6.5, color=colour)
     axis.set_yticks(range(len(blocks) + 1), [*blocks, ""])
     axis.set_xticks(range(len(columns)), columns)
     axis.axhline(len(blocks) - 0.5, color="#222222", linewidth=0.8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from fire_core.methods.full_reset import full_reset
 from fire_core.methods.shrink_perturb import shrink_perturb
 
 OUT = Path(__file__).parents[1] / "docs" / "figures" / "spectrum.png"
-LINES = {  # treatment -> (method whose colour it gets, line style)
+LOOKS = {  # treatment -> (method whose colour it gets, line style)
     "trained": ("none", "-"),
     "full reset": ("full_reset", "-"),
     "shrink & perturb": ("shrink_perturb", "-"),
@@ -28,27 +29,26 @@ LINES = {  # treatment -> (method whose colour it gets, line style)
 }
 
 
-def spectra(weight: Tensor, shrink: float = 0.8) -> dict[str, Tensor]:
+def spectra(weight: Tensor) -> dict[str, Tensor]:
     """Return {treatment: singular values, largest first} of a trained `weight` (out, in), in float64.
 
-    Shrink & perturb and the full reset use newly drawn weights of a Linear layer of that shape.
+    Shrink & perturb (0.8) and the full reset use newly drawn weights of a Linear layer of that shape.
     """
     torch.manual_seed(0)
-    initial = nn.Linear(weight.shape[1], weight.shape[0], bias=False).state_dict()
-    treatments = {
-        "trained": lambda layer: None,
-        "full reset": lambda layer: full_reset(layer, initial),
-        "shrink & perturb": lambda layer: shrink_perturb(layer, initial, shrink),
-        "FIRE, N = 5": lambda layer: fire(layer, iterations=5),
-        "FIRE, N = 10": lambda layer: fire(layer, iterations=10),
-        "FIRE, exact": lambda layer: fire(layer, solver="exact"),
-    }
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    initial = copy.deepcopy(layer.state_dict())
+    treatments = (
+        lambda: None,
+        lambda: full_reset(layer, initial),
+        lambda: shrink_perturb(layer, initial, 0.8),
+        lambda: fire(layer, iterations=5),
+        lambda: fire(layer, iterations=10),
+        lambda: fire(layer, solver="exact"),
+    )
     found = {}
-    for name, treat in treatments.items():
-        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
-        with torch.no_grad():
-            layer.weight.copy_(weight)
-        treat(layer)
+    for name, treat in zip(LOOKS, treatments, strict=True):
+        layer.load_state_dict({"weight": weight})
+        treat()
         found[name] = torch.linalg.svdvals(layer.weight.detach().double())
     return found
 
@@ -57,10 +57,9 @@ def draw(found: dict[str, Tensor]) -> Figure:
     """Return a figure with one curve per treatment, on a logarithmic axis."""
     figure, axis = plt.subplots(figsize=(5.4, 3.0))
     for name, values in found.items():
-        method, style = LINES[name]
-        axis.plot(
-            range(1, len(values) + 1), values, style, color=look(method).colour, label=name, linewidth=1.6
-        )
+        method, style = LOOKS[name]
+        place = range(1, len(values) + 1)
+        axis.plot(place, values, style, color=look(method).colour, label=name, linewidth=1.6)
     axis.set_yscale("log")
     axis.set_ylim(1e-3, None)
     axis.set_xlabel("singular value, largest first")
@@ -74,17 +73,14 @@ def draw(found: dict[str, Tensor]) -> Figure:
 def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m analysis.spectrum", description=__doc__)
     parser.add_argument("checkpoint", help="as in runs/random_label/small/none/seed_1/checkpoint/final.pt")
-    parser.add_argument(
-        "--parameter", default="hidden.2.weight", help="a square matrix (default hidden.2.weight)"
-    )
-    parser.add_argument("--key", default="net", help="where the file holds the weights (default net)")
+    parser.add_argument("--parameter", default="hidden.2.weight", help="a matrix (default hidden.2.weight)")
     parser.add_argument("--out", default=str(OUT), help="default docs/figures/spectrum.png")
     options = parser.parse_args(given)
     try:
-        tensors = open_checkpoint(options.checkpoint, options.key).shards[0].load()[0]
+        tensors = open_checkpoint(options.checkpoint, "net").shards[0].load()[0]
         if options.parameter not in tensors:
             raise UserError(
-                f"{options.checkpoint} holds no {options.parameter!r}; it holds {', '.join(tensors)}"
+                f"no {options.parameter!r} in {options.checkpoint}; it holds {', '.join(tensors)}"
             )
         found = spectra(tensors[options.parameter])
     except UserError as error:

@@ -34,24 +34,20 @@ def show(options: argparse.Namespace) -> int:
     wrong = absent(results, comma_list(options.methods), whole_numbers(options.seeds))
     for name in names:
         if name not in {part.first["experiment"] for part, _ in shown}:
-            logged = name in set(results.finished["experiment"])
-            wrong.append(
-                f"{name}: {'its runs log no known measure' if logged else f'no finished run of size {size}'}"
-            )
+            ran = name in set(results.finished["experiment"])
+            reason = "its runs log no known measure" if ran else f"no finished run of size {size}"
+            wrong.append(f"{name}: {reason}")
     if shown:
-        home = (
-            Path(options.root) / (names[0] if len(names) == 1 else f"summary/{'+'.join(names)[:120]}") / size
-        )
+        folder = names[0] if len(names) == 1 else f"summary/{'+'.join(names)[:120]}"
+        home = Path(options.root) / folder / size
         if not options.out:
             refuse_link(home)
-        out = Path(options.out or home)
+        out, parts = Path(options.out or home), [part for part, _ in shown]
         out.mkdir(parents=True, exist_ok=True)
         text = "\n".join(text_of(*each) for each in shown) + "\n" + NOTE + "\n"
         write_atomic(out / "table.md", text)
-        write_atomic(
-            out / "estimates.csv", frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
-        )
-        parts = [part for part, _ in shown]
+        csv = frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+        write_atomic(out / "estimates.csv", csv)
         [picture, _] = plot.save(probes.draw(parts), out / "figure", ["png"], probes.CAPTION, parts)
         print(f"{text}\ntable: {out / 'table.md'}\nestimates: {out / 'estimates.csv'}\nfigure: {picture}")
         print("\n".join(sentences(claims.verdicts(results, "all"))))
@@ -79,10 +75,8 @@ def sentences(compared: pd.DataFrame) -> list[str]:
     for row in compared[(compared["kind"] == "claims") | against_none].to_dict("records"):
         decimals = 1 if row["figure"].startswith("fig4") else 4
         gain = spread(row["gain"], row["low"], row["high"], decimals, sign=True)
-        word = {
-            "open": "one seed decides nothing" if row["seeds"] == 1 else "plasticity lost? run full_reset too"
-        }
-        said = word.get(row["verdict"], row["verdict"])
+        one = "one seed decides nothing" if row["seeds"] == 1 else "plasticity lost? run full_reset too"
+        said = one if row["verdict"] == "open" else row["verdict"]
         p = "" if pd.isna(row["p_holm"]) else f", p {p_text(row['p_holm'])} corrected"
         seeds = f"{row['seeds']} seed{'s' if row['seeds'] > 1 else ''}"
         told.append(f"{row['experiment']}: {tables.claim_text(row)}: {said} (gain {gain}{p}, {seeds})")

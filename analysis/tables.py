@@ -25,6 +25,8 @@ from analysis.rendering import (
 from analysis.runs import SIZES, Results, settings
 from fire_core.checkpoints.atomic import write_atomic
 
+KINDS = ("claims", "controls", "rivals")  # of comparisons
+
 
 def status_matrix(results: Results) -> pd.DataFrame:
     """Return the methods, seeds and data that are finished: one row per panel of the paper, one column per size."""
@@ -110,7 +112,7 @@ def pooled_table(pooled: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def compared(gaps: pd.DataFrame, label: str, title: str, decimals: int | None = None) -> dict[str, str]:
+def compared(gaps: pd.DataFrame, label: Any, title: str, decimals: int | None = None) -> dict[str, str]:
     """Return the cell `title` of one label: a difference with its interval, from the comparisons `gaps`, which are
     indexed by label; "-" where there is none."""
     return {title: difference_text(gaps.loc[label], decimals) if label in gaps.index else "-"}
@@ -125,14 +127,13 @@ def end_table(part: pd.DataFrame, measure: str) -> pd.DataFrame:
     about = first.iloc[0]
     shown = about["headline"] and about["size"] == "paper"
     theirs = paper.end_values(about["figure"], about["panel"]) if shown else {}
-    decimals = digits(measure)
-    table = []
+    decimals, table = digits(measure), []
     for label in plot.ordered(first.index):
-        row = {
-            "method": plot.look(label).name,
+        row = {"method": plot.look(label).name}
+        row |= {
             "all seeds: mean [95 %]": mean_text(first.loc[label], decimals),
+            "seeds": first.loc[label, "n"],
         }
-        row |= {"seeds": first.loc[label, "n"]}
         row |= compared(gaps, label, "all seeds: minus none [95 %]", decimals)
         table.append(row | ({"paper": number(theirs.get(label), decimals)} if theirs else {}))
     return pd.DataFrame(table)
@@ -141,27 +142,22 @@ def end_table(part: pd.DataFrame, measure: str) -> pd.DataFrame:
 def wide_table(part: pd.DataFrame, kind: str) -> pd.DataFrame:
     """Return the means of all measures of a kind, as "boundary", one row per method."""
     rows = estimates.means(part[part["kind"] == kind])
-    if (
-        rows.loc[(rows["metric"] == "matrices") & (rows["mean"] > 0), "mean"].nunique() < 2
-    ):  # all change the same ones
+    changed = rows.loc[(rows["metric"] == "matrices") & (rows["mean"] > 0), "mean"]
+    if changed.nunique() < 2:  # all change the same ones
         rows = rows[~rows["metric"].str.startswith("common_")]
     if rows.empty:
         return pd.DataFrame()
     titles = rows.drop_duplicates("metric")["measure"]
     wide = rows.pivot_table(index="label", columns="measure", values="mean", sort=False)[titles]
-    wide = wide.loc[[label for label in plot.ordered(wide.index) if label in wide.index]]
-    return (
-        wide.map(short)
-        .set_axis([plot.look(label).name for label in wide.index])
-        .rename_axis("method")
-        .reset_index()
-    )
+    wide = wide.loc[plot.ordered(wide.index)].map(short)
+    return wide.set_axis([plot.look(label).name for label in wide.index]).rename_axis("method").reset_index()
 
 
 def learning_table(frame: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
     """Return one row per experiment of reinforcement learning: the return before the boundary, its difference from
     random actions under the same protocol, and whether the premise of the rule is met."""
     rows = frame[(frame["kind"] == "learning") & (frame["reference"] == "random_actions")]
+    said = {True: "met", False: "not met"}
     met = verdicts.drop_duplicates(["experiment", "size"]).set_index(["experiment", "size"])["premise"]
     return pd.DataFrame(
         {
@@ -171,9 +167,7 @@ def learning_table(frame: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
             "before the boundary [95 %]": mean_text(row, 1),
             "minus random actions [95 %]": difference_text(row, 1),
             "seeds": row["pairs"],
-            "premise": {True: "met", False: "not met"}.get(
-                met.get((row["experiment"], row["size"])), "unknown"
-            ),
+            "premise": said.get(met.get((row["experiment"], row["size"])), "unknown"),
         }
         for row in rows.to_dict("records")
     )
@@ -183,26 +177,20 @@ def ablation_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Return one row per label with overrides, in the headline measure, with the difference from the same method
     without overrides where that was run."""
     rows = frame[frame["headline"] & (frame["label"] != frame["method"])]
-    table = []
-    for row in estimates.means(rows).to_dict("records"):
-        key = (
-            (rows["experiment"] == row["experiment"])
-            & (rows["label"] == row["label"])
-            & (rows["size"] == row["size"])
-        )
-        gap = rows[key & (rows["reference"] == "unchanged")].to_dict("records")
-        table.append(
-            {
-                "experiment": row["experiment"],
-                "size": row["size"],
-                "method": plot.look(row["method"]).name,
-                "changed": row["label"].removeprefix(f"{row['method']}-"),
-                "mean [95 %]": mean_text(row),
-                "minus unchanged [95 %]": difference_text(gap[0]) if gap else "-",
-                "seeds": row["n"],
-            }
-        )
-    return pd.DataFrame(table)
+    keys = ["experiment", "size", "label"]
+    gaps = rows[rows["reference"] == "unchanged"].set_index(keys)
+    return pd.DataFrame(
+        {
+            "experiment": row["experiment"],
+            "size": row["size"],
+            "method": plot.look(row["method"]).name,
+            "changed": row["label"].removeprefix(f"{row['method']}-"),
+            "mean [95 %]": mean_text(row),
+            **compared(gaps, tuple(row[key] for key in keys), "minus unchanged [95 %]"),
+            "seeds": row["n"],
+        }
+        for row in estimates.means(rows).to_dict("records")
+    )
 
 
 def triggers_table(part: Results, rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, list[str]]]:
@@ -259,24 +247,21 @@ def write_all(results: Results, out: Path) -> list[Path]:
     """Write every table that is not empty as .md, .csv and .tex, and the frame of estimates as estimates.csv. Return
     the paths."""
     frame, verdicts = estimates.frame(results), claims.verdicts(results)
-    tables = {
-        "status": status_matrix(results),
-        "claims": comparisons_table(verdicts[verdicts["kind"] == "claims"]),
-        "controls": comparisons_table(verdicts[verdicts["kind"] == "controls"]),
-        "rivals": comparisons_table(verdicts[verdicts["kind"] == "rivals"]),
+    tables = {"status": status_matrix(results)}
+    tables |= {kind: comparisons_table(verdicts[verdicts["kind"] == kind]) for kind in KINDS}
+    tables |= {
         "overview": overview_table(results, frame, verdicts),
         "learning": learning_table(frame, verdicts),
-        "ablations": ablation_table(frame),
     }
+    tables |= {"ablations": ablation_table(frame)}
     tables |= {name: table for name, (table, _) in benchmark_tables().items()}
     out.mkdir(parents=True, exist_ok=True)
     write_atomic(out / "estimates.csv", frame.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
     paths = [out / "estimates.csv"]
     for name, table in tables.items():
         if len(table):
-            latex = table.to_latex(
-                index=False, escape=True, caption=name.replace("_", " "), label=f"tab:{name}"
-            )
+            about = {"caption": name.replace("_", " "), "label": f"tab:{name}"}
+            latex = table.to_latex(index=False, escape=True, **about)
             csv = table.to_csv(index=False, lineterminator="\n")
             for ending, text in (("md", markdown(table) + "\n"), ("csv", csv), ("tex", latex)):
                 paths.append(out / f"{name}.{ending}")

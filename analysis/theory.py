@@ -8,6 +8,7 @@ figure.
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -52,23 +53,26 @@ THEOREMS = {
 
 
 # ------------------------------------------------------------------------------------------------ one network
-def weights_and_features(net: nn.Module, inputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the weights of an MLP's layers and the outputs of the layers without biases, as in the theorems. ReLU
-    follows all layers but the last."""
-    weights = [module.weight.detach() for module in net.modules() if isinstance(module, nn.Linear)]
+def weights_of(net: nn.Module) -> list[Tensor]:
+    """Return the weights of an MLP's layers. Their biases are left out, as in the theorems."""
+    return [module.weight.detach() for module in net.modules() if isinstance(module, nn.Linear)]
+
+
+def features_of(weights: Sequence[Tensor], inputs: Tensor) -> list[Tensor]:
+    """Return the outputs of all layers; ReLU follows each but the last."""
     features, last = [], inputs
     for place, weight in enumerate(weights):
         last = linear(last, weight)
         last = last.relu() if place + 1 < len(weights) else last
         features.append(last)
-    return weights, features
+    return features
 
 
 def rows_of(net: nn.Module, trained: nn.Module, inputs: Tensor, labels: Tensor) -> Iterator[dict[str, Any]]:
     """Yield a row with the measured value and the bound for each theorem and layer of `net`, a treated copy of
     `trained`; Theorem 2 has one row for the network."""
-    weights, features = weights_and_features(net, inputs)
-    old_weights, old_features = weights_and_features(trained, inputs)
+    weights, old_weights = weights_of(net), weights_of(trained)
+    features, old_features = features_of(weights, inputs), features_of(old_weights, inputs)
     stored = [float(deviation_from_isometry(w)) for w in weights]
     scaled = [float(deviation_up_to_scale(w.double())) for w in weights]
     bounds = covariance_bounds(old_weights, weights, inputs, old_features, features)
@@ -81,23 +85,15 @@ def rows_of(net: nn.Module, trained: nn.Module, inputs: Tensor, labels: Tensor) 
         seen = spectrum[spectrum > 1e-6 * spectrum.max()]
         rank = int(feature_rank(linear(reads[place], weight)))
         least = rank_bound(scaled[place], seen)
-        yield shared | {
-            "theorem": "3",
-            "measured": rank,
-            "bound": least,
-            "holds": None if least is None else rank >= least,
-        }
+        found = {"theorem": "3", "measured": rank, "bound": least}
+        yield shared | found | {"holds": None if least is None else rank >= least}
         if weight.shape[0] <= weight.shape[1]:  # more units than inputs cannot be orthogonal
             activity = weight.norm(dim=1)
             share = activity / activity.mean()
             factor = float(torch.maximum(share.max(), 1 / share.min()))
             most = activity_bound(scaled[place])
-            yield shared | {
-                "theorem": "4",
-                "measured": factor,
-                "bound": most,
-                "holds": None if most is None else factor <= most * (1 + 1e-5),
-            }
+            found = {"theorem": "4", "measured": factor, "bound": most}
+            yield shared | found | {"holds": None if most is None else factor <= most * (1 + 1e-5)}
     yield {"theorem": "2", "layer": 0} | _curvature(weights, stored, inputs, labels)
 
 
@@ -112,18 +108,14 @@ def _curvature(
     weights: list[Tensor], deviations: list[float], inputs: Tensor, labels: Tensor
 ) -> dict[str, Any]:
     leaves = [weight.clone().requires_grad_() for weight in weights]
-
-    def output() -> Tensor:
-        last = inputs
-        for place, weight in enumerate(leaves):
-            last = linear(last, weight)
-            last = last.relu() if place + 1 < len(leaves) else last
-        return last
-
     measured = float(
-        hessian_norm(lambda: cross_entropy(output(), labels), leaves, generator=generator(1, "hessian"))
+        hessian_norm(
+            lambda: cross_entropy(features_of(leaves, inputs)[-1], labels),
+            leaves,
+            generator=generator(1, "hessian"),
+        )
     )
-    shares = output().detach().softmax(dim=1)
+    shares = features_of(weights, inputs)[-1].softmax(dim=1)
     of_output = torch.diag_embed(shares) - shares.unsqueeze(2) * shares.unsqueeze(1)
     slope = shares - nn.functional.one_hot(labels, shares.shape[1])
     variance = float(torch.linalg.eigvalsh(inputs.mT @ inputs / len(inputs)).max())
@@ -151,23 +143,13 @@ def theorems(root: Path, experiment: str) -> list[dict[str, Any]]:
         phase = make_phases(**cfg.protocol, images=images, seed=cfg.seed)[-1]
         inputs, labels = make_batch(images, phase, phase.indices[:SAMPLES], phase.labels[:SAMPLES])
 
-        def fresh(cfg: Any = cfg, images: Any = images) -> nn.Module:
-            with seeded(cfg.seed, "init"):
-                return build(
-                    **cfg.model,
-                    classes=images.classes,
-                    channels=images.channels,
-                    image_size=images.image_size,
-                )
-
-        saved = torch.load(folder / "checkpoint" / "final.pt", weights_only=True)["net"]
-        initial = {name: value.clone() for name, value in fresh().state_dict().items()}
-        trained = fresh()
-        trained.load_state_dict(saved)
+        shape = {"classes": images.classes, "channels": images.channels, "image_size": images.image_size}
+        with seeded(cfg.seed, "init"):
+            trained = build(**cfg.model, **shape)
+        initial = {name: value.clone() for name, value in trained.state_dict().items()}
+        trained.load_state_dict(torch.load(folder / "checkpoint" / "final.pt", weights_only=True)["net"])
         for method in METHODS:
-            net = fresh()
-            net.load_state_dict(saved)
-            net = treated(net, initial, method, cfg.seed)
+            net = treated(copy.deepcopy(trained), initial, method, cfg.seed)
             setting = {"network": "MLP, random labels", "method": method, "seed": cfg.seed}
             found += [setting | row for row in rows_of(net, trained, inputs.flatten(1), labels)]
     return found
@@ -199,14 +181,11 @@ def premise(root: Path) -> list[dict[str, Any]]:
             if all(OmegaConf.select(cfg, key) == value for key, value in wanted.items()):
                 net, content = make(cfg), torch.load(path, weights_only=True)
                 saved = content.get("net") or content["model"]
-                for name, method, settings in (
-                    ("none", "none", {}),
-                    ("fire", "fire", {"iterations": iterations}),
-                    ("fire_exact", "fire_exact", {}),
-                ):
+                methods = {"none": {}, "fire": {"iterations": iterations}, "fire_exact": {}}
+                for method, settings in methods.items():
                     net.load_state_dict(saved)
                     treated(net, {}, method, cfg.seed, **settings)
-                    found.append({"network": network, "method": name, "seed": cfg.seed} | _share(net))
+                    found.append({"network": network, "method": method, "seed": cfg.seed} | _share(net))
     return found
 
 
@@ -234,9 +213,8 @@ def draw(rows: pd.DataFrame) -> Figure:
         told = part["bound"].dropna()
         low, high = min(part["measured"].min(), told.min()), max(part["measured"].max(), told.max())
         logarithmic = theorem in "12"
-        low, high = (
-            (low / 2, high * 2) if logarithmic else (low - 0.05 * (high - low), high + 0.05 * (high - low))
-        )
+        room = 0.05 * (high - low)
+        low, high = (low / 2, high * 2) if logarithmic else (low - room, high + room)
         below = low - 0.12 * (high - low)
         for method in METHODS:
             points, style = part[part["method"] == method], look(method)
@@ -266,56 +244,57 @@ def draw(rows: pd.DataFrame) -> Figure:
     return figure
 
 
+def measured() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return theory.csv and theory_premise.csv; empty where nothing was measured."""
+    paths = (RESULTS / "theory.csv", RESULTS / "theory_premise.csv")
+    layers, nets = (pd.read_csv(path) if path.exists() else pd.DataFrame() for path in paths)
+    return layers, nets
+
+
 def table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row per theorem and method: how many layers have a bound, in how many it holds, and how far it is
     from the measured value."""
     lines = []
-    for theorem, title in THEOREMS.items():
-        for method in METHODS:
-            part = rows[(rows["theorem"].astype(str) == theorem) & (rows["method"] == method)]
-            if part.empty or (theorem == "1" and method == "none"):
-                continue
-            told = part[part["bound"].notna()]
-            held = told["holds"].astype(str).eq("True").sum()
-            distance = (told["bound"] / told["measured"]).median()
-            lines.append(
-                {
-                    "theorem": title.replace("\n", " ").removeprefix("Theorem "),
-                    "weights": "trained" if method == "none" else look(method).name,
-                    "layers with a bound": f"{len(told)} of {len(part)}",
-                    "bound holds in": str(held) if len(told) else "-",
-                    "measured, median": f"{(told if len(told) else part)['measured'].median():.3g}",
-                    "bound, median": f"{told['bound'].median():.3g}" if len(told) else "-",
-                    "bound / measured": f"{distance:.2g}" if len(told) and math.isfinite(distance) else "-",
-                }
-            )
-    return pd.DataFrame(lines)
+    for (theorem, method), part in rows.groupby([rows["theorem"].astype(str), "method"], sort=False):
+        if theorem == "1" and method == "none":
+            continue
+        told = part[part["bound"].notna()]
+        distance = (told["bound"] / told["measured"]).median()
+        line = {
+            "theorem": THEOREMS[theorem].replace("\n", " ").removeprefix("Theorem "),
+            "weights": "trained" if method == "none" else look(method).name,
+            "layers with a bound": f"{len(told)} of {len(part)}",
+            "bound holds in": str(told["holds"].astype(str).eq("True").sum()) if len(told) else "-",
+            "measured, median": f"{(told if len(told) else part)['measured'].median():.3g}",
+            "bound, median": f"{told['bound'].median():.3g}" if len(told) else "-",
+            "bound / measured": f"{distance:.2g}" if math.isfinite(distance) else "-",
+        }
+        lines.append((list(THEOREMS).index(theorem), METHODS.index(method), line))
+    return pd.DataFrame([line for _, _, line in sorted(lines, key=lambda each: each[:2])])
 
 
-def premise_table(rows: pd.DataFrame, layers: pd.DataFrame) -> pd.DataFrame:
+def premise_counts(layers: pd.DataFrame, nets: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per network, method and seed, in this order of networks: `total` matrices, those with DfI < 1
+    (`below`), and those with DfI < 1 up to a scale (`scaled`)."""
+    mlp = layers[layers["theorem"].astype(str) == "3"]
+    columns = {"total": 1, "below": mlp["dfi"] < 1, "scaled": mlp["dfi_scaled"] < 1}
+    named = nets.rename(columns={"matrices": "total", "below_1": "below", "below_1_scaled": "scaled"})
+    both = pd.concat([mlp[["network", "method"]].assign(**columns), named], ignore_index=True)
+    return both[["network", "method", *columns]].astype(dict.fromkeys(columns, int))
+
+
+def premise_table(layers: pd.DataFrame, nets: pd.DataFrame) -> pd.DataFrame:
     """Return the share of matrices with DfI < 1, as stored and up to a scale: trained, after FIRE as published, and
     after the exact projection."""
-    mlp = layers[(layers["theorem"].astype(str) == "3")]
-    counted = [
-        {"network": network, "method": method, "matrices": len(part)}
-        | {"below_1": (part["dfi"] < 1).sum(), "below_1_scaled": (part["dfi_scaled"] < 1).sum()}
-        for (network, method), part in mlp.groupby(["network", "method"], sort=False)
-    ]
-    everything = pd.concat([pd.DataFrame(counted), rows], ignore_index=True)
-    lines = []
-    for network, part in everything.groupby("network", sort=False):
-        line = {"network": network}
-        for method, name in (
-            ("none", "trained"),
-            ("fire", "FIRE as published"),
-            ("fire_exact", "FIRE exact"),
-        ):
-            found = part[part["method"] == method][["matrices", "below_1", "below_1_scaled"]].sum()
-            if found["matrices"]:
-                line[f"{name}: as stored"] = f"{found['below_1'] / found['matrices']:.0%}"
-                line[f"{name}: up to a scale"] = f"{found['below_1_scaled'] / found['matrices']:.0%}"
-        lines.append(line)
-    return pd.DataFrame(lines)
+    names = {"none": "trained", "fire": "FIRE as published", "fire_exact": "FIRE exact"}
+    sums = premise_counts(layers, nets).groupby(["network", "method"], sort=False).sum()
+    table = pd.DataFrame({"network": sums.index.unique("network")}).set_index("network")
+    for method, name in names.items():
+        if method in sums.index.unique("method"):
+            part = sums.xs(method, level="method")
+            table[f"{name}: as stored"] = (part["below"] / part["total"]).map("{:.0%}".format)
+            table[f"{name}: up to a scale"] = (part["scaled"] / part["total"]).map("{:.0%}".format)
+    return table.reset_index()
 
 
 def main(given: Sequence[str] | None = None) -> int:

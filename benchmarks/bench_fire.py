@@ -21,36 +21,36 @@ error_*         largest ||Q - U V^T||_F / sqrt(min(m, n)) over a sample of matri
                 at a condition number k float32 itself is uncertain by 1e-8 k to 1e-7 k
 extra_memory    peak resident memory of `exact` beyond its input and its result, divided by the larger of the stack
                 limit and the largest matrix; measured on fresh weights in a separate process (CPU only)
-
-A second file, bench_fire_products.csv, shows per shape what limits the ratio: the flops of the matrix products in the
-loop and in `exact` (Cholesky factors, QR and SVD are not counted), and the share of the rate of a large matrix product
-that each reaches. The ratio of the times is the ratio of the flops times that of the two shares.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import statistics
-import subprocess
-import sys
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from analysis.results_file import merge, print_row
-from benchmarks.time_and_memory import peak_memory, seconds
+from benchmarks.measuring import (
+    in_new_process,
+    median_ratio,
+    parser,
+    peak_memory,
+    record,
+    seconds,
+    take_turns,
+)
 from benchmarks.weight_sets import KINDS, ROWS, Groups, groups_of, groups_of_checkpoint
+from fire_core.measure.metrics import deviation_from_isometry
 from fire_core.projection import fire
 from fire_core.solvers.polar import STACK_BYTES, Polar, polar
 from fire_core.targets import TargetTable, find_targets
 
 SOLVERS = ("exact", "newton_schulz")
-CALLS = ("exact", "newton_schulz")
 EQUAL = 1e-8
 
 
@@ -67,11 +67,6 @@ def published_loop(groups: Groups, iterations: int) -> list[Tensor]:
     return factors
 
 
-def solve(groups: Groups, solver: str, iterations: int) -> list[Tensor]:
-    """Return the factors of every stack by `polar`."""
-    return [solved(stack, solver, iterations).factor for stack in groups.values()]
-
-
 def solved(stack: Tensor, solver: str, iterations: int) -> Polar:
     """Return the result of `polar`; `iterations` counts for newton_schulz alone."""
     return polar(stack, solver, **({} if solver == "exact" else {"iterations": iterations}))
@@ -79,47 +74,12 @@ def solved(stack: Tensor, solver: str, iterations: int) -> Polar:
 
 def ratios(groups: Groups, iterations: int, repeats: int, device: str) -> dict[str, Any]:
     """Return the median time of the published loop, and the median ratio of its time to that of each solver."""
-    variants = {name: lambda name=name: solve(groups, name, iterations) for name in SOLVERS}
-    times: dict[str, list[float]] = {name: [] for name in ("loop", *SOLVERS)}
-    for name in SOLVERS:  # first calls build schedules and libraries' buffers
-        solve({s: stack[:1] for s, stack in groups.items() if max(s) < 2000}, name, iterations)
-    for _ in range(repeats):
-        times["loop"].append(seconds(lambda: published_loop(groups, iterations), device))
-        for name, run in variants.items():
-            times[name].append(seconds(run, device))
-    row = {"loop_seconds": statistics.median(times["loop"])}
+    work: dict[str, Any] = {"loop": lambda: published_loop(groups, iterations)}
     for name in SOLVERS:
-        rounds = zip(times["loop"], times[name], strict=True)
-        row[f"ratio_{name}"] = statistics.median(loop / ours for loop, ours in rounds)
-    return row
-
-
-def products(groups: Groups, iterations: int, repeats: int, device: str) -> list[dict[str, Any]]:
-    """Return one line per shape: flops of the matrix products and share of the machine's rate, for the loop and for
-    `exact`. Shapes with less than 1 % of the largest flops of the loop are left out."""
-    square = torch.randn(2048, 2048, device=device)
-    lines = []
-    for shape, stack in groups.items():
-        work = {
-            "loop": lambda s=stack: published_loop({(0, 0): s}, iterations),
-            "exact": lambda s=stack: polar(s),
-        }
-        line: dict[str, Any] = {"shape": "x".join(map(str, shape)), "matrices": len(stack)}
-        times: dict[str, list[float]] = defaultdict(list)
-        for _ in range(repeats):
-            for name, run in (("product", lambda: square @ square), *work.items()):
-                times[name].append(seconds(run, device))
-        rate = 2 * 2048**3 / statistics.median(times["product"])
-        for name, run in work.items():
-            with FlopCounterMode(display=False) as counter:
-                run()
-            line[f"gflop_{name}"] = counter.get_total_flops() / 1e9
-            line[f"share_{name}"] = counter.get_total_flops() / statistics.median(times[name]) / rate
-        line["rate_gflop_per_second"] = rate / 1e9
-        line["ratio"] = statistics.median(a / b for a, b in zip(times["loop"], times["exact"], strict=True))
-        lines.append(line)
-    most = max(line["gflop_loop"] for line in lines)
-    return [line for line in lines if line["gflop_loop"] >= 0.01 * most]
+        work[name] = lambda name=name: [solved(stack, name, iterations) for stack in groups.values()]
+    times = take_turns(work, repeats, lambda run: seconds(run, device))
+    row = {"loop_seconds": statistics.median(times["loop"])}
+    return row | {f"ratio_{name}": median_ratio(times["loop"], times[name]) for name in SOLVERS}
 
 
 def published_call(model: nn.Module, table: TargetTable, iterations: int) -> None:
@@ -144,64 +104,47 @@ def whole_call(row: str, iterations: int, repeats: int, device: str) -> dict[str
     model = build().to(device)
     start = copy.deepcopy(model.state_dict())
     table = find_targets(model, rule)
-    times: dict[str, list[float]] = defaultdict(list)
-    for _ in range(repeats + 1):  # the first round builds schedules and libraries' buffers
+
+    def call(solver: str, read: bool) -> None:
+        settings = {"iterations": iterations} if solver == "newton_schulz" else {}
+        report = fire(model, targets=rule, solver=solver, **settings)
+        if read:
+            _ = report.rows
+
+    def timed(work: Any) -> float:
         model.load_state_dict(start)
-        times["loop"].append(seconds(lambda: published_call(model, table, iterations), device))
-        for solver in CALLS:
-            settings = {"iterations": iterations} if solver == "newton_schulz" else {}
-            for name in (f"call_{solver}", f"call_read_{solver}"):
-                model.load_state_dict(start)
+        return seconds(work, device)
 
-                def call(read: bool = "read" in name, solver: str = solver, settings: Any = settings) -> None:
-                    report = fire(model, targets=rule, solver=solver, **settings)
-                    if read:
-                        _ = report.rows
-
-                times[name].append(seconds(call, device))
+    work: dict[str, Any] = {"loop": lambda: published_call(model, table, iterations)}
+    for solver in SOLVERS:
+        work[f"call_{solver}"] = lambda solver=solver: call(solver, read=False)
+        work[f"call_read_{solver}"] = lambda solver=solver: call(solver, read=True)
+    times = take_turns(work, repeats, timed)
     loop = times.pop("loop")
-    return {
-        f"ratio_{name}": statistics.median(
-            usual / ours for usual, ours in zip(loop[1:], own[1:], strict=True)
-        )
-        for name, own in times.items()
-    }
+    return {f"ratio_{name}": median_ratio(loop, own) for name, own in times.items()}
 
 
 def accuracy(groups: Groups, iterations: int, sample: int) -> dict[str, Any]:
-    """Return the largest DfI, the largest relative error on a sample of matrices, condition numbers, and the number of
-    iterations at which the loop reaches the same DfI."""
+    """Return the largest DfI, the largest relative error on a sample of matrices, and the number of iterations at which
+    the loop reaches EQUAL: the largest that a matrix needs, and the mean weighted by flops."""
     worst: dict[str, float] = {}
-    conditions: list[float] = []
-    flops = needed = 0.0
-    most = unfinished = completed = count = 0
+    flops = needed = most = 0.0
     for shape, stack in groups.items():
         cost = len(stack) * shape[0] * shape[1] * min(shape)
         results = {name: solved(stack, name, iterations) for name in SOLVERS}
-        completed, count = completed + int(results["exact"].completed.sum()), count + len(stack)
         for name, result in results.items():
-            worst[f"dfi_{name}"] = max(worst.get(f"dfi_{name}", 0.0), *map(_deviation, result.factor))
-        steps = []
-        for index, matrix in enumerate(stack):
-            exact, singular = _oracle(matrix, vectors=index < sample)
-            conditions.append(float(singular[0] / singular[-1]))
-            steps.append(iterations_to(EQUAL, singular))
-            for name, result in results.items() if exact is not None else ():
-                error = float((result.factor[index].double() - exact).norm()) / min(shape) ** 0.5
+            largest = float(deviation_from_isometry(result.factor.double()).max())
+            worst[f"dfi_{name}"] = max(worst.get(f"dfi_{name}", 0.0), largest)
+        steps = [iterations_to(EQUAL, torch.linalg.svdvals(matrix.double())) for matrix in stack]
+        for index, matrix in enumerate(stack[:sample]):
+            left, _, right = torch.linalg.svd(matrix.double(), full_matrices=False)
+            for name, result in results.items():
+                error = float((result.factor[index].double() - left @ right).norm()) / min(shape) ** 0.5
                 worst[f"error_{name}"] = max(worst.get(f"error_{name}", 0.0), error)
         most = max(most, *steps)
-        unfinished += sum(step >= 200 for step in steps)
         flops += cost
         needed += cost * statistics.mean(steps)
-    return worst | {
-        "matrices": count,
-        "condition_median": statistics.median(conditions),
-        "condition_max": max(conditions),
-        "completed": completed,
-        "loop_iterations_equal": most,
-        "loop_iterations_each": needed / flops,
-        "loop_unfinished_at_200": unfinished,
-    }
+    return worst | {"loop_iterations_equal": most, "loop_iterations_each": needed / flops}
 
 
 def iterations_to(tolerance: float, singular: Tensor) -> int:
@@ -214,38 +157,11 @@ def iterations_to(tolerance: float, singular: Tensor) -> int:
     return 200
 
 
-def _deviation(factor: Tensor) -> float:
-    """Return ||Q^T Q - I||_F^2 on the smaller side, in float64."""
-    tall = factor.double() if len(factor) >= factor.shape[1] else factor.double().T
-    gram = tall.T @ tall
-    gram.diagonal().sub_(1.0)
-    return float(gram.square().sum())
-
-
-def _oracle(matrix: Tensor, *, vectors: bool) -> tuple[Tensor | None, Tensor]:
-    """Return U V^T (None without `vectors`) and the singular values, by a float64 SVD of the QR triangle."""
-    tall = matrix.double() if len(matrix) >= matrix.shape[1] else matrix.double().T
-    if not vectors:
-        return None, torch.linalg.svdvals(torch.linalg.qr(tall, mode="r").R)
-    basis, triangle = torch.linalg.qr(tall)
-    left, singular, right = torch.linalg.svd(triangle)
-    exact = basis @ (left @ right)
-    return (exact if len(matrix) >= matrix.shape[1] else exact.T), singular
-
-
-def extra_memory(row: str) -> tuple[float, float]:
+def memory(row: str) -> dict[str, float]:
     """Return the peak memory that `exact` takes beyond input and result, in MB and divided by the larger of the stack
-    limit and the largest matrix. Measured in a separate process."""
-    command = [sys.executable, "-m", "benchmarks.bench_fire", "--memory-of", row]
-    peak, unit = map(
-        float, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-    )
-    return peak / 2**20, peak / unit
-
-
-def _print_memory(row: str) -> None:
+    limit and the largest matrix."""
     groups = groups_of(row, "fresh")
-    largest = max(s[0] * s[1] * 4 for s in groups)
+    unit = max(STACK_BYTES["cpu"], *(s[0] * s[1] * 4 for s in groups))
     polar(torch.randn(4, 64, 64))  # allocates the libraries' own buffers
     worst = 0.0
     for stack in groups.values():
@@ -253,18 +169,15 @@ def _print_memory(row: str) -> None:
             result = polar(stack)
         worst = max(worst, peak.extra - stack.numel() * 4)
         del result
-    print(worst, max(largest, STACK_BYTES["cpu"]))
+    return {"extra_memory_mb": worst / 2**20, "extra_memory": worst / unit}
 
 
 def measure(row: str, kind: str, groups: Groups, options: argparse.Namespace) -> dict[str, Any]:
-    """Return one line of bench_fire.csv, and write the lines of bench_fire_products.csv."""
+    """Return one line of bench_fire.csv."""
     iterations = options.iterations or (ROWS[row][2] if row in ROWS else 10)
-    on_device = {s: stack.to(options.device) for s, stack in groups.items()}
     values: dict[str, Any] = {"row": row, "kind": kind, "device": options.device, "iterations": iterations}
+    on_device = {s: stack.to(options.device) for s, stack in groups.items()}
     values |= ratios(on_device, iterations, options.repeats, options.device)
-    key = {name: values[name] for name in ("row", "kind", "device", "iterations")}
-    lines = products(on_device, iterations, options.repeats, options.device)
-    merge("bench_fire_products", [key | line for line in lines], (*key, "shape"))
     del on_device
     values |= accuracy(groups, iterations, options.sample)
     for loop in ("equal", "each"):
@@ -272,41 +185,31 @@ def measure(row: str, kind: str, groups: Groups, options: argparse.Namespace) ->
     if kind == "fresh":
         values |= whole_call(row, iterations, options.repeats, options.device)
     if kind == "fresh" and options.device == "cpu":
-        values["extra_memory_mb"], values["extra_memory"] = extra_memory(row)
+        values |= in_new_process("bench_fire", "--memory-of", row)
     return values | {"repeats": options.repeats}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--rows", nargs="*", default=list(ROWS), choices=list(ROWS), metavar="ROW")
-    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS, metavar="KIND")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--iterations", type=int, help="iterations of the loop; default: the published number"
-    )
-    parser.add_argument("--sample", type=int, default=4, help="matrices per shape compared with float64 SVD")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--checkpoints", nargs="*", default=[], metavar="NAME=PATH")
-    parser.add_argument("--memory-of", choices=list(ROWS), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    command = parser(__doc__)
+    command.add_argument("--rows", nargs="*", default=list(ROWS), choices=list(ROWS), metavar="ROW")
+    command.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS, metavar="KIND")
+    command.add_argument("--repeats", type=int, default=5)
+    command.add_argument("--iterations", type=int, help="of the loop; default: the published number")
+    command.add_argument("--sample", type=int, default=4, help="matrices per shape compared with float64 SVD")
+    command.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    command.add_argument("--checkpoints", nargs="*", default=[], metavar="NAME=PATH")
+    command.add_argument("--memory-of", choices=list(ROWS), help=argparse.SUPPRESS)
+    options = command.parse_args()
     torch.set_num_threads(1)
     if options.memory_of:
-        _print_memory(options.memory_of)
+        print(json.dumps(memory(options.memory_of)))
         return
-    work = [
-        (row, kind, lambda row=row, kind=kind: groups_of(row, kind))
-        for row in options.rows
-        for kind in options.kinds
-    ]
-    for name, _, checkpoint in (pair.partition("=") for pair in options.checkpoints):
-        work.append((name, "trained", lambda checkpoint=checkpoint: groups_of_checkpoint(Path(checkpoint))))
-    for row, kind, groups in work:
-        values = measure(row, kind, groups(), options)
-        path = merge("bench_fire", [values], ("row", "kind", "device", "iterations"))
-        print_row(values)
-    print(f"written to {path}")
+    key = ("row", "kind", "device", "iterations")
+    for row in options.rows:
+        for kind in options.kinds:
+            record("bench_fire", [measure(row, kind, groups_of(row, kind), options)], key)
+    for name, _, path in (pair.partition("=") for pair in options.checkpoints):
+        record("bench_fire", [measure(name, "trained", groups_of_checkpoint(Path(path)), options)], key)
 
 
 if __name__ == "__main__":

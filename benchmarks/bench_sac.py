@@ -1,30 +1,26 @@
 """SAC updates per second against a plain PyTorch loop.
 
-    python -m benchmarks.bench_sac [--rounds 7] [--device cpu] [--threads 1]
+    python -m benchmarks.bench_sac [--rounds 7] [--device cpu]
 
 The plain loop has the same networks, losses and settings in the form that single-file SAC scripts have: two critics
 one after the other, `torch.distributions` for the policy, losses that send gradients through all networks, an
 optimizer that updates one parameter after another, one replay sample per update; float32. Ours is timed in float32 and
-with bfloat16 matrix products (`precision=bf16`), each eager and compiled (`compile=true`). All take turns in one
-process, so that other work on the machine slows all of them. A ratio is the median over rounds, of processor seconds
-on a CPU with one thread and else of wall-clock seconds.
+with bfloat16 matrix products (`precision=bf16`), each eager and compiled (`compile=true`). A ratio is the median over
+the rounds, of processor seconds of one thread on a CPU and of wall-clock seconds on a GPU.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
 
-from analysis.results_file import loop_row, merge_loops, print_row
-from benchmarks.time_and_memory import seconds
+from benchmarks.measuring import loop_rows, parser, record_loops, seconds, take_turns
 from harness.launch import missing_compiler
 from rl.replay import Batch, FlatReplay
 from rl.sac.network import Actor, Critics, Temperature
@@ -85,7 +81,9 @@ class PlainCritic(nn.Module):
 class PlainLoop:
     """The usual form of a SAC update, around the same networks."""
 
-    def __init__(self, setting: Setting, device: torch.device) -> None:
+    def __init__(self, setting: Setting, replay: FlatReplay, device: torch.device) -> None:
+        self.setting, self.replay, self.device = setting, replay, device
+        self.draw = np.random.default_rng(1)
         self.actor = Actor(OBSERVATIONS, ACTIONS, setting.actor, 1).to(device)
         self.critics = [PlainCritic(setting.critic, setting.blocks).to(device) for _ in range(2)]
         self.targets = deepcopy(self.critics)
@@ -95,6 +93,11 @@ class PlainLoop:
         both = [p for critic in self.critics for p in critic.parameters()]
         self.critic_optimizer = torch.optim.AdamW(both, weight_decay=0.01, **plain)
         self.alpha_optimizer = torch.optim.Adam([self.log_alpha], **plain)
+
+    def turn(self) -> None:
+        """Run the updates of one turn."""
+        for _ in range(self.setting.updates):
+            self.update(self.replay.sample(self.setting.batch, self.draw, self.device))
 
     def act(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Return sampled actions (batch, actions) and their log-densities (batch,)."""
@@ -164,69 +167,26 @@ def our_turn(
     return turn
 
 
-def plain_turn(setting: Setting, replay: FlatReplay, device: torch.device) -> Callable[[], None]:
-    """Return a function that runs one turn of the plain loop's updates."""
-    loop, draw = PlainLoop(setting, device), np.random.default_rng(1)
-
-    def turn() -> None:
-        for _ in range(setting.updates):
-            loop.update(replay.sample(setting.batch, draw, device))
-
-    return turn
-
-
-def compare(
-    setting: str,
-    unit: str,
-    turns: dict[str, Callable[[], None]],
-    count: int,
-    rounds: int,
-    device: torch.device,
-    threads: int = 1,
-) -> list[dict[str, Any]]:
-    """Run the turns ("plain" and ours) in alternating order. Print and return one row for each of ours; a turn does
-    `count` units of work."""
-    for turn in turns.values():
-        turn()
-    rates: dict[str, list[float]] = {name: [] for name in turns}
-    for index in range(rounds):
-        for name in sorted(turns, reverse=index % 2 == 1):
-            rates[name].append(count / seconds(turns[name], device, wall=threads > 1))
-    rows = [
-        loop_row("sac", f"{setting}{name}", unit, str(device), rates[name], rates["plain"])
-        for name in turns
-        if name != "plain"
-    ]
-    for row in rows:
-        print_row(row)
-    return rows
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    command = parser(__doc__)
+    command.add_argument("--rounds", type=int, default=7)
+    command.add_argument("--device", default="cpu")
+    options = command.parse_args()
+    torch.set_num_threads(1)
     device, replay = torch.device(options.device), filled_replay()
-    threads = f", {options.threads} threads" if options.threads > 1 else ""
-    compiled = [False, True]
+    forms = [(p, compiled) for p in ("fp32", "bf16") for compiled in (False, True)]
     if device.type == "cpu" and (compiler := missing_compiler()):
         print(f"compiled updates are left out: there is no {compiler!r} here")
-        compiled = [False]
-    rows: list[dict[str, Any]] = []
+        forms = [(p, False) for p, compiled in forms if not compiled]
     for setting in SETTINGS:
-        turns = {
-            f"{threads}, {p}{', compiled' if c else ''}": our_turn(setting, replay, device, p, c)
-            for p in ("fp32", "bf16")
-            for c in compiled
-        }
-        turns["plain"] = plain_turn(setting, replay, device)
-        rows += compare(
-            setting.name, "updates/s", turns, setting.updates, options.rounds, device, options.threads
+        turns = {"usual": PlainLoop(setting, replay, device).turn}
+        for p, compiled in forms:
+            name = f"{setting.name}, {p}{', compiled' if compiled else ''}"
+            turns[name] = our_turn(setting, replay, device, p, compiled)
+        rates = take_turns(
+            turns, options.rounds, lambda turn, count=setting.updates: count / seconds(turn, device)
         )
-    print(f"written to {merge_loops(rows)}")
+        record_loops(loop_rows("sac", "updates/s", str(device), rates))
 
 
 if __name__ == "__main__":

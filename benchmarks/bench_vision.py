@@ -8,9 +8,8 @@ tokens of its last block. Ours keeps uint8 tensors on the device, gathers and no
 and reads nothing back within an epoch. Further variants are channels-last, on a GPU channels-last with bfloat16,
 and compiled (--compile).
 
-All variants train the same net from the same weights with the same batch size, and take turns in each round, so that
-other work on the machine slows all of them. Images per second are the median over the rounds, and ratios the median of
-the ratios per round. Last come the costs of FIRE and DASH at one boundary.
+All variants train the same net from the same weights with the same batch size. Images per second are the median over
+the rounds, and ratios the median of the ratios per round.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
-from analysis.results_file import merge, print_row
+from benchmarks.measuring import median_ratio, parser, record, take_turns
 from fire_core import Phase, State, snapshot
 from fire_core.methods import create
 from vision.data import load
@@ -132,28 +131,22 @@ def our_loop(
         epoch += 1
 
 
-def speeds(variants: dict[str, Iterator[int]], options: argparse.Namespace) -> dict[str, list[float]]:
-    """Return the images per second of each variant in each round, after a round for warming up."""
-    result: dict[str, list[float]] = {name: [] for name in variants}
-    for turn in range(options.rounds + 1):
-        for name, steps in variants.items():
-            started, count, seconds = time.perf_counter(), 0, 0.0
-            while seconds < options.seconds:
-                count += next(steps)
-                if options.device == "cuda" and count % (20 * options.batch_size) == 0:
-                    torch.cuda.synchronize()
-                seconds = time.perf_counter() - started
-            if options.device == "cuda":
-                torch.cuda.synchronize()
-            if turn > 0:
-                result[name].append(count / (time.perf_counter() - started))
-    return result
+def speed(steps: Iterator[int], options: argparse.Namespace) -> float:
+    """Return the images per second of `options.seconds` seconds of training."""
+    started, count, seconds = time.perf_counter(), 0, 0.0
+    while seconds < options.seconds:
+        count += next(steps)
+        if options.device == "cuda" and count % (20 * options.batch_size) == 0:
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - started
+    if options.device == "cuda":
+        torch.cuda.synchronize()
+    return count / (time.perf_counter() - started)
 
 
-def compare(
-    name: str, settings: dict[str, int], size: int, options: argparse.Namespace
-) -> list[dict[str, Any]]:
-    """Return the rows of one net: images per second and ratio of each variant, then the rows of `boundary_costs`."""
+def compare(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the rows of one net: images per second of each variant and their ratio to the usual loop."""
+    settings, size = SETTINGS[options.size][name]
     images = load("fashion_mnist", image_size=size, fit="resize", channels=3, device=options.device)
     torch.manual_seed(0)
     start = build(name, classes=10, channels=3, image_size=size, **settings).state_dict()
@@ -172,76 +165,35 @@ def compare(
         variants["ours, bf16"] = our_loop(net(), images, options, channels_last=True, bf16=True)
     if options.compile:
         variants["ours, compiled"] = our_loop(net(), images, options, compiled=True)
-    figures = speeds(variants, options)
-    usual = figures["usual"]
-    common = {"size": options.size, "model": name, "image_size": size, "batch_size": options.batch_size}
-    common["device"] = options.device
-    return [
-        {
-            **common,
-            "variant": variant,
-            "images_per_second": round(statistics.median(values), 1),
-            "ratio_to_usual": round(statistics.median(a / b for a, b in zip(values, usual, strict=True)), 3),
-        }
-        for variant, values in figures.items()
-    ] + boundary_costs(net(), images, common, statistics.median(figures["ours"]))
-
-
-def boundary_costs(
-    net: nn.Module, images: Images, common: dict[str, Any], speed: float
-) -> list[dict[str, Any]]:
-    """Return the seconds of FIRE and DASH at one boundary, and their share of 100 epochs over these images at `speed`
-    images per second. DASH is left out at size paper on a CPU."""
+    speeds = take_turns(variants, options.rounds, lambda steps: speed(steps, options))
+    shared = {"size": options.size, "model": name, "image_size": size, "batch_size": options.batch_size}
     rows = []
-    for method in ("fire", "dash"):
-        state = State({"net": net}, initial=snapshot({"net": net}), loss=cross_entropy)
-        state.batches = lambda: (
-            (images.normalise(part), labels)
-            for part, labels in zip(
-                images.train_images.split(256), images.train_labels.split(256), strict=True
-            )
-        )
-        count = len(images.train_labels)
-        if common["size"] == "paper" and images.train_images.device.type == "cpu" and method == "dash":
-            continue  # its pass over the images takes minutes to hours without a GPU
-        report = create(method).at_boundary(state, Phase(1))
-        share = report.seconds / (100 * count / speed)
-        rows.append(
-            {**common, "variant": f"boundary: {method}", "seconds": report.seconds, "share_of_phase": share}
-        )
+    for variant, values in speeds.items():
+        row = shared | {"device": options.device, "variant": variant}
+        row |= {"images_per_second": round(statistics.median(values), 1)}
+        rows.append(row | {"ratio_to_usual": round(median_ratio(values, speeds["usual"]), 3)})
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    command, cuda = parser(__doc__), torch.cuda.is_available()
+    command.add_argument("--size", choices=list(SETTINGS), default="paper" if cuda else "small")
+    command.add_argument("--models", nargs="+", choices=SETTINGS["small"], help="default: all of the size")
+    command.add_argument("--device", default="cuda" if cuda else "cpu")
+    command.add_argument("--batch-size", type=int, default=256)
+    command.add_argument("--rounds", type=int, default=5)
+    command.add_argument("--seconds", type=float, default=1.0, help="seconds per variant and round")
+    command.add_argument(
+        "--workers", type=int, default=4 if cuda else 0, help="of the usual loop's DataLoader"
     )
-    cuda = torch.cuda.is_available()
-    parser.add_argument("--size", choices=list(SETTINGS), default="paper" if cuda else "small")
-    parser.add_argument("--models", nargs="+", help="default: all of the size")
-    parser.add_argument("--device", default="cuda" if cuda else "cpu")
-    parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="seconds per variant and round")
-    parser.add_argument(
-        "--workers", type=int, default=4 if cuda else 0, help="workers of the usual loop's DataLoader"
-    )
-    parser.add_argument("--threads", type=int, default=1, help="threads of torch on the CPU")
-    parser.add_argument(
+    command.add_argument(
         "--compile", action="store_true", help="also torch.compile (needs a C++ compiler on CPU)"
     )
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    chosen = options.models or list(SETTINGS[options.size])
-    for name in chosen:
-        if name not in SETTINGS[options.size]:
-            parser.error(f"--models {name}: choose from {', '.join(SETTINGS[options.size])}")
-    for name in chosen:
-        rows = compare(name, *SETTINGS[options.size][name], options)
-        for row in rows:
-            print_row(row)
-        path = merge("bench_vision", rows, ("size", "model", "image_size", "batch_size", "device", "variant"))
-    print(f"written to {path}")
+    options = command.parse_args()
+    torch.set_num_threads(1)
+    for name in [name for name in SETTINGS[options.size] if name in (options.models or SETTINGS["small"])]:
+        key = ("size", "model", "image_size", "batch_size", "device", "variant")
+        record("bench_vision", compare(name, options), key)
 
 
 if __name__ == "__main__":

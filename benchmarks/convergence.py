@@ -9,17 +9,16 @@ analysis/results/convergence_models.csv  median and largest DfI over the target 
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from analysis.results_file import RESULTS, merge, print_row
 from benchmarks.bench_fire import iterations_to
-from benchmarks.weight_sets import ROWS, groups_of
-from fire_core.solvers.polar import ITERATIONS as PUBLISHED_ITERATIONS
-from fire_core.solvers.polar import polar
+from benchmarks.measuring import parser, record
+from benchmarks.weight_sets import KINDS, ROWS, groups_of
+from fire_core.solvers.polar import Polar, polar
 
 ITERATIONS = (5, 10, 15, 20, 30, 40)
 COLUMNS = 192  # of the matrices of known spectrum
@@ -57,29 +56,13 @@ def of_kinds(columns: int) -> list[dict[str, Any]]:
     rows = []
     for kind, matrix in matrix_kinds(columns).items():
         left, singular, right = torch.linalg.svd(matrix.double(), full_matrices=False)
-        exact = left @ right
-        shared = {
-            "kind": kind,
-            "rows": matrix.shape[0],
-            "columns": matrix.shape[1],
-            "condition": float(singular[0] / singular[-1]),
-            "iterations_to_1e-8": iterations_to(1e-8, singular),
-        }
-        runs = [("newton_schulz", norm, n) for norm in ("frobenius", "spectral") for n in ITERATIONS]
-        for solver, norm, n in [*runs, ("exact", "", 0)]:
-            result = polar(
-                matrix, solver, iterations=n or PUBLISHED_ITERATIONS, normalize=norm or "frobenius"
-            )
-            error = float((result.factor.double() - exact).norm()) / min(matrix.shape) ** 0.5
-            rows.append(
-                shared
-                | {"solver": solver, "normalize": norm, "iterations": n or int(result.iterations)}
-                | {
-                    "dfi": float(result.residual),
-                    "relative_error": error,
-                    "completed": bool(result.completed),
-                }
-            )
+        shared = {"kind": kind, "rows": matrix.shape[0], "columns": matrix.shape[1]}
+        shared |= {"condition": float(singular[0] / singular[-1])}
+        shared |= {"iterations_to_1e-8": iterations_to(1e-8, singular)}
+        for setting, (result,) in solutions([matrix], ("frobenius", "spectral")):
+            error = float((result.factor.double() - left @ right).norm()) / min(matrix.shape) ** 0.5
+            found = {"dfi": float(result.residual), "relative_error": error}
+            rows.append(shared | setting | found | {"completed": bool(result.completed)})
     return rows
 
 
@@ -87,48 +70,37 @@ def of_models(names: list[str]) -> list[dict[str, Any]]:
     """Return the rows of convergence_models.csv: median and largest DfI over all targets."""
     rows = []
     for name in names:
-        for kind in ("fresh", "ill", "collapsed"):
-            groups = groups_of(name, kind)
-            runs = [*(("newton_schulz", "frobenius", n) for n in ITERATIONS), ("exact", "", 0)]
-            for solver, norm, n in runs:
-                results = [
-                    polar(stack, solver, iterations=n or PUBLISHED_ITERATIONS) for stack in groups.values()
-                ]
+        for kind in KINDS:
+            for setting, results in solutions(list(groups_of(name, kind).values()), ("frobenius",)):
                 residual = torch.cat([result.residual for result in results])
-                rows.append(
-                    {"model": name, "weights": kind, "matrices": len(residual), "solver": solver}
-                    | {"normalize": norm, "iterations": n or int(max(r.iterations.max() for r in results))}
-                    | {"dfi_median": float(residual.median()), "dfi_max": float(residual.max())}
-                    | {"completed": sum(int(result.completed.sum()) for result in results)}
-                )
+                found = {"dfi_median": float(residual.median()), "dfi_max": float(residual.max())}
+                found |= {"completed": sum(int(result.completed.sum()) for result in results)}
+                rows.append({"model": name, "weights": kind, "matrices": len(residual)} | setting | found)
     return rows
 
 
-def merge_by_solver(name: str, rows: list[dict[str, Any]], key: tuple[str, ...]) -> None:
-    """Write `rows` into `name`.csv. The number of iterations is part of the key for Newton-Schulz alone; for the other
-    solvers it is a result."""
-    for solver in dict.fromkeys(row["solver"] for row in rows):
-        chosen = ("iterations",) if solver == "newton_schulz" else ()
-        merge(name, [row for row in rows if row["solver"] == solver], (*key, "solver", "normalize", *chosen))
+def solutions(stacks: list[Tensor], norms: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], list[Polar]]]:
+    """Yield the columns solver, normalize and iterations, and the results of the stacks: the published iteration after
+    each number of ITERATIONS with each of `norms`, then the exact solver."""
+    for norm in norms:
+        for n in ITERATIONS:
+            setting = {"iterations": n, "normalize": norm}
+            results = [polar(stack, "newton_schulz", **setting) for stack in stacks]
+            yield {"solver": "newton_schulz"} | setting, results
+    results = [polar(stack, "exact") for stack in stacks]
+    taken = max(int(result.iterations.max()) for result in results)
+    yield {"solver": "exact", "iterations": taken, "normalize": ""}, results
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    command = parser(__doc__)
     # VGG-16 and GPT-0.1B take minutes and tens of minutes, so they run only if they are named
     usual = ["vit_tiny_qk", "vit_tiny", "resnet18"]
-    parser.add_argument("--models", nargs="*", default=usual, choices=list(ROWS), metavar="MODEL")
-    options = parser.parse_args()
+    command.add_argument("--models", nargs="*", default=usual, choices=list(ROWS), metavar="MODEL")
+    options = command.parse_args()
     torch.set_num_threads(1)
-    kinds = of_kinds(COLUMNS)
-    merge_by_solver("convergence", kinds, ("kind", "columns"))
-    for row in kinds:
-        if row["solver"] != "newton_schulz" or row["iterations"] in (5, 10, 20, 40):
-            print_row(row)
-    rows = of_models(options.models)
-    merge_by_solver("convergence_models", rows, ("model", "weights"))
-    print(f"written to {RESULTS}")
+    record("convergence", of_kinds(COLUMNS), ("kind", "columns"))
+    record("convergence_models", of_models(options.models), ("model", "weights"))
 
 
 if __name__ == "__main__":

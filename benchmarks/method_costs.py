@@ -1,37 +1,40 @@
 """Time and peak memory of each method on a ResNet-18 at full width, for one boundary and one training step.
 
     python -m benchmarks.method_costs [--methods fire dash ...] [--images 512]
+    python -m benchmarks.method_costs --table-1 [--images 50000] [--device auto]
 
-Everything runs on one thread and is timed in processor seconds. Each method has a process of its own, because memory
-that another one had freed would hide its peak. The boundary is that of the paper's Table 1, with the report, on
-weights a little away from their first values. DASH computes gradients over `--images` images of the next phase, so its
-cost grows with the data; in the paper it had all of CIFAR-10. The step is one batch of 32 images; its memory includes
-the optimizer, and that of `none` is what the net itself needs. Writes analysis/results/method_costs.csv.
+On a CPU everything runs on one thread and is timed in processor seconds; on a GPU, the times are of the wall clock and
+the memory is that of tensors, after a first boundary as warm-up. Each method has a process of its own, because memory
+that another one had freed would hide its peak. The boundary is with its report, on weights a little away from their first
+values. DASH computes gradients over `--images` images of the next phase, so its cost grows with the data. The step is one
+batch of 32 images; its memory includes the optimizer, and that of `none` is what the net itself needs. Writes
+analysis/results/method_costs.csv.
+
+`--table-1` repeats the paper's Table 1: the boundary alone, with CIFAR-10's 50,000 images in batches of 256. The pictures
+are random, which does not change the cost. DASH's pass over them takes about an hour on a CPU, so give it fewer. Writes
+analysis/results/table1.csv.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from analysis.results_file import merge, print_row
-from benchmarks.time_and_memory import peak_memory, seconds
+from benchmarks.measuring import in_new_process, parser, peak_memory, record, seconds
 from fire_core import Phase, State, snapshot
 from fire_core.methods import Method, create
 from harness.domains import find, methods_of
+from harness.launch import pick_device
 from vision.models import build
 
-BATCH = 32
+TABLE_1 = ("fire", "shrink_perturb", "full_reset", "dash")
 
 
-def prepared(method: str, images: int, batch: int = BATCH, device: str = "cpu") -> tuple[Method, State]:
+def prepared(method: str, images: int, batch: int, device: str) -> tuple[Method, State]:
     """Return the method in its first phase, and the state of a ResNet-18 whose weights are a little away from their
     first values, with random images as data of the next phase."""
     torch.manual_seed(1)
@@ -40,11 +43,8 @@ def prepared(method: str, images: int, batch: int = BATCH, device: str = "cpu") 
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(0.01 * torch.randn_like(parameter))
-    pictures, labels = (
-        torch.randint(256, (images, 3, 32, 32), dtype=torch.uint8),
-        torch.randint(10, (images,)),
-    )
-    parts = list(zip(pictures.to(device).split(batch), labels.to(device).split(batch), strict=True))
+    pictures = torch.randint(256, (images, 3, 32, 32), dtype=torch.uint8).to(device).split(batch)
+    parts = list(zip(pictures, torch.randint(10, (images,)).to(device).split(batch), strict=True))
     state.batches = lambda: ((part.float() / 128 - 1, wanted) for part, wanted in parts)
     state.generator = torch.Generator().manual_seed(1)
     return create(method, first_phase=1), state
@@ -78,36 +78,37 @@ def step(method: Method, state: State) -> dict[str, float]:
     return {"step_seconds": second, "step_mb": peak.extra / 2**20}
 
 
-def alone(method: str, images: int) -> dict[str, Any]:
-    """Return both measurements, each made in a new process."""
-    found: dict[str, Any] = {"model": "resnet18", "method": method, "images": images, "batch": BATCH}
-    for part in ("boundary", "step"):
-        command = [sys.executable, "-m", "benchmarks.method_costs", "--measure", part]
-        command += ["--methods", method, "--images", str(images)]
-        found |= json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return found
+def measure(part: str, method: str, images: int, batch: int, device: str) -> dict[str, float]:
+    """Return the cost of a "boundary" or of a "step"."""
+    if device != "cpu":  # no warm-up on a CPU: memory that it freed would hide what the boundary takes
+        boundary(*prepared(method, batch, batch, device))
+    return {"boundary": boundary, "step": step}[part](*prepared(method, images, batch, device))
 
 
 def main() -> None:
-    """Print a line per method and write the CSV."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    known = methods_of(find("vision"))
-    parser.add_argument("--methods", nargs="+", default=known, choices=known, metavar="METHOD")
-    parser.add_argument("--images", type=int, default=512)
-    parser.add_argument("--measure", choices=("boundary", "step"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    command, known = parser(__doc__), methods_of(find("vision"))
+    command.add_argument("--methods", nargs="+", choices=known, metavar="METHOD", help="default: all")
+    command.add_argument("--images", type=int)
+    command.add_argument("--table-1", action="store_true", help="the setting of the paper's Table 1")
+    command.add_argument("--device", default="auto", help="of Table 1; the rest is measured on the CPU")
+    command.add_argument("--measure", nargs=5, help=argparse.SUPPRESS)
+    options = command.parse_args()
     torch.set_num_threads(1)
     if options.measure:
-        measured = {"boundary": boundary, "step": step}[options.measure]
-        print(json.dumps(measured(*prepared(options.methods[0], options.images))))
+        part, method, images, batch, device = options.measure
+        print(json.dumps(measure(part, method, int(images), int(batch), device)))
         return
-    for name in options.methods:
-        row = alone(name, options.images)
-        path = merge("method_costs", [row], ("model", "method", "images", "batch"))
-        print_row(row)
-    print(f"written to {path}")
+    if options.table_1:
+        name, methods, images, batch, parts = "table1", TABLE_1, 50_000, 256, ("boundary",)
+        device, key = str(pick_device(options.device)), ("method", "images", "device", "hardware")
+    else:
+        name, methods, images, batch, parts = "method_costs", known, 512, 32, ("boundary", "step")
+        device, key = "cpu", ("model", "method", "images", "batch")
+    for method in options.methods or methods:
+        row = {"model": "resnet18", "method": method, "images": options.images or images, "batch": batch}
+        for part in parts:
+            row |= in_new_process("method_costs", "--measure", part, method, row["images"], batch, device)
+        record(name, [row | {"device": device}], key)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import UserError
+from fire_core.checkpoints.files import open_checkpoint
 from fire_core.targets import find_targets
 from language.model import Decoder, Shape
 from vision.models import build
@@ -43,19 +43,15 @@ def groups_of(row: str, kind: str, seed: int = 1) -> Groups:
 
 
 def groups_of_checkpoint(path: Path) -> Groups:
-    """Return the matrices of a checkpoint's networks (Linear weights, stacks of them, taps of convolutions), stacked
-    by shape. Raises UserError if there are none."""
-    content = torch.load(path, map_location="cpu", weights_only=True)
-    networks = [content[key] for key in ("net", "nets", "model") if key in content] or [content]
+    """Return the matrices of a checkpoint (Linear weights, stacks of them, taps of convolutions), stacked by shape.
+    Raises UserError if it holds no weights in a known form."""
     matrices: list[Tensor] = []
-    for weight in _tensors(networks):
+    for weight in (tensor for shard in open_checkpoint(path).shards for tensor in shard.load()[0].values()):
         if weight.ndim == 4:
             weight = weight.permute(2, 3, 0, 1)
         if weight.ndim >= 2 and weight.is_floating_point():
             pieces = weight.reshape(-1, *weight.shape[-2:])
             matrices += [piece for piece in pieces if min(piece.shape) > 1 and bool(piece.any())]
-    if not matrices:
-        raise UserError(f"no matrices in {path}: give a checkpoint with weights under net, nets or model")
     return stack_by_shape(matrices)
 
 
@@ -66,7 +62,7 @@ def stack_by_shape(matrices: list[Tensor]) -> Groups:
 
 
 def spoil(groups: Groups, kind: str) -> Groups:
-    """Return the matrices changed as `kind` says. Raises UserError for an unknown kind.
+    """Return the matrices changed as `kind`, one of KINDS, says.
 
     "fresh": unchanged. "ill": columns multiplied by 1 to 1e-4, evenly spaced in the logarithm. "collapsed": all
     singular values but the largest tenth multiplied by 1e-3.
@@ -75,26 +71,10 @@ def spoil(groups: Groups, kind: str) -> Groups:
         return groups
     if kind == "ill":
         return {s: stack * torch.logspace(0, -4, s[1]) for s, stack in groups.items()}
-    if kind != "collapsed":
-        raise UserError(f"kind={kind!r} is unknown: choose one of {', '.join(KINDS)}")
-    return {s: torch.stack([_collapse(matrix) for matrix in stack]) for s, stack in groups.items()}
+    return {s: _collapse(stack) for s, stack in groups.items()}
 
 
-def _collapse(matrix: Tensor) -> Tensor:
-    tall = matrix if len(matrix) >= matrix.shape[1] else matrix.T
-    squares, right = torch.linalg.eigh((tall.T @ tall).double())
-    kept = squares.argsort(descending=True)[: max(1, len(squares) // 10)]
-    factor = torch.full_like(squares, 1e-3)
-    factor[kept] = 1.0
-    spoilt = (tall.double() @ ((right * factor) @ right.T)).float()
-    return spoilt if tall is matrix else spoilt.T
-
-
-def _tensors(values: object) -> list[Tensor]:
-    if isinstance(values, Tensor):
-        return [values]
-    if isinstance(values, dict):
-        values = list(values.values())
-    if isinstance(values, list):
-        return [tensor for value in values for tensor in _tensors(value)]
-    return []
+def _collapse(stack: Tensor) -> Tensor:
+    left, singular, right = torch.linalg.svd(stack.double(), full_matrices=False)
+    singular[:, max(1, singular.shape[1] // 10) :] *= 1e-3
+    return ((left * singular.unsqueeze(1)) @ right).float()

@@ -50,16 +50,9 @@ def warm_start_lines(level: float, seed: int, epochs: int = 10) -> list[dict]:
     lines = []
     for phase in (0, 1):
         for epoch in range(1, epochs + 1):
-            step = (phase * epochs + epoch) * 10
             rise = (level + seed / 1000) * (1 - np.exp(-epoch)) / (1 - np.exp(-epochs))
-            lines.append(
-                {
-                    "phase": phase,
-                    "epoch": epoch,
-                    "step": step,
-                    "test_accuracy": float(rise * (0.7 + 0.3 * phase)),
-                }
-            )
+            line = {"phase": phase, "epoch": epoch, "step": (phase * epochs + epoch) * 10}
+            lines.append(line | {"test_accuracy": float(rise * (0.7 + 0.3 * phase))})
     return lines
 
 

@@ -26,17 +26,6 @@ def root(tmp_path):
     return tmp_path
 
 
-def test_frame_holds_what_was_written(root):
-    results = load(root)
-    assert len(results.runs) == 6 and not results.problems
-    assert len(results.metrics) == 6 * 20
-    run = results.runs.iloc[0]
-    assert (run["figure"], run["panel"], run["data"]) == ("fig2a", "cifar10_resnet18", "fashion_mnist")
-    last = results.metrics.query("label == 'fire' and seed == 2 and phase == 1 and epoch == 10")
-    assert last["value"].item() == pytest.approx(0.802)
-    assert last["step"].item() == 200
-
-
 def test_unfinished_failed_and_torn_are_named_and_left_out(root):
     write_run(root, "fig2a_cifar10_resnet18", "dash", 1, warm_start_lines(0.5, 1), end="FAILED")
     write_run(root, "fig2a_cifar10_resnet18", "dash", 2, warm_start_lines(0.5, 2), end=None)
@@ -64,18 +53,6 @@ def test_missing_root_is_one_clear_line(name, tmp_path):
         load(tmp_path / name)
     with pytest.raises(UserError, match="there is no folder"):
         open_results(tmp_path / name)
-
-
-def test_text_and_null_are_not_metrics(root):
-    lines = [{"phase": 0, "step": 1, "note": "x", "flag": True, "gap": None, "test_accuracy": 0.5}]
-    write_run(root, "probe", "none", 1, lines)
-    assert set(load(root, ["probe"]).metrics["metric"]) == {"test_accuracy"}
-
-
-def test_trunks_and_reports_are_not_experiments(root):
-    write_run(root, "trunks", "none", 1, warm_start_lines(0.1, 1))
-    write_run(root, ".sweep", "none", 1, warm_start_lines(0.1, 1))
-    assert load(root).runs["experiment"].unique().tolist() == ["fig2a_cifar10_resnet18"]
 
 
 def test_the_commit_of_a_shared_first_phase_and_of_every_start_is_told(tmp_path):
@@ -305,12 +282,6 @@ def test_own_runs_do_not_hide_the_committed_ones(tmp_path, monkeypatch, capsys):
     assert "fig3_best" in capsys.readouterr().err
     with pytest.raises(UserError, match="elsewhere"):
         open_results("elsewhere")
-
-
-def test_committed_runs_name_their_network_and_resolution():
-    runs = load_exported(RESULTS).runs
-    vision = runs[runs["domain"] == "vision"]
-    assert len(vision) and (vision["model"] != "").all() and vision["detail"].str.endswith(" px").all()
 
 
 def test_boundary_reports_come_in_order(root):

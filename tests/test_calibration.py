@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from analysis import calibration
+from analysis.runs import Results, figure_and_panel
 from tests.synthetic_runs import write_run
 
 
@@ -15,13 +16,20 @@ def lines(metric, values):
     return pd.DataFrame(values, columns=columns).assign(metric=metric)
 
 
+def rows_of(experiment, *metrics):
+    figure, _ = figure_and_panel(experiment)
+    run = {"status": "done", "figure": figure, "protocol": "" if figure else experiment}
+    nothing = pd.DataFrame()
+    return calibration.rows(Results(pd.DataFrame([run]), pd.concat(metrics), nothing, nothing))
+
+
 def test_images_lose_what_a_full_reset_ends_above_no_reset():
     ends = [("none", 1, 0.30), ("none", 2, 0.40), ("full_reset", 1, 0.33), ("full_reset", 2, 0.45)]
     ends += [("fire", 1, 0.9)]  # of one seed alone: the other seed still counts
     told = lines(
         "test_accuracy", [(m, s, 1, step, v if step else 0.9) for m, s, v in ends for step in (0, 5)]
     )
-    (row,) = calibration.rows("fig2a_cifar10_resnet18", told)
+    (row,) = rows_of("fig2a_cifar10_resnet18", told)
     assert (row["seeds"], row["none"], row["full_reset"]) == (2, pytest.approx(0.35), pytest.approx(0.39))
     assert row["difference"] == pytest.approx(0.04)
     assert (
@@ -36,7 +44,7 @@ def test_random_labels_are_judged_by_the_last_quarter_of_the_tasks():
         for task in range(8)
         for epoch in (0, 9)
     ]
-    (row,) = calibration.rows("random_label", lines("train_accuracy", told))
+    (row,) = rows_of("random_label", lines("train_accuracy", told))
     assert (row["none"], row["full_reset"]) == (pytest.approx(0.3), pytest.approx(0.7))
     assert row["difference"] == pytest.approx(0.4)
 
@@ -45,7 +53,7 @@ def test_language_overfits_and_loses():
     old = [("none", 1, 0, step, value) for step, value in ((0, 5.0), (10, 3.0), (20, 3.5))]
     mixture = [(m, 1, 1, 30, v) for m, v in (("none", 4.2), ("full_reset", 4.0))]
     told = pd.concat([lines("val_loss_a", old), lines("val_loss_mix", mixture)])
-    rise, lost = calibration.rows("fig3_60k", told)
+    rise, lost = rows_of("fig3_60k", told)
     assert rise["difference"] == pytest.approx(0.5) and rise["interval"] == ""
     assert lost["difference"] == pytest.approx(0.2)
 
@@ -58,7 +66,7 @@ def test_agents_learn_and_lose():
     for method, level in (("none", 12.0), ("full_reset", 9.0)):
         returns += [(method, 1, 1, step, level if step > 16 else 90.0) for step in (10, 14, 18)]
     told = pd.concat([lines("eval_return", returns), lines("random_return", [("none", 1, 0, 0, 4.0)])])
-    learned, lost = calibration.rows("fig4b_walk", told)
+    learned, lost = rows_of("fig4b_walk", told)
     assert learned["difference"] == pytest.approx(10 - 4)
     assert (lost["none"], lost["full_reset"]) == (pytest.approx(2), pytest.approx(5))
     assert lost["difference"] == pytest.approx(3)

@@ -8,12 +8,10 @@ import inspect
 import io
 import itertools
 import re
-import runpy
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -25,7 +23,7 @@ from torch.utils.data import TensorDataset
 import fire_core.methods
 from analysis import measures, paper, spectrum
 from analysis.runs import RESULTS, load_exported, settings
-from fire_core import State, UserError, fire, triggers
+from fire_core import State, UserError, triggers
 from fire_core.checkpoints.command_line import main
 from fire_core.methods import create
 from fire_core.targets.table import PRESETS
@@ -134,43 +132,6 @@ def test_stale_moments_push_the_weight_as_far_as_the_page_says() -> None:
 
 def test_a_continual_run_trains_on_everything_seen_so_far() -> None:
     assert run(HOW_TO / "continual.md")["trained"] == [8, 16, 24]
-
-
-def test_statistics_of_batch_norm_after_fire_are_as_the_page_says() -> None:
-    """One seed of the page's table, with its training steps cut to 200."""
-    page = run(HOW_TO / "batch_norm.md", batches=[torch.randn(4, 2, 4)])
-    with np.load(ROOT / "vision/assets/fashion_mnist_subset.npz") as arrays:
-        images, labels, tests, answers = (torch.from_numpy(arrays[name]) for name in arrays.files)
-    images, tests = (x[:, None].float() / 255 for x in (images, tests[:1000]))
-    torch.manual_seed(0)
-    sizes = [1, 16, 32, 64]
-    blocks = [
-        (nn.Conv2d(i, o, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU())
-        for i, o in itertools.pairwise(sizes)
-    ]
-    net = nn.Sequential(*itertools.chain(*blocks), nn.Flatten(), nn.Linear(1024, 10))
-
-    def train(net: nn.Module, steps: int) -> float:
-        optimizer = torch.optim.Adam(net.parameters())
-        for _ in range(steps):
-            some = torch.randint(len(images), (128,))
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(net(images[some]), labels[some].long()).backward()
-            optimizer.step()
-        net.eval()
-        with torch.no_grad():
-            wrong = (net(tests).argmax(dim=1) != answers[:1000]).float().mean()
-        net.train()
-        return float(wrong)
-
-    before = train(net, 200)
-    fire(net, solver="exact", targets="no_head")
-    again = copy.deepcopy(net)
-    page["estimate_again"](again, images[:2560].split(128))
-    assert before < 0.2 < 0.5 < train(net, 0)
-    assert train(again, 0) < before + 0.1
-    assert abs(train(net, 30) - train(again, 30)) < 0.03
-    assert [norm.momentum for norm in again.modules() if isinstance(norm, nn.BatchNorm2d)] == [0.1] * 3
 
 
 def test_a_trigger_for_phases_fires_once_at_each_boundary() -> None:
@@ -365,16 +326,6 @@ def test_every_trigger_is_named() -> None:
 def test_the_site_shows_every_field_of_the_state() -> None:
     (shown,) = re.findall(r"fire_core\.State\((.*)\)", (ROOT / "docs/api/methods.md").read_text())
     assert shown.split(", ") == [field.name for field in dataclasses.fields(State)]
-
-
-def test_sections_of_a_docstring_hold_all_their_lines() -> None:
-    pytest.importorskip("sphinx")
-    lines = ["Text.", "", "Raises: UserError for wrong settings", "    and an empty file."]
-    lines += ["Returns: a report,", "of one row.", "", "Cost: none."]
-    runpy.run_path(str(ROOT / "docs/conf.py"))["edit_docstring"](None, "", "", None, None, lines)
-    raises = ["", "Raises:", "    UserError: for wrong settings and an empty file."]
-    returns = ["", "Returns:", "    a report, of one row."]
-    assert lines == ["Text.", "", *raises, *returns, "", "Cost: none."]
 
 
 @pytest.mark.reference

@@ -12,8 +12,8 @@ from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_
 
 from analysis import __main__ as command
 from analysis import estimates, explore, measures, plot
-from analysis.rendering import difference_text, mean_text, p_text
-from analysis.runs import RESULTS, Results, load, load_exported, settings
+from analysis.rendering import difference_text, p_text
+from analysis.runs import RESULTS, Results, load, settings
 
 ROOT = Path(__file__).parents[1]
 LEVELS = {"none": 0.7, "fire": 0.8, "full_reset": 0.82, "brand_new": 0.72}
@@ -155,16 +155,6 @@ def test_only_returns_have_the_level_of_random_actions(results: Results) -> None
     assert levels == {"fig4a_catch": {7, None}, "fig2a_cifar10_resnet18": {None}, "random_label": {None}}
 
 
-def test_the_committed_results_are_all_there() -> None:
-    part = load_exported(RESULTS).select(experiment=["fig2a_cifar10_resnet18", "fig4b_walk"])
-    told = explore.page_data(part)
-    sizes = [(panel["experiment"], panel["size"].split(",")[0]) for panel in told["settings"]]
-    assert sizes == [
-        (name, size) for name in ("fig2a_cifar10_resnet18", "fig4b_walk") for size in ("medium", "small")
-    ]
-    assert sum(len(panel["runs"]) for panel in told["settings"]) == len(part.finished)
-
-
 # ------------------------------------------------------------------------------------------------ what it loads and runs
 def test_the_page_is_one_file(page: Path) -> None:
     html = re.sub(r"<script>.*?</script>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -208,11 +198,6 @@ def test_the_page_is_the_same_for_the_same_runs(page: Path, tmp_path: Path) -> N
     assert again.read_bytes() == page.read_bytes()
 
 
-def test_the_site_shows_the_page() -> None:
-    assert "build/site/explore.html" in (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert 'src="../explore.html"' in (ROOT / "docs/explore.md").read_text(encoding="utf-8")
-
-
 # ------------------------------------------------------------------------------------------------ in a browser
 class Browser:
     """Headless Chromium at one width."""
@@ -245,16 +230,6 @@ class Browser:
         before = self("document.getElementById('ends').innerHTML")
         Select(self.driver.find_element("id", field)).select_by_visible_text(value)
         self.until(f"return document.getElementById('ends').innerHTML !== {json.dumps(before)}")
-
-    def set(self, field: str, value: object) -> None:
-        """Choose an option by its value, which may be the one that is chosen, and wait until it is drawn."""
-        change = (
-            "select.value = arguments[1]; document.body.dataset.ready = ''; select.onchange({target: select})"
-        )
-        self.driver.execute_script(
-            f"const select = document.getElementById(arguments[0]); {change}", field, value
-        )
-        self.until("return document.body.dataset.ready")
 
     def paths(self, chart: str, kind: str) -> int:
         return self(f"document.querySelectorAll('#{chart} .mark-{kind} path').length")
@@ -297,23 +272,6 @@ def test_the_whole_page_loads_in_two_seconds_without_messages(driver, whole: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_every_panel_size_and_measure_draws_what_it_holds(driver, whole: Path) -> None:
-    browser, told = Browser(driver, whole, 1200), inside(whole)
-    for place, panel in enumerate(told["settings"]):
-        browser.set("panel", panel["experiment"])
-        browser.set("size", place)
-        for measure in panel["measures"]:
-            browser.set("measure", measure["key"])
-            curve = panel["curves"].get(measure["curve"])
-            expected = [len(measure["ends"]), len(curve["bands"]) if curve else 0]
-            assert [browser.paths("ends", "symbol"), browser.paths("curve", "line")] == expected
-            assert browser("document.querySelectorAll('#body tr').length") == expected[0]
-            assert driver.find_element("id", "reference").is_displayed() == bool(measure["gaps"])
-    assert driver.get_log("browser") == []
-
-
-@pytest.mark.slow
 def test_a_click_changes_the_drawing_and_the_table(driver, page: Path) -> None:
     browser = Browser(driver, page, 1200)
     assert browser.paths("ends", "symbol") == 4 and browser.paths("curve", "line") == 4
@@ -336,66 +294,6 @@ def test_a_click_changes_the_drawing_and_the_table(driver, page: Path) -> None:
     browser.driver.find_element("xpath", "//button[text()='all']").click()
     browser.until("return document.querySelectorAll('#ends .mark-symbol path').length === 12")
     assert driver.get_log("browser") == []
-
-
-@pytest.mark.slow
-def test_the_table_has_the_differences_of_the_tables(driver, page: Path, results: Results) -> None:
-    browser = Browser(driver, page, 1200)
-    part = results.select(experiment="fig2a_cifar10_resnet18")
-    rows = estimates.sides(estimates.of(estimates.frame(results), part))
-    rows = rows[rows["headline"]].set_index(["label", "reference"])
-    for reference, name in (("none", "none"), ("fire", "FIRE")):
-        if reference == "fire":
-            browser.driver.find_element("css selector", f"#reference option[value={reference}]").click()
-        shown = browser(
-            "[...document.getElementById('body').rows].map(row => [...row.cells].map(cell => cell.textContent))"
-        )
-        for label, cells in zip(plot.ordered(LEVELS), shown, strict=True):
-            assert cells[0] == plot.look(label).name
-            if label != reference:
-                row = rows.loc[label, reference]
-                told = [
-                    mean_text(row, 4),
-                    row["n"],
-                    difference_text(row, 4),
-                    row["word"],
-                    row["pairs"],
-                    p_text(row["p"]),
-                ]
-                assert cells[1:] == [str(cell) for cell in told]
-        assert f"minus {name}" in browser("document.getElementById('head').textContent")
-
-
-@pytest.mark.slow
-def test_the_tooltip_has_the_seed_and_the_commit(driver, page: Path) -> None:
-    from selenium.webdriver import ActionChains
-
-    browser = Browser(driver, page, 1200)
-    browser.choose("mode", "single seeds")
-    for chart, number in (("ends", 2), ("curve", 11)):
-        mark = driver.find_elements("css selector", f"#{chart} .mark-symbol path")[number]
-        ActionChains(driver).move_to_element(mark).perform()
-        text = browser.until("return document.querySelector('#vg-tooltip-element.visible')?.textContent")
-        assert re.search(r"seed:?\s*[123]", text) and "0123456789" in text
-        ActionChains(driver).move_by_offset(0, 400).perform()
-
-
-@pytest.mark.slow
-def test_on_a_phone_nothing_is_cut_off(driver, whole: Path) -> None:
-    browser = Browser(driver, whole, 420)
-    for panel in ("2a ResNet-18", "4b H1 balance"):
-        if browser("document.getElementById('panel').selectedOptions[0].textContent") != panel:
-            browser.choose("panel", panel)
-        assert browser("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
-        for chart in ("curve", "ends"):
-            width, height = browser(
-                f"(box => [box.width, box.height])(document.querySelector('#{chart} svg').getBoundingClientRect())"
-            )
-            assert 300 < width <= 420 and height > 100
-        boxes = browser(
-            "[...document.querySelectorAll('#methods label')].map(each => each.getBoundingClientRect().right)"
-        )
-        assert max(boxes) < 420
 
 
 @pytest.mark.slow

@@ -34,9 +34,8 @@ def execute(name: str, out: Path = HERE, seconds: int = 1200) -> Path:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     resources = {"metadata": {"path": str(ROOT)}}
-    NotebookClient(
-        notebook, timeout=seconds, startup_timeout=300, resources=resources, record_timing=False
-    ).execute()
+    options = {"timeout": seconds, "startup_timeout": 300, "resources": resources, "record_timing": False}
+    NotebookClient(notebook, **options).execute()
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{name}.ipynb"
     nbformat.write(notebook, path)
@@ -46,9 +45,7 @@ def execute(name: str, out: Path = HERE, seconds: int = 1200) -> Path:
 def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m analysis.notebooks", description=__doc__)
     parser.add_argument("name", nargs="*", help=f"default all: {', '.join(names())}")
-    parser.add_argument(
-        "--out", default=HERE, type=Path, help="folder for the executed notebooks; default: in place"
-    )
+    parser.add_argument("--out", default=HERE, type=Path, help="folder of the results; default: in place")
     options = parser.parse_args(given)
     unknown = sorted(set(options.name) - set(names()))
     try:
