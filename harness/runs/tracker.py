@@ -8,16 +8,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fire_core.errors import UserError
-
-
-class Tracker(Protocol):
-    """The interface of a tracker."""
-
-    def log(self, values: dict[str, Any]) -> None: ...
-    def close(self) -> None: ...
 
 
 def check_tracker(name: str) -> None:
@@ -26,12 +19,14 @@ def check_tracker(name: str) -> None:
         raise UserError(f"run.tracker={name} needs a package: pip install {name}")
 
 
-def open_tracker(name: str, folder: Path, config: dict[str, Any]) -> Tracker:
-    """Return the tracker `name` (tensorboard, trackio or wandb), whose package is imported only here."""
-    return _TensorBoard(folder) if name == "tensorboard" else _Project(name, folder, config)
+def open_tracker(name: str, folder: Path, config: dict[str, Any]) -> TensorBoard | Project | None:
+    """Return the tracker of this name, whose package is imported only here; None for "none"."""
+    if name == "none":
+        return None
+    return TensorBoard(folder) if name == "tensorboard" else Project(name, folder, config)
 
 
-class _TensorBoard:
+class TensorBoard:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -46,7 +41,7 @@ class _TensorBoard:
         self.writer.close()
 
 
-class _Project:
+class Project:
     """wandb or trackio, which has the same three calls."""
 
     def __init__(self, name: str, folder: Path, config: dict[str, Any]) -> None:
