@@ -106,7 +106,7 @@ class RunKeys:
     progress: bool = key("show a progress bar in a terminal", numbers=False)
     tracker: str = key(
         "tracker that gets a copy of metrics.jsonl",
-        choices=("none", "tensorboard", "trackio", "wandb"),
+        choices=("none", "trackio", "wandb"),
         numbers=False,
     )
     data_root: str = key("folder of downloaded and prepared data", numbers=False)

@@ -69,7 +69,7 @@ def test_a_chosen_file_takes_the_place_of_the_experiments_and_a_typed_value_of_b
         ("method=[fire,none]", "a run has one method; for several, start a sweep: -m method=fire,none"),
         ("seed=range(1,4)", "several values need a sweep; add -m"),
         ("search=cbp", "a search is a sweep over the values of a method; add -m"),
-        ("logger=tensorboard", "did you mean 'run.tracker'?"),
+        ("logger=wandb", "did you mean 'run.tracker'?"),
         ("hydra.searchpath=[x]", "with --config-dir FOLDER"),
         ("size=???", "size='???': experiment"),
         ("experiment=fig4a_asterix", "belongs to dqn, this script trains vision"),

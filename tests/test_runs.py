@@ -148,7 +148,7 @@ def test_leaving_a_trunk_goes_on_in_the_same_mirror(tmp_path, monkeypatch):
         def close(self):
             closed.append(True)
 
-    monkeypatch.setattr(record, "open_tracker", Mirror)
+    monkeypatch.setattr(record, "Tracker", Mirror)
     run = open_run(tmp_path, trunk={"rate": 0.1}, tracker="wandb")
     play(run)
     assert opened == [run.folder] and steps == list(range(1, 9)) and len(closed) == 1

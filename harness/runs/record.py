@@ -32,7 +32,7 @@ from harness.runs.folders import read_meta, read_text, refuse_links, state_of, w
 from harness.runs.machine import describe, write_meta
 from harness.runs.metrics import METRICS, MetricsFile, as_line, plain
 from harness.runs.signals import STOPPED, StopRequest
-from harness.runs.tracker import open_tracker
+from harness.runs.tracker import Tracker
 from harness.runs.trunk import FolderLock, fingerprint
 
 WAIT_SECONDS = 0.5  # between two attempts to take a lock
@@ -78,7 +78,7 @@ class Run:
         self.config = config
         self.meta = meta
         self.saving = saving
-        self._tracker: Any = None
+        self._tracker: Tracker | None = None
         self._metrics = MetricsFile()
         self._lock = FolderLock(folder)
         self._trunk_lock: FolderLock | None = None
@@ -190,7 +190,8 @@ class Run:
         newest of the unfinished trunk, which this run then trains. Metrics after the checkpoint are cut off. A damaged
         checkpoint is left out in favour of the one before.
         """
-        self._tracker = open_tracker(self.saving.tracker, self.folder, self.config)
+        if self.saving.tracker != "none":
+            self._tracker = Tracker(self.saving.tracker, self.folder, self.config)
         parts = checkpoints.load_latest(self.folder / "checkpoint")
         if parts is None and self.trunk is not None:
             return self._enter_trunk(self.trunk, fork)

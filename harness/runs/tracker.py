@@ -1,4 +1,4 @@
-"""Copies of metrics.jsonl in a tracker. Off by default; the file stays the record.
+"""Copies of metrics.jsonl in wandb or trackio. Off by default; the file stays the record.
 
 A tracker gets only the lines that its own process logs, so none from before a resume or from a trunk of another run.
 """
@@ -19,30 +19,8 @@ def check_tracker(name: str) -> None:
         raise UserError(f"run.tracker={name} needs a package: pip install {name}")
 
 
-def open_tracker(name: str, folder: Path, config: dict[str, Any]) -> TensorBoard | Project | None:
-    """Return the tracker of this name, whose package is imported only here; None for "none"."""
-    if name == "none":
-        return None
-    return TensorBoard(folder) if name == "tensorboard" else Project(name, folder, config)
-
-
-class TensorBoard:
-    def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.writer = SummaryWriter(str(folder / "tensorboard"))
-
-    def log(self, values: dict[str, Any]) -> None:
-        for key, value in values.items():
-            if isinstance(value, int | float) and key != "step":
-                self.writer.add_scalar(key, value, values.get("step"))
-
-    def close(self) -> None:
-        self.writer.close()
-
-
-class Project:
-    """wandb or trackio, which has the same three calls."""
+class Tracker:
+    """A run in wandb or in trackio, which has the same three calls; the package is imported only here."""
 
     def __init__(self, name: str, folder: Path, config: dict[str, Any]) -> None:
         self.package = importlib.import_module(name)
