@@ -43,10 +43,15 @@ def imports(name, path, known, *, at_import_only):
             if isinstance(child, ast.Import):
                 found.update(alias.name for alias in child.names)
             if isinstance(child, ast.ImportFrom):
-                assert child.level == 0 and child.module, f"{path}: imports are absolute"
+                base = child.module or ""
+                if child.level:
+                    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+                    for _ in range(child.level - 1):
+                        package = package.rpartition(".")[0]
+                    base = f"{package}.{base}".rstrip(".")
                 for alias in child.names:
-                    whole = f"{child.module}.{alias.name}"
-                    found.add(whole if whole in known else child.module)
+                    whole = f"{base}.{alias.name}"
+                    found.add(whole if whole in known else base)
             visit(child)
 
     visit(ast.parse(path.read_text(encoding="utf-8")))
