@@ -26,8 +26,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -76,7 +77,7 @@ class Campaign:
 
     name: str
     size: str
-    sweeps: tuple[Sweep, ...]
+    sweeps: list[Sweep]
     minutes: Mapping[str, float]
     assumed: str
 
@@ -99,16 +100,11 @@ def load(name: str, root: str, more: Sequence[str] = ()) -> Campaign:
         content = yaml.safe_load(path.read_text())
         if unknown := [key for key in content if key not in KEYS]:
             raise UserError(f"key {unknown[0]!r} is unknown{did_you_mean(unknown[0], KEYS)}")
-        sweeps = tuple(
-            _sweep(
-                {**content.get("options", {}), **one, "size": content["size"], "seed": seed},
-                root,
-                wanted,
-                used,
-            )
-            for part in content["parts"]
-            for one, seed in _one_seed_at_a_time(part)
-        )
+        common, size = content.get("options", {}), content["size"]
+        each = [pair for part in content["parts"] for pair in _one_seed_at_a_time(part)]
+        sweeps = [
+            _sweep({**common, **one, "size": size, "seed": seed}, root, wanted, used) for one, seed in each
+        ]
         minutes = dict[str, float](content.get("minutes", {}))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
@@ -116,7 +112,7 @@ def load(name: str, root: str, more: Sequence[str] = ()) -> Campaign:
         raise UserError(f"{path} is no campaign: {error!r}; compare conf/campaign/smoke.yaml") from error
     if left := [key for key in wanted if key not in used]:
         raise UserError(f"{wanted[left[0]]}: no script of this campaign has this key; write key=value")
-    return Campaign(path.stem, content["size"], sweeps, minutes, content.get("assumed", ""))
+    return Campaign(path.stem, size, sweeps, minutes, content.get("assumed", ""))
 
 
 def _one_seed_at_a_time(part: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], Any]]:
@@ -190,30 +186,26 @@ def at_a_time(sweep: Sweep, launcher: str, jobs: int | None) -> int:
 def plan(campaign: Campaign, root: str, launcher: str, jobs: int | None) -> str:
     """Return the plan: the first sweeps with their runs and hours, the total, and what the hours are based on."""
     measured = measure(root, campaign.size)
-    lines, total, work, runs, finished = [], 0.0, 0.0, 0, 0
-    sources = dict.fromkeys(("measured", "campaign", "experiment", "unknown"), 0)
+    lines, total, work, finished = [], 0.0, 0.0, 0
+    sources = Counter[str]()
     for number, sweep in enumerate(campaign.sweeps, 1):
-        all_runs = sweep.runs()
-        left = [run for run in all_runs if not (folder_of(sweep, run, root) / "DONE").exists()]
-        hours = 0.0
-        for run in left:
-            minutes, source = duration_of(run["experiment"], run["method"], campaign, measured)
-            hours += minutes / 60
-            sources[source] += 1
-        runs, finished, work = runs + len(left), finished + len(all_runs) - len(left), work + hours
+        runs = sweep.runs()
+        left = [run for run in runs if not (folder_of(sweep, run, root) / "DONE").exists()]
+        durations = [duration_of(run["experiment"], run["method"], campaign, measured) for run in left]
+        hours = sum(minutes for minutes, _ in durations) / 60
+        sources.update(source for _, source in durations)
+        finished, work = finished + len(runs) - len(left), work + hours
         total += hours / max(1, min(len(left), at_a_time(sweep, launcher, jobs)))
-        values = {
-            key: ",".join(dict.fromkeys(run[key] for run in all_runs))
-            for key in ("experiment", "method", "seed")
-        }
+        experiments, methods, seeds = (
+            ",".join(dict.fromkeys(run[key] for run in runs)) for key in ("experiment", "method", "seed")
+        )
         lines.append(
             f"{number:4}  {len(left):4} runs  {hours:7.1f} h  done after {total:7.1f} h  "
-            f"{values['experiment']} | {values['method']} | seed {values['seed']}"
+            f"{experiments} | {methods} | seed {seeds}"
         )
     if len(lines) > FIRST_SWEEPS:
-        lines[FIRST_SWEEPS:] = [
-            f"      and {len(lines) - FIRST_SWEEPS} more sweeps; --commands prints them all"
-        ]
+        more = len(lines) - FIRST_SWEEPS
+        lines[FIRST_SWEEPS:] = [f"      and {more} more sweeps; --commands prints them all"]
     based = {
         "measured": f"as finished runs of the same experiment in {root} took",
         "campaign": f"minutes in the campaign's file, for {campaign.assumed}",
@@ -222,13 +214,17 @@ def plan(campaign: Campaign, root: str, launcher: str, jobs: int | None) -> str:
     }
     return "\n".join(
         [
-            f"campaign {campaign.name}, size={campaign.size}: {runs} runs in {len(campaign.sweeps)} sweeps; "
+            f"campaign {campaign.name}, size={campaign.size}: {sources.total()} runs in {len(campaign.sweeps)} sweeps; "
             f"{finished} runs are finished",
             "",
             *lines,
             "",
             f"total: {total:.1f} hours; {work:.1f} hours of runs with --launcher {launcher}",
-            *(f"  assumed of {count} runs: {based[source]}" for source, count in sources.items() if count),
+            *(
+                f"  assumed of {sources[source]} runs: {text}"
+                for source, text in based.items()
+                if sources[source]
+            ),
         ]
     )
 
@@ -280,7 +276,17 @@ def train(commands: Sequence[Sequence[str]], budget: float = float("inf")) -> in
     signal, which the running sweep receives.
     """
     began, ends = time.monotonic(), dict[str, int]()
-    with _forwarded() as state:
+    asked: list[int] = []  # the signals that have come
+    running: list[subprocess.Popen[bytes]] = []
+
+    def forward(sent: int, frame: FrameType | None) -> None:
+        asked.append(sent)
+        for process in running:
+            process.send_signal(sent)
+
+    with ExitStack() as restored:
+        for kind in SIGNALS:
+            restored.callback(signal.signal, kind, signal.signal(kind, forward))
         for number, words in enumerate(commands, 1):
             if time.monotonic() - began >= budget:
                 print(f"the budget is used up before sweep {number} of {len(commands)}", flush=True)
@@ -288,13 +294,13 @@ def train(commands: Sequence[Sequence[str]], budget: float = float("inf")) -> in
             line = shlex.join(words)
             print(f"\nsweep {number} of {len(commands)}: {line}", flush=True)
             # in a session of its own, so that Ctrl-C reaches it once, through us
-            state.process = subprocess.Popen(words, start_new_session=True)
-            if state.signal is not None:
-                state.process.send_signal(state.signal)
-            if code := state.process.wait():
+            running[:] = [subprocess.Popen(words, start_new_session=True)]
+            if asked:  # before the process was there
+                running[0].send_signal(asked[-1])
+            if code := running[0].wait():
                 ends[line] = code
-            if state.signal is not None:
-                return code if code == STOPPED else 128 + state.signal
+            if asked:
+                return code if code == STOPPED else 128 + asked[-1]
     stopped = (STOPPED, *(128 + number for number in SIGNALS))
     for line, code in ends.items():
         what = "stopped" if code in stopped else f"failed (exit code {code})"
@@ -302,32 +308,6 @@ def train(commands: Sequence[Sequence[str]], budget: float = float("inf")) -> in
     if any(code not in stopped for code in ends.values()):
         return 1
     return STOPPED if ends else 0
-
-
-@dataclass
-class _State:
-    """The sweep that runs, and the signal that asked the campaign to stop."""
-
-    process: subprocess.Popen[bytes] | None = None
-    signal: int | None = None
-
-
-@contextmanager
-def _forwarded() -> Iterator[_State]:
-    """Yield the state of the campaign; a signal that asks to stop is noted there and sent to the running sweep."""
-    state = _State()
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        state.signal = number
-        if state.process is not None:
-            state.process.send_signal(number)
-
-    before = {number: signal.signal(number, forward) for number in SIGNALS}
-    try:
-        yield state
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 # ---------------------------------------------------------------------------------------------- command line

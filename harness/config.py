@@ -99,11 +99,8 @@ def resolve(
         raise UserError(f"size={size!r}: experiment {experiment} has {', '.join(known) or 'no sizes'}")
     base = OmegaConf.masked_copy(cfg, [key for key in cfg if key not in ("at", "hydra")])
     OmegaConf.set_struct(base, False)
-    chosen = [
-        {name: OmegaConf.load(file_of(name, choices[name]))}
-        for name in groups(domain)
-        if name != "trigger" and choices.get(name)
-    ]
+    files = {name: choices.get(name) for name in groups(domain) if name != "trigger"}
+    chosen = [{name: OmegaConf.load(file_of(name, option))} for name, option in files.items() if option]
     try:
         merged = OmegaConf.merge(base, sizes[cfg.size], *chosen)
         for override in typed:
@@ -123,9 +120,8 @@ def resolve(
     checked["method"] = without_added(method, checked["method"])
     known = OmegaConf.load(file_of("trigger", choices["trigger"])).keys()
     trigger = check_trigger(choices["trigger"], checked.pop("trigger"), set(known), method)
-    resolved = OmegaConf.create(checked | {"domain": domain.name} | ({"trigger": trigger} if trigger else {}))
-    OmegaConf.set_readonly(resolved, True)
-    return resolved
+    parts = checked | {"domain": domain.name} | ({"trigger": trigger} if trigger else {})
+    return OmegaConf.create(parts, flags={"readonly": True})
 
 
 def create_method(domain: Domain, settings: dict[str, Any]) -> Method:
@@ -184,13 +180,16 @@ def domain_of(experiment: str) -> str:
 
 def said_by(experiment: str, key: str) -> Any:
     """Return a key of an experiment's file, or of the file of the experiment it builds on; None if neither has it."""
-    path = file_of("experiment", experiment)
-    content = _content(path, path.stat().st_mtime_ns)
+    content = read_yaml(file_of("experiment", experiment))
     bases = [base for base in content.get("defaults", []) if isinstance(base, str) and base != "_self_"]
     return said_by(bases[0], key) if bases and key not in content else content.get(key)
 
 
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the content of a YAML file, {} if it is empty. Files that have not changed are not read again."""
+    return _content(path, path.stat().st_mtime_ns)
+
+
 @functools.cache
 def _content(path: Path, changed: int) -> dict[str, Any]:
-    """Return the content of a YAML file, which is slow to read."""
     return yaml.safe_load(path.read_text()) or {}

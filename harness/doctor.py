@@ -8,9 +8,6 @@ The exit code is 1 if a script does not start because something is missing.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import os
-import platform
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,7 +16,7 @@ import torch
 
 from fire_core.columns import columns
 from harness.domains import find, known
-from harness.runs.machine import ROOT, requirements
+from harness.runs.machine import ROOT, hardware, installed, requirements
 from harness.settings import Domain
 
 OK, MISSING, OPTIONAL = "ok", "MISSING", "optional"
@@ -27,15 +24,11 @@ Check = dict[str, str]  # state, what, note, remedy: the command that brings wha
 
 
 def machine() -> Iterator[Check]:
-    """Yield the checks of Python, processor, GPU and disk."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9 if hasattr(os, "sysconf") else 0.0
-    here = torch.cuda.is_available()
-    gpu = torch.cuda.get_device_name() if here else "none found; size=paper is meant for a GPU"
+    """Yield the checks of processor, GPU and disk."""
     free = shutil.disk_usage(ROOT).free / 1e9
-    new = OK if sys.version_info >= (3, 11) else MISSING
-    yield check(new, "Python 3.11 or newer", platform.python_version(), "https://www.python.org")
-    yield check(OK, "processor", f"{os.cpu_count()} cores, {memory:.0f} GB memory")
-    yield check(OK if here else OPTIONAL, "GPU", gpu)
+    yield check(OK, "processor", hardware())
+    if not torch.cuda.is_available():
+        yield check(OPTIONAL, "GPU", "none found; size=paper is meant for a GPU")
     yield check(OK if free > 10 else OPTIONAL, "disk", f"{free:.0f} GB free")
 
 
@@ -59,14 +52,6 @@ def packages(*extras: str, needed: set[str] | None = None) -> Iterator[Check]:
 
 def check(state: str, what: str, note: str, remedy: str = "") -> Check:
     return {"state": state, "what": what, "note": note, "remedy": remedy if state != OK else ""}
-
-
-def installed(name: str) -> str:
-    """Return the version of a package, "" if it is not installed."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def plain(name: str) -> str:

@@ -3,30 +3,25 @@
 `python -m harness.domains NAME` prints the methods that run in one of them.
 """
 
-import functools
 import importlib
 import sys
-from pathlib import Path
-
-import yaml
 
 from fire_core.errors import UserError, did_you_mean
 from fire_core.methods import available
-from harness.config import folders
+from harness.config import folders, read_yaml
 from harness.settings import Domain
 
 
 def known() -> list[str]:
     """Return the names of all domains."""
-    return sorted(path.stem for path in _files() if _declared_in(path))
+    return sorted(_modules())
 
 
 def find(name: str) -> Domain:
     """Return the domain of this name. Raises UserError if there is none."""
-    for path in _files():
-        if path.stem == name and (module := _declared_in(path)):
-            return importlib.import_module(module).DOMAIN
-    raise UserError(f"domain {name!r} does not exist{did_you_mean(name, known())}")
+    if name not in (modules := _modules()):
+        raise UserError(f"domain {name!r} does not exist{did_you_mean(name, known())}")
+    return importlib.import_module(modules[name]).DOMAIN
 
 
 def methods_of(domain: Domain) -> list[str]:
@@ -34,14 +29,10 @@ def methods_of(domain: Domain) -> list[str]:
     return [name for name in available() if name not in domain.refuses]
 
 
-def _files() -> list[Path]:
-    return [path for folder in folders() for path in sorted(folder.glob("*.yaml"))]
-
-
-@functools.cache
-def _declared_in(path: Path) -> str:
-    """Return the module that the key `declared_in` of a script's config names, "" if it is not one."""
-    return (yaml.safe_load(path.read_text()) or {}).get("declared_in", "")
+def _modules() -> dict[str, str]:
+    """Return {name of a domain: the module that the key `declared_in` of its script's config names}."""
+    files = [path for folder in folders() for path in folder.glob("*.yaml")]
+    return {path.stem: read_yaml(path)["declared_in"] for path in files if "declared_in" in read_yaml(path)}
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ from harness.config import (
 )
 from harness.malloc import keep_freed_memory
 from harness.manual import manual
-from harness.overrides import CONFIG_DIR, check_overrides, check_sweep, split
+from harness.overrides import CONFIG_DIR, check_overrides, check_sweep, read_line
 from harness.runs import Run
 from harness.runs.checkpoint import identity_of
 from harness.runs.machine import requirements, versions
@@ -59,11 +59,9 @@ from harness.runs.trunk import fingerprint
 from harness.settings import Domain, keys, numbers_only
 
 BAD_INPUT = 2
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-HELP = {"-h", "--help"}
-MULTIRUN = {"-m", "--multirun"}
+OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENAMETOOLONG, errno.ENOENT)
 LABEL_LENGTH = 60
-DEVICES = {"cpu": lambda: True, "cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}
+DEVICES = ("cpu", "cuda", "mps")
 
 
 def launch(domain: Domain) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
@@ -97,26 +95,30 @@ def launch(domain: Domain) -> Callable[[Callable[[DictConfig], None]], Callable[
 
 def _command(domain: Domain, job: Job, arguments: list[str]) -> None:
     add_folder(domain.conf)
-    overrides, options = split(arguments)
-    options = _without_folders(options)
-    if HELP.intersection(options):
-        _help(domain, _relative(job.script))
+    line = read_line(arguments)
+    for folder in map(Path, line.config_dir):
+        if not os.path.isdir(folder) or not any(folder.glob("*/*.yaml")):
+            raise UserError(
+                f"{CONFIG_DIR} {folder}: there is no file like experiment/<name>.yaml in this folder"
+            )
+        add_folder(folder)
+    if line.help:
+        _help(domain)
         return
-    multirun = bool(MULTIRUN.intersection(options))
-    shows = "job" in options or "--cfg=job" in options
-    if multirun and shows:
+    if line.multirun and line.cfg:
         raise UserError("--cfg job shows the config of one run: leave out -m and give one value of each key")
-    check_overrides(domain, overrides, sweep=multirun)
+    overrides = line.overrides
+    check_overrides(domain, overrides, sweep=line.multirun)
     if any(o.startswith("hydra/launcher=ray") for o in overrides) and not importlib.util.find_spec("ray"):
         raise UserError("hydra/launcher=ray needs Ray: make install-ray")
     # processes that a launcher starts find our packages whatever their working directory is
     paths = [str(CONF.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    sys.argv[1:] = [*overrides, *more_folders(domain), *options]
+    sys.argv[1:] = [*overrides, *more_folders(domain), *(["-m"] if line.multirun else [])]
     start = hydra.main(version_base="1.3", config_path=str(domain.conf), config_name=domain.name)(job)
-    if not multirun:
+    if not line.multirun:
         config = resolve(domain, compose(domain, overrides))
-        if shows:
+        if line.cfg:
             print(OmegaConf.to_yaml(config), end="")
         else:
             start()
@@ -142,23 +144,6 @@ def _command(domain: Domain, job: Job, arguments: list[str]) -> None:
         sys.exit(1)
 
 
-def _without_folders(options: list[str]) -> list[str]:
-    """Return the options without --config-dir FOLDER, after adding that folder to those that are searched."""
-    kept, words = [], iter(options)
-    for word in words:
-        name, equals, folder = word.partition("=")
-        if name != CONFIG_DIR:
-            kept.append(word)
-            continue
-        path = Path(folder if equals else next(words, ""))
-        if not os.path.isdir(path) or not any(path.glob("*/*.yaml")):
-            raise UserError(
-                f"{CONFIG_DIR} {path}: there is no file like experiment/<name>.yaml in this folder"
-            )
-        add_folder(path)
-    return kept
-
-
 @dataclass(frozen=True)
 class Job:
     """A run of a script's function. Workers receive the names of both and import the script themselves."""
@@ -179,9 +164,9 @@ class Job:
         _run(command.domain, command.__wrapped__, cfg)
 
 
-def _help(domain: Domain, script: Path) -> None:
+def _help(domain: Domain) -> None:
     try:
-        print(manual(domain, script), flush=True)
+        print(manual(domain), flush=True)
     except BrokenPipeError:  # as in --help | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -192,14 +177,11 @@ def needs(domain: Domain) -> None:
     A script calls this before it imports the packages.
     """
     missing = [package for package in domain.needs if importlib.util.find_spec(package) is None]
-    if missing and HELP.intersection(sys.argv):
-        _help(domain, Path(domain.script))
+    if missing and {"-h", "--help"} & set(sys.argv):
+        _help(domain)
         sys.exit()
     if missing:
-        print(
-            f"error: {domain.script} needs {', '.join(missing)}: make install-{domain.extras[0]}",
-            file=sys.stderr,
-        )
+        print_error(f"{domain.script} needs {', '.join(missing)}: make install-{domain.extras[0]}")
         sys.exit(BAD_INPUT)
 
 
@@ -208,8 +190,6 @@ def open_run(domain: Domain, cfg: DictConfig, method: Method, **meta: Any) -> Ru
 
     meta: further entries of meta.json. Raises UserError for a device or compiler that is not there.
     """
-    config = OmegaConf.to_container(cfg)
-    assert isinstance(config, dict)
     check_machine(cfg, method)
     numbers, trunk = identity(domain, cfg, method)
     changed = changes(domain, typed_in(HydraConfig.get()))
@@ -265,7 +245,9 @@ def changes(domain: Domain, typed: list[Override]) -> list[str]:
     for override in typed:
         key = override.key_or_group
         named = key in ("experiment", "size", "method", "seed", "search") or is_hydra(override)
-        if not named and (is_group(override) or key not in known or known[key].metadata["numbers"] is True):
+        if not named and (
+            is_group(override) or key not in known or known[key][0].metadata["numbers"] is True
+        ):
             found.append(override.input_line or "")
     return sorted(found)
 
@@ -275,21 +257,22 @@ def defaults_among(domain: Domain, cfg: DictConfig, changed: list[str]) -> list[
 
     In a sweep there are none: the runs of one sweep are named by its axes, whatever the default is.
     """
-    node = HydraConfig.get()
-    keyed = [override for override in parse(changed) if not is_group(override)]
-    if not keyed or (node.mode is not None and node.mode.name == "MULTIRUN"):
+    keyed = {o.input_line or "": o.key_or_group for o in parse(changed) if not is_group(o)}
+    if not keyed or _is_multirun():
         return []
-    others = [o.input_line for o in typed_in(node) if o.input_line not in {k.input_line for k in keyed}]
+    others = [o.input_line for o in typed_in(HydraConfig.get()) if o.input_line not in keyed]
     try:
         default = resolve(domain, compose(domain, others))
     except UserError:  # the config needs them
         return []
-    same = (o.input_line for o in keyed if _at(default, o) == _at(cfg, o))
-    return [line for line in same if line is not None]
+    return [
+        line for line, key in keyed.items() if OmegaConf.select(default, key) == OmegaConf.select(cfg, key)
+    ]
 
 
-def _at(cfg: DictConfig, override: Override) -> Any:
-    return OmegaConf.select(cfg, override.key_or_group)
+def _is_multirun() -> bool:
+    mode = HydraConfig.get().mode
+    return mode is not None and mode.name == "MULTIRUN"
 
 
 def label(method: str, changed: list[str]) -> str:
@@ -330,26 +313,19 @@ def pick_device(name: str) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in DEVICES:
+    if name.partition(":")[0] not in DEVICES:
         raise UserError(f"device={name!r} does not exist: give auto, cpu, cuda or cuda:<n>")
-    if not DEVICES[device.type]():
-        raise UserError(f"device={name!r} cannot be used here: PyTorch finds none; try device=cpu")
     try:
-        torch.empty(0, device=device)
+        torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
         raise UserError(
             f"device={name!r} cannot be used here ({first_line(error)}); try device=cpu"
         ) from error
-    return device
+    return torch.device(name)
 
 
 def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig) -> None:
-    node = HydraConfig.get()
-    alone = node.mode is None or node.mode.name != "MULTIRUN"
+    node, alone = HydraConfig.get(), not _is_multirun()
     line = " ".join(OmegaConf.to_container(node.overrides.task))  # as typed, with ${...}
     sweep.note("running", line)
     try:
@@ -382,18 +358,15 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig) ->
 
 def _about_disk(error: Exception, cfg: DictConfig) -> UserError | None:
     """Return a UserError of one line if a disk is full, a name too long or the run's folder gone, else None."""
-    if not isinstance(error, OSError):
+    if not isinstance(error, OSError) or error.errno not in OF_A_DISK:
         return None
     where = str(error.filename or cfg.run.root)
-    if error.errno in NO_SPACE:
-        return UserError(
-            f"no space is left on the disk of {where}: free some and run the same command again; checkpoints are intact"
-        )
-    if error.errno == errno.ENAMETOOLONG:
-        return UserError(f"the name {where[:60]}... is too long for this system: choose a shorter one")
-    if error.errno == errno.ENOENT and Path(where).is_relative_to(cfg.run.root):
-        return UserError(f"{where} was deleted while the run used it: run the same command again")
-    return None
+    if error.errno == errno.ENOENT and not Path(where).is_relative_to(cfg.run.root):
+        return None
+    return UserError(
+        f"cannot write {where[:200]} ({error.strerror}): change that and run the same command again; earlier checkpoints "
+        "are intact"
+    )
 
 
 def _announce(domain: Domain, cfg: DictConfig) -> None:
@@ -404,8 +377,3 @@ def _announce(domain: Domain, cfg: DictConfig) -> None:
         f"{' | '.join(names)} | device={pick_device(cfg.device)}{long}",
         flush=True,
     )
-
-
-def _relative(script: Path) -> Path:
-    """Return the script as a user types it: relative to the repository, if it is part of it."""
-    return script.relative_to(CONF.parent) if script.is_relative_to(CONF.parent) else script

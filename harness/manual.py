@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterable
-from pathlib import Path
 
 from omegaconf import OmegaConf
 
@@ -13,12 +12,12 @@ from fire_core.methods import available
 from harness.config import SIZES, compose, file_of, options, resolve, said_by
 from harness.domains import methods_of
 from harness.overrides import choosable, files
-from harness.settings import Domain, keys, wanted_values
+from harness.settings import Domain, keys, wanted
 
 WIDTH = 110
 
 
-def manual(domain: Domain, script: Path) -> str:
+def manual(domain: Domain) -> str:
     """Return the text of `--help`, with the values of the default experiment at its default size."""
     cfg = compose(domain, [])
     config, default = resolve(domain, cfg), cfg.hydra.runtime.choices["experiment"]
@@ -26,8 +25,8 @@ def manual(domain: Domain, script: Path) -> str:
     methods = available()
     here = [name for name in options("method") if name in methods_of(domain)]
     lines = [
-        f"python {script} [key=value ...]           one run; the same command resumes it",
-        f"python {script} -m method=none,fire seed=1,2,3   a sweep: every combination",
+        f"python {domain.script} [key=value ...]           one run; the same command resumes it",
+        f"python {domain.script} -m method=none,fire seed=1,2,3   a sweep: every combination",
         f"\nsize: {', '.join(SIZES)}; here {config.size}",
         f"\nexperiment [sizes, minutes of a run on a CPU] (of conf/experiment; default {default}):",
         *_columns((name, _experiment(name)) for name in experiments),
@@ -35,14 +34,14 @@ def manual(domain: Domain, script: Path) -> str:
         *_columns((name, methods[name].summary) for name in here),
         f"\nkey [value of {default} at size={config.size}]:",
     ]
-    rows, wanted = [], wanted_values(domain)
-    for name, entry in keys(domain).items():
+    rows = []
+    for name, (entry, kind) in keys(domain).items():
         if name in ("experiment", "size", "method", "minutes"):
             continue
         value = OmegaConf.select(config, name)
         value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
         shown = json.dumps(value) if value is None or isinstance(value, bool) else value
-        must = wanted[name].removeprefix("give ").removeprefix("choose ")
+        must = wanted(entry, kind).removeprefix("give ").removeprefix("choose ")
         rows.append((f"{name} [{shown}]", f"{entry.metadata['meaning']} ({must})"))
     settings = ", ".join(f"method.{key}" for key in config.method if key != "name")
     found = {

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
-import yaml
 from hydra.core.override_parser.types import Glob, Override
 from omegaconf import DictConfig
 
@@ -23,15 +23,13 @@ from harness.config import (
     is_hydra,
     options,
     parse,
+    read_yaml,
     resolve,
 )
 from harness.domains import find
 from harness.settings import Domain, keys
 
 CONFIG_DIR = "--config-dir"
-# options of Hydra that every script has; those in TAKE_A_VALUE are followed by a value
-FLAGS = ("-m", "--multirun", "-h", "--help", "--hydra-help", "--version", "-r", "--run", "--resolve")
-TAKE_A_VALUE = ("-c", "--cfg", "-i", "--info", CONFIG_DIR)
 # common names of keys that have another name here
 ALIASES = {
     "lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "bsz": "batch_size", "gamma": "discount",
@@ -39,55 +37,42 @@ ALIASES = {
     "dtype": "precision", "amp": "precision", "output_dir": "run.root", "out_dir": "run.root", "workers": "threads",
     "logger": "run.tracker", "tracker": "run.tracker",
 }  # fmt: skip
-OUR_FOLDERS = (
-    "hydra.run.dir",
-    "hydra.sweep.dir",
-    "hydra.sweep.subdir",
-    "hydra.job.chdir",
-    "hydra.output_subdir",
-)
+OUR_FOLDERS = [
+    f"hydra.{key}" for key in ("run.dir", "sweep.dir", "sweep.subdir", "job.chdir", "output_subdir")
+]
 MOST_COMBINATIONS = 300
 
 
-def split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Return (overrides, options of Hydra with their values) of a command line, in which they may be mixed.
+def read_line(arguments: list[str]) -> argparse.Namespace:
+    """Return `overrides`, `multirun`, `help`, `cfg` and `config_dir` of a command line, in which they may be mixed.
 
-    Raises UserError for an unknown option.
+    Raises UserError for another option.
     """
-    overrides, options = [], []
-    words = iter(arguments)
-    for word in words:
-        name, equals, _ = word.partition("=")
-        if not word.startswith("-"):
-            overrides.append(word)
-        elif name in TAKE_A_VALUE:
-            options += [word] if equals else [word, *itertools.islice(words, 1)]
-        elif word in FLAGS:
-            options.append(word)
-        else:
-            raise UserError(
-                f"{word} is not an option: settings are written as key=value, as in learning_rate=1e-3 (--help lists them)"
-            )
-    return overrides, options
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("-c", "--cfg", choices=["job"])
+    parser.add_argument(CONFIG_DIR, action="append", default=[])
+    try:
+        line, unknown = parser.parse_known_intermixed_args(arguments)
+    except argparse.ArgumentError as error:
+        raise UserError(f"{error} (--help lists what there is)") from None
+    if unknown:
+        raise UserError(
+            f"{unknown[0]} is not an option: settings are written as key=value, as in learning_rate=1e-3 (--help lists them)"
+        )
+    return line
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Sequence[str]) -> str:
     """Return the end of a message about `word`, which is not in `known`: the likely name, or the nearest four."""
-    names = list(known)
-    alias = ALIASES.get(word.lower(), "")
-    last = word.lower().rpartition(".")[2]
-
-    def likeness(name: str) -> float:
-        if name == alias:
-            return 2.0
-        whole = difflib.SequenceMatcher(None, word.lower(), name).ratio()
-        part = difflib.SequenceMatcher(None, last, name.rpartition(".")[2]).ratio()
-        return max(whole, 0.98 * part)
-
-    ranked = sorted(names, key=likeness, reverse=True)
-    if ranked and likeness(ranked[0]) >= 0.6:
-        return f"; did you mean {ranked[0]!r}?"
-    return f"; the nearest are {', '.join(ranked[:4])}" if ranked else ""
+    names = {name.rpartition(".")[2]: name for name in known} | {name: name for name in known}
+    word = ALIASES.get(word.lower(), word.lower())
+    for part in (word, word.rpartition(".")[2]):
+        if close := difflib.get_close_matches(part, names, n=1):
+            return f"; did you mean {names[close[0]]!r}?"
+    return f"; the nearest are {', '.join(difflib.get_close_matches(word, known, n=4, cutoff=0))}"
 
 
 def compose_config(name: str, overrides: list[str]) -> DictConfig:
@@ -101,9 +86,17 @@ def check_overrides(domain: Domain, overrides: list[str], sweep: bool = True) ->
     """Raise UserError for keys and files that do not exist, and for several values of one key without `sweep`."""
     parsed = parse(overrides)
     for override in parsed:
-        _check_sweep_of(override)
+        typed, key, glob = override.input_line, override.key_or_group, isinstance(override.value(), Glob)
+        # Hydra's own sweeper cannot list the values of these
+        if override.is_interval_sweep() or (glob and not is_group(override)):
+            raise UserError(f"{typed}: list the values, as in -m {key}=a,b or {key}=range(1,4)")
+        if glob and not _values(override):
+            raise UserError(f"{typed}: no file of conf/{key} has such a name")
     methods = [v for o in parsed if o.key_or_group == "method" for v in _values(o)] or ["fire"]
-    known = [*keys(domain), *_method_keys(methods), *choosable(domain)]
+    of_methods = [
+        name for method in methods if method in options("method") for name in keys_in("method", method)
+    ]
+    known = [*keys(domain), *(f"method.{name}" for name in of_methods), *choosable(domain)]
     for override in parsed:
         key, typed = override.key_or_group, override.input_line
         if reason := _reserved(domain, key):
@@ -196,16 +189,6 @@ def typed_values(override: Override) -> list[str]:
     return [f"{override.get_key_element()}={value}" for value in _values(override)]
 
 
-def _check_sweep_of(override: Override) -> None:
-    """Raise UserError for a sweep whose values Hydra's own sweeper cannot list."""
-    typed, key = override.input_line, override.key_or_group
-    glob = isinstance(override.value(), Glob)
-    if override.is_interval_sweep() or (glob and not is_group(override)):
-        raise UserError(f"{typed}: list the values, as in -m {key}=a,b or {key}=range(1,4)")
-    if glob and not _values(override):
-        raise UserError(f"{typed}: no file of conf/{key} has such a name")
-
-
 def _check_option(domain: Domain, group: str, option: str) -> None:
     if group not in choosable(domain):
         [first, *_] = [*(name for name in keys(domain) if name.startswith(f"{group}.")), f"{group}.<name>"]
@@ -238,21 +221,18 @@ def files(domain: Domain, group: str) -> list[str]:
     if group in ("method", "search"):
         return options(group)
     known = {key.split(".")[1] for key in keys(domain) if key.startswith(f"{group}.")}
-    return [
-        name for name in options(group) if known >= yaml.safe_load(file_of(group, name).read_text()).keys()
-    ]
+    return [name for name in options(group) if known >= keys_in(group, name)]
+
+
+def keys_in(group: str, option: str) -> set[str]:
+    """Return the keys of the file of an option of a group."""
+    return set(read_yaml(file_of(group, option)))
 
 
 def choosable(domain: Domain) -> list[str]:
     """Return the groups of conf/ from which a command line of this script can choose files."""
-    content = yaml.safe_load((domain.conf / f"{domain.name}.yaml").read_text())
-    return [name for entry in content["defaults"] if isinstance(entry, dict) for name in entry]
-
-
-def _method_keys(methods: list[str]) -> list[str]:
-    names = [m for m in methods if m in options("method")]
-    settings = (yaml.safe_load(file_of("method", m).read_text()) for m in names)
-    return list(dict.fromkeys(f"method.{key}" for found in settings for key in found))
+    defaults = read_yaml(domain.conf / f"{domain.name}.yaml")["defaults"]
+    return [name for entry in defaults if isinstance(entry, dict) for name in entry]
 
 
 def _values(override: Override) -> list[str]:

@@ -106,7 +106,7 @@ class RunKeys:
     progress: bool = key("show a progress bar in a terminal", numbers=False)
     tracker: str = key(
         "tracker that gets a copy of metrics.jsonl",
-        choices=("none", "tensorboard", "trackio", "wandb"),
+        choices=("none", "trackio", "wandb"),
         numbers=False,
     )
     data_root: str = key("folder of downloaded and prepared data", numbers=False)
@@ -155,9 +155,9 @@ class Keys:
     run: RunKeys = group(RunKeys)
 
 
-def keys(domain: Domain) -> dict[str, Field]:
-    """Return {dotted key: its field} of a script."""
-    return {name: entry for name, entry, _ in _walk(domain.keys, "")}
+def keys(domain: Domain) -> dict[str, tuple[Field, Any]]:
+    """Return {dotted key: (its field, its type)} of a script."""
+    return dict(_walk(domain.keys, ""))
 
 
 def groups(domain: Domain) -> list[str]:
@@ -165,17 +165,12 @@ def groups(domain: Domain) -> list[str]:
     return [name for name, (_, kind) in _entries(domain.keys).items() if is_dataclass(kind)]
 
 
-def wanted_values(domain: Domain) -> dict[str, str]:
-    """Return {dotted key: what its value must be, in words} of a script."""
-    return {name: wanted(entry, kind) for name, entry, kind in _walk(domain.keys, "")}
-
-
-def _walk(cls: type, prefix: str) -> Iterator[tuple[str, Field, Any]]:
+def _walk(cls: type, prefix: str) -> Iterator[tuple[str, tuple[Field, Any]]]:
     for name, (entry, kind) in _entries(cls).items():
         if is_dataclass(kind):
             yield from _walk(kind, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", entry, kind
+            yield f"{prefix}{name}", (entry, kind)
 
 
 def _entries(cls: type) -> dict[str, tuple[Field, Any]]:
@@ -187,7 +182,7 @@ def _entries(cls: type) -> dict[str, tuple[Field, Any]]:
 def numbers_only(domain: Domain, config: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a checked config that can change the numbers of a run; its hash is the run's identity."""
     hidden = set()
-    for name, entry in keys(domain).items():
+    for name, (entry, _) in keys(domain).items():
         numbers = entry.metadata["numbers"]
         counts = numbers(config) if callable(numbers) else numbers
         if not counts or (entry.metadata["added"] and _at(config, name) is None):
@@ -225,14 +220,11 @@ def _checked(cls: type, config: Any, prefix: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         name = prefix.rstrip(".")
         raise UserError(f"{name}={config!r}: {name} is a group of settings; give one, as in {name}.<name>=")
-    entries = _entries(cls)
-    for name in config:
-        if name not in entries:
-            raise UserError(
-                f"{prefix}{name} is not a key of this script; check that env, data and method belong to this script"
-            )
-    typed = _typed(cls)
-    result = {}
+    entries, typed, result = _entries(cls), _typed(cls), {}
+    if unknown := [name for name in config if name not in entries]:
+        raise UserError(
+            f"{prefix}{unknown[0]} is not a key of this script; check that env, data and method belong to this script"
+        )
     for name, (entry, kind) in entries.items():
         value = config.get(name, {} if is_dataclass(kind) else MISSING)
         if is_dataclass(kind):
@@ -260,31 +252,23 @@ def _value(typed: Any, entry: Field, kind: Any, value: Any, path: str) -> Any:
         raise refused from None
     value = typed[entry.name]
     value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-    rules = entry.metadata
-    parts = list(_flat(value))
-    if rules["each"] is not None:
-        nested = isinstance(value, list) and any(isinstance(part, list) for part in value)
-        kinds = (int, float) if rules["each"] is float else (int,)
-        if nested or not parts or any(isinstance(p, bool) or not isinstance(p, kinds) for p in parts):
-            raise refused
-    if value == "" or (rules["choices"] and value not in rules["choices"]):
+    parts = value if isinstance(value, list) else [value]
+    if not all(_allowed(part, entry.metadata) for part in parts) or (entry.metadata["each"] and not parts):
         raise refused
-    for part in parts:
-        if isinstance(part, int | float) and not isinstance(part, bool) and not _in_range(part, rules):
-            raise refused
     return value
 
 
-def _flat(value: Any) -> Iterator[Any]:
+def _allowed(value: Any, rules: Mapping[str, Any]) -> bool:
+    """Return whether a value, or a part of a list, is one of the choices, of the type `each` and in range; NaN is not."""
     if isinstance(value, list):
-        for part in value:
-            yield from _flat(part)
-    else:
-        yield value
-
-
-def _in_range(value: float, rules: Any) -> bool:
-    """Return whether a value is in range; NaN is not."""
+        return rules["each"] is None and all(_allowed(part, rules) for part in value)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if rules["each"] is not None and not (number and isinstance(value, (rules["each"], int))):
+        return False
+    if value == "" or (rules["choices"] and value not in rules["choices"]):
+        return False
+    if not number:
+        return True
     above = rules["above"] is None or value > rules["above"]
     return above and (rules["least"] is None or value >= rules["least"]) and value <= rules["most"]
 
@@ -307,7 +291,7 @@ def wanted(entry: Field, kind: Any) -> str:
     return "give a name" + null
 
 
-def _range(rules: Any) -> str:
+def _range(rules: Mapping[str, Any]) -> str:
     most = "" if rules["most"] == math.inf else f"{rules['most']:g}"
     if rules["above"] is not None:
         return f" above {rules['above']:g}" + (f" and at most {most}" if most else "")

@@ -1,6 +1,6 @@
 """Show which runs are done, damaged, running, failed, unfinished or missing.
 
-python -m harness.status --root runs [--methods none,fire] [--seeds 1,2,3] [--detail]
+python -m harness.status --root runs [--detail]
 """
 
 from __future__ import annotations
@@ -29,42 +29,34 @@ def with_missing(
     Every combination of `methods` and `seeds` is expected. The default is the methods that were run without overrides,
     and the seeds of any run.
     """
-
-    def place(run: dict[str, Any]) -> tuple[str, str]:
-        return run["experiment"], run["size"]
-
     rows = []
-    for (experiment, size), group in groupby(sorted(runs, key=place), key=place):
+    for (experiment, size), group in groupby(sorted(runs, key=_place), key=_place):
         known = {(run["label"], run["seed"]): run for run in group}
         labels = methods or {run["label"] for run in known.values() if run["label"] == run["method"]}
         wanted = {(label, seed) for label in labels for seed in (seeds or {seed for _, seed in known})}
         for label, seed in sorted(wanted | set(known)):
-            absent = {
-                "experiment": experiment,
-                "size": size,
-                "label": label,
-                "seed": seed,
-                "status": "missing",
-            }
-            rows.append(known.get((label, seed), absent))
+            absent = {"experiment": experiment, "size": size, "label": label, "seed": seed}
+            rows.append(known.get((label, seed), absent | {"status": "missing"}))
     return rows
 
 
 def overview(rows: Iterable[dict[str, Any]]) -> list[str]:
-    """Return the lines of a table: for each experiment and size the runs in each state, and the methods."""
-    counts: dict[tuple[str, str], Counter] = {}
-    labels: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        place = row["experiment"], row["size"]
-        counts.setdefault(place, Counter())[row["status"]] += 1
-        labels.setdefault(place, []).append(row["label"])
-    found = [
-        {"experiment": place[0], "size": place[1]}
-        | {state: count[state] for state in STATES}
-        | {"methods": " ".join(dict.fromkeys(labels[place]))}
-        for place, count in counts.items()
-    ]
-    return columns(found).splitlines()
+    """Return the lines of a table: for each experiment and size the runs in each state, and the methods.
+
+    rows: those of `with_missing`, in its order.
+    """
+    lines = []
+    for (experiment, size), group in groupby(rows, key=_place):
+        runs = list(group)
+        counts = Counter(row["status"] for row in runs)
+        labels = " ".join(dict.fromkeys(row["label"] for row in runs))
+        line = {"experiment": experiment, "size": size, **{state: counts[state] for state in STATES}}
+        lines.append(line | {"methods": labels})
+    return columns(lines).splitlines()
+
+
+def _place(run: dict[str, Any]) -> tuple[str, str]:
+    return run["experiment"], run["size"]
 
 
 def comma_list(text: str) -> list[str]:
@@ -84,20 +76,14 @@ def main(given: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 0, or 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m harness.status", description=__doc__.splitlines()[0])
     parser.add_argument("--root", default="runs", help="folder of all runs (runs)")
-    parser.add_argument("--experiment", nargs="*", default=None, help="only these experiments")
-    parser.add_argument("--size", default=None, help="only this size")
-    parser.add_argument("--methods", default="", help="expected labels, separated by commas")
-    parser.add_argument("--seeds", default="", help="expected seeds, separated by commas")
     parser.add_argument("--detail", action="store_true", help="one line for each run")
     options = parser.parse_args(given)
     try:
-        seeds = whole_numbers(options.seeds)
-        folders = find_folders(options.root, options.experiment, options.size)
+        folders = find_folders(options.root)
     except UserError as error:
         print_error(error)
         return 2
-    runs = [identify(path, read_meta(path)) | {"path": path} for path in folders]
-    rows = with_missing(runs, comma_list(options.methods), seeds)
+    rows = with_missing(identify(path, read_meta(path)) | {"path": path} for path in folders)
     lines = overview(rows) if rows else [f"no runs in '{options.root}' yet"]
     for row in rows:
         if options.detail or row["status"] in TO_NAME:
@@ -107,10 +93,8 @@ def main(given: Sequence[str] | None = None) -> int:
         if row["status"] == "failed":
             said = read_text(row["path"] / "FAILED").strip().splitlines()
             lines.append(f"  {row['path']}/FAILED: {said[0] if said else '(empty)'}")
-    known = {row["experiment"] for row in rows}
-    lines.append(
-        f"never run: {', '.join(name for name in files_of('experiment') if name not in known) or 'none'}"
-    )
+    never = [name for name in files_of("experiment") if name not in {row["experiment"] for row in rows}]
+    lines.append(f"never run: {', '.join(never) or 'none'}")
     print("\n".join(map(printable, lines)))
     return 0
 

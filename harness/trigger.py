@@ -17,7 +17,7 @@ OFF = "boundary"
 # name -> (metric that the trigger observes, function of its settings that returns it)
 KINDS: dict[str, tuple[str, Callable[..., Trigger]]] = {
     "every": ("", lambda steps: EveryNSteps(steps)),
-    "plateau": ("metric", lambda metric, patience, **how: Plateau(metric, patience, **how)),
+    "plateau": ("metric", Plateau),
     "dormancy": ("dormant_share", lambda level: Above("dormant_share", level)),
     "dfi": ("dfi", lambda level: Above("dfi", level)),
     "rank": ("feature_rank", lambda share: Fall("feature_rank", share)),
@@ -34,9 +34,9 @@ class RunTrigger:
     def __init__(self, settings: Mapping[str, Any] | None) -> None:
         self.name = settings["name"] if settings else OFF
         self.rule = make(settings) if settings else None
-        self.figure = (
-            (settings["metric"] if self.name == "plateau" else KINDS[self.name][0]) if settings else ""
-        )
+        self.figure = KINDS[self.name][0] if settings else ""
+        if settings and self.name == "plateau":
+            self.figure = settings["metric"]
         self.acts = 0
         self.cause = ""  # why the method is to act before the next step, "" if it is not
 

@@ -82,14 +82,12 @@ def test_a_plan_worked_by_hand(tiny, tmp_path):
     assert [float(part[0].split()[-1]) for part in hours] == [1.0, 0.2, 1.0, 0.5]
     assert [float(part[1].split()[-1]) for part in hours] == [0.5, 0.7, 1.2, 1.7]
     assert lines[7] == "total: 1.7 hours; 2.7 hours of runs with --launcher ray"
+    assert lines[8].startswith("  assumed of 6 runs: as finished runs of the same experiment")
+    nothing_is_done = plan(load(tiny, str(tmp_path)), str(tmp_path / "elsewhere"), "ray", None).splitlines()
+    assert nothing_is_done[8] == "  assumed of 6 runs: minutes in the campaign's file, for a worked example"
+    assert nothing_is_done[9].startswith("  assumed of 1 runs: minutes in the experiments' files")
     one_by_one = plan(load(tiny, str(tmp_path)), str(tmp_path), "basic", None).splitlines()
     assert one_by_one[7].startswith("total: 2.7 hours")
-
-
-def test_a_plan_names_what_it_assumes(tiny, tmp_path):
-    lines = plan(load(tiny, str(tmp_path)), str(tmp_path), "basic", None).splitlines()
-    assert any("6 runs: minutes in the campaign's file, for a worked example" in line for line in lines)
-    assert any("1 runs: minutes in the experiments' files" in line for line in lines)
 
 
 # ------------------------------------------------------------------------------------------------ commands
@@ -108,19 +106,11 @@ def test_launchers_and_jobs_reach_hydra(tiny, capsys, monkeypatch):
     assert len(lines) == 4 and all("hydra.launcher.array_parallelism=3" in shlex.split(one) for one in lines)
 
 
-def test_launchers_that_cannot_work_are_refused(tiny):
-    with pytest.raises(UserError, match="--launcher slurm is unknown; did you mean 'submitit_slurm'"):
-        launcher_overrides("slurm", 1)
-    with pytest.raises(UserError, match="--jobs 4 needs a launcher"):
-        main([tiny, "--jobs", "4"])
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("", "is no campaign"),
         ("!!python/object:os.system {}", "is no campaign"),
-        ("[1, 2]", "is no campaign"),
         ("{size: smoke, parts: [[{experiment: random_label}]]}", "'seed'"),
         ("{size: smoke, frist: 1, parts: []}", "'frist' is unknown"),
         (TINY.replace("label_noise", "fig2"), "experiment 'fig2' does not exist; did you mean 'fig"),
@@ -143,6 +133,10 @@ def test_unknown_names_and_times_are_refused():
     assert duration("20m") == 1200 and duration("1.5h") == 5400
     with pytest.raises(UserError, match="30 hours"):
         duration("30 hours")
+    with pytest.raises(UserError, match="--launcher slurm is unknown; did you mean 'submitit_slurm'"):
+        launcher_overrides("slurm", 1)
+    with pytest.raises(UserError, match="--jobs 4 needs a launcher"):
+        main(["smoke", "--jobs", "4"])
 
 
 # ------------------------------------------------------------------------------------------------ the files of conf/

@@ -5,12 +5,10 @@ import random
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
-from fire_core import Phase, State, snapshot
 from fire_core.errors import UserError
 from fire_core.methods import create
 from harness import sweep
@@ -18,13 +16,9 @@ from harness.config import compose, domain_of, options, parse, resolve
 from harness.domains import find, known
 from harness.launch import LABEL_LENGTH, changes, identity, label, phase_0, pick_device
 from harness.manual import manual
-from harness.overrides import check_overrides, check_sweep, compose_config, nearest, split
+from harness.overrides import check_overrides, check_sweep, compose_config, read_line
 from harness.settings import keys, numbers_only
-from language.model import Decoder, Shape
-from rl.dqn.network import DQN
-from rl.sac.network import Actor
 from rl.sac.settings import check as check_sac
-from vision.models import build as vision_net
 
 VISION = find("vision")
 NATURAL = {
@@ -42,12 +36,6 @@ def test_the_natural_key_works_at_every_size(domain, size):
     for override in NATURAL[domain]:
         name, _, value = override.partition("=")
         assert OmegaConf.select(cfg, name) == OmegaConf.create(f"x: {value}").x
-
-
-@pytest.mark.parametrize("size", ["smoke", "small", "paper"])
-@pytest.mark.parametrize("domain", NATURAL)
-def test_every_script_uses_one_thread_because_two_are_slower_on_a_busy_machine(domain, size):
-    assert compose_config(domain, [f"size={size}"]).threads == 1
 
 
 def test_a_chosen_file_takes_the_place_of_the_experiments_and_a_typed_value_of_both():
@@ -74,20 +62,24 @@ def test_a_chosen_file_takes_the_place_of_the_experiments_and_a_typed_value_of_b
         ("+foo=1", "+foo=1: keys cannot be added; the nearest are"),
         ("+learning_rate=1", "+learning_rate=1: keys cannot be added; write learning_rate=1"),
         ("~model", "~model: keys cannot be removed, only set, as in model=..."),
-        (
-            "hydra/sweeper=optuna",
-            "Could not find 'hydra/sweeper/optuna' Available options in 'hydra/sweeper': basic",
-        ),
+        ("hydra/sweeper=optuna", "Could not find 'hydra/sweeper/optuna' Available options in"),
         ("method.name=7", "method.name=7: choose a method as in method=fire"),
         ("foo", "settings are written as key=value, as in learning_rate=1e-3"),
         ("method=all", "list the methods, as in -m method=none,fire, or run make vision-sweep METHODS=all"),
         ("method=[fire,none]", "a run has one method; for several, start a sweep: -m method=fire,none"),
         ("seed=range(1,4)", "several values need a sweep; add -m"),
         ("search=cbp", "a search is a sweep over the values of a method; add -m"),
-        ("logger=tensorboard", "did you mean 'run.tracker'?"),
+        ("logger=wandb", "did you mean 'run.tracker'?"),
         ("hydra.searchpath=[x]", "with --config-dir FOLDER"),
         ("size=???", "size='???': experiment"),
         ("experiment=fig4a_asterix", "belongs to dqn, this script trains vision"),
+        ("batchsize=3", "did you mean 'batch_size'?"),
+        ("qqqq=3", "the nearest are"),
+        ("seed=99999999999999999999", "below 2**63"),
+        ("at=3", "at is where experiments keep their sizes"),
+        ("at.paper.protocol.share=0.2", "write protocol.share="),
+        ("tuned.dash.alpha=1", "write method.<name>="),
+        ("domain=sac", "this script trains vision"),
     ],
 )
 def test_a_mistake_is_one_line(override, answer):
@@ -97,26 +89,25 @@ def test_a_mistake_is_one_line(override, answer):
     assert answer in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_options_may_stand_anywhere_and_others_than_hydras_are_refused():
-    assert split(["-m", "a=1", "--cfg", "job", "b=2", "--info=config", "--info"]) == (
-        ["a=1", "b=2"],
-        ["-m", "--cfg", "job", "--info=config", "--info"],
-    )
+def test_options_may_stand_anywhere_and_others_are_refused():
+    line = read_line(["a=1", "-m", "b=-2", "--cfg=job", "~c", "--config-dir", "folder", "+d=3"])
+    assert line.overrides == ["a=1", "b=-2", "~c", "+d=3"] and line.config_dir == ["folder"]
+    assert line.multirun and line.cfg == "job" and not line.help
+    with pytest.raises(UserError, match="--cfg: invalid choice: 'all'"):
+        read_line(["--cfg", "all"])
     for word in ("--lr", "--resume", "--config-name"):
         with pytest.raises(UserError, match=f"{word} is not an option: settings are written as key=value"):
-            split(["seed=1", word, "0.1"])
+            read_line(["seed=1", word, "0.1"])
 
 
 def test_every_value_of_conf_is_a_key_of_the_schema_and_every_key_has_a_meaning():
+    hidden = ("experiment", "size", "method", "minutes")
     for domain in map(find, known()):
-        assert all(entry.metadata["meaning"] for entry in keys(domain).values())
+        assert all(entry.metadata["meaning"] for entry, _ in keys(domain).values())
         assert set(keys(domain)) >= {"seed", "run.root"}
-        text = manual(domain, "train.py")
-        assert all(f"  {name} [" in text for name in keys(domain) if name not in HIDDEN)
+        text = manual(domain)
+        assert all(f"  {name} [" in text for name in keys(domain) if name not in hidden)
         assert all(name in text for name in options("experiment") if domain_of(name) == domain.name)
-
-
-HIDDEN = ("experiment", "size", "method", "minutes")
 
 
 def test_a_script_without_files_of_a_group_names_its_first_key():
@@ -125,17 +116,13 @@ def test_a_script_without_files_of_a_group_names_its_first_key():
 
 
 def test_help_and_messages_name_only_the_files_that_the_script_can_use():
-    told = {name: manual(find(name), Path("train.py")) for name in known()}
+    told = {name: manual(find(name)) for name in known()}
     assert "model: cnn, mlp, resnet18" in told["vision"] and "gpt_tiny" not in told["vision"]
     assert "model: gpt_100m, gpt_tiny\n" in told["language"]
     assert "h1_walk" not in told["dqn"] and "h1_walk" in told["sac"]
     with pytest.raises(UserError, match="model=gpt_tiny is not for this script: choose one of cnn, mlp"):
         check_overrides(VISION, ["model=gpt_tiny"])
-    whole = " ".join(told["dqn"].split())
-    assert (
-        "one reset (at small after 40,000 of 64,000 steps). Not in the paper. [smoke 0.1 min, small 5 min"
-        in whole
-    )
+    assert "Not in the paper. [smoke 0.1 min, small 5 min" in " ".join(told["dqn"].split())
 
 
 def test_a_reader_that_closes_the_help_early_is_no_error():
@@ -153,40 +140,12 @@ def test_a_reader_that_closes_the_help_early_is_no_error():
         ("gpu", "does not exist: give auto"),
         ("meta:x", "does not exist"),
         ("meta", "does not exist"),
-        ("mps", "'mps' cannot be used here: PyTorch finds none; try device=cpu"),
+        ("mps", "'mps' cannot be used here .*; try device=cpu"),
     ],
 )
 def test_a_device_that_is_not_there_is_one_line(name, answer):
     with pytest.raises(UserError, match=answer):
         pick_device(name)
-
-
-def test_nearest_key_first():
-    known = ["batch_size", "learning_rate", "seed", "threads"]
-    assert nearest("lr", known) == "; did you mean 'learning_rate'?"
-    assert nearest("bath_size", known) == "; did you mean 'batch_size'?"
-    assert nearest("qqqq", known).startswith("; the nearest are ")
-
-
-NETS = {
-    "vision": (lambda: vision_net("resnet18", classes=3, channels=1, image_size=16, width=4), "layer4"),
-    "language": (lambda: Decoder(Shape(layers=4, heads=2, width=8, block=8, vocabulary=32)), "h.0"),
-    "dqn": (lambda: DQN(3, frame_shape=(36, 36), hidden=8), "encoder.0"),
-    "sac": (lambda: Actor(4, 2, 8), "head.0"),
-}
-
-
-@pytest.mark.parametrize("domain", NETS)
-def test_layers_are_chosen_from_the_command_line_of_every_script_as_its_readme_says(domain):
-    make, rule = NETS[domain]
-    folder = Path(__file__).parents[1] / ("rl" if domain in ("dqn", "sac") else "") / domain
-    assert f"`{rule}`" in (text := (folder / "README.md").read_text()) or f"method.targets={rule}" in text
-    cfg = compose_config(domain, ["size=smoke", "method=fire", f"method.targets={rule}"])
-    state = State({"net": make()})
-    state.initial = snapshot(state.nets)
-    report = create(**cfg.method).at_boundary(state, Phase(1))
-    projected = {row.parameter for row in report.rows if row.action == "projected"}
-    assert projected and all(name.startswith(f"net.{rule}.") for name in projected)
 
 
 ADDED = {"fire": {"min_norm", "variance_factor"}, "rescale": {"min_norm"}}
@@ -229,7 +188,9 @@ def test_what_acts_at_a_boundary_only_does_not_part_trunks():
         config.pop("domain")
         return phase_0(VISION, numbers_only(VISION, config))
 
-    assert trunk() == trunk("method=none", "optimizer_state=keep", "mode_at_boundary=train")
+    assert (
+        trunk() == trunk("method=none", "optimizer_state=keep", "mode_at_boundary=train") != trunk("seed=2")
+    )
     assert trunk() != trunk("batch_size=3")
 
 
@@ -326,17 +287,8 @@ def test_no_override_is_a_traceback(domain):
     draw = random.Random(f"fuzz {domain}")
     domain = find(domain)
     cfg = compose(domain, ["size=smoke"])
-    names = [
-        *keys(domain),
-        "method.iterations",
-        "method.targets",
-        "at",
-        "tuned",
-        "minutes",
-        "hydra",
-        "protocol",
-        "env",
-    ]
+    others = ["method.iterations", "method.targets", "at", "tuned", "minutes", "hydra", "protocol", "env"]
+    names = [*keys(domain), *others]
     for i in range(100):
         name = draw.choice(names)
         if draw.random() < 0.1:

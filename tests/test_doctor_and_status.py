@@ -17,9 +17,8 @@ def test_status_knows_the_missing(tmp_path, capsys):
     (write_run(tmp_path, "random_label", "dash", 1, [], end="FAILED") / "FAILED").write_text("")
     assert status.main(["--root", str(tmp_path)]) == 0
     text = capsys.readouterr().out
-    assert (
-        "missing: random_label small fire seed 2" in text and "failed: random_label small none seed 2" in text
-    )
+    assert "missing: random_label small fire seed 2" in text
+    assert "failed: random_label small none seed 2" in text
     assert "loss is nan" in text and "(empty)" in text and "never run: " in text
 
 
@@ -38,9 +37,8 @@ def test_damaged_files_of_one_run_hide_no_other(tmp_path, capsys):
     deep = "[" * 100_000
     damage = {"DONE": b"\xff\xfe", "RUNNING": b"\xff", "meta.json": deep.encode(), "config.yaml": b"[1, 2]"}
     for seed, (name, content) in enumerate(damage.items(), start=2):
-        folder = write_run(
-            tmp_path, "random_label", "none", seed, [{"step": 1}], end="DONE" if seed > 3 else None
-        )
+        end = "DONE" if seed > 3 else None
+        folder = write_run(tmp_path, "random_label", "none", seed, [{"step": 1}], end=end)
         (folder / name).write_bytes(content)
     (folder / "boundary_1.json").write_text("3")
     (folder / "boundary_2.json").write_text('{"phase": "x"}')
@@ -49,10 +47,8 @@ def test_damaged_files_of_one_run_hide_no_other(tmp_path, capsys):
     assert status.main(["--root", str(tmp_path), "--detail"]) == 0
     text = capsys.readouterr().out
     assert "done: random_label small none seed 1" in text and "\x1b" not in text
-    assert read_boundaries(folder) == [{"phase": "x"}] and read_lines(folder / "metrics.jsonl") == (
-        [{"step": 1}],
-        1,
-    )
+    assert read_boundaries(folder) == [{"phase": "x"}]
+    assert read_lines(folder / "metrics.jsonl") == ([{"step": 1}], 1)
     with pytest.raises(UserError, match="holds no settings"):
         read_config(folder)
     odd = {"domain": "of another place", "earlier": 3, "overrides": "x", "trunk": 4, "method": ["m"]}

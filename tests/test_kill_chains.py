@@ -38,17 +38,13 @@ Run.due = counting
 if left == 0:
     signal.setitimer(signal.ITIMER_PROF, {seconds})
 """
+REDO = ["method.threshold=0.5", "replay_capacity=200"]
+EVERY = ["trigger=every", "trigger.steps=60"]
 RUNS = {
     "vision": ("vision/train.py", ["experiment=fig2a_cifar10_resnet18", "method=snr"]),
     "language": ("language/train.py", ["experiment=fig3_best", "method=muon", "model.dropout=0.1"]),
-    "dqn": (
-        "rl/dqn/train.py",
-        ["experiment=fig4a_breakout", "method=redo", "method.threshold=0.5", "replay_capacity=200"],
-    ),
-    "sac": (
-        "rl/sac/train.py",
-        ["experiment=fig4b_hopper", "method=shrink_perturb", "trigger=every", "trigger.steps=60"],
-    ),
+    "dqn": ("rl/dqn/train.py", ["experiment=fig4a_breakout", "method=redo", *REDO]),
+    "sac": ("rl/sac/train.py", ["experiment=fig4b_hopper", "method=shrink_perturb", *EVERY]),
 }
 
 
@@ -77,14 +73,9 @@ def test_a_chain_of_stops_changes_no_byte(domain, tmp_path):
     script = Script(path)
 
     def run(name, before):
-        fixed = [
-            "size=smoke",
-            f"run.root={tmp_path / name}",
-            f"run.data_root={tmp_path / 'data'}",
-            "device=cpu",
-        ]
-        fixed += ["threads=1", "run.progress=false", "run.checkpoint_steps=1"]
-        return script.run([*fixed, *settings], before)
+        fixed = ["size=smoke", "device=cpu", "threads=1", "run.progress=false", "run.checkpoint_steps=1"]
+        folders = [f"run.root={tmp_path / name}", f"run.data_root={tmp_path / 'data'}"]
+        return script.run([*fixed, *folders, *settings], before)
 
     def metrics(name):
         (found,) = (tmp_path / name).glob("fig*/smoke/*/seed_1/metrics.jsonl")

@@ -42,11 +42,9 @@ CELLS = {  # experiment -> name in the recorded files
     )
     for figure in figures
 }
-NET_OF_DATA = {
-    "cifar10": "resnet18_cifar10",
-    "cifar100": "vit_tiny_cifar100",
-    "tiny_imagenet": "vgg16_tiny_imagenet",
-}
+NET_OF_DATA = dict(
+    cifar10="resnet18_cifar10", cifar100="vit_tiny_cifar100", tiny_imagenet="vgg16_tiny_imagenet"
+)
 DATA_SETS = {"cifar10": ("CIFAR10", 50_000, 10), "cifar100": ("CIFAR100", 50_000, 100),
              "tiny_imagenet": ("TinyImageNet", 100_000, 200)}  # fmt: skip
 
@@ -148,17 +146,12 @@ def test_nets_compute_the_same(net, mode, fidelity):
     )
     real = recorded["grad_norm"] > 1e-6 * recorded["grad_norm"].max()  # the rest is rounding noise
     kinks = any(isinstance(module, torch.nn.ReLU) for module in model.modules())
+    off = (probes - recorded["grad_probe"]).abs() / recorded["grad_norm"]
     found = {
         "logits": ((logits - recorded["logits"]).abs().max(), 1e-5 if net.startswith("vgg16") else 3e-6),
         "loss": (abs(loss.item() - about["loss"][mode]) / about["loss"][mode], 1e-6),
-        "gradient norms": (
-            (norms / recorded["grad_norm"] - 1)[real].abs().max(),
-            1e-3 if kinks else 1e-5,
-        ),
-        "gradient probes": (
-            ((probes - recorded["grad_probe"]).abs() / recorded["grad_norm"])[real].max(),
-            1e-2 if kinks else 1e-4,
-        ),
+        "gradient norms": ((norms / recorded["grad_norm"] - 1)[real].abs().max(), 1e-3 if kinks else 1e-5),
+        "gradient probes": (off[real].max(), 1e-2 if kinks else 1e-4),
     }
     if mode == "train" and "buffer_norm_after" in recorded and len(recorded["buffer_norm_after"]):
         state = model.state_dict()
@@ -336,15 +329,8 @@ OUR_NAMES = {  # of the settings in tuned.csv
     ("muon", "lr_matrices"): "rate_factor",
     ("muon", "lr_rest"): None,  # the default optimizer's, held by the schedule test
 }
-ASIDE = {
-    "eps",
-    "betas",
-    "decay",
-    "period",
-    "tau_reset_freq",
-    "targets",
-    "layers",
-}  # held by the tests of the methods
+# held by the tests of the methods
+ASIDE = {"eps", "betas", "decay", "period", "tau_reset_freq", "targets", "layers"}
 
 
 @pytest.mark.parametrize("experiment", CELLS)
@@ -364,13 +350,8 @@ def test_tuned_values_are_those_of_the_run_scripts(experiment, fidelity):
     assert compared >= 12
 
 
-LATER_RIVALS = (
-    "adamo",
-    "hare_tortoise",
-    "spectral",
-    "upgd",
-    "weight_clipping",
-)  # the paper does not have them
+# the paper does not have them
+LATER_RIVALS = ("adamo", "hare_tortoise", "spectral", "upgd", "weight_clipping")
 
 
 @pytest.mark.parametrize("name", options("search"))
@@ -407,9 +388,8 @@ def run(request, tmp_path_factory):
     pictures = torch.randint(256, (60, 3, size, size), dtype=torch.uint8, generator=draw)
     labels = torch.arange(60) % 3
     mean, std = pixel_statistics(pictures[:40])
-    images = Images(
-        cfg.data.name, pictures[:40], labels[:40], pictures[40:], labels[40:], 3, ("a", "b", "c"), mean, std
-    )
+    parts = pictures[:40], labels[:40], pictures[40:], labels[40:]
+    images = Images(cfg.data.name, *parts, 3, ("a", "b", "c"), mean, std)
     seen, epoch_ended, base = [], [], available()["none"]
 
     def make_batch(images, phase, indices, labels=None, *, test=False, plain=protocols.make_batch):
@@ -419,9 +399,8 @@ def run(request, tmp_path_factory):
 
     def at_boundary(self, state, phase):
         net = state.nets["net"]
-        seen.append(
-            ("boundary", net.training, state.initial["net"], [x.clone() for x in state.last_inputs(10)])
-        )
+        offered = [inputs.clone() for inputs in state.last_inputs(10)]
+        seen.append(("boundary", net.training, state.initial["net"], offered))
         return type(self).__mro__[1].at_boundary(self, state, phase)
 
     def after_step(self, state):
@@ -517,9 +496,8 @@ def test_methods_can_see_the_last_batches_of_the_phase_before(run):
     _, _, seen = run
     for boundary in boundaries_of(seen):
         offered = seen[boundary][3]
-        last_epoch = max(
-            (i for i, event in enumerate(seen[:boundary]) if event[0] == "end of epoch"), default=0
-        )
+        ends = [i for i, event in enumerate(seen[:boundary]) if event[0] == "end of epoch"]
+        last_epoch = max(ends, default=0)
         steps = [i for i, event in enumerate(seen[:last_epoch]) if event[0] == "step"]
         trained_on = [seen[i - 1][2] for i in steps]
         assert 2 <= len(offered) <= 3 and all(map(torch.equal, offered, trained_on[-len(offered) :]))

@@ -16,7 +16,6 @@ from fire_core.checkpoints.atomic import write_atomic
 from fire_core.report import Report
 from harness.runs import Run, generator, numpy_generator, record, seeded
 from harness.runs import checkpoint as checkpoints
-from harness.runs.machine import hardware
 from harness.runs.record import FinishedElsewhere, RunName, Saving
 from harness.runs.trunk import FolderLock, fingerprint
 
@@ -59,36 +58,17 @@ def test_a_run_leaves_its_whole_record(tmp_path):
     assert not {"FAILED", "RUNNING"} & names
     meta = json.loads((run.folder / "meta.json").read_text())
     assert meta["experiment"] == "e" and meta["seed"] == 1 and meta["versions"]["torch"] == torch.__version__
-    assert set(meta["versions"]) - {"torchvision", "gymnasium", "ale-py", "mujoco"} == {
-        "python",
-        "torch",
-        "numpy",
-    }
     assert [json.loads(line)["step"] for line in text.splitlines()] == list(range(1, 9))
     assert open_run(tmp_path).finished
-
-
-@pytest.mark.parametrize("stop_after", [3, 4, 5, 7])
-def test_interrupted_equals_uninterrupted(tmp_path, stop_after):
-    whole = play(open_run(tmp_path / "whole"))
-    with pytest.raises(KeyboardInterrupt):
-        play(open_run(tmp_path / "cut", checkpoint_steps=2), stop_after=stop_after)
-    assert play(open_run(tmp_path / "cut", checkpoint_steps=2)) == whole
 
 
 def test_a_finished_run_says_when_the_code_has_changed_since(tmp_path, capsys, monkeypatch):
     play(open_run(tmp_path))
     commit = record.describe()["commit"]
-    monkeypatch.setattr(record, "describe", lambda: {"commit": commit, "dirty": True})
-    assert open_run(tmp_path).finished
-    assert "the code of the current commit, from which the files here differ" in capsys.readouterr().out
-    monkeypatch.setattr(record, "describe", lambda: {"commit": "f" * 40, "dirty": False})
-    assert open_run(tmp_path).finished
-    assert "which is not the current one" in capsys.readouterr().out
-    meta = tmp_path / "e/smoke/fire/seed_1/meta.json"
-    meta.write_text(json.dumps(json.loads(meta.read_text()) | {"commit": "f" * 40}))
-    assert open_run(tmp_path).finished
-    assert "which is not the current one" not in capsys.readouterr().out
+    for now, dirty, said in ((commit, False, False), (commit, True, True), ("f" * 40, False, True)):
+        monkeypatch.setattr(record, "describe", lambda now=now, dirty=dirty: {"commit": now, "dirty": dirty})
+        assert open_run(tmp_path).finished
+        assert ("from which the files here differ" in capsys.readouterr().out) == said
 
 
 def test_what_an_earlier_start_was_made_with_is_kept(tmp_path):
@@ -101,13 +81,15 @@ def test_what_an_earlier_start_was_made_with_is_kept(tmp_path):
     assert meta["earlier"][0]["started"] <= meta["started"]
 
 
+@pytest.mark.parametrize("trunk", [None, {"rate": 0.1}])
 @pytest.mark.parametrize("stop_after", [3, 4, 5, 7])
-def test_trunk_equals_scratch_also_after_a_kill(tmp_path, stop_after):
+def test_interrupted_equals_uninterrupted_with_a_trunk_and_without(tmp_path, stop_after, trunk):
     whole = play(open_run(tmp_path / "whole"))
-    trunk = {"rate": 0.1}
     with pytest.raises(KeyboardInterrupt):
         play(open_run(tmp_path / "cut", trunk=trunk, checkpoint_steps=2), stop_after=stop_after)
     assert play(open_run(tmp_path / "cut", trunk=trunk, checkpoint_steps=2)) == whole
+    if trunk is None:
+        return
     other = play(open_run(tmp_path / "cut", label="none", trunk=trunk), boundary_value=0.0)
     assert other.splitlines()[:4] == whole.splitlines()[:4] and other != whole
     [trunk] = (tmp_path / "cut" / "trunks").iterdir()
@@ -166,7 +148,7 @@ def test_leaving_a_trunk_goes_on_in_the_same_mirror(tmp_path, monkeypatch):
         def close(self):
             closed.append(True)
 
-    monkeypatch.setattr(record, "open_tracker", Mirror)
+    monkeypatch.setattr(record, "Tracker", Mirror)
     run = open_run(tmp_path, trunk={"rate": 0.1}, tracker="wandb")
     play(run)
     assert opened == [run.folder] and steps == list(range(1, 9)) and len(closed) == 1
@@ -190,19 +172,17 @@ def stopped(root, **settings):
 def test_lost_metrics_are_not_made_up(tmp_path, trunk):
     run = stopped(tmp_path, trunk=trunk)
     path = (run.trunk or run.folder) / "metrics.jsonl"
-    path.write_bytes(path.read_bytes()[:10])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:10])
     with pytest.raises(UserError, match=r"metrics\.jsonl has 10 bytes, .*put the file back, or delete"):
         play(run)
-    assert path.read_bytes().count(b"\0") == 0 and path.stat().st_size == 10
-
-
-def test_lost_metrics_of_a_finished_trunk_are_not_made_up(tmp_path):
-    trunk = {"rate": 0.1}
-    first = open_run(tmp_path, trunk=trunk)
-    play(first)
-    (first.trunk / "metrics.jsonl").write_text("")
-    with pytest.raises(UserError, match="has 0 bytes"):
-        play(open_run(tmp_path, label="none", trunk=trunk))
+    assert path.read_bytes() == whole[:10]
+    if trunk:  # the same where the trunk is finished and another run starts from it
+        path.write_bytes(whole)
+        play(run)
+        path.write_text("")
+        with pytest.raises(UserError, match="has 0 bytes"):
+            play(open_run(tmp_path, label="none", trunk=trunk))
 
 
 @pytest.mark.parametrize("torn", [None, "{"])
@@ -225,21 +205,6 @@ def test_a_checkpoint_of_another_config_is_refused(tmp_path):
         play(other)
 
 
-def test_a_checkpoint_of_an_earlier_version_is_accepted(tmp_path):
-    run = stopped(tmp_path)
-    path = run.folder / "checkpoint/step_000000000002.pt"
-    parts = checkpoints.load(path)
-    del parts["_identity"]
-    torch.save(dict(parts), path)
-    assert play(run) == play(open_run(tmp_path / "whole"))
-
-
-@pytest.mark.parametrize("keep", [0, -1, 1.5, None])
-def test_keeping_no_checkpoint_is_refused(tmp_path, keep):
-    with pytest.raises(UserError, match=f"run.keep={keep}: give a whole number"):
-        open_run(tmp_path, keep=keep)
-
-
 def test_a_run_that_another_process_trains_is_waited_for_and_not_trained_again(tmp_path, capsys):
     first, second = open_run(tmp_path), open_run(tmp_path)
     with first:
@@ -258,19 +223,13 @@ def play_inside(run):
     run._lock.release()
 
 
-def test_a_lone_done_is_no_run(tmp_path, capsys):
+@pytest.mark.parametrize("change", [b"", None, b'{"step": 9}\n'])
+def test_a_finished_run_without_its_metrics_is_refused(tmp_path, change):
     run = open_run(tmp_path)
-    run.folder.mkdir(parents=True)
-    (run.folder / "DONE").write_text("120 bytes of metrics.jsonl\n")
-    assert not run.finished and "the run starts over" in capsys.readouterr().out
-    play(run)
-    assert open_run(tmp_path).finished
-    (run.folder / "meta.json").write_text("{")
-    capsys.readouterr()
-    assert open_run(tmp_path).finished and "its meta.json is damaged" in capsys.readouterr().out
-    with (run.folder / "metrics.jsonl").open("a") as handle:
-        handle.write("more\n")
-    with pytest.raises(UserError, match="but the run ended with"):
+    text = play(run).encode()
+    path = run.folder / "metrics.jsonl"
+    path.unlink() if change is None else path.write_bytes(text + change if change else b"")
+    with pytest.raises(UserError, match=f"but the run ended with {len(text)}: put the file back, or delete"):
         _ = open_run(tmp_path).finished
 
 
@@ -489,16 +448,14 @@ def test_checkpoints_execute_nothing(tmp_path):
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.parametrize(
-    ("failure", "words"),
-    [
-        (OSError(28, "No space left on device"), "No space left"),
-        (
-            RuntimeError("[enforce fail at inline_container.cc:603] . unexpected pos 64 vs 0"),
-            "of disk are free",
-        ),
-    ],
+FULL_DISK = (OSError(28, "No space left on device"), "No space left")
+SHORT_WRITE = (
+    RuntimeError("[enforce fail at inline_container.cc:603] . unexpected pos 64 vs 0"),
+    "of disk are free",
 )
+
+
+@pytest.mark.parametrize(("failure", "words"), [FULL_DISK, SHORT_WRITE])
 def test_failed_save_keeps_the_old_checkpoint(tmp_path, monkeypatch, failure, words):
     checkpoints.save(tmp_path, 1, {"a": 1})
 
@@ -517,12 +474,8 @@ def test_keeps_the_last_and_the_named(tmp_path):
     checkpoints.save(tmp_path, 1, {"a": 1}, name="best")
     for step in range(5):
         checkpoints.save(tmp_path, step, {"a": step}, keep=2)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "best.pt",
-        "step_000000000003.pt",
-        "step_000000000004.pt",
-    ]
-    assert checkpoints.load(checkpoints.latest(tmp_path))["a"] == 4
+    assert sorted(p.stem for p in tmp_path.iterdir()) == ["best", "step_000000000003", "step_000000000004"]
+    assert checkpoints.load_latest(tmp_path)["a"] == 4
 
 
 def test_non_finite_metrics_become_null(tmp_path):
@@ -578,8 +531,3 @@ def test_checkpoints_become_rarer_where_saving_is_slow(tmp_path, monkeypatch):
         assert seconds_until_due() == 150  # 3 seconds are 2 % of it
         run.save(0, {})
         assert seconds_until_due() == 10
-
-
-def test_the_machine_of_a_run_names_the_instructions_that_round_its_numbers(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert f"({torch.backends.cpu.get_cpu_capability()}), {os.cpu_count()} cores" in hardware()

@@ -35,7 +35,7 @@ def test_vit_patches_go_row_by_row_with_the_channel_fastest():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_narrow_forms_learn_and_give_their_features(name):
+def test_narrow_forms_learn(name):
     torch.manual_seed(0)
     size = SMALL[name]["image_size"]
     net = build(name, classes=3, channels=2, **SMALL[name])
@@ -49,8 +49,6 @@ def test_narrow_forms_learn_and_give_their_features(name):
         optimizer.step()
         losses.append(loss.item())
     assert min(losses) < 0.9 * losses[0]
-    net.eval()
-    torch.testing.assert_close(net.head(net.features(images)), net(images))
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
@@ -114,15 +112,13 @@ def test_nets_of_other_packages_go_through_the_same_table(name, sample):
 def test_other_packages_mistakes_say_what_to_do():
     if not (find_spec("timm") and find_spec("torchvision")):
         pytest.skip("packages are not installed")
-    with pytest.raises(UserError, match="timm has no model"):
-        build("timm:no_such_net", classes=5, channels=3, image_size=32)
     with pytest.raises(UserError, match=r"data\.channels=3"):
         build("torchvision:resnet18", classes=5, channels=1, image_size=32)
-    with pytest.raises(UserError, match="torchvision has no"):
-        build("torchvision:no_such_net", classes=5, channels=3, image_size=32)
-    for name in ("timm:resnet18", "torchvision:resnet18"):
-        with pytest.raises(UserError, match=rf"{name} does not take width=8 \(.*keyword argument 'width'\)$"):
-            build(name, classes=5, channels=3, image_size=32, width=8, depth=None)
+    for source in ("timm", "torchvision"):
+        with pytest.raises(UserError, match=rf"model {source}:no_such_net cannot be built .*no_such_net"):
+            build(f"{source}:no_such_net", classes=5, channels=3, image_size=32)
+        with pytest.raises(UserError, match=rf"{source}:resnet18 cannot be built .*keyword argument 'width'"):
+            build(f"{source}:resnet18", classes=5, channels=3, image_size=32, width=8, depth=None)
 
 
 def test_the_vit_leaves_out_what_nothing_reads_and_stays_the_same_function():

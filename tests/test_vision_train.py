@@ -10,13 +10,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from omegaconf import OmegaConf
-from training_scripts import ROOT, Script
+from training_scripts import ROOT, Script, killed
 
 from fire_core import UserError
 from fire_core.methods import create
 from harness.config import CONF
-from harness.domains import find, methods_of
+from harness.domains import find
 from harness.overrides import check_sweep, compose_config
 from vision.train import set_learning_rate, train
 
@@ -84,48 +83,26 @@ def test_killed_runs_end_in_the_same_metrics(whole, tmp_path, number, line):
         ("snr", ["method.percentile=0.5"]),
     ],
 )
-def test_official_hooks_survive_a_kill(method, settings, tmp_path, monkeypatch):
-    """Killed in the middle of the second phase, a class-incremental ViT ends in the same metrics and weights."""
-    monkeypatch.chdir(ROOT)
+def test_official_hooks_survive_a_kill(method, settings, tmp_path):
+    """Killed after a boundary and after units were replaced, a ViT ends in the same metrics and weights."""
     arguments = [
-        *SMOKE,
         "experiment=fig2c_cifar100_vit_tiny",
         f"method={method}",
         "method.variant=official",
         *settings,
     ]
     arguments += ["compat=official", "run.trunk=false", "model.depth=1", "run.checkpoint_steps=2"]
-    kind = type(create(method, variant="official"))
-    plain, phases, recycled = kind.after_step, [], []
-
-    def after_step(self, state):
-        plain(self, state)
-        phases.append(state.phase)
-        recycled.append(self.counts["recycled"])
-        if len(phases) == last_step:
-            raise KeyboardInterrupt
-
-    def start(name):
-        phases.clear()
-        monkeypatch.setattr(sys, "argv", ["train.py", *arguments, f"run.root={tmp_path / name}"])
-        train()
-
-    monkeypatch.setattr(kind, "after_step", after_step)
-    last_step = 0
-    start("whole")
-    assert recycled[-1] > 0
-    last_step = phases.index(1) + 4
-    with pytest.raises(SystemExit):
-        start("killed")
-    last_step = 0
-    start("killed")
-    assert phases[0] == 1
-    whole, killed = (next((tmp_path / name).glob("*/smoke/*/seed_1")) for name in ("whole", "killed"))
-    assert (whole / "metrics.jsonl").read_bytes() == (killed / "metrics.jsonl").read_bytes()
-    nets = [
-        torch.load(folder / "checkpoint" / "final.pt", weights_only=True)["net"] for folder in (whole, killed)
+    replaced = 'parts["at"]["treated"] > 0 and parts["method"]["counts"]["recycled"] > 0'
+    run(*arguments, root=tmp_path / "whole")
+    code, output = SCRIPT.run(command(*arguments, root=tmp_path / "killed"), killed(replaced))
+    assert code == 9, output
+    assert "resuming from" in run(*arguments, root=tmp_path / "killed")
+    whole, stopped = (next((tmp_path / name).glob("*/smoke/*/seed_1")) for name in ("whole", "killed"))
+    assert (whole / "metrics.jsonl").read_bytes() == (stopped / "metrics.jsonl").read_bytes()
+    ends = [
+        torch.load(folder / "checkpoint/final.pt", weights_only=True)["net"] for folder in (whole, stopped)
     ]
-    assert all(torch.equal(nets[0][key], nets[1][key]) for key in nets[0])
+    assert all(torch.equal(value, ends[1][key]) for key, value in ends[0].items())
 
 
 def test_with_replay_old_and_new_classes_are_logged_apart(tmp_path):
@@ -149,14 +126,6 @@ def test_trunk_is_trained_once_and_equals_scratch(whole, tmp_path):
     assert metrics(tmp_path, "random_label", "none") != whole
 
 
-def test_the_config_of_a_run_is_resolved_and_its_second_time_starts_nothing(tmp_path):
-    run("experiment=label_noise", root=tmp_path)
-    text = (tmp_path / "label_noise" / "smoke" / "fire" / "seed_1" / "config.yaml").read_text()
-    assert "${" not in text and OmegaConf.create(text).method.iterations == 10
-    again = run("experiment=label_noise", root=tmp_path)
-    assert "finished already" in again
-
-
 def test_a_run_folder_that_is_deleted_while_it_runs_is_one_line(tmp_path):
     delete = """
 import shutil
@@ -165,9 +134,7 @@ timing = Run.timing
 Run.timing = lambda self, **values: shutil.rmtree(self.folder) or timing(self, **values)
 """
     code, said = SCRIPT.run(command("experiment=random_label", "run.trunk=false", root=tmp_path), delete)
-    assert (
-        code == 2 and said.count("error: ") == 1 and "timing.jsonl was deleted while the run used it" in said
-    )
+    assert code == 2 and said.count("error: ") == 1 and "timing.jsonl (No such file or directory)" in said
 
 
 def test_one_failed_run_does_not_hide_the_others(tmp_path):
@@ -182,35 +149,21 @@ def test_one_failed_run_does_not_hide_the_others(tmp_path):
     ("arguments", "answer"),
     [
         (["method.stpes=5"], "did you mean"),
-        (["+method.stpes=5"], "cannot be added"),
-        (["~method.solver"], "keys cannot be removed, only set, as in method.solver="),
-        (["method=plasticity_injection"], "does not run in vision: it needs an encoder and a head"),
-        (["size=tiny"], "experiment fig2a_cifar10_resnet18 has smoke, small, medium, paper"),
         (["data=cifr10"], "did you mean 'cifar10'"),
         (["data=image_folder"], "data.folder=FOLDER"),
         (["data=cifar10", "data.folder=/does/not/exist"], "does not exist"),
         (["method.targets=foo"], "matches nothing"),
         (["method.targets=[0]"], "targets=[0]: 0 is not a rule"),
-        (["seed=abc"], "whole number"),
-        (["seed=99999999999999999999"], "below 2**63"),
-        (["at=3"], "at is where experiments keep their sizes"),
         (["run.root="], "run.root='': give the folder"),
-        (["domain=sac"], "this script trains vision"),
         (["eval_every=${nothing}"], "Interpolation key 'nothing' not found"),
         (["method.first_phase=2"], "the phases of this run are 0 to 1, so fire would never act"),
         (["method.iterations=abc"], "must be of type int, like its default 10"),
         (["device=cuda:99"], "device='cuda:99' cannot be used"),
-        (
-            ["method=fire_exact", "method.iterations=20"],
-            "iterations=20 has no effect with solver='exact'",
-        ),
+        (["method=fire_exact", "method.iterations=20"], "iterations=20 has no effect with solver='exact'"),
         (
             ["warmup_share=[0.1,0,0]"],
             "warmup_share=[0.1, 0, 0]: give one number, or 2 of them, one per phase",
         ),
-        (["at.paper.protocol.share=0.2"], "write protocol.share="),
-        (["tuned.dash.alpha=1"], "write method.<name>="),
-        (["seed=1,2"], "add -m"),
         (["run.root=" + "a" * 5000], "too long"),
         (["--config-dir", "a" * 5000], "there is no file like experiment/<name>.yaml"),
         (["run.tracker=wandb"], "run.tracker=wandb needs a package: pip install wandb"),
@@ -243,14 +196,6 @@ def test_the_warm_up_is_that_of_the_phase(share, rates):
     assert seen == pytest.approx([*rates[0], *rates[1]])
 
 
-def test_corrupt_checkpoint_is_one_line(tmp_path):
-    folder = tmp_path / "label_noise" / "smoke" / "fire" / "seed_1" / "checkpoint"
-    folder.mkdir(parents=True)
-    (folder / "step_000000000004.pt").write_bytes(b"not a checkpoint")
-    done = run("experiment=label_noise", root=tmp_path, expect=2)
-    assert "cannot be read" in done and "delete it" in done
-
-
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_composes(experiment):
     content = yaml.safe_load((CONF / "experiment" / f"{experiment}.yaml").read_text())
@@ -261,12 +206,6 @@ def test_every_experiment_composes(experiment):
     for name, settings in content.get("tuned", {}).items():
         if isinstance(settings, dict) and name != "trigger":
             assert create(name, **settings).name == name
-
-
-def test_every_method_composes():
-    for name in methods_of(find("vision")):
-        cfg = compose_config("vision", [f"method={name}"])
-        assert create(**cfg.method).name == name
 
 
 def test_experiments_may_lie_in_another_folder(tmp_path):
@@ -291,21 +230,8 @@ def test_a_typed_default_is_the_run_without_it(whole, tmp_path):
     assert f"{renamed}/seed_1 (delete it" in run(*typed, root=tmp_path)
 
 
-def test_lower_precision_ends_within_the_spread_of_seeds(tmp_path):
-    run(
-        "-m",
-        "experiment=random_label",
-        "method=none",
-        "seed=1,2,3",
-        "precision=fp32,bf16",
-        root=tmp_path,
-    )
-    losses = {}
-    for precision in ("fp32", "bf16"):
-        label = f"none-precision={precision}"
-        folders = [tmp_path / "random_label" / "smoke" / label / f"seed_{seed}" for seed in (1, 2, 3)]
-        losses[precision] = [json.loads((f / "summary.json").read_text())["train_loss"] for f in folders]
-    spread = max(losses["fp32"]) - min(losses["fp32"])
-    differences = [a - b for a, b in zip(losses["bf16"], losses["fp32"], strict=True)]
-    assert max(map(abs, differences)) < spread
-    assert losses["bf16"] != losses["fp32"]
+def test_lower_precision_changes_the_loss_by_little(whole, tmp_path):
+    run("experiment=random_label", "precision=bf16", root=tmp_path)
+    texts = whole, metrics(tmp_path, "random_label", "fire-precision=bf16")
+    full, low = (json.loads(text.splitlines()[-1])["train_loss"] for text in texts)
+    assert 0 < abs(low - full) < 0.02 * full

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -101,22 +100,35 @@ def load(
     Raises: UserError for missing or unreadable data, and for fewer images than asked for.
     """
     arrays = _read(name, folder, Path(root), image_size, channels)
-    _check_labels(name, arrays)
-    if classes is not None:
-        arrays = _first_classes(name, arrays, classes)
-    train = _prepare(arrays.train_images, arrays.train_labels, train_per_class, image_size, channels, fit)
-    test = _prepare(arrays.test_images, arrays.test_labels, test_per_class, image_size, channels, fit)
+    names = arrays.class_names
+    counts = np.bincount(arrays.train_labels, minlength=len(names))
+    if not counts.all():
+        empty = shown(names[int(counts.argmin())])
+        raise UserError(f"class {empty!r} of {name} has no training image: add some, or remove the class")
+    if classes is not None and classes > len(names):
+        raise UserError(f"data.classes={classes}: {name} has {len(names)} classes")
+    names = names[:classes]
+
+    def prepared(images: np.ndarray, labels: np.ndarray, per_class: int | None) -> tuple[Tensor, Tensor]:
+        chosen = np.flatnonzero(labels < len(names))
+        if per_class is not None:
+            chosen = chosen[first_of_each_class(labels[chosen], per_class)]
+        found = _with_channels(torch.from_numpy(images[chosen]), channels)
+        found = found if image_size is None else _with_size(found, image_size, fit)
+        return found.contiguous(), torch.from_numpy(labels[chosen])
+
+    train = prepared(arrays.train_images, arrays.train_labels, train_per_class)
+    test = prepared(arrays.test_images, arrays.test_labels, test_per_class)
     mean, std = pixel_statistics(train[0])
     tensors = [tensor.to(device) for tensor in (*train, *test)]
-    names = arrays.class_names
     return Images(name, *tensors, len(names), names, mean.to(device), std.to(device))
 
 
 def download(name: str, root: str | Path = "data") -> Arrays:
     """Return a published data set below `root`, after downloading and unpacking what is missing.
 
-    Unpacked files that are damaged are replaced. Raises UserError if no address answers with the right file, or if the
-    files that it unpacks to are unreadable.
+    Damaged files of CIFAR and Fashion-MNIST are replaced. Raises UserError if no address answers with the right file, or if
+    the files that it unpacks to are unreadable.
     """
     place = Path(root) / name
     lock = FolderLock(place)
@@ -138,16 +150,16 @@ def download(name: str, root: str | Path = "data") -> Arrays:
 
 def _download_tiny_imagenet(place: Path, cache: Path) -> Arrays:
     unpacked = place / "unpacked"
-    if unpacked.is_dir():
-        try:
-            return read_tiny_imagenet(unpacked, cache=cache)
-        except UserError as error:
-            print(f"note: {error}; the published archive is unpacked again", flush=True)
-    remove_torn(place)
-    _fetch_all("tiny_imagenet", place)
-    shutil.rmtree(unpacked, ignore_errors=True)
-    unpack_zip(place / SOURCES["tiny_imagenet"][0][0], unpacked)
-    return read_tiny_imagenet(unpacked, cache=cache)
+    if not unpacked.is_dir():
+        remove_torn(place)
+        _fetch_all("tiny_imagenet", place)
+        unpack_zip(place / SOURCES["tiny_imagenet"][0][0], unpacked)
+    try:
+        return read_tiny_imagenet(unpacked, cache=cache)
+    except UserError as error:
+        raise UserError(
+            f"{error}; or delete {shown(unpacked)} to unpack the published archive again"
+        ) from error
 
 
 def _fetch_all(name: str, place: Path) -> None:
@@ -210,45 +222,6 @@ def _read_folder(
     except UserError as error:
         also = ", nor train/<class>/ and test/<class>/ folders" if name in AS_CLASS_FOLDERS else ""
         raise UserError(f"data.folder={folder}: {error}{also}") from error
-
-
-def _first_classes(name: str, arrays: Arrays, classes: int) -> Arrays:
-    """Return the images of the first `classes` classes."""
-    if classes > len(arrays.class_names):
-        raise UserError(f"data.classes={classes}: {name} has {len(arrays.class_names)} classes")
-    train, test = arrays.train_labels < classes, arrays.test_labels < classes
-    return Arrays(
-        arrays.train_images[train],
-        arrays.train_labels[train],
-        arrays.test_images[test],
-        arrays.test_labels[test],
-        arrays.class_names[:classes],
-    )
-
-
-def _check_labels(name: str, arrays: Arrays) -> None:
-    """Raise UserError if a class has no training image."""
-    counts = np.bincount(arrays.train_labels, minlength=len(arrays.class_names))
-    if not counts.all():
-        empty = shown(arrays.class_names[int(counts.argmin())])
-        raise UserError(f"class {empty!r} of {name} has no training image: add some, or remove the class")
-
-
-def _prepare(
-    pictures: np.ndarray,
-    labels: np.ndarray,
-    per_class: int | None,
-    size: int | None,
-    channels: int | None,
-    fit: str,
-) -> tuple[Tensor, Tensor]:
-    if per_class is not None:
-        chosen = first_of_each_class(labels, per_class)
-        pictures, labels = pictures[chosen], labels[chosen]
-    images = _with_channels(torch.from_numpy(np.array(pictures)), channels)
-    if size is not None:
-        images = _with_size(images, size, fit)
-    return images.contiguous(), torch.from_numpy(np.array(labels, dtype=np.int64))
 
 
 def first_of_each_class(labels: np.ndarray, count: int) -> np.ndarray:

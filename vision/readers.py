@@ -107,16 +107,13 @@ def _read_text(path: Path) -> str:
         raise UserError(f"{shown(path)} cannot be read ({error}): unpack the archive again") from error
 
 
-def unpack_zip(archive: Path, folder: Path) -> Path:
-    """Extract `archive` into `folder`, completely or not at all, unless that exists, and return `folder`."""
-    if folder.is_dir():
-        return folder
+def unpack_zip(archive: Path, folder: Path) -> None:
+    """Extract `archive` into the new `folder`, completely or not at all."""
     try:
         with written_aside(folder, durable=False) as aside, zipfile.ZipFile(archive) as file:
             file.extractall(aside)
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError) as error:
         raise UserError(f"{shown(archive)} cannot be unpacked ({first_line(error)})") from error
-    return folder
 
 
 # ----------------------------------------------------------------------------------- folders of class folders
@@ -186,7 +183,7 @@ def _decode_once(
     lock = FolderLock(cache)
     lock.acquire(wait=True)  # runs of a sweep may ask for the same pictures at the same time
     try:
-        parts = _stored(cache / f"{name}.pt", [len(rows) for rows in listings], channels)
+        parts = _stored(cache / f"{name}.pt")
         if parts is None:
             parts = _decode_all(listings, image_size, channels)
             checkpoints.save(cache, 0, {"parts": parts}, name=name)
@@ -206,27 +203,22 @@ def _facts(path: str, label: int) -> bytes:
     return f"|{label}|{facts.st_size}|{facts.st_mtime_ns}\n".encode()
 
 
-def _stored(path: Path, counts: list[int], channels: int) -> list[torch.Tensor] | None:
+def _stored(path: Path) -> list[torch.Tensor] | None:
     """Return the four tensors of a decoded copy, None if it is missing or damaged."""
     if not path.is_file():
         return None
     try:
-        parts = checkpoints.load(path)["parts"]
-        shapes = [(part.dtype, *part.shape[:2]) for part in parts]
-    except (UserError, LookupError, TypeError, AttributeError):
-        shapes = []
-    wanted = [row for n in counts for row in ((torch.uint8, n, channels), (torch.int64, n))]
-    if shapes != wanted:
+        return checkpoints.load(path)["parts"]
+    except UserError:
         print(f"note: {path} is damaged; the pictures are decoded again", flush=True)
         return None
-    return parts
 
 
 def _decode_all(
     listings: list[list[tuple[str, int]]], image_size: int | None, channels: int
 ) -> list[torch.Tensor]:
     if image_size is None:
-        image_size = min(_open(listings[0][0][0]).size)
+        image_size = min(_open(listings[0][0][0], channels).size)
     parts = []
     with tqdm(total=sum(map(len, listings)), desc="decoding", unit="image", disable=None) as bar:
         for rows in listings:
@@ -240,15 +232,7 @@ def _decode_all(
 
 
 def _decode(path: str, size: int, channels: int) -> np.ndarray:
-    try:
-        with _open(path) as image:
-            picture = image.convert("RGB" if channels == 3 else "L")
-    except UserError:
-        raise
-    except Exception as error:  # Pillow's decoders raise many types on damaged files
-        raise UserError(
-            f"{shown(path)} cannot be decoded ({first_line(error)}): remove or replace it"
-        ) from error
+    picture = _open(path, channels)
     width, height = picture.size
     if (width, height) != (size, size):
         shorter = min(width, height)
@@ -259,15 +243,15 @@ def _decode(path: str, size: int, channels: int) -> np.ndarray:
     return array.transpose(2, 0, 1) if channels == 3 else array[None]
 
 
-def _open(path: str) -> Image.Image:
+def _open(path: str, channels: int) -> Image.Image:
+    """Return an image in grey or colour. Raises UserError if it cannot be decoded or is so large that it may be a bomb."""
     try:
-        with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
-            return Image.open(path, formats=FORMATS)
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        with (
+            warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning),
+            Image.open(path, formats=FORMATS) as image,
+        ):
+            return image.convert("RGB" if channels == 3 else "L")
+    except Exception as error:  # Pillow's decoders raise many types
         raise UserError(
-            f"{shown(path)} is too large ({first_line(error)}): remove it or scale it down"
-        ) from error
-    except Exception as error:  # of many types, as in `_decode`
-        raise UserError(
-            f"{shown(path)} is not a readable image ({', '.join(FORMATS)}): remove or replace it"
+            f"{shown(path)} cannot be decoded ({first_line(error)}): remove it, or replace it by one of {', '.join(FORMATS)}"
         ) from error

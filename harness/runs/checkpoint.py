@@ -25,8 +25,7 @@ def save(folder: Path, step: int, parts: dict[str, Any], *, name: str | None = N
     Named checkpoints stay, and the last `keep` unnamed ones. Raises UserError if the file cannot be written (disk full,
     no permission); older checkpoints are then untouched.
     """
-    check_keep(keep)
-    path = folder / (f"{name}.pt" if name else f"{_stem(step)}.pt")
+    path = folder / f"{name or f'{PREFIX}{step:012d}'}.pt"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         remove_torn(folder)
@@ -47,20 +46,6 @@ def _reason(error: Exception, folder: Path) -> str:
     if isinstance(error, OSError) or not folder.is_dir():
         return str(error)
     return f"the file could not be written in full, {shutil.disk_usage(folder).free / 1e6:,.0f} MB of disk are free"
-
-
-def check_keep(keep: int) -> None:
-    """Raise UserError unless `keep` is a whole number, 1 or more."""
-    if not isinstance(keep, int) or keep < 1:
-        raise UserError(
-            f"run.keep={keep!r}: give a whole number, 1 or more; the last checkpoint always stays"
-        )
-
-
-def latest(folder: Path) -> Path | None:
-    """Return the newest unnamed checkpoint of a folder, None if there is none."""
-    numbered = _numbered(folder)
-    return numbered[-1] if numbered else None
 
 
 def load_latest(folder: Path) -> Parts | None:
@@ -136,22 +121,17 @@ def names(parts: Any, above: str = "") -> list[str]:
     return found
 
 
-def _stem(step: int) -> str:
-    return f"{PREFIX}{step:012d}"
-
-
 def _numbered(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"{PREFIX}*.pt"))
 
 
 def check_owner(path: Path, parts: dict[str, Any], owner: str | None) -> None:
-    """Raise UserError if a checkpoint names another config; those of earlier versions name none."""
+    """Raise UserError if a checkpoint is not that of a run of this config."""
     if not isinstance(parts.get("_metrics_bytes"), int):
         raise UserError(f"checkpoint {path} is not a checkpoint of a run: delete it, or {START_OVER}")
-    known = parts.get("_identity")
-    if known not in (None, owner):
+    if parts["_identity"] != owner:
         raise UserError(
-            f"checkpoint {path} belongs to config {known}, this run is {owner}: "
+            f"checkpoint {path} belongs to config {parts['_identity']}, this run is {owner}: "
             f"delete {path.parent.parent}, or choose another run.root"
         )
 

@@ -131,10 +131,9 @@ def _commits(meta: dict[str, Any]) -> str:
 
 def command_of(meta: dict[str, Any]) -> str:
     """Return the command of a run without its seed, and with FOLDER for folders of data, which differ by machine."""
-    if not isinstance(meta.get("overrides"), list):  # written by an earlier version
-        return str(meta.get("command") or "")
     parts = [f"{key}={meta.get(key)}" for key in ("experiment", "size", "method")]
-    for override in map(str, meta["overrides"]):
+    overrides = meta.get("overrides")
+    for override in map(str, overrides if isinstance(overrides, list) else []):
         key, _, _ = override.partition("=")
         parts.append(f"{key}=FOLDER" if key.endswith(".folder") else override)
     try:
@@ -188,24 +187,19 @@ def _name(value: Any) -> str:
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Return (records, number of damaged lines) of a JSON-lines file."""
-    lines = [line for line in content(path).split(b"\n") if line.strip()]
-    try:
-        found = json.loads(b"[" + b",".join(lines) + b"]", parse_constant=_no_number)
-    except (ValueError, RecursionError):
-        found = [_parsed(line) for line in lines]
-    records = [record for record in found if isinstance(record, dict)]
-    return records, len(found) - len(records)
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line, parse_constant=_no_number)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _no_number(name: str) -> None:
-    """Return None for NaN and infinities, which Python writes into JSON although the format has none."""
+    # NaN and infinities, which Python writes into JSON although the format has none, become None
+    decoder = json.JSONDecoder(parse_constant=lambda name: None)
+    records, damaged = [], 0
+    for line in content(path).split(b"\n"):
+        try:
+            record = decoder.decode(line.decode()) if line.strip() else {}
+        except (ValueError, RecursionError):
+            record = None
+        if record and isinstance(record, dict):
+            records.append(record)
+        elif record != {}:
+            damaged += 1
+    return records, damaged
 
 
 def refuse_link(path: Path) -> None:

@@ -63,12 +63,15 @@ def requirements(*extras: str) -> list[str]:
 def versions(packages: Iterable[str] = ()) -> dict[str, str]:
     """Return the versions of Python, torch, numpy and those of `packages`, such as simulators, that are installed."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
-    for package in packages:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            pass
-    return found
+    return found | {package: version for package in packages if (version := installed(package))}
+
+
+def installed(package: str) -> str:
+    """Return the version of a package, "" if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def hardware() -> str:

@@ -28,11 +28,11 @@ from fire_core.errors import UserError, printable
 from fire_core.report import Report
 from harness.runs import checkpoint as checkpoints
 from harness.runs.checkpoint import Parts
-from harness.runs.folders import read_meta, read_text, refuse_links, write_config
+from harness.runs.folders import read_meta, read_text, refuse_links, state_of, write_config
 from harness.runs.machine import describe, write_meta
 from harness.runs.metrics import METRICS, MetricsFile, as_line, plain
 from harness.runs.signals import STOPPED, StopRequest
-from harness.runs.tracker import Tracker, open_tracker
+from harness.runs.tracker import Tracker
 from harness.runs.trunk import FolderLock, fingerprint
 
 WAIT_SECONDS = 0.5  # between two attempts to take a lock
@@ -106,8 +106,6 @@ class Run:
             trunk: settings that phase 0 depends on, if it may be shared; None to train it in this run.
             meta: further entries of meta.json.
         """
-        saving = saving or Saving()
-        checkpoints.check_keep(saving.keep)
         identity = fingerprint(config)
         folder = name.folder
         if checkpoints.identity_of(folder) not in (None, identity):
@@ -117,7 +115,7 @@ class Run:
                 flush=True,
             )
         facts = {key: value for key, value in asdict(name).items() if key != "root"}
-        run = cls(folder, config, facts | {"identity": identity} | (meta or {}), saving)
+        run = cls(folder, config, facts | {"identity": identity} | (meta or {}), saving or Saving())
         if trunk is not None:
             run.trunk = Path(name.root) / "trunks" / fingerprint(trunk)
             run.meta["trunk"] = run.trunk.name
@@ -133,19 +131,19 @@ class Run:
         """Whether this run is complete already; prints that it is. Raises UserError if its metrics have changed."""
         if not self._is_done():
             return False
-        meta, here, note = read_meta(self.folder), describe(), ""
-        if not meta:
-            note = " (its meta.json is damaged, so the code that it was made with is unknown)"
-        elif meta.get("commit") != here["commit"]:
-            commit = str(meta.get("commit") or "unknown")[:10]
-            note = f", with the code of commit {commit}, which is not the current one"
-        elif here["dirty"]:
-            note = ", with the code of the current commit, from which the files here differ"
+        commit, here, note = read_meta(self.folder).get("commit"), describe(), ""
+        if commit != here["commit"] or here["dirty"]:
+            note = (
+                f", with the code of commit {str(commit or 'unknown')[:10]}, from which the files here differ"
+            )
         print(printable(f"finished already{note}: {self.folder} (delete it to run again)"), flush=True)
         return True
 
     def __enter__(self) -> Run:
-        self._wait_for_others()
+        refuse_links(self.folder)
+        if self._wait_for(self._lock, str(self.folder)) and self._is_done():
+            self._lock.release()
+            raise FinishedElsewhere(f"finished by another process: {self.folder}")
         try:
             remove_torn(self.folder)
             remove_torn(self.folder / "checkpoint")
@@ -168,21 +166,21 @@ class Run:
         self._stop.unwatch()
         try:
             if error is None:
-                try:
-                    self._end()
-                except Exception as late:  # the disk is full, as a rule
-                    self._note_failure(late)
-                    raise
+                self._end()
             else:
                 with contextlib.suppress(OSError):
                     self._close()
-                if isinstance(error, Exception):
-                    self._note_failure(error)
+        except Exception as late:  # the disk is full, as a rule
+            error = late
+            raise
         finally:
             with contextlib.suppress(OSError):
+                if isinstance(error, Exception):
+                    text = f"{error}\n\n" + "".join(traceback.format_exception(error))
+                    write_atomic(self.folder / "FAILED", text)
+            with contextlib.suppress(OSError):
                 (self.folder / "RUNNING").unlink(missing_ok=True)
-            if self._trunk_lock is not None:
-                self._trunk_lock.release()
+            self._release_trunk()
             self._lock.release()
 
     def resume(self, fork: str | None = None) -> dict[str, Any] | None:
@@ -192,6 +190,8 @@ class Run:
         newest of the unfinished trunk, which this run then trains. Metrics after the checkpoint are cut off. A damaged
         checkpoint is left out in favour of the one before.
         """
+        if self.saving.tracker != "none":
+            self._tracker = Tracker(self.saving.tracker, self.folder, self.config)
         parts = checkpoints.load_latest(self.folder / "checkpoint")
         if parts is None and self.trunk is not None:
             return self._enter_trunk(self.trunk, fork)
@@ -285,57 +285,38 @@ class Run:
             for path in (self.folder / "checkpoint").glob("step_*.pt"):
                 path.unlink()
 
-    def _note_failure(self, error: Exception) -> None:
-        """Write FAILED with the traceback, unless the disk is full."""
-        text = f"{error}\n\n" + "".join(traceback.format_exception(error))
-        with contextlib.suppress(OSError):
-            write_atomic(self.folder / "FAILED", text)
-
     def _is_done(self) -> bool:
-        """Return whether the folder has DONE and the metrics that it counts. A DONE without metrics is deleted."""
-        done, metrics = self.folder / "DONE", self.folder / METRICS
-        if not done.exists():
-            return False
-        if not metrics.is_file() or metrics.stat().st_size == 0:
-            print(f"note: {done} has no metrics beside it; the run starts over", flush=True)
-            done.unlink()
-            return False
-        told, size = read_text(done).split(" ")[0], metrics.stat().st_size
-        if told.isdigit() and int(told) != size:
+        """Return whether the run is complete. Raises UserError if its metrics are not those that it ended with."""
+        state = state_of(self.folder)
+        if state == "damaged":
+            metrics, told = self.folder / METRICS, read_text(self.folder / "DONE").split(" ")[0]
+            size = metrics.stat().st_size if metrics.exists() else 0
             raise UserError(
-                f"{metrics} has {size} bytes, but the run ended with {told}: put the file back, or delete {self.folder} to "
-                "run again"
+                f"{metrics} has {size} bytes, but the run ended with {told or 'more'}: put the file back, or delete "
+                f"{self.folder} to run again"
             )
-        return True
+        return state == "done"
 
-    def _wait_for_others(self) -> None:
-        """Take the folder's lock, after any process that trains this run; FinishedElsewhere if that has finished it.
+    def _wait_for(self, lock: FolderLock, trains: str, ready: Path | None = None) -> bool:
+        """Take a lock, after the process that holds it, or wait until the file `ready` is there; return whether it waited.
 
-        Raises UserError if the folder holds a link.
+        A signal that asks to stop ends the process.
         """
-        refuse_links(self.folder)
-        said = False
-        while not self._lock.acquire(wait=False):
-            if not said:
-                print(f"waiting for another process that trains {self.folder}", flush=True)
-                said = True
-            time.sleep(WAIT_SECONDS)
-        if said and self._is_done():
-            self._lock.release()
-            raise FinishedElsewhere(f"finished by another process: {self.folder}")
-
-    def _enter_trunk(self, trunk: Path, fork: str | None) -> dict[str, Any] | None:
-        refuse_links(trunk)
-        self._trunk_lock = FolderLock(trunk)
-        said = False
-        while not (trunk / "DONE").exists() and not self._trunk_lock.acquire(wait=False):
-            if not said:
-                print(f"waiting for another run that trains the shared phase 0 in {trunk}", flush=True)
-                said = True
+        waited = False
+        while not (ready is not None and ready.exists()) and not lock.acquire(wait=False):
+            if not waited:
+                print(f"waiting for another process that trains {trains}", flush=True)
+                waited = True
             if self.stop_signal is not None:
                 print(f"stopped by {self.stop_signal} while waiting; nothing is lost", flush=True)
                 sys.exit(STOPPED)
             time.sleep(WAIT_SECONDS)
+        return waited
+
+    def _enter_trunk(self, trunk: Path, fork: str | None) -> dict[str, Any] | None:
+        refuse_links(trunk)
+        self._trunk_lock = FolderLock(trunk)
+        self._wait_for(self._trunk_lock, f"the shared phase 0 in {trunk}", ready=trunk / "DONE")
         if (trunk / "DONE").exists():
             self._release_trunk()
             print(f"phase 0 from {trunk}", flush=True)
@@ -360,7 +341,6 @@ class Run:
     def _copy_metrics(self, trunk: Path, size: int, checksum: int | None = None) -> None:
         self.place = self.folder
         self._metrics.open_copy(trunk, self.folder, size, checksum)
-        self._open_tracker()
 
     def _begin(self, parts: Parts | None) -> Parts | None:
         """Return the parts of a checkpoint in `place`, after opening the metrics that it counts."""
@@ -370,17 +350,12 @@ class Run:
             checkpoints.check_owner(parts.path, parts, self._owner())
             self._metrics.open_at(self.place, parts["_metrics_bytes"], parts.get("_metrics_checksum"))
             print(printable(f"resuming from {parts.path}"), flush=True)
-        self._open_tracker()
         return parts
 
     def _owner(self) -> str | None:
         """Return the identity of the checkpoints in `place`: the trunk's or this run's."""
         in_trunk = self.trunk is not None and self.place == self.trunk
         return self.place.name if in_trunk else self.meta.get("identity")
-
-    def _open_tracker(self) -> None:
-        if self.saving.tracker != "none" and self._tracker is None:
-            self._tracker = open_tracker(self.saving.tracker, self.folder, self.config)
 
     def _close(self) -> None:
         self._metrics.close()

@@ -1,4 +1,4 @@
-"""Copies of metrics.jsonl in a tracker. Off by default; the file stays the record.
+"""Copies of metrics.jsonl in wandb or trackio. Off by default; the file stays the record.
 
 A tracker gets only the lines that its own process logs, so none from before a resume or from a trunk of another run.
 """
@@ -8,16 +8,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fire_core.errors import UserError
-
-
-class Tracker(Protocol):
-    """The interface of a tracker."""
-
-    def log(self, values: dict[str, Any]) -> None: ...
-    def close(self) -> None: ...
 
 
 def check_tracker(name: str) -> None:
@@ -26,28 +19,8 @@ def check_tracker(name: str) -> None:
         raise UserError(f"run.tracker={name} needs a package: pip install {name}")
 
 
-def open_tracker(name: str, folder: Path, config: dict[str, Any]) -> Tracker:
-    """Return the tracker `name` (tensorboard, trackio or wandb), whose package is imported only here."""
-    return _TensorBoard(folder) if name == "tensorboard" else _Project(name, folder, config)
-
-
-class _TensorBoard:
-    def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.writer = SummaryWriter(str(folder / "tensorboard"))
-
-    def log(self, values: dict[str, Any]) -> None:
-        for key, value in values.items():
-            if isinstance(value, int | float) and key != "step":
-                self.writer.add_scalar(key, value, values.get("step"))
-
-    def close(self) -> None:
-        self.writer.close()
-
-
-class _Project:
-    """wandb or trackio, which has the same three calls."""
+class Tracker:
+    """A run in wandb or in trackio, which has the same three calls; the package is imported only here."""
 
     def __init__(self, name: str, folder: Path, config: dict[str, Any]) -> None:
         self.package = importlib.import_module(name)

@@ -27,8 +27,7 @@ def build(
 
     `name` is one of `MODELS`, or `timm:<name>` / `torchvision:<name>` for a net of those packages, imported on
     use. `settings` are the net's own arguments (`width`, `depth`, `heads`, `patch`, `norm`); None means its default.
-    Nets of `MODELS` also have `features(images)`, the input of their last linear layer. Raises UserError for an
-    unknown name, and for a setting that the net does not have.
+    Raises UserError for an unknown name, and for a setting that the net does not have.
     """
     given = {key: value for key, value in settings.items() if value is not None}
     if ":" in name:

@@ -26,21 +26,13 @@ def build_external(
     build = _build_timm if source == "timm" else _build_torchvision
     try:
         net = build(model, classes, channels, image_size, settings)
-    except TypeError as error:
-        if not settings:
-            raise
-        given = ", ".join(f"{key}={value}" for key, value in settings.items())
-        raise UserError(f"model {name} does not take {given} ({first_line(error)})") from error
-    mark_fused_layers(net)
-    return net
-
-
-def mark_fused_layers(net: nn.Module) -> None:
-    """Set `fused_rows` (q, k, v) on every Linear called `qkv` with three times as many outputs as inputs."""
+    except (TypeError, ValueError, RuntimeError) as error:  # the last two for a model that does not exist
+        raise UserError(f"model {name} cannot be built with {settings} ({first_line(error)})") from error
     for path, module in net.named_modules():
         fused = isinstance(module, nn.Linear) and module.out_features == 3 * module.in_features
         if fused and path.rsplit(".", 1)[-1] == "qkv":
             module.fused_rows = dict.fromkeys(("q", "k", "v"), module.in_features)
+    return net
 
 
 def _build_timm(model: str, classes: int, channels: int, image_size: int, settings: dict) -> nn.Module:
@@ -49,11 +41,6 @@ def _build_timm(model: str, classes: int, channels: int, image_size: int, settin
         import timm
     except ImportError as error:
         raise UserError(f"model timm:{model} needs the timm package: pip install timm") from error
-    if not timm.is_model(model):
-        close = timm.list_models(f"*{model.split('_')[0]}*")[:5]
-        raise UserError(
-            f"timm has no model {model!r}; it has e.g. {', '.join(close) or timm.list_models()[:5]}"
-        )
     arguments = dict(num_classes=classes, in_chans=channels, **settings)
     try:
         return timm.create_model(model, pretrained=False, img_size=image_size, **arguments)
@@ -66,12 +53,7 @@ def _build_torchvision(model: str, classes: int, channels: int, image_size: int,
         raise UserError(
             f"model torchvision:{model} takes 3 channels, the images have {channels}: set data.channels=3"
         )
-    models = import_torchvision().models
-    if model not in models.list_models():
-        raise UserError(
-            f"torchvision has no classification model {model!r}: see torchvision.models.list_models()"
-        )
-    builder = models.get_model_builder(model)
+    builder = import_torchvision().models.get_model_builder(model)
     if "image_size" in inspect.signature(builder).parameters or model.startswith("vit_"):
         settings = {**settings, "image_size": image_size}
     with torch.no_grad():

@@ -54,11 +54,7 @@ class ResNet(nn.Module):
         self.relu2 = nn.ReLU()
         self.head = nn.Linear(inputs, classes)
 
-    def features(self, x: Tensor) -> Tensor:
-        """Return the input of the last linear layer, (n, 8 * width)."""
+    def forward(self, x: Tensor) -> Tensor:
         x = self.relu1(self.bn1(self.conv1(x)))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return self.relu2(self.hidden(x.mean(dim=(2, 3))))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
+        return self.head(self.relu2(self.hidden(x.mean(dim=(2, 3)))))

@@ -38,12 +38,8 @@ class MLP(nn.Module):
         self.hidden = nn.Sequential(*layers)
         self.head = nn.Linear(inputs, classes)
 
-    def features(self, x: Tensor) -> Tensor:
-        """Return the input of the last linear layer, (n, width)."""
-        return self.hidden(torch.flatten(x, 1))
-
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
+        return self.head(self.hidden(torch.flatten(x, 1)))
 
 
 class CNN(nn.Module):
@@ -77,9 +73,5 @@ class CNN(nn.Module):
         self.hidden = nn.Sequential(nn.Linear(inputs * size * size, 4 * width), *activation(4 * width, norm))
         self.head = nn.Linear(4 * width, classes)
 
-    def features(self, x: Tensor) -> Tensor:
-        """Return the input of the last linear layer, (n, 4 * width)."""
-        return self.hidden(torch.flatten(self.convolutions(x), 1))
-
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
+        return self.head(self.hidden(torch.flatten(self.convolutions(x), 1)))

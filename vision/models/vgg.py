@@ -45,9 +45,5 @@ class VGG(nn.Module):
         )
         self.head = nn.Linear(16 * width, classes)
 
-    def features(self, x: Tensor) -> Tensor:
-        """Return the input of the last linear layer, (n, 16 * width)."""
-        return self.hidden(torch.flatten(self.convolutions(x), 1))
-
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
+        return self.head(self.hidden(torch.flatten(self.convolutions(x), 1)))

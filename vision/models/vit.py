@@ -12,9 +12,8 @@ def flatten_patches(images: Tensor, size: int) -> Tensor:
 
     Patches and pixels are in row-major order; the channel varies fastest.
     """
-    grid = images.unflatten(3, (-1, size)).unflatten(
-        2, (-1, size)
-    )  # (n, channels, rows, size, columns, size)
+    # (n, channels, rows, size, columns, size)
+    grid = images.unflatten(3, (-1, size)).unflatten(2, (-1, size))
     return grid.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
 
 
@@ -109,14 +108,10 @@ class ViT(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
 
-    def features(self, x: Tensor) -> Tensor:
-        """Return the input of the last linear layer, (n, width): the class token after the final norm."""
+    def forward(self, x: Tensor) -> Tensor:
         tokens = self.embedding_norm(self.patch_embedding(self.patch_norm(flatten_patches(x, self.patch))))
         tokens = torch.cat((self.class_token.expand(len(x), -1, -1), tokens), dim=1) + self.positions
         for number, block in enumerate(self.blocks, 1):
             read = 1 if number == len(self.blocks) and not self.all_tokens else None
             tokens = block(tokens, read)
-        return self.norm(tokens[:, 0])
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
+        return self.head(self.norm(tokens[:, 0]))

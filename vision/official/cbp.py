@@ -103,13 +103,8 @@ class OfficialCBP(WatchesOutputs, ContinualBackprop):
             module.bias[channels] = 0.0
         for path in layer.norms:
             norm: Any = net.get_submodule(path)
-            for tensor, value in (
-                (norm.weight, 1.0),
-                (norm.bias, 0.0),
-                (norm.running_mean, 0.0),
-                (norm.running_var, 1.0),
-            ):
-                tensor[channels] = value
+            norm.weight[channels] = norm.running_var[channels] = 1.0
+            norm.bias[channels] = norm.running_mean[channels] = 0.0
         for reader, _ in layer.outgoing:
             weight: Any = net.get_submodule(reader).weight
             weight[:, chosen] = 0.0

@@ -17,14 +17,9 @@ def show_images(
 ) -> None:
     """Set `test_inputs` and `last_inputs` of a state for phase `index` of a run with this seed and batch size."""
     before = phases[index - 1]
-    state.test_inputs = lambda count: last_test_inputs(images, phases[index], count)
-    state.last_inputs = lambda count: last_inputs(images, before, count, seed=seed, batch_size=batch_size)
-
-
-def last_test_inputs(images: Images, phase: PhaseData, count: int) -> Tensor:
-    """Return the inputs of the last `count` test images."""
     everything = torch.arange(len(images.test_labels), device=images.test_labels.device)
-    return make_batch(images, phase, everything[-count:], test=True)[0]
+    state.test_inputs = lambda count: make_batch(images, phases[index], everything[-count:], test=True)[0]
+    state.last_inputs = lambda count: last_inputs(images, before, count, seed=seed, batch_size=batch_size)
 
 
 def last_inputs(

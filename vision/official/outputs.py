@@ -44,10 +44,9 @@ def chain(net: nn.Module) -> list[UnitLayer]:
     """Return the watched layers, each of them read by the next one in the list, and the last one by none."""
     names = watched_layers(net)
     modules: dict[str, Any] = dict(net.named_modules())
-    readers: list[tuple[tuple[str, int], ...]] = [((name, 1),) for name in names[1:]]
     return [
-        UnitLayer(name, len(modules[name].weight), (name,), (), reader)
-        for name, reader in zip(names, [*readers, ()], strict=True)
+        UnitLayer(name, len(modules[name].weight), (name,), (), tuple((reader, 1) for reader in readers))
+        for name, readers in zip(names, [*([name] for name in names[1:]), []], strict=True)
     ]
 
 
