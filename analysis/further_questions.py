@@ -186,7 +186,8 @@ def second_phases_told(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def decoders_told(frame: pd.DataFrame) -> dict[str, Any]:
     """Return the dormant shares of decoders with two activations."""
     rows = frame[(frame["experiment"] == DECODERS) & (frame["metric"] == "dormant_share")]
-    rows = estimates.means(rows).assign(net=rows["label"].str.partition("activation=")[2]).set_index("net")
+    rows = estimates.means(rows)
+    rows = rows.set_index(rows["label"].astype(str).str.extract("activation=(.*)")[0])
     named = [(name, rows.loc[net]) for net, name in ACTIVATIONS.items() if net in rows.index]
     one_seed = rows["n"].max() == 1
     return {"rows": named, "one_seed": one_seed, "experiment": DECODERS} if len(named) == 2 else {}

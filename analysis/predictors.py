@@ -82,7 +82,7 @@ def errors(table: pd.DataFrame) -> pd.DataFrame:
     root of the mean squared error in panels left out, of a line in the measure and of the mean of the others."""
     rows = []
     for name, title in PREDICTORS.items():
-        known = table[np.isfinite(table[name].astype(float)) & np.isfinite(table["gain"])]
+        known = table[np.isfinite(table[name].astype(float)) & np.isfinite(table["gain"].astype(float))]
         x, y = known[name].to_numpy(float), known["gain"].to_numpy(float)
         if len(x) < 5:
             continue

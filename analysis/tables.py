@@ -240,7 +240,7 @@ def overview_table(results: Results, frame: pd.DataFrame, verdicts: pd.DataFrame
         said = estimates.of(verdicts, part).query("better == 'fire' and worse == 'none'")["verdict"]
         row |= {"FIRE > none": said.iloc[0] if len(said) else "-"}
         table.append(row | {"measure": rows["measure"].iloc[0].split(",")[0], "size": first["size"]})
-    return pd.DataFrame(table)
+    return pd.DataFrame(table, dtype=object)  # columns of strings would make plain text of a Markup
 
 
 def write_all(results: Results, out: Path) -> list[Path]:

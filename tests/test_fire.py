@@ -143,6 +143,15 @@ def test_half_precision_and_strided_weights():
     assert torch.allclose(strided.weight, reference.weight, atol=1e-5)
 
 
+def test_parameters_keep_identity_and_memory():
+    net = build("cnn", channels=1, image_size=28, classes=10)
+    optimizer = torch.optim.Adam(net.parameters())
+    before = {name: (id(p), p.data_ptr()) for name, p in net.named_parameters()}
+    fire(net)
+    assert before == {name: (id(p), p.data_ptr()) for name, p in net.named_parameters()}
+    assert {id(p) for g in optimizer.param_groups for p in g["params"]} == {v[0] for v in before.values()}
+
+
 def sparse(net):
     net.weight = nn.Parameter(torch.eye(3).to_sparse())
     return net

@@ -48,7 +48,12 @@ READS = {
 }
 READS |= {"nonzero", "masked_select", "unique", "argwhere"}  # their sizes depend on values
 # Where the host may read in every step.
-DOCUMENTED: dict[str, set[str]] = {}
+DOCUMENTED = {
+    "language": {"language/data.py batch"},  # where the windows start, drawn on the CPU
+    "dqn": {"rl/dqn/play.py act"},  # the emulators need the actions
+    # the simulator needs the actions, and Adam counts its steps on the CPU
+    "sac": {"rl/sac/policy.py explore", "rl/sac/update.py step"},
+}
 
 
 class Reads(TorchFunctionMode):

@@ -113,7 +113,8 @@ def load(
         chosen = np.flatnonzero(labels < len(names))
         if per_class is not None:
             chosen = chosen[first_of_each_class(labels[chosen], per_class)]
-        found = _with_channels(torch.from_numpy(images[chosen]), channels)
+        # a copy, because indexing leaves strides that make torch compute grey images in another order
+        found = _with_channels(torch.from_numpy(np.array(images[chosen])), channels)
         found = found if image_size is None else _with_size(found, image_size, fit)
         return found.contiguous(), torch.from_numpy(labels[chosen])
 
