@@ -16,6 +16,7 @@ from analysis import (
     benchmark_tables,
     claims,
     estimates,
+    fig2,
     fig5,
     further_questions,
     paper,
@@ -121,6 +122,7 @@ def reproduced(results: Results, frame: pd.DataFrame, compared: pd.DataFrame, re
             for name, title in FIGURES.items()
             if (figure := _figure(name, title))
         ],
+        moved=fig2.moved_by_fire(at_largest_size(results.boundaries)),
         hessians=fig5.hessians(at_largest_size(frame)).to_dict("records"),
         theirs=paper.panel_of("fig5b", "hessian_lambda_max").set_index("method")["y"].round(1).to_dict(),
         **report,

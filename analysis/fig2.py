@@ -61,6 +61,17 @@ def panel_data(part: Results) -> pd.DataFrame:
     return plot.with_progress(rows)[0]
 
 
+def moved_by_fire(boundaries: pd.DataFrame, net: str = "vit_tiny") -> dict[str, float]:
+    """Return how far FIRE moves all weights of a net at a boundary: its squared distance divided by that of a full reset,
+    both as means over seeds and boundaries, for each figure that has both."""
+    rows = boundaries[boundaries["experiment"].str.fullmatch(rf"fig2[abc]_\w+_{net}")]
+    moved = rows.groupby([rows["experiment"].str[:5], "label"])["sfe"].mean().unstack()
+    shares = (
+        moved.reindex(columns=["fire"])["fire"] / moved.reindex(columns=["full_reset"])["full_reset"]
+    ).dropna()
+    return {str(figure): float(share) for figure, share in shares.items()}
+
+
 def draw_panel(axis: Axes, part: Results, interest: Sequence[str] = plot.INTEREST) -> pd.DataFrame:
     """Draw one panel and return its curves (see `plot.draw_curves`)."""
     part = plain(part)

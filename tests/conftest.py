@@ -12,7 +12,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 torch.set_num_threads(1)
-# Whenever logging is configured anew, absl (of dm_control) closes the stream that it found at its import: pytest's.
+# Whenever logging is configured anew, absl (of MuJoCo) closes the stream that it found at its import: pytest's.
 with suppress(ImportError):
     import absl.logging
 

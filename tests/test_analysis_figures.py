@@ -255,6 +255,15 @@ def test_figure_4_shows_the_level_of_random_actions(results):
     assert list(level.get_ydata()) == [6.0, 6.0] and level.get_linestyle() == "--"
 
 
+def test_the_distance_that_fire_moves_a_vit_by_hand():
+    vit, seeds = "fig2b_cifar100_vit_tiny", [1, 1, 2]
+    rows = [(vit, "fire", seed, sfe) for seed, sfe in zip(seeds, (1.0, 2.0, 3.0))]
+    rows += [(vit, "full_reset", seed, 8.0) for seed in seeds]
+    rows += [("fig2b_cifar10_resnet18", "fire", 1, 9.0), ("fig2c_cifar100_vit_tiny", "fire", 1, 9.0)]
+    frame = pd.DataFrame(rows, columns=["experiment", "label", "seed", "sfe"])
+    assert fig2.moved_by_fire(frame) == {"fig2b": 0.25} and fig2.moved_by_fire(frame[:0]) == {}
+
+
 def test_figure_5_reads_the_scan_and_names_every_number_of_iterations(results, frame):
     part = part_of(results, "fig2a_cifar10_resnet18")
     assert fig5.iterations(fig5.of(frame, part))["iterations"].tolist() == [10, 20]
