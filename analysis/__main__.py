@@ -65,6 +65,10 @@ def draw_figures(given: Sequence[str]) -> int:
     unknown = [name for name in options.name if name not in FIGURES]
     if unknown:
         raise UserError(f"there is no figure {unknown[0]!r}; choose from {', '.join(FIGURES)}")
+    if options.paper_curves and (others := [name for name in options.name if name not in PAPER]):
+        raise UserError(
+            f"--paper-curves: the paper has no figure {others[0]!r}; choose from {', '.join(PAPER)}"
+        )
     exported = (Path(options.root) / "runs.csv").exists()
     names = PAPER if options.paper_curves else [name for name in FIGURES if name != "readme" or exported]
     out, ending = _out(options, "figures"), "-with-paper" if options.paper_curves else ""

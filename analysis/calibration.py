@@ -56,11 +56,11 @@ def finished(root: Path | None, experiment: str, size: str) -> Results:
 
 def rows(part: Results) -> list[dict[str, Any]]:
     """Return the measured columns of the rows of one setting."""
-    headline, figure = measures.of(part)[0], part.first["figure"]
-    if figure.startswith("fig4"):
+    headline, domain = measures.of(part)[0], part.first["domain"]
+    if domain in ("dqn", "sac"):
         return learned_and_lost(part.metrics, headline.metric)
     lost = lost_at_the_end(part.metrics, headline)
-    return [overfitted(part.metrics), lost] if figure == "fig3" else [lost]
+    return [overfitted(part.metrics), lost] if domain == "language" else [lost]
 
 
 def row(metric: str, found: Estimate, **levels: float) -> dict[str, Any]:

@@ -274,8 +274,8 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def premise_counts(layers: pd.DataFrame, nets: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per network, method and seed, in this order of networks: `total` matrices, those with DfI < 1
-    (`below`), and those with DfI < 1 up to a scale (`scaled`)."""
+    """Return rows for each network and method, one per layer of the MLP and one per seed of the others: `total`
+    matrices, those with DfI < 1 (`below`), and those with DfI < 1 up to a scale (`scaled`)."""
     mlp = layers[layers["theorem"].astype(str) == "3"]
     columns = {"total": 1, "below": mlp["dfi"] < 1, "scaled": mlp["dfi_scaled"] < 1}
     named = nets.rename(columns={"matrices": "total", "below_1": "below", "below_1_scaled": "scaled"})

@@ -169,7 +169,7 @@ def learning_loop(
 
 def main() -> None:
     command = parser(__doc__)
-    command.add_argument("--game", default="breakout")
+    command.add_argument("--game", default="breakout", help="of the measurements of acting (breakout)")
     command.add_argument("--rounds", type=int, default=5)
     command.add_argument("--steps", type=int, default=1000, help="steps of the four games in a round")
     command.add_argument("--device", default="cpu", help="device of the updates")

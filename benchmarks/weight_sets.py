@@ -43,15 +43,19 @@ def groups_of(row: str, kind: str, seed: int = 1) -> Groups:
 
 
 def groups_of_checkpoint(path: Path) -> Groups:
-    """Return the matrices of a checkpoint (Linear weights, stacks of them, taps of convolutions), stacked by shape.
-    Raises UserError if it holds no weights in a known form."""
+    """Return the matrices of a checkpoint's networks (Linear weights, stacks of them, taps of convolutions), stacked
+    by shape. Raises UserError if there are none."""
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    networks = [content[key] for key in ("net", "nets", "model") if key in content] or [content]
     matrices: list[Tensor] = []
-    for weight in (tensor for shard in open_checkpoint(path).shards for tensor in shard.load()[0].values()):
+    for weight in _tensors(networks):
         if weight.ndim == 4:
             weight = weight.permute(2, 3, 0, 1)
         if weight.ndim >= 2 and weight.is_floating_point():
             pieces = weight.reshape(-1, *weight.shape[-2:])
             matrices += [piece for piece in pieces if min(piece.shape) > 1 and bool(piece.any())]
+    if not matrices:
+        raise UserError(f"no matrices in {path}: give a checkpoint with weights under net, nets or model")
     return stack_by_shape(matrices)
 
 
@@ -78,3 +82,13 @@ def _collapse(stack: Tensor) -> Tensor:
     left, singular, right = torch.linalg.svd(stack.double(), full_matrices=False)
     singular[:, max(1, singular.shape[1] // 10) :] *= 1e-3
     return ((left * singular.unsqueeze(1)) @ right).float()
+
+
+def _tensors(values: object) -> list[Tensor]:
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, dict):
+        values = list(values.values())
+    if isinstance(values, list):
+        return [tensor for value in values for tensor in _tensors(value)]
+    return []

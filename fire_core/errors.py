@@ -29,7 +29,7 @@ def check_range(owner: object, interval: str, *names: str) -> None:
     low, high = map(float, interval[1:-1].split(","))
     for name in names:
         value = getattr(owner, name)
-        inside = isinstance(value, Real) and low <= float(value) <= high
+        inside = isinstance(value, Real) and low <= value <= high
         if not inside or (value == low and interval[0] == "(") or (value == high and interval[-1] == ")"):
             raise UserError(f"{name}={value!r} must be a number in {interval}")
 

@@ -196,8 +196,9 @@ class Cooldown(Trigger):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned. Raises UserError if the state belongs to another kind of trigger."""
         super().load_state_dict({name: value for name, value in state.items() if name != "members"})
-        for stored in state["members"]:
-            self.trigger.load_state_dict(stored)
+        if len(state.get("members", ())) != 1:
+            raise UserError("this state is not of a Cooldown, which holds the state of one trigger")
+        self.trigger.load_state_dict(state["members"][0])
 
 
 def _positive(name: str, value: int) -> int:

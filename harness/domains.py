@@ -31,7 +31,7 @@ def methods_of(domain: Domain) -> list[str]:
 
 def _modules() -> dict[str, str]:
     """Return {name of a domain: the module that the key `declared_in` of its script's config names}."""
-    files = [path for folder in folders() for path in folder.glob("*.yaml")]
+    files = [path for folder in reversed(folders()) for path in folder.glob("*.yaml")]
     return {path.stem: read_yaml(path)["declared_in"] for path in files if "declared_in" in read_yaml(path)}
 
 

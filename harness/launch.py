@@ -364,8 +364,8 @@ def _about_disk(error: Exception, cfg: DictConfig) -> UserError | None:
     if error.errno == errno.ENOENT and not Path(where).is_relative_to(cfg.run.root):
         return None
     return UserError(
-        f"cannot write {where[:200]} ({error.strerror}): change that and run the same command again; earlier checkpoints "
-        "are intact"
+        f"cannot write {where[:200]} ({error.strerror}): free space, choose a shorter name or restore the folder, and run "
+        "the same command again; earlier checkpoints are intact"
     )
 
 

@@ -72,7 +72,8 @@ def nearest(word: str, known: Sequence[str]) -> str:
     for part in (word, word.rpartition(".")[2]):
         if close := difflib.get_close_matches(part, names, n=1):
             return f"; did you mean {names[close[0]]!r}?"
-    return f"; the nearest are {', '.join(difflib.get_close_matches(word, known, n=4, cutoff=0))}"
+    near = difflib.get_close_matches(word, known, n=4, cutoff=0)
+    return f"; the nearest are {', '.join(near)}" if near else ""
 
 
 def compose_config(name: str, overrides: list[str]) -> DictConfig:

@@ -105,6 +105,8 @@ def check_trigger(
         raise UserError(f"trigger.{missing[0]}=null: trigger={name} needs a value")
     if name == OFF:
         return None
+    if name == "dormancy" and given["level"] >= 1:
+        raise UserError(f"trigger.level={given['level']}: give a share of dormant units, less than 1")
     make(given)
     boundary_only = type(method).treat is Method.treat and method.name != "none"
     if boundary_only or method.changes_structure:

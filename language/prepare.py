@@ -109,8 +109,10 @@ def _prepare(
 ) -> None:
     tokenizer = load_tokenizer(tokenizer_name)
     dtype = "uint16" if tokenizer.vocabulary <= 2**16 else "uint32"
-    # pieces of other settings are left alone until the end
     pieces = folder / f".pieces_{fingerprint(made_from | {'characters': PIECE_CHARACTERS})}"
+    for old in folder.glob(".pieces*"):
+        if old != pieces:
+            shutil.rmtree(old)
     pieces.mkdir(exist_ok=True)
     parts = {}
     for part in PARTS:

@@ -122,6 +122,12 @@ class FrameReplay(_Ring):
         self.old_frames = None if parent is None else open_frames(parent / FILE, row, read_only=True)
         if existing:
             self.frames = open_frames(self.path, row)
+            least = needed if new_rows is None else min(needed, new_rows + 1)
+            if len(self.frames) < least:
+                raise UserError(
+                    f"replay file {self.path} is damaged ({len(self.frames)} rows, at least {least} are needed): delete "
+                    f"{self.path.parents[1]} and run the same command again"
+                )
         else:
             spare = max(32 * checkpoints, self.depth // 16) if reserve is None else reserve
             rows = needed + spare if new_rows is None else min(needed + spare, new_rows + 1)
@@ -294,6 +300,11 @@ class FrameReplay(_Ring):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` of this replay, or of the parent of a new fork, returned. Raises UserError if frames in
         the files have changed since then."""
+        if "facts" not in state:
+            raise UserError(
+                f"the replay in {self.path.parent} was saved by an earlier version: delete the run's folder, and that of "
+                "its shared first phase (trunks/), to start over"
+            )
         self.count = self.saved_count = int(state["count"])
         self.checksums = dict(state["checksums"])
         for name, array in state["facts"].items():
@@ -377,4 +388,7 @@ class FlatReplay(_Ring):
         """Restore what `state_dict` returned."""
         self.count = int(state["count"])
         for name, column in state["columns"].items():
-            self.columns[name][: len(column)] = column.numpy()
+            # earlier versions kept a dimension of 1
+            self.columns[name][: len(column)] = column.numpy().reshape(
+                len(column), *self.columns[name].shape[1:]
+            )

@@ -208,10 +208,13 @@ def _stored(path: Path) -> list[torch.Tensor] | None:
     if not path.is_file():
         return None
     try:
-        return checkpoints.load(path)["parts"]
+        parts = checkpoints.load(path)["parts"]
     except UserError:
-        print(f"note: {path} is damaged; the pictures are decoded again", flush=True)
-        return None
+        parts = None
+    if isinstance(parts, list) and len(parts) == 4 and all(isinstance(part, torch.Tensor) for part in parts):
+        return parts
+    print(f"note: {path} is damaged; the pictures are decoded again", flush=True)
+    return None
 
 
 def _decode_all(

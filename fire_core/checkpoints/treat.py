@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,9 @@ from fire_core.checkpoints.files import Checkpoint, copy_others, new_checkpoint
 from fire_core.engine import FireSettings, project, treat_tensors
 from fire_core.errors import UserError
 from fire_core.report import Report, Row
-from fire_core.targets import TargetTable
+from fire_core.targets import Target, TargetTable
+
+CHUNK_WEIGHTS = 1 << 26
 
 
 def treat_file(
@@ -50,12 +50,10 @@ def treat_file(
     with writing as place:
         for shard in checkpoint.shards:
             tensors, content = shard.load()
-            chosen = [target for target in table.included if target.parameter in tensors]
-            for _, group in groupby(chosen, key=attrgetter("parameter")):  # bounds the memory
-                targets = TargetTable(group)
+            for group in _groups([t for t in table.included if t.parameter in tensors]):
                 part = treat_tensors(
                     tensors,
-                    targets,
+                    TargetTable(group),
                     partial(project, settings=fire_settings),
                     action="projected",
                     method="fire",
@@ -66,11 +64,26 @@ def treat_file(
                 changed |= part.changed
                 seconds += part.seconds
                 done |= {row.name: row for row in part.rows}
-                del part  # frees the matrices that the report keeps
-                progress(len(targets))
+                del part  # frees the tensors of this shard
+                progress(len(group))
             if place is not None:
                 shard.save(place / shard.path.name if checkpoint.is_folder else place, tensors, content)
         if place is not None:
             copy_others(checkpoint, place)
     rows = [done.get(t.name) or Row(t.name, t.parameter, t.shape, "skipped", t.reason) for t in table]
     return Report(rows, changed, seconds=seconds, method="fire", dry_run=dry_run)
+
+
+def _groups(targets: list[Target]) -> Iterator[list[Target]]:
+    """Yield groups of targets of bounded size, sorted by shape, so that equal shapes are treated in one stack."""
+    group: list[Target] = []
+    weights = 0
+    for target in sorted(targets, key=lambda t: t.shape):
+        size = target.shape[0] * target.shape[1]
+        if group and weights + size > CHUNK_WEIGHTS:
+            yield group
+            group, weights = [], 0
+        group.append(target)
+        weights += size
+    if group:
+        yield group

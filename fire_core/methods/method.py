@@ -56,7 +56,7 @@ class Method:
     variant: ClassVar[str] = PUBLISHED
     summary: ClassVar[str] = ""
     source: ClassVar[str] = ""
-    changes_optimizer: ClassVar[bool] = False  # overrides `optimizer`
+    changes_optimizer: ClassVar[bool] = False  # overrides `build`
     changes_structure: ClassVar[bool] = False  # adds modules, and overrides `rebuild`
     watches_training: ClassVar[bool] = (
         False  # reads activations of the training passes, which compiled nets hide

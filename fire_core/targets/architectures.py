@@ -169,7 +169,9 @@ def experts(name: str) -> Callable[[Any], Layout | None]:
         if name != "gate_up_proj":
             return layout
         if not owner.is_concatenated:
-            return replace(layout, why_out="gate and up halves of experts, interleaved row by row")
+            return replace(
+                layout, why_out="interleaved gate and up halves: set stacked_matrices to treat them whole"
+            )
         width = getattr(owner, name).shape[2 if transposed else 1] // 2
         return replace(layout, sizes=(("gate", width), ("up", width)), why="gate or up half of one expert")
 

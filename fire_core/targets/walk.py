@@ -347,7 +347,8 @@ def refuse_flat_shards(modules: dict[str, nn.Module]) -> None:
     """Raise UserError for FSDP1, which keeps several parameters in one flat vector and cuts that into shards."""
     sharded = ((p, m) for p, m in modules.items() if type(m).__name__ == "FullyShardedDataParallel")
     path, outermost = next(sharded, ("", None))
-    if outermost is not None and all(parameter.dim() < 2 for parameter in outermost.parameters()):
+    named = () if outermost is None else tuple(outermost.named_parameters())
+    if named and (any(n.endswith("_flat_param") for n, _ in named) or all(p.dim() < 2 for _, p in named)):
         raise UserError(
             f"module {path!r} is wrapped by FullyShardedDataParallel, which flattens and cuts its "
             "parameters: no matrix can be seen; call this inside "
@@ -459,22 +460,29 @@ def sharing(tensors: Mapping[str, Tensor]) -> dict[str, set[str]]:
 
     Meta, sparse and empty tensors and subclasses such as DTensor are ignored.
     """
-    members: dict[int, list[str]] = {}
-    for name, tensor in tensors.items():
-        if _in_memory(tensor):
-            members.setdefault(tensor.untyped_storage().data_ptr(), []).append(name)
+    spans = sorted((*_span(tensor), name) for name, tensor in tensors.items() if _in_memory(tensor))
     found: dict[str, set[str]] = {}
-    for names_here in members.values():
-        for one, other in itertools.combinations(names_here, 2):
-            if np.shares_memory(_addresses(tensors[one]), _addresses(tensors[other])):
-                found.setdefault(one, set()).add(other)
-                found.setdefault(other, set()).add(one)
+    reaching: list[tuple[int, str]] = []  # earlier tensors that may reach into the next one
+    for start, end, name in spans:
+        reaching = [(other_end, other) for other_end, other in reaching if other_end > start]
+        for _, other in reaching:
+            if np.shares_memory(_addresses(tensors[name]), _addresses(tensors[other])):
+                found.setdefault(name, set()).add(other)
+                found.setdefault(other, set()).add(name)
+        reaching.append((end, name))
     return found
 
 
 def _in_memory(tensor: Tensor) -> bool:
     plain = type(tensor) in (Tensor, torch.nn.Parameter, torch.nn.Buffer)
     return plain and tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """Return the addresses of the first byte and of the one after the last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size()
 
 
 def _addresses(tensor: Tensor) -> np.ndarray:

@@ -83,7 +83,7 @@ def check(cfg: DictConfig) -> None:
     for name in counted:
         if cfg[name] % n:
             raise UserError(
-                f"{name}={cfg[name]} must be a multiple of env.environments={n}: all play equally"
+                f"{name}={cfg[name]} must be a multiple of env.environments={n}: all step together"
             )
     updates = cfg.updates_per_transition * n
     if updates < 1 or abs(updates - round(updates)) > 1e-9:

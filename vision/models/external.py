@@ -26,8 +26,15 @@ def build_external(
     build = _build_timm if source == "timm" else _build_torchvision
     try:
         net = build(model, classes, channels, image_size, settings)
-    except (TypeError, ValueError, RuntimeError) as error:  # the last two for a model that does not exist
-        raise UserError(f"model {name} cannot be built with {settings} ({first_line(error)})") from error
+    except UserError:
+        raise
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # ValueError for a model that torchvision does not have
+        given = "".join(f" with {key}={value}" for key, value in settings.items())
+        raise UserError(f"model {name} cannot be built{given} ({first_line(error)})") from error
     for path, module in net.named_modules():
         fused = isinstance(module, nn.Linear) and module.out_features == 3 * module.in_features
         if fused and path.rsplit(".", 1)[-1] == "qkv":
@@ -41,6 +48,8 @@ def _build_timm(model: str, classes: int, channels: int, image_size: int, settin
         import timm
     except ImportError as error:
         raise UserError(f"model timm:{model} needs the timm package: pip install timm") from error
+    if not timm.is_model(model):
+        raise UserError(f"timm has no model {model!r}: see timm.list_models()")
     arguments = dict(num_classes=classes, in_chans=channels, **settings)
     try:
         return timm.create_model(model, pretrained=False, img_size=image_size, **arguments)

@@ -40,7 +40,10 @@ def mesh_folder() -> Path:
             "geometry 'mesh' needs the H1 meshes of robosuite-models: make install-sac "
             "(or use a task with 'primitive' in its name, which needs none)"
         )
-    return Path(spec.submodule_search_locations[0]) / "assets" / "robots" / "h1" / "meshes"
+    folder = Path(spec.submodule_search_locations[0]) / "assets" / "robots" / "h1" / "meshes"
+    if not (folder / "pelvis.STL").exists():
+        raise UserError(f"there are no H1 meshes in {folder}: delete it and run make install-sac again")
+    return folder
 
 
 @lru_cache

@@ -12,7 +12,8 @@ try:
     with stop.postponed():
         import mujoco
 except Exception as error:  # MuJoCo opens the OpenGL library that MUJOCO_GL names as soon as it is imported
-    remedy = "unset MUJOCO_GL, only pictures need it" if "MUJOCO_GL" in os.environ else "make install-sac"
+    missing = isinstance(error, ModuleNotFoundError) or "MUJOCO_GL" not in os.environ
+    remedy = "make install-sac" if missing else "unset MUJOCO_GL, only pictures need it"
     raise UserError(f"MuJoCo does not load ({error}): {remedy}") from error
 
 __all__ = ["mujoco"]
