@@ -134,20 +134,6 @@ def test_bf16_updates_stay_near_float32_ones_and_keep_large_values_apart(tmp_pat
         assert (other - slope).norm() < 0.1 * slope.norm()
 
 
-def test_truncation_bootstraps_and_termination_does_not(tmp_path):
-    """A hand-made replay: the same last step once terminated, once truncated."""
-    replay = FrameReplay(8, 2, (1, 1), tmp_path, stack=1)
-    replay.start(np.zeros((2, 1, 1), np.uint8))
-    final = np.full((2, 1, 1), 3, np.uint8)
-    terminated, truncated = np.array([True, False]), np.array([False, True])
-    replay.add(
-        np.zeros(2), np.array([1.0, 1.0]), terminated, truncated, np.full((2, 1, 1), 9, np.uint8), final
-    )
-    batch = replay.transitions(np.array([0, 0]), np.array([0, 1]))
-    target = lambda images: images.flatten(1).float()  # noqa: E731
-    assert td_targets(Learner(target, target, 0.5), batch).tolist() == [1.0, 1.0 + 0.5 * 3]
-
-
 def test_network_is_the_published_one():
     net = DQN(18)
     shapes = {name: tuple(p.shape) for name, p in net.named_parameters() if p.ndim > 1}
