@@ -44,7 +44,6 @@ OFTEN_OFFICIAL = {
 for name in (name for name in NAMES if "official" in variants(name)):
     CASES[f"{name} official"] = name, {"variant": "official", **OFTEN_OFFICIAL.get(name, {})}
 ROOT = Path(__file__).resolve().parents[1]
-IN_TRAINING = ("penalty", "after_step", "after_epoch", "before_evaluation", "after_evaluation", "optimizer")
 CONF = ROOT / "conf" / "method"
 
 

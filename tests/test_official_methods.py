@@ -202,36 +202,31 @@ def test_layers_of_the_official_nets(cell, fidelity):
     names = watched_layers(model)
     theirs = recorded["redo_and_snr_hooked"]
     place, their_place = {n: i for i, n in enumerate(names)}, {n: i for i, n in enumerate(theirs)}
+
+    def places_of(names: list[str]) -> list[int]:
+        return [their_place[n] for n in names]
+
     assert len(names) == len(theirs)
     layers = chain(model)
-    pairs = [
-        (
-            place[layer.name],
-            place[layer.outgoing[0][0]],
-            layer.units,
-            modules[layer.outgoing[0][0]].weight.shape[1],
-        )
-        for layer in layers[:-1]
-    ]
+    pairs = []
+    for layer in layers[:-1]:
+        reader = layer.outgoing[0][0]
+        pairs.append((place[layer.name], place[reader], layer.units, modules[reader].weight.shape[1]))
     their_pairs = [
         (their_place[p["from"]], their_place[p["to"]], p["units"], p["columns"]) for p in recorded["pairs"]
     ]
     for method in ("redo", "snr"):
         fidelity("method", method, f"layers and what reads them, {cell}", pairs != their_pairs, 0)
-    assert [place[layer.name] for layer in layers[:-2]] == [
-        their_place[n] for n in recorded["redo_reset_rows_of"]
-    ]
-    assert [place[layer.name] for layer in layers if layer.outgoing] == [
-        their_place[n] for n in recorded["snr_reset_rows_of"]
-    ]
+    assert [place[layer.name] for layer in layers[:-2]] == places_of(recorded["redo_reset_rows_of"])
+    read = [place[layer.name] for layer in layers if layer.outgoing]
+    assert read == places_of(recorded["snr_reset_rows_of"])
     linked = linked_layers(model)
     ours = [place[layer.name] for layer in linked]
-    fidelity("method", "cbp", f"layers, {cell}", ours != [their_place[n] for n in recorded["cbp"]], 0)
+    fidelity("method", "cbp", f"layers, {cell}", ours != places_of(recorded["cbp"]), 0)
     for layer, (_, entry) in zip(linked, recorded["cbp"].items(), strict=True):
         assert columns_of(layer) == entry["units"]
-        assert [place[reader] for reader, _ in layer.outgoing] == [
-            their_place[n] for n in [entry["outgoing"]] if n
-        ]
+        readers = [entry["outgoing"]] if entry["outgoing"] else []
+        assert [place[reader] for reader, _ in layer.outgoing] == places_of(readers)
         assert len(layer.norms) == (entry["norm"] is not None)
         assert (2 / modules[layer.name].weight[0].numel()) ** 0.5 == pytest.approx(entry["std"])
 
@@ -326,13 +321,8 @@ def test_cbp(kind, fidelity):
     case = settings["cases"][kind]
     model = load_into(net(kind), arrays, f"{kind}.start")
     state = state_of(model)
-    method = create(
-        "cbp",
-        variant="official",
-        replacement_rate=case["replacement_rate"],
-        maturity=case["maturity"],
-        decay=case["decay"],
-    )
+    settings = {key: case[key] for key in ("replacement_rate", "maturity", "decay")}
+    method = create("cbp", variant="official", **settings)
     draw_globally(method, case["seed"])
     layers = method.find_layers(state, "net")
     assert [layer.name for layer in layers] == list(case["layers"])
