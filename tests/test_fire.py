@@ -139,7 +139,6 @@ def test_parameters_keep_identity_and_memory():
     ("settings", "make", "said"),
     [
         ({"solver": "newton"}, None, "newton"),
-        ({"degenerate": "sometimes"}, None, "sometimes"),
         ({"scale": "offical"}, None, "scale"),
         ({"iterations": 2.5}, None, "iterations"),
         ({"tolerance": -1}, None, "tolerance"),

@@ -277,7 +277,6 @@ REPEATED = nn.ModuleDict({"blocks": nn.ModuleList(nn.Sequential(nn.Linear(4, 4))
         (Mixed(), "", "empty"),
         (Mixed(), "heat", "nearest: head"),
         (Mixed(), "all,-nosuch.*", "'nosuch.*'"),
-        (Mixed(), "mlp", "names that exist"),
         (Mixed(), lambda target: False, "no matrix"),
         (Mixed(), ["head", 0], r"targets=\['head', 0\]: 0 is not a rule"),
         (elsewhere(), "all", "ZeRO stage 3"),
