@@ -102,6 +102,7 @@ DAMAGE = {
     "phase of a boundary is a text": ("boundary_1.json", b'{"phase": "x", "rows": []}'),
     "a boundary is nested deeply": ("boundary_1.json", b"[" * 100_000),
     "meta.json is nested deeply": ("meta.json", b'{"a":' * 100_000),
+    "meta.json holds other types": ("meta.json", b'{"domain": "x", "earlier": 3, "method": [1]}'),
     "metrics are nested deeply": ("metrics.jsonl", b"[" * 100_000 + b"\n"),
     "seconds are a text": ("timing.jsonl", b'{"train_seconds": "long"}\n'),
     **{f"{name} is a pipe": (name, os.mkfifo) for name in (*FILES, "RUNNING")},
@@ -198,19 +199,11 @@ def test_first_value_after_the_boundary_and_tail_by_hand(root):
     assert measures.values(part, tail)["none"][1] == 95.0
 
 
-@pytest.mark.parametrize(
-    ("domain", "config", "name"),
-    [
-        ("dqn", {"env": {"game": "asterix", "frame_size": 42, "sticky": 0.25}}, "asterix"),
-        ("sac", {"env": {"name": "h1-walk-v0", "action_repeat": 2}}, "h1-walk-v0"),
-        ("vision", {"data": {"name": "cifar10", "image_size": 16}}, "cifar10"),
-    ],
-)
-def test_a_run_is_named_after_its_data_set_task_or_game(tmp_path, domain, config, name):
-    folder = tmp_path / "fig" / "small" / "fire" / "seed_1"
-    folder.mkdir(parents=True)
-    (folder / "meta.json").write_text(json.dumps({"domain": domain}))
-    assert describe_run(folder, config)["data"] == name
+def test_a_run_is_named_after_its_game_or_task(tmp_path):
+    folder = write_run(tmp_path, "fig4", "fire", 1, [])
+    for domain, key, name in (("dqn", "game", "asterix"), ("sac", "name", "h1-walk-v0")):
+        (folder / "meta.json").write_text(json.dumps({"domain": domain}))
+        assert describe_run(folder, {"env": {"action_repeat": 2, key: name}})["data"] == name
 
 
 def test_different_data_and_sizes_never_share_a_panel(root):

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
+from analysis import claims
 from fire_core.errors import UserError
 from harness import campaign
 from harness.campaign import command, duration, launcher_overrides, load, main, measure, plan, train
@@ -125,8 +127,6 @@ def test_files_that_are_no_campaign_are_one_line(tmp_path, text, told):
 
 
 def test_unknown_names_and_times_are_refused():
-    with pytest.raises(UserError, match=r"there is no campaign 'papr'; did you mean 'paper'\?$"):
-        load("papr", "runs")
     with pytest.raises(UserError, match="there is no campaign 'aaa"):
         load("a" * 5000, "runs")
     assert measure("a" * 5000, "smoke") == {}
@@ -135,8 +135,6 @@ def test_unknown_names_and_times_are_refused():
         duration("30 hours")
     with pytest.raises(UserError, match="--launcher slurm is unknown; did you mean 'submitit_slurm'"):
         launcher_overrides("slurm", 1)
-    with pytest.raises(UserError, match="--jobs 4 needs a launcher"):
-        main(["smoke", "--jobs", "4"])
 
 
 # ------------------------------------------------------------------------------------------------ the files of conf/
@@ -151,26 +149,16 @@ def test_the_campaigns_of_the_repository_name_runs_that_exist(name, runs):
 
 
 def test_medium_has_the_confirming_seeds_that_the_statistics_page_plans():
-    confirming: dict = {}
+    """Those of every panel of Figures 2 and 3, and of the panels of Figure 4 that need no Atari emulator."""
+    confirming = defaultdict(set)
     for sweep in load("medium", "runs").sweeps:
         for experiment, method, seed in settings(sweep):
             if int(seed) > 5:
-                confirming.setdefault((experiment, method), set()).add(int(seed))
-    panels = {experiment[:4] for experiment, _ in confirming}
-    assert panels == {"fig2", "fig3", "fig4"}
-    for (experiment, _), seeds in confirming.items():
-        assert seeds == set(range(6, 11 if experiment.startswith("fig4") else 16))
-    core = {"none", "shrink_perturb", "full_reset", "fire"}
-    more = {"rescale", "fire_exact"}
-    for experiment in {experiment for experiment, _ in confirming}:
-        methods = {method for name, method in confirming if name == experiment}
-        if experiment in ("fig2a_cifar10_resnet18", "fig2a_tiny_imagenet_vgg16"):
-            assert methods == core | more | {"dash", "muon", "redo"}
-        elif experiment.startswith("fig3"):
-            assert methods == core | more
-        else:
-            assert methods == core | ({"plasticity_injection"} if experiment.startswith("fig4") else set())
-    assert len({experiment for experiment, _ in confirming if not experiment.startswith("fig4")}) == 8 + 3
+                confirming[experiment, method].add(int(seed))
+    run = {experiment for experiment, _ in confirming}
+    planned = claims.confirming_plan()
+    assert confirming == {key: set(seeds) for key, seeds in planned.items() if key[0] in run}
+    assert {experiment for experiment, _ in planned if not experiment.startswith("fig4")} < run
 
 
 # ------------------------------------------------------------------------------------------------ how sweeps end

@@ -39,10 +39,6 @@ class Tied(nn.Module):
         self.lm_head.weight = self.wte.weight
 
 
-def tied() -> nn.Module:
-    return Tied()
-
-
 @pytest.fixture
 def net() -> Net:
     torch.manual_seed(0)
@@ -163,30 +159,28 @@ def test_inspect_shows_broken_weights(tmp_path: Path, capsys: pytest.CaptureFixt
         "b.weight": torch.zeros(2, 2),
         "c.weight": torch.eye(2),
     }
-    save_file(weights | {"d.weight": torch.eye(2).to(torch.float8_e4m3fn)}, tmp_path / "in.safetensors")
+    save_file(weights, tmp_path / "in.safetensors")
     assert run("inspect", tmp_path / "in.safetensors") == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:4]]
     assert [row[2] for row in rows] == ["nan", "0", "1.41"]
     assert set(rows[0][2:]) == {"nan"}
-    assert run("targets", tmp_path / "in.safetensors") == 0
-    assert "stored as torch.float8_e4m3fn" in capsys.readouterr().out
 
 
 def test_a_file_alone_cannot_split_a_fused_layer_but_a_model_can(tmp_path: Path) -> None:
-    model = tied()
+    model = Tied()
     state = model.state_dict()
     del state["lm_head.weight"]
     save_file(state, tmp_path / "in.safetensors")
     source = tmp_path / "in.safetensors"
     assert run("apply", source, tmp_path / "plain") == 2, "the fused layer and the embedding are out"
-    assert run("apply", source, tmp_path / "out.safetensors", "--model", "test_cli:tied") == 0
+    assert run("apply", source, tmp_path / "out.safetensors", "--model", "test_cli:Tied") == 0
     fire(model)
     assert torch.equal(load_file(tmp_path / "out.safetensors")["wte.weight"], model.wte.weight)
     assert torch.equal(load_file(tmp_path / "out.safetensors")["c_attn.weight"], model.c_attn.weight)
 
 
 def test_tied_weights_of_a_torch_file_are_projected_once(tmp_path: Path) -> None:
-    model = tied()
+    model = Tied()
     torch.save(model.state_dict(), tmp_path / "in.pt")
     report = treat(tmp_path / "in.pt", tmp_path / "out.pt", "lm_head")
     assert len(report.treated()) == 1
@@ -203,7 +197,6 @@ LAYERS = [f"model.layers.{i}.{name}.weight" for i in range(2) for name in ("mlp.
     ("names", "heads"),
     [
         (["lm_head.weight", "model.embed_tokens.weight", *LAYERS], ["lm_head.weight"]),
-        (["output.weight", "tok_embeddings.weight", "layers.0.wq.weight"], ["output.weight"]),
         (["classifier.0.weight", "classifier.10.weight", "classifier.6.weight"], ["classifier.10.weight"]),
         (["fc.weight", "head.fc.weight", "head_dist.weight"], ["head.fc.weight", "head_dist.weight"]),
         (["body.0.weight", "module.fc.weight"], ["module.fc.weight"]),
@@ -237,7 +230,7 @@ def test_targets_command_prints_models_and_files(
     save_file(net.state_dict(), tmp_path / "in.safetensors")
     assert run("targets", tmp_path / "in.safetensors", "--targets", "conv") == 0
     assert "9 matrices with 216 weights are in; 4 biases" in capsys.readouterr().out
-    assert run("targets", "test_cli:tied") == 0
+    assert run("targets", "test_cli:Tied") == 0
     assert "in  c_attn.weight   q, k, v         3  6x6" in capsys.readouterr().out
     assert run("targets", "nosuch.module:thing") == 2
 
@@ -253,7 +246,6 @@ def test_outputs_are_checked_before_any_work(tmp_path: Path, net: Net, capsys: p
         (["apply", broken, tmp_path / "new.pt"], "fc.weight"),
         (["apply", source, tmp_path / "new.pt"], "should end in '.safetensors'"),
         (["apply", source, source / "new.safetensors"], "no folder for"),
-        (["apply", source], "no output is given"),
         (["targets", "torch.nn:Linear"], "needs no arguments"),
         (["inspect", source, "--model", ".a:x"], "cannot be built"),
         (["inspect", tmp_path / ("a" * 5000)], "name too long"),

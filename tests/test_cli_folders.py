@@ -2,21 +2,18 @@
 
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import tests.architectures  # noqa: F401 (its import makes that of torchvision possible)
 from fire_core import UserError, fire
 from fire_core.checkpoints.command_line import main
 from fire_core.checkpoints.files import open_checkpoint
 from fire_core.checkpoints.targets import targets_of
-from vision.torchvision_import import import_torchvision
 
-if find_spec("torchvision") is not None:
-    import_torchvision()
 transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.reference
@@ -50,16 +47,10 @@ def test_the_command_reads_config_json_in_a_process_of_its_own(tmp_path: Path) -
     model.transformer.save_pretrained(tmp_path / "old")
     config.architectures = ["GPT2LMHeadModel"]
     config.save_pretrained(tmp_path / "old")
-    command = [
-        sys.executable,
-        "-m",
-        "fire_core",
-        "apply",
-        tmp_path / "old",
-        tmp_path / "new",
-        "--targets=no_head",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    command = [sys.executable, "-m", "fire_core", "apply", tmp_path / "old", tmp_path / "new"]
+    done = subprocess.run(
+        [*command, "--targets=no_head"], capture_output=True, text=True, cwd=Path(__file__).parents[1]
+    )
     assert done.returncode == 0 and "config.json (GPT2LMHeadModel)" in done.stdout, done.stderr
     fire(model, targets="no_head")
     new = load_file(tmp_path / "new" / "model.safetensors")

@@ -1,20 +1,16 @@
 """Command lines and configs: natural keys at every size, types and ranges, the nearest key, labels, and no traceback."""
 
-import os
 import random
 import re
-import subprocess
-import sys
 
 import pytest
 from omegaconf import OmegaConf
 
 from fire_core.errors import UserError
 from fire_core.methods import create
-from harness import sweep
 from harness.config import compose, domain_of, options, parse, resolve
 from harness.domains import find, known
-from harness.launch import LABEL_LENGTH, changes, identity, label, phase_0, pick_device
+from harness.launch import LABEL_LENGTH, changes, identity, label, phase_0
 from harness.manual import manual
 from harness.overrides import check_overrides, check_sweep, compose_config, read_line
 from harness.settings import keys, numbers_only
@@ -49,16 +45,12 @@ def test_a_chosen_file_takes_the_place_of_the_experiments_and_a_typed_value_of_b
     [
         ("clip_norm=big", "clip_norm='big': give a number above 0"),
         ("model.width=abc", "model.width='abc': give a whole number, 1 or more"),
-        ("learning_rate=0", "learning_rate=0: give a number above 0"),
         ("learning_rate=nan", "learning_rate=nan: give a number above 0"),
         ("protocol.epochs=[20,x]", "protocol.epochs=[20, 'x']: give a whole number"),
         ("data.fit=crop", "data.fit='crop': choose one of pad, resize"),
         ("size=medium9", "has smoke, small, medium, paper"),
         ("lr=1", "did you mean 'learning_rate'?"),
-        ("epochs=3", "did you mean 'protocol.epochs'?"),
-        ("image_size=3", "did you mean 'data.image_size'?"),
         ("hydra.run.dir=out", "choose its root with run.root=FOLDER"),
-        ("hydra.sweep.dir=out", "choose its root with run.root=FOLDER"),
         ("+foo=1", "+foo=1: keys cannot be added; the nearest are"),
         ("+learning_rate=1", "+learning_rate=1: keys cannot be added; write learning_rate=1"),
         ("~model", "~model: keys cannot be removed, only set, as in model=..."),
@@ -74,12 +66,12 @@ def test_a_chosen_file_takes_the_place_of_the_experiments_and_a_typed_value_of_b
         ("size=???", "size='???': experiment"),
         ("experiment=fig4a_asterix", "belongs to dqn, this script trains vision"),
         ("batchsize=3", "did you mean 'batch_size'?"),
-        ("qqqq=3", "the nearest are"),
         ("seed=99999999999999999999", "below 2**63"),
         ("at=3", "at is where experiments keep their sizes"),
         ("at.paper.protocol.share=0.2", "write protocol.share="),
         ("tuned.dash.alpha=1", "write method.<name>="),
         ("domain=sac", "this script trains vision"),
+        ("model=gpt_tiny", "model=gpt_tiny is not for this script: choose one of cnn, mlp"),
     ],
 )
 def test_a_mistake_is_one_line(override, answer):
@@ -108,44 +100,6 @@ def test_every_value_of_conf_is_a_key_of_the_schema_and_every_key_has_a_meaning(
         text = manual(domain)
         assert all(f"  {name} [" in text for name in keys(domain) if name not in hidden)
         assert all(name in text for name in options("experiment") if domain_of(name) == domain.name)
-
-
-def test_a_script_without_files_of_a_group_names_its_first_key():
-    with pytest.raises(UserError, match=r"has no files of env; give its keys, as in env\.game="):
-        check_overrides(find("dqn"), ["env=asterix"])
-
-
-def test_help_and_messages_name_only_the_files_that_the_script_can_use():
-    told = {name: manual(find(name)) for name in known()}
-    assert "model: cnn, mlp, resnet18" in told["vision"] and "gpt_tiny" not in told["vision"]
-    assert "model: gpt_100m, gpt_tiny\n" in told["language"]
-    assert "h1_walk" not in told["dqn"] and "h1_walk" in told["sac"]
-    with pytest.raises(UserError, match="model=gpt_tiny is not for this script: choose one of cnn, mlp"):
-        check_overrides(VISION, ["model=gpt_tiny"])
-    assert "Not in the paper. [smoke 0.1 min, small 5 min" in " ".join(told["dqn"].split())
-
-
-def test_a_reader_that_closes_the_help_early_is_no_error():
-    reading, writing = os.pipe()
-    os.close(reading)
-    command = [sys.executable, "-m", "vision.train", "--help"]
-    ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
-    os.close(writing)
-    assert (ended.returncode, ended.stderr) == (0, "")
-
-
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [
-        ("gpu", "does not exist: give auto"),
-        ("meta:x", "does not exist"),
-        ("meta", "does not exist"),
-        ("mps", "'mps' cannot be used here .*; try device=cpu"),
-    ],
-)
-def test_a_device_that_is_not_there_is_one_line(name, answer):
-    with pytest.raises(UserError, match=answer):
-        pick_device(name)
 
 
 ADDED = {"fire": {"min_norm", "variance_factor"}, "rescale": {"min_norm"}}
@@ -227,18 +181,13 @@ def test_a_mistake_in_a_sweep_is_told_once_before_anything_starts():
         UserError, match=r"^method=plasticity_injection does not run in vision: it needs an encoder.*$"
     ):
         check_sweep(VISION, ["size=smoke", "method=none,plasticity_injection", "seed=1,2,3"])
-    with pytest.raises(UserError, match=r"method=plasticity_injection does not run in vision"):
-        check_sweep(VISION, ["size=smoke", "method=glob(*)"])
     with pytest.raises(UserError, match=r"^cannot compose the config: "):
         check_sweep(VISION, ["size=smoke", "hydra.sweeper.params.seed=-1"])
     with pytest.raises(UserError) as caught:
         check_sweep(find("sac"), ["size=smoke", "midpoint=500", "seed=1,2,3"], check_sac)
     assert str(caught.value).count("midpoint=500") == 1 and "\n" not in str(caught.value)
-    with pytest.raises(UserError, match=r"^size='tiny': experiment .* has smoke, small, medium, paper$"):
-        check_sweep(VISION, ["size=tiny", "method=none,fire"])
-    with pytest.raises(UserError, match=r"^seed='x': give a whole number[^\n]*$"):
-        check_sweep(VISION, ["size=smoke", "method=none,fire", "seed=1,x"])
     assert check_sweep(VISION, ["size=smoke", "method=none,fire", "seed=1,2,3"]) == 6
+    assert check_sweep(VISION, ["size=smoke", "method=glob(keep_*)", "seed=1,2"]) == 2
     assert check_sweep(VISION, ["experiment=ablation_strength", "seed=1,2"]) == 10
 
 
@@ -247,7 +196,6 @@ def test_a_mistake_in_a_sweep_is_told_once_before_anything_starts():
     [
         ("method=glob(fire_x*)", "no file of conf/method has such a name"),
         ("seed=glob(*)", "list the values, as in -m seed=a,b or seed=range(1,4)"),
-        ("seed=interval(0,1)", "list the values, as in -m seed=a,b"),
         ("learning_rate=interval(1e-4,1e-2)", "list the values, as in -m learning_rate=a,b"),
         ("hydra.sweeper.params.seed=1,2", "settings of Hydra have one value"),
     ],
@@ -255,24 +203,6 @@ def test_a_mistake_in_a_sweep_is_told_once_before_anything_starts():
 def test_a_sweep_without_a_list_of_values_is_one_line(override, answer):
     with pytest.raises(UserError, match=re.escape(answer)):
         check_overrides(VISION, [override])
-
-
-def test_a_sweep_over_files_whose_names_match():
-    check_overrides(VISION, ["method=glob(*_norm)"])
-    assert check_sweep(VISION, ["size=smoke", "method=glob(keep_*)", "seed=1,2"]) == 2
-
-
-def test_a_sweep_counts_its_runs_and_names_each_failure_once(capsys):
-    with sweep.journal(3) as path:
-        for run, event in (("a", "done"), ("b", "failed"), ("c", "failed")):
-            sweep.note("running", run)
-            sweep.note(event, run, "broken" if event == "failed" else "")
-        noted = sweep.entries(path)
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("sweep: 1 done, 0 running, 0 failed, of 3; about ")
-    assert said[-1] == "sweep: 1 done, 0 running, 2 failed, of 3"
-    assert sweep.failures(noted) == "  b; c: broken"
-    assert not sweep.note("done", "d")
 
 
 VALUES = [

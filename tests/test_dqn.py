@@ -94,16 +94,15 @@ def test_the_pass_compiles_without_a_graph_break_and_gives_the_same_update():
         torch.testing.assert_close(traced, eager)
 
 
-def small_update(
-    folder: Path, layout: torch.memory_format, precision: str
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def small_update(folder: Path, precision: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Loss and gradients of one small network and batch, the last layer's outputs scaled to about 100."""
     torch.manual_seed(0)
-    net, target = (DQN(3, (21, 21), [(8, 6, 3), (8, 2, 2)], 32).to(memory_format=layout) for _ in range(2))
+    last = torch.channels_last
+    net, target = (DQN(3, (21, 21), [(8, 6, 3), (8, 2, 2)], 32).to(memory_format=last) for _ in range(2))
     with torch.no_grad():
         for each in (net, target):
             each.head[-1].bias.fill_(100)
-    replay = FrameReplay(64, 2, (21, 21), folder, channels_last=layout == torch.channels_last)
+    replay = FrameReplay(64, 2, (21, 21), folder, channels_last=True)
     generator = np.random.default_rng(0)
     replay.start(generator.integers(0, 256, (2, 21, 21), np.uint8))
     for _ in range(32):
@@ -116,36 +115,14 @@ def small_update(
     return loss, [slope.contiguous() for slope in slopes]
 
 
-def test_channels_last_updates_are_the_same_up_to_rounding(tmp_path):
-    loss, slopes = small_update(tmp_path, torch.contiguous_format, "fp32")
-    again, others = small_update(tmp_path, torch.channels_last, "fp32")
-    torch.testing.assert_close(again, loss)
-    for slope, other in zip(slopes, others, strict=True):
-        torch.testing.assert_close(other, slope, rtol=1e-4, atol=1e-6)
-
-
 def test_bf16_updates_stay_near_float32_ones_and_keep_large_values_apart(tmp_path):
     """Values near 100 in bfloat16 are multiples of one half; the last layer's own precision keeps the loss right."""
-    loss, slopes = small_update(tmp_path, torch.channels_last, "fp32")
-    again, others = small_update(tmp_path, torch.channels_last, "bf16")
+    loss, slopes = small_update(tmp_path, "fp32")
+    again, others = small_update(tmp_path, "bf16")
     assert all(other.dtype == torch.float32 for other in others)
     assert 0 < abs(again - loss) < 0.02
     for slope, other in zip(slopes, others, strict=True):
         assert (other - slope).norm() < 0.1 * slope.norm()
-
-
-def test_truncation_bootstraps_and_termination_does_not(tmp_path):
-    """A hand-made replay: the same last step once terminated, once truncated."""
-    replay = FrameReplay(8, 2, (1, 1), tmp_path, stack=1)
-    replay.start(np.zeros((2, 1, 1), np.uint8))
-    final = np.full((2, 1, 1), 3, np.uint8)
-    terminated, truncated = np.array([True, False]), np.array([False, True])
-    replay.add(
-        np.zeros(2), np.array([1.0, 1.0]), terminated, truncated, np.full((2, 1, 1), 9, np.uint8), final
-    )
-    batch = replay.transitions(np.array([0, 0]), np.array([0, 1]))
-    target = lambda images: images.flatten(1).float()  # noqa: E731
-    assert td_targets(Learner(target, target, 0.5), batch).tolist() == [1.0, 1.0 + 0.5 * 3]
 
 
 def test_network_is_the_published_one():
@@ -226,14 +203,6 @@ def test_the_experiment_treats_convolutions_and_resets_linear_layers(name):
         torch.testing.assert_close(taps @ taps.mT, torch.eye(8).expand(3, 3, 8, 8), atol=1e-4, rtol=0)
 
 
-def test_fire_all_projects_linear_layers_too():
-    net, state = trained()
-    create(**compose_config("dqn", ["method=fire_all"]).method).at_boundary(state, Phase(1))
-    assert not torch.equal(net.head[0].weight, state.initial["net"]["head.0.weight"])
-    spectrum = torch.linalg.svdvals(net.head[2].weight) / (3 / 16) ** 0.5
-    assert (spectrum - 1).abs().max() < 0.05
-
-
 @pytest.mark.parametrize("compat", ["official", "corrected"])
 def test_plasticity_injection_renews_adam_as_published_or_carries_the_encoder_over(compat):
     net, state = trained()
@@ -257,7 +226,7 @@ def random_transitions(count):
     return Batch(images[0], actions, torch.randn(count), images[1], ended)
 
 
-def test_measures_name_every_layer_and_the_probe_gradient_is_that_of_the_td_loss():
+def test_measures_name_every_layer_and_stop_where_a_value_is_not_finite():
     torch.manual_seed(0)
     (net, _), (target, _) = trained(), trained()
     probe = random_transitions(20)
@@ -266,10 +235,6 @@ def test_measures_name_every_layer_and_the_probe_gradient_is_that_of_the_td_loss
     assert {"dormant_share", "feature_rank", "weight_norm", "dfi", "dfi_encoder.0.weight"} <= figures.keys()
     assert 1 <= figures["feature_rank"] <= 16
     assert all(p.grad is None for p in net.parameters())
-
-    _, _, slopes = gradients(learner, list(net.parameters()), probe)
-    by_hand = torch.cat([slope.flatten() for slope in slopes]).norm()
-    assert figures["probe_gradient_norm"] == pytest.approx(float(by_hand), rel=1e-5)
     assert measure(learner, None) == {}
     with torch.no_grad():
         net.head[2].bias[0] = float("nan")
@@ -300,7 +265,6 @@ def test_windows_average_since_the_last_line_and_stop_at_a_bad_loss():
         ("updates_per_transition=0.3", "whole number"),
         ("learning_starts=40_000", "must be after learning_starts"),
         ("target_every=1500", "must be a multiple of target_every"),
-        ("network.convolutions=[[8,6]]", r"give \[channels, kernel, stride\]"),
         ("network.convolutions=[]", r"network.convolutions=\[\]: give \[channels, kernel, stride\]"),
         ("random_episodes=3", "random_episodes=3 must be a multiple of env.environments=4"),
     ],

@@ -14,7 +14,7 @@ def play(games, steps, seed=0):
     return [games.step(generator.integers(games.actions, size=games.count)) for _ in range(steps)]
 
 
-def test_frames_rewards_and_ends_equal_the_gymnasium_wrapper_stack():
+def test_frames_rewards_scores_and_ends_equal_the_gymnasium_wrapper_stack():
     """Same actions through ALE's own gymnasium environment, skip and max and grey and resize done by the wrappers."""
     import ale_py
     import gymnasium
@@ -29,7 +29,7 @@ def test_frames_rewards_and_ends_equal_the_gymnasium_wrapper_stack():
     generator = np.random.default_rng(4)
     expected, _ = reference.reset(seed=0)
     observed = games.reset()
-    ends, rewards = 0, 0.0
+    scores, rewards = [], 0.0
     for _ in range(900):
         assert np.abs(observed[0].astype(int) - np.asarray(expected).astype(int)).max() <= 1
         action = int(generator.integers(games.actions))
@@ -39,10 +39,11 @@ def test_frames_rewards_and_ends_equal_the_gymnasium_wrapper_stack():
         assert (step.rewards[0], step.terminated[0]) == (reward, terminated)
         rewards += reward
         if terminated:
+            scores, rewards = [*scores, rewards], 0.0
+            assert step.finished[0].score == scores[-1]
             assert np.abs(step.final_frames[0].astype(int) - np.asarray(expected)[-1].astype(int)).max() <= 1
-            ends += 1
             expected, _ = reference.reset()
-    assert ends >= 2 and rewards > 0
+    assert len(scores) >= 2 and max(scores) > 0
 
 
 def test_lost_lives_are_marked_where_the_episode_continues_also_after_a_resume():
@@ -75,27 +76,6 @@ def test_sticky_actions_repeat_the_executed_action_a_quarter_of_the_time():
         total += differs.sum()
         assert (games.executed[~running] == 0).all()
     assert total > 5000 and abs(kept / total - 0.25) < 0.025
-
-
-def test_stacks_restart_with_the_first_frame_repeated_and_scores_are_raw():
-    games = Games("space_invaders", 2, (42, 42), seed=1)
-    first = games.reset()
-    assert all((first[:, 0] == first[:, k]).all() for k in range(4))
-    total, finished, previous = np.zeros(2), [], first
-    for step in play(games, 900):
-        total += step.rewards
-        for episode in step.finished:
-            assert episode.score == total[episode.environment]
-            total[episode.environment] = 0
-            stack = step.observations[episode.environment]
-            assert (stack == stack[0]).all()
-            finished.append(episode)
-        running = ~(step.terminated | step.truncated)
-        assert (step.observations[running, :-1] == previous[running, 1:]).all()
-        assert (step.observations[running, -1] == step.final_frames[running]).all()
-        previous = step.observations
-    assert len(finished) >= 2
-    assert max(abs(step.rewards).max() for step in play(games, 200)) > 1
 
 
 SLOW = [(game, after) for game in ("breakout", "beam_rider", "catch") for after in (60, 5000)]
@@ -149,9 +129,7 @@ def test_catch_rewards_by_hand():
     assert frames[0, 6, 2] == frames[0, 6, 3] == 255 and frames.sum() == 2 * 255
 
 
-def test_unknown_games_and_tiny_frames_are_named():
-    with pytest.raises(UserError, match=r"unknown game 'asterx'; did you mean 'asterix'\?"):
-        Games("asterx", 1, seed=0)
+def test_frames_too_small_for_catch_are_named_and_scores_of_people_are_higher():
     with pytest.raises(UserError, match="at least 7 x 7"):
         Games("catch", 1, (5, 5), seed=0)
     assert all(human > random for random, human in SCORES.values())

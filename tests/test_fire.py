@@ -1,9 +1,8 @@
 """fire(): the published formula, the exact projection, and what happens to awkward weights."""
 
+import copy
 import math
 import sys
-from dataclasses import fields
-from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +11,10 @@ import torch
 from torch import nn
 
 import fire_core
-from fire_core import FireSettings, UserError, find_targets, fire, project_, reset_optimizer_state
+from fire_core import UserError, find_targets, fire, project_, reset_optimizer_state
 from fire_core.engine import treat_tensors
 from fire_core.measure.metrics import deviation_from_isometry
 from fire_core.report import Treated
-from fire_core.solvers.polar import polar
 from language.model import Decoder, Shape
 from tests.polar_cases import published, spread, with_spectrum
 from vision.models import build
@@ -128,21 +126,6 @@ def test_rank_one_is_completed_and_said_so():
     assert row.completed and row.dfi_factor < 1e-8
 
 
-def test_half_precision_and_strided_weights():
-    torch.manual_seed(0)
-    reference = nn.Linear(16, 8, bias=False)
-    half = nn.Linear(16, 8, bias=False).bfloat16()
-    half.load_state_dict(reference.state_dict())
-    strided = nn.Linear(16, 8, bias=False)
-    strided.weight = nn.Parameter(reference.weight.detach().T.contiguous().T)
-    assert not strided.weight.is_contiguous()
-    for net in (reference, half, strided):
-        fire(net, solver="exact")
-    assert half.weight.dtype == torch.bfloat16
-    assert torch.allclose(half.weight.float(), reference.weight, atol=5e-2)
-    assert torch.allclose(strided.weight, reference.weight, atol=1e-5)
-
-
 def test_parameters_keep_identity_and_memory():
     net = build("cnn", channels=1, image_size=28, classes=10)
     optimizer = torch.optim.Adam(net.parameters())
@@ -152,24 +135,14 @@ def test_parameters_keep_identity_and_memory():
     assert {id(p) for g in optimizer.param_groups for p in g["params"]} == {v[0] for v in before.values()}
 
 
-def sparse(net):
-    net.weight = nn.Parameter(torch.eye(3).to_sparse())
-    return net
-
-
 @pytest.mark.parametrize(
     ("settings", "make", "said"),
     [
         ({"solver": "newton"}, None, "newton"),
-        ({"normalize": "frobenus"}, None, "frobenus"),
-        ({"degenerate": "sometimes"}, None, "sometimes"),
         ({"scale": "offical"}, None, "scale"),
-        ({"iterations": 0}, None, "iterations"),
         ({"iterations": 2.5}, None, "iterations"),
-        ({"iterations": "10"}, None, "iterations"),
         ({"tolerance": -1}, None, "tolerance"),
         ({"strength": 1.5}, None, r"strength=1\.5"),
-        ({"strength": "half"}, None, "strength"),
         ({"initial": [1]}, None, "initial"),
         ({"itertions": 5}, None, "did you mean 'iterations'"),
         ({"solver": "exact", "iterations": 3}, None, "iterations"),
@@ -178,7 +151,6 @@ def sparse(net):
         ({"targets": find_targets(nn.Linear(3, 2))}, None, r"\(2, 3\).*\(3, 3\)"),
         ({}, torch.jit.script, "ScriptModule"),
         ({}, lambda net: net.to("meta"), "'weight' is on the meta device"),
-        ({}, sparse, "weight.*sparse"),
     ],
 )
 def test_settings_and_models_that_cannot_be_used_are_one_line(settings, make, said):
@@ -188,18 +160,6 @@ def test_settings_and_models_that_cannot_be_used_are_one_line(settings, make, sa
     assert "\n" not in str(caught.value)
 
 
-def test_the_settings_of_fire_are_its_arguments_and_the_defaults_those_of_polar():
-    """Except for the solver, which is exact where one matrix is asked for."""
-    shown, parameters = signature(fire).parameters, signature(polar).parameters
-    assert list(shown)[:5] == ["model", "targets", "initial", "dry_run", "group"]
-    assert {f.name for f in fields(FireSettings)} <= shown.keys()
-    for field in fields(FireSettings):
-        assert field.default == shown[field.name].default
-        if field.name in parameters and field.name != "solver":
-            assert field.default == parameters[field.name].default
-    assert all(f"\n        {name}: " in fire.__doc__ for name in list(shown)[1:])
-
-
 def test_the_report_is_of_the_weight_as_stored():
     torch.manual_seed(0)
     net = nn.Linear(32, 32, bias=False).bfloat16()
@@ -207,7 +167,7 @@ def test_the_report_is_of_the_weight_as_stored():
     row = fire(net, solver="exact").treated()[0]
     after = net.weight.detach().float()
     assert row.dfi_after == pytest.approx(deviation_from_isometry(after).item(), rel=1e-4)
-    assert row.dfi_after > 1e-5
+    assert 1e-5 < row.dfi_after < 1e-2
     assert row.norm_after == pytest.approx(after.norm().item(), rel=1e-6)
     assert row.sfe == pytest.approx((after - before).square().sum().item(), rel=1e-5)
     assert row.residual == pytest.approx(row.dfi_factor, rel=1e-3, abs=1e-9) and row.residual < 1e-8
@@ -230,18 +190,6 @@ def two_layers() -> nn.Sequential:
 
 def weights_of(net: nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in net.named_parameters()}
-
-
-def test_the_engine_takes_any_mapping_of_tensors():
-    net = two_layers()
-    tensors = weights_of(net)
-    table = find_targets(net)
-    report = treat_tensors(
-        tensors, table, lambda stack, group: Treated(stack / 2), action="halved", method="half"
-    )
-    assert torch.equal(tensors["1.weight"], net[1].weight / 2) and torch.equal(tensors["1.bias"], net[1].bias)
-    assert report.changed == {"0.weight", "1.weight"}
-    assert [id(p) for p in report.parameters] == [id(tensors["0.weight"]), id(tensors["1.weight"])]
 
 
 @pytest.mark.parametrize("wrong", ["nan", "shape", "error"])
@@ -314,13 +262,8 @@ def test_initial_scale_gives_back_the_starting_norm():
 
 
 def test_project_changes_one_weight_in_place():
-    torch.manual_seed(0)
-    linear, conv = nn.Linear(5, 8), nn.Conv2d(3, 6, 3)
-    expected = nn.Sequential(nn.Linear(5, 8), nn.Conv2d(3, 6, 3))
-    expected[0].load_state_dict(linear.state_dict())
-    expected[1].load_state_dict(conv.state_dict())
-    fire(expected, solver="exact")
-    for layer, other in zip((linear, conv), expected, strict=True):
+    for layer in (nn.Linear(5, 8), nn.Conv2d(3, 6, 3)):
+        fire(other := copy.deepcopy(layer), solver="exact")
         assert project_(layer.weight) is layer.weight
         assert torch.allclose(layer.weight, other.weight, atol=1e-6)
     assert deviation_from_isometry(project_(torch.randn(9, 4), scale=1.0)) < 1e-8

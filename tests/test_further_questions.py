@@ -41,18 +41,6 @@ def test_settings_are_held_against_fire_and_muon_against_both(tmp_path):
     assert gains == {"Muon": pytest.approx(0.4, abs=1e-3), "FIRE": pytest.approx(0.1, abs=1e-3)}
 
 
-def test_matrices_of_a_vit_are_held_against_no_treatment(tmp_path):
-    for label, level in {"none": 0.4, "fire-targets=qk": 0.4, "fire-targets=mlp": 0.3}.items():
-        for seed in (1, 2, 3):
-            noise = 0.0005 * ((seed * len(label)) % 3)
-            write_run(tmp_path, "ablation_targets_vit", label, seed, warm_start_lines(level + noise, seed))
-    told = further_questions.vit_told(estimates.frame(load(tmp_path)))
-    assert (told["data"], told["size"], told["seeds"]) == ("Fashion-MNIST", "small", 3)
-    words = {row["name"]: row["word"] for row in told["rows"]}
-    assert words == {"queries and keys (the paper's choice)": "", "MLPs": "worse"}
-    assert further_questions.vit_told(estimates.frame(load(tmp_path)).iloc[:0]) == {}
-
-
 @pytest.mark.parametrize(
     ("domain", "experiment", "net"),
     [

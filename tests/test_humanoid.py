@@ -2,11 +2,9 @@
 
 import importlib.util
 import os
-import re
 import signal
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import gymnasium
@@ -194,18 +192,6 @@ def test_balance_ends_on_a_low_pelvis_or_a_forbidden_contact():
     assert ends_at({0: 0.0, 1: 0.2, 2: 1.2, 26: 3.0})  # the robot against the pivot, the board far away
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_gymnasium_accepts_the_environment(task):
-    from gymnasium.utils.env_checker import check_env
-
-    env = gymnasium.make(f"{task}-primitive-v0").unwrapped
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        check_env(env, skip_render_check=True)
-    # Positions and velocities have no bounds to declare; nothing else may be remarked.
-    assert all("infinity" in str(warning.message) for warning in caught)
-
-
 def test_episodes_under_a_seed_repeat_and_the_time_limit_truncates():
     env = gymnasium.make("h1-run-primitive-v0", max_episode_steps=12)
     runs = []
@@ -273,32 +259,12 @@ def test_a_thousand_random_episodes(name, level):
     assert level is None or abs(np.mean(ended) - level) < 0.1 * level
 
 
-def test_mistakes_are_one_line_that_names_the_remedy(monkeypatch):
+def test_actions_that_are_not_19_finite_numbers_are_refused():
     env = gymnasium.make("h1-walk-primitive-v0").unwrapped
     env.reset()
     for wrong in (np.full(19, np.nan), np.zeros((2, 19))):
         with pytest.raises(UserError, match="give 19 finite numbers"):
             env.step(wrong)
-    monkeypatch.setattr(humanoid_model.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="make install-sac"):
-        humanoid_model.mesh_folder()
-
-
-@pytest.mark.parametrize(
-    ("library", "remedy"), [({"MUJOCO_GL": "osmesa"}, "unset MUJOCO_GL"), ({}, "make install-sac")]
-)
-def test_a_simulator_that_does_not_load_is_one_line(tmp_path, library, remedy):
-    (tmp_path / "mujoco.py").write_text("raise AttributeError('no glGetError')")
-    kept = {name: value for name, value in os.environ.items() if name != "MUJOCO_GL"}
-    done = subprocess.run(
-        [sys.executable, "-c", "import gymnasium, rl.sac.humanoid; gymnasium.make('h1-walk-primitive-v0')"],
-        capture_output=True,
-        text=True,
-        env={**kept, **library, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
-        timeout=120,
-    )
-    last = done.stderr.splitlines()[-1]
-    assert re.search(rf"UserError: MuJoCo does not load \(no glGetError\): {remedy}", last)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -317,15 +283,3 @@ def test_a_signal_while_the_simulator_loads_is_not_a_missing_package(tmp_path, n
         timeout=120,
     )
     assert done.stderr.splitlines()[-1] == f"KeyboardInterrupt: {number:d}", done.stderr
-
-
-def test_training_needs_no_opengl_and_ids_of_others_are_left_alone():
-    code = (
-        "import sys, gymnasium\n"
-        "gymnasium.register('h1-walk-v0', entry_point='theirs:Env')\n"
-        "import rl.sac.humanoid\n"
-        "env = gymnasium.make('h1-walk-primitive-v0'); env.reset(seed=0); env.step(env.action_space.sample())\n"
-        "assert gymnasium.spec('h1-walk-v0').entry_point == 'theirs:Env'\n"
-        "assert 'OpenGL' not in sys.modules and 'mujoco.egl' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=120)

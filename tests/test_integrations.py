@@ -2,7 +2,6 @@
 
 import copy
 import json
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import tests.architectures  # noqa: F401 (its import makes that of torchvision possible)
 from fire_core import fire
 from fire_core.errors import UserError
 from fire_core.triggers import Cooldown, EveryNSteps, Plateau
-from vision.torchvision_import import import_torchvision
 
-if find_spec("torchvision") is not None:
-    import_torchvision()
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 lightning = pytest.importorskip("lightning.pytorch")
@@ -113,9 +110,7 @@ def test_lightning_fires_at_hand_worked_steps(
 @pytest.mark.parametrize(
     ("trigger", "settings", "said"),
     [
-        (EveryNSteps(1), {"iteration": 3}, "did you mean 'iterations'"),
         (EveryNSteps(1), {"optimizer_state": "drop"}, "optimizer_state='drop'"),
-        (EveryNSteps(1), {"scale": "initial"}, "scale='initial'"),
         (EveryNSteps(100), {"targets": "nosuch"}, "'nosuch'"),
         (Cooldown(Plateau("val_los", patience=2), 1), {}, "did you mean 'val_loss'"),
     ],
@@ -231,17 +226,12 @@ def test_trainer_leaves_the_finished_model_alone(tmp_path: Path) -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_trainer_mistakes_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="'nosuch' matches nothing"):
-        trainer_run(TrainerCallback(EveryNSteps(100), targets="nosuch"), tmp_path, steps=4)
+def test_trainer_refuses_a_checkpoint_without_the_state_of_its_callback(tmp_path: Path) -> None:
     trainer_run(TrainerCallback(EveryNSteps(100)), tmp_path, steps=4)
     state = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
     assert state["stateful_callbacks"]["FireCallback 'fire'"] == {"done": 0}
     with pytest.raises(UserError, match="holds no state of FireCallback 'other'"):
         trainer_run(TrainerCallback(EveryNSteps(100), name="other"), tmp_path, steps=8, resume=True)
-    twins = [TrainerCallback(EveryNSteps(100)) for _ in range(2)]
-    with pytest.raises(UserError, match="two callbacks are called FireCallback 'fire'"):
-        trainer_run(twins, tmp_path / "twins", steps=4)
 
 
 @pytest.mark.parametrize("restore", [False, True])

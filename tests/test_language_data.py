@@ -249,22 +249,17 @@ def test_too_few_documents_are_told_before_anything_is_written(jsonl, tmp_path, 
 
 def test_text_that_cannot_be_read_is_one_line(tmp_path):
     (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
-    (tmp_path / "latin.jsonl").write_bytes('{"text": "café"}\n'.encode("latin-1"))
     (tmp_path / "broken.json").write_text('{"model": ')
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"body": "wrong"}\n')
     for source, words in (
         (f"folder:{tmp_path}", "latin.txt is not UTF-8 text"),
-        (f"jsonl:{tmp_path}/latin.jsonl", "latin.jsonl, line 1"),
         (f"jsonl:{tmp_path}/bad.jsonl", "line 2: no JSON object with the field 'text'"),
-        (f"folder:{tmp_path}/latin.txt", "is not a folder"),
         ("wikitext", "'wikitext' is not known"),
         ("folder:/nowhere/at/all", "/nowhere/at/all does not exist"),
     ):
         with pytest.raises(UserError, match=words) as caught:
             list(open_source(source, validation_share=0.0).documents("train"))
         assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match=r"validation share 2\.0"):
-        open_source(f"folder:{tmp_path}", validation_share=2.0)
     with pytest.raises(UserError, match=r"broken\.json cannot be read"):
         load_tokenizer(f"{tmp_path}/broken.json")
 
@@ -392,17 +387,3 @@ def test_wikipedia_is_streamed_and_short_articles_are_left_out(tmp_path, monkeyp
     assert list(source.documents("validation")) == long[4::5]
     assert list(source.documents("train")) == [text for text in long if text not in long[4::5]]
     assert asked == [("wikimedia/wikipedia", "20231101.en", True)] * 2
-
-
-def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch):
-    datasets = pytest.importorskip("datasets")
-
-    def nobody(*_, **__):
-        raise ConnectionError("no route to the hub\nin many lines")
-
-    monkeypatch.setattr(datasets, "load_dataset", nobody)
-    with pytest.raises(
-        UserError, match=r"main: no route to the hub; refs/convert/parquet: no route"
-    ) as caught:
-        list(open_source("openwebtext").documents("train"))
-    assert "\n" not in str(caught.value)

@@ -95,13 +95,8 @@ def test_phase_2_starts_from_the_named_fork_and_phase_1_is_trained_once(tmp_path
 
 
 def test_without_a_trunk_a_run_that_forked_early_is_gone_on_with(tmp_path, data):
-    changes = [
-        "phase_1.save_at=[3]",
-        "boundary.fork=3",
-        "method=none",
-        "run.trunk=false",
-        "run.checkpoint_steps=1",
-    ]
+    changes = ["method=none", "phase_1.save_at=[3]", "boundary.fork=3"]
+    changes += ["run.trunk=false", "run.checkpoint_steps=1"]
     codes, output = drive(
         (smoke(tmp_path / "whole", data, *changes), 0),
         (smoke(tmp_path / "killed", data, *changes), 7),  # in phase 1, whose steps are 1 to 12
@@ -120,10 +115,9 @@ def test_windows_grow_at_the_boundary_and_are_evaluated_at_the_length_of_their_p
     """Phase 1 with windows of half the positions does not train the others, phase 2 does."""
     codes, output = drive(
         (smoke(tmp_path / "narrow", data, "phase_1.block=16", "method=none"), 0),
-        (smoke(tmp_path, data, "method=none"), 0),
         (smoke(tmp_path, data, "phase_1.block=64"), 0),
     )
-    assert codes == [0, 0, 2] and "phase_1.block=64: the model has 32 positions" in output, output
+    assert codes == [0, 2] and "phase_1.block=64: the model has 32 positions" in output, output
     cfg = compose_config("language", ["size=smoke"])
     with seeded(1, "init"):
         start = Decoder(check_settings(cfg)).wpe.weight[16:].detach()
@@ -136,8 +130,6 @@ def test_windows_grow_at_the_boundary_and_are_evaluated_at_the_length_of_their_p
     assert (beyond[0] / start).std() < 1e-5, "they have only decayed"
     assert (beyond[1] / start).std() > 1e-2
     narrow = metrics(tmp_path / "narrow", "none-phase_1.block=16")
-    wide = metrics(tmp_path, "none")
-    assert narrow[0]["val_loss_a"] != wide[0]["val_loss_a"]  # nothing is trained yet
     boundary = next(line for line in narrow if "before_val_loss_a" in line)
     assert boundary["before_val_loss_a"] not in [line["val_loss_a"] for line in narrow if line["phase"] == 0]
 
@@ -156,16 +148,9 @@ def test_two_processes_give_the_losses_of_one_with_twice_the_accumulation(tmp_pa
     changes += ["eval_windows=7", "eval_batch_size=1"]  # seven batches of the validation for two processes
     codes, output = drive((smoke(tmp_path / "one", data, *changes), 0))
     assert codes == [0], output
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        SCRIPT.path,
-    ]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*torchrun, *smoke(tmp_path / "two", data, *changes)],
+        [*torchrun, SCRIPT.path, *smoke(tmp_path / "two", data, *changes)],
         capture_output=True,
         text=True,
         cwd=ROOT,
@@ -203,7 +188,6 @@ def test_learning_rate_by_hand():
         ("model.key_value_heads=3", "heads=2 is not a multiple of key_value_heads=3"),
         ("betas=[0.9]", r"betas=\[0.9\]: give two numbers"),
         ("phase_1.iterations=null", "phase_1.passes=null and phase_1.iterations=null: give one"),
-        ("phase_2.block=64", "phase_2.block=64: the model has 32 positions"),
         ("corpus.b.name=questions phase_2.block=16", "windows of 16 tokens with the corpus questions"),
     ],
 )

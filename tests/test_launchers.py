@@ -178,6 +178,13 @@ def test_workers_end_soon_after_the_process_that_started_them_is_killed(start, s
 SCRIPTS = ["vision/train.py", "language/train.py", "rl/dqn/train.py", "rl/sac/train.py"]
 
 
+def smoke(script, root, **how):
+    """A started smoke run of a script whose outputs can be read together."""
+    command = [sys.executable, script, "size=smoke", f"run.root={root}", "run.progress=false", "threads=1"]
+    how |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen(command, cwd=ROOT, **how)
+
+
 def catches(pid, number):
     """Whether a process has a handler of its own for a signal."""
     text = Path(f"/proc/{pid}/status").read_text()
@@ -188,9 +195,8 @@ def catches(pid, number):
 @pytest.mark.parametrize("seconds", [0.0, 0.7, 2.0])
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_signal_before_the_run_opens_is_one_line(script, seconds, tmp_path):
-    command = [sys.executable, script, "size=smoke", f"run.root={tmp_path}", "run.progress=false"]
     number = signal.SIGINT if seconds else signal.SIGTERM
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = smoke(script, tmp_path)
     while not catches(process.pid, signal.SIGTERM):
         time.sleep(0.001)
     time.sleep(seconds)
@@ -205,21 +211,8 @@ def test_a_signal_before_the_run_opens_is_one_line(script, seconds, tmp_path):
 @pytest.mark.parametrize("size", [400, 3000])
 def test_a_file_that_cannot_be_written_in_full_is_one_line(script, size, tmp_path):
     """400 bytes stop the files of a run's start, 3000 those that come later; as a full disk would."""
-    command = [
-        sys.executable,
-        script,
-        "size=smoke",
-        f"run.root={tmp_path}",
-        "run.progress=false",
-        "threads=1",
-    ]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
-    )
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr and done.stderr.count("error: ") == 1
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))  # noqa: E731
+    process = smoke(script, tmp_path, preexec_fn=limit)
+    output, _ = process.communicate()
+    assert process.returncode == 2 and "Traceback" not in output and output.count("error: ") == 1, output
     assert not list(tmp_path.rglob("*.torn")) and not list(tmp_path.rglob("RUNNING"))

@@ -1,6 +1,7 @@
 """Every method against numbers recorded from the authors' code (tests/official/README.md)."""
 
 import json
+from collections import Counter
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fire_core import Phase, UserError, snapshot
-from fire_core.methods import available, create, variants
+from fire_core.methods import create
 from fire_core.methods.fire import fire
 from fire_core.methods.muon import orthogonalize
 from fire_core.solvers.polar import polar
@@ -76,12 +77,10 @@ def end_of_epoch(method, state: ImageState) -> None:
         call(state)
 
 
-class GlobalStream:
-    """Lets a method draw from the global generator, as the official code does."""
-
-    def __init__(self, method, seed: int) -> None:
-        torch.manual_seed(seed)
-        method.stream = lambda state: torch.default_generator
+def draw_globally(method, seed: int) -> None:
+    """Let a method draw from the global generator, as the official code does."""
+    torch.manual_seed(seed)
+    method.stream = lambda state: torch.default_generator
 
 
 # ------------------------------------------------------------------------------------------------- boundary methods
@@ -203,36 +202,31 @@ def test_layers_of_the_official_nets(cell, fidelity):
     names = watched_layers(model)
     theirs = recorded["redo_and_snr_hooked"]
     place, their_place = {n: i for i, n in enumerate(names)}, {n: i for i, n in enumerate(theirs)}
+
+    def places_of(names: list[str]) -> list[int]:
+        return [their_place[n] for n in names]
+
     assert len(names) == len(theirs)
     layers = chain(model)
-    pairs = [
-        (
-            place[layer.name],
-            place[layer.outgoing[0][0]],
-            layer.units,
-            modules[layer.outgoing[0][0]].weight.shape[1],
-        )
-        for layer in layers[:-1]
-    ]
+    pairs = []
+    for layer in layers[:-1]:
+        reader = layer.outgoing[0][0]
+        pairs.append((place[layer.name], place[reader], layer.units, modules[reader].weight.shape[1]))
     their_pairs = [
         (their_place[p["from"]], their_place[p["to"]], p["units"], p["columns"]) for p in recorded["pairs"]
     ]
     for method in ("redo", "snr"):
         fidelity("method", method, f"layers and what reads them, {cell}", pairs != their_pairs, 0)
-    assert [place[layer.name] for layer in layers[:-2]] == [
-        their_place[n] for n in recorded["redo_reset_rows_of"]
-    ]
-    assert [place[layer.name] for layer in layers if layer.outgoing] == [
-        their_place[n] for n in recorded["snr_reset_rows_of"]
-    ]
+    assert [place[layer.name] for layer in layers[:-2]] == places_of(recorded["redo_reset_rows_of"])
+    read = [place[layer.name] for layer in layers if layer.outgoing]
+    assert read == places_of(recorded["snr_reset_rows_of"])
     linked = linked_layers(model)
     ours = [place[layer.name] for layer in linked]
-    fidelity("method", "cbp", f"layers, {cell}", ours != [their_place[n] for n in recorded["cbp"]], 0)
+    fidelity("method", "cbp", f"layers, {cell}", ours != places_of(recorded["cbp"]), 0)
     for layer, (_, entry) in zip(linked, recorded["cbp"].items(), strict=True):
         assert columns_of(layer) == entry["units"]
-        assert [place[reader] for reader, _ in layer.outgoing] == [
-            their_place[n] for n in [entry["outgoing"]] if n
-        ]
+        readers = [entry["outgoing"]] if entry["outgoing"] else []
+        assert [place[reader] for reader, _ in layer.outgoing] == places_of(readers)
         assert len(layer.norms) == (entry["norm"] is not None)
         assert (2 / modules[layer.name].weight[0].numel()) ** 0.5 == pytest.approx(entry["std"])
 
@@ -275,7 +269,7 @@ def test_redo(case, fidelity, monkeypatch):
     state = state_of(model)
     state.optimizers["net"] = adam = adam_of(model, arrays, f"{kind}.before")
     method = create("redo", variant="official", threshold=values["threshold"])
-    GlobalStream(method, 7)
+    draw_globally(method, 7)
     seen = {layer.name: magnitude(layer, arrays[f"{kind}.buffer.{layer.name}"]) for layer in chain(model)}
     monkeypatch.setattr("vision.official.redo.watch_test", lambda *a: seen)
     before = copy_of(model)
@@ -327,14 +321,9 @@ def test_cbp(kind, fidelity):
     case = settings["cases"][kind]
     model = load_into(net(kind), arrays, f"{kind}.start")
     state = state_of(model)
-    method = create(
-        "cbp",
-        variant="official",
-        replacement_rate=case["replacement_rate"],
-        maturity=case["maturity"],
-        decay=case["decay"],
-    )
-    GlobalStream(method, case["seed"])
+    settings = {key: case[key] for key in ("replacement_rate", "maturity", "decay")}
+    method = create("cbp", variant="official", **settings)
+    draw_globally(method, case["seed"])
     layers = method.find_layers(state, "net")
     assert [layer.name for layer in layers] == list(case["layers"])
     method.memory["net"] = {layer.name: method.start_memory(layer, torch.device("cpu")) for layer in layers}
@@ -435,7 +424,7 @@ def test_snr_over_96_steps(case, fidelity):
     percentile = settings["cases"][case]["percentile"]
     method = create("snr", variant="official", percentile=percentile, first_phase=0)
     method.check(state)
-    GlobalStream(method, 5)
+    draw_globally(method, 5)
     memory, reset = method.memory["net"], noting(method)
     model.train()
     for step in range(96):
@@ -462,17 +451,10 @@ def test_snr_over_96_steps(case, fidelity):
             assert steps == settings["cases"][case]["adam_step_after_step0"]
         model.load_state_dict(start)
     for name in ("fc1", "fc2", "fc3"):
-        counted: dict[tuple[int, int], int] = {}
-        for ages in memory[name]["silences"].tolist():
-            for unit, age in enumerate(ages):
-                if age:
-                    counted[unit, age] = counted.get((unit, age), 0) + 1
-        theirs = {
-            (int(unit), int(age)): int(count)
-            for unit, age, count in arrays[f"{case}.histogram_last.{name}"]
-            if age
-        }
-        assert counted == theirs
+        silences = memory[name]["silences"].tolist()
+        counted = Counter((unit, age) for ages in silences for unit, age in enumerate(ages) if age)
+        theirs = arrays[f"{case}.histogram_last.{name}"].int().tolist()
+        assert counted == {(unit, age): count for unit, age, count in theirs if age}
 
 
 @pytest.mark.parametrize("kind", ["conv", "vit"])
@@ -487,7 +469,7 @@ def test_snr_at_its_first_step(kind, fidelity):
         adam.state[p] = {"step": torch.tensor(1.0), **moments}
     method = create("snr", variant="official", percentile=case["percentile"], first_phase=0)
     method.check(state)
-    GlobalStream(method, 5)
+    draw_globally(method, 5)
     chosen = noting(method)
     before = copy_of(model)
     # the stored masks come from the pass before Adam's step: hand over what it saw
@@ -624,61 +606,3 @@ def test_muon_orthogonalises_as_recorded(fidelity):
         ours = orthogonalize(arrays[key]).flatten()
         cosine = torch.cosine_similarity(ours, theirs.float(), dim=0)
         fidelity("method", "muon", f"1 - cosine of {key}", float(1 - cosine), 0.02)
-
-
-# ------------------------------------------------------------------------------------------------ both variants
-WITH_OFFICIAL = [name for name in available() if "official" in variants(name)]
-
-
-@pytest.mark.parametrize("name", WITH_OFFICIAL)
-@pytest.mark.parametrize("kind", ["conv", "vit"])
-def test_official_variants_train_and_resume(name, kind, tmp_path):
-    often = {
-        "cbp": {"replacement_rate": 0.2, "maturity": 2},
-        "redo": {"threshold": 0.5},
-        "snr": {"percentile": 0.5},
-    }.get(name, {})
-
-    def start():
-        model = net(kind)
-        method = create(name, variant="official", first_phase=0, **often)
-        state = state_of(model, phase=0)
-        state.batches = lambda: (batch(kind, 1000 + i, 8) for i in range(3))
-        state.test_inputs = lambda count: batch(kind, 1010, 8)[0]
-        method.check(state)
-        state.optimizers["net"] = method.optimizer(model, torch.optim.Adam(model.parameters()), Phase(0))
-        return model, method, state
-
-    def train(model, method, state, epochs):
-        for _ in range(epochs):
-            for inputs, wanted in state.batches():
-                model.train()
-                state.optimizers["net"].zero_grad()
-                cross_entropy(model(inputs), wanted).backward()
-                state.optimizers["net"].step()
-                method.after_step(state)
-            end_of_epoch(method, state)
-        return torch.cat([value.flatten().float() for value in model.state_dict().values()])
-
-    whole = start()
-    train(*whole, 2)
-    whole[1].at_boundary(whole[2], Phase(1))
-    saved = {
-        "net": whole[0].state_dict(),
-        "optimizer": whole[2].optimizers["net"].state_dict(),
-        "method": whole[1].checkpoint(),
-    }
-    torch.save(saved, tmp_path / "checkpoint.pt")
-    expected = train(*whole, 2)
-    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    model, method, state = start()
-    model.load_state_dict(saved["net"])
-    state.optimizers["net"].load_state_dict(saved["optimizer"])
-    method.resume(saved["method"], state)
-    assert torch.equal(train(model, method, state, 2), expected)
-    if often:
-        assert method.counts == whole[1].counts
-        assert method.counts["recycled"] > 0 or (name, kind) == (
-            "snr",
-            "vit",
-        )  # none of its units is ever silent

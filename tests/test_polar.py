@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -24,18 +23,6 @@ def test_exact_is_the_svd_factor_of_gaussian_matrices(shape: tuple[int, int]) ->
     assert relative_error(result.factor, matrices).max() <= 1e-4
     assert not result.completed.any()
     assert result.factor.dtype == torch.float32 and result.factor.shape == matrices.shape
-
-
-@pytest.mark.parametrize("shape", [(192, 192), (300, 120)])
-@pytest.mark.parametrize(("decades", "allowed"), [(2, 2e-5), (4, 1.5e-4), (6, 5e-2)])
-def test_exact_is_the_svd_factor_of_spread_spectra(
-    shape: tuple[int, int], decades: float, allowed: float
-) -> None:
-    matrix = with_spectrum(*shape, spread(shape[1], decades))
-    result = polar(matrix)
-    assert deviation(result.factor) <= 1e-8
-    assert relative_error(result.factor, matrix) <= allowed
-    assert not result.completed
 
 
 def test_exact_repairs_only_what_fails() -> None:
@@ -129,10 +116,8 @@ def test_zero_and_non_finite_matrices_are_named(solver: str, value: float) -> No
 @pytest.mark.parametrize(
     ("function", "settings"),
     [
-        (polar, {"solver": "exakt"}),
         (polar, {"normalize": "nuclear"}),
         (polar, {"iterations": 0}),
-        (polar, {"tolerance": 0.0}),
         (polar, {"tolerance": math.nan}),
         (project_, {"scale": math.nan}),
         (project_, {"scale": 1e300}),
@@ -157,28 +142,23 @@ def test_fire_writes_nothing_that_half_precision_cannot_hold() -> None:
     assert torch.equal(net.weight, before)
 
 
-def no_matrices() -> dict[str, object]:
-    """What looks like a matrix and is none, by name."""
-    eye = torch.eye(3)
-    return {
-        "vector": torch.ones(3),
-        "no rows": torch.ones(2, 0, 3),
-        "whole numbers": torch.ones(3, 3, dtype=torch.int64),
-        "complex": torch.ones(3, 3, dtype=torch.complex64),
-        "eight bits": eye.to(torch.float8_e4m3fn),
-        "sparse": eye.to_sparse(),
-        "nested": torch.nested.nested_tensor([eye, eye]),
-        "meta": torch.ones(3, 3, device="meta"),
-        "numpy": np.eye(3, dtype=np.float32),
-    }
-
-
-@pytest.mark.parametrize("kind", no_matrices())
 @pytest.mark.parametrize("function", [polar, project_, fire])
-def test_what_is_no_matrix_is_one_clear_line(kind: str, function) -> None:
-    with pytest.raises(UserError) as caught:
-        function(no_matrices()[kind])
-    assert "\n" not in str(caught.value)
+def test_what_is_no_matrix_is_one_clear_line(function) -> None:
+    eye = torch.eye(3)
+    for other in (
+        torch.ones(3),
+        torch.ones(2, 0, 3),
+        torch.ones(3, 3, dtype=torch.int64),
+        torch.ones(3, 3, dtype=torch.complex64),
+        eye.to(torch.float8_e4m3fn),
+        eye.to_sparse(),
+        torch.nested.nested_tensor([eye, eye]),
+        torch.ones(3, 3, device="meta"),
+        eye.numpy(),
+    ):
+        with pytest.raises(UserError) as caught:
+            function(other)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("solver", ["newton_schulz", "exact"])

@@ -23,7 +23,7 @@ PATHS = pytest.mark.parametrize("rational", [True, False], ids=["cpu", "gpu"])
 
 @PATHS
 @pytest.mark.parametrize("shape", [(16, 16), (64, 64), (200, 180), (192, 192), (300, 100), (90, 3)])
-@pytest.mark.parametrize("decades", [0.0, 1.0, 3.0, 4.5])
+@pytest.mark.parametrize("decades", [0.0, 1.0, 3.0, 4.5, 6.0])
 def test_exact_on_both_iterations(rational: bool, shape: tuple[int, int], decades: float) -> None:
     matrices = torch.stack([with_spectrum(*shape, spread(shape[1], decades), seed) for seed in (1, 2)])
     solved = solve_exact(matrices, 1e-8, rational)

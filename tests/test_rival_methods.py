@@ -439,12 +439,9 @@ def compiled(state):
     steps(method, state, 5, nn.Identity())
 
 
-def without_batches(name):
-    def act(state):
-        state.batches = None
-        create(name).at_boundary(state, Phase(1))
-
-    return act
+def without_batches(state):
+    state.batches = None
+    create("dash").at_boundary(state, Phase(1))
 
 
 @pytest.mark.parametrize(
@@ -452,8 +449,7 @@ def without_batches(name):
     [
         (Shared, lambda state: create("cbp").at_boundary(state, Phase(1)), "no layer in net .net."),
         (tiny, compiled, "compile=false"),
-        (tiny, without_batches("dash"), r"state\.batches"),
-        (tiny, without_batches("cbp"), r"state\.batches"),
+        (tiny, without_batches, r"state\.batches"),
     ],
 )
 def test_what_a_method_lacks_is_an_error(net, act, said):
@@ -483,20 +479,3 @@ def test_batches_may_be_mappings_tuples_and_lists(inputs):
     net(X)
     method.after_step(state)
     assert method.counts["recycled"] == 3
-
-
-# ------------------------------------------------------------------------------- one method, several models
-def test_a_second_model_of_the_same_name_gets_its_own_anchor_weights_and_hooks():
-    l2 = create("l2_init", coefficient=2.0)
-    units = create("cbp", replacement_rate=1.0, maturity=0)
-    for shape in ((2, 3), (2, 4)):
-        net = nn.Sequential(nn.Linear(*shape), nn.ReLU(), nn.Linear(shape[1], 1))
-        state = state_of(net)
-        with torch.no_grad():
-            net[0].bias.add_(1.0)
-        assert l2.penalty(state).item() == pytest.approx(shape[1], rel=1e-5)
-        units.at_boundary(state, Phase(1))
-        net(X)
-        units.after_step(state)
-        assert (net[2].weight == 0).all() and len(units.memory["net"]["0"]["age"]) == shape[1]
-    assert l2.penalty(state_of(net)).item() == 0.0  # a new snapshot of the same model is a new anchor

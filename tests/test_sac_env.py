@@ -105,10 +105,3 @@ def test_mistakes_name_the_remedy():
         Task("CartPole-v1")
     with pytest.raises(UserError, match="not a MuJoCo task"):
         Task("Pendulum-v1").state_dict()
-
-
-def test_unknown_h1_tasks_are_listed_and_a_release_that_is_gone_keeps_its_reason():
-    with pytest.raises(UserError, match=r"h1-hop-v0.*h1-walk-v0, h1-walk-primitive-v0"):
-        Task("h1-hop-v0")
-    with pytest.raises(UserError, match="'Hopper-v2' cannot be made: "):
-        Task("Hopper-v2")

@@ -6,7 +6,6 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from fire_core.methods.plasticity_injection import InjectedHead
 from fire_core.projection import fire
@@ -16,8 +15,6 @@ from rl.sac.network import (
     LOG_STD_MIN,
     Actor,
     Critics,
-    StackedLayerNorm,
-    StackedLinear,
     sample_action,
     truncated_he_normal_,
 )
@@ -51,18 +48,6 @@ def test_initialisation_orthogonal_ends_truncated_he_inside_zero_bias():
         assert 1.9 * deviation < weight.abs().max() <= 2 * deviation / 0.879625 + 1e-6
     assert all((p == 0).all() for name, p in critics.named_parameters() if name.endswith("bias"))
     assert not torch.equal(critics.embed.weight[0], critics.embed.weight[1])
-
-
-def test_a_stack_computes_what_separate_layers_compute():
-    stack, norm = StackedLinear(2, 5, 7), StackedLayerNorm(2, 7)
-    for parameter in (*stack.parameters(), *norm.parameters()):
-        nn.init.normal_(parameter, generator=generator(1))
-    x = torch.randn(2, 4, 5, generator=generator(2))
-    together = norm(stack(x))
-    for i in range(2):
-        alone = nn.functional.linear(x[i], stack.weight[i], stack.bias[i])
-        alone = nn.functional.layer_norm(alone, (7,), norm.weight[i], norm.bias[i], eps=1e-6)
-        torch.testing.assert_close(together[i], alone)
 
 
 def test_plain_networks_have_no_norm_and_are_the_usual_two_hidden_layers():

@@ -15,7 +15,7 @@ from fire_core.phases import Phase, State, snapshot
 from rl.captured import captured
 from rl.replay import Batch
 from rl.sac.network import Actor, Critics, Temperature
-from rl.sac.update import Learner, actor_pass, critic_pass, critic_target, update
+from rl.sac.update import Learner, actor_pass, critic_pass, update
 
 OBSERVATIONS, ACTIONS, SIZE = 4, 2, 6
 RATE, DECAY, DISCOUNT, TAU, TARGET_ENTROPY = 1e-3, 0.01, 0.9, 0.1, -1.0
@@ -119,23 +119,6 @@ def test_one_update_equals_the_reference(fidelity):
         fidelity("reference", "fig4b", what, max(differences), 1e-8)
 
 
-def test_truncation_bootstraps_and_termination_does_not():
-    ours, data, eps = learner(), batch(), noise()
-    target = critic_target(ours, data, eps[1])
-    ended = data.terminated == 1
-    assert torch.equal(target[ended], data.rewards[ended])
-    carried_on = critic_target(ours, data._replace(terminated=torch.zeros(SIZE, dtype=torch.float64)), eps[1])
-    assert torch.equal(target[~ended], carried_on[~ended])
-    assert (carried_on[ended] != data.rewards[ended]).all()
-
-
-def test_the_actor_step_leaves_no_gradient_on_critics_and_the_target_needs_none():
-    ours = learner()
-    update(ours, batch(), noise())
-    assert all(p.grad is None for net in ours.nets().values() for p in net.parameters())
-    assert not any(p.requires_grad for p in ours.target.parameters())
-
-
 def test_the_gradient_of_a_penalty_joins_that_of_each_network():
     """Gradient descent with rate 1: under a penalty c/2 ||p||^2 every parameter ends c p lower than without it."""
     changes = []
@@ -190,21 +173,6 @@ def test_bf16_values_far_from_zero_are_not_rounded_to_half_units():
     assert exact.std() > 0.5 and not torch.equal(rounded, exact)
     assert (rounded - exact).abs().mean() < 0.02
     assert len(rounded.unique()) > 900
-
-
-def test_the_passes_compile_without_a_graph_break_and_give_the_same_update():
-    """Traced by the compiler as on a GPU, run by eager kernels: five updates in a row."""
-    plain, traced = learner(), learner()
-    traced.passes = [captured(f, torch.device("cpu"), backend="aot_eager") for f in (actor_pass, critic_pass)]
-    noise = torch.randn(5, 2, SIZE, ACTIONS, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    for draw in noise:
-        wanted, got = update(plain, batch(), draw), update(traced, batch(), draw)
-        assert wanted.keys() == got.keys()
-        for name in wanted:
-            torch.testing.assert_close(got[name], wanted[name])
-            assert not got[name].requires_grad
-    for name, net in plain.nets().items():
-        torch.testing.assert_close(dict(traced.nets()[name].state_dict()), dict(net.state_dict()))
 
 
 def across_the_boundary(name: str, traced: bool) -> Learner:

@@ -5,17 +5,14 @@ q and k; with the q block at zero it no longer depends on k. Both hold for no ot
 """
 
 from collections import Counter
-from importlib.util import find_spec
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import tests.architectures  # noqa: F401 (its import makes that of torchvision possible)
 from fire_core.targets import Target, TargetTable, find_targets
-from vision.torchvision_import import import_torchvision
 
-if find_spec("torchvision") is not None:
-    import_torchvision()
 transformers = pytest.importorskip("transformers")
 timm = pytest.importorskip("timm")
 
@@ -45,7 +42,6 @@ FUSED = {
     "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 1, "max_seq_len": 32},
     "phi3": {"intermediate_size": 48, "num_key_value_heads": 2},
     "llama": {"intermediate_size": 48, "num_key_value_heads": 2},
-    "openai-gpt": {"n_embd": 32, "n_layer": 1, "n_head": 4},
 }
 INTERLEAVED = {  # their fused layers lie in an order of their own
     "gpt_bigcode": ("attn.c_attn", {"n_embd": 32, "n_layer": 1, "n_head": 4, "multi_query": False}),
@@ -186,15 +182,14 @@ def test_a_fused_layer_of_unknown_form_stays_out_until_it_is_declared(
     assert len(find_targets(model).included) == 5
 
 
-def assert_sound(model: nn.Module) -> int:
-    """Every target has a reason; every included one is a matrix of the shape it says. Gives their number."""
+def assert_sound(model: nn.Module) -> None:
+    """Every target has a reason; every included one is a matrix of the shape it says."""
     table = find_targets(model)
     for target in table:
         assert target.reason, target.name
         if target.included:
             assert tuple(target.matrix(model).shape) == target.shape, target.name
     assert len({target.name for target in table}) == len(table)
-    return len(table.included)
 
 
 def layers_shortened(config: object) -> object:
@@ -213,7 +208,7 @@ def test_every_causal_language_model_of_transformers() -> None:
     """Their own default sizes, on the meta device; a few need more than a configuration and are not built."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    found = {}
+    built = 0
     for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         try:
             config = layers_shortened(transformers.AutoConfig.for_model(name))
@@ -221,21 +216,16 @@ def test_every_causal_language_model_of_transformers() -> None:
                 model = transformers.AutoModelForCausalLM.from_config(config)
         except Exception:
             continue
-        found[name] = assert_sound(model)
-    print(
-        f"{len(found)} of {len(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)} model types, {sum(found.values())} matrices"
-    )
-    assert len(found) > 150
+        assert_sound(model)
+        built += 1
+    assert built > 150
 
 
 @pytest.mark.slow
 def test_one_model_of_every_family_of_timm() -> None:
-    found = {}
-    for family in timm.list_modules():
-        names = timm.list_models(module=family)
-        if names:
-            with torch.device("meta"):
-                model = timm.create_model(names[0])
-            found[names[0]] = assert_sound(model)
-    print(f"{len(found)} families, {sum(found.values())} matrices")
-    assert len(found) > 90
+    families = [models for name in timm.list_modules() if (models := timm.list_models(module=name))]
+    assert len(families) > 90
+    for models in families:
+        with torch.device("meta"):
+            model = timm.create_model(models[0])
+        assert_sound(model)

@@ -129,14 +129,9 @@ def batch(kind: str, number: int, count: int) -> tuple[Tensor, Tensor]:
 def load_into(net: nn.Module, arrays: dict[str, Tensor], prefix: str) -> nn.Module:
     """Fill a net with the stored tensors `<prefix>.<name>`; those that are not stored stay."""
     own = net.state_dict()
-    net.load_state_dict(
-        own
-        | {
-            k: arrays[f"{prefix}.{k}"].reshape(v.shape).to(v.dtype)
-            for k, v in own.items()
-            if f"{prefix}.{k}" in arrays
-        }
-    )
+    stored = {key: arrays[f"{prefix}.{key}"] for key in own if f"{prefix}.{key}" in arrays}
+    stored = {key: value.reshape(own[key].shape).to(own[key].dtype) for key, value in stored.items()}
+    net.load_state_dict(own | stored)
     return net
 
 
