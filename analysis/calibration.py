@@ -77,7 +77,7 @@ def lost_at_the_end(metrics: pd.DataFrame, measure: Measure) -> dict[str, Any]:
     assert lost is not None, "none and full_reset share no seed"
     seeds = set(pair[0]) & set(pair[1])
     levels = {label: sum(ends[label][seed] for seed in seeds) / len(seeds) for label in PAIR}
-    return row(f"lost: {measure.title}", lost, **levels)
+    return row(f"lost: {measure.metric} at the end", lost, **levels)
 
 
 def overfitted(metrics: pd.DataFrame) -> dict[str, Any]:

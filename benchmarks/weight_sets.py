@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fire_core.checkpoints.files import open_checkpoint
+from fire_core.errors import UserError
 from fire_core.targets import find_targets
 from language.model import Decoder, Shape
 from vision.models import build

@@ -18,7 +18,8 @@ def lines(metric, values):
 
 def rows_of(experiment, *metrics):
     figure, _ = figure_and_panel(experiment)
-    run = {"status": "done", "figure": figure, "protocol": "" if figure else experiment}
+    domain = {"fig3": "language", "fig4a": "dqn", "fig4b": "sac"}.get(figure, "vision")
+    run = {"status": "done", "domain": domain, "figure": figure, "protocol": "" if figure else experiment}
     nothing = pd.DataFrame()
     return calibration.rows(Results(pd.DataFrame([run]), pd.concat(metrics), nothing, nothing))
 

@@ -133,3 +133,17 @@ def test_frames_too_small_for_catch_are_named_and_scores_of_people_are_higher():
     with pytest.raises(UserError, match="at least 7 x 7"):
         Games("catch", 1, (5, 5), seed=0)
     assert all(human > random for random, human in SCORES.values())
+
+
+def test_an_episode_at_the_limit_of_frames_is_truncated_not_terminated():
+    short = Games("freeway", 1, (42, 42), seed=0)
+    short.backend.games.close()
+    import ale_py
+
+    short.backend.games = ale_py.AtariVectorEnv(
+        "freeway", 1, stack_num=1, img_height=42, img_width=42, noop_max=0, max_num_frames_per_episode=400
+    )
+    short.reset()
+    steps = play(short, 101)
+    ends = [i for i, step in enumerate(steps) if step.truncated[0]]
+    assert ends == [99] and not any(step.terminated[0] for step in steps)

@@ -67,3 +67,18 @@ def test_summary_by_hand():
     summary = play_episodes(Alternating([2, 4]), still, 4, max_steps=100).summary()
     assert summary["eval_return"] == 3 and summary["eval_return_std"] == 1
     assert (summary["eval_return_min"], summary["eval_return_max"], summary["eval_length"]) == (2, 4, 3)
+
+
+class OneStuck(Alternating):
+    """The first environment never ends and earns nothing, the others end after 10 steps with a return of 1."""
+
+    def step(self, actions):
+        step = super().step(actions)
+        step.rewards = np.where(step.terminated | step.truncated, 1.0, 0.0)
+        step.rewards[0], step.terminated[0], step.truncated[0] = 0.0, False, False
+        return step
+
+
+def test_a_stuck_environment_takes_no_episodes_from_the_mean():
+    result = play_episodes(OneStuck([10], count=4), still, 12, max_steps=50)
+    assert (len(result.returns), result.mean, result.unfinished) == (12, 0.75, 3)

@@ -17,6 +17,7 @@ from harness.overrides import compose_config
 from harness.runs import seeded
 from language.data import Mixture
 from language.distributed import World
+from language.evaluate import finite
 from language.model import Decoder
 from language.schedule import PhasePlan
 from language.settings import check_settings
@@ -263,3 +264,13 @@ def test_bad_input_is_one_line(tmp_path, data):
     assert "'nothing' matches nothing" in errors[2]
     assert "loss" in errors[3] and "try a learning_rate below 1e+30" in errors[3]
     assert "method=plasticity_injection does not run in language" in errors[4]
+
+
+def test_a_loss_that_is_no_number_stops_the_run():
+    cfg = compose_config("language", ["size=smoke"])
+    assert finite(2.5, "validation loss on a", cfg) == 2.5
+    for value in (float("nan"), float("inf"), float("-inf")):
+        with pytest.raises(
+            UserError, match=f"validation loss on a is {value}: try a learning_rate below 0.01"
+        ):
+            finite(value, "validation loss on a", cfg)

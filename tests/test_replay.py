@@ -326,3 +326,27 @@ def test_flat_replay_returns_what_was_added_and_resumes():
     assert torch.equal(batch.next_observations, numbers[:, None].expand(-1, 3) + 1)
     assert torch.equal(batch.actions, -numbers[:, None].expand(-1, 2))
     assert torch.equal(batch.terminated, (numbers % 4 == 0).float())
+
+
+@pytest.mark.parametrize("steps", [7, 24, 57])
+def test_one_step_returns_of_a_longer_rule_are_the_plain_ones(steps, tmp_path):
+    """Through a fork and over the end of the ring: where a transition of up to five steps has one, it is the same."""
+    replays = []
+    for name, rule in (("plain", {}), ("longer", {"n_step": 5, "discount": 0.9})):
+        trunk, environment = FrameReplay(40, 2, (1, 2), tmp_path / name, **rule), Counting()
+        trunk.start(environment.frames())
+        fill(trunk, environment, steps, [])
+        replays.append(forked(trunk, tmp_path / f"{name} fork", new_rows=5, **rule))
+    times = np.arange(max(0, steps - 20), steps).repeat(2)
+    one, many = (replay.transitions(times, np.arange(len(times)) % 2) for replay in replays)
+    short = many.steps == 1
+    assert short.sum() >= 4 and all(torch.equal(a[short], b[short]) for a, b in zip(one[:5], many[:5]))
+    assert torch.equal(one.observations, many.observations) and many.steps.max() == 5
+
+
+def test_a_frame_file_with_fewer_rows_than_the_ring_is_refused(tmp_path):
+    FrameReplay(40, 2, (1, 2), tmp_path / "replay")
+    path = tmp_path / "replay" / "frames.npy"
+    np.save(path, np.load(path)[:20])
+    with pytest.raises(UserError, match=r"damaged \(20 rows, at least 25 are needed"):
+        FrameReplay(40, 2, (1, 2), tmp_path / "replay", existing=True)

@@ -213,6 +213,7 @@ def test_continual_backprop_by_hand():
     steps(method, state, 1, net)
     memory = method.memory["net"]["0"]
     assert method.counts["recycled"] == 1 and memory["age"].tolist() == [2, 2, 0]
+    assert float(memory["due"]) == pytest.approx(0.6 + 0.6 - 1)
     torch.testing.assert_close(memory["utility"], torch.tensor([1.5, 3.0, 0.0]))
     assert net[2].weight.tolist() == [[1.0, -4.0, 0.0]]
     assert net[2].bias.item() == pytest.approx(0.5 * 3.0)  # takes over w_out * mean h of the unit that went
