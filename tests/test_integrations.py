@@ -107,17 +107,10 @@ def test_lightning_fires_at_hand_worked_steps(
     assert [step for step, _ in callback.reports] == steps and trainer.current_epoch == settings["epochs"]
 
 
-@pytest.mark.parametrize(
-    ("trigger", "settings", "said"),
-    [
-        (EveryNSteps(1), {"optimizer_state": "drop"}, "optimizer_state='drop'"),
-        (EveryNSteps(100), {"targets": "nosuch"}, "'nosuch'"),
-        (Cooldown(Plateau("val_los", patience=2), 1), {}, "did you mean 'val_loss'"),
-    ],
-)
-def test_lightning_names_mistakes(tmp_path: Path, trigger: object, settings: dict, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        lightning_run(LightningCallback(trigger, **settings), tmp_path, epochs=9, check_val_every_n_epoch=3)
+def test_lightning_names_a_metric_that_is_not_there(tmp_path: Path) -> None:
+    callback = LightningCallback(Cooldown(Plateau("val_los", patience=2), 1))
+    with pytest.raises(UserError, match="did you mean 'val_loss'"):
+        lightning_run(callback, tmp_path, epochs=9, check_val_every_n_epoch=3)
 
 
 def test_lightning_resumes_its_trigger(tmp_path: Path) -> None:

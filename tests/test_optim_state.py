@@ -78,16 +78,10 @@ def test_stale_moments_move_a_reset_weight_away_from_its_minimum():
     assert shift["keep"] < -0.05
 
 
-def test_names_or_nothing_instead_of_parameters_are_refused():
+def test_names_instead_of_parameters_are_refused():
     _, optimizer, _ = trained(OPTIMIZERS["adam"])
-    held = len(optimizer.state)
     with pytest.raises(UserError, match=r"changed holds 'weight'.*give the report"):
         reset_optimizer_state(optimizer, "clear_changed", {"weight"})
-    with pytest.raises(UserError, match="'clear_changed' without changed parameters"):
-        reset_optimizer_state(optimizer, "clear_changed")
-    with pytest.raises(UserError, match="'wipe'"):
-        reset_optimizer_state([], "wipe")
-    assert reset_optimizer_state(optimizer, "clear_changed", []) == 0 and len(optimizer.state) == held
 
 
 def test_float32_copies_of_half_precision_weights_are_not_missed():
