@@ -35,7 +35,7 @@ def test_images_lose_what_a_full_reset_ends_above_no_reset():
     assert row["difference"] == pytest.approx(0.04)
     assert (
         row["interval"] == "-0.08706..0.1671"
-    )  # 0.04 -+ 12.706 * 0.01, Student's t with one degree of freedom
+    )  # 0.04 -+ 12.706 * 0.01, Student's t of one degree of freedom
 
 
 def test_random_labels_are_judged_by_the_last_quarter_of_the_tasks():

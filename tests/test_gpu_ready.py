@@ -34,18 +34,8 @@ SMALLEST = {
     "dqn": ["experiment=fig4a_catch", "total_steps=320", "midpoint=160", "random_episodes=4"],
     "sac": ["experiment=fig4b_hopper", "steps=80", "midpoint=40", "random_episodes=1", "eval_limit=20"],
 }
-READS = {
-    "item",
-    "tolist",
-    "cpu",
-    "numpy",
-    "__bool__",
-    "__float__",
-    "__int__",
-    "__index__",
-    "equal",
-    "allclose",
-}
+READS = {"item", "tolist", "cpu", "numpy", "equal", "allclose"}
+READS |= {"__bool__", "__float__", "__int__", "__index__"}
 READS |= {"nonzero", "masked_select", "unique", "argwhere"}  # their sizes depend on values
 # Where the host may read in every step.
 DOCUMENTED = {

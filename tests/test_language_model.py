@@ -68,9 +68,8 @@ def test_loss_equals_transformers_gpt2_at_start_and_after_20_steps(fidelity):
             loss.backward()
             optimizer.step()
     fidelity("reference", "fig3", "loss over 20 steps of AdamW, against GPT-2 of transformers", largest, 1e-4)
-    assert (
-        losses[0].item() < 4.6
-    )  # the steps did something: the start is ln 61 = 4.11 on random targets, then memory
+    # the steps did something: the start is ln 61 = 4.11 on random targets, then memory
+    assert losses[0].item() < 4.6
 
 
 def test_paper_model_has_73_targets_and_124_million_weights(fidelity):

@@ -268,9 +268,7 @@ def test_bad_input_is_one_line(tmp_path, data):
 
 def test_a_loss_that_is_no_number_stops_the_run():
     cfg = compose_config("language", ["size=smoke"])
-    assert finite(2.5, "validation loss on a", cfg) == 2.5
+    assert finite(2.5, "loss", cfg) == 2.5
     for value in (float("nan"), float("inf"), float("-inf")):
-        with pytest.raises(
-            UserError, match=f"validation loss on a is {value}: try a learning_rate below 0.01"
-        ):
-            finite(value, "validation loss on a", cfg)
+        with pytest.raises(UserError, match=f"loss is {value}: try a learning_rate below 0.01"):
+            finite(value, "loss", cfg)

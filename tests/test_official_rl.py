@@ -99,9 +99,8 @@ def test_the_normaliser_counts_what_the_policy_acted_on(sac, method, unseen, fid
     """Not the last observation of an episode, and not the first of a process: a treated run is a new one at step 60."""
     saved = sac[method]
     acted_on = saved["replay"]["columns"]["observations"].double().numpy()
-    assert (
-        len(acted_on) == 61 and saved["at"]["episode"] >= 2
-    )  # episodes ended, so there is something to leave out
+    # episodes ended, so there is something to leave out
+    assert len(acted_on) == 61 and saved["at"]["episode"] >= 2
     counted = np.delete(acted_on, unseen, axis=0)
     found, n, prior = saved["normaliser"], len(counted), 1e-4
     assert found["count"] == pytest.approx(prior + n, abs=1e-9)
