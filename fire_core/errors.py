@@ -4,7 +4,6 @@ import difflib
 import os
 import sys
 from collections.abc import Iterable
-from numbers import Real
 from typing import Any, get_args
 
 
@@ -29,7 +28,7 @@ def check_range(owner: object, interval: str, *names: str) -> None:
     low, high = map(float, interval[1:-1].split(","))
     for name in names:
         value = getattr(owner, name)
-        inside = isinstance(value, Real) and low <= value <= high
+        inside = isinstance(value, int | float) and low <= value <= high
         if not inside or (value == low and interval[0] == "(") or (value == high and interval[-1] == ")"):
             raise UserError(f"{name}={value!r} must be a number in {interval}")
 
