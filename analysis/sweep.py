@@ -13,8 +13,9 @@ from analysis import claims, estimates, plot, probes, tables
 from analysis.rendering import markdown, p_text, plain, spread
 from analysis.runs import Results, load, settings
 from fire_core.checkpoints.atomic import write_atomic
+from fire_core.errors import UserError
 from harness.runs.folders import refuse_link
-from harness.status import comma_list, whole_numbers, with_missing
+from harness.status import with_missing
 
 NOTE = (
     "Intervals are 95 %, Student's t over seeds; differences are paired by seed (same data order, same first weights). The "
@@ -92,3 +93,16 @@ def absent(results: Results, methods: Sequence[str], seeds: Sequence[int]) -> li
         for row in rows
         if row["status"] != "done"
     ]
+
+
+def comma_list(text: str) -> list[str]:
+    """Return the items of a text, which commas or spaces separate."""
+    return [item.strip() for item in text.replace(" ", ",").split(",") if item.strip()]
+
+
+def whole_numbers(text: str) -> list[int]:
+    """Return the whole numbers of a comma list. Raises UserError for anything else."""
+    try:
+        return [int(item) for item in comma_list(text)]
+    except ValueError:
+        raise UserError(f"--seeds {text!r}: give whole numbers separated by commas, as in 1,2,3") from None

@@ -59,19 +59,6 @@ def _place(run: dict[str, Any]) -> tuple[str, str]:
     return run["experiment"], run["size"]
 
 
-def comma_list(text: str) -> list[str]:
-    """Return the items of a text, which commas or spaces separate."""
-    return [item.strip() for item in text.replace(" ", ",").split(",") if item.strip()]
-
-
-def whole_numbers(text: str) -> list[int]:
-    """Return the whole numbers of a comma list. Raises UserError for anything else."""
-    try:
-        return [int(item) for item in comma_list(text)]
-    except ValueError:
-        raise UserError(f"--seeds {text!r}: give whole numbers separated by commas, as in 1,2,3") from None
-
-
 def main(given: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 0, or 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m harness.status", description=__doc__.splitlines()[0])
