@@ -90,6 +90,8 @@ def test_a_plan_worked_by_hand(tiny, tmp_path):
     assert nothing_is_done[9].startswith("  assumed of 1 runs: minutes in the experiments' files")
     one_by_one = plan(load(tiny, str(tmp_path)), str(tmp_path), "basic", None).splitlines()
     assert one_by_one[7].startswith("total: 2.7 hours")
+    two_at_a_time = plan(load(tiny, str(tmp_path)), str(tmp_path), "ray", 2).splitlines()
+    assert two_at_a_time[7].startswith("total: 1.7 hours")  # a run alone takes as long as without a neighbour
 
 
 # ------------------------------------------------------------------------------------------------ commands

@@ -143,7 +143,7 @@ def test_what_acts_at_a_boundary_only_does_not_part_trunks():
         return phase_0(VISION, numbers_only(VISION, config))
 
     assert (
-        trunk() == trunk("method=none", "optimizer_state=keep", "mode_at_boundary=train") != trunk("seed=2")
+        trunk() == trunk("method=none", "optimizer_state=keep", "mode_at_boundary=eval") != trunk("seed=2")
     )
     assert trunk() != trunk("batch_size=3")
 
