@@ -205,7 +205,7 @@ def effects(table: pd.DataFrame, rival: str) -> pd.DataFrame:
     """Return one effect of FIRE against `rival` per panel of the paper that counts and is complete (columns panel, d,
     variance). The starts of Figure 3 share a first phase, so each seed contributes the mean of its differences."""
     rows = table[table["premise"].eq(True) & table["figure"].str.startswith("fig")]
-    rows = at_largest_size(rows[rows["gain"].notna()]) if len(rows) else rows
+    rows = at_largest_size(rows[rows["gain"].notna()])
     paper_cells = {"_".join(cell) for cell in paper.cells()}
     found: dict[str, dict[int, float]] = {}
     starts: list[dict[int, float]] = []
@@ -258,6 +258,6 @@ def report(results: Results) -> list[tuple[str, dict[str, int], pd.DataFrame]]:
     for name, seeds in (("seeds 1 to 5, exploring", "exploring"), ("seeds from 6 on", "confirming")):
         table = verdicts(results, seeds)
         rows = of_paper(table)
-        largest = at_largest_size(rows, ["experiment", "better", "worse"]) if len(rows) else rows
+        largest = at_largest_size(rows, ["experiment", "better", "worse"])
         found.append((name, counts(largest), pooled(table)))
     return found

@@ -153,10 +153,11 @@ def _figure(name: str, title: str) -> dict[str, Any] | None:
 
 def ahead(compared: pd.DataFrame, figure: str) -> list[tuple[str, int, int]]:
     """Return (rival, panels in which FIRE's mean is ahead of it, panels that have both) over the panels of a figure of the
-    paper whose premise is met, each at its largest size. Confirming seeds count where a comparison is decided."""
+    paper whose premise is met, each at its largest size. Confirming seeds count where all planned
+    ones have run, else the exploring ones."""
     cells = ["_".join(cell) for cell in paper.cells() if cell[0].startswith(figure)]
     rows = compared[compared["experiment"].isin(cells) & compared["premise"]]
-    rows = at_largest_size(rows, ["experiment", "better", "worse"]) if len(rows) else rows
+    rows = at_largest_size(rows, ["experiment", "better", "worse"])
     rows = rows[(rows["better"] == "fire") | (rows["worse"] == "fire")]
     wins: dict[str, list[bool]] = {rival: [] for rival in claims.GROUPS}
     for row in rows.to_dict("records"):

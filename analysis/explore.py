@@ -72,7 +72,10 @@ def _in_order(parts: Iterable[Results]) -> list[Results]:
 
 
 def _setting(part: Results, rows: pd.DataFrame, labels: dict[str, int]) -> dict[str, Any]:
-    """Return one experiment at one size on one data set: its runs, its measures and the curves these are read from."""
+    """Return one experiment at one size on one data set: its runs, its measures and the curves these are read from.
+
+    The script in templates/explore.html.j2 reads the keys.
+    """
     first, runs = part.first, part.finished.assign(place=part.finished["label"].map(labels))
     runs = runs.sort_values(["place", "seed"], kind="stable")
     places = {run: i for i, run in enumerate(zip(runs["label"], runs["seed"]))}

@@ -63,12 +63,11 @@ def panel_data(part: Results) -> pd.DataFrame:
 
 def moved_by_fire(boundaries: pd.DataFrame, net: str = "vit_tiny") -> dict[str, float]:
     """Return how far FIRE moves all weights of a net at a boundary: its squared distance divided by that of a full reset,
-    both as means over seeds and boundaries, for each figure that has both."""
+    both as means over seeds and boundaries, as {"fig2a": 0.3, ...} for each figure that has both."""
     rows = boundaries[boundaries["experiment"].str.fullmatch(rf"fig2[abc]_\w+_{net}")]
     moved = rows.groupby([rows["experiment"].str[:5], "label"])["sfe"].mean().unstack()
-    shares = (
-        moved.reindex(columns=["fire"])["fire"] / moved.reindex(columns=["full_reset"])["full_reset"]
-    ).dropna()
+    moved = moved.reindex(columns=["fire", "full_reset"])  # a method without runs is a column of NaN
+    shares = (moved["fire"] / moved["full_reset"]).dropna()
     return {str(figure): float(share) for figure, share in shares.items()}
 
 

@@ -186,6 +186,7 @@ def treat_tensors(
         )
     with torch.no_grad():
         check_targets(table.included, parameters)
+        _check_initial(table.included, parameters, initial or {})
         stacks = [(group, _stack(group, parameters)) for group in _groups(table.included, parameters)]
         skipped = _degenerate(stacks, degenerate, min_norm)
         rows = {
@@ -318,6 +319,17 @@ def check_targets(targets: list[Target], parameters: Mapping[str, Tensor]) -> No
         parameter = parameters[t.parameter]
         if parameter.is_meta:
             raise UserError(f"parameter {t.parameter!r} is on the meta device: load its weights first")
+
+
+def _check_initial(
+    targets: list[Target], parameters: Mapping[str, Tensor], initial: Mapping[str, Tensor]
+) -> None:
+    for name in {t.parameter for t in targets} & set(initial):
+        if initial[name].shape != parameters[name].shape:
+            raise UserError(
+                f"initial holds {name!r} as {tuple(initial[name].shape)}, but it is {tuple(parameters[name].shape)} in the "
+                "model: nothing was changed; give the starting weights of this model"
+            )
 
 
 def _stack(group: list[Target], parameters: Mapping[str, Tensor]) -> Tensor:

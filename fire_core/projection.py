@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
-from inspect import Parameter, signature
+from inspect import Parameter, getdoc, signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,8 +75,8 @@ def _with_settings(function: Any) -> None:
         for f in fields(FireSettings)
     ]
     function.__signature__ = signature(function).replace(parameters=[*own, *known])
-    described = (FireSettings.__doc__ or "").partition("    Args:\n        ")[2].rstrip()
-    function.__doc__ = (function.__doc__ or "").replace("settings: the fields of `FireSettings`.", described)
+    described = (getdoc(FireSettings) or "").partition("Args:\n")[2].strip()
+    function.__doc__ = (getdoc(function) or "").replace("settings: the fields of `FireSettings`.", described)
 
 
 _with_settings(fire)

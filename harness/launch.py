@@ -239,7 +239,8 @@ def phase_0(domain: Domain, numbers: dict[str, Any]) -> dict[str, Any]:
 
 
 def changes(domain: Domain, typed: list[Override]) -> list[str]:
-    """Return the typed overrides that can change numbers, except experiment, size, method, seed and search; sorted."""
+    """Return the typed overrides that name a run, sorted: those that are part of every run's identity, except experiment,
+    size, method, seed and search. A path, such as data.folder, is no part of a name, even where it counts."""
     found = []
     known = keys(domain)
     for override in typed:
@@ -307,14 +308,14 @@ def missing_compiler() -> str:
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device of this name; auto is the GPU if there is one, otherwise the CPU.
+    """Return the device of this name; auto is the CUDA GPU if there is one, otherwise the CPU.
 
     Raises UserError for a device that does not exist or cannot be used.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.partition(":")[0] not in DEVICES:
-        raise UserError(f"device={name!r} does not exist: give auto, cpu, cuda or cuda:<n>")
+        raise UserError(f"device={name!r} does not exist: give auto, cpu, cuda, cuda:<n> or mps")
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
@@ -342,11 +343,11 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig) ->
         error = _about_disk(caught, cfg) or caught
         known = isinstance(error, UserError)
         said = str(error) if known else traceback.format_exc()
-        if not sweep.said_before(str(error)):
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if not sweep.said_before(first):
             print_error(said) if known else print(said, file=sys.stderr, flush=True)
         if alone:
             sys.exit(BAD_INPUT if known else 1)
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
         if not sweep.note("failed", line, first):
             raise  # on another machine: the launcher reports it
     else:

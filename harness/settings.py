@@ -1,8 +1,9 @@
 """What a setting is, and what a training script declares about itself.
 
 A script's keys are dataclasses: one for each group, with the type, range and meaning of each key. Their values are in
-`conf/`. `check` compares a composed config with them, and `--help` prints them. Keys marked `numbers=False` cannot
-change a run's numbers.
+`conf/`. `check` compares a composed config with them, and `--help` prints them. Keys marked `numbers=False` do not
+define a run: a run is the same one whatever their values. Among them are paths, and device and threads, which change
+numbers by rounding.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def key(
         least, most: smallest and largest value allowed. above: values must be larger than this. choices: all values.
         each: for keys of type Any, which hold one value of this type or a list of them.
         form: what a value must be, if type and range do not say it.
-        numbers: whether the key can change the numbers of a run, or a function of the config that says so.
+        numbers: whether the key is part of a run's identity, or a function of the config that says so.
         added: whether runs exist that are older than the key. The value null is then not part of a run's identity, so
             that these runs keep their folders.
     """
@@ -148,7 +149,7 @@ class Keys:
     optimizer_state: str = key("what happens to the optimizer state at a boundary", choices=POLICIES)
     batch_size: int = key("samples per step", least=1)
     learning_rate: float = key("peak learning rate", above=0)
-    device: str = key("device to train on: auto, cpu, cuda or cuda:<n>", numbers=False)
+    device: str = key("device to train on: auto, cpu, cuda, cuda:<n> or mps", numbers=False)
     compile: bool = key("train through torch.compile")
     threads: int = key("CPU threads", least=1, numbers=False)
     minutes: float | None = key("expected duration of a run on a CPU", numbers=False)
@@ -180,7 +181,7 @@ def _entries(cls: type) -> dict[str, tuple[Field, Any]]:
 
 
 def numbers_only(domain: Domain, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a checked config that can change the numbers of a run; its hash is the run's identity."""
+    """Return the part of a checked config that defines the numbers of a run; its hash is the run's identity."""
     hidden = set()
     for name, (entry, _) in keys(domain).items():
         numbers = entry.metadata["numbers"]

@@ -47,9 +47,11 @@ def note(event: str, run: str, message: str = "") -> bool:
 
 
 def said_before(message: str) -> bool:
-    """Return whether another run of the sweep has failed with the same message."""
+    """Return whether another run of the sweep has failed with the same message, its first line."""
     path = Path(os.environ.get(JOURNAL, ""))
-    return path.is_file() and any(entry.get("message") == message for entry in entries(path))
+    return path.is_file() and any(
+        entry["event"] == "failed" and entry["message"] == message for entry in entries(path)[1:]
+    )
 
 
 def entries(path: Path) -> list[dict[str, Any]]:

@@ -87,7 +87,7 @@ class FrameReplay(_Ring):
         reserve: spare rows of a new file, see the module. None: 1/16 of the ring, at least 32 per checkpoint.
         existing: continue with the file in `folder` (then call `load_state_dict`).
         parent, fork_time: of a fork: the folder with the old frames, and the number of rows in it.
-        new_rows: rows that will be added at most to a fork, whose file need not be larger; None: no limit.
+        most_new_rows: rows that will be added at most to a fork, whose file need not be larger; None: no limit.
         channels_last: samples lie in memory as (B, height, width, stack), the layout of channels-last convolutions.
         n_step, discount: steps of a transition at most, and the factor of a reward one step later.
 
@@ -108,7 +108,7 @@ class FrameReplay(_Ring):
         existing: bool = False,
         parent: Path | None = None,
         fork_time: int = 0,
-        new_rows: int | None = None,
+        most_new_rows: int | None = None,
         channels_last: bool = False,
         n_step: int = 1,
         discount: float = 1.0,
@@ -122,7 +122,7 @@ class FrameReplay(_Ring):
         self.old_frames = None if parent is None else open_frames(parent / FILE, row, read_only=True)
         if existing:
             self.frames = open_frames(self.path, row)
-            least = needed if new_rows is None else min(needed, new_rows + 1)
+            least = needed if most_new_rows is None else min(needed, most_new_rows + 1)
             if len(self.frames) < least:
                 raise UserError(
                     f"replay file {self.path} is damaged ({len(self.frames)} rows, at least {least} are needed): delete "
@@ -130,9 +130,10 @@ class FrameReplay(_Ring):
                 )
         else:
             spare = max(32 * checkpoints, self.depth // 16) if reserve is None else reserve
-            rows = needed + spare if new_rows is None else min(needed + spare, new_rows + 1)
+            rows = needed + spare if most_new_rows is None else min(needed + spare, most_new_rows + 1)
             self.frames = create_frames(self.path, (rows, *row))
-        overwrites = new_rows is None or len(self.frames) <= new_rows
+        # a file that never wraps around overwrites nothing, so it needs no reserve
+        overwrites = most_new_rows is None or len(self.frames) <= most_new_rows
         self.reserve = len(self.frames) - needed if overwrites else 0
         self.facts = {
             "actions": np.zeros((self.depth + 1, environments), np.int16),

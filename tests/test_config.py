@@ -8,12 +8,13 @@ from omegaconf import OmegaConf
 
 from fire_core.errors import UserError
 from fire_core.methods import create
-from harness.config import compose, domain_of, options, parse, resolve
+from harness.config import compose, domain_of, file_of, options, parse, read_yaml, resolve, said_by
 from harness.domains import find, known
 from harness.launch import LABEL_LENGTH, changes, identity, label, phase_0
 from harness.manual import manual
 from harness.overrides import check_overrides, check_sweep, compose_config, read_line
 from harness.settings import keys, numbers_only
+from harness.sweep import journal, note, said_before
 from rl.sac.settings import check as check_sac
 
 VISION = find("vision")
@@ -32,6 +33,21 @@ def test_the_natural_key_works_at_every_size(domain, size):
     for override in NATURAL[domain]:
         name, _, value = override.partition("=")
         assert OmegaConf.select(cfg, name) == OmegaConf.create(f"x: {value}").x
+
+
+@pytest.mark.parametrize("experiment", options("experiment"))
+def test_every_experiment_composes(experiment):
+    """At each size that it has, with the checks of its script. Its tuned methods can be made."""
+    domain, content = find(domain_of(experiment)), read_yaml(file_of("experiment", experiment))
+    for size in {"smoke", "small", *said_by(experiment, "at")}:
+        cfg = compose_config(domain.name, [f"experiment={experiment}", f"size={size}"])
+        domain.check(cfg)
+        assert cfg.minutes != 0
+    if "hydra" in content:  # another experiment with its settings swept
+        assert check_sweep(domain, [f"experiment={experiment}", "size=small", "seed=1"]) > 1
+    for name, settings in content.get("tuned", {}).items():
+        if isinstance(settings, dict) and name != "trigger":
+            assert create(name, **settings).name == name
 
 
 def test_a_chosen_file_takes_the_place_of_the_experiments_and_a_typed_value_of_both():
@@ -142,9 +158,7 @@ def test_what_acts_at_a_boundary_only_does_not_part_trunks():
         config.pop("domain")
         return phase_0(VISION, numbers_only(VISION, config))
 
-    assert (
-        trunk() == trunk("method=none", "optimizer_state=keep", "mode_at_boundary=eval") != trunk("seed=2")
-    )
+    assert trunk() == trunk("method=none", "optimizer_state=keep", "mode_at_boundary=eval") != trunk("seed=2")
     assert trunk() != trunk("batch_size=3")
 
 
@@ -232,3 +246,11 @@ def test_no_override_is_a_traceback(domain):
                 resolve(domain, cfg, typed=parse(["size=smoke", override]))
         except UserError as error:
             assert "\n" not in str(error), override
+
+
+def test_a_sweep_says_each_message_once():
+    with journal(3):
+        note("running", "seed=1")
+        assert not said_before("")
+        note("failed", "seed=1", "no disk")
+        assert said_before("no disk") and not said_before("")

@@ -10,7 +10,6 @@ from torch import nn
 from fire_core.errors import UserError
 from fire_core.methods import create
 from fire_core.phases import Phase, State, snapshot
-from harness.config import CONF
 from harness.overrides import compose_config
 from rl.dqn.learn import Learner, epsilon, gradients, td_targets, update
 from rl.dqn.measure import Window, measure
@@ -19,8 +18,6 @@ from rl.dqn.play import act
 from rl.dqn.settings import check
 from rl.dqn.train import renewed
 from rl.replay import Batch, FrameReplay
-
-EXPERIMENTS = [path.stem for path in sorted((CONF / "experiment").glob("fig4a_*.yaml"))]
 
 
 def two_transitions():
@@ -272,14 +269,6 @@ def test_windows_average_since_the_last_line_and_stop_at_a_bad_loss():
 def test_settings_that_do_not_fit_are_one_line(override, message):
     with pytest.raises(UserError, match=message):
         check(compose_config("dqn", ["experiment=fig4a_breakout", override]))
-
-
-@pytest.mark.parametrize("size", ["paper", "small", "smoke"])
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_experiments_resolve_and_fit(experiment, size):
-    cfg = compose_config("dqn", [f"experiment={experiment}", f"size={size}"])
-    check(cfg)
-    assert cfg.env.game == ("catch" if size == "smoke" else experiment.removeprefix("fig4a_"))
 
 
 def test_paper_size_is_the_published_setting(fidelity):

@@ -1,8 +1,10 @@
 """fire(): the published formula, the exact projection, and what happens to awkward weights."""
 
 import copy
+import inspect
 import math
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from torch import nn
 
 import fire_core
 from fire_core import UserError, find_targets, fire, project_, reset_optimizer_state
-from fire_core.engine import treat_tensors
+from fire_core.engine import FireSettings, treat_tensors
 from fire_core.measure.metrics import deviation_from_isometry
 from fire_core.report import Treated
 from language.model import Decoder, Shape
@@ -144,6 +146,7 @@ def test_parameters_keep_identity_and_memory():
         ({"tolerance": -1}, None, "tolerance"),
         ({"strength": 1.5}, None, r"strength=1\.5"),
         ({"initial": [1]}, None, "initial"),
+        ({"initial": {"weight": torch.ones(5, 5)}}, None, r"initial holds 'weight' as \(5, 5\)"),
         ({"itertions": 5}, None, "did you mean 'iterations'"),
         ({"solver": "exact", "iterations": 3}, None, "iterations"),
         ({"solver": "exact", "normalize": "spectral"}, None, "normalize"),
@@ -259,6 +262,12 @@ def test_initial_scale_gives_back_the_starting_norm():
         with pytest.raises(UserError, match=r"1\.weight"):
             fire(net, scale="initial", initial=bad)
     assert all(torch.equal(p, before[name]) for name, p in net.named_parameters())
+
+
+def test_help_names_every_setting():
+    names = [field.name for field in fields(FireSettings)]
+    assert list(inspect.signature(fire).parameters)[-len(names) :] == names
+    assert all(f"\n    {name}: " in inspect.getdoc(fire) for name in ("group", *names))
 
 
 def test_project_changes_one_weight_in_place():

@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 from training_scripts import ROOT, Script, killed
 
 from fire_core.errors import UserError
-from harness.config import domain_of, options
 from harness.overrides import compose_config
 from harness.runs import seeded
 from language.data import Mixture
@@ -23,7 +22,6 @@ from language.schedule import PhasePlan
 from language.settings import check_settings
 
 SCRIPT = Script("language/train.py")
-EXPERIMENTS = [name for name in options("experiment") if domain_of(name) == "language"]
 
 
 @pytest.fixture(scope="module")
@@ -196,11 +194,6 @@ def test_settings_that_cannot_be_used_are_refused(override, words):
     with pytest.raises(UserError, match=words) as caught:
         check_settings(compose_config("language", ["size=smoke", *override.split()]))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_the_experiments_pass_the_checks(experiment):
-    check_settings(compose_config("language", [f"experiment={experiment}", "size=paper"]))
 
 
 @pytest.mark.parametrize(

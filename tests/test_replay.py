@@ -168,7 +168,7 @@ def test_the_layout_of_samples_changes_nothing_but_their_strides(tmp_path):
         nothing = np.zeros(2, bool)
         for number, frame in enumerate(frames[1:]):
             if number == 8:
-                replay = forked(replay, tmp_path / f"{layout} fork", new_rows=12, channels_last=layout)
+                replay = forked(replay, tmp_path / f"{layout} fork", most_new_rows=12, channels_last=layout)
             replay.add(nothing, nothing, nothing, nothing, frame)
         batches.append(replay.sample(64, np.random.default_rng(1)))
     for usual, last in zip(batches[0][:5], batches[1][:5], strict=True):
@@ -235,12 +235,12 @@ def test_forks_share_the_old_frames_and_never_write_them(tmp_path, new_rows):
     trunk.state_dict()
     before = trunk.path.read_bytes()
     for name in ("a", "b"):
-        fork = forked(trunk, tmp_path / name, new_rows=new_rows)
+        fork = forked(trunk, tmp_path / name, most_new_rows=new_rows)
         check_all(fork, records)
         own = list(records)
         fill(fork, copy.deepcopy(environment), min(new_rows, 45), own)
         check_all(fork, own)
-        place = {"parent": tmp_path / "trunk", "fork_time": 33, "new_rows": new_rows}
+        place = {"parent": tmp_path / "trunk", "fork_time": 33, "most_new_rows": new_rows}
         resumed = FrameReplay(40, 2, (1, 2), tmp_path / name, existing=True, **place)
         resumed.load_state_dict(written(fork.state_dict()))
         check_all(resumed, own)
@@ -256,7 +256,7 @@ def test_a_flipped_bit_in_the_frames_is_found(place, tmp_path):
     replay, _, _ = started(tmp_path / "one", 15, reserve=4)
     damaged, loads = replay, replay
     if place != "own":  # the frames of its first half are those of the parent
-        loads = forked(replay, tmp_path / "two", new_rows=10)
+        loads = forked(replay, tmp_path / "two", most_new_rows=10)
         fill(loads, Counting(), 3, [])
         damaged = loads if place == "fork" else replay
     state = loads.state_dict()
@@ -336,7 +336,7 @@ def test_one_step_returns_of_a_longer_rule_are_the_plain_ones(steps, tmp_path):
         trunk, environment = FrameReplay(40, 2, (1, 2), tmp_path / name, **rule), Counting()
         trunk.start(environment.frames())
         fill(trunk, environment, steps, [])
-        replays.append(forked(trunk, tmp_path / f"{name} fork", new_rows=5, **rule))
+        replays.append(forked(trunk, tmp_path / f"{name} fork", most_new_rows=5, **rule))
     times = np.arange(max(0, steps - 20), steps).repeat(2)
     one, many = (replay.transitions(times, np.arange(len(times)) % 2) for replay in replays)
     short = many.steps == 1

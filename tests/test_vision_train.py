@@ -9,21 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
 from training_scripts import ROOT, Script, killed
 
 from fire_core import UserError
-from fire_core.methods import create
 from harness.config import CONF
-from harness.domains import find
-from harness.overrides import check_sweep, compose_config
+from harness.overrides import compose_config
 from vision.train import set_learning_rate, train
 
 SCRIPT = Script("vision/train.py")
 SMOKE = ["size=smoke", "threads=1", "run.progress=false"]
-EXPERIMENTS = [
-    p.stem for p in sorted((CONF / "experiment").glob("*.yaml")) if "domain: vision" in p.read_text()
-]
 
 
 def command(*overrides, root):
@@ -180,18 +174,6 @@ def test_the_warm_up_is_that_of_the_phase(share, rates):
             set_learning_rate(optimizer, cfg, SimpleNamespace(index=index, epochs=10), epoch)
             seen.append(optimizer.param_groups[0]["lr"] / cfg.learning_rate)
     assert seen == pytest.approx([*rates[0], *rates[1]])
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_composes(experiment):
-    content = yaml.safe_load((CONF / "experiment" / f"{experiment}.yaml").read_text())
-    if "hydra" in content:  # another experiment with its settings swept
-        assert check_sweep(find("vision"), [f"experiment={experiment}", "size=paper", "seed=1"]) > 1
-    for size in ("smoke", "small", "paper"):
-        assert compose_config("vision", [f"experiment={experiment}", f"size={size}"]).minutes != 0
-    for name, settings in content.get("tuned", {}).items():
-        if isinstance(settings, dict) and name != "trigger":
-            assert create(name, **settings).name == name
 
 
 def test_experiments_may_lie_in_another_folder(tmp_path):

@@ -89,7 +89,6 @@ def train(cfg: DictConfig) -> None:
             state.phase = max(at["treated"], 0)
         state.optimizers["net"] = method.optimizer(net, adam, Phase(state.phase))
         if saved is not None:
-            method.rebuild(state)
             net.load_state_dict(saved["net"])
             state.optimizers["net"].load_state_dict(saved["optimizer"])
             method.resume(saved["method"], state)
@@ -129,7 +128,6 @@ def train(cfg: DictConfig) -> None:
                 net.train(cfg.mode_at_boundary == "train")  # for methods that use the net as they find it
                 state.generator = generator(cfg.seed, "method", index)
                 report = method.at_boundary(state, Phase(index, phase.name))
-                state.copy_followers()
                 reset_optimizer_state(state.optimizers, cfg.optimizer_state, report)
                 state.optimizers["net"] = method.optimizer(net, adam, Phase(index, phase.name))
                 state.phase = at["treated"] = index
@@ -179,10 +177,7 @@ def train(cfg: DictConfig) -> None:
             # ---------------------------------------------------------------------------------- record it
             last = epoch + 1 == phase.epochs
             values = {"train_loss": mean_loss(loss_sum, count, phase, at["step"], cfg)}
-            seconds, batches = time.perf_counter() - started, at["batch"] - first
-            run.timing(
-                phase=phase.index, epoch=epoch + 1, train_seconds=seconds, batches=batches, images=count
-            )
+            run.timing(phase=phase.index, epoch=epoch + 1, train_seconds=time.perf_counter() - started)
             measured = plasticity(net, probe) if last or trigger.measures else {}
             if trigger.measures:
                 measured["relative_gradient"] = relative_gradient(net, probe, probe_labels, cross_entropy)

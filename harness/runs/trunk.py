@@ -1,4 +1,4 @@
-"""Trunks: phase 0, trained once and shared by all methods that do nothing in it."""
+"""The hash that identifies settings, and an exclusive lock on a folder, as runs, trunks and data sets use them."""
 
 from __future__ import annotations
 

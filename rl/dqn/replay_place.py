@@ -49,7 +49,7 @@ def _fork(run: Run, cfg: DictConfig, state: dict[str, Any]) -> FrameReplay:
     existing = state["fork_time"] > 0
     fork_time = state["fork_time"] if existing else state["count"]
     replay = _replay(
-        cfg, run.folder, existing, parent=parent, fork_time=fork_time, new_rows=_rows_of_second_half(cfg)
+        cfg, run.folder, existing, parent=parent, fork_time=fork_time, most_new_rows=_rows_of_second_half(cfg)
     )
     replay.load_state_dict(state)
     return replay

@@ -255,8 +255,7 @@ def restore(
 ) -> torch.optim.Optimizer:
     """Restore structure, networks, optimizer and method from a checkpoint. Return the Adam of the run."""
     net = state.nets["net"]
-    if state.phase or not method.changes_structure:
-        method.rebuild(state)
+    method.rebuild(state)
     adam = make_optimizer(net, cfg)
     state.optimizers["net"] = method.optimizer(net, adam, Phase(state.phase))
     net.load_state_dict(saved["net"])
