@@ -340,7 +340,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(given: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code. Bad input raises UserError."""
-    asked = parser().parse_args(given)
+    asked = parser().parse_intermixed_args(given)
     if asked.jobs is not None and asked.jobs < 1:
         raise UserError(f"--jobs {asked.jobs}: give a number of runs, 1 or more")
     if asked.jobs is not None and asked.launcher == "basic":

@@ -105,7 +105,7 @@ def test_launchers_and_jobs_reach_hydra(tiny, capsys, monkeypatch):
     assert launcher_overrides("submitit_slurm hydra.launcher.partition=gpu", 8) == [
         "hydra/launcher=submitit_slurm", "hydra.launcher.array_parallelism=8", "hydra.launcher.partition=gpu",
     ]  # fmt: skip
-    assert main([tiny, "--commands", "--launcher", "submitit_local", "--jobs", "3"]) == 0
+    assert main([tiny, "--commands", "--launcher", "submitit_local", "--jobs", "3", "precision=bf16"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4 and all("hydra.launcher.array_parallelism=3" in shlex.split(one) for one in lines)
 

@@ -245,7 +245,7 @@ def test_the_commands_of_the_campaign_page_are_understood() -> None:
     commands = [shlex.split(line.partition("#")[0]) for line in lines if line.startswith("python")]
     for words in commands:
         assert words[:3] == ["python", "-m", "harness.campaign"]
-        options = campaign.parser().parse_args(words[3:])
+        options = campaign.parser().parse_intermixed_args(words[3:])
         assert (ROOT / f"conf/campaign/{options.campaign}.yaml").exists()
         assert not options.override or campaign.load("smoke", "runs", options.override).sweeps
         assert not options.budget or campaign.duration(options.budget) > 0
