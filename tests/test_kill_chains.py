@@ -39,10 +39,11 @@ if left == 0:
     signal.setitimer(signal.ITIMER_PROF, {seconds})
 """
 REDO = ["method.threshold=0.5", "replay_capacity=200"]
+LONGER = ["model.dropout=0.1", "phase_1.iterations=150", "phase_2.iterations=150"]
 EVERY = ["trigger=every", "trigger.steps=60"]
 RUNS = {
     "vision": ("vision/train.py", ["experiment=fig2a_cifar10_resnet18", "method=snr"]),
-    "language": ("language/train.py", ["experiment=fig3_best", "method=muon", "model.dropout=0.1"]),
+    "language": ("language/train.py", ["experiment=fig3_best", "method=muon", *LONGER]),
     "dqn": ("rl/dqn/train.py", ["experiment=fig4a_breakout", "method=redo", *REDO]),
     "sac": ("rl/sac/train.py", ["experiment=fig4b_hopper", "method=shrink_perturb", *EVERY]),
 }

@@ -281,6 +281,7 @@ class Run:
         self._close()
         if self._complete:
             size = (self.folder / METRICS).stat().st_size
+            (self.folder / "RUNNING").unlink(missing_ok=True)  # first, so that no kill leaves both marks
             write_atomic(self.folder / "DONE", f"{size} bytes of metrics.jsonl\n")
             for path in (self.folder / "checkpoint").glob("step_*.pt"):
                 path.unlink()
