@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib.backend_bases import FigureCanvasBase
+
 from analysis import (
     claims_figure,
     documents,
@@ -28,7 +30,7 @@ from analysis.export import export
 from analysis.rendering import markdown, plain
 from analysis.runs import RESULTS, SIZES, at_most, load, open_results, settings
 from fire_core.checkpoints.atomic import write_atomic
-from fire_core.errors import UserError, print_error
+from fire_core.errors import UserError, print_error, reader_may_leave
 from harness import status
 from harness.runs.folders import refuse_link
 
@@ -69,6 +71,9 @@ def draw_figures(given: Sequence[str]) -> int:
         raise UserError(
             f"--paper-curves: the paper has no figure {others[0]!r}; choose from {', '.join(PAPER)}"
         )
+    formats = options.formats.split(",")
+    if wrong := [name for name in formats if name not in FigureCanvasBase.get_supported_filetypes()]:
+        raise UserError(f"--formats {options.formats!r}: {wrong[0]!r} cannot be drawn; give png, pdf or svg")
     exported = (Path(options.root) / "runs.csv").exists()
     names = PAPER if options.paper_curves else [name for name in FIGURES if name != "readme" or exported]
     out, ending = _out(options, "figures"), "-with-paper" if options.paper_curves else ""
@@ -91,7 +96,7 @@ def draw_figures(given: Sequence[str]) -> int:
                     raise UserError(f"no run logged {options.metric!r}; logged: {', '.join(logged)}")
                 more |= {"metric": options.metric}
             figure, stem = module.draw(parts, **more), out / f"{name}-{size}{ending}"
-            for path in plot.save(figure, stem, options.formats.split(","), module.CAPTION, parts):
+            for path in plot.save(figure, stem, formats, module.CAPTION, parts):
                 print(f"{name}, size {size}: {path}")
         _tell(results.problems)
     return 0
@@ -238,4 +243,5 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with reader_may_leave():
+        sys.exit(main())

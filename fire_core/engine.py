@@ -319,6 +319,11 @@ def check_targets(targets: list[Target], parameters: Mapping[str, Tensor]) -> No
         parameter = parameters[t.parameter]
         if parameter.is_meta:
             raise UserError(f"parameter {t.parameter!r} is on the meta device: load its weights first")
+        if parameter.is_inference() and not torch.is_inference_mode_enabled():
+            raise UserError(
+                f"parameter {t.parameter!r} was made under torch.inference_mode and cannot be changed outside: call this "
+                "inside torch.inference_mode, or build the model outside"
+            )
 
 
 def _check_initial(

@@ -3,7 +3,8 @@
 import difflib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, get_args
 
 
@@ -46,6 +47,18 @@ def printable(text: object) -> str:
 def print_error(error: object) -> None:
     """Print a message to stderr the way all scripts do, with unprintable characters escaped in each of its lines."""
     print("error: " + "\n".join(map(printable, str(error).split("\n"))), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Run the body and write what it printed; end without an error if nobody reads on, as in `command | head`."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def first_line(error: BaseException) -> str:

@@ -18,6 +18,8 @@ from fire_core.engine import FireSettings, project
 from fire_core.errors import UserError
 from fire_core.report import Report
 from fire_core.solvers.polar import check_matrices, polar
+from fire_core.targets import shorten
+from fire_core.targets.walk import overlaps_itself
 from fire_core.wrapped_models import table_of, treat_model, unwrap_with
 
 if TYPE_CHECKING:
@@ -53,9 +55,14 @@ def fire(
     """
     chosen = FireSettings.of(**settings)
     _, initial = unwrap_with(model, initial)
+    table = table_of(model, targets)
+    if isinstance(initial, Mapping) and initial and not any(t.parameter in initial for t in table):
+        raise UserError(
+            f"initial holds {shorten(list(initial))}, but no target of this model: its names are those of state_dict()"
+        )
     return treat_model(
         model,
-        table_of(model, targets),
+        table,
         partial(project, settings=chosen, initial=initial),
         action="projected",
         method="fire",
@@ -95,6 +102,10 @@ def project_(weight: Tensor, *, solver: str = "exact", scale: float | None = Non
         and for a result that its type cannot hold. The weight is as before then.
     """
     check_matrices(weight, "weight")
+    if weight.is_inference() and not torch.is_inference_mode_enabled():
+        raise UserError("weight was made under torch.inference_mode and cannot be changed outside")
+    if overlaps_itself(weight):
+        raise UserError("several entries of weight share one place in memory: clone it first")
     with torch.no_grad():
         taps = weight.flatten(2).movedim(2, 0) if weight.ndim > 2 else weight[None]
         rows, columns = taps.shape[1:]

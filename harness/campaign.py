@@ -37,7 +37,7 @@ from typing import Any
 import torch
 import yaml
 
-from fire_core.errors import UserError, did_you_mean, print_error
+from fire_core.errors import UserError, did_you_mean, print_error, reader_may_leave
 from harness.config import CONF, domain_of, options, parse, said_by
 from harness.domains import find
 from harness.launch import BAD_INPUT, changes, label
@@ -316,7 +316,10 @@ def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(prog="python -m harness.campaign", description=__doc__.splitlines()[0])
     result.add_argument("campaign", help="paper, medium, smoke or a YAML file like those in conf/campaign")
     result.add_argument(
-        "override", nargs="*", help="for every sweep whose script has the key, as in precision=bf16"
+        "override",
+        nargs="*",
+        default=[],
+        help="for every sweep whose script has the key, as in precision=bf16",
     )
     result.add_argument(
         "--plan", action="store_true", help="print runs, hours and what they assume; start nothing"
@@ -368,7 +371,8 @@ def duration(text: str) -> float:
 
 if __name__ == "__main__":
     try:
-        sys.exit(main())
+        with reader_may_leave():
+            sys.exit(main())
     except UserError as error:
         print_error(error)
         sys.exit(BAD_INPUT)

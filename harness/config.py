@@ -192,4 +192,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 @functools.cache
 def _content(path: Path, changed: int) -> dict[str, Any]:
-    return yaml.safe_load(path.read_text()) or {}
+    try:
+        content = yaml.safe_load(path.read_text()) or {}
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).replace('"<unicode string>", ', "").split())
+        raise UserError(f"{path} is no YAML: {reason}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("at", {}), dict):
+        raise UserError(f"{path} is no file of settings: it, and `at` in it, must hold `key: value` lines")
+    return content

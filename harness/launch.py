@@ -33,7 +33,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from fire_core.errors import UserError, first_line, print_error
+from fire_core.errors import UserError, first_line, print_error, reader_may_leave
 from fire_core.methods import Method, create
 from harness import stop, sweep
 from harness.config import (
@@ -165,10 +165,8 @@ class Job:
 
 
 def _help(domain: Domain) -> None:
-    try:
-        print(manual(domain), flush=True)
-    except BrokenPipeError:  # as in --help | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with reader_may_leave():
+        print(manual(domain))
 
 
 def needs(domain: Domain) -> None:

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from fire_core.columns import columns
-from fire_core.errors import UserError, print_error, printable
+from fire_core.errors import UserError, print_error, printable, reader_may_leave
 from harness.config import options as files_of
 from harness.runs.folders import find_folders, identify, read_meta, read_text
 
@@ -87,4 +87,5 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with reader_may_leave():
+        sys.exit(main())

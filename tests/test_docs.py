@@ -203,6 +203,8 @@ def test_the_example_method_registers_and_does_what_the_page_says(monkeypatch: p
     defaults = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
     method = create("shrink")
     assert defaults == {"name": "shrink", "first_phase": method.first_phase, "factor": method.factor}
+    code = blocks(page, "python")[0]  # `fire_core.methods` imports it, so it cannot import that
+    assert "fire_core.methods.method" in code and not re.search(r"from fire_core(\.methods)? import", code)
 
 
 def test_checkpoint_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

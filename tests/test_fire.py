@@ -154,6 +154,8 @@ def test_parameters_keep_identity_and_memory():
         ({"targets": find_targets(nn.Linear(3, 2))}, None, r"\(2, 3\).*\(3, 3\)"),
         ({}, torch.jit.script, "ScriptModule"),
         ({}, lambda net: net.to("meta"), "'weight' is on the meta device"),
+        ({}, torch.inference_mode()(copy.deepcopy), "'weight' was made under torch.inference_mode"),
+        ({"initial": {"a": torch.ones(3)}}, None, "initial holds a, but no target"),
     ],
 )
 def test_settings_and_models_that_cannot_be_used_are_one_line(settings, make, said):
@@ -276,6 +278,8 @@ def test_project_changes_one_weight_in_place():
         assert project_(layer.weight) is layer.weight
         assert torch.allclose(layer.weight, other.weight, atol=1e-6)
     assert deviation_from_isometry(project_(torch.randn(9, 4), scale=1.0)) < 1e-8
+    with pytest.raises(UserError, match="share one place"):
+        project_(torch.ones(1, 4).expand(3, 4))
 
 
 def test_weights_over_one_memory_are_treated_once_and_forgotten_together():

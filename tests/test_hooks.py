@@ -119,10 +119,7 @@ class Killed(BaseException):
 
 
 # settings with which a rival acts within the few steps of these runs
-SOON = {
-    "hare_tortoise": ["method.period=3", "method.momentum=0.5"],
-    "weight_clipping": ["method.factor=0.5"],
-}
+SOON = {"hare_tortoise": ["method.period=3", "method.momentum=0.5"], "weight_clipping": ["method.factor=0.5"]}
 RIVALS = ("adamo", "spectral", "weight_clipping", "hare_tortoise", "upgd")
 ONCE = ("vision upgd", "language spectral", "dqn hare_tortoise", "sac hare_tortoise", "sac upgd")
 # steps between checkpoints; the third is the last one

@@ -160,7 +160,7 @@ def test_frozen_parameters_are_out_unless_everything_is_frozen() -> None:
 def test_sparse_and_expanded_weights_stay_out() -> None:
     net = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4), nn.Linear(6, 4))
     net[1].weight = nn.Parameter(torch.randn(4, 6).to_sparse(), requires_grad=False)
-    net[2].weight = nn.Parameter(torch.randn(1, 6).expand(4, 6), requires_grad=False)
+    net[2].weight = nn.Parameter(torch.randn(9).as_strided((4, 6), (1, 1)), requires_grad=False)
     table = by_name(find_targets(net))
     assert [t.name for t in table.values() if t.included] == ["0.weight"]
     assert "sparse" in table["1.weight"].reason and "share one place" in table["2.weight"].reason

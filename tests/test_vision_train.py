@@ -1,7 +1,6 @@
 """The vision script as a user runs it: resume after kills, trunks, sweeps, and what mistakes are answered with."""
 
 import json
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 from training_scripts import ROOT, Script, killed
 
 from fire_core import UserError
-from harness.config import CONF
 from harness.overrides import compose_config
 from vision.train import set_learning_rate, train
 
@@ -176,13 +174,17 @@ def test_the_warm_up_is_that_of_the_phase(share, rates):
     assert seen == pytest.approx([*rates[0], *rates[1]])
 
 
-def test_experiments_may_lie_in_another_folder(tmp_path):
-    (tmp_path / "mine/experiment").mkdir(parents=True)
-    shutil.copy(CONF / "experiment" / "label_noise.yaml", tmp_path / "mine/experiment/my_own.yaml")
+def test_the_experiment_of_the_guide_may_lie_in_another_folder(tmp_path):
+    guide = (ROOT / "CONTRIBUTING.md").read_text()
+    own = tmp_path / "mine/experiment/my_own.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text(guide.partition("```yaml\n")[2].partition("```")[0])
     with pytest.raises(UserError):
         compose_config("vision", ["experiment=my_own"])
-    own = ["--config-dir", str(tmp_path / "mine"), "experiment=my_own", "--cfg", "job"]
-    assert "name: label_noise" in run(*own, root=tmp_path)
+    place = ["--config-dir", str(tmp_path / "mine"), "experiment=my_own"]
+    assert "name: random_label" in run(*place, "--cfg", "job", root=tmp_path)
+    own.write_text("at: [1\n")
+    assert run(*place, root=tmp_path, expect=2).startswith(f"error: {own} is no YAML: while parsing")
 
 
 def test_a_typed_default_is_the_run_without_it(whole, tmp_path):

@@ -232,7 +232,8 @@ def first_of_each_class(labels: np.ndarray, count: int) -> np.ndarray:
         places = np.flatnonzero(labels == label)
         if len(places) < count:
             raise UserError(
-                f"class {label} has {len(places)} images, {count} were asked for: take fewer per class"
+                f"class {label} has {len(places)} images, {count} were asked for: set data.train_per_class or "
+                "data.test_per_class lower"
             )
         chosen.append(places[:count])
     return np.sort(np.concatenate(chosen))

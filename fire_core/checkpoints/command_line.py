@@ -13,7 +13,7 @@ from fire_core.checkpoints.targets import build, targets_of
 from fire_core.checkpoints.treat import treat_file
 from fire_core.columns import columns
 from fire_core.engine import FireSettings
-from fire_core.errors import UserError, printable
+from fire_core.errors import UserError, printable, reader_may_leave
 from fire_core.methods import available, list_methods
 from fire_core.targets import TargetTable, find_targets
 from fire_core.targets.table import shorten
@@ -35,10 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command of `fire-core` and return the exit code: 0, 2 after an error, 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
     try:
-        options.run(options)
-        sys.stdout.flush()
-    except BrokenPipeError:  # as in fire-core inspect FILE | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with reader_may_leave():
+            options.run(options)
     except (UserError, OSError) as error:
         print(f"error: {printable(error)}", file=sys.stderr)
         return 2
@@ -91,7 +89,10 @@ def targets_command(options: argparse.Namespace) -> None:
 
 def methods_command(options: argparse.Namespace) -> None:
     """Print the name, summary and source of each method."""
-    names = list_methods(options.pattern or "*")
+    if not (names := list_methods(options.pattern or "*")):
+        raise UserError(
+            f"no method is named {' or '.join(map(repr, options.pattern))}; fire-core methods lists all"
+        )
     width = max(map(len, names), default=0)
     for name in names:
         method = available()[name]

@@ -195,8 +195,8 @@ def _skipped(place: Place) -> tuple[str, str] | None:
         return "other", f"stored as {parameter.dtype}: only real floating-point weights can be treated"
     if parameter.layout is not torch.strided:
         return "other", f"{parameter.layout}: only dense weights can be treated"
-    if any(size > 1 and stride == 0 for size, stride in zip(parameter.shape, parameter.stride())):
-        return "other", "expanded: several entries share one place in memory"
+    if overlaps_itself(parameter):
+        return "other", "expanded or overlapping: several entries share one place in memory"
     if any(word.startswith("lora_") for word in place.name.split(".")):
         return "lora", "low-rank adapter: the product B A is the update, neither factor is a layer's matrix"
     around = (module, *place.parents[-1:])
@@ -471,6 +471,19 @@ def sharing(tensors: Mapping[str, Tensor]) -> dict[str, set[str]]:
                 found.setdefault(other, set()).add(name)
         reaching.append((end, name))
     return found
+
+
+def overlaps_itself(tensor: Tensor) -> bool:
+    """Return whether two entries of a tensor share one place in memory, as after `expand` and `as_strided`."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)) if _in_memory(tensor) else ():
+        if size > 1 and stride <= reach:
+            places = torch.zeros((), dtype=torch.int64)
+            for step, count in zip(tensor.stride(), tensor.shape, strict=True):
+                places = places[..., None] + step * torch.arange(count)
+            return len(places.unique()) < tensor.numel()
+        reach += (size - 1) * stride
+    return False
 
 
 def _in_memory(tensor: Tensor) -> bool:

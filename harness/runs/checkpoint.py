@@ -125,7 +125,7 @@ def _numbered(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"{PREFIX}*.pt"))
 
 
-def check_owner(path: Path, parts: dict[str, Any], owner: str | None) -> None:
+def check_owner(path: Path, parts: Parts, owner: str | None) -> None:
     """Raise UserError if a checkpoint is not that of a run of this config."""
     if not isinstance(parts.get("_metrics_bytes"), int):
         raise UserError(f"checkpoint {path} is not a checkpoint of a run: delete it, or {START_OVER}")

@@ -5,7 +5,7 @@
     env = gymnasium.make("h1-walk-primitive-v0")     # capsules: no further package, other contacts after falls
 
 All environments of one process share the compiled model of their task: to change masses or friction, first give the
-environment a model of its own. Ids that another package (humanoid_bench) has already registered are not replaced.
+environment a model of its own. Ids that another package has already registered are not replaced.
 """
 
 import gymnasium
