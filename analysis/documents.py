@@ -153,8 +153,8 @@ def _figure(name: str, title: str) -> dict[str, Any] | None:
 
 def ahead(compared: pd.DataFrame, figure: str) -> list[tuple[str, int, int]]:
     """Return (rival, panels in which FIRE's mean is ahead of it, panels that have both) over the panels of a figure of the
-    paper whose premise is met, each at its largest size. Confirming seeds count where all planned
-    ones have run, else the exploring ones."""
+    paper whose premise is met, each at its largest size. Confirming seeds count where all planned ones have
+    run, else the exploring ones."""
     cells = ["_".join(cell) for cell in paper.cells() if cell[0].startswith(figure)]
     rows = compared[compared["experiment"].isin(cells) & compared["premise"]]
     rows = at_largest_size(rows, ["experiment", "better", "worse"])

@@ -28,11 +28,7 @@ def build_external(
         net = build(model, classes, channels, image_size, settings)
     except UserError:
         raise
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # ValueError for a model that torchvision does not have
+    except (TypeError, ValueError, RuntimeError) as error:  # ValueError: torchvision has no such model
         given = "".join(f" with {key}={value}" for key, value in settings.items())
         raise UserError(f"model {name} cannot be built{given} ({first_line(error)})") from error
     for path, module in net.named_modules():
