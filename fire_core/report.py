@@ -12,11 +12,11 @@ from torch import Tensor
 from fire_core.columns import columns
 from fire_core.measure.metrics import (
     deviation_from_isometry,
-    deviation_of_gram,
     relative_squared_error,
     smaller_gram,
     squared_frobenius_error,
 )
+from fire_core.solvers.kernels import deviation_of_gram
 
 
 @dataclass

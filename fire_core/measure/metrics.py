@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fire_core.errors import UserError
-from fire_core.solvers.kernels import full_precision
+from fire_core.solvers.kernels import deviation_of_gram, full_precision
 
 
 def _float(x: Tensor) -> Tensor:
@@ -51,12 +51,6 @@ def smaller_gram(matrix: Tensor) -> Tensor:
     """Return W^T W of matrices (..., m, n) if m >= n, else W W^T."""
     w = _float(matrix)
     return w.mT @ w if w.shape[-2] >= w.shape[-1] else w @ w.mT
-
-
-def deviation_of_gram(gram: Tensor) -> Tensor:
-    """Return `||G - I||_F^2` (...) of Gram matrices (..., n, n), whose diagonals are overwritten."""
-    gram.diagonal(dim1=-2, dim2=-1).sub_(1.0)
-    return gram.square().sum(dim=(-2, -1))
 
 
 def squared_frobenius_error(matrix: Tensor, other: Tensor) -> Tensor:

@@ -17,6 +17,10 @@ from torch import Tensor
 
 from fire_core.solvers.schedules import Step
 
+SMALL = 384
+"""Columns up to which blocks are of 32 columns, and above which of 64."""
+ROWS_OF_A_SUM = 2**12
+
 
 def polynomial_steps(matrices: Tensor, steps: Iterable[Step]) -> Tensor:
     """Apply x -> a x + b x^3 + c x^5 to the singular values of `matrices`, for each (a, b, c) in turn.
@@ -79,10 +83,10 @@ def quintic_step(matrices: Tensor, step: Step, spare: Tensor, square: Tensor) ->
 def lower_gram(matrices: Tensor, out: Tensor) -> Tensor:
     """Write the lower triangle of X^T X into `out` (b, n, n), by block rows, and return `out`.
 
-    Entries above the diagonal blocks are not written. Rows are summed in parts of 2^12, because the error of one
+    Entries above the diagonal blocks are not written. Rows are summed in parts of ROWS_OF_A_SUM, because the error of one
     float32 sum over many rows would exceed the residuals that are measured.
     """
-    first, *others = matrices.split(2**12, dim=1)
+    first, *others = matrices.split(ROWS_OF_A_SUM, dim=1)
     for start, stop in _blocks(out):
         strip = out[:, start:stop, :stop]
         torch.bmm(first[:, :, start:stop].mT, first[:, :, :stop], out=strip)
@@ -100,10 +104,20 @@ def mirror(lower: Tensor) -> Tensor:
 
 def residual(factors: Tensor, square: Tensor | None = None) -> Tensor:
     """Return ||Q^T Q - I||_F^2 (b,) of `factors` (b, m, n); `square` (b, n, n) is optional workspace."""
+    _, rows, columns = factors.shape
     if square is None:
-        square = factors.new_empty(len(factors), factors.shape[2], factors.shape[2])
+        # A small product is faster as a whole than its triangle in blocks.
+        if columns <= SMALL and rows <= ROWS_OF_A_SUM:
+            return deviation_of_gram(torch.bmm(factors.mT, factors))
+        square = factors.new_empty(len(factors), columns, columns)
     lower_gram(factors, square).diagonal(dim1=-2, dim2=-1).sub_(1.0)
     return frobenius_of_lower(square).square_().flatten()
+
+
+def deviation_of_gram(gram: Tensor) -> Tensor:
+    """Return `||G - I||_F^2` (...) of Gram matrices (..., n, n), whose diagonals are overwritten."""
+    gram.diagonal(dim1=-2, dim2=-1).sub_(1.0)
+    return gram.square().sum(dim=(-2, -1))
 
 
 def cholesky_in_blocks(lower: Tensor) -> list[Tensor]:
@@ -173,7 +187,7 @@ def works_in_blocks(device: torch.device) -> bool:
 def _blocks(matrices: Tensor) -> Iterator[tuple[int, int]]:
     """Yield (start, stop) of blocks of columns: on a CPU the sizes that are fastest with MKL on one AVX-512 core."""
     size = matrices.shape[-1]
-    block = size if not works_in_blocks(matrices.device) else 32 if size <= 384 else 64
+    block = size if not works_in_blocks(matrices.device) else 32 if size <= SMALL else 64
     for start in range(0, size, block):
         yield start, min(start + block, size)
 
