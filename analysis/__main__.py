@@ -22,6 +22,7 @@ from analysis import (
     probes,
     ranking,
     readme_figure,
+    scaling,
     sensitivity,
     sweep,
     tables,
@@ -43,6 +44,7 @@ FIGURES = {
     "predictors": predictors,
     "ranking": ranking,
     "probes": probes,
+    "scaling": scaling,
     "sensitivity": sensitivity,
     "readme": readme_figure,
 }

@@ -251,9 +251,8 @@ def test_an_export_replaces_the_same_runs_alone(tmp_path):
     export(load(second), out)
     again = load_exported(out)
     assert sorted(zip(again.runs["label"], again.runs["seed"])) == [("fire", 1), ("none", 1), ("none", 2)]
-    ends = (
-        again.metrics[again.metrics["metric"] == "train_accuracy"].groupby(["label", "seed"])["value"].last()
-    )
+    rows = again.metrics[again.metrics["metric"] == "train_accuracy"]
+    ends = rows.groupby(["label", "seed"])["value"].last()
     assert ends.to_dict() == {("fire", 1): 0.5, ("none", 1): 0.5, ("none", 2): 0.75}
     assert len(again.costs) == 3
 

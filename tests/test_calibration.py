@@ -33,9 +33,7 @@ def test_images_lose_what_a_full_reset_ends_above_no_reset():
     (row,) = rows_of("fig2a_cifar10_resnet18", told)
     assert (row["seeds"], row["none"], row["full_reset"]) == (2, pytest.approx(0.35), pytest.approx(0.39))
     assert row["difference"] == pytest.approx(0.04)
-    assert (
-        row["interval"] == "-0.08706..0.1671"
-    )  # 0.04 -+ 12.706 * 0.01, Student's t of one degree of freedom
+    assert row["interval"] == "-0.08706..0.1671"  # 0.04 -+ 12.706 * 0.01: one degree of freedom
 
 
 def test_random_labels_are_judged_by_the_last_quarter_of_the_tasks():

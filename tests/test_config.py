@@ -164,10 +164,8 @@ def test_what_acts_at_a_boundary_only_does_not_part_trunks():
 
 def test_labels_are_readable_and_short():
     assert label("fire", ["method.iterations=20"]) == "fire-iterations=20"
-    assert (
-        label("fire", ["protocol.epochs=[20, 2]", "method.rule='a b/c'"])
-        == "fire-protocol.epochs=20,2-rule=_ab_c_"
-    )
+    given = ["protocol.epochs=[20, 2]", "method.rule='a b/c'"]
+    assert label("fire", given) == "fire-protocol.epochs=20,2-rule=_ab_c_"
     ten = [f"key_number_{i}={i}.5" for i in range(10)]
     assert label("fire", ten).startswith("fire-key_number_0=0.5-") and len(label("fire", ten)) <= LABEL_LENGTH
     assert label("fire", ten) != label("fire", [*ten[:-1], "key_number_9=0"])

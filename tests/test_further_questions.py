@@ -53,9 +53,8 @@ def test_settings_are_held_against_fire_and_muon_against_both(tmp_path):
     ],
 )
 def test_the_sweep_over_layers_takes_each_matrix_once(domain, experiment, net):
-    values = (
-        compose(find(domain), [f"experiment={experiment}"]).hydra.sweeper.params["method.targets"].split(",")
-    )
+    sweep = compose(find(domain), [f"experiment={experiment}"]).hydra.sweeper.params
+    values = sweep["method.targets"].split(",")
     made = net()
     taken = [target.name for value in values for target in find_targets(made, value).included]
     assert sorted(taken) == sorted(target.name for target in find_targets(made).included)

@@ -105,8 +105,7 @@ def test_float32_copies_of_half_precision_weights_are_not_missed():
     for policy in ("keep", "clear_changed"):
         with pytest.raises(UserError, match=r"1 changed parameters.*bfloat16.*masters="):
             reset_optimizer_state(optimizer, policy, report)
-    assert (
-        reset_optimizer_state(optimizer, "clear_changed", report, masters=zip(net.parameters(), copies)) == 1
-    )
+    masters = zip(net.parameters(), copies)
+    assert reset_optimizer_state(optimizer, "clear_changed", report, masters=masters) == 1
     step()
     assert torch.equal(net.weight, treated)

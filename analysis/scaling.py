@@ -1,0 +1,73 @@
+"""Figure of the scaling study: does the order of the methods in the warm start depend on the number of images, the width of
+the network, or the length of the second stage?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from analysis import measures, paper, plot
+from analysis.plot import Figure, plt
+from analysis.runs import Results
+from analysis.stats import paired_difference
+
+PREFIXES = ("scaling_warm_start",)
+PAIRS = (("fire", "full_reset"), ("full_reset", "none"))
+CLASSES, SMALLEST = 10, 500  # of CIFAR-10; images of a class where a label does not say how many
+ALL_IMAGES = 50_000  # the paper's
+NAMES = {
+    "scaling_warm_start": "as Figure 2a",
+    "scaling_warm_start_wide": "twice the width",
+    "scaling_warm_start_long": "second stage four times as long",
+}
+CAPTION = (
+    "Warm start of ResNet-18 on a part of CIFAR-10 and on all of it: differences of test accuracy at the end, paired by "
+    "seed, with 95 % intervals, against the number of images. Black: the paper, which has eight times the width, images of "
+    "32 pixels and 100 epochs in the second stage."
+)
+
+
+def differences(parts: Sequence[Results]) -> pd.DataFrame:
+    """Return one row per study, number of images and pair of PAIRS (columns study, images, better, worse, mean, low, high,
+    seeds)."""
+    rows = []
+    for part in parts:
+        ends = measures.values(part.metrics, measures.of(part)[0])
+        places = pd.Series({label: label.partition("-")[2] for label in ends})
+        for changes in sorted(places.unique()):
+            at = {label.partition("-")[0]: ends[label] for label in places[places == changes].index}
+            found = dict(change.split("=") for change in changes.split("-") if change)
+            images = CLASSES * int(found.pop("data.train_per_class", SMALLEST))
+            study = NAMES[part.first["experiment"]] + (", twice the width" if found else "")
+            for better, worse in PAIRS:
+                gain = paired_difference(at.get(better, {}), at.get(worse, {}))
+                if gain:
+                    rows.append((study, images, better, worse, gain.mean, gain.low, gain.high, gain.n))
+    columns = ["study", "images", "better", "worse", "mean", "low", "high", "seeds"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def draw(parts: Sequence[Results]) -> Figure:
+    """Return the figure, one panel per pair of PAIRS."""
+    table = differences(parts)
+    figure, grid = plt.subplots(1, len(PAIRS), figsize=(7.0, 3.0), squeeze=False)
+    for axis, (better, worse) in zip(grid[0], PAIRS):
+        rows = table[(table["better"] == better) & (table["worse"] == worse)]
+        for number, (study, line) in enumerate(rows.groupby("study", sort=False)):
+            line = line.sort_values("images")
+            reach = [line["mean"] - line["low"], line["high"] - line["mean"]]
+            beside = line["images"] * 1.03**number  # so that intervals do not cover each other
+            axis.errorbar(beside, line["mean"], reach, fmt="o-", markersize=4, linewidth=1.2, label=study)
+        theirs = paper.gain("fig2a", "cifar10_resnet18", better, worse)
+        axis.plot(ALL_IMAGES, theirs, "k_", markersize=12, markeredgewidth=2, label="the paper")
+        axis.axhline(0, color="#8A8A8A", linewidth=0.8)
+        axis.set_xscale("log")
+        axis.set_xticks(ticks := sorted({*table["images"], ALL_IMAGES}), [f"{tick:,}" for tick in ticks])
+        axis.minorticks_off()
+        axis.set_xlabel("images")
+        axis.set_title(f"{plot.look(better).name} minus {plot.look(worse).name}")
+    grid[0, 0].set_ylabel("difference of test accuracy")
+    grid[0, 0].legend(fontsize=7)
+    figure.tight_layout()
+    return figure
