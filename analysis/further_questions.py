@@ -14,11 +14,13 @@ from analysis.runs import Results, at_largest_size, at_most, settings
 
 SETTINGS = {"settings_random_label": "random labels", "settings_warm_start": "warm start"}
 MUON = {"settings_random_label": "random labels", "muon_fig3_60k": "language, loss"}
-VIT = "ablation_targets_vit"
+VITS = {"ablation_targets_vit": "warm start", "fig2c_cifar100_vit_tiny": "class-incremental"}
 TARGETS = {
     "qk": "queries and keys (the paper's choice)",
     "mlp": "MLPs",
     "attention": "attention",
+    "attention,head": "attention and head",
+    "no_head": "all but the last layer",
     "all": "all",
 }
 STATES = {
@@ -138,17 +140,19 @@ def predictors_told(results: Results) -> dict[str, Any]:
     return {"table": shown.map(short), "best": best}
 
 
-def vit_told(frame: pd.DataFrame) -> dict[str, Any]:
-    """Return FIRE on single kinds of matrices of a ViT, each against no treatment."""
-    rows = frame[frame["headline"] & (frame["experiment"] == VIT) & (frame["reference"] == "none")]
-    if rows.empty:
-        return {}
-    rows = estimates.sides(at_largest_size(rows))
-    kinds = rows["label"].str.removeprefix(sensitivity.PREFIX)
-    rows = rows.assign(name=kinds.map(TARGETS).fillna(rows["label"]))
-    first = rows.iloc[0]
-    about = {"data": plot.data_name(first["data"]), "size": first["size"], "seeds": first["pairs"]}
-    return about | {"experiment": VIT, "rows": rows.to_dict("records")}
+def vit_told(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return FIRE on single kinds of matrices of a ViT, each against no treatment, for each experiment of VITS."""
+    rows = frame[frame["headline"] & (frame["reference"] == "none")]
+    rows = rows[rows["label"].str.startswith(sensitivity.PREFIX)]
+    names = rows["label"].str.removeprefix(sensitivity.PREFIX)
+    rows, found = rows.assign(name=names.map(TARGETS).fillna(rows["label"])), []
+    for experiment, title in VITS.items():
+        part = rows[rows["experiment"] == experiment]
+        if len(part):
+            part = estimates.sides(at_largest_size(part))
+            about = part.iloc[0][["data", "size"]].to_dict() | {"experiment": experiment, "title": title}
+            found.append(about | {"data": plot.data_name(about["data"]), "rows": part.to_dict("records")})
+    return found
 
 
 # ------------------------------------------------------------------------------------------------ other boundaries
