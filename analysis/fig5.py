@@ -82,10 +82,13 @@ def _bars(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
 
 
 def hessians(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the largest Hessian eigenvalue right after the reset, one row per setting, for FIRE and S&P."""
+    """Return the largest Hessian eigenvalue right after the reset, one row per setting, for FIRE and S&P, with the
+    smaller number of seeds."""
     rows = estimates.means(frame[(frame["metric"] == estimates.HESSIAN) & frame["figure"].eq("fig2a")])
     wide = rows.pivot(index=["experiment", "size"], columns="label", values="mean")
-    return wide.reindex(columns=["fire", "shrink_perturb"]).dropna().reset_index()
+    wide = wide.reindex(columns=["fire", "shrink_perturb"]).dropna()
+    both = rows[rows["label"].isin(wide.columns)].groupby(["experiment", "size"])["n"].min()
+    return wide.join(both).reset_index()
 
 
 def of(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
