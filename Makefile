@@ -80,7 +80,7 @@ install: $(VENV)/.with-suite ## create .venv and install what the analysis and v
 
 .PHONY: install-vision install-language install-dqn install-sac install-ray install-slurm install-all
 install-vision: $(VENV)/.with-suite $(VENV)/.with-vision ## what vision/train.py needs for all data sets, and for the nets of torchvision
-install-language: $(VENV)/.with-suite $(VENV)/.with-language ## what language/train.py needs
+install-language: $(VENV)/.with-suite $(VENV)/.with-language $(VENV)/.with-language-data ## what language/train.py and prepare.py need
 install-dqn: $(VENV)/.with-suite $(VENV)/.with-dqn ## what rl/dqn/train.py needs
 install-sac: $(VENV)/.with-suite $(VENV)/.with-sac $(VENV)/.with-humanoid ## what rl/sac/train.py needs, the H1 robot included
 install-ray: $(VENV)/.with-suite $(VENV)/.with-ray ## what JOBS above 1 needs
