@@ -21,7 +21,7 @@ FOLDERS = {  # caption in the sidebar: folder and pages
     "Experiments": (
         ".",
         "README vision/README language/README rl/dqn/README rl/sac/README docs/concepts/statistics "
-        "docs/concepts/reliability analysis/README CONTRIBUTING CHANGELOG",
+        "docs/concepts/reliability rl/dqn/settings_tried rl/speed analysis/README CONTRIBUTING CHANGELOG",
     ),
     "Results": (
         ".",
