@@ -81,14 +81,15 @@ def draw_figures(given: Sequence[str]) -> int:
     out, ending = _out(options, "figures"), "-with-paper" if options.paper_curves else ""
     for name in options.name or names:
         module = FIGURES[name]
-        results = open_results(options.root, options.size, module.PREFIXES)
-        sizes = [size for size in SIZES if size in set(results.finished["size"])]
+        filled = name in ("fig4", *ONE_SIZE)  # panels that were not run at this size show a smaller one
+        results = open_results(options.root, None if filled else options.size, module.PREFIXES)
+        known = set(results.finished["size"])
+        sizes = [size for size in SIZES if size in known and options.size in (None, size)]
         if not sizes:
             print(f"{name}: no finished run of {', '.join(module.PREFIXES)}* in '{options.root}'")
         if name == "fig2":  # a size at which one panel was run is not worth a figure beside another
             sizes = [s for s in sizes if s == sizes[0] or len(settings(results.select(size=s))) > 1]
         for size in sizes[:1] if name in ONE_SIZE else sizes:
-            filled = name in ("fig4", *ONE_SIZE)  # panels that were not run at this size show a smaller one
             shown = at_most(results, size) if filled else results.select(size=size)
             parts = [part for part in settings(shown) if len(part.metrics)]
             more = {"paper_curves": True} if options.paper_curves and name in PAPER else {}

@@ -256,6 +256,9 @@ def test_figure_4_fills_panels_from_a_smaller_size(tmp_path):
     sizes = {part.first["experiment"]: part.first["size"] for part in settings(at_most(results, "medium"))}
     assert sizes == {"fig4a_asterix": "medium", "fig4b_walk": "small"}
     assert {part.first["size"] for part in settings(at_most(results, "small"))} == {"small"}
+    given = f"figures fig4 --size medium --formats png --root {tmp_path} --out {tmp_path / 'out'}"
+    assert command.main(given.split()) == 0
+    assert "data: fig4a_asterix, fig4b_walk" in (tmp_path / "out" / "fig4-medium.md").read_text()
 
 
 def test_the_scaling_study_pairs_methods_at_each_number_of_images(tmp_path):

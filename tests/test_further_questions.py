@@ -61,13 +61,9 @@ def test_the_sweep_over_layers_takes_each_matrix_once(domain, experiment, net):
 
 
 def test_the_map_of_layers_shows_each_difference(tmp_path):
-    levels = {
-        "none": 0.5,
-        "fire": 0.7,
-        "fire-targets=layer1.0.conv1": 0.6,
-        "fire-targets=layer2.0.conv2": 0.4,
-    }
-    for label, level in (levels | {"fire-targets=head": 0.55}).items():
+    levels = {"none": 0.5, "fire": 0.7, "fire-targets=head": 0.55}
+    levels |= {"fire-targets=layer1.0.conv1": 0.6, "fire-targets=layer2.0.conv2": 0.4}
+    for label, level in levels.items():
         write_run(tmp_path, "sensitivity_resnet18", label, 1, warm_start_lines(level, 1))
     results = load(tmp_path)
     texts = {text.get_text() for text in sensitivity.draw([results]).axes[0].texts}
