@@ -93,12 +93,10 @@ def report_tables(results: Results) -> dict[str, Any]:
     found = claims.report(results)
     counted = {name: counts for name, counts, _ in found}
     pooled = {name: rows for name, _, rows in found}
-    explored, confirmed = list(counted.values())
     return {
         "at_paper": "paper" in set(results.finished["size"]),
         "counts": tables.counts_table(counted),
-        "explored": explored,
-        "confirmed": confirmed,
+        "confirmed": list(counted.values())[-1],
         "pooled": tables.pooled_table(pooled),
     }
 

@@ -17,6 +17,7 @@ MUON = {"settings_random_label": "random labels", "muon_fig3_60k": "language, lo
 VITS = {"ablation_targets_vit": "warm start", "fig2c_cifar100_vit_tiny": "class-incremental"}
 TARGETS = {
     "qk": "queries and keys (the paper's choice)",
+    "fire": "queries and keys (the paper's choice)",
     "mlp": "MLPs",
     "attention": "attention",
     "attention,head": "attention and head",
@@ -141,14 +142,14 @@ def predictors_told(results: Results) -> dict[str, Any]:
 
 
 def vit_told(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return FIRE on single kinds of matrices of a ViT, each against no treatment, for each experiment of VITS."""
+    """Return FIRE on single kinds of matrices of a ViT, each against no treatment, in the experiments of VITS."""
     rows = frame[frame["headline"] & (frame["reference"] == "none")]
-    rows = rows[rows["label"].str.startswith(sensitivity.PREFIX)]
+    rows = rows[rows["label"].str.startswith(sensitivity.PREFIX) | (rows["label"] == "fire")]
     names = rows["label"].str.removeprefix(sensitivity.PREFIX)
     rows, found = rows.assign(name=names.map(TARGETS).fillna(rows["label"])), []
     for experiment, title in VITS.items():
         part = rows[rows["experiment"] == experiment]
-        if len(part):
+        if (part["label"] != "fire").any():
             part = estimates.sides(at_largest_size(part))
             about = part.iloc[0][["data", "size"]].to_dict() | {"experiment": experiment, "title": title}
             found.append(about | {"data": plot.data_name(about["data"]), "rows": part.to_dict("records")})

@@ -3,6 +3,7 @@ the network, or the length of the second stage?"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pandas as pd
@@ -14,7 +15,8 @@ from analysis.stats import paired_difference
 
 PREFIXES = ("scaling_warm_start",)
 PAIRS = (("fire", "full_reset"), ("full_reset", "none"))
-CLASSES, SMALLEST = 10, 500  # of CIFAR-10; images of a class where a label does not say how many
+CLASSES = 10  # of CIFAR-10
+IMAGES = re.compile(r"-?data\.train_per_class=(\d+)")  # in the label of a run of a sweep
 ALL_IMAGES = 50_000  # the paper's
 NAMES = {
     "scaling_warm_start": "as Figure 2a",
@@ -30,16 +32,16 @@ CAPTION = (
 
 def differences(parts: Sequence[Results]) -> pd.DataFrame:
     """Return one row per study, number of images and pair of PAIRS (columns study, images, better, worse, mean, low, high,
-    seeds)."""
+    seeds). Further changes in a label belong to the name of the study."""
     rows = []
     for part in parts:
         ends = measures.values(part.metrics, measures.of(part)[0])
-        places = pd.Series({label: label.partition("-")[2] for label in ends})
-        for changes in sorted(places.unique()):
-            at = {label.partition("-")[0]: ends[label] for label in places[places == changes].index}
-            found = dict(change.split("=") for change in changes.split("-") if change)
-            images = CLASSES * int(found.pop("data.train_per_class", SMALLEST))
-            study = NAMES[part.first["experiment"]] + (", twice the width" if found else "")
+        for change in dict.fromkeys("".join(label.partition("-")[1:]) for label in ends):
+            if not (known := IMAGES.search(change)):
+                continue
+            at = {label.removesuffix(change): ends[label] for label in ends if label.endswith(change)}
+            images, rest = CLASSES * int(known[1]), IMAGES.sub("", change)
+            study = NAMES[part.first["experiment"]] + rest.replace("-", ", ")
             for better, worse in PAIRS:
                 gain = paired_difference(at.get(better, {}), at.get(worse, {}))
                 if gain:

@@ -256,21 +256,20 @@ def test_figure_4_fills_panels_from_a_smaller_size(tmp_path):
     sizes = {part.first["experiment"]: part.first["size"] for part in settings(at_most(results, "medium"))}
     assert sizes == {"fig4a_asterix": "medium", "fig4b_walk": "small"}
     assert {part.first["size"] for part in settings(at_most(results, "small"))} == {"small"}
-    given = f"figures fig4 --size medium --formats png --root {tmp_path} --out {tmp_path / 'out'}"
-    assert command.main(given.split()) == 0
+    assert command.main(f"figures fig4 --size medium --root {tmp_path} --out {tmp_path}/out".split()) == 0
     assert "data: fig4a_asterix, fig4b_walk" in (tmp_path / "out" / "fig4-medium.md").read_text()
 
 
 def test_the_scaling_study_pairs_methods_at_each_number_of_images(tmp_path):
-    wide = "-data.train_per_class=1000-model.width=16"
-    levels = {"none": 0.5, "full_reset": 0.6, "fire": 0.65, f"none{wide}": 0.5, f"full_reset{wide}": 0.4}
-    for label, level in levels.items():
+    few, wide = (f"-data.train_per_class={more}" for more in ("500", "1000-model.width=16"))
+    levels = {f"none{few}": 0.5, f"full_reset{few}": 0.6, f"fire{few}": 0.65}
+    for label, level in (levels | {f"none{wide}": 0.5, f"full_reset{wide}": 0.4, "none": 0.1}).items():
         for seed in (1, 2):
             write_run(tmp_path, "scaling_warm_start_long", label, seed, warm_start_lines(level, seed))
     rows = scaling.differences(settings(load(tmp_path)))
     assert rows["images"].tolist() == [5000, 5000, 10_000] and set(rows["seeds"]) == {2}
     assert rows["mean"].round(6).tolist() == [0.05, 0.1, -0.1]
-    assert rows["study"].str.endswith("twice the width").tolist() == [False, False, True]
+    assert rows["study"].str.endswith("times as long, model.width=16").tolist() == [False, False, True]
     assert len(scaling.draw(settings(load(tmp_path))).axes) == 2
 
 
@@ -335,9 +334,11 @@ def test_a_sweeps_table_names_what_is_missing(root, tmp_path, capsys):
         ("figures probes --formats png", "figures", True),
         ("tables --experiment random_label --size small", "random_label/small", True),
         ("tables", "tables/estimates.csv", False),
+        ("tables", "tables/status.md", False),
         ("figures probes --formats png", "figures/probes-small.png", False),
         ("figures probes --formats png", "figures/probes-small.md", False),
         ("tables --experiment random_label --size small", "random_label/small/table.md", False),
+        ("tables --experiment random_label --size small", "random_label/small/estimates.csv", False),
     ],
 )
 def test_nothing_is_written_through_a_link_in_a_folder_of_runs(what, link, refused, tmp_path, capsys):

@@ -20,6 +20,7 @@ from fire_core.solvers.schedules import Step
 SMALL = 384
 """Columns up to which blocks are of 32 columns, and above which of 64."""
 ROWS_OF_A_SUM = 2**12
+"""Rows that one float32 sum of a residual adds up."""
 
 
 def polynomial_steps(matrices: Tensor, steps: Iterable[Step]) -> Tensor:
