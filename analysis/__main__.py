@@ -79,10 +79,12 @@ def draw_figures(given: Sequence[str]) -> int:
     exported = (Path(options.root) / "runs.csv").exists()
     names = PAPER if options.paper_curves else [name for name in FIGURES if name != "readme" or exported]
     out, ending = _out(options, "figures"), "-with-paper" if options.paper_curves else ""
-    for name in options.name or names:
+    names = options.name or names
+    found = open_results(options.root, None, [start for name in names for start in FIGURES[name].PREFIXES])
+    for name in names:
         module = FIGURES[name]
         filled = name in ("fig4", *ONE_SIZE)  # panels that were not run at this size show a smaller one
-        results = open_results(options.root, None if filled else options.size, module.PREFIXES)
+        results = found.starting(module.PREFIXES)
         known = set(results.finished["size"])
         sizes = [size for size in SIZES if size in known and options.size in (None, size)]
         if not sizes:
@@ -101,7 +103,7 @@ def draw_figures(given: Sequence[str]) -> int:
             figure, stem = module.draw(parts, **more), out / f"{name}-{size}{ending}"
             for path in plot.save(figure, stem, formats, module.CAPTION, parts):
                 print(f"{name}, size {size}: {path}")
-        _tell(results.problems)
+    _tell(found.problems)
     return 0
 
 
@@ -120,7 +122,11 @@ def write_tables(given: Sequence[str]) -> int:
     options = parser.parse_args(given)
     if options.experiment:
         return sweep.show(options)
+    if options.methods or options.seeds:
+        raise UserError("--methods and --seeds belong to --experiment: name the experiments of the sweep")
     if options.write:
+        if options.root != parser.get_default("root") or options.size or options.out:
+            raise UserError("--write always reads analysis/results: leave out --root, --size and --out")
         for path in documents.write():
             print(path)
         return 0
@@ -155,11 +161,19 @@ def write_export(given: Sequence[str]) -> int:
     parser.add_argument("--experiment", nargs="*", default=None)
     sizes = [size for size in SIZES if size != "smoke"]
     parser.add_argument(
-        "--size", nargs="*", default=sizes, help=f"default {' '.join(sizes)}; smoke runs are for tests"
+        "--size",
+        nargs="*",
+        default=sizes,
+        choices=SIZES,
+        help=f"default {' '.join(sizes)}; smoke is for tests",
     )
     parser.add_argument("--out", default=str(RESULTS))
     options = parser.parse_args(given)
     results = load(options.root, options.experiment).select(size=options.size)
+    if results.finished.empty:
+        raise UserError(
+            f"no finished run of {' '.join(options.experiment or ['any experiment'])} in {options.root!r}"
+        )
     for path in export(results, Path(options.out)):
         print(path)
     _tell(results.problems)

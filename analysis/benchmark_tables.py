@@ -22,10 +22,12 @@ SHORT = (
 )
 
 
-def convergence_in_short(folder: Path = RESULTS) -> pd.DataFrame:
+def convergence_in_short() -> pd.DataFrame:
     """Return the DfI after 5, 10, 20 and 40 iterations and of the exact solver for the matrices of SHORT and for a
-    ResNet-18 in three states, from both convergence files in `folder`."""
-    matrices, models = (pd.read_csv(folder / f"{name}.csv") for name in ("convergence", "convergence_models"))
+    ResNet-18 in three states, from both convergence files."""
+    matrices, models = (
+        pd.read_csv(RESULTS / f"{name}.csv") for name in ("convergence", "convergence_models")
+    )
     kinds = matrices[matrices["kind"].isin(SHORT)].assign(matrices=matrices["kind"], value=matrices["dfi"])
     nets = models[models["model"] == "resnet18"].assign(value=models["dfi_median"])
     nets = nets.assign(matrices="ResNet-18, " + nets["weights"])

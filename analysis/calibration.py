@@ -43,15 +43,17 @@ COLUMNS = [
 
 
 def finished(root: Path | None, experiment: str, size: str) -> Results:
-    """Return the finished runs without overrides, of the committed results without `root`. Raises UserError if there
-    are none."""
+    """Return the finished runs without overrides, of the committed results without `root`. Raises UserError if one of
+    PAIR is missing."""
     results = (
         load(root, [experiment], size) if root else load_exported().select(experiment=experiment, size=size)
     )
-    labels = results.runs["label"][results.runs["status"] == "done"]
-    if labels.empty:
-        raise UserError(f"no finished run of {experiment}, size {size}, without overrides under {root}")
-    return plain(results.select(label=labels.unique()))
+    part = plain(results)
+    if lacks := [label for label in PAIR if label not in set(part.finished["label"])]:
+        raise UserError(
+            f"no finished run of {experiment}, size {size}, method {lacks[0]}, in {root or RESULTS}"
+        )
+    return part
 
 
 def rows(part: Results) -> list[dict[str, Any]]:
@@ -74,7 +76,8 @@ def lost_at_the_end(metrics: pd.DataFrame, measure: Measure) -> dict[str, Any]:
     ends = measures.values(metrics, measure)
     pair = [ends["full_reset"], ends["none"]]
     lost = paired_difference(*(pair if measure.higher_is_better else pair[::-1]))
-    assert lost is not None, "none and full_reset share no seed"
+    if lost is None:
+        raise UserError("none and full_reset share no seed")
     seeds = set(pair[0]) & set(pair[1])
     levels = {label: sum(ends[label][seed] for seed in seeds) / len(seeds) for label in PAIR}
     return row(f"lost: {measure.metric} at the end", lost, **levels)
@@ -122,6 +125,7 @@ def main(given: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given)
     try:
         results = finished(options.root, options.experiment, options.size)
+        measured = rows(results)
     except UserError as error:
         print_error(error)
         return 2
@@ -130,7 +134,7 @@ def main(given: Sequence[str] | None = None) -> int:
     named = {"panel": options.experiment, "size": options.size, "setting": options.setting}
     named |= {"minutes": none["train_seconds"].mean() / 60, "commit": " ".join(commits)}
     named |= {"chosen": "yes" if options.chosen else "no"}
-    found = [named | row for row in rows(results)]
+    found = [named | row for row in measured]
     table = pd.DataFrame(found, columns=COLUMNS)
     path = RESULTS / "calibration.csv"
     written = {"float_format": "%.4g", "lineterminator": "\n", "index": False}

@@ -32,7 +32,6 @@ ROOT = RESULTS.parents[1]
 FOLDER = RESULTS / "pages"
 PAGES = "analysis/results/pages"  # the same folder in the links of REPRODUCED.md
 START, END = "<!-- results -->", "<!-- /results -->"
-TARGETS = {"language": "language-sweep", "dqn": "dqn-sweep", "sac": "sac-sweep", "vision": "vision-sweep"}
 FIGURES = {
     "fig2": "Figure 2: images",
     "fig3": "Figure 3: language",
@@ -233,7 +232,12 @@ def origin(part: Results) -> dict[str, Any]:
     return {
         "size": first["size"],
         "title": _title(part),
-        "target": TARGETS.get(first["domain"], "vision-sweep"),
+        "target": f"{first['domain']}-sweep",
+        "sweep": " ".join(first["command"].split()[:2]) if _sweeps(first["experiment"]) else "",
+        "apart": [
+            f"{command} seed={{seed}}"
+            for command in runs["command"][runs["label"] == runs["method"]].unique()
+        ],
         "labels": labels,
         "seeds": sorted(runs["seed"].unique()),
         "own_pictures": first["data"] == "image_folder",
@@ -243,16 +247,22 @@ def origin(part: Results) -> dict[str, Any]:
     }
 
 
+def _conf(name: str) -> str:
+    path = ROOT / "conf" / name
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
 def _untuned(experiment: str, methods: list[str]) -> list[str]:
     """Return the methods that have `tuned` settings but get none from this experiment's file in conf/experiment."""
-    conf = ROOT / "conf"
+    tuned = (yaml.safe_load(_conf(f"experiment/{experiment}.yaml")) or {}).get("tuned") or {}
+    return [m for m in methods if m not in tuned and f"tuned.{m}." in _conf(f"method/{m}.yaml")]
 
-    def text(name: str) -> str:
-        path = conf / name
-        return path.read_text(encoding="utf-8") if path.exists() else ""
 
-    tuned = (yaml.safe_load(text(f"experiment/{experiment}.yaml")) or {}).get("tuned") or {}
-    return [m for m in methods if m not in tuned and f"tuned.{m}." in text(f"method/{m}.yaml")]
+def _sweeps(experiment: str) -> bool:
+    """Return whether the experiment says itself what `-m` sweeps, or builds on one that does."""
+    content = _conf(f"experiment/{experiment}.yaml")
+    bases = re.findall(r"^  - (\w+)$", content, re.MULTILINE)
+    return "sweeper:" in content or any(base != "_self_" and _sweeps(base) for base in bases)
 
 
 def fill(text: str, table: str) -> str:

@@ -44,13 +44,13 @@ TESTS = (  # in addition to tests/test_official_*.py; these compare with somethi
 
 def main(given: Sequence[str] | None = None) -> int:
     """Print the comparison with the official code and write FIDELITY.md, with --run after renewing the record. Return
-    1 if a difference exceeds its tolerance, else 0."""
+    1 if a difference exceeds its tolerance or a test fails, else 0."""
     parser = argparse.ArgumentParser(prog="python -m analysis fidelity", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--run", action="store_true", help="run the tests and replace the record")
     options = parser.parse_args(given)
     if options.run:
-        record = compare()
+        record, code = compare()
         if RECORD.exists() and len(lost := not_in(record, pd.read_csv(RECORD))):
             raise UserError(
                 f"{len(lost)} quantities of {RECORD.name} were not compared, among them {', '.join(lost.iloc[0])}: "
@@ -61,7 +61,7 @@ def main(given: Sequence[str] | None = None) -> int:
     elif not RECORD.exists():
         raise UserError(f"{RECORD.relative_to(ROOT)} is missing: run python -m analysis fidelity --run")
     else:
-        record = pd.read_csv(RECORD)
+        record, code = pd.read_csv(RECORD), 0
     for (kind, row), lines in record.groupby(["kind", "row"], sort=False):
         worst = lines.loc[lines["difference"].idxmax()]
         print(
@@ -69,11 +69,12 @@ def main(given: Sequence[str] | None = None) -> int:
         )
     PAGE.write_text(page(record), encoding="utf-8")
     print(f"\nwritten to {PAGE.relative_to(ROOT)}, from {RECORD.relative_to(ROOT)}")
-    return int(bool(len(failed(record))))
+    return int(code != 0 or len(failed(record)) > 0)
 
 
-def compare() -> pd.DataFrame:
-    """Run the tests and return one line per quantity, with the largest difference that any test measured."""
+def compare() -> tuple[pd.DataFrame, int]:
+    """Run the tests and return (one line per quantity, with the largest difference that any test measured, the tests' exit
+    code)."""
     tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("test_official_*.py"))
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder) / "record.jsonl"
@@ -87,7 +88,7 @@ def compare() -> pd.DataFrame:
     record = pd.DataFrame(lines).sort_values("difference", ascending=False, kind="stable")
     record["test"] = record["test"].str.split("[").str[0]
     record = record.drop_duplicates(QUANTITY).sort_values(QUANTITY, kind="stable")
-    return record.assign(commit=describe()["commit"])
+    return record.assign(commit=describe()["commit"]), done.returncode
 
 
 def not_in(record: pd.DataFrame, earlier: pd.DataFrame) -> pd.DataFrame:

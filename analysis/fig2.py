@@ -61,10 +61,10 @@ def panel_data(part: Results) -> pd.DataFrame:
     return plot.with_progress(rows)[0]
 
 
-def moved_by_fire(boundaries: pd.DataFrame, net: str = "vit_tiny") -> dict[str, float]:
-    """Return how far FIRE moves all weights of a net at a boundary: its squared distance divided by that of a full reset,
+def moved_by_fire(boundaries: pd.DataFrame) -> dict[str, float]:
+    """Return how far FIRE moves all weights of ViT-Tiny at a boundary: its squared distance divided by that of a full reset,
     both as means over seeds and boundaries, as {"fig2a": 0.3, ...} for each figure that has both."""
-    rows = boundaries[boundaries["experiment"].str.fullmatch(rf"fig2[abc]_\w+_{net}")]
+    rows = boundaries[boundaries["experiment"].str.fullmatch(r"fig2[abc]_\w+_vit_tiny")]
     moved = rows.groupby([rows["experiment"].str[:5], "label"])["sfe"].mean().unstack()
     moved = moved.reindex(columns=["fire", "full_reset"])  # a method without runs is a column of NaN
     shares = (moved["fire"] / moved["full_reset"]).dropna()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import estimates, plot, predictors, sensitivity, theory
-from analysis.rendering import render, short
+from analysis import estimates, plot, predictors, scaling, sensitivity, theory
+from analysis.rendering import render, short, spread
 from analysis.runs import Results, at_largest_size, at_most, settings
 
 SETTINGS = {"settings_random_label": "random labels", "settings_warm_start": "warm start"}
@@ -47,6 +47,7 @@ def told(results: Results, frame: pd.DataFrame) -> dict[str, Any]:
         "where": where_told(results),
         "vit": vit_told(frame),
         "predictors": predictors_told(results),
+        "scaling": scaling_told(results),
         "old_data": old_data_told(frame),
         "second_phases": second_phases_told(frame),
         "decoders": decoders_told(frame),
@@ -113,8 +114,7 @@ def theory_told() -> dict[str, Any]:
 def where_told(results: Results) -> list[dict[str, Any]]:
     """Return the layer of each network that gains most, and that which gains least, from FIRE."""
     found = []
-    names = [name for name in results.runs["experiment"].unique() if name.startswith(sensitivity.PREFIXES)]
-    for part in settings(results.select(experiment=names)):
+    for part in settings(results.starting(sensitivity.PREFIXES)):
         rows = sensitivity.differences(part)
         rows = rows.assign(layer_name=rows["label"].str.removeprefix(sensitivity.PREFIX))
         whole, rows = rows[rows["block"] == "all"], rows[rows["block"] != "all"]
@@ -129,8 +129,7 @@ def where_told(results: Results) -> list[dict[str, Any]]:
 
 def predictors_told(results: Results) -> dict[str, Any]:
     """Return what was measured before the boundary and how well it predicts the gain of FIRE, with the best measure."""
-    names = [name for name in results.runs["experiment"].unique() if name.startswith(predictors.PREFIXES)]
-    parts = settings(at_most(results.select(experiment=names), "medium"))
+    parts = settings(at_most(results.starting(predictors.PREFIXES), "medium"))
     found = predictors.errors(predictors.panels(parts))
     if found.empty:
         return {}
@@ -139,6 +138,24 @@ def predictors_told(results: Results) -> dict[str, Any]:
         columns={"title": "measured", "correlation": "rank correlation", "error_of_mean": "error of the mean"}
     )
     return {"table": shown.map(short), "best": best}
+
+
+def scaling_told(results: Results) -> dict[str, Any]:
+    """Return the differences of the scaling study as a table, and where FIRE ends ahead of a full reset and where behind."""
+    found = scaling.differences(settings(at_most(results.starting(scaling.PREFIXES), "medium")))
+    if found.empty:
+        return {}
+    found["pair"] = [
+        f"{plot.look(a).name} minus {plot.look(b).name}" for a, b in zip(found["better"], found["worse"])
+    ]
+    numbers = zip(found["mean"], found["low"], found["high"], found["seeds"])
+    found["text"] = [f"{spread(*row, sign=True)} ({seeds})" for *row, seeds in numbers]
+    table = found.pivot(index=["study", "images"], columns="pair", values="text").reset_index()
+    fire = found[found["better"] == "fire"]
+    where = fire["images"].map("{:,}".format) + " images (" + fire["study"] + ")"
+    ahead, behind = where[fire["low"] > 0].tolist(), where[fire["high"] < 0].tolist()
+    table["images"] = table["images"].map("{:,}".format)
+    return {"table": table.fillna("-"), "ahead": ahead, "behind": behind, "count": len(fire)}
 
 
 def vit_told(frame: pd.DataFrame) -> list[dict[str, Any]]:

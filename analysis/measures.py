@@ -126,9 +126,9 @@ def by_label(series: pd.Series) -> dict[str, dict[int, float]]:
 
 
 def before_boundary(metrics: pd.DataFrame, metric: str) -> dict[int, float]:
-    """Return {seed: mean over the last tenth of the steps of phase 0}. Labels share that phase, so the first one in
-    alphabetical order is read."""
+    """Return {seed: mean over the last tenth of the steps of phase 0}. Labels share that phase, so for each seed the
+    first one in alphabetical order is read."""
     rows = metrics[(metrics["metric"] == metric) & (metrics["phase"] == 0)]
-    rows = rows[rows["label"] == rows["label"].min()]
+    rows = rows[rows["label"] == rows.groupby("seed")["label"].transform("min")]
     last = rows.groupby("seed")["step"].transform("max")
     return rows[rows["step"] >= (1 - TAIL) * last].groupby("seed")["value"].mean().to_dict()

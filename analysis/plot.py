@@ -125,14 +125,13 @@ def premise_text(part: Results) -> str:
     return "little learned before the reset" if figure.startswith("fig4") else lead
 
 
-def draw_premise(axis: Axes, part: Results, *, top: bool = True) -> None:
+def draw_premise(axis: Axes, part: Results) -> None:
     """Mark a panel in which the premise of the paper's claims is not met (docs/concepts/statistics.md)."""
     text = premise_text(part)
     if not text:
         return
     axis.text(
-        0.02, 0.98 if top else 0.02, text, transform=axis.transAxes,
-        va="top" if top else "bottom", color="#6F6F6F", fontsize=6.5, zorder=5,
+        0.02, 0.98, text, transform=axis.transAxes, va="top", color="#6F6F6F", fontsize=6.5, zorder=5,
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
     )  # fmt: skip
 
@@ -157,11 +156,7 @@ def with_progress(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     the step."""
     if rows["epoch"].isna().any():
         return rows.assign(x=rows["step"]), "step"
-    spans = rows.groupby("phase")["epoch"].agg(["min", "max"]).sort_index()
-    restarts = (
-        len(spans) > 1 and (spans["min"].iloc[1:].to_numpy() <= spans["max"].iloc[:-1].to_numpy()).all()
-    )
-    offsets = spans["max"].cumsum().shift(fill_value=0.0) if restarts else spans["max"] * 0.0
+    offsets = rows.groupby("phase")["epoch"].max().sort_index().cumsum().shift(fill_value=0.0)
     return rows.assign(x=rows["epoch"] + rows["phase"].map(offsets)), "epoch"
 
 
@@ -236,14 +231,12 @@ def draw_boundaries(axis: Axes, positions: Iterable[float]) -> None:
         axis.axvline(position, color="#C8C8C8", linewidth=0.7, zorder=1)
 
 
-def fit_limits(
-    axis: Axes, drawn: pd.DataFrame, after: float, levels: Sequence[float] = (), room: float = 0.08
-) -> None:
+def fit_limits(axis: Axes, drawn: pd.DataFrame, after: float, levels: Sequence[float] = ()) -> None:
     """Set the vertical limits to the levels and the part of the curves from x = `after` on. A dip right after a
     boundary would otherwise flatten the rest of the panel."""
     late = drawn[drawn["x"] >= after]
     low, high = (pick([*column, *levels]) for pick, column in ((min, late["low"]), (max, late["high"])))
-    reach = room * (high - low) + 1e-4
+    reach = 0.08 * (high - low) + 1e-4
     axis.set_ylim(low - reach, high + reach)
 
 

@@ -26,10 +26,10 @@ def draw(parts: Sequence[Results], interest: Sequence[str] = plot.INTEREST) -> F
     figure, grid = plt.subplots(rows, columns, figsize=(3.1 * columns + 0.3, 2.6 * rows), squeeze=False)
     for axis in grid.ravel()[len(parts) :]:
         axis.axis("off")
-    for letter, axis, part in zip("abcdefghijklmnop", grid.ravel(), parts):
+    for number, (axis, part) in enumerate(zip(grid.ravel(), parts)):
         draw_panel(axis, part, interest)
         if len(parts) > 1:
-            axis.set_title(f"{letter}  {axis.get_title(loc='left')}")
+            axis.set_title(f"{chr(ord('a') + number)}  {axis.get_title(loc='left')}")
     plot.legend(figure, grid.ravel())
     figure.tight_layout(h_pad=1.4)
     return figure

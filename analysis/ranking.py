@@ -49,8 +49,7 @@ def ranks(parts: Sequence[Results], methods: Sequence[str]) -> pd.DataFrame:
 
 def told(results: Results) -> list[dict[str, Any]]:
     """Return what REPRODUCED.md says of each group: panels, mean ranks of FIRE and of the best, critical difference."""
-    names = [name for name in results.runs["experiment"].unique() if name.startswith(PREFIXES)]
-    parts = settings(at_most(results.select(experiment=names), "medium")) if names else []
+    parts = settings(at_most(results.starting(PREFIXES), "medium"))
     rows = []
     for title, methods in GROUPS.items():
         table = ranks(parts, methods)

@@ -71,6 +71,11 @@ class Results:
 
         return Results(*map(keep, (self.runs, self.metrics, self.boundaries, self.costs)), self.problems)
 
+    def starting(self, prefixes: Sequence[str]) -> Results:
+        """Return the rows of the experiments whose names start with one of `prefixes`."""
+        names = [name for name in self.runs["experiment"].unique() if name.startswith(tuple(prefixes))]
+        return self.select(experiment=names)
+
     @property
     def finished(self) -> pd.DataFrame:
         """Rows of the finished runs."""
@@ -138,8 +143,7 @@ def open_results(root: str | Path, size: str | None = None, prefixes: Sequence[s
             if absent:
                 print(f"from the committed results in analysis/results: {', '.join(absent)}", file=sys.stderr)
                 results = merged(results, committed, ["experiment", "size"])
-    names = [name for name in results.runs["experiment"].unique() if name.startswith(prefixes)]
-    results = results.select(experiment=names)
+    results = results.starting(prefixes)
     return results.select(size=size) if size else results
 
 

@@ -41,7 +41,7 @@ def differences(parts: Sequence[Results]) -> pd.DataFrame:
                 continue
             at = {label.removesuffix(change): ends[label] for label in ends if label.endswith(change)}
             images, rest = CLASSES * int(known[1]), IMAGES.sub("", change)
-            study = NAMES[part.first["experiment"]] + rest.replace("-", ", ")
+            study = NAMES.get(experiment := part.first["experiment"], experiment) + rest.replace("-", ", ")
             for better, worse in PAIRS:
                 gain = paired_difference(at.get(better, {}), at.get(worse, {}))
                 if gain:

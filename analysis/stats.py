@@ -59,5 +59,5 @@ def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:
     known = np.flatnonzero(~np.isnan(p))
     order = known[np.argsort(p[known], kind="stable")]
     steps = p[order] * np.arange(len(order), 0, -1)
-    corrected[order] = np.minimum(1.0, np.maximum.accumulate(steps)) if len(order) else steps
+    corrected[order] = np.minimum(1.0, np.maximum.accumulate(steps))
     return corrected

@@ -197,13 +197,13 @@ def triggers_table(part: Results, rows: pd.DataFrame) -> tuple[pd.DataFrame, dic
     """Return (table, {word: triggers}): FIRE under each trigger and the methods at boundaries in the headline measure,
     and which triggers are better and worse than FIRE at the boundaries or ("") cannot be told apart from it."""
     acted = part.boundaries[part.boundaries["matrices"] > 0]
-    acts = acted.groupby(["label", "seed"]).size().groupby("label").mean()
+    acts = acted.groupby("label").size() / part.finished.groupby("label").size()
     gaps = estimates.sides(rows[rows["reference"] == "fire"]).set_index("label")
     means = estimates.means(rows).set_index("label")
     table, words = [], {"better": [], "worse": [], "": []}
     for label in plot.ordered(means.index):
         row = {"method": plot.look(label).name.replace("[trigger=", "[")}
-        row |= {"acts": short(float(acts.get(label, 0))), "mean [95 %]": mean_text(means.loc[label])}
+        row |= {"acts": short(float(acts.fillna(0)[label])), "mean [95 %]": mean_text(means.loc[label])}
         row |= compared(gaps, label, "minus FIRE [95 %]")
         table.append(row | {"seeds": means.loc[label, "n"]})
         if label in gaps.index and label.startswith("fire-trigger="):
@@ -225,7 +225,7 @@ def overview_table(results: Results, frame: pd.DataFrame, verdicts: pd.DataFrame
     """Return the end values of the four best-known methods in the settings of OVERVIEW, and the verdict on FIRE against
     `none`, for README.md."""
     table = []
-    for part in sorted(settings(results), key=lambda part: part.first["experiment"]):
+    for part in settings(results):
         first, rows = part.first, estimates.of(frame, part)
         rows = rows[rows["headline"]]
         if rows.empty or OVERVIEW.get(first["experiment"]) != first["size"]:

@@ -146,14 +146,20 @@ def _text(value: Any) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- commands
+def launcher_words(launcher: str) -> list[str]:
+    """Return the name of a launcher and its settings. Raises UserError for an unknown one."""
+    words = shlex.split(launcher) or [""]
+    if words[0] not in LAUNCHERS:
+        raise UserError(f"--launcher {words[0]} is unknown{did_you_mean(words[0], LAUNCHERS)}")
+    return words
+
+
 def launcher_overrides(launcher: str, jobs: int) -> list[str]:
     """Return the overrides that choose a launcher with `jobs` runs at a time; "ray hydra.launcher.ray..." has settings.
 
     Raises UserError for an unknown launcher, a missing plugin, and several runs at a time with the basic launcher.
     """
-    name, *settings = shlex.split(launcher) or [""]
-    if name not in LAUNCHERS:
-        raise UserError(f"--launcher {name} is unknown{did_you_mean(name, LAUNCHERS)}")
+    name, *settings = launcher_words(launcher)
     plugin, target = LAUNCHERS[name]
     if importlib.util.find_spec(plugin.split(".")[0]) is None or importlib.util.find_spec(plugin) is None:
         raise UserError(f"--launcher {name} needs a plugin of Hydra: make {target}")
@@ -353,7 +359,7 @@ def main(given: Sequence[str] | None = None) -> int:
     budget = duration(asked.budget) if asked.budget else float("inf")
     campaign = load(asked.campaign, asked.root, asked.override)
     if asked.plan:
-        print(plan(campaign, asked.root, asked.launcher.split(" ")[0], asked.jobs))
+        print(plan(campaign, asked.root, launcher_words(asked.launcher)[0], asked.jobs))
         return 0
     commands = [command(sweep, asked.launcher, asked.jobs) for sweep in campaign.sweeps]
     if asked.commands:

@@ -119,7 +119,7 @@ def resolve(
     method = create_method(domain, checked["method"])
     checked["method"] = without_added(method, checked["method"])
     known = OmegaConf.load(file_of("trigger", choices["trigger"])).keys()
-    trigger = check_trigger(choices["trigger"], checked.pop("trigger"), set(known), method)
+    trigger = check_trigger(choices["trigger"], checked.pop("trigger"), set(known), method, domain.watched)
     parts = checked | {"domain": domain.name} | ({"trigger": trigger} if trigger else {})
     return OmegaConf.create(parts, flags={"readonly": True})
 

@@ -39,6 +39,7 @@ class Domain:
     variants: the variants of methods that can run here.
     check: raises UserError for settings that contradict one another.
     needs: modules without which the script does not start.
+    watched: metrics recorded again and again that `trigger=plateau` can observe.
     extras: extras of pyproject.toml; the first one installs `needs`, the others serve some features.
     data: (what it is, its folder, the command that brings it) of shipped and downloaded data, for `harness.doctor`.
     conf: the folder of its YAML files.
@@ -53,6 +54,7 @@ class Domain:
     variants: tuple[str, ...] = (PUBLISHED,)
     check: Callable[[DictConfig], object] = lambda cfg: None
     needs: tuple[str, ...] = ()
+    watched: tuple[str, ...] = ()
     extras: tuple[str, ...] = ()
     data: tuple[tuple[str, str, str], ...] = ()
     conf: Path = CONF

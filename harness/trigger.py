@@ -6,7 +6,7 @@ fires, the method acts before the next step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fire_core.errors import UserError
@@ -14,14 +14,13 @@ from fire_core.methods import Method
 from fire_core.triggers import Above, Cooldown, EveryNSteps, Fall, Plateau, Trigger
 
 OFF = "boundary"
-# name -> (metric that the trigger observes, function of its settings that returns it)
-KINDS: dict[str, tuple[str, Callable[..., Trigger]]] = {
-    "every": ("", lambda steps: EveryNSteps(steps)),
-    "plateau": ("metric", Plateau),
-    "dormancy": ("dormant_share", lambda level: Above("dormant_share", level)),
-    "dfi": ("dfi", lambda level: Above("dfi", level)),
-    "rank": ("feature_rank", lambda share: Fall("feature_rank", share)),
-    "gradient": ("relative_gradient", lambda share: Fall("relative_gradient", share)),
+KINDS: dict[str, Callable[..., Trigger]] = {  # name -> function of its settings
+    "every": lambda steps: EveryNSteps(steps),
+    "plateau": Plateau,
+    "dormancy": lambda level: Above("dormant_share", level),
+    "dfi": lambda level: Above("dfi", level),
+    "rank": lambda share: Fall("feature_rank", share),
+    "gradient": lambda share: Fall("relative_gradient", share),
 }
 
 
@@ -34,9 +33,7 @@ class RunTrigger:
     def __init__(self, settings: Mapping[str, Any] | None) -> None:
         self.name = settings["name"] if settings else OFF
         self.rule = make(settings) if settings else None
-        self.figure = KINDS[self.name][0] if settings else ""
-        if settings and self.name == "plateau":
-            self.figure = settings["metric"]
+        self.figure = next(iter(self.rule.waits_for()), "") if self.rule else ""
         self.acts = 0
         self.cause = ""  # why the method is to act before the next step, "" if it is not
 
@@ -81,18 +78,18 @@ class RunTrigger:
 def make(settings: Mapping[str, Any]) -> Trigger:
     """Return the trigger of these settings, which `check_trigger` has accepted."""
     given = {key: value for key, value in settings.items() if key not in ("name", "cooldown")}
-    trigger = KINDS[settings["name"]][1](**given)
+    trigger = KINDS[settings["name"]](**given)
     return Cooldown(trigger, settings["cooldown"]) if settings.get("cooldown") else trigger
 
 
 def check_trigger(
-    chosen: str, settings: dict[str, Any], known: set[str], method: Method
+    chosen: str, settings: dict[str, Any], known: set[str], method: Method, watched: Sequence[str]
 ) -> dict[str, Any] | None:
     """Return the settings of the trigger that are not null; None if the method acts at boundaries.
 
-    chosen: name of the file of conf/trigger. known: settings that it has.
-    Raises UserError for other settings or a missing one, and for a method that acts during training or changes the
-    network's structure.
+    chosen: name of the file of conf/trigger. known: settings that it has. watched: metrics that `plateau` can observe.
+    Raises UserError for other settings, a missing one or another metric, and for a method that acts during training or
+    changes the network's structure.
     """
     name, given = settings["name"], {key: value for key, value in settings.items() if value is not None}
     if name != chosen:
@@ -107,9 +104,15 @@ def check_trigger(
         return None
     if name == "dormancy" and given["level"] >= 1:
         raise UserError(f"trigger.level={given['level']}: give a share of dormant units, less than 1")
+    if name == "plateau" and given["metric"] not in watched:
+        raise UserError(
+            f"trigger.metric={given['metric']!r}: this script records {', '.join(watched)}; give one of them"
+        )
     make(given)
-    boundary_only = type(method).treat is Method.treat and method.name != "none"
-    if boundary_only or method.changes_structure:
+    during = (
+        type(method).treat is Method.treat or method.changes_optimizer or getattr(method, "every_steps", 0)
+    )
+    if method.changes_structure or (during and method.name != "none"):
         why = "changes the network's structure" if method.changes_structure else "acts during training"
         raise UserError(
             f"trigger={name} with method={method.name}, which {why}: choose one that treats weights at a boundary, such as "

@@ -129,6 +129,7 @@ DOMAIN = Domain(
     },
     check=check_settings,
     needs=("tokenizers",),
+    watched=("train_loss", "val_loss_a", "val_loss_b", "val_loss_mix"),
     extras=("language", "language-data"),
     data=(
         ("two text corpora, shipped", "language/assets", "git checkout -- language/assets"),

@@ -18,6 +18,7 @@ from analysis import (
     fig3,
     fig4,
     fig5,
+    further_questions,
     paper,
     plot,
     results_file,
@@ -101,19 +102,14 @@ def row_of(frame, experiment, label, reference, metric=None):
 # ------------------------------------------------------------------------------------------------ estimates
 def test_estimates_by_hand(frame):
     row = row_of(frame, "fig2a_cifar10_resnet18", "fire", "none")
-    assert row["mean"] == pytest.approx(0.804) and (row["lowest"], row["highest"]) == pytest.approx(
-        (0.802, 0.806)
-    )
+    assert (row["mean"], row["lowest"], row["highest"]) == pytest.approx((0.804, 0.802, 0.806))
     assert row["difference"] == pytest.approx(0.102) and row["pairs"] == 3  # (.101 + .102 + .103) / 3
-    assert row["difference_high"] - row["difference"] == pytest.approx(
-        4.302653 * 0.001 / np.sqrt(3), abs=1e-6
-    )
-    changed = row_of(frame, "fig2a_cifar10_resnet18", "fire-iterations=20", "unchanged")
-    assert changed["difference"] == pytest.approx(0.008)
+    half = row["difference_high"] - row["difference"]
+    assert half == pytest.approx(4.302653 * 0.001 / np.sqrt(3), abs=1e-6)
+    changed = row_of(frame, "fig2a_cifar10_resnet18", "fire-iterations=20", "unchanged")["difference"]
     learned = row_of(frame, "fig4a_asterix", "all methods", "random_actions", "eval_return_learned")
-    assert learned["mean"] == 50.0 and learned["difference"] == pytest.approx(44.0)
-    share = frame[(frame["metric"] == "sfe_share") & (frame["label"] == "fire")]["mean"]
-    assert share.tolist() == [0.5]
+    assert (learned["mean"], learned["difference"], changed) == pytest.approx((50.0, 44.0, 0.008))
+    assert frame[(frame["metric"] == "sfe_share") & (frame["label"] == "fire")]["mean"].tolist() == [0.5]
 
 
 def test_the_reference_has_the_same_overrides_where_it_exists(tmp_path):
@@ -271,6 +267,8 @@ def test_the_scaling_study_pairs_methods_at_each_number_of_images(tmp_path):
     assert rows["mean"].round(6).tolist() == [0.05, 0.1, -0.1]
     assert rows["study"].str.endswith("times as long, model.width=16").tolist() == [False, False, True]
     assert len(scaling.draw(settings(load(tmp_path))).axes) == 2
+    told = further_questions.scaling_told(load(tmp_path))
+    assert told["ahead"] == ["5,000 images (second stage four times as long)"] and not told["behind"]
 
 
 def test_figures_are_the_same_bytes_twice_and_say_where_they_come_from(root, tmp_path):

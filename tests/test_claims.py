@@ -6,7 +6,7 @@ import pytest
 from scipy import stats as scipy_stats
 from synthetic_runs import warm_start_lines, write_run
 
-from analysis import claims
+from analysis import claims, measures
 from analysis.runs import load
 
 CELL = "fig2a_cifar10_resnet18"
@@ -29,23 +29,18 @@ def write(root, ends):
 
 def explored(levels=EXPLORED):
     """Two exploring seeds; a full reset ends ahead of none, with a small scatter, so that the premise is met."""
-    return {
-        label: {1: level, 2: level + (0.001 if label == "none" else 0)} for label, level in levels.items()
-    }
+    return {label: {1: end, 2: end + 0.001 * (label == "none")} for label, end in levels.items()}
 
 
 def confirmed(gaps):
     """FIRE at 0.8, the others behind by {label: gap at seeds 6, 7 and 8}."""
-    return {"fire": dict.fromkeys((6, 7, 8), 0.8)} | {
-        label: {seed: 0.8 - gap for seed, gap in zip((6, 7, 8), seeds)} for label, seeds in gaps.items()
-    }
+    ends = {label: {seed: 0.8 - gap for seed, gap in zip((6, 7, 8), gaps[label])} for label in gaps}
+    return {"fire": dict.fromkeys((6, 7, 8), 0.8)} | ends
 
 
 def both(*parts):
-    return {
-        label: {k: v for part in parts for k, v in part.get(label, {}).items()}
-        for label in {*parts[0], *parts[1]}
-    }
+    labels = {*parts[0], *parts[1]}
+    return {label: {k: v for part in parts for k, v in part.get(label, {}).items()} for label in labels}
 
 
 GAPS = {"none": (0.10, 0.11, 0.12), "shrink_perturb": (0.05, 0.06, 0.07), "full_reset": (0.01, 0.02, 0.03)}
@@ -53,6 +48,12 @@ GAPS = {"none": (0.10, 0.11, 0.12), "shrink_perturb": (0.05, 0.06, 0.07), "full_
 
 def rows_of(root, seeds="confirming"):
     return claims.verdicts(load(root), seeds).set_index(["better", "worse"])
+
+
+def test_the_return_before_the_boundary_is_read_from_any_label_that_has_the_seed():
+    rows = pd.DataFrame({"label": ["fire", "none", "none"], "seed": [6, 6, 1], "value": [2.0, 2.0, 3.0]})
+    rows = rows.assign(metric="eval_return", phase=0, step=100)
+    assert measures.before_boundary(rows, "eval_return") == {6: 2.0, 1: 3.0}
 
 
 def test_holm_over_the_claims_of_one_panel_by_hand(tmp_path):

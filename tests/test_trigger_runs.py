@@ -90,6 +90,7 @@ def test_an_act_waits_for_its_cooldown(tmp_path):
         (["trigger.name=rank"], "trigger.name='rank': choose a trigger as in trigger=plateau"),
         (["trigger=rank", "trigger.level=1"], "trigger=rank has cooldown, share"),
         (["trigger=rank", "trigger.share=null"], "trigger.share=null: trigger=rank needs a value"),
+        (["trigger=plateau", "trigger.metric=x"], "metric='x': this script records train_loss"),
         (["trigger=rank", "trigger.share=1"], "share=1.0 must lie between 0 and 1"),
     ],
 )
@@ -104,12 +105,12 @@ def test_methods_that_cannot_act_whenever_they_are_told_to_are_refused():
     for domain in ("vision", "dqn"):
         for method in available():
             try:
-                compose_config(domain, ["size=smoke", "trigger=plateau", f"method={method}"])
+                compose_config(domain, ["size=smoke", "trigger=every", f"method={method}"])
                 can.add(method)
             except UserError as error:
                 if "does not run in" not in str(error):
-                    assert f"trigger=plateau with method={method}" in str(error)
+                    assert f"trigger=every with method={method}" in str(error)
                     cannot.add(method)
-    later = {"adamo", "hare_tortoise", "spectral", "upgd", "weight_clipping"}
+    later = {"adamo", "fire_muon", "hare_tortoise", "spectral", "upgd", "weight_clipping"}
     assert cannot == {"cbp", "l2_init", "muon", "parseval", "plasticity_injection", "redo", "snr"} | later
     assert can >= {"none", "fire", "fire_exact", "full_reset", "shrink_perturb", "dash", "rescale"}

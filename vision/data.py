@@ -30,6 +30,7 @@ from vision.readers import (
     tiny_imagenet_root,
     unpack_zip,
 )
+from vision.torchvision_import import import_torchvision
 
 ASSETS = Path(__file__).parent / "assets"
 FASHION_CLASSES = tuple(
@@ -137,6 +138,7 @@ def download(name: str, root: str | Path = "data") -> Arrays:
     try:
         if name == "tiny_imagenet":
             return _download_tiny_imagenet(place, Path(root) / "decoded")
+        import_torchvision()  # if it is missing, no download helps
         try:
             return read_published(name, place)
         except UserError:

@@ -108,6 +108,7 @@ DOMAIN = Domain(
         "plasticity_injection": "it needs an encoder and a head, as in DQN and SAC",
     },
     variants=(PUBLISHED, "official"),
+    watched=("train_loss", "train_accuracy", "test_accuracy", "seen_accuracy"),
     extras=("vision",),
     data=(
         ("Fashion-MNIST, shipped", "vision/assets", "git checkout -- vision/assets"),

@@ -74,7 +74,7 @@ class Parts(dict[str, Any]):
         raise UserError(f"checkpoint {self.path} has no part {name!r}: delete it, or {START_OVER}")
 
 
-def load(path: Path, device: str | torch.device = "cpu", remedy: str = "") -> Parts:
+def load(path: Path, remedy: str = "") -> Parts:
     """Return the parts of a checkpoint. weights_only=True ensures that a file from elsewhere executes no code.
 
     Raises UserError if the file is missing or damaged; `remedy` replaces the advice at the end of the message. PyTorch
@@ -88,7 +88,7 @@ def load(path: Path, device: str | torch.device = "cpu", remedy: str = "") -> Pa
             damaged = records.testzip()
         if damaged is not None:
             raise UserError(f"record {damaged} differs from its checksum")
-        content = torch.load(path, map_location=device, weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
         told = content.pop(NAMES, []) if isinstance(content, dict) else []
         if lost := sorted(set(told) - set(names(content))):
             raise UserError(f"it has no entry {lost[0]!r}")

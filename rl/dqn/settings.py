@@ -108,5 +108,6 @@ DOMAIN = Domain(
     refuses={"fire_muon": "it is for supervised training"},
     check=check,
     needs=("gymnasium", "ale_py", "psutil"),
+    watched=("eval_return", "train_return", "td_loss"),
     extras=("dqn",),
 )

@@ -52,6 +52,9 @@ def train(cfg: DictConfig) -> None:
     method = create(**cfg.method)
     check_first_phase(method, phases=2)
     run = open_run(DOMAIN, cfg, method, game=cfg.env.game, compat=cfg.compat)
+    if run.finished:
+        shutil.rmtree(run.folder / FOLDER, ignore_errors=True)  # left if the run was killed right at its end
+        return
 
     # ------------------------------------------------------------------------------------------ games and networks
     device = pick_device(cfg.device)
@@ -72,9 +75,6 @@ def train(cfg: DictConfig) -> None:
     )
     method.check(state)
     trigger = RunTrigger(cfg.get("trigger"))
-    if run.finished:
-        shutil.rmtree(run.folder / FOLDER, ignore_errors=True)  # left if the run was killed right at its end
-        return
     adam = make_optimizer(net, cfg)
     random = {name: numpy_generator(cfg.seed, name) for name in ("policy", "replay")}
     updates = round(cfg.updates_per_transition * games.count)
@@ -209,6 +209,7 @@ def train(cfg: DictConfig) -> None:
             if at["step"] % cfg.eval_every == 0 or at["step"] in (cfg.midpoint, cfg.total_steps):
                 figures = tested() | measure(learner, probe)
                 run.log(phase=at["treated"], step=at["step"], updates=at["updates"], **figures)
+                trigger.look(at["step"], figures)
                 tqdm.write(f"step {at['step']:,}: {brief(figures, window)}")
             if at["step"] == cfg.midpoint:
                 run.leave_trunk(at["step"], parts())

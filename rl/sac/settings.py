@@ -91,5 +91,6 @@ DOMAIN = Domain(
     },
     check=check,
     needs=("gymnasium", "mujoco", "psutil"),
+    watched=("eval_return", "train_return", "critic_loss", "actor_loss"),
     extras=("sac", "humanoid"),
 )
