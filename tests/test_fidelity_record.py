@@ -62,7 +62,7 @@ def test_quantities_of_skipped_tests_are_not_dropped(tmp_path, monkeypatch):
     record.to_csv(earlier, index=False)
     kept = earlier.read_bytes()
     monkeypatch.setattr(fidelity_page, "RECORD", earlier)
-    monkeypatch.setattr(fidelity_page, "compare", lambda: record[record["kind"] != "reference"])
+    monkeypatch.setattr(fidelity_page, "compare", lambda: (record[record["kind"] != "reference"], 0))
     with pytest.raises(
         UserError, match=r"\d+ quantities of record\.csv were not compared, among them reference, "
     ):
