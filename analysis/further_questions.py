@@ -161,6 +161,7 @@ def scaling_told(results: Results) -> dict[str, Any]:
 def vit_told(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Return FIRE on single kinds of matrices of a ViT, each against no treatment, in the experiments of VITS."""
     rows = frame[frame["headline"] & (frame["reference"] == "none")]
+    resets = rows[rows["label"] == "full_reset"]
     rows = rows[rows["label"].str.startswith(sensitivity.PREFIX) | (rows["label"] == "fire")]
     names = rows["label"].str.removeprefix(sensitivity.PREFIX)
     rows, found = rows.assign(name=names.map(TARGETS).fillna(rows["label"])), []
@@ -169,7 +170,9 @@ def vit_told(frame: pd.DataFrame) -> list[dict[str, Any]]:
         if (part["label"] != "fire").any():
             part = estimates.sides(at_largest_size(part))
             about = part.iloc[0][["data", "size"]].to_dict() | {"experiment": experiment, "title": title}
-            found.append(about | {"data": plot.data_name(about["data"]), "rows": part.to_dict("records")})
+            about |= {"data": plot.data_name(about["data"]), "gaining": int((part["word"] == "better").sum())}
+            reset = at_largest_size(resets[resets["experiment"] == experiment]).to_dict("records")
+            found.append(about | {"reset": reset[0] if reset else None, "rows": part.to_dict("records")})
     return found
 
 
