@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fire_core.engine import Treatment, measure_change, treat_tensors
 from fire_core.errors import UserError
 from fire_core.report import Report
-from fire_core.targets import TargetTable, check_module, find_targets
+from fire_core.targets import TargetTable, check_module, find_targets, list_targets
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -53,15 +53,13 @@ def observe(
     action: str,
     method: str,
     initial: Mapping[str, Tensor] | None = None,
-    targets: Any = "all",
 ) -> Iterator[Report]:
     """Yield an empty report, and fill it in when the `with` block ends: compare all parameters before and after it.
 
     Args:
         action, method: written into the rows and the report.
         initial: starting weights by parameter name, for `Row.sfe_relative`.
-        targets: rule for the matrices that get figures; a model without any is reported without rows.
-    Raises: UserError for a sharded model.
+    A model without matrices is reported without rows. Raises UserError for a sharded model.
     """
     model, initial = unwrap_with(model, initial)
     report = Report(method=method)
@@ -72,10 +70,8 @@ def observe(
             "interpolate, rescale, keep_norm and random_orthogonal can: use one of these, or change the weights before "
             "fully_shard"
         )
-    try:
-        table = find_targets(model, targets)
-    except UserError:
-        table = TargetTable()
+    table = list_targets(model)
+    table = table if table.included else TargetTable()
     before = {name: p.detach().clone() for name, p in parameters.items()}
     started = time.perf_counter()
     yield report

@@ -198,6 +198,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--field", default="text", help="JSONL: the field that holds the text")
     parser.add_argument("--split", help="JSONL: the field that says train or validation; replaces the share")
     options = parser.parse_args(arguments)
+    if options.documents is not None and options.documents < 1:
+        raise UserError(f"--documents {options.documents}: give a number of documents, 1 or more")
     for text in options.sources:
         source = open_source(text, options.validation_share, options.field, options.split)
         folder = prepare(source, options.tokenizer, options.out, documents=options.documents)
@@ -207,7 +209,7 @@ def main(arguments: list[str] | None = None) -> None:
         )
         print(f"{folder}: {counts}", flush=True)
         expected = PUBLISHED_TOKENS.get((source.name, options.tokenizer))
-        if expected and not options.documents and parts["train"]["tokens"] != expected:
+        if expected and options.documents is None and parts["train"]["tokens"] != expected:
             raise UserError(
                 f"{folder}/train.bin has {parts['train']['tokens']:,} tokens, {expected:,} were expected: the text, its "
                 "split or the tokenizer is not the published one; the files are kept"

@@ -102,9 +102,9 @@ def open_source(
     name = path.name
     for suffix in (".xz", ".gz", ".jsonl", ".txt"):
         name = name.removesuffix(suffix)
-    own_field = field if kind == "jsonl" else None
+    own_field, own_split = (field, split) if kind == "jsonl" else (None, None)
     # An absolute path names the same text in every working directory.
-    return Source(shown(name), f"{kind}:{path.resolve()}", documents, validation_share, own_field, split)
+    return Source(shown(name), f"{kind}:{path.resolve()}", documents, validation_share, own_field, own_split)
 
 
 def _shipped(name: str, part: str) -> Iterator[str]:

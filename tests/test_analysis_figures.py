@@ -70,10 +70,8 @@ def moved(label):
 
 def losses(level, seed):
     first = [{"phase": 0, "step": 10 * i, "val_loss_mix": 5.0, "val_loss_a": 4.0} for i in range(5)]
-    return first + [
-        {"phase": 1, "step": 50 + 10 * i, "val_loss_mix": 6.0 - level - 0.1 * i + 0.001 * seed}
-        for i in range(10)
-    ]
+    start = 6.0 - level + 0.001 * seed
+    return first + [{"phase": 1, "step": 50 + 10 * i, "val_loss_mix": start - 0.1 * i} for i in range(10)]
 
 
 def returns(level, seed):

@@ -253,6 +253,7 @@ def small_state():
         ("redo", {"fresh": "old"}, "old"),
         ("dash", {"alpha": 0.0}, r"0\.0"),
         ("adamo", {"coefficient": -1.0}, "coefficient=-1.0"),
+        ("redo", {"threshold": -1.0}, "threshold=-1.0"),
         ("cbp", {"variant": "official", "compensate": False}, "compensate=False"),
         ("muon", {"variant": "official", "targets": "all"}, "targets='all'"),
         ("snr", {"variant": "official", "longest": 9}, "longest=9"),

@@ -79,9 +79,9 @@ def test_covariance_shift_obeys_theorem_1():
 
 def test_curvature_of_a_net_equals_the_full_hessian_and_leaves_the_net_alone():
     torch.manual_seed(0)
-    net = torch.nn.Sequential(
-        torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh(), torch.nn.Linear(4, 2)
-    ).double()
+    layers = [torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Tanh(), torch.nn.Linear(4, 2)]
+    net = torch.nn.Sequential(*layers).double()
+    net.register_parameter("unused", torch.nn.Parameter(torch.ones(2, dtype=torch.float64)))
     inputs, labels = torch.randn(16, 3, dtype=torch.float64), torch.randint(2, (16,))
     shapes = {name: p.shape for name, p in net.named_parameters()}
 

@@ -83,6 +83,8 @@ def targets_command(options: argparse.Namespace) -> None:
         if os.path.lexists(name):
             _, table, source = _opened(name, options)
         else:
+            if options.model or options.key or options.guess:
+                raise UserError(f"{name!r} is no checkpoint: --model, --key and --guess are for checkpoints")
             table, source = find_targets(build(name), options.targets), f"targets from {name}"
         print(printable(source), table, "", sep="\n")
 

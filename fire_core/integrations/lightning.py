@@ -76,9 +76,9 @@ class FireCallback(pl.Callback):
         step = trainer.global_step
         if not self.triggered.is_due(step, observed, trainer.strategy.root_device):
             return
-        report = self.triggered.apply(module, trainer.optimizers, step)
+        summary = self.triggered.apply(module, trainer.optimizers, step).summary()  # frees the old weights
         for logger in trainer.loggers:
-            logger.log_metrics({f"fire/{name}": value for name, value in report.summary().items()}, step)
+            logger.log_metrics({f"fire/{name}": value for name, value in summary.items()}, step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the trigger and the last step that it saw."""

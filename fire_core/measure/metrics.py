@@ -122,19 +122,29 @@ def hessian_norm(
 
     Args:
         loss: closure that returns a scalar, twice differentiable.
-        parameters: leaves to differentiate with respect to; those with requires_grad False are left out.
+        parameters: leaves to differentiate with respect to; those with requires_grad False, or that the loss
+            does not depend on, are left out.
         iterations: number of Hessian-vector products.
         generator: CPU generator of the starting vector.
     Returns: scalar.
     """
     leaves = [p for p in parameters if p.requires_grad]
-    gradients = torch.autograd.grad(loss(), leaves, create_graph=True)
+    found = torch.autograd.grad(loss(), leaves, create_graph=True, allow_unused=True)
+    leaves = [p for p, gradient in zip(leaves, found, strict=True) if gradient is not None]
+    gradients = [gradient for gradient in found if gradient is not None]
     vector = [torch.randn(p.shape, generator=generator).to(p) for p in leaves]
     eigenvalue = torch.zeros(())
     for _ in range(iterations):
         norm = torch.stack([(v * v).sum() for v in vector]).sum().sqrt()
         vector = [v / norm.clamp_min(torch.finfo(v.dtype).tiny) for v in vector]
-        product = torch.autograd.grad(gradients, leaves, grad_outputs=vector, retain_graph=True)
+        product = torch.autograd.grad(
+            gradients,
+            leaves,
+            grad_outputs=vector,
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
         eigenvalue = torch.stack([(v * h).sum() for v, h in zip(vector, product, strict=True)]).sum()
         vector = [h.detach() for h in product]
     return eigenvalue.abs()

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from fire_core.engine import FireSettings
 from fire_core.errors import UserError
-from fire_core.methods.full_reset import initial_of, reset_layers
+from fire_core.methods.full_reset import check_initial, initial_of, reset_layers
 from fire_core.methods.method import Method, added, register
 from fire_core.phases import State
 from fire_core.projection import fire
 from fire_core.report import Report
 from fire_core.targets import find_targets, match_parameters
-from fire_core.wrapped_models import unwrap
+from fire_core.wrapped_models import unwrap, unwrap_with
 
 
 @dataclass
@@ -41,10 +42,13 @@ class Projection(Method):
                 _check_disjoint(set(table.parameters), set(match_parameters(net, self.reset)))
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
-        """Reset the layers of `reset`, `project` the targets, and return one report of both."""
-        initial = state.initial.get(name)
-        reset = reset_layers(net, initial_of(state, name), self.reset) if self.reset else Report()
-        return combine(self.project(net, state, {"targets": self.targets, "initial": initial}), reset)
+        """`project` the targets, which may fail, then reset the layers of `reset`, and return one report of both."""
+        start: Mapping[str, Tensor] = {}
+        if self.reset:
+            inner, start = unwrap_with(net, initial_of(state, name))
+            check_initial(start, match_parameters(inner, self.reset))
+        report = self.project(net, state, {"targets": self.targets, "initial": state.initial.get(name)})
+        return combine(report, reset_layers(net, start, self.reset) if self.reset else Report())
 
     def settings(self) -> dict[str, Any]:
         """Return those settings of `fire` that this method has."""

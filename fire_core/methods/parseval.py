@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, check_range
 from fire_core.methods.method import Method, register, stacked_weights
 from fire_core.phases import State
 from fire_core.targets import find_targets
@@ -46,6 +46,7 @@ class Parseval(Method):
     source: ClassVar[str] = "Chung et al. 2024 (arXiv 2412.07224), Eq. 4; Cisse et al. 2017"
 
     def __post_init__(self) -> None:
+        check_range(self, "[0, inf)", "coefficient")
         if self.gram not in ("rows", "smaller"):
             raise UserError(f"gram={self.gram!r}: choose 'rows' (published) or 'smaller'")
         self._names: WeakKeyDictionary[nn.Module, tuple[list[str], list[str], set[str]]] = WeakKeyDictionary()

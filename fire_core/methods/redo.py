@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, check_range
 from fire_core.measure.dormancy import relative_to_layer
 from fire_core.measure.inputs import call
 from fire_core.measure.modes import in_mode
@@ -94,6 +94,10 @@ class ReDo(UnitMethod):
     name: ClassVar[str] = "redo"
     summary: ClassVar[str] = "recycle dormant units every epoch"
     source: ClassVar[str] = "Sokar et al. 2023 (ReDo), Definition 3.1, Algorithm 1"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "[0, inf)", "threshold", "every_steps", "samples")
 
     def at_boundary(self, state: State, phase: Phase) -> Report:
         """Do nothing, and return an empty report."""

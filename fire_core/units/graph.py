@@ -107,7 +107,7 @@ class _Traced:
         self.read: dict[str, Any] = {}
         self.calls: Counter[str] = Counter()
         self.wide: set[str] = set()
-        frozen = [p for p in net.parameters() if not p.requires_grad]
+        frozen = [p for p in net.parameters() if not p.requires_grad and p.is_floating_point()]
         handles: list[RemovableHandle] = []
         try:
             for name, module in net.named_modules():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ def recycle(
     chosen = (chosen.nonzero().flatten() if chosen.dtype == torch.bool else chosen).cpu()
     if len(chosen) == 0:
         return 0
-    modules = dict(net.named_modules())
+    modules, optimizers = dict(net.named_modules()), list(optimizers)
     for name in layer.incoming:
         module = modules[name]
         for kind, parameter in module.named_parameters(recurse=False):
@@ -58,7 +58,7 @@ def recycle(
     return len(chosen)
 
 
-def _restart_norm(norm: nn.Module, chosen: Tensor, units: int, optimizers: Iterable[Optimizer]) -> None:
+def _restart_norm(norm: nn.Module, chosen: Tensor, units: int, optimizers: Sequence[Optimizer]) -> None:
     fresh = {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}
     for key, value in fresh.items():
         tensor = getattr(norm, key, None)
@@ -67,7 +67,7 @@ def _restart_norm(norm: nn.Module, chosen: Tensor, units: int, optimizers: Itera
             _clear_moments(optimizers, tensor, (chosen,))
 
 
-def _clear_moments(optimizers: Iterable[Optimizer], parameter: Tensor, place: tuple[Any, ...]) -> None:
+def _clear_moments(optimizers: Sequence[Optimizer], parameter: Tensor, place: tuple[Any, ...]) -> None:
     for optimizer in optimizers:
         for value in optimizer.state.get(parameter, {}).values():
             if isinstance(value, Tensor) and value.shape == parameter.shape:

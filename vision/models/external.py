@@ -14,9 +14,8 @@ def build_external(
 ) -> nn.Module:
     """Return the untrained net `timm:<model>` or `torchvision:<model>` with `classes` outputs.
 
-    Fused q/k/v layers are marked, so that the target table sees three matrices. Raises UserError if the package or the
-    model does not exist, if the model does not have one of the settings, and for a net of torchvision if the images do
-    not have 3 channels.
+    Raises UserError if the package or the model does not exist, if the model does not have one of the settings, and for a
+    net of torchvision if the images do not have 3 channels.
     """
     source, _, model = name.partition(":")
     if source not in ("timm", "torchvision"):
@@ -28,13 +27,9 @@ def build_external(
         net = build(model, classes, channels, image_size, settings)
     except UserError:
         raise
-    except (TypeError, ValueError, RuntimeError) as error:  # ValueError: torchvision has no such model
+    except (AssertionError, TypeError, ValueError, RuntimeError) as error:
         given = "".join(f" with {key}={value}" for key, value in settings.items())
         raise UserError(f"model {name} cannot be built{given} ({first_line(error)})") from error
-    for path, module in net.named_modules():
-        fused = isinstance(module, nn.Linear) and module.out_features == 3 * module.in_features
-        if fused and path.rsplit(".", 1)[-1] == "qkv":
-            module.fused_rows = dict.fromkeys(("q", "k", "v"), module.in_features)
     return net
 
 
