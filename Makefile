@@ -22,10 +22,8 @@ ray_settings = +hydra.launcher.ray.init.num_cpus=$(JOBS) +hydra.launcher.ray.ini
 gpus = $(if $(shell command -v nvidia-smi),+hydra.launcher.ray.remote.num_gpus=$(shell awk 'BEGIN {print 1 / $(JOBS)}'))
 export RAY_DEDUP_LOGS := 0
 ray = $(if $(filter 1,$(JOBS)),,$(VENV)/.with-ray)
-# what must be there in the end, where the labels of the runs are the names of the methods and the seeds are written out;
-# some experiments sweep settings of their own
-own_sweep = $(shell grep -lsE 'sweeper:|^  - scaling' $(experiments:%=conf/experiment/%.yaml))
-expected = $(if $(OVERRIDES)$(own_sweep)$(findstring range,$(SEEDS)),,--methods $(call methods,$(1)) --seeds $(SEEDS))
+# what must be there in the end, where the labels of the runs are the names of the methods and the seeds are written out
+expected = $(if $(OVERRIDES)$(findstring range,$(SEEDS)),,--methods $(call methods,$(1)) --seeds $(SEEDS))
 # $(call sweep,script,domain): all runs, then table and figure even if a run failed; the exit code says whether one did
 define sweep
 	status=0; echo 'Training $(strip $(experiments)) at size $(SIZE) with methods $(METHODS) and seeds $(SEEDS), $(JOBS) at a time; then a table and a figure.$(about)'; set -x; \

@@ -27,6 +27,7 @@ from analysis import (
 from analysis.rendering import render
 from analysis.runs import RESULTS, SIZES, Results, at_largest_size, load_exported, settings
 from fire_core.errors import UserError
+from harness.config import sweeps
 
 ROOT = RESULTS.parents[1]
 FOLDER = RESULTS / "pages"
@@ -233,7 +234,7 @@ def origin(part: Results) -> dict[str, Any]:
         "size": first["size"],
         "title": _title(part),
         "target": f"{first['domain']}-sweep",
-        "sweep": " ".join(first["command"].split()[:2]) if _sweeps(first["experiment"]) else "",
+        "sweep": " ".join(first["command"].split()[:2]) if sweeps(first["experiment"]) else "",
         "apart": [
             f"{command} seed={{seed}}"
             for command in runs["command"][runs["label"] == runs["method"]].unique()
@@ -247,22 +248,16 @@ def origin(part: Results) -> dict[str, Any]:
     }
 
 
-def _conf(name: str) -> str:
-    path = ROOT / "conf" / name
-    return path.read_text(encoding="utf-8") if path.exists() else ""
-
-
 def _untuned(experiment: str, methods: list[str]) -> list[str]:
     """Return the methods that have `tuned` settings but get none from this experiment's file in conf/experiment."""
-    tuned = (yaml.safe_load(_conf(f"experiment/{experiment}.yaml")) or {}).get("tuned") or {}
-    return [m for m in methods if m not in tuned and f"tuned.{m}." in _conf(f"method/{m}.yaml")]
+    conf = ROOT / "conf"
 
+    def text(name: str) -> str:
+        path = conf / name
+        return path.read_text(encoding="utf-8") if path.exists() else ""
 
-def _sweeps(experiment: str) -> bool:
-    """Return whether the experiment says itself what `-m` sweeps, or builds on one that does."""
-    content = _conf(f"experiment/{experiment}.yaml")
-    bases = re.findall(r"^  - (\w+)$", content, re.MULTILINE)
-    return "sweeper:" in content or any(base != "_self_" and _sweeps(base) for base in bases)
+    tuned = (yaml.safe_load(text(f"experiment/{experiment}.yaml")) or {}).get("tuned") or {}
+    return [m for m in methods if m not in tuned and f"tuned.{m}." in text(f"method/{m}.yaml")]
 
 
 def fill(text: str, table: str) -> str:

@@ -155,7 +155,7 @@ def scaling_told(results: Results) -> dict[str, Any]:
     where = fire["images"].map("{:,}".format) + " images (" + fire["study"] + ")"
     ahead, behind = where[fire["low"] > 0].tolist(), where[fire["high"] < 0].tolist()
     table["images"] = table["images"].map("{:,}".format)
-    return {"table": table.fillna("-"), "ahead": ahead, "behind": behind, "count": len(fire)}
+    return {"table": table.fillna("-"), "ahead": ahead, "behind": behind, "count": fire["low"].notna().sum()}
 
 
 def vit_told(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -185,6 +185,11 @@ def said_by(experiment: str, key: str) -> Any:
     return said_by(bases[0], key) if bases and key not in content else content.get(key)
 
 
+def sweeps(experiment: str) -> bool:
+    """Return whether an experiment, if it exists, says itself what `-m` sweeps."""
+    return experiment in options("experiment") and "sweeper" in (said_by(experiment, "hydra") or {})
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """Return the content of a YAML file, {} if it is empty. Files that have not changed are not read again."""
     return _content(path, path.stat().st_mtime_ns)

@@ -78,9 +78,8 @@ def largest_singular_value(matrices: Tensor, left: Tensor) -> tuple[Tensor, Tens
     with torch.no_grad():
         right = normalize((matrices.mT @ left.unsqueeze(-1)).squeeze(-1), dim=-1)
         image = (matrices @ right.unsqueeze(-1)).squeeze(-1)
-        left = torch.where(
-            image.norm(dim=-1, keepdim=True) > 0, normalize(image, dim=-1), left
-        )  # 0 would stay 0
+        moved = image.norm(dim=-1, keepdim=True) > 0  # a vector of zeros would stay one
+        left = torch.where(moved, normalize(image, dim=-1), left)
     return (left * (matrices @ right.unsqueeze(-1)).squeeze(-1)).sum(dim=-1), left
 
 
