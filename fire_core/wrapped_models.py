@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from fire_core.engine import Treatment, measure_change, treat_tensors
 from fire_core.errors import UserError
 from fire_core.report import Report
 from fire_core.targets import TargetTable, check_module, find_targets, list_targets
+from fire_core.targets.walk import unwrapped
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -37,7 +40,7 @@ def treat_model(
         options: those of `fire_core.engine.treat_tensors`, with its errors; `action` is required.
     """
     parameters = dict(unwrap(model).named_parameters())
-    replicas = [m for m in model.modules() if isinstance(m, nn.parallel.DistributedDataParallel)]
+    replicas = _replicas(model)
     if not (is_sharded(parameters) or replicas or group is not None):
         return treat_tensors(parameters, table, treatment, **options)
     from fire_core.distributed.shards import share_out
@@ -82,28 +85,56 @@ def observe(
 
 
 def table_of(model: nn.Module, targets: Any) -> TargetTable:
-    """Return `targets` if it is a table already, else the table of `model` under this rule."""
+    """Return the table of the module inside `model` under this rule, or the given table, with the names of that module."""
     check_module(model)
-    return targets if isinstance(targets, TargetTable) else find_targets(unwrap(model), targets)
+    inner = unwrap(model)
+    if not isinstance(targets, TargetTable) or inner is model:
+        return targets if isinstance(targets, TargetTable) else find_targets(inner, targets)
+    if {target.parameter for target in targets} <= dict(inner.named_parameters()).keys():
+        return targets
+    return TargetTable(
+        replace(t, name=unwrapped(t.name), parameter=unwrapped(t.parameter), module=unwrapped(t.module))
+        for t in targets
+    )
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the module inside DistributedDataParallel, or `model` itself."""
-    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    """Return the module inside DistributedDataParallel and torch.compile, or `model` itself."""
+    while True:
+        ddp = isinstance(model, nn.parallel.DistributedDataParallel)
+        inner = model.module if ddp else getattr(model, "_orig_mod", None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
 
 
 def unwrap_with(model: nn.Module, initial: Any) -> tuple[nn.Module, Any]:
-    """Return the module inside DistributedDataParallel, and the starting weights by the names of that module.
+    """Return the module inside DistributedDataParallel and torch.compile, and the starting weights by its names.
 
-    In a copy of the wrapped model's state dict, "module." comes before each name; it is removed. A module may itself
-    have a child called `module`, so names that already fit are kept.
+    In a copy of the wrapped model's state dict, "module." or "_orig_mod." comes before each name; it is removed. A
+    module may itself have a child called `module`, so names that already fit are kept. Starting weights that are sharded
+    are gathered, so that every rank holds all of them; it is a collective call then.
     """
     inner = unwrap(model)
-    if inner is model or not isinstance(initial, Mapping):
+    if not isinstance(initial, Mapping):
         return inner, initial
-    if not initial.keys() <= inner.state_dict().keys():
-        initial = {name.removeprefix("module."): value for name, value in initial.items()}
+    if is_sharded(initial):
+        initial = {n: v.full_tensor() if hasattr(v, "full_tensor") else v for n, v in initial.items()}
+    if inner is not model and not initial.keys() <= inner.state_dict().keys():
+        initial = {unwrapped(name): value for name, value in initial.items()}
     return inner, initial
+
+
+def average_over_ranks(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Replace each tensor by its mean over the ranks of `model`'s DistributedDataParallel, if there is one, in place."""
+    for replica in _replicas(model)[:1]:
+        for tensor in tensors.values():
+            torch.distributed.all_reduce(tensor, group=replica.process_group)
+            tensor.div_(torch.distributed.get_world_size(replica.process_group))
+
+
+def _replicas(model: nn.Module) -> list[nn.parallel.DistributedDataParallel]:
+    return [m for m in model.modules() if isinstance(m, nn.parallel.DistributedDataParallel)]
 
 
 def is_sharded(parameters: Mapping[str, Tensor]) -> bool:

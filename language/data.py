@@ -47,12 +47,11 @@ def open_corpus(
     block: int,
     vocabulary: int,
     train_tokens: int | None = None,
-    validation_tokens: int | None = None,
     check: bool = True,
 ) -> Corpus:
     """Return the corpus that `language/prepare.py` wrote to `folder`, after checking it against its manifest.
 
-    train_tokens, validation_tokens: use only this many tokens, the first ones (None: all).
+    train_tokens: use only this many tokens for training, the first ones (None: all).
     check: also read the files once to compare their SHA-256 and ids; one of several processes does that.
     Raises UserError for a missing folder, a damaged manifest, files that do not match it, a tokenizer with more ids
     than `vocabulary`, and a part without one full window of `block` + 1 tokens.
@@ -68,7 +67,7 @@ def open_corpus(
             f"{folder} was made with a tokenizer of {known} ids, but the model has vocabulary={vocabulary}: "
             f"set model.vocabulary to at least {known}, or prepare the corpus with another --tokenizer"
         )
-    limits = {"train": train_tokens, "validation": validation_tokens}
+    limits = {"train": train_tokens, "validation": None}
     parts = {}
     for part in PARTS:
         tokens = _open_part(folder, part, manifest)

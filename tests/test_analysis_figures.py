@@ -97,7 +97,6 @@ def row_of(frame, experiment, label, reference, metric=None):
     return row
 
 
-# ------------------------------------------------------------------------------------------------ estimates
 def test_estimates_by_hand(frame):
     row = row_of(frame, "fig2a_cifar10_resnet18", "fire", "none")
     assert (row["mean"], row["lowest"], row["highest"]) == pytest.approx((0.804, 0.802, 0.806))
@@ -193,7 +192,6 @@ def test_the_cost_of_a_shared_first_phase_is_read_from_it(tmp_path):
     assert costs[2] == 7.0 and np.isnan(costs[1])
 
 
-# ------------------------------------------------------------------------------------------------ figures
 def test_panel_a_of_figure_2_is_the_mean_of_stage_2(results):
     rows = fig2.panel_data(part_of(results, "fig2a_cifar10_resnet18"))
     table = plot.band(rows[rows["label"] == "none"])
@@ -306,7 +304,6 @@ def test_commands_and_their_mistakes(root, tmp_path, capsys):
         assert said in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------------------------------ tables and documents
 def test_a_sweeps_table_names_what_is_missing(root, tmp_path, capsys):
     names = "fig2a_cifar10_resnet18,random_label"
     given = ["tables", "--experiment", names, "--root", str(root), "--out", str(tmp_path)]
@@ -377,7 +374,6 @@ def test_benchmarks_replace_their_own_lines_and_become_tables(tmp_path, monkeypa
     assert [path.name for path in tmp_path.iterdir()] == ["bench_loops.csv"]
 
 
-# ------------------------------------------------------------------------------------------------ notebooks
 def outputs(path):
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     return [output for cell in cells for output in cell.get("outputs", [])]

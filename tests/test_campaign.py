@@ -94,7 +94,6 @@ def test_a_plan_worked_by_hand(tiny, tmp_path):
     assert two_at_a_time[7].startswith("total: 1.7 hours")  # a run alone takes as long as without a neighbour
 
 
-# ------------------------------------------------------------------------------------------------ commands
 def test_launchers_and_jobs_reach_hydra(tiny, capsys, monkeypatch):
     monkeypatch.setattr(campaign.importlib.util, "find_spec", lambda name: name)
     first = load(tiny, "runs").sweeps[0]
@@ -139,7 +138,6 @@ def test_unknown_names_and_times_are_refused():
         launcher_overrides("slurm", 1)
 
 
-# ------------------------------------------------------------------------------------------------ the files of conf/
 @pytest.mark.parametrize(("name", "runs"), [("smoke", 12), ("medium", 1143), ("paper", 465)])
 def test_the_campaigns_of_the_repository_name_runs_that_exist(name, runs):
     found = load(name, "runs")
@@ -163,7 +161,6 @@ def test_medium_has_the_confirming_seeds_that_the_statistics_page_plans():
     assert {experiment for experiment, _ in planned if not experiment.startswith("fig4")} < run
 
 
-# ------------------------------------------------------------------------------------------------ how sweeps end
 def python(code):
     return [sys.executable, "-c", code]
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from fire_core.checkpoints import files
 from fire_core.checkpoints.command_line import main
 from fire_core.solvers.polar import polar
 
@@ -238,6 +239,14 @@ def test_a_full_disk_or_an_interrupt_leaves_nothing(
     said = capsys.readouterr().err
     assert code == (130 if isinstance(error, KeyboardInterrupt) else 2) and said.count("\n") == 1
     assert files_in(tmp_path) == {"in.pt", "in.safetensors"}
+
+
+def test_an_error_of_the_treatment_is_not_one_of_the_disk(tmp_path: Path) -> None:
+    torch.save(WEIGHTS, tmp_path / "in.pt")
+    like = files.Checkpoint(tmp_path / "in.pt", [])
+    with pytest.raises(RuntimeError, match="svd"), files.new_checkpoint(tmp_path / "out.pt", like):
+        raise RuntimeError("svd did not converge")
+    assert files_in(tmp_path) == {"in.pt"}
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from fire_core import Phase, State, find_targets, fire, reset_optimizer_state
 from fire_core.errors import UserError
 from fire_core.methods import create
 from fire_core.methods.controls import random_orthogonal
+from fire_core.methods.dash import dash
 from fire_core.report import Treated
 from fire_core.wrapped_models import observe, treat_model
 
@@ -24,7 +25,11 @@ SOLVERS = (
     {"solver": "newton_schulz", "iterations": 5},
     {"solver": "exact"},
     {"solver": "exact", "strength": 0.5},
+    {"solver": "exact", "scale": "initial"},
 )
+
+
+BATCHES = [(torch.arange(i, i + 12)[None], torch.linspace(-1, 1 + i, 37)[None, None]) for i in (0, 9)]
 
 
 STARTS: tuple[tuple[str, dict], ...] = (
@@ -93,6 +98,8 @@ def fails_on_one_rank(stack: torch.Tensor, group: list) -> Treated:
 
 
 def fired(model: nn.Module, **settings: object) -> tuple[dict, dict, list[str]]:
+    if settings.get("scale") == "initial":  # named and sharded as the model's own parameters
+        settings["initial"] = {name: 2.0 * p.detach() for name, p in model.named_parameters()}
     report = fire(model, **settings)
     return full(model), report.to_dict(), sorted(report.changed)
 
@@ -108,6 +115,8 @@ def replicated_models() -> dict:
 def sharded_models() -> dict:
     found = {("fsdp2", i): fired(sharded(), **settings) for i, settings in enumerate(SOLVERS)}
     found["columns", 1] = fired(cut_by_columns(), **SOLVERS[1])
+    wrapped = DistributedDataParallel(make())
+    found["table", 1] = fired(wrapped, targets=find_targets(wrapped), **SOLVERS[1])
     return found
 
 
@@ -226,6 +235,11 @@ def towards_the_start(
     return full(model), report.to_dict(), sorted(report.changed), [names[id(p)] for p in report.parameters]
 
 
+def dashed(model: nn.Module, batches: list) -> dict:
+    dash(model, batches, lambda output, y: (output * y).sum(), alpha=1.0)
+    return full(model)
+
+
 def work(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
@@ -244,6 +258,7 @@ def work(rank: int, folder: str) -> None:
             for method, settings in STARTS
         ],
         "dry run": dry_run(),
+        "dash": dashed(DistributedDataParallel(make()), BATCHES[rank : rank + 1]),
         "mine": who_works(),
     }
     torch.save(found, f"{folder}/{rank}.pt")
@@ -289,6 +304,13 @@ def test_two_processes_equal_one(ranks: list[dict], alone: list, kind: str) -> N
         for name, weight in expected_weights.items():
             assert torch.allclose(weights[name], weight, atol=2e-6), (key, name)
         assert_rows_match(report, expected_report)
+
+
+def test_dash_follows_the_mean_of_all_ranks(ranks: list[dict]) -> None:
+    whole = tuple(torch.cat(parts) for parts in zip(*BATCHES, strict=True))
+    for name, weight in dashed(make(), [whole]).items():
+        assert all(torch.allclose(found["dash"][name], weight, atol=1e-6) for found in ranks), name
+        assert torch.equal(ranks[0]["dash"][name], ranks[1]["dash"][name])
 
 
 def test_replicas_are_bit_equal(ranks: list[dict]) -> None:

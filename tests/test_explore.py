@@ -81,7 +81,6 @@ def inside(page: Path) -> dict:
     return json.loads(text)
 
 
-# ------------------------------------------------------------------------------------------------ what it holds
 def test_every_value_is_the_one_of_the_run(results: Results) -> None:
     told = explore.page_data(results)
     names = [method["method"] for method in told["methods"]]
@@ -154,7 +153,6 @@ def test_only_returns_have_the_level_of_random_actions(results: Results) -> None
     assert levels == {"fig4a_catch": {7, None}, "fig2a_cifar10_resnet18": {None}, "random_label": {None}}
 
 
-# ------------------------------------------------------------------------------------------------ what it loads and runs
 def test_the_page_is_one_file(page: Path) -> None:
     html = re.sub(r"<script>.*?</script>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     loaded = re.findall(r"""(?:src|href|action)\s*=\s*["']?([^"'\s>]+)|url\(([^)]*)\)|@import""", html)
@@ -186,7 +184,6 @@ def test_the_page_is_the_same_for_the_same_runs(page: Path, tmp_path: Path) -> N
     assert again.read_bytes() == page.read_bytes()
 
 
-# ------------------------------------------------------------------------------------------------ in a browser
 @pytest.fixture(scope="module")
 def driver():
     selenium = pytest.importorskip("selenium.webdriver")

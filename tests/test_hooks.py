@@ -22,11 +22,7 @@ SCRIPTS = {  # domain: module, changes, a net of the final checkpoint
         "net",
     ),
     "language": ("language.train", "experiment=fig3_best boundary.fork=last eval_windows=2", "net"),
-    "dqn": (
-        "rl.dqn.train",
-        "experiment=fig4a_catch total_steps=320 midpoint=160 random_episodes=4",
-        "net",
-    ),
+    "dqn": ("rl.dqn.train", "experiment=fig4a_catch total_steps=320 midpoint=160 random_episodes=4", "net"),
     "sac": (
         "rl.sac.train",
         "experiment=fig4b_hopper steps=120 midpoint=60 random_episodes=1 eval_limit=20",

@@ -1,5 +1,7 @@
 """AdamO, spectral regularisation, weight clipping, Hare & Tortoise and UPGD against numbers worked out by hand."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -25,7 +27,6 @@ def state_of(net: nn.Module, rate: float = 0.5) -> State:
     return State({"net": net}, optimizers, initial=snapshot({"net": net}), phase=1)
 
 
-# -------------------------------------------------------------------------------------------------------- AdamO
 @pytest.mark.parametrize("shape", [(3, 3), (5, 3), (3, 5), (2, 4, 3)])
 def test_the_gradient_of_the_smaller_gram_matrix_is_that_of_autograd(shape):
     w = torch.randn(
@@ -62,7 +63,6 @@ def test_adamo_leaves_the_moments_to_the_loss():
     torch.testing.assert_close(adam.state[net[0].weight]["exp_avg"], torch.full((2, 2), 0.1))
 
 
-# ----------------------------------------------------------------------------------------------------- spectral
 def test_spectral_by_hand():
     """Singular values 3 and 1, bias (1, 2): (3^2 - 1)^2 + 5^2 = 89, and the gradient at the 3 is 2 * 8 * 6 = 96."""
     net = linear([[3.0, 0.0], [0.0, 1.0]], bias=[1.0, 2.0])
@@ -87,7 +87,6 @@ def test_the_power_iteration_climbs_to_the_largest_singular_value_of_each_matrix
     torch.testing.assert_close(sigma, exact)
 
 
-# ---------------------------------------------------------------------------------------------- weight clipping
 def test_weight_clipping_by_hand():
     """Four inputs: s = 1/2, so factor 3 clips to 1.5, the bias too. A kernel of 1 x 4 inputs has the same s."""
     net = nn.Sequential(nn.Linear(4, 1), nn.Conv2d(1, 1, 2), nn.LayerNorm(4))
@@ -101,7 +100,6 @@ def test_weight_clipping_by_hand():
     assert (net[1].weight == -1.5).all() and (net[2].weight == 5.0).all()
 
 
-# ---------------------------------------------------------------------------------------------- Hare & Tortoise
 def test_hare_and_tortoise_by_hand():
     """momentum 0.5: after the weights 0, 4, 8 the tortoise is at 0, 2, 5, and the third step ends a period."""
     net = linear([[0.0]])
@@ -133,7 +131,6 @@ def test_the_tortoise_has_running_statistics_of_its_own_and_the_counts_of_the_ha
     assert net[0].running_mean.item() == 4.0
 
 
-# --------------------------------------------------------------------------------------------------------- UPGD
 def test_upgd_by_hand():
     """Weights 2 and -1 with gradients -1 and -1 have the utilities 2 and -1, so U is sigmoid(1) and sigmoid(-1/2)."""
     w = nn.Parameter(torch.tensor([2.0, -1.0]))
@@ -193,4 +190,19 @@ def test_upgd_has_the_rate_and_epsilon_of_the_run_times_its_factor():
     method = create("upgd", rate_factor=3.0)
     (group,) = method.optimizer(net, default, Phase(1)).param_groups
     assert (group["lr"], group["rate_factor"], group["eps"]) == (pytest.approx(3e-2), 3.0, 1e-5)
-    assert method.optimizer(net, default, Phase(0)) is default
+    assert method.optimizer(net, default, phase=Phase(0)) is default
+
+
+def test_upgd_in_bfloat16_goes_on_as_if_it_had_not_stopped():
+    def step(net, optimizer):
+        net[0].weight.grad = torch.full_like(net[0].weight, 0.37)
+        optimizer.step()
+
+    net = linear([[2.0, -1.0]]).bfloat16()
+    optimizer = create("upgd").build(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    step(net, optimizer)
+    again = copy.deepcopy(net)
+    resumed = create("upgd").build(again, torch.optim.SGD(again.parameters(), lr=0.1))
+    resumed.load_state_dict(optimizer.state_dict())
+    step(net, optimizer), step(again, resumed)
+    assert torch.equal(optimizer.state[net[0].weight]["utility"], resumed.state[again[0].weight]["utility"])

@@ -225,10 +225,7 @@ def test_bad_token_files_are_refused_in_one_line(pair, tmp_path):
     refused(tmp_path / "b", r"train.bin holds token id 1499, its tokenizer has 1499 ids")
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"\xff\xfe", b"{}", b"[" * 100_000, {"tokens": None}, {"sha256": 7}],
-)
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"{}", b"[" * 100_000, {"tokens": None}, {"sha256": 7}])
 def test_a_damaged_manifest_is_one_line(pair, tmp_path, content):
     path = tmp_path / "a" / "manifest.json"
     if isinstance(content, dict):
@@ -309,7 +306,6 @@ def test_the_number_of_tokens_of_a_published_text_is_checked(jsonl, tmp_path, mo
         main(arguments)
 
 
-# ------------------------------------------------------------------------------------------ the hub's layouts
 ROWS = [f"Row {i} of a corpus." if i % 3 else "" for i in range(3000)]
 
 

@@ -83,7 +83,6 @@ def draw_globally(method, seed: int) -> None:
     method.stream = lambda state: torch.default_generator
 
 
-# ------------------------------------------------------------------------------------------------- boundary methods
 @pytest.mark.parametrize(("case", "targets"), [("conv.all", "all"), ("vit.all", "all"), ("vit.is_vit", "qk")])
 def test_fire(case, targets, fidelity):
     arrays, settings = load("fire")
@@ -152,7 +151,6 @@ def test_dash(case, fidelity):
     assert changed == set(values["changed"]) and model.training == (values["mode"] == "train")
 
 
-# --------------------------------------------------------------------------------------------------- regularisers
 @pytest.mark.parametrize("kind", ["conv", "vit"])
 def test_parseval(kind, fidelity):
     arrays, settings = load("parseval")
@@ -193,7 +191,6 @@ def test_l2_init(kind, fidelity):
         fidelity("method", "l2_init", f"gradient of {kind}.{key}", largest(p.grad, gradient), 1e-8)
 
 
-# ------------------------------------------------------------------------------------------- which layers are seen
 @pytest.mark.parametrize("cell", OFFICIAL_NETS)
 def test_layers_of_the_official_nets(cell, fidelity):
     """Names differ, so layers are compared by their place in the list, their units and their columns."""
@@ -231,7 +228,6 @@ def test_layers_of_the_official_nets(cell, fidelity):
         assert (2 / modules[layer.name].weight[0].numel()) ** 0.5 == pytest.approx(entry["std"])
 
 
-# --------------------------------------------------------------------------------------------------------- ReDo
 def adam_of(model: nn.Module, arrays: dict, prefix: str) -> torch.optim.Adam:
     """Adam with the stored moments and step counts."""
     adam = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -313,7 +309,6 @@ def test_redo_looks_at_the_last_test_images_after_the_test_alone():
     assert method.counts["recycled"] == recycled
 
 
-# ---------------------------------------------------------------------------------------------------------- CBP
 @pytest.mark.parametrize("kind", ["conv", "vit"])
 def test_cbp(kind, fidelity):
     """Twelve steps; features and outgoing weights as recorded, so that rounding does not add up."""
@@ -403,7 +398,6 @@ def test_cbp_columns_of_a_flattened_convolution():
     assert mean_magnitude(output, 2).tolist() == [[1.5, 3.5]]
 
 
-# ---------------------------------------------------------------------------------------------------------- SNR
 @pytest.mark.parametrize("case", [c for c in load("snr")[1]["cases"] if c.startswith("mlp")])
 def test_snr_over_96_steps(case, fidelity):
     arrays, settings = load("snr")
@@ -540,7 +534,6 @@ def test_hooks_hold_the_end_of_the_stage_before(name):
         create(name, variant="official").at_boundary(state, Phase(1))
 
 
-# --------------------------------------------------------------------------------------------------------- Muon
 @pytest.mark.parametrize("cell", OFFICIAL_NETS)
 def test_muon_groups(cell, fidelity):
     """Names differ, so the groups are compared by their number of tensors and of entries."""

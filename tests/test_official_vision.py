@@ -80,9 +80,6 @@ def images_like(name: str) -> Images:
     return Images(name, pictures[0], labels, pictures[1], test_labels, classes, ("",) * classes, mean, std)
 
 
-# ------------------------------------------------------------------------------------------------------------ nets
-
-
 def u(number: int, count: int) -> torch.Tensor:
     k = np.arange(count, dtype=np.int64)
     m = (4093 * k * k + 6007 * (number + 1) * k + 7919 * number + 101) % 65537
@@ -195,9 +192,6 @@ def test_nets_start_the_same(net, fidelity):
             fidelity("cell", experiment, f"net: {group} at the start", difference, tolerances[group])
 
 
-# ------------------------------------------------------------------------------------------------------------ data
-
-
 @pytest.mark.parametrize("seed", TRAINING["seeds"])
 @pytest.mark.parametrize("experiment", CELLS)
 def test_seeds_mean_the_same_images(experiment, seed, fidelity):
@@ -272,9 +266,6 @@ def test_other_data_keep_their_own_statistics():
     images = images_like("cifar10")
     images.name = "image_folder"
     assert switches.with_statistics(images) is images
-
-
-# ------------------------------------------------------------------------------------------- schedules, who acts when
 
 
 @pytest.mark.parametrize("experiment", CELLS)
@@ -369,9 +360,6 @@ def test_a_search_covers_the_values_of_the_run_scripts(name):
     for key, values in grid.items():
         assert set(map(float, tuned[key])) <= values
     assert check_sweep(VISION, line) == math.prod(map(len, grid.values()))
-
-
-# --------------------------------------------------------------------------------------------------- the loop itself
 
 
 @pytest.fixture(scope="module", params=CELLS)

@@ -8,13 +8,7 @@ import pytest
 import torch
 
 from fire_core.solvers import exact as polar_exact
-from fire_core.solvers.exact import (
-    FURTHER_POLYNOMIAL,
-    LIFT,
-    SETTLE,
-    SQUARE_POLYNOMIAL,
-    solve_exact,
-)
+from fire_core.solvers.exact import FURTHER_POLYNOMIAL, LIFT, SETTLE, SQUARE_POLYNOMIAL, solve_exact
 from fire_core.solvers.polar import polar
 from tests.polar_cases import deviation, gaussian, relative_error, spread, with_spectrum
 

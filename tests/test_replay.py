@@ -140,13 +140,8 @@ def test_n_step_returns_by_hand(tmp_path):
                 if game == 0 and terminated is None:
                     expected = (32, (11, 12), 2, True) if time == 4 else (32, (11, 12), 1, True)
                 stack = tuple(batch.next_observations[row].flatten().tolist())
-                found = (
-                    batch.rewards[row].item(),
-                    stack,
-                    batch.steps[row].item(),
-                    bool(batch.terminated[row]),
-                )
-                assert found == expected, (time, game, restarted)
+                found = (batch.rewards[row].item(), stack, batch.steps[row].item())
+                assert (*found, bool(batch.terminated[row])) == expected, (time, game, restarted)
             assert batch.observations[2 * time, -1].item() == (time if time < 4 else time + 6)
 
 
@@ -221,9 +216,8 @@ def test_each_checkpoint_that_is_kept_can_be_gone_back_to(tmp_path, kept):
     while not replay.must_save:  # as far beyond the last one as it gets
         fill(replay, environment, 1, [])
     for state, known in reversed(checkpoints):
-        again = FrameReplay(
-            20, 2, (1, 2), tmp_path, existing=True, checkpoints=5
-        )  # a resume may keep more of them
+        # a resume may keep more of them
+        again = FrameReplay(20, 2, (1, 2), tmp_path, existing=True, checkpoints=5)
         again.load_state_dict(state)
         check_all(again, known)
         assert again.reserve == 7
@@ -287,7 +281,11 @@ def test_bad_files_and_full_disks_are_one_clear_line(tmp_path):
         FrameReplay(40, 2, (1, 2), tmp_path / "none", existing=True)
     with pytest.raises(UserError, match="is damaged"):
         FrameReplay(40, 2, (1, 3), tmp_path / "here", existing=True)
-    (tmp_path / "here" / "frames.npy").write_bytes(b"")
+    path = tmp_path / "here" / "frames.npy"
+    np.save(path, np.load(path)[:20])
+    with pytest.raises(UserError, match=r"damaged \(20 rows, at least 25 are needed"):
+        FrameReplay(40, 2, (1, 2), tmp_path / "here", existing=True)
+    path.write_bytes(b"")
     with pytest.raises(UserError, match=r"is damaged .*: delete .* and run the same command again"):
         FrameReplay(40, 2, (1, 2), tmp_path / "here", existing=True)
 
@@ -342,11 +340,3 @@ def test_one_step_returns_of_a_longer_rule_are_the_plain_ones(steps, tmp_path):
     short = many.steps == 1
     assert short.sum() >= 4 and all(torch.equal(a[short], b[short]) for a, b in zip(one[:5], many[:5]))
     assert torch.equal(one.observations, many.observations) and many.steps.max() == 5
-
-
-def test_a_frame_file_with_fewer_rows_than_the_ring_is_refused(tmp_path):
-    FrameReplay(40, 2, (1, 2), tmp_path / "replay")
-    path = tmp_path / "replay" / "frames.npy"
-    np.save(path, np.load(path)[:20])
-    with pytest.raises(UserError, match=r"damaged \(20 rows, at least 25 are needed"):
-        FrameReplay(40, 2, (1, 2), tmp_path / "replay", existing=True)

@@ -48,7 +48,6 @@ def hooks(net):
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules())
 
 
-# ------------------------------------------------------------------------------------------------------ DASH
 def test_dash_shrinks_rows_by_the_cosine_with_descent():
     net = linear([[3.0, 4.0], [3.0, 4.0]], [2.0, 2.0])
     # loss = out[0] - out[1] at x = (1, 0): gradient rows (1, 0) and (-1, 0), so the cosines with descent are -3/5, 3/5
@@ -111,9 +110,6 @@ def test_dash_per_step_stays_within_its_bounds():
     )
 
 
-# ------------------------------------------------------------------------------------------- regularisers
-
-
 class Stack(nn.Module):
     """Independent (out, in) matrices in one parameter."""
 
@@ -158,6 +154,22 @@ def test_parseval_by_hand(net, settings, expected):
     assert penalty.item() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("name", ["adamo", "muon", "parseval", "spectral", "weight_clipping"])
+def test_matrices_stored_as_in_out_are_treated_as_the_same_matrices(name):
+    torch.manual_seed(0)
+    nets, gradient = [Stack(), Stack()], torch.randn(2, 3, 2)
+    nets[0].weight = nn.Parameter(torch.randn(2, 3, 2))
+    nets[1].weight, nets[1].stacked_matrices = nn.Parameter(nets[0].weight.detach().mT.clone()), "in_out"
+    for net, own in zip(nets, (gradient, gradient.mT), strict=True):
+        method = create(name, first_phase=0, targets="all")
+        optimizer = method.optimizer(net, torch.optim.SGD(net.parameters(), lr=0.1), Phase(0))
+        state = State({"net": net}, {"net": optimizer})
+        ((net.weight * own).sum() + method.penalty(state)).backward()
+        optimizer.step()
+        method.after_step(state)
+    torch.testing.assert_close(nets[0].weight, nets[1].weight.mT)
+
+
 @needs_muon
 def test_muon_treats_each_matrix_of_a_stack_alone():
     torch.manual_seed(0)
@@ -191,7 +203,6 @@ def test_l2_init_by_hand():
         torch.testing.assert_close(parameter.grad, torch.full_like(parameter, 0.2))
 
 
-# ----------------------------------------------------------------------------------------- unit methods
 def steps(method, state, count, net, inputs=X):
     for _ in range(count):
         net.train()
@@ -259,6 +270,13 @@ def test_redo_recycles_the_dormant_unit_and_clears_its_moments():
         assert (moments[net[0].bias][key] > 0).tolist() == [True, False, True]
 
 
+def test_a_layer_before_a_frozen_one_keeps_its_units():
+    net = tiny()
+    net[2].weight.requires_grad_(False)
+    with pytest.raises(UserError, match="0 is frozen, or has a frozen layer behind it"):
+        create("redo", threshold=0.5).after_epoch(state_of(net))
+
+
 def test_redo_by_steps_and_with_initial_weights():
     net = tiny()
     state = state_of(net)
@@ -314,7 +332,6 @@ def test_snr_watches_training_only():
     assert method.counts["recycled"] == 3
 
 
-# ----------------------------------------------------------------------------------------------- Muon
 @needs_muon
 def test_conv_muon_is_torch_muon_on_the_flattened_kernel():
     torch.manual_seed(0)
@@ -359,7 +376,6 @@ def test_muon_shares_out_the_parameters():
     assert all(len(part.state) == 0 for part in both.parts)
 
 
-# --------------------------------------------------------------------------------------- who feeds whom
 class Gated(nn.Module):
     def __init__(self):
         super().__init__()
@@ -458,7 +474,6 @@ def test_what_a_method_lacks_is_an_error(net, act, said):
         act(state_of(net(), X if net is tiny else torch.randn(2, 4)))
 
 
-# ---------------------------------------------------------------------------- nets and batches of any form
 KEEP = torch.ones(3, dtype=torch.int64)
 
 

@@ -243,6 +243,11 @@ class Own(nn.Module):
         self.__dict__.update(declared)
 
 
+def declared(layer: nn.Module, **rows: int) -> nn.Module:
+    layer.fused_rows = rows
+    return layer
+
+
 @pytest.mark.parametrize(
     ("model", "rule", "expected"),
     [
@@ -255,6 +260,8 @@ class Own(nn.Module):
             ["weight[a]", "weight[b]", "stack[0]", "stack[1]"],
         ),
         (torch.compile(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))), "1.weight", ["_orig_mod.1.weight"]),
+        (nn.ModuleDict({"qkv": nn.Conv1d(2, 6, 1), "o": nn.Conv1d(2, 2, 1)}), "all", ["o.weight[0]"]),
+        (declared(nn.Conv1d(3, 4, 1), q=1, k=1, v=2), "qk", ["weight[q,0]", "weight[k,0]"]),
     ],
 )
 def test_what_is_in(model: nn.Module, rule: str, expected: list[str]) -> None:

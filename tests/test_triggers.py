@@ -6,14 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from fire_core.errors import UserError
-from fire_core.triggers import (
-    Above,
-    Cooldown,
-    EveryNSteps,
-    Fall,
-    Plateau,
-    Trigger,
-)
+from fire_core.triggers import Above, Cooldown, EveryNSteps, Fall, Plateau, Trigger
 
 
 def fired(trigger: Trigger, key: str, values: list) -> list[int]:

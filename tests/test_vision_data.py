@@ -33,7 +33,6 @@ def fashion():
     return load("fashion_mnist")
 
 
-# ------------------------------------------------------------------------------------------- what ships
 def test_shipped_subset_is_balanced_small_and_licensed(fashion):
     assert [images.shape[1:] for images in (fashion.train_images, fashion.test_images)] == [(1, 28, 28)] * 2
     assert fashion.train_labels.bincount().tolist() == [1000] * 10
@@ -80,7 +79,6 @@ def test_sizes_and_channels():
     assert abs(large.train_images.float().mean() - average) < 2
 
 
-# ---------------------------------------------------------------------------------------------- readers
 def md5(path):
     return hashlib.md5(path.read_bytes()).hexdigest()
 
@@ -304,7 +302,6 @@ def test_a_published_data_set_as_class_folders_keeps_its_name_and_size(tmp_path)
     refused("has 2 class folders in train, cifar10 has 10: use data=image_folder", "cifar10", fewer)
 
 
-# -------------------------------------------------------------------------------------- hostile folders
 def postscript(path):
     path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\nshowpage\n")
 
@@ -358,7 +355,6 @@ def test_mistakes_say_what_to_do(arguments, answer, tmp_path, monkeypatch):
     assert answer in str(error.value) and "\n" not in str(error.value)
 
 
-# -------------------------------------------------------------------------------------------- downloads
 @pytest.fixture
 def server(tmp_path):
     """A web server that knows ranges and counts the bytes it sent; `cut` ends every answer after so many bytes."""
@@ -487,7 +483,6 @@ def test_wrong_download_never_gets_its_name(server, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-# ------------------------------------------------------------------------------------------------ phases
 def numbers(count=200, classes=10):
     """A data set whose pictures are their own index."""
     index = torch.arange(count)

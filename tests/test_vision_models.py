@@ -9,10 +9,7 @@ from torch import nn
 from fire_core import UserError, find_targets, fire
 from vision.models import build
 
-SMALL = {
-    "mlp": {"width": 16, "depth": 2, "image_size": 14},
-    "cnn": {"width": 8, "image_size": 14},
-}
+SMALL = {"mlp": {"width": 16, "depth": 2, "image_size": 14}, "cnn": {"width": 8, "image_size": 14}}
 
 
 def test_the_queries_and_keys_of_vit_tiny_are_24_layers():

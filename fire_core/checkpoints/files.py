@@ -28,6 +28,7 @@ from fire_core.targets.table import shorten
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 SOURCES = ("model.safetensors", INDICES[0], "pytorch_model.bin", INDICES[1])  # in the order of transformers
 WEIGHTS = tuple([".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".npz"])
+WRITER = ("inline_container", "PytorchStreamWriter")  # what writes files for torch.save
 MOST_LEVELS = 200  # of a name: modules are nested, and Python nests about a thousand calls
 STATE_KEYS = ("model", "state_dict", "model_state_dict", "module", "network", "net", "nets")
 
@@ -266,6 +267,9 @@ def new_checkpoint(target: Path, like: Checkpoint) -> Iterator[Path]:
             if os.path.lexists(target):
                 raise UserError(f"{str(target)!r} appeared while writing and is not overwritten")
     except (OSError, RuntimeError, SafetensorError) as error:
+        # torch.save reports a failed write as a RuntimeError of its archive writer
+        if isinstance(error, RuntimeError) and not any(word in str(error) for word in WRITER):
+            raise
         free = shutil.disk_usage(target.parent).free / 1e6
         raise UserError(
             f"{str(target)!r} cannot be written ({str(error).splitlines()[0]}; {free:,.0f} MB of disk are free): "

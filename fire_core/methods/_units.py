@@ -118,6 +118,13 @@ class UnitMethod(Method):
             found, reasons = find_unit_layers(
                 state.nets[name], next(coming_inputs(state.batches, name, self.name))
             )
+            parameters = dict(state.nets[name].named_parameters())
+            for layer in found:
+                around = (*layer.incoming, *layer.norms, *(reader for reader, _ in layer.outgoing))
+                own = (parameters.get(f"{module}.weight") for module in around)
+                if not all(weight is None or weight.requires_grad for weight in own):
+                    reasons[layer.name] = "is frozen, or has a frozen layer behind it"
+            found = [layer for layer in found if layer.name not in reasons]
             if not found:
                 why = "; ".join(f"{key} {reason}" for key, reason in list(reasons.items())[:4])
                 raise UserError(

@@ -59,9 +59,10 @@ class AdamO(Method):
         for name, net in state.nets.items():
             rate = state.optimizers[name].param_groups[0]["lr"]
             parameters = dict(net.named_parameters())
-            for key, start in self.weights(net).items():
-                gradient = isometry_gradient(parameters[key].flatten(start)).view_as(parameters[key])
-                self._gradients.append((rate * self.coefficient, parameters[key], gradient))
+            for key, layout in self.weights(net).items():
+                gradient = isometry_gradient(layout.matrices(parameters[key]))
+                step = layout.weight(gradient, parameters[key])
+                self._gradients.append((rate * self.coefficient, parameters[key], step))
         return 0.0
 
     @torch.no_grad()

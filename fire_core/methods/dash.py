@@ -19,7 +19,7 @@ from fire_core.methods.method import Method, beside, register
 from fire_core.phases import State
 from fire_core.report import Report
 from fire_core.targets import TargetTable, find_targets
-from fire_core.wrapped_models import observe
+from fire_core.wrapped_models import average_over_ranks, observe
 
 
 def dash(
@@ -69,8 +69,9 @@ def descent(
 ) -> dict[str, Tensor]:
     """Return the running average of the negative gradient over one pass, by parameter name.
 
-    G <- (1 - alpha) G - alpha * gradient, starting from 0, for every parameter that the loss depends on. Buffers, mode
-    and the CPU's random state are restored.
+    G <- (1 - alpha) G - alpha * gradient, starting from 0, for every parameter that the loss depends on. Under
+    DistributedDataParallel it is the mean over the ranks, of which each reads its own batches. Buffers, mode and the
+    CPU's random state are restored.
     """
     parameters = {key: p for key, p in model.named_parameters() if p.requires_grad}
     found: dict[str, Tensor] = {}
@@ -82,6 +83,7 @@ def descent(
             for key, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
                     found.setdefault(key, torch.zeros_like(gradient)).lerp_(-gradient, alpha)
+    average_over_ranks(model, found)
     return found
 
 

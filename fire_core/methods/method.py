@@ -76,7 +76,7 @@ class Method:
         for net in state.nets.values() if hasattr(self, "targets") else ():
             find_targets(net, self.targets)  # type: ignore[attr-defined]
 
-    def weights(self, net: nn.Module) -> dict[str, int]:
+    def weights(self, net: nn.Module) -> dict[str, Layout]:
         """Return `find_weights` for the `targets` of the method, which are searched once for each net."""
         known = self.__dict__.setdefault("_weights", WeakKeyDictionary())
         if net not in known:
@@ -160,10 +160,12 @@ def _from_first_phase(hook: Callable[..., Any]) -> Callable[..., Any]:
     default = getattr(Method, hook.__name__)
 
     @functools.wraps(hook)
-    def call(self: Method, *arguments: Any) -> Any:
-        last = arguments[-1]
-        phase = last.phase if isinstance(last, State) else last.index
-        return (hook if phase >= self.first_phase else default)(self, *arguments)
+    def call(self: Method, *arguments: Any, **named: Any) -> Any:
+        given = [*arguments, *named.values()]
+        phase = next((g.index for g in given if isinstance(g, Phase)), None)
+        if phase is None:
+            phase = next(g.phase for g in given if isinstance(g, State))
+        return (hook if phase >= self.first_phase else default)(self, *arguments, **named)
 
     call.from_first_phase = True  # type: ignore[attr-defined]
     return call
@@ -199,25 +201,33 @@ def without_added(method: Method, settings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name not in unset}
 
 
-def stacked_weights(net: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the three-dimensional parameters of modules that set `stacked_matrices = True`, by name.
+@dataclass(frozen=True)
+class Layout:
+    """How methods that act during training read a weight: as one matrix (out, everything else), or as a stack of them.
 
-    Each of them is a stack of independent matrices, (count, out, in).
+    stacked: the first dimension counts matrices. transposed: inputs come before outputs.
     """
+
+    stacked: bool = False
+    transposed: bool = False
+
+    def matrices(self, weight: Tensor) -> Tensor:
+        """Return the matrices (..., out, in) of a weight, or of any tensor of its shape: a view where that is possible."""
+        return self._outputs_first(weight).flatten(2 if self.stacked else 1)
+
+    def weight(self, matrices: Tensor, like: Tensor) -> Tensor:
+        """Return `matrices`, as `matrices` makes them of `like`, in the shape of `like`."""
+        return self._outputs_first(matrices.reshape(self._outputs_first(like).shape))
+
+    def _outputs_first(self, weight: Tensor) -> Tensor:
+        first = 1 if self.stacked else 0
+        return weight.transpose(first, first + 1) if self.transposed else weight
+
+
+def find_weights(net: nn.Module, targets: str | list[str]) -> dict[str, Layout]:
+    """Return the parameters that hold the matrices of `targets`, by name, and how to read each of them."""
+    found = sorted(find_targets(net, targets).included, key=lambda target: target.parameter)
     return {
-        f"{path}.{key}".lstrip("."): parameter
-        for path, module in net.named_modules()
-        if getattr(module, "stacked_matrices", False)
-        for key, parameter in module.named_parameters(recurse=False)
-        if parameter.dim() == 3
+        target.parameter: Layout(bool(target.index) and isinstance(target.index[0], int), target.transposed)
+        for target in found
     }
-
-
-def find_weights(net: nn.Module, targets: str | list[str]) -> dict[str, int]:
-    """Return the parameters that hold the matrices of `targets`, and from which dimension on to flatten each.
-
-    `parameter.flatten(dimension)` is (out, everything else), or (count, out, in) for a stack of matrices.
-    """
-    stacks = stacked_weights(net)
-    names = sorted({target.parameter for target in find_targets(net, targets).included})
-    return {name: 2 if name in stacks else 1 for name in names}

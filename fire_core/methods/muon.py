@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.errors import UserError, check_range
-from fire_core.methods.method import Method, register, stacked_weights
+from fire_core.methods.method import Layout, Method, find_weights, register
 from fire_core.solvers.schedules import MUON_QUINTIC
-from fire_core.targets import find_targets
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
@@ -36,20 +35,28 @@ def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
 class ConvMuon(Optimizer):
     """Muon for weights of two or more dimensions; `torch.optim.Muon` takes matrices only.
 
-    A weight is taken as one matrix (out, everything else), or with `stacked` as a stack of (out, in) matrices. The
-    update is that of `torch.optim.Muon` without weight decay: Nesterov momentum, factor sqrt(max(1, rows / columns)).
+    A weight is read as a `Layout` with `stacked` and `transposed` reads it. The update is that of `torch.optim.Muon`
+    without weight decay: Nesterov momentum, factor sqrt(max(1, rows / columns)).
     """
 
     def __init__(
-        self, params: Any, lr: float = 1e-2, momentum: float = 0.95, *, stacked: bool = False
+        self,
+        params: Any,
+        lr: float = 1e-2,
+        momentum: float = 0.95,
+        *,
+        stacked: bool = False,
+        transposed: bool = False,
     ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "stacked": stacked})
+        settings = {"lr": lr, "momentum": momentum, "stacked": stacked, "transposed": transposed}
+        super().__init__(params, settings)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Make one update. `closure`, if given, is called first, and its loss is returned."""
         loss = _evaluate(closure)
         for group in self.param_groups:
+            layout = Layout(group["stacked"], group.get("transposed", False))  # older state dicts lack it
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
@@ -57,9 +64,8 @@ class ConvMuon(Optimizer):
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(parameter)
                 momentum = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
-                update = parameter.grad.lerp(momentum, group["momentum"])
-                update = update if group["stacked"] else update.flatten(1)
-                change = orthogonalize(update).view_as(parameter)
+                update = layout.matrices(parameter.grad.lerp(momentum, group["momentum"]))
+                change = layout.weight(orthogonalize(update), parameter)
                 parameter.add_(change, alpha=-group["lr"] * self.factor(parameter, update))
         return loss
 
@@ -140,26 +146,28 @@ class Muon(Method):
 
     def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
         """Return a new optimizer of `net`, with learning rates relative to that of `default`."""
-        hidden = {target.parameter for target in find_targets(net, self.targets).included}
-        weights = [p for name, p in net.named_parameters() if name in hidden]
-        rest = [p for name, p in net.named_parameters() if name not in hidden]
-        rate = default.param_groups[0]["lr"]
-        stacks = {id(weight) for weight in stacked_weights(net).values()}
-        stacked = [p for p in weights if id(p) in stacks]
+        weights, rate = find_weights(net, self.targets), default.param_groups[0]["lr"]
         # torch.optim.Muon, new in torch 2.9, takes two dimensions
         most = 2 if hasattr(torch.optim, "Muon") else 0
-        matrices = [p for p in weights if p.ndim <= most]
-        convolutions = [p for p in weights if p.ndim > most and id(p) not in stacks]
+        matrices, rest = [], []
+        others: dict[Layout, list[nn.Parameter]] = {}
+        for name, parameter in net.named_parameters():
+            layout = weights.get(name)
+            if layout is None:
+                rest.append(parameter)
+            elif parameter.ndim <= most and not layout.transposed:
+                matrices.append(parameter)
+            else:
+                others.setdefault(layout, []).append(parameter)
         parts: list[Optimizer] = []
         if matrices:
             muon = torch.optim.Muon(
                 matrices, lr=rate * self.rate_factor, momentum=self.momentum, weight_decay=0.0
             )
             parts.append(muon)
-        if convolutions:
-            parts.append(ConvMuon(convolutions, lr=rate * self.rate_factor, momentum=self.momentum))
-        if stacked:
-            parts.append(ConvMuon(stacked, lr=rate * self.rate_factor, momentum=self.momentum, stacked=True))
+        for layout in sorted(others, key=astuple):
+            chosen, settings = others[layout], asdict(layout)
+            parts.append(ConvMuon(chosen, lr=rate * self.rate_factor, momentum=self.momentum, **settings))
         for part in parts:
             part.param_groups[0]["rate_factor"] = self.rate_factor
         if rest:

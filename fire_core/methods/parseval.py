@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from fire_core.errors import UserError, check_range
-from fire_core.methods.method import Method, register, stacked_weights
+from fire_core.methods.method import Method, register
 from fire_core.phases import State
-from fire_core.targets import find_targets
 from fire_core.targets.walk import NORMS
 
 LARGEST_GRAM = 16384
@@ -49,12 +47,19 @@ class Parseval(Method):
         check_range(self, "[0, inf)", "coefficient")
         if self.gram not in ("rows", "smaller"):
             raise UserError(f"gram={self.gram!r}: choose 'rows' (published) or 'smaller'")
-        self._names: WeakKeyDictionary[nn.Module, tuple[list[str], list[str], set[str]]] = WeakKeyDictionary()
 
     def check(self, state: State) -> None:
         """Raise UserError for targets that a net does not have, and for Gram matrices beyond LARGEST_GRAM rows."""
         for net in state.nets.values():
-            self._choose(net)
+            parameters = dict(net.named_parameters())
+            for key, layout in self.weights(net).items():
+                rows, columns = layout.matrices(parameters[key]).shape[-2:]
+                size = min(rows, columns) if self.gram == "smaller" else rows
+                if size > LARGEST_GRAM:
+                    raise UserError(
+                        f"parseval: {key} would need a {size} x {size} Gram matrix at every step: use gram=smaller, or "
+                        f"leave it out with targets='all,-{key}'"
+                    )
 
     def penalty(self, state: State) -> Tensor | float:
         """Return the penalty over all nets."""
@@ -62,38 +67,21 @@ class Parseval(Method):
             return 0.0
         total: Any = 0.0
         for net in state.nets.values():
-            if net not in self._names:
-                self._names[net] = self._choose(net)
-            parameters = dict(net.named_parameters())
-            matrices, gains, stacks = self._names[net]
-            total = total + sum(self.of_weight(parameters[key], key in stacks) for key in matrices)
-            total = total + sum((parameters[key].square() - self.scale).square().sum() for key in gains)
+            parameters, weights = dict(net.named_parameters()), self.weights(net)
+            total = total + sum(self.of(layout.matrices(parameters[key])) for key, layout in weights.items())
+            gains = self._gains(net) if self.norms else []
+            total = total + sum((gain.square() - self.scale).square().sum() for gain in gains)
         return self.coefficient * total
 
-    def of_weight(self, weight: Tensor, stacked: bool = False) -> Tensor:
-        """Return ||W W^T - scale I||_F^2 of a weight as (out, everything else), or the sum over a stack of matrices."""
-        matrix = weight if stacked else weight.flatten(1)
-        if self.gram == "smaller" and matrix.shape[-2] > matrix.shape[-1]:
-            matrix = matrix.mT
-        gram = matrix @ matrix.mT
+    def of(self, matrices: Tensor) -> Tensor:
+        """Return ||W W^T - scale I||_F^2 of a matrix, or the sum over matrices (..., out, in)."""
+        if self.gram == "smaller" and matrices.shape[-2] > matrices.shape[-1]:
+            matrices = matrices.mT
+        gram = matrices @ matrices.mT
         return (gram - torch.diag_embed(gram.new_full(gram.shape[:-1], self.scale))).square().sum()
 
-    def _choose(self, net: nn.Module) -> tuple[list[str], list[str], set[str]]:
-        """Return the names of the weights, of the gains, and of those weights that are stacks of matrices."""
-        matrices = sorted({target.parameter for target in find_targets(net, self.targets).included})
-        parameters, stacks = dict(net.named_parameters()), set(stacked_weights(net))
-        for key in matrices:
-            weight = parameters[key]
-            rows, columns = weight.shape[1:] if key in stacks else weight.flatten(1).shape
-            size = min(rows, columns) if self.gram == "smaller" else rows
-            if size > LARGEST_GRAM:
-                raise UserError(
-                    f"parseval: {key} would need a {size} x {size} Gram matrix at every step: use gram=smaller, or "
-                    f"leave it out with targets='all,-{key}'"
-                )
-        gains = [
-            f"{path}.weight"
-            for path, module in net.named_modules()
-            if self.norms and (isinstance(module, NORMS) or getattr(module, "is_norm", False))
-        ]
-        return matrices, [key for key in gains if key in parameters], stacks
+    def _gains(self, net: nn.Module) -> list[Tensor]:
+        """Return the gains of the norm layers, once each."""
+        norms = (m for m in net.modules() if isinstance(m, NORMS) or getattr(m, "is_norm", False))
+        gains = (getattr(m, "weight", None) for m in norms)
+        return [gain for gain in gains if isinstance(gain, nn.Parameter)]

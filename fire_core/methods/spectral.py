@@ -50,8 +50,8 @@ class Spectral(Method):
         total: Any = 0.0
         for name, net in state.nets.items():
             vectors, parameters = self.vectors.setdefault(name, {}), dict(net.named_parameters())
-            for key, start in self.weights(net).items():
-                matrices = parameters[key].flatten(start).float()
+            for key, layout in self.weights(net).items():
+                matrices = layout.matrices(parameters[key]).float()
                 if key not in vectors:
                     vectors[key] = first_vector(key, matrices)
                 sigma, vectors[key] = largest_singular_value(matrices, vectors[key])

@@ -66,6 +66,16 @@ class PerturbedDescent(Optimizer):
                 p.sub_(((direction + noise) * free).to(p.dtype), alpha=group["lr"])
         return loss
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state dict, with the averages in float32, which torch would cast to the type of the weights."""
+        super().load_state_dict(state_dict)
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        weights = [p for group in self.param_groups for p in group["params"]]
+        for number, p in zip(numbers, weights, strict=True):
+            if number in state_dict["state"]:
+                saved = state_dict["state"][number]["utility"]
+                self.state[p]["utility"] = saved.to(p.device, torch.float32, copy=True)
+
     def _utility(self, group: dict[str, Any], p: Tensor, gradient: Tensor) -> Tensor:
         """Update the average of -g w, and return it with bias correction, float32."""
         memory = self.state[p]

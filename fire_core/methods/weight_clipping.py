@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fire_core.errors import check_range
-from fire_core.methods.method import Method, find_weights, register
+from fire_core.methods.method import Layout, Method, find_weights, register
 from fire_core.phases import State
 
 
@@ -19,7 +19,7 @@ def clip_weights(
     model: nn.Module,
     factor: float = 2.0,
     targets: str | list[str] = "all",
-    weights: Mapping[str, int] | None = None,
+    weights: Mapping[str, Layout] | None = None,
 ) -> None:
     """Clamp each target weight of `model` and the bias beside it to [-factor * s, factor * s], in place.
 
@@ -27,8 +27,8 @@ def clip_weights(
     returns for these targets, if it is known.
     """
     parameters = dict(model.named_parameters())
-    for key, start in (find_weights(model, targets) if weights is None else weights).items():
-        limit = factor * parameters[key].flatten(start).shape[-1] ** -0.5
+    for key, layout in (find_weights(model, targets) if weights is None else weights).items():
+        limit = factor * layout.matrices(parameters[key]).shape[-1] ** -0.5
         parameters[key].clamp_(-limit, limit)
         bias = parameters.get(f"{key.removesuffix('weight')}bias")
         if key.endswith("weight") and bias is not None:

@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
+from torch.nn.modules import conv
 
 from fire_core.errors import UserError
 from fire_core.targets.table import role_of
@@ -242,7 +243,8 @@ def known_layout(place: Place) -> Layout | None:
     """
     module: Any = place.module
     attribute, layout = place.attribute, None
-    outputs = place.parameter.shape[-2]
+    convolution = isinstance(module, conv._ConvNd)
+    outputs = place.parameter.shape[0 if convolution else -2]
     transposed = hasattr(module, "nf") and any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
     if transposed:
         outputs = place.parameter.shape[-1]
@@ -251,7 +253,7 @@ def known_layout(place: Place) -> Layout | None:
         sizes = _declared(place)
         return Layout(sizes, transposed=transposed, why="part of a fused layer, as the module declares")
     leaf = place.path.rpartition(".")[2]
-    layered = attribute == "weight" and (transposed or isinstance(module, nn.Linear))
+    layered = attribute == "weight" and (transposed or convolution or isinstance(module, nn.Linear))
     found = _read(module, attribute) or (
         _read(place.parents[-1], leaf) if layered and place.parents else None
     )
@@ -263,7 +265,12 @@ def known_layout(place: Place) -> Layout | None:
         return Layout(
             why_out="looks fused (three times its inputs, in attention): set fused_rows on the layer"
         )
-    if found is not None and found.sizes and place.parameter.dim() == 2 and found.total != outputs:
+    if (
+        found is not None
+        and found.sizes
+        and (convolution or place.parameter.dim() == 2)
+        and found.total != outputs
+    ):
         sizes_text = " + ".join(f"{name} {size}" for name, size in found.sizes)
         return Layout(why_out=f"looks fused, but {sizes_text} is not its {outputs} rows: set fused_rows")
     return found or layout

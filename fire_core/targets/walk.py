@@ -1,9 +1,9 @@
 """The targets of a model: the place of every parameter, and how each is cut into matrices, one function per kind of layer.
 
 Sizes are always read from the module. A layer that looks fused but whose parts are not known is left out, with the
-reason. Your own model can declare them: `layer.fused_rows = {"q": 768, "k": 128, "v": 128}` on a Linear splits its
-rows, and `module.stacked_matrices = True` makes the 3-D parameters of a module stacks of (out, in) matrices
-(`= "in_out"` for stacks of (in, out)).
+reason. Your own model can declare them: `layer.fused_rows = {"q": 768, "k": 128, "v": 128}` splits the rows of a Linear
+or the output channels of a convolution, and `module.stacked_matrices = True` makes the 3-D parameters of a module
+stacks of (out, in) matrices (`= "in_out"` for stacks of (in, out)).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fire_core.errors import UserError
 from fire_core.targets.architectures import ADDED, Layout, Place, known_layout
 from fire_core.targets.table import ATTENTION, Target, TargetTable, choose, names, role_of, selector, shorten
 
-WRAPPERS = ("module.", "_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "module.")
 NORMS = (
     batchnorm._BatchNorm,
     instancenorm._InstanceNorm,
@@ -164,14 +164,14 @@ def _split(place: Place) -> Iterator[Target]:
         yield from _known(
             place, Layout(transposed=module.stacked_matrices == "in_out", kind="ensemble", why=why)
         )
+    elif isinstance(module, conv._ConvNd) and place.attribute == "weight":
+        yield from _conv(place, module, layout or Layout())
     elif layout is not None and parameter.dim() in (2, 3):
         yield from _known(place, layout)
     elif isinstance(module, nn.Linear | conv._ConvNd) and place.attribute != "weight":
         yield _part(place, "other", REPARAMETRISED)
     elif isinstance(module, nn.Linear) and parameter.dim() == 2:
         yield _part(place, "linear", f"weight of {class_name(module)}", True, shape=tuple(parameter.shape))
-    elif isinstance(module, conv._ConvNd):
-        yield from _conv(place, module)
     elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
         reason = "embedding table: rows are looked up, not multiplied (tied to no Linear)"
         yield _part(place, "embedding", reason)
@@ -232,12 +232,7 @@ def _known(place: Place, layout: Layout) -> Iterator[Target]:
 def _blocks(place: Place, layout: Layout, lead: tuple, stored: tuple[int, ...]) -> Iterator[Target]:
     """Yield the row blocks of one stored matrix, or blocks of columns with `layout.transposed`."""
     outputs, inputs = reversed(stored) if layout.transposed else stored
-    if layout.sizes and layout.total != outputs:
-        sizes = " + ".join(f"{name} {size}" for name, size in layout.sizes)
-        raise UserError(
-            f"{place.name!r} has {outputs} output rows, but its parts add up to {layout.total} ({sizes}): "
-            "correct fused_rows on the module"
-        )
+    _check_sizes(place, layout, outputs)
     whole = role_of(place.name, (*place.parents, place.module))
     for name, picked, size in layout.picks() if layout.sizes else [("", None, outputs)]:
         index = lead
@@ -257,33 +252,53 @@ def _blocks(place: Place, layout: Layout, lead: tuple, stored: tuple[int, ...]) 
         )
 
 
-def _conv(place: Place, module: conv._ConvNd) -> Iterator[Target]:
+def _conv(place: Place, module: conv._ConvNd, layout: Layout) -> Iterator[Target]:
     """Yield one part per group and spatial tap of a convolution, of shape (out / groups, in / groups).
 
-    A depthwise convolution, whose groups have one input channel each, holds no matrix: every block is a single column.
+    The output channels of a layer whose parts are known (q, k and v) are cut into these. A depthwise convolution, whose
+    groups have one input channel each, holds no matrix: every block is a single column.
     """
     parameter, groups = place.parameter, module.groups
+    transposed, first = isinstance(module, conv._ConvTransposeNd), parameter.shape[0] // groups
+    reason = layout.why_out
     if groups > 1 and module.in_channels == groups:
         reason = "depthwise convolution: each filter sees one channel, so there is no matrix"
+    elif layout.sizes and (groups > 1 or transposed):
+        reason = "fused parts of a grouped or transposed convolution are not known"
+    if reason:
         yield _part(place, "conv", reason)
         return
-    transposed, first = isinstance(module, conv._ConvTransposeNd), parameter.shape[0] // groups
-    taps = math.prod(parameter.shape[2:])
-    shape = (parameter.shape[1], first) if transposed else (first, parameter.shape[1])
-    why = f"one tap of {class_name(module)}" + (", one group" if groups > 1 else "")
-    for group, tap in itertools.product(range(groups), itertools.product(*map(range, parameter.shape[2:]))):
-        label = ",".join(map(str, tap))
-        rows = EVERYTHING if groups == 1 else slice(group * first, (group + 1) * first)
+    why, parts = f"one tap of {class_name(module)}", [("", EVERYTHING, first)]
+    if layout.sizes:
+        _check_sizes(place, layout, first)
+        why, parts = f"{why}, {layout.why}", list(layout.picks())
+    elif groups > 1:
+        why = f"{why}, one group"
+        parts = [(f"group {g}", slice(g * first, (g + 1) * first), first) for g in range(groups)]
+    for (part, rows, size), tap in itertools.product(
+        parts, itertools.product(*map(range, parameter.shape[2:]))
+    ):
         yield _part(
             place,
             "conv",
             why,
             True,
-            label=label if groups == 1 else f"group {group},{label}",
+            label=",".join([*([part] if part else []), *map(str, tap)]),
             index=(rows, EVERYTHING, *tap),
             transposed=transposed,
-            shape=shape,
-            taps=taps,
+            shape=(parameter.shape[1], size) if transposed else (size, parameter.shape[1]),
+            taps=math.prod(parameter.shape[2:]),
+            role=part if part in ATTENTION else "",
+        )
+
+
+def _check_sizes(place: Place, layout: Layout, outputs: int) -> None:
+    """Raise UserError if the parts of a fused layer do not add up to its outputs."""
+    if layout.sizes and layout.total != outputs:
+        sizes = " + ".join(f"{name} {size}" for name, size in layout.sizes)
+        raise UserError(
+            f"{place.name!r} has {outputs} output rows, but its parts add up to {layout.total} ({sizes}): "
+            "correct fused_rows on the module"
         )
 
 
