@@ -26,7 +26,7 @@ ray = $(if $(filter 1,$(JOBS)),,$(VENV)/.with-ray)
 expected = $(if $(OVERRIDES)$(findstring range,$(SEEDS)),,--methods $(call methods,$(1)) --seeds $(SEEDS))
 # $(call sweep,script,domain): all runs, then table and figure even if a run failed; the exit code says whether one did
 define sweep
-	status=0; echo 'Training $(strip $(experiments)) at size $(SIZE) with methods $(METHODS) and seeds $(SEEDS), $(JOBS) at a time; then a table and a figure.$(about)'; set -x; \
+	status=0; set -x; \
 	$(PY) $(1) -m experiment=$(subst $(space),$(comma),$(strip $(experiments))) size=$(SIZE) method=$(call methods,$(2)) seed=$(SEEDS) run.root=$(RUNS) \
 		$(launcher) $(OVERRIDES) || status=$$?; \
 	$(PY) -m analysis tables --experiment $(experiments) --size $(SIZE) --root $(RUNS) $(call expected,$(2)) || status=$$?; \
@@ -92,14 +92,18 @@ doctor: $(VENV)/.with-suite ## install the suite, then list what is missing and 
 	@$(PY) -m harness.doctor || true
 
 # ---------------------------------------------------------------------------------------------- experiments
+.PHONY: plan
+plan:
+	@echo 'Training $(strip $(experiments)) at size $(SIZE) with methods $(METHODS) and seeds $(SEEDS), $(JOBS) at a time; then a table and a figure.$(about)'
+
 .PHONY: vision-sweep
 vision-sweep: EXPERIMENT ?= random_label
 vision-sweep: METHODS ?= none,shrink_perturb,full_reset,fire
 # with three seeds, no paired test of three comparisons is sure to decide
 vision-sweep: SEEDS ?= 1,2,3,4,5
 # of the default on two cores
-vision-sweep: about = $(if $(filter random_label/none$(comma)shrink_perturb$(comma)full_reset$(comma)fire/1$(comma)2$(comma)3$(comma)4$(comma)5/small,$(EXPERIMENT)/$(METHODS)/$(SEEDS)/$(SIZE)), This takes about 4 minutes on two cores.)
-vision-sweep: $(VENV)/.with-suite $(VENV)/.with-vision $(ray) ## a small test of plasticity on images that ship with the repository; table and figure
+vision-sweep: about = $(if $(filter random_label/none$(comma)shrink_perturb$(comma)full_reset$(comma)fire/1$(comma)2$(comma)3$(comma)4$(comma)5/small,$(EXPERIMENT)/$(METHODS)/$(SEEDS)/$(SIZE)), This takes about 4 minutes on two cores (about 7 with the first installation).)
+vision-sweep: plan $(VENV)/.with-suite $(VENV)/.with-vision $(ray) ## a small test of plasticity on images that ship with the repository; table and figure
 	@$(call sweep,vision/train.py,vision)
 
 .PHONY: data
@@ -111,21 +115,21 @@ data: $(VENV)/.with-suite $(VENV)/.with-vision ## download image data ahead of t
 language-sweep: EXPERIMENT ?= fig3_best
 language-sweep: METHODS ?= none,shrink_perturb,full_reset,fire
 language-sweep: SEEDS ?= 1,2,3
-language-sweep: $(VENV)/.with-suite $(VENV)/.with-language $(ray) ## continual pretraining of a small GPT; table and figure
+language-sweep: plan $(VENV)/.with-suite $(VENV)/.with-language $(ray) ## continual pretraining of a small GPT; table and figure
 	@$(call sweep,language/train.py,language)
 
 .PHONY: dqn-sweep
 dqn-sweep: EXPERIMENT ?= fig4a_catch
 dqn-sweep: METHODS ?= none,shrink_perturb,full_reset,plasticity_injection,fire
 dqn-sweep: SEEDS ?= 1,2,3
-dqn-sweep: $(VENV)/.with-suite $(VENV)/.with-dqn $(ray) ## DQN on Atari with a midpoint reset; table and figure
+dqn-sweep: plan $(VENV)/.with-suite $(VENV)/.with-dqn $(ray) ## DQN on Atari with a midpoint reset; table and figure
 	@$(call sweep,rl/dqn/train.py,dqn)
 
 .PHONY: sac-sweep
 sac-sweep: EXPERIMENT ?= fig4b_hopper
 sac-sweep: METHODS ?= none,shrink_perturb,full_reset,plasticity_injection,fire
 sac-sweep: SEEDS ?= 1,2,3
-sac-sweep: $(VENV)/.with-suite $(VENV)/.with-sac $(meshes) $(ray) ## SAC with a midpoint reset; table and figure
+sac-sweep: plan $(VENV)/.with-suite $(VENV)/.with-sac $(meshes) $(ray) ## SAC with a midpoint reset; table and figure
 	@$(call sweep,rl/sac/train.py,sac)
 
 .PHONY: paper

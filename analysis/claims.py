@@ -60,22 +60,22 @@ class Premise(NamedTuple):
     measured: Estimate | None
 
 
-def premise(part: Results) -> Premise:
-    """Return the premise of one setting, measured on the exploring seeds without looking at FIRE."""
+def premise(part: Results, which: str = "confirming") -> Premise:
+    """Return the premise of one setting, measured without looking at FIRE on the exploring seeds, or on all if `which`
+    is "all"."""
     figure, measure = part.first["figure"], measures.of(part)[0]
     if figure.startswith("fig4"):
         before = measures.before_boundary(part.metrics, measure.metric)
         random = measures.ordered_rows(part.metrics, "random_return").groupby("seed")["value"].first()
-        ratios = [before[s] / random[s] for s in EXPLORING if s in before and random.get(s, 0.0) > 0]
-        found = estimate(ratios) if ratios else None
-        return _judged(found, LEARNED)
-    ends = measures.values(part.metrics, measure)
-    gains = explored(paired(ends, "full_reset", "none", measure.higher_is_better))
-    found = estimate(list(gains.values())) if gains else None
-    return Premise(True, found) if figure == "fig3" else _judged(found, 0.0)
-
-
-def _judged(found: Estimate | None, level: float) -> Premise:
+        values = {s: before[s] / random[s] for s in before if random.get(s, 0.0) > 0}
+    else:
+        ends = measures.values(part.metrics, measure)
+        values = paired(ends, "full_reset", "none", measure.higher_is_better)
+    values = values if which == "all" else explored(values)
+    found = estimate([values[seed] for seed in sorted(values)]) if values else None
+    if figure == "fig3":
+        return Premise(True, found)
+    level = LEARNED if figure.startswith("fig4") else 0.0
     return Premise(None if found is None or found.n < 2 else bool(found.low > level), found)
 
 
@@ -84,7 +84,8 @@ def verdicts(results: Results | Sequence[Results], seeds: str = "confirming") ->
     """Return the frame of comparisons of all settings (columns COLUMNS). `gains` holds the paired differences by seed.
 
     With seeds="exploring" or "all", the same rule is applied to these seeds, as far as they were run. What it says then
-    is no verdict on a panel: the settings were chosen with the exploring seeds. A sweep of one's own uses "all".
+    is no verdict on a panel: the settings were chosen with the exploring seeds. A sweep of one's own uses "all", for the
+    premise too.
     """
     parts = settings(results) if isinstance(results, Results) else results
     parts = [_compared(part, seeds) for part in parts if measures.of(part)]
@@ -96,7 +97,7 @@ def verdicts(results: Results | Sequence[Results], seeds: str = "confirming") ->
 def _compared(part: Results, which: str) -> pd.DataFrame:
     first, measure = part.first, measures.of(part)[0]
     plain = part.select(label=part.runs["label"][part.runs["label"] == part.runs["method"]].unique())
-    ends, holds = measures.values(plain.metrics, measure), premise(part).holds
+    ends, holds = measures.values(plain.metrics, measure), premise(part, which).holds
     rows, ran = [], set(ends)
     if (
         which == "confirming" and first["size"] == "medium"
@@ -132,13 +133,15 @@ def _compared(part: Results, which: str) -> pd.DataFrame:
 
 def verdict(row: Mapping[str, Any]) -> str:
     """Return "holds", "contradicted", "not decided", "open" (not all planned seeds are done, none were planned, or the
-    verdict depends on a test of the same family that is not done), or "premise not met"."""
+    verdict depends on a test of the same family that is not done), or "premise not met". Controls and rivals, of which
+    nothing is claimed, have "FIRE ahead" and "FIRE behind"."""
     if row["premise"] is False:
         return "premise not met"
     if row["premise"] is None or not row["complete"]:
         return "open"
     if row["p_holm"] < LEVEL:
-        return "holds" if row["gain"] > 0 else "contradicted"
+        words = ("holds", "contradicted") if row["kind"] == "claims" else ("FIRE ahead", "FIRE behind")
+        return words[0 if row["gain"] > 0 else 1]
     return "open" if row["p_least"] < LEVEL else "not decided"
 
 

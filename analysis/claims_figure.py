@@ -18,8 +18,8 @@ CAPTION = (
     "Dots: our mean difference with its 95 % interval, paired by seed; orange from the confirming seeds, pale from the "
     "exploring seeds where the comparison is open, hollow where the premise is not met. Ticks: the difference in the paper. "
     "Both in units of the standard deviation of our paired differences, so that accuracies, losses and returns share an "
-    "axis; arrows lie beyond it. Diamonds: random-effects mean over the panels that count and are complete, with "
-    "the Hartung-Knapp interval."
+    "axis; arrows lie beyond it. Diamonds: random-effects mean over the panels that count and are complete, of which the "
+    "three starts of Figure 3 are one, with the Hartung-Knapp interval; I² is the share of the variation that is not chance."
 )
 SHORT = {"none": "none", "shrink_perturb": "S&P"}
 REACH = 8.0  # of the axis, in standard deviations
@@ -50,7 +50,7 @@ def draw(parts: Sequence[Results]) -> Figure:
         axis.tick_params(axis="y", length=0)
     grid[0, 0].set_yticks([-place for place in range(len(panels))] + [-len(panels) - 0.4],
                           [name(cell, known["_".join(cell)]) for cell in panels] + ["all panels that count"])  # fmt: skip
-    grid[0, 0].set_ylim(-len(panels) - 1.5, 0.7)
+    grid[0, 0].set_ylim(-len(panels) - 1.8, 0.7)
     figure.supxlabel("gain of FIRE, in standard deviations of the paired differences", fontsize=8, y=0.06)
     handles = [
         Line2D([], [], color=COLOUR, marker="o", label="confirming seeds"),
@@ -111,4 +111,5 @@ def draw_pooled(axis: Axes, y: float, row: pd.Series, colour: str) -> None:
         return
     low, high = np.clip([row["low"], row["high"]], -REACH, REACH)
     axis.fill([low, row["mean"], high, row["mean"]], [y, y + 0.33, y, y - 0.33], color=colour, zorder=3)
-    axis.text(0, y - 0.4, f"{row['panels']:.0f} panels", ha="center", va="top", fontsize=5.5, color="#555555")
+    text = f"{row['panels']:.0f} panels, I² {row['i2']:.0%}"
+    axis.text(0, y - 0.55, text, ha="center", va="top", fontsize=5.5, color="#555555")

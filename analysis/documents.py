@@ -98,6 +98,7 @@ def report_tables(results: Results) -> dict[str, Any]:
         "counts": tables.counts_table(counted),
         "confirmed": list(counted.values())[-1],
         "pooled": tables.pooled_table(pooled),
+        "pooled_rows": found[-1][2].dropna(subset="p_holm").to_dict("records"),
     }
 
 
@@ -123,6 +124,7 @@ def reproduced(results: Results, frame: pd.DataFrame, compared: pd.DataFrame, re
         moved=fig2.moved_by_fire(at_largest_size(results.boundaries)),
         hessians=fig5.hessians(at_largest_size(frame)).to_dict("records"),
         theirs=paper.panel_of("fig5b", "hessian_lambda_max").set_index("method")["y"].round(1).to_dict(),
+        paper_sfe=paper.panel_of("fig5b", "normalized_sfe").set_index("method")["y"]["fire"],
         **report,
         claims=tables.comparisons_table(shown).drop(columns="size", errors="ignore"),
         not_run=not_run(compared),

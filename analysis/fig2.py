@@ -61,14 +61,17 @@ def panel_data(part: Results) -> pd.DataFrame:
     return plot.with_progress(rows)[0]
 
 
-def moved_by_fire(boundaries: pd.DataFrame) -> dict[str, float]:
-    """Return how far FIRE moves all weights of ViT-Tiny at a boundary: its squared distance divided by that of a full reset,
-    both as means over seeds and boundaries, as {"fig2a": 0.3, ...} for each figure that has both."""
+def moved_by_fire(boundaries: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """Return how far FIRE moves ViT-Tiny at a boundary: its squared distance divided by that of a full reset of all
+    weights, both as means over seeds and boundaries, and divided by that of a reset of the same weights, as
+    {"fig2a": (0.3, 1.4), ...} for each figure that has both."""
     rows = boundaries[boundaries["experiment"].str.fullmatch(r"fig2[abc]_\w+_vit_tiny")]
     moved = rows.groupby([rows["experiment"].str[:5], "label"])["sfe"].mean().unstack()
     moved = moved.reindex(columns=["fire", "full_reset"])  # a method without runs is a column of NaN
     shares = (moved["fire"] / moved["full_reset"]).dropna()
-    return {str(figure): float(share) for figure, share in shares.items()}
+    fire = rows[rows["label"] == "fire"]
+    same = fire.groupby(fire["experiment"].str[:5])["sfe_share"].mean()
+    return {str(figure): (float(share), float(same[figure])) for figure, share in shares.items()}
 
 
 def draw_panel(axis: Axes, part: Results, interest: Sequence[str] = plot.INTEREST) -> pd.DataFrame:

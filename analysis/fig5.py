@@ -54,7 +54,9 @@ def draw(parts: Sequence[Results], paper_curves: bool = False, interest: Sequenc
             draw_paper_iterations(_shown(grid[1, column]), panel, PAIRS[panel])
     for column, metric in enumerate(metrics):
         (text, name), axis = BARS[metric], _shown(grid[-height, column])
-        draw_bars(axis, _bars(frame, bars), metric, f"{text}\n{plot.title(bars)}", interest)
+        rows = _bars(frame, bars)
+        seeds = plot.seeds_text(rows[(rows["metric"] == metric) & rows["label"].isin(interest)]["n"])
+        draw_bars(axis, rows, metric, f"{text}\n{plot.title(bars).splitlines()[0]}\n{seeds}", interest)
         if paper_curves:
             draw_paper_bars(_shown(grid[-1, column]), name, text)
     if scans:
@@ -153,6 +155,7 @@ def draw_bars(
     span = rows["mean"].max() / rows["mean"].min()
     named_bars(axis, rows["mean"])
     errors = [rows["mean"] - rows["lowest"], rows["highest"] - rows["mean"]]
+    errors = [error.clip(lower=0) for error in errors]  # equal seeds, whose mean is rounded
     axis.errorbar(range(len(rows)), rows["mean"], errors, fmt="none", ecolor="#222222", elinewidth=1)
     for place, (value, top) in enumerate(zip(rows["mean"], rows["highest"])):
         text_above = f"{value:.3g}" if value < 1000 else f"{value:.0f}"

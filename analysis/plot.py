@@ -109,11 +109,15 @@ def title(part: Results) -> str:
     data = data_name(run["data"])
     model = run["model"] or run["domain"]
     model = "GPT" if model.startswith("gpt") else NAMES["models"].get(model, model)
-    counts = part.finished.groupby("label")["seed"].nunique()
-    fewest, most = counts.min(), counts.max()
-    seeds = f"{fewest}-{most} seeds" if fewest < most else f"{most} seed{'s' if most > 1 else ''}"
+    seeds = seeds_text(part.finished.groupby("label")["seed"].nunique())
     protocol = "" if run["figure"].startswith("fig2") else NAMES["protocols"].get(run["protocol"], "")
     return f"{model} on {data}\n{', '.join(filter(None, [run['detail'], protocol, seeds]))}"
+
+
+def seeds_text(counts: pd.Series) -> str:
+    """Return `5 seeds`, or `3-5 seeds` where the methods have different numbers."""
+    fewest, most = counts.min(), counts.max()
+    return f"{fewest}-{most} seeds" if fewest < most else f"{most} seed{'s' if most > 1 else ''}"
 
 
 def premise_text(part: Results) -> str:

@@ -262,18 +262,23 @@ def _read_metrics(path: Path, values: list[tuple[Any, ...]]) -> int:
 def _boundary_frame(read: list[tuple[dict[str, Any], dict[str, Any]]]) -> pd.DataFrame:
     """Return one row per (run, boundary report), with DfI and SFE summed over the changed matrices. `sfe_share` divides
     the SFE by the distance that a full reset of the same weights would have moved. The columns `common_...` are sums over
-    those matrices that `fire` changes in the same setting, so that methods with other targets can be compared."""
+    those matrices that `fire` changes in the same setting (or, where it did not run, `fire_exact`), so that methods with
+    other targets can be compared; they are empty where neither ran."""
     targets: dict[tuple[str, ...], set[str]] = {}
-    for run, report in read:
-        if run["label"] == "fire":
-            names = {str(row.get("name")) for row in report["rows"]}
-            targets.setdefault((run["experiment"], run["size"], run["data"]), set()).update(names)
+    for label in ("fire_exact", "fire"):
+        found: dict[tuple[str, ...], set[str]] = {}
+        for run, report in read:
+            if run["label"] == label:
+                names = {str(row.get("name")) for row in report["rows"]}
+                found.setdefault((run["experiment"], run["size"], run["data"]), set()).update(names)
+        targets |= found
     rows = []
     for run, report in read:
-        names = targets.get((run["experiment"], run["size"], run["data"]), set())
-        common = _sums([row for row in report["rows"] if str(row.get("name")) in names])
         cells = {"phase": report["phase"], "seconds": report.get("seconds")} | _sums(report["rows"])
-        cells |= {f"common_{name}": value for name, value in common.items()}
+        known = targets.get((run["experiment"], run["size"], run["data"]))
+        if known:
+            common = _sums([row for row in report["rows"] if str(row.get("name")) in known])
+            cells |= {f"common_{name}": value for name, value in common.items()}
         rows.append({key: run[key] for key in KEYS} | cells)
     return pd.DataFrame(rows, columns=BOUNDARY_COLUMNS)
 

@@ -83,6 +83,13 @@ def test_a_significant_difference_in_the_other_direction_contradicts_the_claim(t
     assert rows_of(tmp_path).loc[("full_reset", "fire"), "verdict"] == "contradicted"
 
 
+def test_a_sweep_of_ones_own_has_its_premise_from_its_own_seeds_and_nothing_is_claimed_of_controls(tmp_path):
+    write(tmp_path, confirmed(GAPS | {"rescale": (-0.10, -0.11, -0.12)}))
+    assert set(rows_of(tmp_path)["verdict"]) == {"open"}
+    own = rows_of(tmp_path, "all")["verdict"]
+    assert own["fire", "none"] == "holds" and own["fire", "rescale"] == "FIRE behind"
+
+
 def test_an_incomplete_comparison_is_open_and_still_counts_in_its_family(tmp_path):
     ends = both(explored(), confirmed(GAPS))
     del ends["shrink_perturb"][8]
