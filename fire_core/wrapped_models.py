@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from fire_core.engine import Treatment, measure_change, treat_tensors
 from fire_core.errors import UserError
 from fire_core.report import Report
-from fire_core.targets import TargetTable, check_module, find_targets, list_targets
-from fire_core.targets.walk import unwrapped
+from fire_core.targets import Target, TargetTable, check_module, find_targets, list_targets
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -40,7 +39,7 @@ def treat_model(
         options: those of `fire_core.engine.treat_tensors`, with its errors; `action` is required.
     """
     parameters = dict(unwrap(model).named_parameters())
-    replicas = _replicas(model)
+    replicas = replicas_in(model)
     if not (is_sharded(parameters) or replicas or group is not None):
         return treat_tensors(parameters, table, treatment, **options)
     from fire_core.distributed.shards import share_out
@@ -87,25 +86,32 @@ def observe(
 def table_of(model: nn.Module, targets: Any) -> TargetTable:
     """Return the table of the module inside `model` under this rule, or the given table, with the names of that module."""
     check_module(model)
-    inner = unwrap(model)
-    if not isinstance(targets, TargetTable) or inner is model:
-        return targets if isinstance(targets, TargetTable) else find_targets(inner, targets)
-    if {target.parameter for target in targets} <= dict(inner.named_parameters()).keys():
-        return targets
-    return TargetTable(
-        replace(t, name=unwrapped(t.name), parameter=unwrapped(t.parameter), module=unwrapped(t.module))
-        for t in targets
-    )
+    inner, prefix = _inside(model)
+    if prefix and isinstance(targets, list) and all(isinstance(target, Target) for target in targets):
+        names, keys = dict(inner.named_parameters()), ("name", "parameter", "module")
+        targets = type(targets)(
+            t
+            if t.parameter in names
+            else replace(t, **{key: getattr(t, key).removeprefix(prefix) for key in keys})
+            for t in targets
+        )
+    return targets if isinstance(targets, TargetTable) else find_targets(inner, targets)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the module inside DistributedDataParallel and torch.compile, or `model` itself."""
+    return _inside(model)[0]
+
+
+def _inside(model: nn.Module) -> tuple[nn.Module, str]:
+    """Return the module inside the wrappers around `model`, and what they put before the names of its parameters."""
+    prefix = ""
     while True:
-        ddp = isinstance(model, nn.parallel.DistributedDataParallel)
-        inner = model.module if ddp else getattr(model, "_orig_mod", None)
+        name = "module" if isinstance(model, nn.parallel.DistributedDataParallel) else "_orig_mod"
+        inner = getattr(model, name, None)
         if not isinstance(inner, nn.Module):
-            return model
-        model = inner
+            return model, prefix
+        model, prefix = inner, f"{prefix}{name}."
 
 
 def unwrap_with(model: nn.Module, initial: Any) -> tuple[nn.Module, Any]:
@@ -115,25 +121,34 @@ def unwrap_with(model: nn.Module, initial: Any) -> tuple[nn.Module, Any]:
     module may itself have a child called `module`, so names that already fit are kept. Starting weights that are sharded
     are gathered, so that every rank holds all of them; it is a collective call then.
     """
-    inner = unwrap(model)
+    inner, prefix = _inside(model)
     if not isinstance(initial, Mapping):
         return inner, initial
     if is_sharded(initial):
         initial = {n: v.full_tensor() if hasattr(v, "full_tensor") else v for n, v in initial.items()}
-    if inner is not model and not initial.keys() <= inner.state_dict().keys():
-        initial = {unwrapped(name): value for name, value in initial.items()}
+    if prefix and not initial.keys() <= inner.state_dict().keys():
+        initial = {name.removeprefix(prefix): value for name, value in initial.items()}
     return inner, initial
 
 
-def average_over_ranks(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Replace each tensor by its mean over the ranks of `model`'s DistributedDataParallel, if there is one, in place."""
-    for replica in _replicas(model)[:1]:
-        for tensor in tensors.values():
-            torch.distributed.all_reduce(tensor, group=replica.process_group)
-            tensor.div_(torch.distributed.get_world_size(replica.process_group))
+def average_over_ranks(model: nn.Module, tensors: dict[str, Tensor], like: Mapping[str, Tensor]) -> None:
+    """Replace each tensor by its mean over the ranks of `model`'s DistributedDataParallel, if there is one, in place.
+
+    The tensors have the names and shapes of those in `like`. One that a rank lacks counts as zeros there.
+    """
+    for replica in replicas_in(model)[:1]:
+        device = next(iter(like.values())).device
+        known = torch.tensor([key in tensors for key in like], dtype=torch.int32, device=device)
+        torch.distributed.all_reduce(known, group=replica.process_group)
+        for key, ranks in zip(like, known.tolist(), strict=True):
+            if ranks:
+                tensor = tensors.setdefault(key, torch.zeros_like(like[key]))
+                torch.distributed.all_reduce(tensor, group=replica.process_group)
+                tensor.div_(torch.distributed.get_world_size(replica.process_group))
 
 
-def _replicas(model: nn.Module) -> list[nn.parallel.DistributedDataParallel]:
+def replicas_in(model: nn.Module) -> list[nn.parallel.DistributedDataParallel]:
+    """Return every DistributedDataParallel that is `model` or a part of it."""
     return [m for m in model.modules() if isinstance(m, nn.parallel.DistributedDataParallel)]
 
 

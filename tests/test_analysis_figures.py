@@ -324,7 +324,7 @@ def test_a_sweeps_table_names_what_is_missing(root, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("what", "link", "refused"),
+    "what, link, refused",
     [
         ("tables", "tables", True),
         ("figures probes --formats png", "figures", True),
@@ -464,7 +464,7 @@ def test_figure_notebooks_run_on_other_runs(number, root, monkeypatch, tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "told"),
+    "name, told",
     [
         ("fire_in_five_minutes", ["FIRE exact", "random orthogonal"]),
         ("failures", ["`.data` replaced: outputs changed by 0\n", "published loop: [nan"]),

@@ -20,10 +20,9 @@ def test_deviation_up_to_scale_is_the_smallest_over_all_multiples():
     matrix = torch.randn(6, 4, dtype=torch.float64)
     multiples = torch.linspace(0.05, 1.0, 2000, dtype=torch.float64)[:, None, None] * matrix
     smallest = deviation_from_isometry(multiples).min()
-    assert float(deviation_up_to_scale(matrix)) == pytest.approx(float(smallest), rel=1e-4)
-    assert float(deviation_up_to_scale(7 * matrix.mT)) == pytest.approx(
-        float(deviation_up_to_scale(matrix)), rel=1e-9
-    )
+    deviation = float(deviation_up_to_scale(matrix))
+    assert deviation == pytest.approx(float(smallest), rel=1e-4)
+    assert float(deviation_up_to_scale(7 * matrix.mT)) == pytest.approx(deviation, rel=1e-9)
     assert float(deviation_up_to_scale(3 * torch.eye(4, 6))) == 0.0
 
 
@@ -51,9 +50,8 @@ def test_curvature_bound_holds_for_a_linear_net_on_whitened_inputs():
     def errors():
         return inputs @ weights[0].mT @ weights[1].mT - goal
 
-    measured = hessian_norm(
-        lambda: errors().square().sum() / 64, weights, generator=torch.Generator().manual_seed(0)
-    )
+    stream = torch.Generator().manual_seed(0)
+    measured = hessian_norm(lambda: errors().square().sum() / 64, weights, generator=stream)
     slope = float(errors().detach().norm(dim=1).max())
     bound = curvature_bound([float(deviation_from_isometry(w.detach())) for w in weights], 1.0, slope)
     assert 0.05 * bound < float(measured) <= bound

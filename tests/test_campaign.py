@@ -110,7 +110,7 @@ def test_launchers_and_jobs_reach_hydra(tiny, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    "text, told",
     [
         ("", "is no campaign"),
         ("!!python/object:os.system {}", "is no campaign"),
@@ -138,7 +138,7 @@ def test_unknown_names_and_times_are_refused():
         launcher_overrides("slurm", 1)
 
 
-@pytest.mark.parametrize(("name", "runs"), [("smoke", 12), ("medium", 1143), ("paper", 465)])
+@pytest.mark.parametrize("name, runs", [("smoke", 12), ("medium", 1143), ("paper", 465)])
 def test_the_campaigns_of_the_repository_name_runs_that_exist(name, runs):
     found = load(name, "runs")
     assert sum(len(sweep.runs()) for sweep in found.sweeps) == runs
@@ -182,9 +182,7 @@ def test_no_sweep_starts_after_the_budget(tmp_path, capfd):
     assert "the budget is used up before sweep 2 of 3" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "expected"), [(signal.SIGINT, 75, 75), (signal.SIGTERM, 143, 143)]
-)
+@pytest.mark.parametrize("number, code, expected", [(signal.SIGINT, 75, 75), (signal.SIGTERM, 143, 143)])
 def test_a_signal_stops_the_sweep_and_starts_no_other(tmp_path, number, code, expected):
     waits = (
         f"import signal, sys, time; signal.signal({int(number)}, lambda *_: sys.exit({code}));"

@@ -88,15 +88,16 @@ def test_apply_on_a_torch_file_keeps_all_else(tmp_path: Path, net: Net) -> None:
 
 
 def test_apply_reads_the_entry_that_key_names(tmp_path: Path, net: Net) -> None:
-    torch.save(
-        {"agent": {"actor": {**net.state_dict(), "fused": torch.ones(6, 2)}}, "steps": 1}, tmp_path / "in.pt"
-    )
+    actor = {**net.state_dict(), "fused": torch.ones(6, 2)}
+    torch.save({"agent": {"actor": actor}, "steps": 1}, tmp_path / "in.pt")
     checkpoint = open_checkpoint(tmp_path / "in.pt", "agent.actor")
     (unknown,) = (t for t in targets_of(checkpoint, model=f"{__name__}:Net")[0] if t.parameter == "fused")
     assert not unknown.included, "a tensor that the model does not have"
     assert run("apply", tmp_path / "in.pt", tmp_path / "out.pt") == 2
     assert run("apply", tmp_path / "in.pt", tmp_path / "out.pt", "--key", "agent.critic") == 2
     assert run("apply", tmp_path / "in.pt", tmp_path / "out.pt", "--key", "agent.actor") == 0
+    torch.save({"model": net.state_dict(), "best_loss": torch.tensor(1.0)}, tmp_path / "nano.pt")
+    assert_same(open_checkpoint(tmp_path / "nano.pt").shards[0].load()[0], net.state_dict())
     fire(net)
     written = torch.load(tmp_path / "out.pt", weights_only=True)["agent"]["actor"]
     assert torch.equal(written.pop("fused"), torch.ones(6, 2))
@@ -194,7 +195,7 @@ LAYERS = [f"model.layers.{i}.{name}.weight" for i in range(2) for name in ("mlp.
 
 
 @pytest.mark.parametrize(
-    ("names", "heads"),
+    "names, heads",
     [
         (["lm_head.weight", "model.embed_tokens.weight", *LAYERS], ["lm_head.weight"]),
         (["classifier.0.weight", "classifier.10.weight", "classifier.6.weight"], ["classifier.10.weight"]),

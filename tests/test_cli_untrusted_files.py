@@ -91,7 +91,7 @@ SPARSE, META = torch.eye(4).to_sparse(), torch.empty(4, 4, device="meta")
 
 
 @pytest.mark.parametrize(
-    ("name", "make", "said"),
+    "name, make, said",
     [
         ("x", lambda path: None, "does not exist"),
         ("x", lambda path: path.symlink_to("nowhere"), "does not exist"),
@@ -250,7 +250,7 @@ def test_an_error_of_the_treatment_is_not_one_of_the_disk(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("options", "solver", "settings", "scale"),
+    "options, solver, settings, scale",
     [
         ("", "newton_schulz", {"iterations": 10}, 1.5**0.5),
         ("--solver=quintic --iterations=5 --scale=none", "quintic", {"iterations": 5}, 1.0),

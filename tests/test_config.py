@@ -57,7 +57,7 @@ def test_a_chosen_file_takes_the_place_of_the_experiments_and_a_typed_value_of_b
 
 
 @pytest.mark.parametrize(
-    ("override", "answer"),
+    "override, answer",
     [
         ("clip_norm=big", "clip_norm='big': give a number above 0"),
         ("model.width=abc", "model.width='abc': give a whole number, 1 or more"),
@@ -204,7 +204,7 @@ def test_a_mistake_in_a_sweep_is_told_once_before_anything_starts():
 
 
 @pytest.mark.parametrize(
-    ("override", "answer"),
+    "override, answer",
     [
         ("method=glob(fire_x*)", "no file of conf/method has such a name"),
         ("seed=glob(*)", "list the values, as in -m seed=a,b or seed=range(1,4)"),

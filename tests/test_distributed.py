@@ -337,7 +337,7 @@ def test_training_goes_on_and_changed_means_the_same_for_every_wrapper(ranks: li
 
 
 @pytest.mark.parametrize(
-    ("failure", "said"),
+    "failure, said",
     [
         ("nan in wide", "wide.weight"),
         ("nan in tall", "tall.weight"),

@@ -266,7 +266,7 @@ TRIGGERS = {kind for kind in vars(triggers).values() if inspect.isclass(kind)} -
 
 
 @pytest.mark.parametrize(
-    ("page", "names"),
+    "page, names",
     [
         ("targets", [f'`"{preset}"`' for preset in PRESETS]),
         ("methods", [f"`{path.stem}`" for path in ROOT.glob("conf/method/*.yaml")]),

@@ -106,9 +106,8 @@ def small_update(folder: Path, precision: str) -> tuple[torch.Tensor, list[torch
         frames, nothing = generator.integers(0, 256, (2, 21, 21), np.uint8), np.zeros(2, bool)
         replay.add(nothing, nothing, nothing, nothing, frames)
     batch = replay.sample(16, generator)
-    loss, _, slopes = gradients(
-        Learner(net, target, 0.99, precision=precision), list(net.parameters()), batch
-    )
+    learner = Learner(net, target, 0.99, precision=precision)
+    loss, _, slopes = gradients(learner, list(net.parameters()), batch)
     return loss, [slope.contiguous() for slope in slopes]
 
 

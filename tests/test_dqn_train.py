@@ -199,7 +199,7 @@ def test_the_loop_acts_greedily_updates_and_copies_the_target_when_it_should(tmp
 
 
 @pytest.mark.parametrize(
-    ("settings", "stale", "age"),
+    "settings, stale, age",
     [
         (["optimizer_state=keep"], None, 5),
         (["optimizer_state=clear_changed"], ".bias", 5),

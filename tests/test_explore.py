@@ -37,9 +37,8 @@ def returns(level: float, seed: int) -> list[dict]:
     lines: list[dict] = [{"phase": 0, "step": 0, "random_return": 5.0 + seed}]
     for step in range(1, 41):
         value = 100 * level * step / 40 + seed
-        lines.append(
-            {"phase": int(step > 20), "step": step * 1000, "train_return": value, "eval_unfinished": 0}
-        )
+        line = {"phase": int(step > 20), "step": step * 1000, "train_return": value}
+        lines.append(line | {"eval_unfinished": 0})
     return lines
 
 

@@ -43,7 +43,7 @@ def published_model(net: nn.Module, iterations: int) -> dict[str, torch.Tensor]:
     return result
 
 
-@pytest.mark.parametrize(("name", "settings"), [("resnet18", {}), ("vit_tiny", {}), ("vgg16", {"width": 32})])
+@pytest.mark.parametrize("name, settings", [("resnet18", {}), ("vit_tiny", {}), ("vgg16", {"width": 32})])
 def test_equals_the_published_formula(name, settings):
     torch.manual_seed(0)
     net = build(name, **(SHAPES | ({"image_size": 64} if name == "vgg16" else {})), **settings)
@@ -138,7 +138,7 @@ def test_parameters_keep_identity_and_memory():
 
 
 @pytest.mark.parametrize(
-    ("settings", "make", "said"),
+    "settings, make, said",
     [
         ({"solver": "newton"}, None, "newton"),
         ({"scale": "offical"}, None, "scale"),

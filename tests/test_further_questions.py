@@ -42,7 +42,7 @@ def test_settings_are_held_against_fire_and_muon_against_both(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("domain", "experiment", "net"),
+    "domain, experiment, net",
     [
         (
             "vision",

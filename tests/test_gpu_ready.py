@@ -112,7 +112,7 @@ def reads_in_the_loop(script: str, folder: Path, *overrides: str, line: str = ""
 
 
 @pytest.mark.parametrize(
-    ("script", "change"),
+    "script, change",
     [
         *(("vision", f"method={method}") for method in ("fire", "l2_init", "parseval", "spectral")),
         *((script, "method=fire") for script in ("language", "dqn", "sac")),

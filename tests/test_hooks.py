@@ -123,7 +123,7 @@ EVERY = {"vision": 4, "language": 2, "dqn": 40, "sac": 25}
 
 
 @pytest.mark.parametrize(
-    ("script", "method"),
+    "script, method",
     [
         pytest.param(script, method, marks=() if f"{script} {method}" in ONCE else pytest.mark.slow)
         for script in SCRIPTS

@@ -32,7 +32,7 @@ def home(env: HumanoidEnv) -> np.ndarray:
 
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 @pytest.mark.parametrize(
-    ("task", "nq", "nv", "mass"), [("h1-walk", 26, 25, 51.649896), ("h1-balance_simple", 33, 31, 92.029)]
+    "task, nq, nv, mass", [("h1-walk", 26, 25, 51.649896), ("h1-balance_simple", 33, 31, 92.029)]
 )
 def test_sizes_and_mass(task, nq, nv, mass, geometry):
     env = HumanoidEnv(task, geometry)
@@ -232,7 +232,7 @@ def test_parity_with_the_benchmarks_model_under_random_actions():
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # 55,000 steps of physics
 @pytest.mark.parametrize(
-    ("name", "level"),
+    "name, level",
     [
         ("h1-walk-primitive-v0", None),
         ("h1-balance_simple-primitive-v0", None),

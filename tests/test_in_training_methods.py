@@ -7,10 +7,12 @@ import torch
 from torch import nn
 
 from fire_core import Phase, State, snapshot
+from fire_core.errors import UserError
 from fire_core.methods import create
 from fire_core.methods.adamo import isometry_gradient
 from fire_core.methods.spectral import first_vector, largest_singular_value
 from fire_core.methods.upgd import PerturbedDescent
+from fire_core.methods.weight_clipping import clip_weights
 
 
 def linear(values, bias=None) -> nn.Sequential:
@@ -98,6 +100,17 @@ def test_weight_clipping_by_hand():
     create("weight_clipping", factor=3.0).after_step(state_of(net))
     assert net[0].weight.tolist() == [[-1.5, 1.0, 1.5, -1.5]] and net[0].bias.tolist() == [1.5]
     assert (net[1].weight == -1.5).all() and (net[2].weight == 5.0).all()
+    upwards = nn.ConvTranspose2d(8, 4, 2)  # torch draws from 1 / sqrt(4 outputs * 4 taps)
+    before = upwards.weight.clone()
+    clip_weights(upwards, 1.0001)
+    assert torch.equal(upwards.weight, before) and upwards.weight.abs().max() > 0.2
+
+
+def test_a_part_of_a_fused_weight_is_refused():
+    layer = nn.Linear(2, 4)
+    layer.fused_rows = {"q": 2, "v": 2}
+    with pytest.raises(UserError, match=r"leaves out weight\[v\] but not all of that weight"):
+        create("adamo", targets="qk").weights(layer)
 
 
 def test_hare_and_tortoise_by_hand():
@@ -129,6 +142,11 @@ def test_the_tortoise_has_running_statistics_of_its_own_and_the_counts_of_the_ha
     assert net[0].running_mean.item() == 2.0 and net[0].num_batches_tracked.item() == 2
     method.after_evaluation(state)
     assert net[0].running_mean.item() == 4.0
+    half, method = linear([[1.0]]).bfloat16(), create("hare_tortoise")
+    for value in (1.0, 2.0):  # a step of .001 is below the precision of bfloat16
+        half[0].weight.data.fill_(value)
+        method.after_step(state_of(half))
+    assert method.tortoise["net"]["0.weight"].item() == pytest.approx(1.001)
 
 
 def test_upgd_by_hand():
@@ -164,9 +182,8 @@ def test_upgd_with_adams_direction_makes_part_of_adams_step():
 def test_the_noise_of_upgd_falls_on_useless_weights_is_repeatable_and_leaves_the_global_stream_alone():
     def stepped(steps):
         w = nn.Parameter(torch.cat([torch.full((4000,), 1.0), torch.full((4000,), -1.0)]))
-        optimizer = PerturbedDescent(
-            [w], lr=1.0, sigma=0.1, decay=0.9, weight_decay=0.0, adaptive=False, seed=3
-        )
+        settings = {"lr": 1.0, "sigma": 0.1, "decay": 0.9, "weight_decay": 0.0}
+        optimizer = PerturbedDescent([w], adaptive=False, seed=3, **settings)
         for _ in range(steps):
             w.grad = torch.full_like(w, -1.0)
             optimizer.step()

@@ -90,7 +90,7 @@ def test_lightning_fires_on_steps_and_does_what_fire_does(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("trigger", "settings", "steps"),
+    "trigger, settings, steps",
     [
         (Plateau("val_loss", patience=2), {"epochs": 5}, [12]),
         (Plateau("val_loss", patience=2), {"epochs": 1, "val_check_interval": 1}, [3]),
@@ -124,6 +124,8 @@ def test_lightning_resumes_its_trigger(tmp_path: Path) -> None:
     actual, _, _ = lightning_run(
         second, tmp_path / "second", epochs=4, resume=str(tmp_path / "first" / "last.ckpt")
     )
+    lightning_run(whole, tmp_path / "again", epochs=4)  # the same callback in another fit
+    assert [step for step, _ in whole.reports] == [12, 12] and not whole.reports.pop()[1].dry_run
     steps = [step for callback in (first, second) for step, _ in callback.reports]
     assert steps == [step for step, _ in whole.reports] == [12]
     for name, value in expected.state_dict().items():

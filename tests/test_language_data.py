@@ -236,7 +236,7 @@ def test_a_damaged_manifest_is_one_line(pair, tmp_path, content):
     refused(tmp_path / "a", "manifest.json is damaged: delete")
 
 
-@pytest.mark.parametrize(("share", "part"), [(0.0, "validation"), (1.0, "train")])
+@pytest.mark.parametrize("share, part", [(0.0, "validation"), (1.0, "train")])
 def test_too_few_documents_are_told_before_anything_is_written(jsonl, tmp_path, monkeypatch, share, part):
     monkeypatch.setattr(preparation, "encode_piece", lambda *_: pytest.fail("tokenised"))
     with pytest.raises(UserError, match=rf"has no {part} document \(--validation-share {share}\)"):

@@ -36,9 +36,7 @@ def smoke(root: Path, data: Path, *more: str) -> list[str]:
 
 def drive(*runs: tuple[list[str], int]) -> tuple[list[int], str]:
     """Exit codes of several command lines, each killed after the checkpoint of a step (0: never), and all they printed."""
-    return SCRIPT.run_all(
-        [(arguments, killed(f"step == {step}") if step else "") for arguments, step in runs]
-    )
+    return SCRIPT.run_all([(line, killed(f"step == {step}") if step else "") for line, step in runs])
 
 
 def metrics(root: Path, label: str, experiment: str = "fig3_best") -> list[dict]:
@@ -181,7 +179,7 @@ def test_learning_rate_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("override", "words"),
+    "override, words",
     [
         ("model.heads=3", "is not a multiple of heads=3"),
         ("model.key_value_heads=3", "heads=2 is not a multiple of key_value_heads=3"),
@@ -197,7 +195,7 @@ def test_settings_that_cannot_be_used_are_refused(override, words):
 
 
 @pytest.mark.parametrize(
-    ("experiment", "fork", "shrink"),
+    "experiment, fork, shrink",
     [("fig3_best", "best", 0.5), ("fig3_30k", "30000", 0.8), ("fig3_60k", "60000", 0.5)],
 )
 def test_paper_settings_number_by_number(experiment, fork, shrink, fidelity):

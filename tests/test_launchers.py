@@ -137,7 +137,7 @@ subprocess.run([sys.executable, *sys.argv[1:]])
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds workers in /proc")
 @pytest.mark.parametrize(
-    ("start", "settings", "workers"),
+    "start, settings, workers",
     [
         (["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"], LANGUAGE, 2),
         (

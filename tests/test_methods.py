@@ -240,7 +240,7 @@ def small_state():
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "said"),
+    "name, settings, said",
     [
         ("fier", {}, "did you mean 'fire'"),
         ("fire", {"iteration": 5}, "did you mean 'iterations'"),

@@ -101,7 +101,7 @@ def test_curvature_of_a_net_equals_the_full_hessian_and_leaves_the_net_alone():
 
 
 @pytest.mark.parametrize(
-    ("layers", "shape"),
+    "layers, shape",
     [
         ([nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4)], (2, 3, 6)),
         ([nn.Conv2d(3, 4, 1)], (2, 3, 6, 6)),
@@ -137,9 +137,8 @@ def test_metrics_do_not_follow_autocast():
 
 def test_plasticity_looks_at_what_is_trained():
     """A frozen layer with half its units dead, then a trained one with a quarter, whose output spans one direction."""
-    net = nn.Sequential(
-        nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2), nn.Linear(2, 2)
-    )
+    hidden = [nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU()]
+    net = nn.Sequential(*hidden, nn.Linear(4, 2), nn.Linear(2, 2))
     with torch.no_grad():
         for layer, dead in ((net[0], 2), (net[2], 1)):
             layer.weight.fill_(0.5)

@@ -83,7 +83,7 @@ def draw_globally(method, seed: int) -> None:
     method.stream = lambda state: torch.default_generator
 
 
-@pytest.mark.parametrize(("case", "targets"), [("conv.all", "all"), ("vit.all", "all"), ("vit.is_vit", "qk")])
+@pytest.mark.parametrize("case, targets", [("conv.all", "all"), ("vit.all", "all"), ("vit.is_vit", "qk")])
 def test_fire(case, targets, fidelity):
     arrays, settings = load("fire")
     kind = case.split(".")[0]

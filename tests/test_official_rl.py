@@ -94,7 +94,7 @@ def sac(tmp_path_factory) -> dict[str, dict]:
     return {m: after_one_update(folder / m, f"method={m}", "compat=official") for m in ("none", "fire")}
 
 
-@pytest.mark.parametrize(("method", "unseen"), [("none", [0]), ("fire", [0, 60])])
+@pytest.mark.parametrize("method, unseen", [("none", [0]), ("fire", [0, 60])])
 def test_the_normaliser_counts_what_the_policy_acted_on(sac, method, unseen, fidelity):
     """Not the last observation of an episode, and not the first of a process: a treated run is a new one at step 60."""
     saved = sac[method]

@@ -138,9 +138,8 @@ def test_nets_compute_the_same(net, mode, fidelity):
         gradients[name].grad.flatten().double() for name, *_ in about["tensors"] if name in gradients
     ]
     norms = torch.stack([gradient.norm() for gradient in gradients])
-    probes = torch.stack(
-        [(gradient * u(2000 + j, len(gradient))).sum() for j, gradient in enumerate(gradients)]
-    )
+    products = [(gradient * u(2000 + j, len(gradient))).sum() for j, gradient in enumerate(gradients)]
+    probes = torch.stack(products)
     real = recorded["grad_norm"] > 1e-6 * recorded["grad_norm"].max()  # the rest is rounding noise
     kinks = any(isinstance(module, torch.nn.ReLU) for module in model.modules())
     off = (probes - recorded["grad_probe"]).abs() / recorded["grad_norm"]

@@ -42,6 +42,5 @@ def test_sentences_say_what_the_runs_say(root):
     assert shares["[new domain alone](pages/language_domain.md)"] == "+0.502 [+0.500, +0.504]"
     assert "squared ReLU 0.302 [0.300, 0.304], SwiGLU 0.102 [0.100, 0.104]" in text
     empty = further_questions.told(results.select(experiment="none"), frame[:0])
-    assert not any(
-        empty[name] for name in ("settings", "muon", "vit", "old_data", "second_phases", "decoders")
-    )
+    parts = ("settings", "muon", "vit", "old_data", "second_phases", "decoders")
+    assert not any(empty[name] for name in parts)

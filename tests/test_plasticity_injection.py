@@ -49,15 +49,14 @@ def test_predictions_do_not_change_and_only_the_new_head_and_the_encoder_learn()
     optimizer.step()
     hidden = net.encoder(x).relu()
     start = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
-    start.load_state_dict(
-        {k.removeprefix("head."): v for k, v in state.initial["net"].items() if "head" in k}
-    )
+    old = {k.removeprefix("head."): v for k, v in state.initial["net"].items() if "head" in k}
+    start.load_state_dict(old)
     by_hand = old_head(hidden) + net.head.new(hidden) - start(hidden)
     torch.testing.assert_close(net(x), by_hand, rtol=1e-5, atol=1e-5)
     assert not torch.equal(net.head.new[0].weight, start[0].weight)
 
 
-@pytest.mark.parametrize(("boundaries", "first_phase"), [(1, 1), (2, 1), (1, 2), (2, 2)])
+@pytest.mark.parametrize("boundaries, first_phase", [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_a_rebuilt_net_takes_the_checkpoint_of_an_injected_one(boundaries, first_phase):
     state, net, target = trained_state()
     method = create("plasticity_injection", first_phase=first_phase)

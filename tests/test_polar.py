@@ -114,7 +114,7 @@ def test_zero_and_non_finite_matrices_are_named(solver: str, value: float) -> No
 
 
 @pytest.mark.parametrize(
-    ("function", "settings"),
+    "function, settings",
     [
         (polar, {"normalize": "nuclear"}),
         (polar, {"iterations": 0}),

@@ -30,7 +30,7 @@ from tests.polar_cases import gaussian, spread, with_spectrum
 
 
 @pytest.mark.parametrize(
-    ("lower", "tolerance", "most_steps"),
+    "lower, tolerance, most_steps",
     [(0.3, 1e-2, 2), (0.04, 1e-2, 4), (3e-3, 1e-2, 6), (1e-3, 1e-2, 7), (1e-4, 1e-2, 8), (1e-7, 1e-2, 13)],
 )
 def test_quintic_schedules_bring_the_interval_to_one(lower: float, tolerance: float, most_steps: int) -> None:

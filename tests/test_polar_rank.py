@@ -15,7 +15,7 @@ def of_rank(rows: int, columns: int, rank: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "rank"),
+    "rows, columns, rank",
     [(30, 30, 1), (64, 64, 6), (64, 64, 63), (192, 192, 20), (200, 40, 7), (12, 90, 3), (3, 2, 1)],
 )
 def test_lost_rank_is_completed_and_named(rows: int, columns: int, rank: int) -> None:

@@ -11,9 +11,8 @@ from analysis.runs import load, settings
 
 def test_a_measure_that_decides_the_gain_predicts_panels_it_has_not_seen():
     x = np.array([0.0, 1.0, 2.0, 3.0, 4.0])
-    table = pd.DataFrame(
-        {"gain": 0.5 * x - 0.2, "dormant": x, "lost": [1.0, -1.0, 1.0, -1.0, 1.0], "rank": np.nan}
-    )
+    lost = [1.0, -1.0, 1.0, -1.0, 1.0]
+    table = pd.DataFrame({"gain": 0.5 * x - 0.2, "dormant": x, "lost": lost, "rank": np.nan})
     table["dfi"], table["norm"] = np.nan, [1.0, 2.0, 3.0, np.nan, np.nan]
     found = predictors.errors(table).set_index("measure")
     assert list(found.index) == ["dormant", "lost"]  # the others are known for fewer than five panels

@@ -55,10 +55,8 @@ def fill(replay, environment, steps, records):
     for _ in range(steps):
         number = replay.count
         seen, finals, terminated, truncated = environment.step()
-        rewards = np.array([number, -number], np.float32)
-        replay.add(
-            np.array([number % 7, number % 5]), rewards, terminated, truncated, environment.frames(), finals
-        )
+        chosen, rewards = np.array([number % 7, number % 5]), np.array([number, -number], np.float32)
+        replay.add(chosen, rewards, terminated, truncated, environment.frames(), finals)
         records.append(seen)
 
 

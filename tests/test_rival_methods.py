@@ -1,5 +1,7 @@
 """Rival methods against numbers worked out by hand on tiny nets."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -105,9 +107,8 @@ def test_dash_per_step_stays_within_its_bounds():
     method = create("dash", every_steps=1, rate=0.1, floor=0.0, alpha=1.0)
     assert not method.at_boundary(state, Phase(1)).changed
     method.after_step(state)
-    torch.testing.assert_close(
-        net.weight.data, torch.tensor([[3.0, 4.0], [3.0, 4.0]]) * torch.tensor([[0.96], [0.9]])
-    )
+    expected = torch.tensor([[3.0, 4.0], [3.0, 4.0]]) * torch.tensor([[0.96], [0.9]])
+    torch.testing.assert_close(net.weight.data, expected)
 
 
 class Stack(nn.Module):
@@ -136,7 +137,7 @@ nn.init.constant_(NORMED[1].weight, 2.0)  # two gains: (4 - 1)^2 each
 
 
 @pytest.mark.parametrize(
-    ("net", "settings", "expected"),
+    "net, settings, expected",
     [
         (linear([[1.0, 1.0], [0.0, 2.0]]), {}, 18.0),  # W W^T - I = [[1, 2], [2, 3]]
         (linear([[1.0, 1.0], [0.0, 2.0]]), {"coefficient": 0.5}, 9.0),
@@ -374,6 +375,14 @@ def test_muon_shares_out_the_parameters():
     both.step()
     assert reset_optimizer_state({"net": both}, "clear") == 8
     assert all(len(part.state) == 0 for part in both.parts)
+    copied = copy.deepcopy(both)
+    assert copied.parts[0].param_groups[0] is copied.param_groups[0] and copied.parts[1].state is copied.state
+    both.add_param_group({"params": [added := nn.Parameter(torch.ones(2))]})
+    added.grad = torch.ones(2)
+    both.step()
+    assert (added < 1.0).all()
+    net[5] = nn.Linear(4, 3)
+    assert method.optimizer(net, default, Phase(3)) is not both
 
 
 class Gated(nn.Module):
@@ -462,7 +471,7 @@ def without_batches(state):
 
 
 @pytest.mark.parametrize(
-    ("net", "act", "said"),
+    "net, act, said",
     [
         (Shared, lambda state: create("cbp").at_boundary(state, Phase(1)), "no layer in net .net."),
         (tiny, compiled, "compile=false"),

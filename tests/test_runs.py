@@ -363,7 +363,7 @@ SHORT_WRITE = (
 )
 
 
-@pytest.mark.parametrize(("failure", "words"), [FULL_DISK, SHORT_WRITE])
+@pytest.mark.parametrize("failure, words", [FULL_DISK, SHORT_WRITE])
 def test_failed_save_keeps_the_old_checkpoint(tmp_path, monkeypatch, failure, words):
     checkpoints.save(tmp_path, 1, {"a": 1})
 

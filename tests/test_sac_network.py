@@ -84,7 +84,7 @@ def test_log_deviation_stays_in_its_range_and_starts_in_the_middle():
     assert torch.equal(actor(torch.ones(1, 4))[1], torch.full((1, 2), -4.0))
 
 
-@pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (0.7, -1.0), (-1.5, 0.5)])
+@pytest.mark.parametrize("mean, log_std", [(0.0, 0.0), (0.7, -1.0), (-1.5, 0.5)])
 def test_log_density_integrates_to_probabilities(mean, log_std):
     noise = torch.linspace(-8, 8, 200_001, dtype=torch.float64)[:, None]
     action, log_density = sample_action(torch.full_like(noise, mean), torch.full_like(noise, log_std), noise)

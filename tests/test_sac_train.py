@@ -47,7 +47,7 @@ def final(root: Path, label: str, experiment: str) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("experiment", "method"),
+    "experiment, method",
     [
         ("fig4b_balance_simple_primitive", "fire"),
         ("sac_plain_hopper", "plasticity_injection"),

@@ -29,9 +29,8 @@ def learner() -> Learner:
     with torch.no_grad():
         for parameter in target.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=draw, dtype=torch.float64)
-    return Learner(
-        actor, critics, target, Temperature(0.2).double(), DISCOUNT, TAU, TARGET_ENTROPY, RATE, DECAY
-    )
+    others = (Temperature(0.2).double(), DISCOUNT, TAU, TARGET_ENTROPY, RATE, DECAY)
+    return Learner(actor, critics, target, *others)
 
 
 def batch() -> Batch:
@@ -39,9 +38,8 @@ def batch() -> Batch:
     observations, following = torch.randn(2, SIZE, OBSERVATIONS, generator=draw, dtype=torch.float64)
     actions = torch.rand(SIZE, ACTIONS, generator=draw, dtype=torch.float64) * 2 - 1
     rewards = torch.randn(SIZE, generator=draw, dtype=torch.float64)
-    return Batch(
-        observations, actions, rewards, following, torch.tensor([0, 1, 0, 0, 1, 0], dtype=torch.float64)
-    )
+    ended = torch.tensor([0, 1, 0, 0, 1, 0], dtype=torch.float64)
+    return Batch(observations, actions, rewards, following, ended)
 
 
 def noise() -> Tensor:

@@ -39,9 +39,7 @@ def names(model: nn.Module, rule: object = "all") -> list[str]:
     return [target.name for target in find_targets(model, rule).included]
 
 
-@pytest.mark.parametrize(
-    ("layer", "kernel"), [(nn.Conv1d, (3,)), (nn.Conv2d, (3, 2)), (nn.Conv3d, (2, 1, 3))]
-)
+@pytest.mark.parametrize("layer, kernel", [(nn.Conv1d, (3,)), (nn.Conv2d, (3, 2)), (nn.Conv3d, (2, 1, 3))])
 def test_each_tap_of_a_convolution_is_a_view_with_the_published_scale(layer: type, kernel: tuple) -> None:
     model = nn.Sequential(layer(2, 8, kernel))
     chosen = find_targets(model).included
@@ -249,7 +247,7 @@ def declared(layer: nn.Module, **rows: int) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("model", "rule", "expected"),
+    "model, rule, expected",
     [
         (nn.Sequential(NormalisedLinear(3, 2)), "all", ["0.weight"]),
         (nn.Sequential(nn.Linear(0, 3), nn.Linear(3, 2)), "all", ["1.weight"]),
@@ -279,7 +277,7 @@ REPEATED = nn.ModuleDict({"blocks": nn.ModuleList(nn.Sequential(nn.Linear(4, 4))
 
 
 @pytest.mark.parametrize(
-    ("model", "rule", "message"),
+    "model, rule, message",
     [
         (Mixed(), "", "empty"),
         (Mixed(), "heat", "nearest: head"),

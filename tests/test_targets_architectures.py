@@ -158,7 +158,7 @@ def test_timm_vit_and_convnext() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "rows", "said"),
+    "name, rows, said",
     [
         ("query_key_value", 24, "set fused_rows"),
         ("everything", 24, "looks fused"),

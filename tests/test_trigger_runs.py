@@ -51,7 +51,7 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize(("script", "experiment", "name", "settings", "kills"), RUNS)
+@pytest.mark.parametrize("script, experiment, name, settings, kills", RUNS)
 def test_a_stopped_run_with_a_trigger_ends_in_the_same_bytes(
     script, experiment, name, settings, kills, tmp_path
 ):
@@ -83,7 +83,7 @@ def test_an_act_waits_for_its_cooldown(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
+    "overrides, words",
     [
         (["trigger=foo"], "trigger=foo does not exist"),
         (["trigger.patience=3"], "trigger.patience=3: trigger=boundary has no settings"),

@@ -76,7 +76,7 @@ def test_a_checkpoint_in_the_middle_changes_nothing(make: Callable[[], Trigger],
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    "make, message",
     [
         (lambda: EveryNSteps(0), "n=0"),
         (lambda: Plateau("x", 0), "patience=0"),

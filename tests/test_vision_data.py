@@ -37,9 +37,8 @@ def test_shipped_subset_is_balanced_small_and_licensed(fashion):
     assert [images.shape[1:] for images in (fashion.train_images, fashion.test_images)] == [(1, 28, 28)] * 2
     assert fashion.train_labels.bincount().tolist() == [1000] * 10
     assert fashion.test_labels.bincount().tolist() == [200] * 10
-    train, test = (
-        {image.numpy().tobytes() for image in part} for part in (fashion.train_images, fashion.test_images)
-    )
+    parts = (fashion.train_images, fashion.test_images)
+    train, test = ({image.numpy().tobytes() for image in part} for part in parts)
     assert not train & test
 
 
@@ -47,10 +46,9 @@ def test_normalisation_uses_the_training_statistics_for_both_sets(fashion):
     pixels = fashion.train_images.double() / 255
     torch.testing.assert_close(fashion.mean[0].double(), pixels.mean(), atol=1e-6, rtol=0)
     torch.testing.assert_close(fashion.std[0].double(), pixels.std(correction=0), atol=1e-6, rtol=0)
-    test = (fashion.test_images[:50].double() / 255 - pixels.mean()) / pixels.std(correction=0)
-    torch.testing.assert_close(
-        fashion.normalise(fashion.test_images[:50]).double(), test, atol=1e-5, rtol=1e-5
-    )
+    some = fashion.test_images[:50]
+    test = (some.double() / 255 - pixels.mean()) / pixels.std(correction=0)
+    torch.testing.assert_close(fashion.normalise(some).double(), test, atol=1e-5, rtol=1e-5)
 
 
 def test_constant_channel_becomes_zero():
@@ -198,7 +196,7 @@ def test_tiny_imagenet_from_a_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "words"),
+    "file, content, words",
     [
         ("wnids.txt", b"n01\n", r"val_annotations.txt, line 1: 'val_0.png.*' names no class of wnids.txt"),
         ("wnids.txt", b"n01\nn02\nn03\n", "class 'n03' of tiny_imagenet has no training image"),
@@ -320,7 +318,7 @@ def dangling_link(path):
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    "make, words",
     [
         (postscript, "cannot be decoded"),
         (bomb, "cannot be decoded .*exceeds limit"),
@@ -338,7 +336,7 @@ def test_hostile_pictures_are_one_line(tmp_path, monkeypatch, make, words):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "answer"),
+    "arguments, answer",
     [
         ({"name": "cifar10", "folder": "/no/such"}, "/no/such does not exist"),
         ({"name": "tiny_imagenet", "folder": "."}, "holds neither the unpacked tiny-imagenet-200.zip nor"),
@@ -586,7 +584,7 @@ def test_batches_are_a_pure_function_and_cover_everything():
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "answer"),
+    "name, settings, answer",
     [
         ("warm_start", {"epochs": [1, 2, 3]}, r"epochs=\[1, 2, 3\]"),
         ("class_incremental", {"stages": 11}, "more than the 10 classes"),

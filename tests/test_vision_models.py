@@ -41,7 +41,7 @@ def test_layer_norm_of_the_small_nets_comes_before_each_relu(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "answer"),
+    "name, settings, answer",
     [
         ("resnet", {}, "resnet18"),
         ("resnet18", {"heads": 3}, "no setting 'heads'"),
@@ -59,7 +59,7 @@ def test_mistakes_say_what_to_do(name, settings, answer):
 
 @pytest.mark.reference
 @pytest.mark.parametrize(
-    ("name", "sample"),
+    "name, sample",
     [
         ("timm:vit_tiny_patch16_224", "blocks.0.attn.qkv.weight[q]"),
         ("torchvision:mobilenet_v3_small", "classifier.3.weight"),

@@ -56,7 +56,7 @@ Run.log = signalled
 
 
 @pytest.mark.parametrize(
-    ("number", "line"), [(signal.SIGTERM, 1), (signal.SIGKILL, 2), (signal.SIGTERM, 3), (signal.SIGKILL, 5)]
+    "number, line", [(signal.SIGTERM, 1), (signal.SIGKILL, 2), (signal.SIGTERM, 3), (signal.SIGKILL, 5)]
 )
 def test_killed_runs_end_in_the_same_metrics(whole, tmp_path, number, line):
     """Killed after `line` lines of metrics (mid-phase 0, at the boundary, mid-phase 1), the same command goes on."""
@@ -68,7 +68,7 @@ def test_killed_runs_end_in_the_same_metrics(whole, tmp_path, number, line):
 
 
 @pytest.mark.parametrize(
-    ("method", "settings"),
+    "method, settings",
     [
         ("redo", ["method.threshold=0.9"]),
         ("cbp", ["method.replacement_rate=0.1", "method.maturity=2"]),
@@ -127,7 +127,7 @@ def test_one_failed_run_does_not_hide_the_others(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "answer"),
+    "arguments, answer",
     [
         (["data=cifr10"], "did you mean 'cifar10'"),
         (["method.targets=foo"], "matches nothing"),
@@ -160,9 +160,7 @@ def test_mistakes_are_one_clear_line(arguments, answer, tmp_path, monkeypatch, c
     assert not list(tmp_path.glob("**/DONE"))
 
 
-@pytest.mark.parametrize(
-    ("share", "rates"), [("0.2", [(0.5, 1.0)] * 2), ("[0.2,0]", [(0.5, 1.0), (1.0, 1.0)])]
-)
+@pytest.mark.parametrize("share, rates", [("0.2", [(0.5, 1.0)] * 2), ("[0.2,0]", [(0.5, 1.0), (1.0, 1.0)])])
 def test_the_warm_up_is_that_of_the_phase(share, rates):
     cfg = compose_config("vision", ["experiment=label_noise", "size=smoke", f"warmup_share={share}"])
     optimizer = torch.optim.SGD([torch.zeros(1)])

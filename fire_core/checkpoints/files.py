@@ -215,8 +215,8 @@ def load_torch(path: Path) -> Any:
 def state_dict_of(content: Any, key: str | None, path: Path) -> dict[str, Tensor]:
     """Return the tensors by name in the content of a torch file.
 
-    They are in the entry `key` if given, else in the content itself, else in the first of the usual entries that holds
-    tensors. Raises UserError if there are none, for unprintable names, and for meta or sparse tensors.
+    They are in the entry `key` if given, else in the first of the usual entries that holds tensors, else in the content
+    itself. Raises UserError if there are none, for unprintable names, and for meta or sparse tensors.
     """
     if key is not None:
         for word in key.split("."):
@@ -226,7 +226,7 @@ def state_dict_of(content: Any, key: str | None, path: Path) -> dict[str, Tensor
         found = _tensors(content)
     else:
         inner = [content[name] for name in STATE_KEYS if isinstance(content, Mapping) and name in content]
-        found = next((tensors for tensors in map(_tensors, [content, *inner]) if tensors), None)
+        found = next((tensors for tensors in map(_tensors, [*inner, content]) if tensors), None)
     if not found:
         raise UserError(
             f"{path} contains no named tensors (it contains {_seen(content)}): give the entry with --key"

@@ -42,6 +42,12 @@ class FireCallback(pl.Callback):
         """Check that the targets exist."""
         self.triggered.check(pl_module)
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start over if training begins at step 0: the callback may have seen another fit."""
+        if trainer.global_step == 0:
+            self.triggered.restart()
+            self._last_step = -1
+
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:

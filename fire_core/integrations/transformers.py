@@ -64,6 +64,8 @@ class FireCallback(TrainerCallback):
         elif saved is not None:
             raise UserError(f"two callbacks are called {self._key}: give each its own name")
         else:
+            self.triggered.restart()
+            self._evaluated = -1
             self._remember(state)
 
     def on_train_end(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -33,9 +34,14 @@ class TriggeredFire:
             )
         check_policy(optimizer_state)
         self.trigger, self.optimizer_state, self.settings = trigger, optimizer_state, dict(settings)
+        self._start = copy.deepcopy(trigger.state_dict())
         self.reports: list[tuple[int, Report]] = []
         self._rounds = 0
         self._names: set[str] = set()
+
+    def restart(self) -> None:
+        """Put the trigger back to where it began, for training that starts at step 0 again."""
+        self.trigger.load_state_dict(copy.deepcopy(self._start))
 
     def check(self, model: nn.Module) -> None:
         """Raise UserError for targets that the model does not have."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from fire_core.phases import Phase, State
 from fire_core.report import Report
 from fire_core.seeding import derive
 from fire_core.units import Recorder, UnitLayer, find_unit_layers, recycle
+from fire_core.wrapped_models import replicas_in
 
 MOST_UNHEARD = 3  # steps in a row that may pass without a recorded forward pass
 
@@ -118,11 +120,15 @@ class UnitMethod(Method):
             found, reasons = find_unit_layers(
                 state.nets[name], next(coming_inputs(state.batches, name, self.name))
             )
-            parameters = dict(state.nets[name].named_parameters())
+            if replicas_in(state.nets[name]):
+                raise UserError(
+                    f"method {self.name!r} chooses units by what one process sees, and replicas would come to differ: it "
+                    "does not work with DistributedDataParallel"
+                )
             for layer in found:
                 around = (*layer.incoming, *layer.norms, *(reader for reader, _ in layer.outgoing))
-                own = (parameters.get(f"{module}.weight") for module in around)
-                if not all(weight is None or weight.requires_grad for weight in own):
+                own = [p for path in around for p in state.nets[name].get_submodule(path).parameters()]
+                if not all(parameter.requires_grad for parameter in own):
                     reasons[layer.name] = "is frozen, or has a frozen layer behind it"
             found = [layer for layer in found if layer.name not in reasons]
             if not found:
@@ -168,7 +174,7 @@ class UnitMethod(Method):
             name: [UnitLayer(**layer) for layer in found] for name, found in saved["layers"].items()
         }
         self.counts = dict(saved["counts"])
-        self.memory = saved["memory"]
+        self.memory = copy.deepcopy(saved["memory"])
         self.close()
         if self.memory:
             self._start(state)

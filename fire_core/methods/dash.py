@@ -19,7 +19,7 @@ from fire_core.methods.method import Method, beside, register
 from fire_core.phases import State
 from fire_core.report import Report
 from fire_core.targets import TargetTable, find_targets
-from fire_core.wrapped_models import average_over_ranks, observe
+from fire_core.wrapped_models import average_over_ranks, observe, table_of, unwrap
 
 
 def dash(
@@ -52,10 +52,10 @@ def dash(
     Returns: a Report with one row per target.
     Raises: UserError for targets that do not exist, and for a sharded model.
     """
-    table = find_targets(model, targets)
+    table = table_of(model, targets)
     with observe(model, action="shrunk", method="dash", initial=initial) as report:
         direction = descent(model, batches, loss, alpha=alpha, training=training)
-        shrink(model, direction, table, floor=floor, kernels=kernels, biases=biases)
+        shrink(unwrap(model), direction, table, floor=floor, kernels=kernels, biases=biases)
     return report
 
 
@@ -73,7 +73,7 @@ def descent(
     DistributedDataParallel it is the mean over the ranks, of which each reads its own batches. Buffers, mode and the
     CPU's random state are restored.
     """
-    parameters = {key: p for key, p in model.named_parameters() if p.requires_grad}
+    parameters = {key: p for key, p in unwrap(model).named_parameters() if p.requires_grad}
     found: dict[str, Tensor] = {}
     with undisturbed(model, training=training), torch.enable_grad():
         for inputs, targets in batches:
@@ -83,7 +83,7 @@ def descent(
             for key, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
                     found.setdefault(key, torch.zeros_like(gradient)).lerp_(-gradient, alpha)
-    average_over_ranks(model, found)
+    average_over_ranks(model, found, parameters)
     return found
 
 

@@ -49,10 +49,10 @@ class HareTortoise(Method):
         self.steps += 1
         for name, net in state.nets.items():
             hare = net.state_dict()
-            tortoise = self.tortoise.setdefault(name, {key: value.clone() for key, value in hare.items()})
+            tortoise = self.tortoise.setdefault(name, {key: _precise(value) for key, value in hare.items()})
             for key, value in hare.items():
                 if value.is_floating_point():
-                    tortoise[key].lerp_(value, 1.0 - self.momentum)
+                    tortoise[key].lerp_(value.to(tortoise[key].dtype), 1.0 - self.momentum)
                 else:
                     tortoise[key].copy_(value)
             if self.steps % self.period == 0:
@@ -80,4 +80,12 @@ class HareTortoise(Method):
         self.steps = saved["steps"]
         for name, tortoise in saved["tortoise"].items():
             hare = state.nets[name].state_dict()
-            self.tortoise[name] = {key: value.to(hare[key].device) for key, value in tortoise.items()}
+            self.tortoise[name] = {
+                key: _precise(value).to(hare[key].device) for key, value in tortoise.items()
+            }
+
+
+def _precise(value: Tensor) -> Tensor:
+    """Return a copy for the average: in half precision, small steps would round to nothing."""
+    half = value.dtype in (torch.float16, torch.bfloat16)
+    return value.to(torch.float32 if half else value.dtype, copy=True)

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fire_core.errors import UserError
 from fire_core.phases import Phase, State
 from fire_core.report import Report
 from fire_core.targets import find_targets
@@ -90,6 +91,7 @@ class Method:
         """
         if phase.index < self.first_phase:
             return Report(method=self.name)
+        self.__dict__.pop("_weights", None)  # layers may have been frozen or replaced since
         self.check(state)
         return Report.merge(
             {name: self.treat(name, net, state) for name, net in state.nets.items()}, self.name
@@ -123,11 +125,19 @@ class Method:
         """Called after each evaluation. The weights that train must be in place again afterwards."""
 
     def optimizer(self, net: nn.Module, default: Optimizer, phase: Phase) -> Optimizer:
-        """Return the optimizer of `net` in this phase: the default, or with `changes_optimizer` what `build` made once."""
+        """Return the optimizer of `net` in this phase: the default, or with `changes_optimizer` what `build` made.
+
+        It is made once, and again if `net` has new parameters.
+        """
         if not self.changes_optimizer or phase.index < self.first_phase:
             return default
         known = self.__dict__.setdefault("_optimizers", WeakKeyDictionary())
-        if net not in known:
+        held = (
+            {id(p) for group in known[net].param_groups for p in group["params"]} if net in known else set()
+        )
+        if any(
+            p.requires_grad and id(p) not in held for p in net.parameters()
+        ):  # also if a layer was replaced
             known[net] = self.build(net, default)
         return known[net]
 
@@ -172,9 +182,9 @@ def _from_first_phase(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def beside(saved: Mapping[str, Tensor], net: nn.Module) -> dict[str, Tensor]:
-    """Return tensors by parameter name, each on the device of the parameter of `net` with that name."""
+    """Return copies of tensors by parameter name, each on the device of the parameter of `net` with that name."""
     parameters = dict(net.named_parameters())
-    return {name: tensor.to(parameters[name].device) for name, tensor in saved.items()}
+    return {name: tensor.to(parameters[name].device, copy=True) for name, tensor in saved.items()}
 
 
 registry: dict[tuple[str, str], type[Method]] = {}  # (name, variant) -> class
@@ -205,11 +215,13 @@ def without_added(method: Method, settings: dict[str, Any]) -> dict[str, Any]:
 class Layout:
     """How methods that act during training read a weight: as one matrix (out, everything else), or as a stack of them.
 
-    stacked: the first dimension counts matrices. transposed: inputs come before outputs.
+    stacked: the first dimension counts matrices. transposed: inputs come before outputs. bias: name of the bias beside the
+    weight, whether or not the layer has one.
     """
 
     stacked: bool = False
     transposed: bool = False
+    bias: str = ""
 
     def matrices(self, weight: Tensor) -> Tensor:
         """Return the matrices (..., out, in) of a weight, or of any tensor of its shape: a view where that is possible."""
@@ -225,9 +237,25 @@ class Layout:
 
 
 def find_weights(net: nn.Module, targets: str | list[str]) -> dict[str, Layout]:
-    """Return the parameters that hold the matrices of `targets`, by name, and how to read each of them."""
-    found = sorted(find_targets(net, targets).included, key=lambda target: target.parameter)
-    return {
-        target.parameter: Layout(bool(target.index) and isinstance(target.index[0], int), target.transposed)
-        for target in found
-    }
+    """Return the parameters that hold the matrices of `targets`, by name, and how to read each of them.
+
+    Raises UserError if `targets` names a part of a weight, such as q of a fused q/k/v: these methods take whole weights.
+    """
+    table = sorted(find_targets(net, targets), key=lambda target: target.parameter)
+    chosen = {target.parameter for target in table if target.included}
+    for target in table:
+        if target.parameter in chosen and not target.included:
+            raise UserError(
+                f"targets={targets!r} leaves out {target.name} but not all of that weight, and this method takes weights "
+                "whole: choose other targets"
+            )
+    found = {}
+    for target in table:
+        if target.included:
+            name, stacked = (
+                target.name.partition("[")[0],
+                target.index[:1] and isinstance(target.index[0], int),
+            )
+            bias = f"{name.removesuffix('weight')}bias" if name.endswith("weight") else ""
+            found[target.parameter] = Layout(bool(stacked), target.transposed, bias)
+    return found

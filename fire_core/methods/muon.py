@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -98,6 +98,20 @@ class CombinedOptimizer(Optimizer):
             part.step()
         return loss
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the last part, which is Adam if there is one."""
+        if len(self.param_groups) == sum(
+            len(part.param_groups) for part in self.parts
+        ):  # all are shared already
+            self.parts[-1].add_param_group(param_group)
+            param_group = self.parts[-1].param_groups[-1]
+            self.param_groups.append(param_group)
+        else:
+            super().add_param_group(param_group)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"parts": self.parts}
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state dict, and share its groups and state with the parts."""
         super().load_state_dict(state_dict)
@@ -150,7 +164,7 @@ class Muon(Method):
         # torch.optim.Muon, new in torch 2.9, takes two dimensions
         most = 2 if hasattr(torch.optim, "Muon") else 0
         matrices, rest = [], []
-        others: dict[Layout, list[nn.Parameter]] = {}
+        others: dict[tuple[bool, bool], list[nn.Parameter]] = {}
         for name, parameter in net.named_parameters():
             layout = weights.get(name)
             if layout is None:
@@ -158,16 +172,16 @@ class Muon(Method):
             elif parameter.ndim <= most and not layout.transposed:
                 matrices.append(parameter)
             else:
-                others.setdefault(layout, []).append(parameter)
+                others.setdefault((layout.stacked, layout.transposed), []).append(parameter)
         parts: list[Optimizer] = []
         if matrices:
             muon = torch.optim.Muon(
                 matrices, lr=rate * self.rate_factor, momentum=self.momentum, weight_decay=0.0
             )
             parts.append(muon)
-        for layout in sorted(others, key=astuple):
-            chosen, settings = others[layout], asdict(layout)
-            parts.append(ConvMuon(chosen, lr=rate * self.rate_factor, momentum=self.momentum, **settings))
+        for (stacked, transposed), chosen in sorted(others.items()):
+            how = {"stacked": stacked, "transposed": transposed}
+            parts.append(ConvMuon(chosen, rate * self.rate_factor, self.momentum, **how))
         for part in parts:
             part.param_groups[0]["rate_factor"] = self.rate_factor
         if rest:

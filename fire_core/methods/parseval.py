@@ -84,4 +84,4 @@ class Parseval(Method):
         """Return the gains of the norm layers, once each."""
         norms = (m for m in net.modules() if isinstance(m, NORMS) or getattr(m, "is_norm", False))
         gains = (getattr(m, "weight", None) for m in norms)
-        return [gain for gain in gains if isinstance(gain, nn.Parameter)]
+        return list({id(gain): gain for gain in gains if isinstance(gain, nn.Parameter)}.values())

@@ -52,12 +52,12 @@ class Spectral(Method):
             vectors, parameters = self.vectors.setdefault(name, {}), dict(net.named_parameters())
             for key, layout in self.weights(net).items():
                 matrices = layout.matrices(parameters[key]).float()
-                if key not in vectors:
+                if key not in vectors or vectors[key].shape != matrices.shape[:-1]:
                     vectors[key] = first_vector(key, matrices)
                 sigma, vectors[key] = largest_singular_value(matrices, vectors[key])
                 total = total + (sigma**self.power - 1).square().sum()
-                bias = parameters.get(f"{key.removesuffix('weight')}bias")
-                if key.endswith("weight") and bias is not None:
+                bias = parameters.get(layout.bias)
+                if bias is not None:
                     total = total + (bias.float().square().sum(dim=-1) ** self.power).sum()
         return self.coefficient * total
 

@@ -23,15 +23,18 @@ def clip_weights(
 ) -> None:
     """Clamp each target weight of `model` and the bias beside it to [-factor * s, factor * s], in place.
 
-    s = 1 / sqrt(fan_in) is the bound of PyTorch's default initialisation, for the bias too. weights: what `find_weights`
+    s = 1 / sqrt(fan_in) is the bound of PyTorch's default initialisation, for the bias too; the fan_in of a transposed
+    convolution is PyTorch's, its outputs times its taps. weights: what `find_weights`
     returns for these targets, if it is known.
     """
     parameters = dict(model.named_parameters())
     for key, layout in (find_weights(model, targets) if weights is None else weights).items():
-        limit = factor * layout.matrices(parameters[key]).shape[-1] ** -0.5
-        parameters[key].clamp_(-limit, limit)
-        bias = parameters.get(f"{key.removesuffix('weight')}bias")
-        if key.endswith("weight") and bias is not None:
+        weight, bias = parameters[key], parameters.get(layout.bias)
+        transposed_convolution = layout.transposed and not layout.stacked and weight.ndim > 2
+        inputs = weight[0].numel() if transposed_convolution else layout.matrices(weight).shape[-1]
+        limit = factor * inputs**-0.5
+        weight.clamp_(-limit, limit)
+        if bias is not None and bias.requires_grad:
             bias.clamp_(-limit, limit)
 
 

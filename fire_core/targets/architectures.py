@@ -243,7 +243,8 @@ def known_layout(place: Place) -> Layout | None:
     """
     module: Any = place.module
     attribute, layout = place.attribute, None
-    convolution = isinstance(module, conv._ConvNd)
+    convolution = isinstance(module, conv._ConvNd) and not isinstance(module, conv._ConvTransposeNd)
+    convolution = convolution and module.groups == 1
     outputs = place.parameter.shape[0 if convolution else -2]
     transposed = hasattr(module, "nf") and any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
     if transposed:
@@ -279,7 +280,9 @@ def known_layout(place: Place) -> Layout | None:
 def _declared(place: Place) -> Sizes:
     """Return the parts that the user's `fused_rows` declares: a name and a number of rows for each."""
     declared: Any = place.module.fused_rows
-    if not isinstance(declared, Mapping) or not all(isinstance(size, int) for size in declared.values()):
+    if not isinstance(declared, Mapping) or not all(
+        type(size) is int and size > 0 for size in declared.values()
+    ):
         raise UserError(
             f"fused_rows of {place.name!r} is {declared!r}: give a dict of part and number of rows, "
             'as in {"q": 768, "k": 128, "v": 128}'

@@ -233,12 +233,10 @@ def _blocks(place: Place, layout: Layout, lead: tuple, stored: tuple[int, ...]) 
     """Yield the row blocks of one stored matrix, or blocks of columns with `layout.transposed`."""
     outputs, inputs = reversed(stored) if layout.transposed else stored
     _check_sizes(place, layout, outputs)
-    whole = role_of(place.name, (*place.parents, place.module))
     for name, picked, size in layout.picks() if layout.sizes else [("", None, outputs)]:
         index = lead
         if picked is not None:
             index = (*lead, EVERYTHING, picked) if layout.transposed else (*lead, picked)
-        part = name.split(".")[0]  # "q.0": head by head
         yield _part(
             place,
             layout.kind,
@@ -248,7 +246,7 @@ def _blocks(place: Place, layout: Layout, lead: tuple, stored: tuple[int, ...]) 
             index=index,
             transposed=layout.transposed,
             shape=(size, inputs),
-            role=part if part in ATTENTION else "attention" if name and whole in ATTENTION else "",
+            role=_role(place, name),
         )
 
 
@@ -288,8 +286,14 @@ def _conv(place: Place, module: conv._ConvNd, layout: Layout) -> Iterator[Target
             transposed=transposed,
             shape=(parameter.shape[1], size) if transposed else (size, parameter.shape[1]),
             taps=math.prod(parameter.shape[2:]),
-            role=part if part in ATTENTION else "",
+            role=_role(place, part) if layout.sizes else "",
         )
+
+
+def _role(place: Place, part: str) -> str:
+    """Return the role of one part of a fused layer: q, k, v or o by its name ("q", or "q.0" head by head)."""
+    whole, name = role_of(place.name, (*place.parents, place.module)), part.split(".")[0]
+    return name if name in ATTENTION else "attention" if part and whole in ATTENTION else ""
 
 
 def _check_sizes(place: Place, layout: Layout, outputs: int) -> None:
