@@ -70,6 +70,6 @@ def draw(parts: Sequence[Results]) -> Figure:
         axis.set_xlabel("images")
         axis.set_title(f"{plot.look(better).name} minus {plot.look(worse).name}")
     grid[0, 0].set_ylabel("difference of test accuracy")
-    grid[0, 0].legend(fontsize=7)
+    plot.legend(figure, grid[0])
     figure.tight_layout()
     return figure
