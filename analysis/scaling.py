@@ -70,6 +70,7 @@ def draw(parts: Sequence[Results]) -> Figure:
         axis.set_xlabel("images")
         axis.set_title(f"{plot.look(better).name} minus {plot.look(worse).name}")
     grid[0, 0].set_ylabel("difference of test accuracy")
-    plot.legend(figure, grid[0])
     figure.tight_layout()
+    handles, texts = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, texts, loc="upper center", ncol=4, frameon=False, bbox_to_anchor=(0.5, 0.0))
     return figure
