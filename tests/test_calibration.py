@@ -27,9 +27,8 @@ def rows_of(experiment, *metrics):
 def test_images_lose_what_a_full_reset_ends_above_no_reset():
     ends = [("none", 1, 0.30), ("none", 2, 0.40), ("full_reset", 1, 0.33), ("full_reset", 2, 0.45)]
     ends += [("fire", 1, 0.9)]  # of one seed alone: the other seed still counts
-    told = lines(
-        "test_accuracy", [(m, s, 1, step, v if step else 0.9) for m, s, v in ends for step in (0, 5)]
-    )
+    rows = [(m, s, 1, step, v if step else 0.9) for m, s, v in ends for step in (0, 5)]
+    told = lines("test_accuracy", rows)
     (row,) = rows_of("fig2a_cifar10_resnet18", told)
     assert (row["seeds"], row["none"], row["full_reset"]) == (2, pytest.approx(0.35), pytest.approx(0.39))
     assert row["difference"] == pytest.approx(0.04)

@@ -202,9 +202,8 @@ def test_a_signal_stops_the_sweep_and_starts_no_other(tmp_path, number, code, ex
 @pytest.mark.timeout(900)
 def test_a_stopped_campaign_resumes_and_trains_no_run_twice(tmp_path):
     path, root = tmp_path / "two.yaml", tmp_path / "runs"
-    path.write_text(
-        "{size: smoke, parts: [[{experiment: random_label, method: [none, fire], seed: [1, 2]}]]}"
-    )
+    runs = "{experiment: random_label, method: [none, fire], seed: [1, 2]}"
+    path.write_text(f"{{size: smoke, parts: [[{runs}]]}}")
     line = [sys.executable, "-m", "harness.campaign", str(path), "threads=1", "--root", str(root)]
     first = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     until = time.monotonic() + 300

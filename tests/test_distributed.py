@@ -31,7 +31,6 @@ SOLVERS = (
 
 BATCHES = [(torch.arange(i, i + 12)[None], torch.linspace(-1, 1 + i, 37)[None, None]) for i in (0, 9)]
 
-
 STARTS: tuple[tuple[str, dict], ...] = (
     ("full_reset", {}),
     ("shrink_perturb", {"shrink": 0.3}),
@@ -199,9 +198,8 @@ def failures(rank: int) -> dict:
         wrapped.module.last.weight.data += 1.0
     found["ddp replicas differ"] = message(lambda: fire(wrapped))
     failing = sharded()
-    found["out of memory"] = message(
-        lambda: treat_model(failing, find_targets(failing), fails_on_one_rank, action="none")
-    )
+    table = find_targets(failing)
+    found["out of memory"] = message(lambda: treat_model(failing, table, fails_on_one_rank, action="none"))
     observed = observe(sharded(), action="halved", method="halve")
     found["boundary method"] = message(lambda: observed.__enter__())
     flat = FullyShardedDataParallel(make(), use_orig_params=True, device_id=torch.device("cpu"))

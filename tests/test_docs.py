@@ -325,9 +325,8 @@ PAPER_PANELS = sorted(f"{figure}_{panel}" for figure, panel in paper.cells())
 def header(experiment: str) -> str:
     """The comment at the head of an experiment's file, on one line."""
     lines = (ROOT / "conf/experiment" / f"{experiment}.yaml").read_text(encoding="utf-8").splitlines()
-    return " ".join(
-        line.removeprefix("# ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines)
-    )
+    head = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    return " ".join(line.removeprefix("# ") for line in head)
 
 
 def values_in(sentence: str) -> dict[str, str]:

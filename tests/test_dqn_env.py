@@ -21,9 +21,8 @@ def test_frames_rewards_scores_and_ends_equal_the_gymnasium_wrapper_stack():
 
     gymnasium.register_envs(ale_py)
     plain = gymnasium.make("BreakoutNoFrameskip-v4")
-    processed = gymnasium.wrappers.AtariPreprocessing(
-        plain, noop_max=0, frame_skip=4, terminal_on_life_loss=False
-    )
+    plainly = {"noop_max": 0, "frame_skip": 4, "terminal_on_life_loss": False}
+    processed = gymnasium.wrappers.AtariPreprocessing(plain, **plainly)
     reference = gymnasium.wrappers.FrameStackObservation(processed, 4, padding_type="reset")
     games = Games("breakout", 1, (84, 84), seed=0, sticky=0.0)
     generator = np.random.default_rng(4)

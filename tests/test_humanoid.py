@@ -93,9 +93,8 @@ def test_capsules_are_the_ones_that_mujoco_fits_to_the_meshes():
             f'<mujoco><asset><mesh name="m" file="{file}"/></asset>'
             '<worldbody><body><geom type="capsule" mesh="m"/></body></worldbody></mujoco>'
         )
-        np.testing.assert_allclose(
-            [float(x) for x in row["size"].split()], fitted.geom_size[0, :2], rtol=1e-3
-        )
+        size = [float(x) for x in row["size"].split()]
+        np.testing.assert_allclose(size, fitted.geom_size[0, :2], rtol=1e-3)
         np.testing.assert_allclose([float(x) for x in row["pos"].split()], fitted.geom_pos[0], atol=1e-4)
 
 

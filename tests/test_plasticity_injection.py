@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fire_core.methods import create
+from fire_core.methods.plasticity_injection import inject
 from fire_core.phases import Phase, State, snapshot
 
 
@@ -31,6 +32,13 @@ def trained_state():
     return state, net, target
 
 
+def test_a_tied_head_leaves_the_embedding_in_training():
+    net = nn.ModuleDict({"table": nn.Embedding(3, 4), "head": nn.Linear(4, 3, bias=False)})
+    net["head"].weight = net["table"].weight
+    inject(net, snapshot({"net": net})["net"])
+    assert net["table"].weight.requires_grad and not net["head"].old.weight.requires_grad
+
+
 def test_predictions_do_not_change_and_only_the_new_head_and_the_encoder_learn():
     state, net, target = trained_state()
     x = torch.randn(6, 3)
@@ -40,9 +48,8 @@ def test_predictions_do_not_change_and_only_the_new_head_and_the_encoder_learn()
     torch.testing.assert_close(net(x), before, rtol=0, atol=1e-6)
     torch.testing.assert_close(target(x), before, rtol=0, atol=1e-6)
     trainable = {name for name, p in net.named_parameters() if p.requires_grad}
-    assert trainable == {f"encoder.{k}" for k in ("weight", "bias")} | {
-        f"head.new.{i}.{k}" for i in (0, 2) for k in ("weight", "bias")
-    }
+    learning = ("encoder", "head.new.0", "head.new.2")
+    assert trainable == {f"{module}.{k}" for module in learning for k in ("weight", "bias")}
     assert report.changed == {f"net.{name}" for name in trainable if name.startswith("head")}
     optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1)
     net(x).square().sum().backward()

@@ -276,6 +276,9 @@ def test_a_layer_before_a_frozen_one_keeps_its_units():
     net[2].weight.requires_grad_(False)
     with pytest.raises(UserError, match="0 is frozen, or has a frozen layer behind it"):
         create("redo", threshold=0.5).after_epoch(state_of(net))
+    nn.utils.parametrizations.weight_norm(net.requires_grad_(True)[2])
+    with pytest.raises(UserError, match="0 has a reparametrised weight"):
+        create("redo", threshold=0.5).after_epoch(state_of(net))
 
 
 def test_redo_by_steps_and_with_initial_weights():

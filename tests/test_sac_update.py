@@ -58,9 +58,8 @@ def one_critic(weights: dict[str, Tensor], index: int, observations: Tensor, act
 
 def draw_action(actor: Actor, observations: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     mean, log_std = actor(observations)
-    squashed = TransformedDistribution(
-        Independent(Normal(mean, log_std.exp()), 1), TanhTransform(cache_size=1)
-    )
+    normal = Independent(Normal(mean, log_std.exp()), 1)
+    squashed = TransformedDistribution(normal, TanhTransform(cache_size=1))
     action = torch.tanh(mean + log_std.exp() * noise)
     return action, squashed.log_prob(action)
 

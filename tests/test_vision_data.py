@@ -486,9 +486,8 @@ def numbers(count=200, classes=10):
     index = torch.arange(count)
     pixels = torch.stack([index // 256, index % 256, index * 0, index * 0 + 1], 1)
     pictures, labels, names = pixels.view(-1, 1, 2, 2).to(torch.uint8), index % classes, ("",) * classes
-    return Images(
-        "numbers", pictures, labels, pictures, labels, classes, names, torch.zeros(1), torch.ones(1)
-    )
+    images = (pictures, labels, pictures, labels)
+    return Images("numbers", *images, classes, names, torch.zeros(1), torch.ones(1))
 
 
 def test_class_incremental_shows_all_classes_among_its_first_images():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,8 @@ class UnitMethod(Method):
 
     fresh: str = "default"
     reset_moments: bool = True
+
+    takes_whole_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.fresh not in ("default", "initial"):
@@ -127,9 +129,15 @@ class UnitMethod(Method):
                 )
             for layer in found:
                 around = (*layer.incoming, *layer.norms, *(reader for reader, _ in layer.outgoing))
-                own = [p for path in around for p in state.nets[name].get_submodule(path).parameters()]
-                if not all(parameter.requires_grad for parameter in own):
+                modules = [state.nets[name].get_submodule(path) for path in around]
+                if not all(
+                    parameter.requires_grad for module in modules for parameter in module.parameters()
+                ):
                     reasons[layer.name] = "is frozen, or has a frozen layer behind it"
+                if not all("weight" in module._parameters for module in modules):
+                    reasons[layer.name] = (
+                        "has a reparametrised weight (weight_norm), or a layer behind it has"
+                    )
             found = [layer for layer in found if layer.name not in reasons]
             if not found:
                 why = "; ".join(f"{key} {reason}" for key, reason in list(reasons.items())[:4])

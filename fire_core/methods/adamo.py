@@ -47,6 +47,7 @@ class AdamO(Method):
     name: ClassVar[str] = "adamo"
     summary: ClassVar[str] = "step towards isometric weights, decoupled from Adam's moments"
     source: ClassVar[str] = "Rosseau et al. 2026 (AdamO, arXiv 2606.09762)"
+    takes_whole_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_range(self, "[0, inf)", "coefficient")

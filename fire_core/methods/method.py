@@ -15,6 +15,7 @@ from fire_core.errors import UserError
 from fire_core.phases import Phase, State
 from fire_core.report import Report
 from fire_core.targets import find_targets
+from fire_core.wrapped_models import is_sharded
 
 PUBLISHED = "published"
 
@@ -59,6 +60,7 @@ class Method:
     source: ClassVar[str] = ""
     changes_optimizer: ClassVar[bool] = False  # overrides `build`
     changes_structure: ClassVar[bool] = False  # adds modules, and overrides `rebuild`
+    takes_whole_weights: ClassVar[bool] = False  # cannot work with the shards of FSDP2
     watches_training: ClassVar[bool] = (
         False  # reads activations of the training passes, which compiled nets hide
     )
@@ -72,8 +74,13 @@ class Method:
     def check(self, state: State) -> None:
         """Raise `UserError` if the settings do not fit these nets. Called before training starts and at boundaries.
 
-        By default: if the method has `targets` that a net does not have.
+        By default: if the method has `targets` that a net does not have, or takes whole weights and finds shards.
         """
+        for name, net in state.nets.items() if self.takes_whole_weights else ():
+            if is_sharded(dict(net.named_parameters())):
+                raise UserError(
+                    f"method {self.name!r} takes whole weights, and net {name!r} is sharded: choose another"
+                )
         for net in state.nets.values() if hasattr(self, "targets") else ():
             find_targets(net, self.targets)  # type: ignore[attr-defined]
 

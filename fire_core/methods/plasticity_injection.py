@@ -97,6 +97,12 @@ class PlasticityInjection(Method):
 
 def _replace(model: nn.Module, head: str, new: nn.Module) -> None:
     old = _head(model, head)
+    inside = {id(p) for p in old.parameters()}
+    names = {name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in inside}
+    if any(
+        not name.startswith(f"{head}.") for name in names
+    ):  # tied, for example to the embedding, which goes on training
+        old = deepcopy(old)
     path, _, attribute = head.rpartition(".")
     setattr(model.get_submodule(path), attribute, InjectedHead(old, new.requires_grad_(True)))
 
