@@ -127,17 +127,7 @@ class UnitMethod(Method):
                     f"method {self.name!r} chooses units by what one process sees, and replicas would come to differ: it "
                     "does not work with DistributedDataParallel"
                 )
-            for layer in found:
-                around = (*layer.incoming, *layer.norms, *(reader for reader, _ in layer.outgoing))
-                modules = [state.nets[name].get_submodule(path) for path in around]
-                if not all(
-                    parameter.requires_grad for module in modules for parameter in module.parameters()
-                ):
-                    reasons[layer.name] = "is frozen, or has a frozen layer behind it"
-                if not all("weight" in module._parameters for module in modules):
-                    reasons[layer.name] = (
-                        "has a reparametrised weight (weight_norm), or a layer behind it has"
-                    )
+            reasons |= {layer.name: why for layer in found if (why := _unfit(state.nets[name], layer))}
             found = [layer for layer in found if layer.name not in reasons]
             if not found:
                 why = "; ".join(f"{key} {reason}" for key, reason in list(reasons.items())[:4])
@@ -186,6 +176,16 @@ class UnitMethod(Method):
         self.close()
         if self.memory:
             self._start(state)
+
+
+def _unfit(net: nn.Module, layer: UnitLayer) -> str:
+    """Return why the units of a layer must not be replaced, or ""."""
+    around = (*layer.incoming, *layer.norms, *(reader for reader, _ in layer.outgoing))
+    modules = [net.get_submodule(path) for path in around]
+    if not all("weight" in module._parameters for module in modules):
+        return "has a reparametrised weight (weight_norm), or a layer behind it has"
+    trained = all(p.requires_grad for module in modules for p in module.parameters())
+    return "" if trained else "is frozen, or has a frozen layer behind it"
 
 
 def coming_inputs(batches: Callable[[], Iterable[Any]] | None, net: str, method: str) -> Iterator[Any]:

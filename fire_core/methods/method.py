@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from fire_core.errors import UserError
 from fire_core.phases import Phase, State
 from fire_core.report import Report
-from fire_core.targets import find_targets
+from fire_core.targets import Target, find_targets
 from fire_core.wrapped_models import is_sharded
 
 PUBLISHED = "published"
@@ -139,12 +139,9 @@ class Method:
         if not self.changes_optimizer or phase.index < self.first_phase:
             return default
         known = self.__dict__.setdefault("_optimizers", WeakKeyDictionary())
-        held = (
-            {id(p) for group in known[net].param_groups for p in group["params"]} if net in known else set()
-        )
-        if any(
-            p.requires_grad and id(p) not in held for p in net.parameters()
-        ):  # also if a layer was replaced
+        groups = known[net].param_groups if net in known else []
+        held = {id(p) for group in groups for p in group["params"]}
+        if any(p.requires_grad and id(p) not in held for p in net.parameters()):
             known[net] = self.build(net, default)
         return known[net]
 
@@ -256,13 +253,11 @@ def find_weights(net: nn.Module, targets: str | list[str]) -> dict[str, Layout]:
                 f"targets={targets!r} leaves out {target.name} but not all of that weight, and this method takes weights "
                 "whole: choose other targets"
             )
-    found = {}
-    for target in table:
-        if target.included:
-            name, stacked = (
-                target.name.partition("[")[0],
-                target.index[:1] and isinstance(target.index[0], int),
-            )
-            bias = f"{name.removesuffix('weight')}bias" if name.endswith("weight") else ""
-            found[target.parameter] = Layout(bool(stacked), target.transposed, bias)
-    return found
+    return {target.parameter: _layout(target) for target in table if target.included}
+
+
+def _layout(target: Target) -> Layout:
+    name = target.name.partition("[")[0]
+    bias = f"{name.removesuffix('weight')}bias" if name.endswith("weight") else ""
+    stacked = bool(target.index) and isinstance(target.index[0], int)
+    return Layout(stacked, target.transposed, bias)
