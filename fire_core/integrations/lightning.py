@@ -25,12 +25,21 @@ class FireCallback(pl.Callback):
 
     Args:
         optimizer_state: "clear_changed", "clear" or "keep", as in `reset_optimizer_state`.
+        name: tells several of these callbacks in one trainer apart.
         settings: `targets` and the settings of `FireSettings`, by name; scale="initial" is not possible.
     Raises: UserError for unknown settings, at the start of fit for targets that the module does not have, and for a metric
         that two epochs with validation do not give.
     """
 
-    def __init__(self, trigger: Trigger, *, optimizer_state: str = "clear_changed", **settings: Any) -> None:
+    def __init__(
+        self,
+        trigger: Trigger,
+        *,
+        optimizer_state: str = "clear_changed",
+        name: str = "FireCallback",
+        **settings: Any,
+    ) -> None:
+        self._name = name
         self.triggered = TriggeredFire(trigger, optimizer_state, settings)
         self.reports = self.triggered.reports
         self._last_step = -1
@@ -85,6 +94,11 @@ class FireCallback(pl.Callback):
         summary = self.triggered.apply(module, trainer.optimizers, step).summary()  # frees the old weights
         for logger in trainer.loggers:
             logger.log_metrics({f"fire/{name}": value for name, value in summary.items()}, step)
+
+    @property
+    def state_key(self) -> str:
+        """The name under which a checkpoint keeps the state of this callback."""
+        return self._name
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the trigger and the last step that it saw."""
