@@ -216,7 +216,7 @@ OVERVIEW = {
     "fig2a_cifar10_resnet18": "medium",
     "fig2a_tiny_imagenet_vgg16": "medium",
     "fig3_60k": "medium",
-    "fig4b_balance_simple": "small",
+    "fig4b_walk": "medium",
     "random_label": "small",
 }
 
