@@ -67,13 +67,12 @@ def open_corpus(
             f"{folder} was made with a tokenizer of {known} ids, but the model has vocabulary={vocabulary}: "
             f"set model.vocabulary to at least {known}, or prepare the corpus with another --tokenizer"
         )
-    limits = {"train": train_tokens, "validation": None}
     parts = {}
     for part in PARTS:
         tokens = _open_part(folder, part, manifest)
         if check:
             check_part(folder, part, tokens, manifest)
-        parts[part] = tokens[: limits[part]]
+        parts[part] = tokens[: train_tokens if part == "train" else None]
         if len(parts[part]) <= block:
             raise UserError(
                 f"{folder}/{part}.bin gives {len(parts[part])} tokens, too few for one window of block={block}: "

@@ -60,9 +60,9 @@ class AdamO(Method):
         for name, net in state.nets.items():
             rate = state.optimizers[name].param_groups[0]["lr"]
             parameters = dict(net.named_parameters())
-            for key, layout in self.weights(net).items():
-                gradient = isometry_gradient(layout.matrices(parameters[key]))
-                step = layout.weight(gradient, parameters[key])
+            for key, view in self.weights(net).items():
+                gradient = isometry_gradient(view.matrices(parameters[key]))
+                step = view.weight(gradient, parameters[key])
                 self._gradients.append((rate * self.coefficient, parameters[key], step))
         return 0.0
 

@@ -84,7 +84,7 @@ class Method:
         for net in state.nets.values() if hasattr(self, "targets") else ():
             find_targets(net, self.targets)  # type: ignore[attr-defined]
 
-    def weights(self, net: nn.Module) -> dict[str, Layout]:
+    def weights(self, net: nn.Module) -> dict[str, MatrixView]:
         """Return `find_weights` for the `targets` of the method, which are searched once for each net."""
         known = self.__dict__.setdefault("_weights", WeakKeyDictionary())
         if net not in known:
@@ -216,7 +216,7 @@ def without_added(method: Method, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Layout:
+class MatrixView:
     """How methods that act during training read a weight: as one matrix (out, everything else), or as a stack of them.
 
     stacked: the first dimension counts matrices. transposed: inputs come before outputs. bias: name of the bias beside the
@@ -240,7 +240,7 @@ class Layout:
         return weight.transpose(first, first + 1) if self.transposed else weight
 
 
-def find_weights(net: nn.Module, targets: str | list[str]) -> dict[str, Layout]:
+def find_weights(net: nn.Module, targets: str | list[str]) -> dict[str, MatrixView]:
     """Return the parameters that hold the matrices of `targets`, by name, and how to read each of them.
 
     Raises UserError if `targets` names a part of a weight, such as q of a fused q/k/v: these methods take whole weights.
@@ -253,11 +253,11 @@ def find_weights(net: nn.Module, targets: str | list[str]) -> dict[str, Layout]:
                 f"targets={targets!r} leaves out {target.name} but not all of that weight, and this method takes weights "
                 "whole: choose other targets"
             )
-    return {target.parameter: _layout(target) for target in table if target.included}
+    return {target.parameter: _view(target) for target in table if target.included}
 
 
-def _layout(target: Target) -> Layout:
+def _view(target: Target) -> MatrixView:
     name = target.name.partition("[")[0]
     bias = f"{name.removesuffix('weight')}bias" if name.endswith("weight") else ""
     stacked = bool(target.index) and isinstance(target.index[0], int)
-    return Layout(stacked, target.transposed, bias)
+    return MatrixView(stacked, target.transposed, bias)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.errors import UserError, check_range
-from fire_core.methods.method import Layout, Method, find_weights, register
+from fire_core.methods.method import MatrixView, Method, find_weights, register
 from fire_core.solvers.schedules import MUON_QUINTIC
 
 
@@ -35,7 +35,7 @@ def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
 class ConvMuon(Optimizer):
     """Muon for weights of two or more dimensions; `torch.optim.Muon` takes matrices only.
 
-    A weight is read as a `Layout` with `stacked` and `transposed` reads it. The update is that of `torch.optim.Muon`
+    A weight is read as a `MatrixView` with `stacked` and `transposed` reads it. The update is that of `torch.optim.Muon`
     without weight decay: Nesterov momentum, factor sqrt(max(1, rows / columns)).
     """
 
@@ -56,7 +56,7 @@ class ConvMuon(Optimizer):
         """Make one update. `closure`, if given, is called first, and its loss is returned."""
         loss = _evaluate(closure)
         for group in self.param_groups:
-            layout = Layout(group["stacked"], group.get("transposed", False))  # older state dicts lack it
+            view = MatrixView(group["stacked"], group.get("transposed", False))  # older state dicts lack it
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
@@ -64,8 +64,8 @@ class ConvMuon(Optimizer):
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(parameter)
                 momentum = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
-                update = layout.matrices(parameter.grad.lerp(momentum, group["momentum"]))
-                change = layout.weight(orthogonalize(update), parameter)
+                update = view.matrices(parameter.grad.lerp(momentum, group["momentum"]))
+                change = view.weight(orthogonalize(update), parameter)
                 parameter.add_(change, alpha=-group["lr"] * self.factor(parameter, update))
         return loss
 
@@ -100,9 +100,8 @@ class CombinedOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the last part, which is Adam if there is one."""
-        if len(self.param_groups) == sum(
-            len(part.param_groups) for part in self.parts
-        ):  # all are shared already
+        total = sum(len(part.param_groups) for part in self.parts)
+        if len(self.param_groups) == total:  # the groups of the parts are all here, so this one is new
             self.parts[-1].add_param_group(param_group)
             param_group = self.parts[-1].param_groups[-1]
             self.param_groups.append(param_group)
@@ -166,13 +165,13 @@ class Muon(Method):
         matrices, rest = [], []
         others: dict[tuple[bool, bool], list[nn.Parameter]] = {}
         for name, parameter in net.named_parameters():
-            layout = weights.get(name)
-            if layout is None:
+            view = weights.get(name)
+            if view is None:
                 rest.append(parameter)
-            elif parameter.ndim <= most and not layout.transposed:
+            elif parameter.ndim <= most and not view.transposed:
                 matrices.append(parameter)
             else:
-                others.setdefault((layout.stacked, layout.transposed), []).append(parameter)
+                others.setdefault((view.stacked, view.transposed), []).append(parameter)
         parts: list[Optimizer] = []
         if matrices:
             muon = torch.optim.Muon(

@@ -52,8 +52,8 @@ class Parseval(Method):
         """Raise UserError for targets that a net does not have, and for Gram matrices beyond LARGEST_GRAM rows."""
         for net in state.nets.values():
             parameters = dict(net.named_parameters())
-            for key, layout in self.weights(net).items():
-                rows, columns = layout.matrices(parameters[key]).shape[-2:]
+            for key, view in self.weights(net).items():
+                rows, columns = view.matrices(parameters[key]).shape[-2:]
                 size = min(rows, columns) if self.gram == "smaller" else rows
                 if size > LARGEST_GRAM:
                     raise UserError(
@@ -68,7 +68,7 @@ class Parseval(Method):
         total: Any = 0.0
         for net in state.nets.values():
             parameters, weights = dict(net.named_parameters()), self.weights(net)
-            total = total + sum(self.of(layout.matrices(parameters[key])) for key, layout in weights.items())
+            total = total + sum(self.of(view.matrices(parameters[key])) for key, view in weights.items())
             gains = self._gains(net) if self.norms else []
             total = total + sum((gain.square() - self.scale).square().sum() for gain in gains)
         return self.coefficient * total

@@ -99,10 +99,8 @@ def _replace(model: nn.Module, head: str, new: nn.Module) -> None:
     old = _head(model, head)
     inside = {id(p) for p in old.parameters()}
     names = {name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in inside}
-    if any(
-        not name.startswith(f"{head}.") for name in names
-    ):  # tied, for example to the embedding, which goes on training
-        old = deepcopy(old)
+    if not all(name.startswith(f"{head}.") for name in names):
+        old = deepcopy(old)  # tied, for example to the embedding, which goes on training
     path, _, attribute = head.rpartition(".")
     setattr(model.get_submodule(path), attribute, InjectedHead(old, new.requires_grad_(True)))
 

@@ -50,13 +50,13 @@ class Spectral(Method):
         total: Any = 0.0
         for name, net in state.nets.items():
             vectors, parameters = self.vectors.setdefault(name, {}), dict(net.named_parameters())
-            for key, layout in self.weights(net).items():
-                matrices = layout.matrices(parameters[key]).float()
+            for key, view in self.weights(net).items():
+                matrices = view.matrices(parameters[key]).float()
                 if key not in vectors or vectors[key].shape != matrices.shape[:-1]:
                     vectors[key] = first_vector(key, matrices)
                 sigma, vectors[key] = largest_singular_value(matrices, vectors[key])
                 total = total + (sigma**self.power - 1).square().sum()
-                bias = parameters.get(layout.bias)
+                bias = parameters.get(view.bias)
                 if bias is not None:
                     total = total + (bias.float().square().sum(dim=-1) ** self.power).sum()
         return self.coefficient * total

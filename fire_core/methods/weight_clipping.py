@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fire_core.errors import check_range
-from fire_core.methods.method import Layout, Method, find_weights, register
+from fire_core.methods.method import MatrixView, Method, find_weights, register
 from fire_core.phases import State
 
 
@@ -19,19 +19,19 @@ def clip_weights(
     model: nn.Module,
     factor: float = 2.0,
     targets: str | list[str] = "all",
-    weights: Mapping[str, Layout] | None = None,
+    weights: Mapping[str, MatrixView] | None = None,
 ) -> None:
     """Clamp each target weight of `model` and the bias beside it to [-factor * s, factor * s], in place.
 
     s = 1 / sqrt(fan_in) is the bound of PyTorch's default initialisation, for the bias too; the fan_in of a transposed
-    convolution is PyTorch's, its outputs times its taps. weights: what `find_weights`
-    returns for these targets, if it is known.
+    convolution is PyTorch's, its outputs times its taps. weights: what `find_weights` returns for these targets, if it
+    is known.
     """
     parameters = dict(model.named_parameters())
-    for key, layout in (find_weights(model, targets) if weights is None else weights).items():
-        weight, bias = parameters[key], parameters.get(layout.bias)
-        transposed_convolution = layout.transposed and not layout.stacked and weight.ndim > 2
-        inputs = weight[0].numel() if transposed_convolution else layout.matrices(weight).shape[-1]
+    for key, view in (find_weights(model, targets) if weights is None else weights).items():
+        weight, bias = parameters[key], parameters.get(view.bias)
+        transposed_convolution = view.transposed and not view.stacked and weight.ndim > 2
+        inputs = weight[0].numel() if transposed_convolution else view.matrices(weight).shape[-1]
         limit = factor * inputs**-0.5
         weight.clamp_(-limit, limit)
         if bias is not None and bias.requires_grad:

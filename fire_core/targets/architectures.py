@@ -266,12 +266,8 @@ def known_layout(place: Place) -> Layout | None:
         return Layout(
             why_out="looks fused (three times its inputs, in attention): set fused_rows on the layer"
         )
-    if (
-        found is not None
-        and found.sizes
-        and (convolution or place.parameter.dim() == 2)
-        and found.total != outputs
-    ):
+    one_matrix = convolution or place.parameter.dim() == 2
+    if found is not None and found.sizes and one_matrix and found.total != outputs:
         sizes_text = " + ".join(f"{name} {size}" for name, size in found.sizes)
         return Layout(why_out=f"looks fused, but {sizes_text} is not its {outputs} rows: set fused_rows")
     return found or layout
