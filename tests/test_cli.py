@@ -63,7 +63,7 @@ def assert_same(actual: dict, expected: dict) -> None:
 def test_apply_on_safetensors_equals_fire_in_memory(tmp_path: Path, net: Net) -> None:
     save_file(net.state_dict(), tmp_path / "in.safetensors", {"format": "pt", "note": "kept"})
     before = (tmp_path / "in.safetensors").read_bytes()
-    assert run("apply", tmp_path / "in.safetensors", tmp_path / "out.safetensors", "--targets=-head") == 0
+    assert run("apply", tmp_path / "in.safetensors", "--targets=-head", tmp_path / "out.safetensors") == 0
     fire(net, targets="-head")
     assert_same(load_file(tmp_path / "out.safetensors"), net.state_dict())
     with safe_open(tmp_path / "out.safetensors", "pt") as file:
@@ -250,6 +250,7 @@ def test_outputs_are_checked_before_any_work(tmp_path: Path, net: Net, capsys: p
         (["targets", "torch.nn:Linear"], "needs no arguments"),
         (["inspect", source, "--model", ".a:x"], "cannot be built"),
         (["inspect", tmp_path / ("a" * 5000)], "name too long"),
+        (["inspect", source, "--key", "model"], "'model' is for torch files"),
     ):
         assert main([str(option) for option in options]) == 2
         assert said in capsys.readouterr().err

@@ -5,11 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from tiny_nets import linear
 
-from fire_core.errors import UserError
+from fire_core import Phase, State, UserError, snapshot
 from fire_core.methods import create
-from fire_core.phases import Phase, State, snapshot
 from harness.overrides import compose_config
 from rl.dqn.learn import Learner, epsilon, gradients, td_targets, update
 from rl.dqn.measure import Window, measure
@@ -30,16 +29,9 @@ def two_transitions():
     )
 
 
-def linear(values):
-    net = nn.Linear(1, 2, bias=False)
-    with torch.no_grad():
-        net.weight.copy_(torch.tensor(values)[:, None])
-    return net
-
-
 def test_one_update_by_hand(fidelity):
     """Targets 1 + 0.9 * max(6, 8) = 8.2 and -1; values 1 and 4; Huber 6.7 and 4.5; slopes -1 and 1."""
-    net, target = linear([1.0, 2.0]), linear([3.0, 4.0])
+    net, target = linear([[1.0], [2.0]]), linear([[3.0], [4.0]])
     learner, batch = Learner(net, target, 0.9), two_transitions()
     torch.testing.assert_close(td_targets(learner, batch), torch.tensor([8.2, -1.0]))
     loss, mean = update(learner, torch.optim.SGD(net.parameters(), lr=0.1), batch)
@@ -53,13 +45,13 @@ def test_one_update_by_hand(fidelity):
 def test_double_targets_take_the_action_of_the_trained_network_and_the_discount_of_their_steps():
     """At 2 the trained net prefers action 0, worth 6 in the target net and not 8; two steps later: 1 + 0.81 * 6."""
     batch = two_transitions()._replace(steps=torch.tensor([2, 1]))
-    learner = Learner(linear([2.0, 1.0]), linear([3.0, 4.0]), 0.9, double=True)
+    learner = Learner(linear([[2.0], [1.0]]), linear([[3.0], [4.0]]), 0.9, double=True)
     torch.testing.assert_close(td_targets(learner, batch), torch.tensor([1 + 0.81 * 6, -1.0]))
 
 
 def test_an_averaged_target_follows_in_each_update_and_is_never_copied():
     """Weights 1.05 and 1.9 after the update, as by hand above; the target keeps three quarters of 3 and 4."""
-    net, target = linear([1.0, 2.0]), linear([3.0, 4.0])
+    net, target = linear([[1.0], [2.0]]), linear([[3.0], [4.0]])
     learner = Learner(net, target, 0.9, target_ema=0.75)
     update(learner, torch.optim.SGD(net.parameters(), lr=0.1), two_transitions())
     learner.copy()
@@ -67,7 +59,7 @@ def test_an_averaged_target_follows_in_each_update_and_is_never_copied():
 
 
 def test_the_penalty_of_a_method_joins_the_gradient():
-    net, target = linear([1.0, 2.0]), linear([3.0, 4.0])
+    net, target = linear([[1.0], [2.0]]), linear([[3.0], [4.0]])
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     update(Learner(net, target, 0.9), optimizer, two_transitions(), net.weight.sum())
     torch.testing.assert_close(net.weight[:, 0], torch.tensor([1.05 - 0.1, 1.9 - 0.1]))
@@ -77,7 +69,7 @@ def test_the_pass_compiles_without_a_graph_break_and_gives_the_same_update():
     """Traced by the compiler as on a GPU, run by eager kernels, and again after a change of the weights in place."""
     results = []
     for compiled in (False, True):
-        net, target = linear([1.0, 2.0]), linear([3.0, 4.0])
+        net, target = linear([[1.0], [2.0]]), linear([[3.0], [4.0]])
         learner = Learner(net, target, 0.9, double=True)
         if compiled:
             learner.compile(torch.device("cpu"), backend="aot_eager")

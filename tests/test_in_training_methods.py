@@ -3,11 +3,11 @@
 import copy
 
 import pytest
+import tiny_nets
 import torch
 from torch import nn
 
-from fire_core import Phase, State, snapshot
-from fire_core.errors import UserError
+from fire_core import Phase, State, UserError, snapshot
 from fire_core.methods import create
 from fire_core.methods.adamo import isometry_gradient
 from fire_core.methods.spectral import first_vector, largest_singular_value
@@ -16,12 +16,7 @@ from fire_core.methods.weight_clipping import clip_weights
 
 
 def linear(values, bias=None) -> nn.Sequential:
-    weight = torch.tensor(values)
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-    layer.weight.data = weight
-    if bias is not None:
-        layer.bias.data = torch.tensor(bias)
-    return nn.Sequential(layer)
+    return nn.Sequential(tiny_nets.linear(values, bias))
 
 
 def state_of(net: nn.Module, rate: float = 0.5) -> State:
@@ -97,9 +92,13 @@ def test_weight_clipping_by_hand():
         net[0].bias.fill_(9.0)
         net[1].weight.fill_(-7.0)
         net[2].weight.fill_(5.0)
-    create("weight_clipping", factor=3.0).after_step(state_of(net))
+    method, state = create("weight_clipping", factor=3.0), state_of(net)
+    method.after_step(state)
     assert net[0].weight.tolist() == [[-1.5, 1.0, 1.5, -1.5]] and net[0].bias.tolist() == [1.5]
     assert (net[1].weight == -1.5).all() and (net[2].weight == 5.0).all()
+    net[1].weight.requires_grad_(False).fill_(9.0)  # frozen since the last step
+    method.after_step(state)
+    assert (net[1].weight == 9.0).all()
     upwards = nn.ConvTranspose2d(8, 4, 2)  # torch draws from 1 / sqrt(4 outputs * 4 taps)
     before = upwards.weight.clone()
     clip_weights(upwards, 1.0001)
@@ -221,5 +220,7 @@ def test_upgd_in_bfloat16_goes_on_as_if_it_had_not_stopped():
     again = copy.deepcopy(net)
     resumed = create("upgd").build(again, torch.optim.SGD(again.parameters(), lr=0.1))
     resumed.load_state_dict(optimizer.state_dict())
+    with pytest.raises(UserError, match="not of UPGD"):
+        resumed.load_state_dict({**optimizer.state_dict(), "state": {0: {"exp_avg": torch.ones(2)}}})
     step(net, optimizer), step(again, resumed)
     assert torch.equal(optimizer.state[net[0].weight]["utility"], resumed.state[again[0].weight]["utility"])

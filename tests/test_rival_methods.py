@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tiny_nets import linear
 from torch import nn
 from torch.nn import functional
 
@@ -19,16 +20,6 @@ from fire_core.units import find_unit_layers, recycle
 needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch below 2.9")
 
 
-def linear(weight, bias=None):
-    weight = torch.tensor(weight, dtype=torch.float32)
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-    with torch.no_grad():
-        layer.weight.copy_(weight)
-        if bias is not None:
-            layer.bias.copy_(torch.tensor(bias))
-    return layer
-
-
 def tiny():
     """Hidden activations of `X` are [1, 2, 3] and [3, 0, 3]: means 2, 1, 3; outgoing weights 1, -4, 1/2."""
     hidden = linear([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], [0.0, 0.0, 0.0])
@@ -36,6 +27,7 @@ def tiny():
 
 
 X = torch.tensor([[1.0, 2.0], [3.0, 0.0]])
+bare_or_compiled = pytest.mark.parametrize("wrap", [lambda net: net, torch.compile], ids=["bare", "compiled"])
 
 
 def state_of(net, inputs=X, targets=None):
@@ -100,9 +92,11 @@ def test_dash_leaves_alone_what_is_not_its_own():
     assert torch.equal(random, torch.get_rng_state())
 
 
-def test_dash_per_step_stays_within_its_bounds():
+@bare_or_compiled
+def test_dash_per_step_stays_within_its_bounds(wrap):
     net = linear([[3.0, 4.0], [3.0, 4.0]])
     state = state_of(net)
+    state.nets["net"] = wrap(net)
     net.weight.grad = torch.tensor([[-1.0, 0.0], [1.0, 0.0]])
     method = create("dash", every_steps=1, rate=0.1, floor=0.0, alpha=1.0)
     assert not method.at_boundary(state, Phase(1)).changed
@@ -188,9 +182,11 @@ def test_muon_treats_each_matrix_of_a_stack_alone():
     torch.testing.assert_close(stack.weight.detach(), torch.stack(list(alone)).detach(), rtol=2e-2, atol=2e-3)
 
 
-def test_l2_init_by_hand():
+@bare_or_compiled
+def test_l2_init_by_hand(wrap):
     net = tiny()
     state = state_of(net)
+    state.nets["net"] = wrap(net)
     method = create("l2_init", coefficient=0.1)
     method.penalty(state).backward()
     assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in net.parameters())

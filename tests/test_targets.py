@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from fire_core import fire
-from fire_core.errors import UserError
+from fire_core import UserError, fire
 from fire_core.targets import TargetTable, find_targets, list_targets, match_parameters
 from fire_core.targets.skeleton import skeleton
 
@@ -259,6 +258,7 @@ def declared(layer: nn.Module, **rows: int) -> nn.Module:
         (torch.compile(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))), "1.weight", ["_orig_mod.1.weight"]),
         (nn.ModuleDict({"qkv": nn.Conv1d(2, 6, 1), "o": nn.Conv1d(2, 2, 1)}), "all", ["o.weight[0]"]),
         (declared(nn.Conv1d(3, 4, 1), q=1, k=1, v=2), "qk", ["weight[q,0]", "weight[k,0]"]),
+        (declared(nn.Conv1d(3, 4, 2), q=1, k=1, v=2), "weight.q", ["weight[q,0]", "weight[q,1]"]),
     ],
 )
 def test_what_is_in(model: nn.Module, rule: str, expected: list[str]) -> None:

@@ -19,6 +19,16 @@ def load(method: str) -> tuple[dict[str, Tensor], dict]:
     return tensors, json.loads((METHODS / f"{method}.json").read_text())
 
 
+def linear(values: list, bias: list | None = None) -> nn.Linear:
+    """A linear layer with these weights."""
+    weight = torch.tensor(values, dtype=torch.float32)
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    layer.weight.data = weight
+    if bias is not None:
+        layer.bias.data = torch.tensor(bias)
+    return layer
+
+
 def u(number: int, *shape: int) -> Tensor:
     """Tensor number `number` in float64: exact integers modulo 65537, scaled to [-1, 1]."""
     k = np.arange(np.prod(shape), dtype=np.int64)

@@ -33,7 +33,12 @@ SETTINGS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command of `fire-core` and return the exit code: 0, 2 after an error, 130 after Ctrl-C."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if len(rest) == 1 and not rest[0].startswith("-") and getattr(options, "out", "") is None:
+        options.out = rest.pop()  # argparse gives up an optional output where an option follows the input
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         with reader_may_leave():
             options.run(options)

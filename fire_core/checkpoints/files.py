@@ -145,6 +145,10 @@ def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
     except (OSError, ValueError) as error:
         reason = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
         raise UserError(f"checkpoint {str(path)[:200]!r} {reason[:200]}") from error
+    if key is not None and path.suffix == ".safetensors":
+        raise UserError(
+            f"key {key!r} is for torch files, and {str(path)!r} is a safetensors file: leave it out"
+        )
     if path.name in INDICES:
         raise UserError(
             f"{str(path)!r} is the index of a sharded checkpoint: name its folder, {str(path.parent)!r}"

@@ -202,7 +202,7 @@ class Dash(Method):
         if not self.every_steps:
             return
         self.steps += 1
-        for name, net in state.nets.items():
+        for name, net in ((name, unwrap(net)) for name, net in state.nets.items()):
             known = self.descent.setdefault(name, {})
             for key, parameter in net.named_parameters():
                 if parameter.grad is not None:
@@ -221,4 +221,6 @@ class Dash(Method):
     def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
         """Restore what `state_dict` returned."""
         self.steps = saved["steps"]
-        self.descent = {name: beside(known, state.nets[name]) for name, known in saved["descent"].items()}
+        self.descent = {
+            name: beside(known, unwrap(state.nets[name])) for name, known in saved["descent"].items()
+        }

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.errors import check_range
-from fire_core.methods.full_reset import initial_of
+from fire_core.methods.full_reset import check_initial, initial_of
 from fire_core.methods.method import Method, register
 from fire_core.phases import State
+from fire_core.wrapped_models import unwrap_with
 
 
 @register
@@ -44,14 +45,19 @@ class L2Init(Method):
             return 0.0
         total: Tensor | float = 0.0
         for name, net in state.nets.items():
-            distances = torch._foreach_sub(list(net.parameters()), self._start(net, initial_of(state, name)))
-            norms = torch._foreach_norm(distances)
-            total = total + torch.stack(norms).square().sum()
+            weights: list[Tensor] = list(net.parameters())
+            norms = torch._foreach_norm(
+                torch._foreach_sub(weights, self._start(net, initial_of(state, name)))
+            )
+            total = total + torch.stack([norm.to(weights[0].device) for norm in norms]).square().sum()
         return 0.5 * self.coefficient * total
 
     def _start(self, net: nn.Module, initial: Mapping[str, Tensor]) -> list[Tensor]:
         known = self._starts.get(net)
         if known is None or known[0] is not initial:
-            known = initial, [initial[key].to(p, copy=True) for key, p in net.named_parameters()]
+            inner, start = unwrap_with(net, initial)
+            parameters = dict(inner.named_parameters())
+            check_initial(start, parameters)
+            known = initial, [start[key].to(p, copy=True) for key, p in parameters.items()]
             self._starts[net] = known
         return known[1]

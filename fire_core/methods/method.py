@@ -85,11 +85,14 @@ class Method:
             find_targets(net, self.targets)  # type: ignore[attr-defined]
 
     def weights(self, net: nn.Module) -> dict[str, MatrixView]:
-        """Return `find_weights` for the `targets` of the method, which are searched once for each net."""
+        """Return `find_weights` for the `targets` of the method, without weights that have been frozen since.
+
+        The targets of each net are searched once.
+        """
         known = self.__dict__.setdefault("_weights", WeakKeyDictionary())
         if net not in known:
             known[net] = find_weights(net, self.targets)  # type: ignore[attr-defined]
-        return known[net]
+        return {key: view for key, view in known[net].items() if net.get_parameter(key).requires_grad}
 
     def at_boundary(self, state: State, phase: Phase) -> Report:
         """Treat every net from phase `first_phase` on, and return one report. Called at each boundary.
@@ -176,10 +179,10 @@ def _from_first_phase(hook: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(hook)
     def call(self: Method, *arguments: Any, **named: Any) -> Any:
         given = [*arguments, *named.values()]
-        phase = next((g.index for g in given if isinstance(g, Phase)), None)
-        if phase is None:
-            phase = next(g.phase for g in given if isinstance(g, State))
-        return (hook if phase >= self.first_phase else default)(self, *arguments, **named)
+        phases = [g.index for g in given if isinstance(g, Phase)]
+        phases += [g.phase for g in given if isinstance(g, State)]
+        early = bool(phases) and phases[0] < self.first_phase
+        return (default if early else hook)(self, *arguments, **named)
 
     call.from_first_phase = True  # type: ignore[attr-defined]
     return call

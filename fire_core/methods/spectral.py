@@ -13,6 +13,7 @@ from fire_core.errors import check_range
 from fire_core.methods.method import Method, beside, register
 from fire_core.phases import State
 from fire_core.seeding import derive
+from fire_core.wrapped_models import unwrap
 
 
 @register
@@ -48,7 +49,7 @@ class Spectral(Method):
     def penalty(self, state: State) -> Tensor | float:
         """Return the penalty over all nets, after one step of the power iteration."""
         total: Any = 0.0
-        for name, net in state.nets.items():
+        for name, net in ((name, unwrap(net)) for name, net in state.nets.items()):
             vectors, parameters = self.vectors.setdefault(name, {}), dict(net.named_parameters())
             for key, view in self.weights(net).items():
                 matrices = view.matrices(parameters[key]).float()
@@ -67,7 +68,9 @@ class Spectral(Method):
 
     def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
         """Restore what `state_dict` returned."""
-        self.vectors = {name: beside(known, state.nets[name]) for name, known in saved["vectors"].items()}
+        self.vectors = {
+            name: beside(known, unwrap(state.nets[name])) for name, known in saved["vectors"].items()
+        }
 
 
 def largest_singular_value(matrices: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fire_core.errors import check_range
+from fire_core.errors import UserError, check_range
 from fire_core.methods.method import Method, register
 from fire_core.seeding import derive
 
@@ -53,21 +53,26 @@ class PerturbedDescent(Optimizer):
         if not found:
             return loss
         utilities = [self._utility(group, p, gradient) for group, p, gradient in found]
-        largest = torch.stack([utility.max() for utility in utilities]).max().clamp_min(1e-30)
+        first = utilities[0].device
+        largest = torch.stack([utility.max().to(first) for utility in utilities]).max().clamp_min(1e-30)
         cuda = sorted({p.device.index for _, p, _ in found if p.device.type == "cuda"})
         with torch.random.fork_rng(cuda):
-            group, first, _ = found[0]
-            torch.manual_seed(derive(group["seed"], "noise", int(self.state[first]["step"])))
+            group, p, _ = found[0]
+            torch.manual_seed(derive(group["seed"], "noise", int(self.state[p]["step"])))
             for (group, p, gradient), utility in zip(found, utilities, strict=True):
                 direction = self._adam(group, p, gradient) if group["adaptive"] else gradient
                 noise = torch.randn_like(p) * group["sigma"]
-                free = 1.0 - torch.sigmoid(utility / largest)
+                free = 1.0 - torch.sigmoid(utility / largest.to(utility.device))
                 p.mul_(1.0 - group["lr"] * group["weight_decay"])
                 p.sub_(((direction + noise) * free).to(p.dtype), alpha=group["lr"])
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state dict, with the averages in float32, which torch would cast to the type of the weights."""
+        if any("utility" not in state for state in state_dict["state"].values()):
+            raise UserError(
+                "this state dict is not of UPGD: it has no utilities; load it into the optimizer that wrote it"
+            )
         super().load_state_dict(state_dict)
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         weights = [p for group in self.param_groups for p in group["params"]]

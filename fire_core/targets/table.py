@@ -255,8 +255,12 @@ def _test(table: TargetTable, item: str, matrices_only: bool) -> Test:
 
 def _matches(target: Target, pattern: str) -> bool:
     """Return whether the pattern matches the target, its parameter (by any of its names), or a module around it."""
-    flat = target.name.replace("[", ".").replace("]", "")
-    candidates = {target.parameter, target.name, flat, *target.aliases}
+    whole, _, label = target.name.rstrip("]").partition("[")
+    parts = [
+        part for part in label.split(",") if not part.isdigit()
+    ]  # q of "q,0,2", a tap of a fused convolution
+    candidates = {target.parameter, target.name, f"{whole}.{label}", *target.aliases}
+    candidates.update(f"{whole}.{part}" for part in parts)
     for alias in (target.parameter, *target.aliases):
         parts = alias.split(".")
         candidates.update(".".join(parts[:length]) for length in range(1, len(parts)))
