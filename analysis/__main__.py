@@ -73,6 +73,10 @@ def draw_figures(given: Sequence[str]) -> int:
         raise UserError(
             f"--paper-curves: the paper has no figure {others[0]!r}; choose from {', '.join(PAPER)}"
         )
+    if options.metric and options.name and "fig4" not in options.name:
+        raise UserError(
+            f"--metric {options.metric!r} is for fig4: add it to the figures, or leave --metric out"
+        )
     formats = options.formats.split(",")
     if wrong := [name for name in formats if name not in FigureCanvasBase.get_supported_filetypes()]:
         raise UserError(f"--formats {options.formats!r}: {wrong[0]!r} cannot be drawn; give png, pdf or svg")
@@ -120,6 +124,8 @@ def write_tables(given: Sequence[str]) -> int:
         help_text = f"with --experiment: {name} that must be present, separated by commas"
         parser.add_argument(f"--{name}", default="", help=help_text)
     options = parser.parse_args(given)
+    if options.experiment and options.write:
+        raise UserError("--write regenerates every document: leave out --experiment")
     if options.experiment:
         return sweep.show(options)
     if options.methods or options.seeds:

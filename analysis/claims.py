@@ -18,6 +18,7 @@ import yaml
 from scipy import stats as scipy_stats
 
 from analysis import measures, paper
+from analysis.estimates import Values
 from analysis.runs import Results, at_largest_size, settings
 from analysis.stats import LEVEL, Estimate, estimate, holm
 
@@ -30,7 +31,6 @@ COLUMNS = [
     "planned", "seeds", "gain", "low", "high", "p", "p_holm", "verdict",
     "exploring_seeds", "exploring_gain", "exploring_low", "exploring_high", "gains", "exploring_gains",
 ]  # fmt: skip
-Values = dict[str, dict[int, float]]  # {label: {seed: value}}
 
 
 @cache
@@ -71,7 +71,7 @@ def premise(part: Results, which: str = "confirming") -> Premise:
     else:
         ends = measures.values(part.metrics, measure)
         values = paired(ends, "full_reset", "none", measure.higher_is_better)
-    values = values if which == "all" else explored(values)
+    values = values if which == "all" else explored(values, part.first["size"])
     found = estimate([values[seed] for seed in sorted(values)]) if values else None
     if figure == "fig3":
         return Premise(True, found)
@@ -99,21 +99,20 @@ def _compared(part: Results, which: str) -> pd.DataFrame:
     plain = part.select(label=part.runs["label"][part.runs["label"] == part.runs["method"]].unique())
     ends, holds = measures.values(plain.metrics, measure), premise(part, which).holds
     rows, ran = [], set(ends)
-    if (
-        which == "confirming" and first["size"] == "medium"
-    ):  # what was planned counts as open until it has run
+    if which == "confirming" and first["size"] == "medium":  # what was planned is open until it has run
         ran |= {method for experiment, method in confirming_plan() if experiment == first["experiment"]}
     for pair in _pairs(first["experiment"], ran):
         better, worse = pair["better"], pair["worse"]
         gains = paired(ends, better, worse, measure.higher_is_better)
-        seeds = {"exploring": EXPLORING, "all": sorted(gains)}.get(which)
+        exploring = explored(gains, first["size"])
+        seeds = {"exploring": sorted(exploring), "all": sorted(gains)}.get(which)
         if seeds is None:
             seeds = planned_seeds(first["experiment"], first["size"], better, worse)
         used = {seed: gains[seed] for seed in seeds if seed in gains}
         complete = 0 < len(seeds) == len(used) if which == "confirming" else len(used) > 1
         row = first[["experiment", "figure", "panel", "size", "data"]].to_dict() | pair
         row |= {"premise": holds, "planned": len(seeds), "complete": complete}
-        for prefix, each in (("", used), ("exploring_", explored(gains))):
+        for prefix, each in (("", used), ("exploring_", exploring)):
             found = estimate(list(each.values())) if each else Estimate(*[float("nan")] * 4, 0)
             row |= {f"{prefix}gains": each, f"{prefix}seeds": len(each), f"{prefix}gain": found.mean}
             row |= {f"{prefix}low": found.low, f"{prefix}high": found.high, f"{prefix}p": found.p}
@@ -121,7 +120,8 @@ def _compared(part: Results, which: str) -> pd.DataFrame:
     table = pd.DataFrame(rows, columns=[*COLUMNS, "complete", "p_least"])
     if table.empty:
         return table[COLUMNS]
-    for _, family in table[table["planned"] > 0].groupby("kind"):
+    together = table["planned"] * (which == "confirming")  # what was planned later has a family of its own
+    for _, family in table[table["planned"] > 0].groupby(["kind", together]):
         # planned tests that are still open may end with any p: at 1 the others' are largest, and at 0 smallest, as if
         # these tests were not in the family
         table.loc[family.index, "p_holm"] = holm(family["p"].where(family["complete"], 1.0).astype(float))
@@ -167,9 +167,9 @@ def paired(ends: Values, better: str, worse: str, higher: bool) -> dict[int, flo
     return {seed: sign * (pair[0][seed] - pair[1][seed]) for seed in sorted(set(pair[0]) & set(pair[1]))}
 
 
-def explored(gains: dict[int, float]) -> dict[int, float]:
-    """Return the values of the exploring seeds."""
-    return {seed: gain for seed, gain in gains.items() if seed in EXPLORING}
+def explored(gains: dict[int, float], size: str) -> dict[int, float]:
+    """Return the values of the exploring seeds: 1 to 5, and at size paper, where nothing is planned, all."""
+    return {seed: gain for seed, gain in gains.items() if seed in EXPLORING or size == "paper"}
 
 
 # ------------------------------------------------------------------------------------------------ counts
@@ -178,6 +178,13 @@ def of_paper(table: pd.DataFrame) -> pd.DataFrame:
     return table[
         (table["kind"] == "claims") & table["source"].str.startswith("the paper's") & (table["figure"] != "")
     ]
+
+
+def largest(table: pd.DataFrame) -> pd.DataFrame:
+    """Return each comparison at the largest size with planned seeds or, if none were planned, at its largest size."""
+    keys = ["experiment", "better", "worse"]
+    planned = table["planned"].astype(int).groupby([table[key] for key in keys]).transform("max") > 0
+    return at_largest_size(table[~planned | (table["planned"] > 0)], keys)
 
 
 def counts(table: pd.DataFrame) -> dict[str, int]:
@@ -208,7 +215,7 @@ def effects(table: pd.DataFrame, rival: str) -> pd.DataFrame:
     """Return one effect of FIRE against `rival` per panel of the paper that counts and is complete (columns panel, d,
     variance). The starts of Figure 3 share a first phase, so each seed contributes the mean of its differences."""
     rows = table[table["premise"].eq(True) & table["figure"].str.startswith("fig")]
-    rows = at_largest_size(rows[rows["gain"].notna()])
+    rows = at_largest_size(rows[rows["gain"].notna()], ["experiment", "better", "worse"])
     paper_cells = {"_".join(cell) for cell in paper.cells()}
     found: dict[str, dict[int, float]] = {}
     starts: list[dict[int, float]] = []
@@ -256,11 +263,10 @@ def pool(found: pd.DataFrame) -> dict[str, float]:
 
 def report(results: Results) -> list[tuple[str, dict[str, int], pd.DataFrame]]:
     """Return (seeds, counts of the paper's claims, pooled estimates) with the exploring and with the confirming seeds,
-    each experiment at the largest size at which it was run."""
+    each comparison at the size that `largest` chooses."""
     found = []
     for name, seeds in (("seeds 1 to 5, exploring", "exploring"), ("seeds from 6 on", "confirming")):
         table = verdicts(results, seeds)
         rows = of_paper(table)
-        largest = at_largest_size(rows, ["experiment", "better", "worse"])
-        found.append((name, counts(largest), pooled(table)))
+        found.append((name, counts(largest(rows)), pooled(table)))
     return found

@@ -26,6 +26,7 @@ from analysis import (
 )
 from analysis.rendering import render
 from analysis.runs import RESULTS, SIZES, Results, at_largest_size, load_exported, settings
+from fire_core.checkpoints.atomic import write_atomic
 from fire_core.errors import UserError
 from harness.config import sweeps
 
@@ -51,7 +52,7 @@ def write() -> list[Path]:
     for old in set(FOLDER.glob("*.md")) - set(written):
         old.unlink()
     for path, text in written.items():
-        path.write_text(text, encoding="utf-8")
+        write_atomic(path, text)
     return list(written)
 
 
@@ -106,7 +107,7 @@ def reproduced(results: Results, frame: pd.DataFrame, compared: pd.DataFrame, re
     """Return the text of REPRODUCED.md."""
     benchmarks, of_paper = benchmark_tables.benchmark_tables(), claims.of_paper(compared)
     cells = ["_".join(cell) for cell in paper.cells()]
-    shown = at_largest_size(of_paper, ["experiment", "better", "worse"])
+    shown = claims.largest(of_paper)
     controls = compared[(compared["kind"] == "controls") & compared["experiment"].isin(cells)]
     return render(
         "reproduced",
@@ -153,11 +154,10 @@ def _figure(name: str, title: str) -> dict[str, Any] | None:
 
 def ahead(compared: pd.DataFrame, figure: str) -> list[tuple[str, int, int]]:
     """Return (rival, panels in which FIRE's mean is ahead of it, panels that have both) over the panels of a figure of the
-    paper whose premise is met, each at its largest size. Confirming seeds count where all planned ones have
+    paper whose premise is met, each at the size of `claims.largest`. Confirming seeds count where all planned ones have
     run, else the exploring ones."""
     cells = ["_".join(cell) for cell in paper.cells() if cell[0].startswith(figure)]
-    rows = compared[compared["experiment"].isin(cells) & compared["premise"]]
-    rows = at_largest_size(rows, ["experiment", "better", "worse"])
+    rows = claims.largest(compared[compared["experiment"].isin(cells) & compared["premise"]])
     rows = rows[(rows["better"] == "fire") | (rows["worse"] == "fire")]
     wins: dict[str, list[bool]] = {rival: [] for rival in claims.GROUPS}
     for row in rows.to_dict("records"):
@@ -175,7 +175,7 @@ def triggers(results: Results, frame: pd.DataFrame) -> dict[str, Any]:
         return {}
     part = results.select(experiment=TRIGGER, size=rows["size"].iloc[0])
     _, words = tables.triggers_table(part, rows[rows["size"] == rows["size"].iloc[0]])
-    return {"title": _title(part), "words": words, "experiment": TRIGGER}
+    return {"title": plot.title(part).replace("\n", ", "), "words": words, "experiment": TRIGGER}
 
 
 def not_run(compared: pd.DataFrame) -> dict[str, list[str]]:
@@ -224,17 +224,13 @@ def _of_one(table: pd.DataFrame) -> pd.DataFrame:
     return table.drop(columns=["experiment", "panel", "size"], errors="ignore")
 
 
-def _title(part: Results) -> str:
-    return plot.title(part).replace("\n", ", ")
-
-
 def origin(part: Results) -> dict[str, Any]:
     """Return what the command needs that repeats the runs of one setting, and where they were made."""
     runs, first = part.finished, part.first
     labels = plot.ordered(runs["label"][runs["label"] == runs["method"]]) or plot.ordered(runs["method"])
     return {
         "size": first["size"],
-        "title": _title(part),
+        "title": plot.title(part).replace("\n", ", "),
         "target": f"{first['domain']}-sweep",
         "sweep": " ".join(first["command"].split()[:2]) if sweeps(first["experiment"]) else "",
         "apart": [

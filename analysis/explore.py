@@ -77,7 +77,8 @@ def _setting(part: Results, rows: pd.DataFrame, labels: dict[str, int]) -> dict[
     The script in templates/explore.html.j2 reads the keys.
     """
     first, runs = part.first, part.finished.assign(place=part.finished["label"].map(labels))
-    runs = runs.sort_values(["place", "seed"], kind="stable")
+    changed = runs["dirty"].astype(str).map({"True": " with changes"}).fillna("")
+    runs = runs.assign(code=runs["commit"] + changed).sort_values(["place", "seed"], kind="stable")
     places = {run: i for i, run in enumerate(zip(runs["label"], runs["seed"]))}
     figure, told, curves = first["figure"], list[dict[str, Any]](), dict[str, dict[str, Any] | None]()
     for kind, _, measure, values in estimates.numbers(part):
@@ -99,9 +100,7 @@ def _setting(part: Results, rows: pd.DataFrame, labels: dict[str, int]) -> dict[
         "title": plot.title(part).replace("\n", ", "),
         "premise": plot.premise_text(part),
         "source": plot.provenance(runs),
-        "runs": [
-            [row["place"], row["seed"], _commit(row), row["trunk_commit"]] for row in runs.to_dict("records")
-        ],
+        "runs": runs[["place", "seed", "code", "trunk_commit"]].to_numpy().tolist(),
         "measures": told,
         "curves": curves,
     }
@@ -175,10 +174,6 @@ def _points(part: Results, measure: Measure) -> tuple[pd.DataFrame, str, list[fl
     room = 0.08 * (late.max() - late.min()) + 1e-4
     limits = [_short(late.min() - room), _short(late.max() + room)]
     return rows[rows["x"] >= marks[0] - 0.2 * length], unit, marks, limits
-
-
-def _commit(run: dict[str, Any]) -> str:
-    return f"{run['commit']}{' with changes' if str(run['dirty']) == 'True' else ''}"
 
 
 def _short(value: Any) -> Any:

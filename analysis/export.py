@@ -18,6 +18,7 @@ from analysis.runs import (
     load_exported,
     merged,
 )
+from fire_core.checkpoints.atomic import write_atomic
 
 CURVES = ["label", "seed", "metric", "phase", "step"]  # sorting order of exported curves
 POINTS = 60  # values per phase that an exported curve keeps at least, if it has them; see `thin`
@@ -77,5 +78,5 @@ def thin(rows: pd.DataFrame) -> pd.DataFrame:
 def _write(frame: pd.DataFrame, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     # A column that also holds None would be written with all digits.
-    frame.infer_objects().to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
+    write_atomic(path, frame.infer_objects().to_csv(index=False, float_format="%.6g", lineterminator="\n"))
     return path

@@ -100,13 +100,15 @@ def phase_ends(metrics: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def values(metrics: pd.DataFrame, measure: Measure) -> dict[str, dict[int, float]]:
-    """Return {label: {seed: number}}. Runs that did not log the metric, or whose number is not finite, are absent."""
+    """Return {label: {seed: number}}. Runs that did not log the metric, or whose number is not finite, are absent. So are
+    those whose last phase logged no finite value, if the number is the final one."""
+    ended = metrics.groupby(["label", "seed"])["phase"].max().rename("ended")
     rows = ordered_rows(metrics, measure.metric)
     if measure.reduce == "late_phases":
         rows = phase_ends(metrics, measure.metric)
     last_phase, last_step = (rows.groupby(["label", "seed"])[c].transform("max") for c in ("phase", "step"))
     keep = {
-        "final": rows["phase"] >= 0,
+        "final": rows["phase"] == rows.join(ended, on=["label", "seed"])["ended"],
         "late_phases": rows["phase"] > last_phase - np.maximum(1, (last_phase + 1) // 4),
         "tail": rows["step"] >= (1 - TAIL) * last_step,
         "before": rows["phase"] < last_phase,

@@ -8,10 +8,9 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.runs import RESULTS
 from fire_core.checkpoints.atomic import write_atomic
 from harness.runs.machine import describe
-
-RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def merge(name: str, rows: Sequence[dict[str, Any]], key: Sequence[str]) -> Path:

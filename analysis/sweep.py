@@ -33,11 +33,9 @@ def show(options: argparse.Namespace) -> int:
     frame = estimates.frame(results)
     ends = frame[frame["kind"] == "result"]
     shown = [(part, rows) for part in settings(results) if len(rows := estimates.of(ends, part))]
-    expected = comma_list(options.methods), whole_numbers(options.seeds)
-    if any(map(sweeps, names)):  # the labels of its runs are not the names of the methods
-        expected = [], []
-    wrong = absent(results, *expected)
-    for name in names:
+    expected, wrong = (comma_list(options.methods), whole_numbers(options.seeds)), list[str]()
+    for name in names:  # where an experiment sweeps its own settings, labels are not the names of methods
+        wrong += absent(results.select(experiment=name), *(([], []) if sweeps(name) else expected))
         if name not in {part.first["experiment"] for part, _ in shown}:
             ran = name in set(results.finished["experiment"])
             reason = "its runs log no known measure" if ran else f"no finished run of size {size}"
@@ -80,10 +78,14 @@ def sentences(compared: pd.DataFrame) -> list[str]:
     for row in compared[(compared["kind"] == "claims") | against_none].to_dict("records"):
         decimals = 1 if row["figure"].startswith("fig4") else 4
         gain = spread(row["gain"], row["low"], row["high"], decimals, sign=True)
-        one = "one seed decides nothing" if row["seeds"] == 1 else "plasticity lost? run full_reset too"
-        said = one if row["verdict"] == "open" else row["verdict"]
+        unknown = "plasticity lost? run full_reset with at least two of the seeds"
+        if row["figure"].startswith("fig4"):
+            unknown = "not judged, because too few seeds have a return of random actions above 0"
+        if row["seeds"] < 2:
+            unknown = f"{['no seed', 'one seed'][row['seeds']]} decides nothing"
+        said = unknown if row["verdict"] == "open" else row["verdict"]
         p = "" if pd.isna(row["p_holm"]) else f", p {p_text(row['p_holm'])} corrected"
-        seeds = f"{row['seeds']} seed{'s' if row['seeds'] > 1 else ''}"
+        seeds = f"{row['seeds']} seed{'s' if row['seeds'] != 1 else ''}"
         told.append(f"{row['experiment']}: {tables.claim_text(row)}: {said} (gain {gain}{p}, {seeds})")
     return told
 

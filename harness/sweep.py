@@ -66,7 +66,7 @@ def progress(noted: list[dict[str, Any]]) -> str:
         if entry["event"] == "running":
             began[entry["run"]] = entry["time"]
         else:
-            durations.append(entry["time"] - began.pop(entry["run"]))
+            durations.append(entry["time"] - began.pop(entry["run"], entry["time"]))
             failed += entry["event"] == "failed"
     ended = len(durations)
     line = f"sweep: {ended - failed} done, {len(began)} running, {failed} failed, of {runs or '?'}"

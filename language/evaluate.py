@@ -32,7 +32,8 @@ def evaluate(
     net.eval()
     losses = []
     for corpus in corpora:
-        total = torch.zeros(2, device=world.device, dtype=torch.float64)  # sum of losses, number of tokens
+        exact = torch.float32 if world.device.type == "mps" else torch.float64  # which mps does not have
+        total = torch.zeros(2, device=world.device, dtype=exact)  # sum of losses, number of tokens
         batches = validation_batches(corpus, block, cfg.eval_batch_size, cfg.eval_windows)
         for batch, counts in world.deal(batches):
             tokens, targets = (send(part, world.device) for part in batch)
@@ -40,7 +41,7 @@ def evaluate(
                 loss = net(tokens, targets)
             if counts:
                 told = (targets != IGNORED).sum()
-                total[0] += loss.double() * told
+                total[0] += loss.to(exact) * told
                 total[1] += told
         summed = world.mean(total)
         losses.append(finite(float(summed[0] / summed[1]), f"validation loss on {corpus.name}", cfg))

@@ -99,9 +99,10 @@ def check_settings(cfg: DictConfig) -> Shape:
     if len(cfg.betas) != 2 or not all(beta < 1 for beta in cfg.betas):
         raise UserError(f"betas={cfg.betas}: {BETAS}")
     for phase in ("phase_1", "phase_2"):
-        if cfg[phase].passes is None and cfg[phase].iterations is None:
+        passes, iterations = cfg[phase].passes, cfg[phase].iterations
+        if (passes is None) == (iterations is None):
             raise UserError(
-                f"{phase}.passes=null and {phase}.iterations=null: give one of them, the phase has no length"
+                f"{phase}.passes={passes} and {phase}.iterations={iterations}: give one of them, and null for the other"
             )
         if (cfg[phase].block or 0) > cfg.model.block:
             raise UserError(

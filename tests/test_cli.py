@@ -11,13 +11,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from fire_core import fire
+from fire_core import Report, fire
 from fire_core.checkpoints.command_line import main
 from fire_core.checkpoints.files import Shard, open_checkpoint
 from fire_core.checkpoints.inspect import spectra
 from fire_core.checkpoints.targets import targets_of
 from fire_core.checkpoints.treat import treat_file
-from fire_core.report import Report
 
 
 class Net(nn.Module):

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import tests.architectures  # noqa: F401 (its import makes that of torchvision possible)
-from fire_core import fire
-from fire_core.errors import UserError
+from fire_core import UserError, fire
 from fire_core.triggers import Cooldown, EveryNSteps, Plateau
 
 transformers = pytest.importorskip("transformers")

@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from fire_core import fire, project_
-from fire_core.errors import UserError
+from fire_core import UserError, fire, project_
 from fire_core.solvers.polar import STACK_BYTES, polar
 from tests.polar_cases import deviation, gaussian, published, relative_error, spread, with_spectrum
 

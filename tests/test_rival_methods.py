@@ -8,13 +8,12 @@ from tiny_nets import linear
 from torch import nn
 from torch.nn import functional
 
-from fire_core import Phase, State, UserError, reset_optimizer_state, snapshot
+from fire_core import Phase, State, UserError, find_targets, reset_optimizer_state, snapshot
 from fire_core.measure.plasticity import curvature, plasticity
 from fire_core.methods import create
 from fire_core.methods.dash import shrink
 from fire_core.methods.muon import CombinedOptimizer, ConvMuon
 from fire_core.methods.redo import dormancy
-from fire_core.targets import find_targets
 from fire_core.units import find_unit_layers, recycle
 
 needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch below 2.9")

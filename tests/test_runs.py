@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fire_core import UserError
+from fire_core import Report, UserError
 from fire_core.checkpoints.atomic import write_atomic
-from fire_core.report import Report
 from harness.runs import Run, generator, numpy_generator, record, seeded
 from harness.runs import checkpoint as checkpoints
 from harness.runs.record import FinishedElsewhere, RunName, Saving
@@ -74,13 +73,14 @@ def test_what_an_earlier_start_was_made_with_is_kept(tmp_path):
 
 
 @pytest.mark.parametrize("trunk", [None, {"rate": 0.1}])
+@pytest.mark.parametrize("now", [None, {"rate": 0.1}])
 @pytest.mark.parametrize("stop_after", [3, 4, 5, 7])
-def test_interrupted_equals_uninterrupted_with_a_trunk_and_without(tmp_path, stop_after, trunk):
+def test_interrupted_equals_uninterrupted_with_a_trunk_and_without(tmp_path, stop_after, trunk, now):
     whole = play(open_run(tmp_path / "whole"))
     with pytest.raises(KeyboardInterrupt):
         play(open_run(tmp_path / "cut", trunk=trunk, checkpoint_steps=2), stop_after=stop_after)
-    assert play(open_run(tmp_path / "cut", trunk=trunk, checkpoint_steps=2)) == whole
-    if trunk is None:
+    assert play(open_run(tmp_path / "cut", trunk=now, checkpoint_steps=2)) == whole
+    if None in (trunk, now):
         return
     other = play(open_run(tmp_path / "cut", label="none", trunk=trunk), boundary_value=0.0)
     assert other.splitlines()[:4] == whole.splitlines()[:4] and other != whole
@@ -120,6 +120,10 @@ def test_another_config_is_a_new_folder_also_where_the_meta_file_is_lost(tmp_pat
     other = open_run(tmp_path, config={"label": "fire", "rate": 0.2})
     assert other.folder != run.folder and not other.finished
     assert open_run(tmp_path).folder == run.folder
+    late = open_run(tmp_path / "late", config={"rate": 0.2})  # found its folder before another took it
+    stopped(tmp_path / "late")
+    with pytest.raises(UserError, match="another config has taken"), late:
+        pass
     assert play(open_run(tmp_path)) == play(open_run(tmp_path / "whole"))
 
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from fire_core import find_targets, fire
 from fire_core.methods.plasticity_injection import InjectedHead
-from fire_core.projection import fire
-from fire_core.targets import find_targets
 from rl.sac.network import LOG_STD_MAX, LOG_STD_MIN, Actor, Critics, sample_action, truncated_he_normal_
 from rl.sac.normaliser import RunningNormaliser
 

@@ -170,7 +170,10 @@ def test_the_temperature_begins_anew_at_the_boundary_or_is_kept(tmp_path, fair):
 
     rate = compose_config("sac", ["experiment=fig4b_hopper", "size=smoke"]).learning_rate
     assert gone(fair) <= 1.01 * rate
-    assert gone(after_one_update(tmp_path, "method=fire", "boundary.temperature=keep")) > 10 * rate
+    assert (
+        gone(after_one_update(tmp_path, "method=plasticity_injection", "boundary.temperature=keep"))
+        > 10 * rate
+    )
 
 
 def test_steps_and_returns_are_those_of_the_environment(tmp_path):

@@ -20,7 +20,6 @@ def load(method: str) -> tuple[dict[str, Tensor], dict]:
 
 
 def linear(values: list, bias: list | None = None) -> nn.Linear:
-    """A linear layer with these weights."""
     weight = torch.tensor(values, dtype=torch.float32)
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
     layer.weight.data = weight

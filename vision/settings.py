@@ -73,7 +73,7 @@ class Vision(Keys):
     data: Pictures = group(Pictures)
     model: VisionModel = group(VisionModel)
     warmup_share: Any = key(
-        "share of a phase in which the learning rate rises",
+        "share of a phase in which the learning rate rises; not used with schedule=official",
         each=float,
         least=0,
         most=1,

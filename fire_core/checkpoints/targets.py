@@ -52,6 +52,7 @@ def targets_of(
             if not guess:
                 raise UserError(f"{why}, so the targets are not certain: {GUESS}") from error
             source = f"{source}, because {why}"
+    asked = {item.removeprefix("-").removeprefix("no_") for item in split_rule(targets)}
     if architecture is not None:
         rows, guessed = _merge(list_targets(architecture), rows, architecture, outline)
         if guessed and not guess:
@@ -60,7 +61,7 @@ def targets_of(
                 f"({shorten(guessed, 3)}): {GUESS}"
             )
         source += f", {len(guessed)} matrices from names and shapes" if guessed else ""
-    elif not any(target.role == "head" for target in rows) and _asks_for_head(targets):
+    elif "head" in asked and not any(target.role == "head" for target in rows):
         raise UserError(
             f"targets={targets!r}: no tensor of {checkpoint.path} is certainly the output layer; name it "
             "(--targets=-name excludes it, --targets=name chooses it), or the model with --model"
@@ -137,7 +138,3 @@ def _merge(
     others = [target for target in rows if target.parameter not in named]
     guessed = list(dict.fromkeys(target.parameter for target in others if target.included))
     return TargetTable([*known, *others]), guessed
-
-
-def _asks_for_head(targets: str | Sequence[str]) -> bool:
-    return any(item.removeprefix("-").removeprefix("no_") == "head" for item in split_rule(targets))

@@ -4,7 +4,7 @@
 
 The activations of a layer are the tensor, after a nonlinearity, that the next matrix product or convolution reads. A
 pool after the nonlinearity and the product of a gated block are therefore part of them. Nonlinearities may be modules
-or functions.
+or functions; a sigmoid is taken for a gate and does not count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fire_core.measure.inputs import call
 THRESHOLD = 0.025
 NONLINEAR = {
     "relu", "gelu", "silu", "tanh", "leaky_relu", "elu", "hardtanh", "mish", "softplus", "hardswish", "threshold",
-    "clamp_min", "prelu", "_prelu_kernel",
+    "clamp_min", "prelu", "_prelu_kernel", "celu", "log_sigmoid_forward", "rrelu_with_noise",
 }  # fmt: skip
 PRODUCTS = {
     "mm", "addmm", "bmm", "baddbmm", "convolution", "mv", "addmv", "dot", "embedding", "_embedding_bag",

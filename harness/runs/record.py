@@ -103,7 +103,8 @@ class Run:
         Args:
             config: resolved keys that can change numbers; their hash is the run's identity. If the folder of this name
                 belongs to another config, the run gets a folder with the hash in its name.
-            trunk: settings that phase 0 depends on, if it may be shared; None to train it in this run.
+            trunk: settings that phase 0 depends on, if it may be shared; None to train it in this run. A run that has
+                checkpoints of its own goes on as it began.
             meta: further entries of meta.json.
         """
         identity = fingerprint(config)
@@ -116,8 +117,11 @@ class Run:
             )
         facts = {key: value for key, value in asdict(name).items() if key != "root"}
         run = cls(folder, config, facts | {"identity": identity} | (meta or {}), saving or Saving())
-        if trunk is not None:
-            run.trunk = Path(name.root) / "trunks" / fingerprint(trunk)
+        begun, known = fingerprint(trunk) if trunk is not None else None, read_meta(folder)
+        if "identity" in known and any((folder / "checkpoint").glob("*.pt")):
+            begun = known.get("trunk")  # it goes on as it began, whatever run.trunk says now
+        if begun:
+            run.trunk = Path(name.root) / "trunks" / Path(str(begun)).name
             run.meta["trunk"] = run.trunk.name
         return run
 
@@ -144,6 +148,10 @@ class Run:
         if self._wait_for(self._lock, str(self.folder)) and self._is_done():
             self._lock.release()
             raise FinishedElsewhere(f"finished by another process: {self.folder}")
+        owner = read_meta(self.folder).get("identity")
+        if isinstance(owner, str) and owner != self.meta["identity"]:
+            self._lock.release()
+            raise UserError(f"another config has taken {self.folder} meanwhile: run the same command again")
         try:
             remove_torn(self.folder)
             remove_torn(self.folder / "checkpoint")

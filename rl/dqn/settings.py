@@ -45,7 +45,9 @@ class Dqn(Keys):
     epsilon_final: float = key("share of random actions after that", least=0, most=1)
     discount: float = key("discount of later rewards", least=0, most=1)
     adam_epsilon: float = key("epsilon in Adam's denominator", least=0, most=1)
-    target_every: int = key("transitions between copies into the target network", least=1)
+    target_every: int = key(
+        "transitions between copies into the target network; not used with target_ema", least=1
+    )
     target_ema: float | None = key(
         "share that the target network keeps in an update; null: it is copied", least=0, most=1, added=True
     )

@@ -169,7 +169,8 @@ def train(cfg: DictConfig) -> None:
                 # In the official code, nothing at all changes in the run without intervention.
                 if not official or method.name != "none":
                     state.copy_followers()
-                    changed = [*report.parameters, *renew(cfg, learner, normaliser, replay)]
+                    treated = () if method.changes_structure else report.parameters
+                    changed = [*treated, *renew(cfg, learner, normaliser, replay)]
                     reset_optimizer_state(state.optimizers, cfg.optimizer_state, changed)
                 if method.changes_structure:
                     learner.renew_optimizers()
