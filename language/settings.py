@@ -102,7 +102,8 @@ def check_settings(cfg: DictConfig) -> Shape:
         passes, iterations = cfg[phase].passes, cfg[phase].iterations
         if (passes is None) == (iterations is None):
             raise UserError(
-                f"{phase}.passes={passes} and {phase}.iterations={iterations}: give one of them, and null for the other"
+                f"{phase}.passes={passes or 'null'} and {phase}.iterations={iterations or 'null'}: give one of them, "
+                "and null for the other"
             )
         if (cfg[phase].block or 0) > cfg.model.block:
             raise UserError(

@@ -138,7 +138,7 @@ def test_unknown_names_and_times_are_refused():
         launcher_overrides("slurm", 1)
 
 
-@pytest.mark.parametrize("name, runs", [("smoke", 12), ("medium", 1143), ("paper", 465)])
+@pytest.mark.parametrize("name, runs", [("smoke", 12), ("medium", 1168), ("paper", 465)])
 def test_the_campaigns_of_the_repository_name_runs_that_exist(name, runs):
     found = load(name, "runs")
     assert sum(len(sweep.runs()) for sweep in found.sweeps) == runs
@@ -151,7 +151,7 @@ def test_the_campaigns_of_the_repository_name_runs_that_exist(name, runs):
 def test_medium_has_the_confirming_seeds_that_the_statistics_page_plans():
     """Those of every panel of Figures 2 and 3, and of the panels of Figure 4 that need no Atari emulator."""
     confirming = defaultdict(set)
-    for sweep in load("medium", "runs").sweeps:
+    for sweep in [*load("medium", "runs").sweeps, *load("rivals", "runs").sweeps]:
         for experiment, method, seed in settings(sweep):
             if int(seed) > 5:
                 confirming[experiment, method].add(int(seed))

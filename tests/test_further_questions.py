@@ -109,6 +109,6 @@ def test_the_finding_of_a_figure_counts_the_panels_in_which_fire_is_ahead() -> N
         ("fig2a_cifar10_resnet18", "medium", "fire", "none", True, 0.2, 0.2),
     ]
     names = ["experiment", "size", "better", "worse", "premise", "gain", "exploring_gain"]
-    compared = pd.DataFrame(rows, columns=names)
+    compared = pd.DataFrame(rows, columns=names).assign(planned=10)
     assert documents.ahead(compared, "fig3") == [("none", 1, 2)]
     assert documents.ahead(compared, "fig4") == []
