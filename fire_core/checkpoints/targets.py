@@ -52,7 +52,6 @@ def targets_of(
             if not guess:
                 raise UserError(f"{why}, so the targets are not certain: {GUESS}") from error
             source = f"{source}, because {why}"
-    asked = {item.removeprefix("-").removeprefix("no_") for item in split_rule(targets)}
     if architecture is not None:
         rows, guessed = _merge(list_targets(architecture), rows, architecture, outline)
         if guessed and not guess:
@@ -61,7 +60,9 @@ def targets_of(
                 f"({shorten(guessed, 3)}): {GUESS}"
             )
         source += f", {len(guessed)} matrices from names and shapes" if guessed else ""
-    elif "head" in asked and not any(target.role == "head" for target in rows):
+    elif not any(target.role == "head" for target in rows) and "head" in {
+        item.removeprefix("-").removeprefix("no_") for item in split_rule(targets)
+    }:
         raise UserError(
             f"targets={targets!r}: no tensor of {checkpoint.path} is certainly the output layer; name it "
             "(--targets=-name excludes it, --targets=name chooses it), or the model with --model"

@@ -202,17 +202,17 @@ class Dash(Method):
         if not self.every_steps:
             return
         self.steps += 1
-        for name, net in ((name, unwrap(net)) for name, net in state.nets.items()):
+        for name, net in state.nets.items():
             known = self.descent.setdefault(name, {})
-            for key, parameter in net.named_parameters():
+            for key, parameter in unwrap(net).named_parameters():
                 if parameter.grad is not None:
                     old = known.get(key, torch.zeros_like(parameter))
                     known[key] = torch.lerp(old, -parameter.grad, self.alpha)
             if self.steps % self.every_steps == 0:
                 if net not in self._tables:
-                    self._tables[net] = find_targets(net, self.targets)
+                    self._tables[net] = find_targets(unwrap(net), self.targets)
                 which: dict[str, Any] = {"kernels": self.kernels, "biases": self.biases}
-                shrink(net, known, self._tables[net], floor=self.floor, strength=self.rate, **which)
+                shrink(unwrap(net), known, self._tables[net], floor=self.floor, strength=self.rate, **which)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps and the direction of each parameter."""

@@ -49,9 +49,9 @@ class Spectral(Method):
     def penalty(self, state: State) -> Tensor | float:
         """Return the penalty over all nets, after one step of the power iteration."""
         total: Any = 0.0
-        for name, net in ((name, unwrap(net)) for name, net in state.nets.items()):
-            vectors, parameters = self.vectors.setdefault(name, {}), dict(net.named_parameters())
-            for key, view in self.weights(net).items():
+        for name, net in state.nets.items():
+            vectors, parameters = self.vectors.setdefault(name, {}), dict(unwrap(net).named_parameters())
+            for key, view in self.weights(unwrap(net)).items():
                 matrices = view.matrices(parameters[key]).float()
                 if key not in vectors or vectors[key].shape != matrices.shape[:-1]:
                     vectors[key] = first_vector(key, matrices)
