@@ -10,6 +10,7 @@ from pathlib import Path
 from matplotlib.backend_bases import FigureCanvasBase
 
 from analysis import (
+    claims,
     claims_figure,
     documents,
     explore,
@@ -95,7 +96,9 @@ def draw_figures(given: Sequence[str]) -> int:
             print(f"{name}: no finished run of {', '.join(module.PREFIXES)}* in '{options.root}'")
         if name == "fig2":  # a size at which one panel was run is not worth a figure beside another
             sizes = [s for s in sizes if s == sizes[0] or len(settings(results.select(size=s))) > 1]
-        for size in sizes[:1] if name in ONE_SIZE else sizes:
+        if name in ONE_SIZE:  # the documents link it at medium, where comparisons are planned
+            sizes = ([size for size in sizes if size != "paper"] or sizes)[:1]
+        for size in sizes:
             shown = at_most(results, size) if filled else results.select(size=size)
             parts = [part for part in settings(shown) if len(part.metrics)]
             more = {"paper_curves": True} if options.paper_curves and name in PAPER else {}
@@ -154,7 +157,7 @@ def count_claims(given: Sequence[str]) -> int:
     )
     options = parser.parse_args(given)
     results = open_results(options.root)
-    found = documents.report_tables(results)
+    found = documents.report_tables(results, claims.verdicts(results))
     print(f"{markdown(found['counts'])}\n\n{markdown(found['pooled'])}")
     _tell(results.problems)
     return 0

@@ -61,9 +61,11 @@ class Premise(NamedTuple):
 
 
 def premise(part: Results, which: str = "confirming") -> Premise:
-    """Return the premise of one setting, measured without looking at FIRE on the exploring seeds, or on all if `which`
-    is "all"."""
+    """Return the premise of one setting, measured without looking at FIRE: on the exploring seeds, if `which` is "all" on
+    all seeds, and if it is "fresh" on the seeds from 6 on, which the rule does not ask."""
     figure, measure = part.first["figure"], measures.of(part)[0]
+    if figure == "fig3":
+        return Premise(True, None)
     if figure.startswith("fig4"):
         before = measures.before_boundary(part.metrics, measure.metric)
         random = measures.ordered_rows(part.metrics, "random_return").groupby("seed")["value"].first()
@@ -71,10 +73,10 @@ def premise(part: Results, which: str = "confirming") -> Premise:
     else:
         ends = measures.values(part.metrics, measure)
         values = paired(ends, "full_reset", "none", measure.higher_is_better)
-    values = values if which == "all" else explored(values, part.first["size"])
+    if which != "all":
+        early = explored(values, part.first["size"])
+        values = {seed: values[seed] for seed in values if (seed in early) == (which != "fresh")}
     found = estimate([values[seed] for seed in sorted(values)]) if values else None
-    if figure == "fig3":
-        return Premise(True, found)
     level = LEARNED if figure.startswith("fig4") else 0.0
     return Premise(None if found is None or found.n < 2 else bool(found.low > level), found)
 
@@ -261,12 +263,10 @@ def pool(found: pd.DataFrame) -> dict[str, float]:
     return {"mean": mean, "low": low, "high": high, "i2": max(0.0, float(result.i2)), "p": float(p)}
 
 
-def report(results: Results) -> list[tuple[str, dict[str, int], pd.DataFrame]]:
-    """Return (seeds, counts of the paper's claims, pooled estimates) with the exploring and with the confirming seeds,
-    each comparison at the size that `largest` chooses."""
-    found = []
-    for name, seeds in (("seeds 1 to 5, exploring", "exploring"), ("seeds from 6 on", "confirming")):
-        table = verdicts(results, seeds)
-        rows = of_paper(table)
-        found.append((name, counts(largest(rows)), pooled(table)))
-    return found
+def report(
+    exploring: pd.DataFrame, confirming: pd.DataFrame
+) -> dict[str, tuple[dict[str, int], pd.DataFrame]]:
+    """Return {seeds: (counts of the paper's claims, pooled estimates)} of two tables of verdicts, each comparison at the
+    size that `largest` chooses."""
+    tables = {"seeds 1 to 5, exploring": exploring, "seeds from 6 on": confirming}
+    return {name: (counts(largest(of_paper(table))), pooled(table)) for name, table in tables.items()}

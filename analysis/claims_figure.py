@@ -16,7 +16,8 @@ PREFIXES = (*fig2.PREFIXES, *fig3.PREFIXES, *fig4.PREFIXES)
 CAPTION = (
     "FIRE against four rivals, panel by panel, in the measure at the end of training. To the right of 0, FIRE ends ahead. "
     "Dots: our mean difference with its 95 % interval, paired by seed; orange from the confirming seeds, pale from the "
-    "exploring seeds where the comparison is open, hollow where the premise is not met. Ticks: the difference in the paper. "
+    "exploring seeds where the comparison is open, hollow where the premise is not met (from the confirming seeds if they "
+    "ran, else from the exploring ones). Ticks: the difference in the paper. "
     "Both in units of the standard deviation of our paired differences, so that accuracies, losses and returns share an "
     "axis; arrows lie beyond it. Diamonds: random-effects mean over the panels that count and are complete, of which the "
     "three starts of Figure 3 are one, with the Hartung-Knapp interval; I² is the share of the variation that is not chance."
@@ -75,14 +76,14 @@ def comparison(table: pd.DataFrame, experiment: str, rival: str) -> dict[str, An
     rows = table[table["experiment"] == experiment]
     for row in rows.to_dict("records"):
         if {row["better"], row["worse"]} == {"fire", rival}:
-            confirmed = not pd.isna(row["gain"]) and row["verdict"] != "premise not met"
+            confirmed, not_met = not pd.isna(row["gain"]), row["verdict"] == "premise not met"
             prefix = "" if confirmed else "exploring_"
             gains = np.array(list(row[f"{prefix}gains"].values()))
             if len(gains) < 2 or gains.std(ddof=1) == 0:
                 return {}
             sign, deviation = 1 if row["better"] == "fire" else -1, gains.std(ddof=1)
             ends = sorted(sign * row[f"{prefix}{end}"] / deviation for end in ("low", "high"))
-            colour = COLOUR if confirmed else GREY if row["verdict"] == "premise not met" else PALE
+            colour = GREY if not_met else COLOUR if confirmed else PALE
             mean = sign * gains.mean() / deviation
             return {"mean": mean, "low": ends[0], "high": ends[1], "deviation": deviation, "colour": colour}
     return {}

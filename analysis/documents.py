@@ -25,7 +25,7 @@ from analysis import (
     tables,
 )
 from analysis.rendering import render
-from analysis.runs import RESULTS, SIZES, Results, at_largest_size, load_exported, settings
+from analysis.runs import RESULTS, SIZES, Results, at_largest_size, at_most, load_exported, settings
 from fire_core.checkpoints.atomic import write_atomic
 from fire_core.errors import UserError
 from harness.config import sweeps
@@ -64,10 +64,11 @@ def texts() -> dict[Path, str]:
             f"no finished run in {RESULTS}: run something and export it first (python -m analysis export)"
         )
     frame, readme, compared = estimates.frame(results), ROOT / "README.md", claims.verdicts(results)
-    of_paper, report = claims.of_paper(compared), report_tables(results)
+    of_paper, report = claims.of_paper(compared), report_tables(results, compared)
     beside = compared[(compared["kind"] == "claims") & ~compared.index.isin(of_paper.index)]
+    benchmarks = benchmark_tables.benchmark_tables()
     found = {
-        "benchmarks": render("benchmarks", found=benchmark_tables.benchmark_tables()),
+        "benchmarks": render("benchmarks", found=benchmarks),
         "claims": render("claims", **report, claims=tables.comparisons_table(of_paper)),
         "beside_the_paper": render(
             "beside_the_paper",
@@ -83,38 +84,39 @@ def texts() -> dict[Path, str]:
         found[experiment] = page(results.select(experiment=experiment), frame, compared)
     overview = render("overview", table=tables.overview_table(results, frame, compared), **report)
     return (
-        {ROOT / "REPRODUCED.md": reproduced(results, frame, compared, report)}
+        {ROOT / "REPRODUCED.md": reproduced(results, frame, compared, report | {"benchmarks": benchmarks})}
         | {FOLDER / f"{name}.md": text for name, text in found.items()}
         | {readme: fill(readme.read_text(encoding="utf-8"), overview)}
     )
 
 
-def report_tables(results: Results) -> dict[str, Any]:
+def report_tables(results: Results, compared: pd.DataFrame) -> dict[str, Any]:
     """Return the counts of verdicts and the pooled estimates, with the exploring and with the confirming seeds."""
-    found = claims.report(results)
-    counted = {name: counts for name, counts, _ in found}
-    pooled = {name: rows for name, _, rows in found}
+    found = claims.report(claims.verdicts(results, "exploring"), compared)
+    confirmed, pooled = list(found.values())[-1]
+    held = claims.largest(claims.of_paper(compared)).query("verdict == 'holds'")
     return {
         "at_paper": "paper" in set(results.finished["size"]),
-        "counts": tables.counts_table(counted),
-        "confirmed": list(counted.values())[-1],
-        "pooled": tables.pooled_table(pooled),
-        "pooled_rows": found[-1][2].dropna(subset="p_holm").to_dict("records"),
+        "counts": tables.counts_table({name: counts for name, (counts, _) in found.items()}),
+        "confirmed": confirmed,
+        "held_in_language": int(held["figure"].eq("fig3").sum()),
+        "pooled": tables.pooled_table({name: rows for name, (_, rows) in found.items()}),
+        "pooled_rows": pooled.dropna(subset="p_holm").to_dict("records"),
     }
 
 
 def reproduced(results: Results, frame: pd.DataFrame, compared: pd.DataFrame, report: dict[str, Any]) -> str:
     """Return the text of REPRODUCED.md."""
-    benchmarks, of_paper = benchmark_tables.benchmark_tables(), claims.of_paper(compared)
     cells = ["_".join(cell) for cell in paper.cells()]
-    shown = claims.largest(of_paper)
+    shown = claims.largest(claims.of_paper(compared))
     controls = compared[(compared["kind"] == "controls") & compared["experiment"].isin(cells)]
     return render(
         "reproduced",
         pages=PAGES,
         status=tables.status_matrix(results),
-        benchmarks=benchmarks,
-        convergence=benchmark_tables.convergence_in_short() if "convergence" in benchmarks else None,
+        convergence=benchmark_tables.convergence_in_short()
+        if "convergence" in report["benchmarks"]
+        else None,
         forest=forest["caption"] if (forest := _figure("claims", "")) else "",
         figures=[
             figure
@@ -128,6 +130,7 @@ def reproduced(results: Results, frame: pd.DataFrame, compared: pd.DataFrame, re
         paper_sfe=paper.panel_of("fig5b", "normalized_sfe").set_index("method")["y"]["fire"],
         **report,
         claims=tables.comparisons_table(shown).drop(columns="size", errors="ignore"),
+        premises=tables.fresh_premises(settings(at_most(results, "medium"))),
         not_run=not_run(compared),
         controls=tables.comparisons_table(at_largest_size(controls)).drop(
             columns=["size", "paper's gain"], errors="ignore"

@@ -61,17 +61,13 @@ def panel_data(part: Results) -> pd.DataFrame:
     return plot.with_progress(rows)[0]
 
 
-def moved_by_fire(boundaries: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """Return how far FIRE moves ViT-Tiny at a boundary: its squared distance divided by that of a full reset of all
-    weights, both as means over seeds and boundaries, and divided by that of a reset of the same weights, as
-    {"fig2a": (0.3, 1.4), ...} for each figure that has both."""
-    rows = boundaries[boundaries["experiment"].str.fullmatch(r"fig2[abc]_\w+_vit_tiny")]
-    moved = rows.groupby([rows["experiment"].str[:5], "label"])["sfe"].mean().unstack()
-    moved = moved.reindex(columns=["fire", "full_reset"])  # a method without runs is a column of NaN
-    shares = (moved["fire"] / moved["full_reset"]).dropna()
-    fire = rows[rows["label"] == "fire"]
-    same = fire.groupby(fire["experiment"].str[:5])["sfe_share"].mean()
-    return {str(figure): (float(share), float(same[figure])) for figure, share in shares.items()}
+def moved_by_fire(boundaries: pd.DataFrame) -> dict[str, list[float]]:
+    """Return how far FIRE moves the queries and keys of ViT-Tiny: its squared distance divided by that of a reset of the
+    same weights, means over the seeds, one number per boundary, as {"fig2b": [11.0, 0.09, ...], ...}."""
+    fire = boundaries["experiment"].str.fullmatch(r"fig2[abc]_\w+_vit_tiny") & boundaries["label"].eq("fire")
+    rows = boundaries[fire]
+    shares = rows.groupby([rows["experiment"].str[:5], "phase"])["sfe_share"].mean()
+    return {str(figure): each.tolist() for figure, each in shares.groupby(level=0)}
 
 
 def draw_panel(axis: Axes, part: Results, interest: Sequence[str] = plot.INTEREST) -> pd.DataFrame:

@@ -136,6 +136,7 @@ def predictors_told(results: Results) -> dict[str, Any]:
     best = found.loc[found["ratio"].idxmin()].to_dict()
     shown = found.drop(columns="measure").rename(
         columns={"title": "measured", "correlation": "rank correlation", "error_of_mean": "error of the mean"}
+        | {"lowest": "lowest ratio", "highest": "highest ratio"}
     )
     return {"table": shown.map(short), "best": best}
 
@@ -151,7 +152,7 @@ def scaling_told(results: Results) -> dict[str, Any]:
     numbers = zip(found["mean"], found["low"], found["high"], found["seeds"])
     found["text"] = [f"{spread(*row, sign=True)} ({seeds})" for *row, seeds in numbers]
     table = found.pivot(index=["study", "images"], columns="pair", values="text").reset_index()
-    fire = found[found["better"] == "fire"]
+    fire = found[(found["better"] == "fire") & (found["worse"] == "full_reset")]
     where = fire["images"].map("{:,}".format) + " images (" + fire["study"] + ")"
     ahead, behind = where[fire["low"] > 0].tolist(), where[fire["high"] < 0].tolist()
     table["images"] = table["images"].map("{:,}".format)

@@ -33,7 +33,6 @@ class Measure:
 
 
 TEST = Measure("test_accuracy", "test accuracy, end")
-SEEN = Measure("seen_accuracy", "test accuracy on the classes seen, end")
 OLD = Measure("old_accuracy", "test accuracy on the classes of earlier phases, end")
 NEW = Measure("new_accuracy", "test accuracy on the classes of the last phase, end")
 TEST_AFTER = Measure("after_test_accuracy", "test accuracy right after the last boundary, before training")
@@ -62,7 +61,7 @@ CUT = Measure("eval_unfinished", "evaluation episodes that the step limit ended"
 BY_PROTOCOL = {
     "warm_start": [TEST, TEST_AFTER],
     "continual": [TEST, TEST_AFTER],
-    "class_incremental": [TEST, SEEN, OLD, NEW, TEST_AFTER],
+    "class_incremental": [TEST, OLD, NEW, TEST_AFTER],
     "random_label": [MEMORISED],
     "label_noise": [TEST, TEST_AFTER],
     "permuted": [LATE_TEST, MEMORISED],
@@ -128,9 +127,10 @@ def by_label(series: pd.Series) -> dict[str, dict[int, float]]:
 
 
 def before_boundary(metrics: pd.DataFrame, metric: str) -> dict[int, float]:
-    """Return {seed: mean over the last tenth of the steps of phase 0}. Labels share that phase, so for each seed the
-    first one in alphabetical order is read."""
+    """Return {seed: mean over the last tenth of the steps of phase 0}. Labels share that phase, unless a method acts
+    in it, so for each seed `none` is read or, without it, the first label in alphabetical order."""
     rows = metrics[(metrics["metric"] == metric) & (metrics["phase"] == 0)]
-    rows = rows[rows["label"] == rows.groupby("seed")["label"].transform("min")]
+    order = rows["label"].where(rows["label"] != "none", "")
+    rows = rows[order == order.groupby(rows["seed"]).transform("min")]
     last = rows.groupby("seed")["step"].transform("max")
     return rows[rows["step"] >= (1 - TAIL) * last].groupby("seed")["value"].mean().to_dict()

@@ -28,8 +28,8 @@ PREDICTORS = {
 CAPTION = (
     "When does FIRE help? Each mark is a panel: the gain of FIRE over none at the end of training, relative to the level of "
     "none, against what was measured before the boundary (the last: how much a full reset gains in the end). Means over "
-    "the seeds. In brackets: error of a straight line in panels that it has not seen, divided by that of their mean; below "
-    "1 the measure predicts something."
+    "the seeds. In brackets: error of a straight line in panels that it has not seen, divided by that of their mean, and "
+    "its range when any one panel is missing; only if all of it is below 1, the measure predicts something."
 )
 COLOURS = {"vision": "#D55E00", "language": "#0072B2", "dqn": "#009E73", "sac": "#8E44AD"}
 
@@ -78,29 +78,32 @@ def _boundary(part: Results, label: str, column: str) -> float:
 
 
 def errors(table: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per measure with at least five panels: their number, Spearman's correlation with the gain, and the
-    root of the mean squared error in panels left out, of a line in the measure and of the mean of the others."""
+    """Return one row per measure with at least five panels: their number, Spearman's correlation with the gain, the
+    errors of `unseen_errors` and their ratio, with its lowest and highest value when any one panel is missing."""
     rows = []
     for name, title in PREDICTORS.items():
         known = table[np.isfinite(table[name].astype(float)) & np.isfinite(table["gain"].astype(float))]
         x, y = known[name].to_numpy(float), known["gain"].to_numpy(float)
         if len(x) < 5:
             continue
-        line, mean = [], []
-        for out in range(len(x)):
-            rest = np.arange(len(x)) != out
-            slope, level = np.polyfit(x[rest], y[rest], 1)
-            line.append(y[out] - (slope * x[out] + level))
-            mean.append(y[out] - y[rest].mean())
-        error, usual = (float(np.sqrt(np.mean(np.square(values)))) for values in (line, mean))
-        row = {
-            "measure": name,
-            "title": title,
-            "panels": len(x),
-            "correlation": stats.spearmanr(x, y).statistic,
-        }
-        rows.append(row | {"error": error, "error_of_mean": usual, "ratio": error / usual})
+        error, usual = unseen_errors(x, y)
+        fewer = [unseen_errors(np.delete(x, out), np.delete(y, out)) for out in range(len(x))]
+        ratios = [line / mean for line, mean in fewer]
+        row = {"measure": name, "title": title, "panels": len(x)}
+        row |= {"correlation": stats.spearmanr(x, y).statistic, "error": error, "error_of_mean": usual}
+        rows.append(row | {"ratio": error / usual, "lowest": min(ratios), "highest": max(ratios)})
     return pd.DataFrame(rows)
+
+
+def unseen_errors(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
+    """Return the root mean squared error in panels left out one at a time, of a line in x and of the mean of y."""
+    line, mean = [], []
+    for out in range(len(x)):
+        rest = np.arange(len(x)) != out
+        slope, level = np.polyfit(x[rest], y[rest], 1)
+        line.append(y[out] - (slope * x[out] + level))
+        mean.append(y[out] - y[rest].mean())
+    return float(np.sqrt(np.mean(np.square(line)))), float(np.sqrt(np.mean(np.square(mean))))
 
 
 def draw(parts: Sequence[Results]) -> Figure:
@@ -117,7 +120,7 @@ def draw(parts: Sequence[Results]) -> Figure:
             axis.plot(part[row["measure"]], part["gain"], "o", color=colour, markersize=4, label=domain)
         axis.axhline(0, color="#8A8A8A", linewidth=0.8)
         axis.set_yscale("symlog", linthresh=0.1)
-        axis.set_title(f"error [{row['ratio']:.2f}]")
+        axis.set_title("error [{ratio:.2f}; {lowest:.2f} to {highest:.2f}]".format(**row))
         axis.set_xlabel(row["title"])
     for axis in grid[:, 0]:
         axis.set_ylabel("gain of FIRE over none, relative")

@@ -31,8 +31,8 @@ CAPTION = (
 
 
 def differences(parts: Sequence[Results]) -> pd.DataFrame:
-    """Return one row per study, number of images and pair of PAIRS (columns study, images, better, worse, mean, low, high,
-    seeds). Further changes in a label belong to the name of the study."""
+    """Return one row per study, number of images and pair of methods (columns study, images, better, worse, mean, low, high,
+    seeds): PAIRS, FIRE and S&P. Further changes in a label belong to the name of the study."""
     rows = []
     for part in parts:
         ends = measures.values(part.metrics, measures.of(part)[0])
@@ -42,7 +42,7 @@ def differences(parts: Sequence[Results]) -> pd.DataFrame:
             at = {label.removesuffix(change): ends[label] for label in ends if label.endswith(change)}
             images, rest = CLASSES * int(known[1]), IMAGES.sub("", change)
             study = NAMES.get(experiment := part.first["experiment"], experiment) + rest.replace("-", ", ")
-            for better, worse in PAIRS:
+            for better, worse in (*PAIRS, ("fire", "shrink_perturb")):
                 gain = paired_difference(at.get(better, {}), at.get(worse, {}))
                 if gain:
                     rows.append((study, images, better, worse, gain.mean, gain.low, gain.high, gain.n))

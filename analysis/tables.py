@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,21 @@ def comparisons_table(rows: pd.DataFrame) -> pd.DataFrame:
                 "verdict": row["verdict"],
             }
         )
+    return pd.DataFrame(table)
+
+
+def fresh_premises(parts: Sequence[Results]) -> pd.DataFrame:
+    """Return one row per panel of Figure 2 with fresh seeds: full reset minus none on both sets of seeds, and whether the
+    premise is met by each. The rule asks the exploring seeds alone."""
+    table = []
+    for part in parts:
+        early, fresh = (claims.premise(part, which) for which in ("confirming", "fresh"))
+        if part.first["figure"].startswith("fig2") and early.measured and fresh.measured:
+            row = {"panel": plot.panel_name(part.first["figure"], part.first["panel"])}
+            for name, found in (("seeds 1 to 5", early), ("seeds from 6 on", fresh)):
+                row[name] = spread(*found.measured[:3], sign=True)
+                row[f"premise on {name}"] = "met" if found.holds else "not met"
+            table.append(row)
     return pd.DataFrame(table)
 
 

@@ -213,15 +213,12 @@ def test_figure_4_counts_thousands_of_steps_and_keeps_the_shared_half_once(resul
 
 
 def test_the_distance_that_fire_moves_a_vit_by_hand():
-    vit, seeds = "fig2b_cifar100_vit_tiny", [1, 1, 2]
-    rows = [(vit, "fire", seed, sfe, sfe / 2) for seed, sfe in zip(seeds, (1.0, 2.0, 3.0))]
-    rows += [(vit, "full_reset", seed, 8.0, 1.0) for seed in seeds]
-    rows += [
-        ("fig2b_cifar10_resnet18", "fire", 1, 9.0, 1.0),
-        ("fig2c_cifar100_vit_tiny", "fire", 1, 9.0, 1.0),
-    ]
-    frame = pd.DataFrame(rows, columns=["experiment", "label", "seed", "sfe", "sfe_share"])
-    assert fig2.moved_by_fire(frame) == {"fig2b": (0.25, 1.0)} and fig2.moved_by_fire(frame[:0]) == {}
+    vit = "fig2b_cifar100_vit_tiny"  # boundary 2 has two seeds
+    rows = [(vit, "fire", 2, 1, 0.2), (vit, "fire", 2, 2, 0.4), (vit, "fire", 1, 1, 9.0)]
+    rows += [(vit, "full_reset", 1, 1, 1.0), ("fig2b_cifar10_resnet18", "fire", 1, 1, 5.0)]
+    frame = pd.DataFrame(rows, columns=["experiment", "label", "phase", "seed", "sfe_share"])
+    assert fig2.moved_by_fire(frame) == {"fig2b": pytest.approx([9.0, 0.3])}
+    assert fig2.moved_by_fire(frame[:0]) == {}
 
 
 def test_figure_5_reads_the_scan_and_names_every_number_of_iterations(results, frame):

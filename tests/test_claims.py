@@ -6,8 +6,8 @@ import pytest
 from scipy import stats as scipy_stats
 from synthetic_runs import warm_start_lines, write_run
 
-from analysis import claims, measures
-from analysis.runs import load
+from analysis import claims, measures, tables
+from analysis.runs import load, settings
 
 CELL = "fig2a_cifar10_resnet18"
 METHODS = ("none", "shrink_perturb", "full_reset", "fire")
@@ -50,10 +50,19 @@ def rows_of(root, seeds="confirming"):
     return claims.verdicts(load(root), seeds).set_index(["better", "worse"])
 
 
-def test_the_return_before_the_boundary_is_read_from_any_label_that_has_the_seed():
-    rows = pd.DataFrame({"label": ["fire", "none", "none"], "seed": [6, 6, 1], "value": [2.0, 2.0, 3.0]})
-    rows = rows.assign(metric="eval_return", phase=0, step=100)
+def test_the_return_before_the_boundary_is_that_of_none_or_else_of_the_first_label():
+    values = {"label": ["adamo", "none", "fire"], "seed": [6, 6, 1], "value": [9.0, 2.0, 3.0]}
+    rows = pd.DataFrame(values).assign(metric="eval_return", phase=0, step=100)
     assert measures.before_boundary(rows, "eval_return") == {6: 2.0, 1: 3.0}
+
+
+def test_the_premise_on_fresh_seeds_is_shown_beside_that_of_the_rule(tmp_path):
+    """Exploring seeds: a full reset ends .1 and .099 ahead of none. Fresh ones: .09 behind."""
+    fresh = confirmed({"none": (0.01, 0.01, 0.01), "full_reset": (0.1, 0.1, 0.1)})
+    write(tmp_path, both(explored(EXPLORED | {"none": 0.3, "full_reset": 0.4}), fresh))
+    (row,) = tables.fresh_premises(settings(load(tmp_path))).to_dict("records")
+    assert (row["premise on seeds 1 to 5"], row["premise on seeds from 6 on"]) == ("met", "not met")
+    assert row["seeds 1 to 5"].startswith("+0.0995") and row["seeds from 6 on"].startswith("-0.0900")
 
 
 def test_holm_over_the_claims_of_one_panel_by_hand(tmp_path):

@@ -11,7 +11,7 @@ from analysis.runs import load, settings
 
 def test_a_measure_that_decides_the_gain_predicts_panels_it_has_not_seen():
     x = np.array([0.0, 1.0, 2.0, 3.0, 4.0])
-    lost = [1.0, -1.0, 1.0, -1.0, 1.0]
+    lost = [1.0, -1.0, 1.1, -1.1, 1.2]
     table = pd.DataFrame({"gain": 0.5 * x - 0.2, "dormant": x, "lost": lost, "rank": np.nan})
     table["dfi"], table["norm"] = np.nan, [1.0, 2.0, 3.0, np.nan, np.nan]
     found = predictors.errors(table).set_index("measure")
@@ -22,6 +22,9 @@ def test_a_measure_that_decides_the_gain_predicts_panels_it_has_not_seen():
     # the mean of the four others is off by 5/4 of the distance from the mean of all: 1.25 * 0.5 * sqrt(2)
     assert found.loc["dormant", "error_of_mean"] == pytest.approx(1.25 * 0.5 * np.sqrt(2))
     assert found.loc["lost", "ratio"] > 1
+    fewer = [predictors.unseen_errors(np.delete(lost, i), np.delete(table["gain"], i)) for i in range(5)]
+    ratios = [line / mean for line, mean in fewer]
+    assert (found.loc["lost", "lowest"], found.loc["lost", "highest"]) == (min(ratios), max(ratios))
 
 
 def test_measures_of_a_panel_by_hand(tmp_path):
