@@ -128,7 +128,7 @@ def _command(domain: Domain, job: Job, arguments: list[str]) -> None:
 
     def check_run(cfg: DictConfig) -> None:
         check_machine(cfg, create(**cfg.method))
-        domain.check(cfg)
+        check_settings(domain, cfg)
         minutes.append(cfg.minutes or 0.0)
 
     runs = check_sweep(domain, overrides, check_run)
@@ -289,8 +289,11 @@ def label(method: str, changed: list[str]) -> str:
     return "-".join([*short, fingerprint(changed, 8)])
 
 
-def check_first_phase(method: Method, phases: int) -> None:
-    """Raise UserError for a method whose first phase comes after the last of `phases`, so that it would never act."""
+def check_settings(domain: Domain, cfg: DictConfig) -> None:
+    """Raise UserError for settings that contradict one another, and for a method whose first phase comes after the last
+    one, so that it would never act."""
+    domain.check(cfg)
+    method, phases = create(**cfg.method), domain.phases(cfg)
     if method.first_phase >= phases and method.name != "none":
         raise UserError(
             f"method.first_phase={method.first_phase}: the phases of this run are 0 to {phases - 1}, so {method.name} would "
@@ -329,7 +332,7 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig) ->
     sweep.note("running", line)
     try:
         cfg = resolve(domain, cfg, node)
-        domain.check(cfg)
+        check_settings(domain, cfg)
         torch.set_num_threads(cfg.threads)
         keep_freed_memory()
         _announce(domain, cfg)

@@ -37,6 +37,7 @@ class Domain:
         Runs that differ only in them share phase 0.
     refuses: {name of a method that cannot run here: why}.
     variants: the variants of methods that can run here.
+    phases: returns the number of phases of a run.
     check: raises UserError for settings that contradict one another.
     needs: modules without which the script does not start.
     watched: metrics recorded again and again that `trigger=plateau` can observe.
@@ -52,6 +53,7 @@ class Domain:
     at_boundary: tuple[str, ...] = ()
     refuses: Mapping[str, str] = field(default_factory=dict)
     variants: tuple[str, ...] = (PUBLISHED,)
+    phases: Callable[[DictConfig], int] = lambda cfg: 2
     check: Callable[[DictConfig], object] = lambda cfg: None
     needs: tuple[str, ...] = ()
     watched: tuple[str, ...] = ()

@@ -33,7 +33,7 @@ class RunTrigger:
     def __init__(self, settings: Mapping[str, Any] | None) -> None:
         self.name = settings["name"] if settings else OFF
         self.rule = make(settings) if settings else None
-        self.figure = next(iter(self.rule.waits_for()), "") if self.rule else ""
+        self.figure = getattr(self.rule, "trigger", self.rule).metric if self.rule else ""
         self.acts = 0
         self.cause = ""  # why the method is to act before the next step, "" if it is not
 
@@ -79,6 +79,7 @@ def make(settings: Mapping[str, Any]) -> Trigger:
     """Return the trigger of these settings, which `check_trigger` has accepted."""
     given = {key: value for key, value in settings.items() if key not in ("name", "cooldown")}
     trigger = KINDS[settings["name"]](**given)
+    trigger.missed = -1  # the script records the metric, if rarely
     return Cooldown(trigger, settings["cooldown"]) if settings.get("cooldown") else trigger
 
 

@@ -27,7 +27,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from harness.launch import check_first_phase, launch, needs, open_run
+from harness.launch import launch, needs, open_run
 from language.settings import DOMAIN, check_settings
 
 needs(DOMAIN)
@@ -59,7 +59,6 @@ def train_in(world: World, cfg: DictConfig) -> None:
     """Train both phases of a run, with the method at the boundary or whenever its trigger fires."""
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
-    check_first_phase(method, phases=2)
     shape = check_settings(cfg)
     run = open_run(DOMAIN, cfg, method, model=cfg.model.name) if world.is_leader else FollowerRun()
     if world.from_leader(run.finished if world.is_leader else None):

@@ -134,6 +134,8 @@ def test_one_failed_run_does_not_hide_the_others(tmp_path):
         (["run.root="], "run.root='': give the folder"),
         (["eval_every=${nothing}"], "Interpolation key 'nothing' not found"),
         (["method.first_phase=2"], "the phases of this run are 0 to 1, so fire would never act"),
+        (["-m", "method.first_phase=1,2"], "method.first_phase=2: the phases of this run are 0 to 1"),
+        (["protocol.epochs=[1,1,1]"], "protocol.epochs=[1, 1, 1]: give one number, or 2 of them"),
         (["method.iterations=abc"], "must be of type int, like its default 10"),
         (["device=cuda:99"], "device='cuda:99' cannot be used"),
         (["device=meta"], "does not exist: give auto"),

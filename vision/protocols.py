@@ -102,6 +102,13 @@ def make_phases(
     return [phase.to(images.train_labels.device) for phase in build(images, seed, **settings)]
 
 
+def phase_count(name: str, **settings: Any) -> int:
+    """Return the number of phases of protocol `name`."""
+    known = inspect.signature(PROTOCOLS[name]).parameters
+    key = next((key for key in ("stages", "tasks") if key in known), None)
+    return settings.get(key, known[key].default) if key else 2
+
+
 def warm_start(
     images: Images,
     seed: int,

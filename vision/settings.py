@@ -3,9 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
+from omegaconf import DictConfig, OmegaConf
+
 import vision.official  # noqa: F401 (registers the official variants of methods)
+from fire_core.errors import UserError
 from fire_core.methods import PUBLISHED
 from harness.settings import Domain, Keys, RunKeys, group, key
+from vision.protocols import phase_count
 
 DATA_SETS = ("fashion_mnist", "fashion_mnist_full", "cifar10", "cifar100", "tiny_imagenet", "image_folder")
 WHOSE = ("official", "ours")
@@ -97,10 +101,25 @@ class Vision(Keys):
     run: VisionRun = group(VisionRun)
 
 
+def phases(cfg: DictConfig) -> int:
+    """Return the number of phases of a run."""
+    return phase_count(**OmegaConf.to_container(cfg.protocol))
+
+
+def check(cfg: DictConfig) -> None:
+    """Raise UserError for a list of values, one for each phase, that has another length than there are phases."""
+    for name in ("protocol.epochs", "warmup_share"):
+        value = OmegaConf.select(cfg, name)
+        if OmegaConf.is_list(value) and len(value) != phases(cfg):
+            raise UserError(f"{name}={value}: give one number, or {phases(cfg)} of them, one per phase")
+
+
 DOMAIN = Domain(
     name="vision",
     script="vision/train.py",
     keys=Vision,
+    phases=phases,
+    check=check,
     shown=("data.name", "model.name"),
     at_boundary=("mode_at_boundary",),
     refuses={

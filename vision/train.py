@@ -25,12 +25,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
-from fire_core.errors import UserError
 from fire_core.measure.plasticity import curvature, plasticity, relative_gradient
 from fire_core.methods import create
 from fire_core.optim_state import reset_optimizer_state
 from fire_core.phases import Phase, snapshot
-from harness.launch import check_first_phase, launch, open_run, pick_device
+from harness.launch import launch, open_run, pick_device
 from harness.runs import generator, seeded
 from harness.trigger import RunTrigger
 from vision.data import load
@@ -62,11 +61,6 @@ def train(cfg: DictConfig) -> None:
     protocol = OmegaConf.to_container(cfg.protocol)
     phases = make_phases(**protocol, images=images, seed=cfg.seed, splits=cfg.splits)
     schedule = [(phase, epoch) for phase in phases for epoch in range(phase.epochs)]
-    check_first_phase(method, phases=len(phases))
-    if OmegaConf.is_list(cfg.warmup_share) and len(cfg.warmup_share) != len(phases):
-        raise UserError(
-            f"warmup_share={cfg.warmup_share}: give one number, or {len(phases)} of them, one per phase"
-        )
     net = new_net(cfg, images, device)
     forward = torch.compile(net) if cfg.compile else net
     adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate, fused=True)

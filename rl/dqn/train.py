@@ -26,7 +26,7 @@ from omegaconf import DictConfig
 from torch import nn
 from tqdm import tqdm
 
-from harness.launch import check_first_phase, launch, needs, open_run, pick_device
+from harness.launch import launch, needs, open_run, pick_device
 from rl.dqn.settings import DOMAIN
 
 needs(DOMAIN)
@@ -50,7 +50,6 @@ SAY_SECONDS = 60  # between printed lines if there is no progress bar
 def train(cfg: DictConfig) -> None:
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
-    check_first_phase(method, phases=2)
     run = open_run(DOMAIN, cfg, method, game=cfg.env.game, compat=cfg.compat)
     if run.finished:
         shutil.rmtree(run.folder / FOLDER, ignore_errors=True)  # left if the run was killed right at its end

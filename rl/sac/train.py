@@ -27,7 +27,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 from tqdm import tqdm
 
-from harness.launch import check_first_phase, launch, needs, open_run, pick_device
+from harness.launch import launch, needs, open_run, pick_device
 from rl.sac.settings import DOMAIN
 
 needs(DOMAIN)
@@ -56,7 +56,6 @@ NEVER = 1e8  # from this value of run.checkpoint_seconds on (three years), no ch
 def train(cfg: DictConfig) -> None:
     # ------------------------------------------------------------------------------------------ method and run
     method = create(**cfg.method)
-    check_first_phase(method, phases=2)
     run = open_run(DOMAIN, cfg, method, env=cfg.env.name)
     if run.finished:
         return
