@@ -115,11 +115,8 @@ def bench_learning(rounds: int, device: torch.device) -> None:
     The usual form is eager, has an optimizer that updates one parameter after another, and reads the loss back. Ours
     is timed in several forms.
     """
-    count, ours, usual = (
-        20 if device.type == "cpu" else 500,
-        OurGames("breakout", 250),
-        UsualGames("breakout", 250),
-    )
+    count = 20 if device.type == "cpu" else 500
+    ours, usual = OurGames("breakout", 250), UsualGames("breakout", 250)
     ours.play()
     usual.play()
     replay, name = ours.replay, "updates, batch 32, "

@@ -251,6 +251,8 @@ def _value(typed: Any, entry: Field, kind: Any, value: Any, path: str) -> Any:
     if isinstance(value, str) and value == MISSING:
         raise UserError(f"{path} is not set by the experiment: {wanted(entry, kind)}")
     refused = UserError(f"{path}={value!r}: {wanted(entry, kind)}")
+    if bool in (kind, *get_args(kind)) and not (value is None or isinstance(value, bool)):
+        raise refused  # a number would be taken for true
     try:
         typed[entry.name] = value
     except OmegaConfBaseException:

@@ -389,7 +389,4 @@ class FlatReplay(_Ring):
         """Restore what `state_dict` returned."""
         self.count = int(state["count"])
         for name, column in state["columns"].items():
-            # earlier versions kept a dimension of 1
-            self.columns[name][: len(column)] = column.numpy().reshape(
-                len(column), *self.columns[name].shape[1:]
-            )
+            self.columns[name][: len(column)] = column.numpy()

@@ -7,7 +7,7 @@ import tiny_nets
 import torch
 from torch import nn
 
-from fire_core import Phase, State, UserError, snapshot
+from fire_core import Phase, State, UserError, reset_optimizer_state, snapshot
 from fire_core.methods import create
 from fire_core.methods.adamo import isometry_gradient
 from fire_core.methods.spectral import first_vector, largest_singular_value
@@ -48,6 +48,18 @@ def test_adamo_by_hand():
     torch.testing.assert_close(net[0].weight.data, torch.tensor([[2.88, 0.0], [0.0, 2.0]]))
     method.after_step(state)  # a step without a penalty before it
     assert net[0].weight[0, 0] == 2.88
+
+
+def test_adamo_takes_the_rate_of_each_weights_own_group():
+    body, head, bare = (linear([[3.0]]) for _ in range(3))
+    state = state_of(nn.Sequential(body, head, bare))
+    groups = [{"params": body.parameters(), "lr": 0.0}, {"params": head.parameters(), "lr": 0.1}]
+    method, state.optimizers["net"] = create("adamo", coefficient=0.01), torch.optim.SGD(groups)
+    method.penalty(state), method.after_step(state)
+    moved = [part[0].weight.item() for part in (body, head, bare)]
+    assert moved == pytest.approx([3.0, 3.0 - 0.1 * 0.01 * 4 * 3 * (9 - 1), 3.0])
+    with pytest.raises(UserError, match="give State"):
+        method.penalty(State({"net": body}, phase=1))
 
 
 def test_adamo_leaves_the_moments_to_the_loss():
@@ -146,6 +158,31 @@ def test_the_tortoise_has_running_statistics_of_its_own_and_the_counts_of_the_ha
         half[0].weight.data.fill_(value)
         method.after_step(state_of(half))
     assert method.tortoise["net"]["0.weight"].item() == pytest.approx(1.001)
+
+
+def test_the_tortoise_starts_again_where_a_layer_is_replaced_or_added():
+    net = nn.Sequential(linear([[1.0]]), linear([[1.0]]))
+    state, method = state_of(net), create("hare_tortoise", momentum=0.5)
+    method.after_step(state)
+    for change in (lambda: net.__setitem__(1, nn.Linear(1, 3)), lambda: net.append(nn.Linear(3, 3))):
+        change()
+        trained = [p.clone() for p in net.parameters()]
+        method.before_evaluation(state), method.after_evaluation(state), method.after_step(state)
+        assert method.tortoise["net"].keys() == net.state_dict().keys()
+        assert all(torch.equal(a, b) for a, b in zip(trained, net.parameters(), strict=True))
+
+
+def test_no_noise_of_upgd_comes_twice_though_the_state_is_cleared():
+    weight = nn.Parameter(torch.zeros(4))
+    upgd = PerturbedDescent([weight], lr=1.0, sigma=1.0, decay=0.9, weight_decay=0.0, adaptive=False)
+    steps = []
+    for _ in range(2):
+        weight.data.zero_()
+        weight.grad = torch.zeros(4)
+        upgd.step()
+        steps.append(weight.detach().clone())
+        reset_optimizer_state({"net": upgd}, "clear")
+    assert not torch.isclose(*steps).any()
 
 
 def test_upgd_by_hand():

@@ -36,7 +36,7 @@ def test_layer_norm_of_the_small_nets_comes_before_each_relu(name):
         module.register_forward_hook(hook)
     size = SMALL[name]["image_size"]
     assert normed(torch.randn(4, 1, size, size)).shape == (4, 3)
-    with pytest.raises(UserError, match="no setting 'norm'"):
+    with pytest.raises(UserError, match="norm='layer'"):
         build("resnet18", classes=3, channels=1, image_size=8, norm="layer")
 
 
@@ -44,7 +44,7 @@ def test_layer_norm_of_the_small_nets_comes_before_each_relu(name):
     "name, settings, answer",
     [
         ("resnet", {}, "resnet18"),
-        ("resnet18", {"heads": 3}, "no setting 'heads'"),
+        ("resnet18", {"heads": 3}, "model.heads=3: model resnet18 has no such setting"),
         ("vgg16", {"depth": 12}, "depth=12"),
         ("vgg16", {"image_size": 16}, "at least 32"),
         ("vit_tiny", {"image_size": 30}, "not a multiple"),

@@ -9,6 +9,7 @@ import vision.official  # noqa: F401 (registers the official variants of methods
 from fire_core.errors import UserError
 from fire_core.methods import PUBLISHED
 from harness.settings import Domain, Keys, RunKeys, group, key
+from vision.models import own_settings
 from vision.protocols import phase_count
 
 DATA_SETS = ("fashion_mnist", "fashion_mnist_full", "cifar10", "cifar100", "tiny_imagenet", "image_folder")
@@ -107,7 +108,9 @@ def phases(cfg: DictConfig) -> int:
 
 
 def check(cfg: DictConfig) -> None:
-    """Raise UserError for a list of values, one for each phase, that has another length than there are phases."""
+    """Raise UserError for a list of values, one for each phase, that has another length than there are phases, and for a
+    setting that the network does not have."""
+    own_settings(**cfg.model)
     for name in ("protocol.epochs", "warmup_share"):
         value = OmegaConf.select(cfg, name)
         if OmegaConf.is_list(value) and len(value) != phases(cfg):

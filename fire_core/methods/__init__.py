@@ -15,7 +15,7 @@ from dataclasses import fields
 from fnmatch import fnmatchcase
 from typing import Any
 
-from fire_core.errors import UserError, did_you_mean
+from fire_core.errors import UserError, check_range, did_you_mean
 
 # Importing a method's file registers the method: a new file needs a line here.
 from fire_core.methods import (  # noqa: F401
@@ -94,7 +94,9 @@ def create(name: str, *, variant: str = PUBLISHED, **settings: Any) -> Method:
             raise UserError(
                 f"method {name!r}: {key}={value!r} must be of type {kind}, like its default {known[key]!r}"
             )
-    return cls(**settings)
+    made = cls(**settings)
+    check_range(made, "[0, inf)", "first_phase")
+    return made
 
 
 def _fits(value: Any, default: Any) -> bool:

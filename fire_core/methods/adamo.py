@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import check_range
+from fire_core.errors import UserError, check_range
 from fire_core.methods.method import Method, register
 from fire_core.phases import State
 
@@ -30,9 +30,9 @@ def isometry_gradient(matrices: Tensor) -> Tensor:
 class AdamO(Method):
     """Moves every weight W by -rate * coefficient * `isometry_gradient`(W) at each optimizer step.
 
-    The gradient is that at the weights before the step, and `rate` is the optimizer's learning rate at that step. The
-    moments of Adam follow the loss alone, as those of AdamW do. A weight is taken as one matrix (out, everything else),
-    and a stack of matrices as these matrices.
+    The gradient is that at the weights before the step, and `rate` is the learning rate that the weight's parameter group
+    has at that step. The moments of Adam follow the loss alone, as those of AdamW do. A weight is taken as one matrix
+    (out, everything else), and a stack of matrices as these matrices.
 
     The paper's text was not available to us, only summaries of it. They give the update, the penalty with the smaller
     Gram matrix, and the equal step sizes of both parts, but neither the coefficients, so that the default is ours, nor
@@ -57,12 +57,18 @@ class AdamO(Method):
     def penalty(self, state: State) -> Tensor | float:
         """Compute the step from the weights as they are, and return 0.0."""
         self._gradients = []
-        for name, net in state.nets.items():
-            rate = state.optimizers[name].param_groups[0]["lr"]
+        groups = [group for optimizer in state.optimizers.values() for group in optimizer.param_groups]
+        if not groups:
+            raise UserError(
+                "method 'adamo' moves by the learning rate: give State(optimizers={'net': optimizer})"
+            )
+        rates = {parameter: group["lr"] for group in groups for parameter in group["params"]}
+        for net in state.nets.values():
             parameters = dict(net.named_parameters())
             for key, view in self.weights(net).items():
                 gradient = isometry_gradient(view.matrices(parameters[key]))
                 step = view.weight(gradient, parameters[key])
+                rate = rates.get(parameters[key], 0.0)  # a weight without an optimizer stays
                 self._gradients.append((rate * self.coefficient, parameters[key], step))
         return 0.0
 

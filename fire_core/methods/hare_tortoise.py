@@ -23,8 +23,8 @@ class HareTortoise(Method):
     running statistics of batch norm, are averaged and copied too; others, such as counts, are taken from the hare.
 
     The optimizer's state stays at a copy. In reinforcement learning, the hare acts and the tortoise is evaluated; the
-    target networks stay those of the script. The paper's section on these points was not available to us, nor its
-    values: both defaults are ours.
+    target networks stay those of the script. The weights that a run saves at its end are the hare's. The paper's section
+    on these points was not available to us, nor its values: both defaults are ours.
 
     Cost: one copy of the weights, and one pass over them per step.
     """
@@ -49,7 +49,11 @@ class HareTortoise(Method):
         self.steps += 1
         for name, net in state.nets.items():
             hare = net.state_dict()
-            tortoise = self.tortoise.setdefault(name, {key: _precise(value) for key, value in hare.items()})
+            if _shapes(self.tortoise.get(name, {})) != _shapes(
+                hare
+            ):  # the first step, or a net with other layers
+                self.tortoise[name] = {key: _precise(value) for key, value in hare.items()}
+            tortoise = self.tortoise[name]
             for key, value in hare.items():
                 if value.is_floating_point():
                     tortoise[key].lerp_(value.to(tortoise[key].dtype), 1.0 - self.momentum)
@@ -62,6 +66,8 @@ class HareTortoise(Method):
         """Put the tortoise into the nets."""
         for name, tortoise in self.tortoise.items():
             net = state.nets[name]
+            if _shapes(tortoise) != _shapes(net.state_dict()):
+                continue  # it has other layers since the last step
             self._hare[name] = {key: value.clone() for key, value in net.state_dict().items()}
             net.load_state_dict(tortoise)
 
@@ -83,6 +89,10 @@ class HareTortoise(Method):
             self.tortoise[name] = {
                 key: _precise(value).to(hare[key].device) for key, value in tortoise.items()
             }
+
+
+def _shapes(weights: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {key: value.shape for key, value in weights.items()}
 
 
 def _precise(value: Tensor) -> Tensor:

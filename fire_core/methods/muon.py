@@ -54,7 +54,7 @@ class ConvMuon(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Make one update. `closure`, if given, is called first, and its loss is returned."""
-        loss = _evaluate(closure)
+        loss = evaluate_closure(closure)
         for group in self.param_groups:
             view = MatrixView(group["stacked"], group.get("transposed", False))  # older state dicts lack it
             for parameter in group["params"]:
@@ -93,7 +93,7 @@ class CombinedOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Make one update. `closure`, if given, is called first, and its loss is returned."""
-        loss = _evaluate(closure)
+        loss = evaluate_closure(closure)
         for part in self.parts:
             part.step()
         return loss
@@ -117,7 +117,7 @@ class CombinedOptimizer(Optimizer):
         self._share()
 
 
-def _evaluate(closure: Callable[[], float] | None) -> float | None:
+def evaluate_closure(closure: Callable[[], float] | None) -> float | None:
     """Call a closure with gradients enabled and return its loss, or None without a closure."""
     if closure is None:
         return None

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from fire_core.errors import UserError, check_range
 from fire_core.methods.method import Method, register
+from fire_core.methods.muon import evaluate_closure
 from fire_core.seeding import derive
 
 
@@ -20,7 +21,8 @@ class PerturbedDescent(Optimizer):
 
     U = sigmoid(u / max u), where u is the bias-corrected average of -g w, and the maximum is over all weights: the first
     order utility, scaled globally. d is g, or with `adaptive` Adam's bias-corrected m / (sqrt(v) + eps). The noise is
-    normal with deviation `sigma`, and a function of `seed` and the number of steps alone.
+    normal with deviation `sigma`, and a function of `seed` and the number of updates alone, which is kept where a cleared
+    state does not reach it, so that no noise comes twice.
     """
 
     def __init__(
@@ -43,10 +45,7 @@ class PerturbedDescent(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Make one update. `closure`, if given, is called first, and its loss is returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate_closure(closure)
         found = [
             (group, p, p.grad) for group in self.param_groups for p in group["params"] if p.grad is not None
         ]
@@ -57,8 +56,9 @@ class PerturbedDescent(Optimizer):
         largest = torch.stack([utility.max().to(first) for utility in utilities]).max().clamp_min(1e-30)
         cuda = sorted({p.device.index for _, p, _ in found if p.device.type == "cuda"})
         with torch.random.fork_rng(cuda):
-            group, p, _ = found[0]
-            torch.manual_seed(derive(group["seed"], "noise", int(self.state[p]["step"])))
+            counter = self.param_groups[0]
+            counter["drawn"] = counter.get("drawn", 0) + 1
+            torch.manual_seed(derive(counter["seed"], "noise", counter["drawn"]))
             for (group, p, gradient), utility in zip(found, utilities, strict=True):
                 direction = self._adam(group, p, gradient) if group["adaptive"] else gradient
                 noise = torch.randn_like(p) * group["sigma"]
@@ -144,8 +144,8 @@ class UPGD(Method):
         """
         trained = [p for p in net.parameters() if p.requires_grad]
         total = sum(float(p.detach().double().abs().sum()) for p in trained)
-        made = PerturbedDescent(
-            trained,
+        return PerturbedDescent(
+            [{"params": trained, "rate_factor": self.rate_factor}],
             lr=default.param_groups[0]["lr"] * self.rate_factor,
             sigma=self.sigma,
             decay=self.decay,
@@ -154,6 +154,3 @@ class UPGD(Method):
             seed=derive(0, "upgd", repr(total)),
             eps=default.param_groups[0].get("eps", 1e-8),
         )
-        for group in made.param_groups:
-            group["rate_factor"] = self.rate_factor
-        return made

@@ -54,9 +54,7 @@ class Dqn(Keys):
     n_step: int | None = key("rewards that a target sums up; null: 1", least=1, added=True)
     double: bool | None = key("the trained network chooses the next action; null: false", added=True)
     terminal_on_life_loss: bool | None = key("targets end where a life is lost; null: false", added=True)
-    priming: int | None = key(
-        "updates on the first learning_starts transitions; null: 0", least=1, added=True
-    )
+    priming: int | None = key("updates at the first step after learning_starts; null: 0", least=1, added=True)
     eval_every: int = key("transitions between evaluations", least=1)
     eval_epsilon: float = key("share of random actions in evaluation", least=0, most=1)
     eval_steps: int = key("compat=official: steps per evaluation", least=1)
@@ -95,7 +93,7 @@ def check(cfg: DictConfig) -> None:
         )
     if cfg.midpoint <= cfg.learning_starts:
         raise UserError(f"midpoint={cfg.midpoint} must be after learning_starts={cfg.learning_starts}")
-    if cfg.midpoint % cfg.target_every:
+    if cfg.target_ema is None and cfg.midpoint % cfg.target_every:
         raise UserError(
             f"midpoint={cfg.midpoint} must be a multiple of target_every={cfg.target_every}: "
             "the target network is copied right before the boundary, so that every method starts from the same one"

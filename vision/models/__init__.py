@@ -1,6 +1,7 @@
 """Networks by name: those of this package at any width and depth, and those of timm and torchvision."""
 
 import inspect
+from typing import Any
 
 from torch import nn
 
@@ -29,9 +30,17 @@ def build(
     use. `settings` are the net's own arguments (`width`, `depth`, `heads`, `patch`, `norm`); None means its default.
     Raises UserError for an unknown name, and for a setting that the net does not have.
     """
-    given = {key: value for key, value in settings.items() if value is not None}
+    given = own_settings(name, **settings)
     if ":" in name:
         return build_external(name, classes=classes, channels=channels, image_size=image_size, **given)
+    return MODELS[name](classes=classes, channels=channels, image_size=image_size, **given)
+
+
+def own_settings(name: str, **settings: Any) -> dict[str, Any]:
+    """Return the settings of a net that are not None. Raises UserError as `build` does."""
+    given = {key: value for key, value in settings.items() if value is not None}
+    if ":" in name:
+        return given
     if name not in MODELS:
         raise UserError(
             f"model {name!r} is unknown: use one of {', '.join(MODELS)}, or timm:<name>, torchvision:<name>"
@@ -40,5 +49,6 @@ def build(
     surplus = sorted(set(given) - set(known))
     if surplus:
         own = sorted(set(known) - {"self", "classes", "channels", "image_size"})
-        raise UserError(f"model {name} has no setting {surplus[0]!r}: it has {', '.join(own)}")
-    return MODELS[name](classes=classes, channels=channels, image_size=image_size, **given)
+        wrong = f"model.{surplus[0]}={given[surplus[0]]!r}"
+        raise UserError(f"{wrong}: model {name} has no such setting, only {', '.join(own)}")
+    return given
