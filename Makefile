@@ -99,7 +99,7 @@ plan:
 .PHONY: vision-sweep
 vision-sweep: EXPERIMENT ?= random_label
 vision-sweep: METHODS ?= none,full_reset,fire
-# with three seeds, no paired test of three comparisons is sure to decide
+# with three seeds, no paired test of several comparisons is sure to decide
 vision-sweep: SEEDS ?= 1,2,3,4,5
 # of the default on two cores
 vision-sweep: about = $(if $(filter random_label/none$(comma)full_reset$(comma)fire/1$(comma)2$(comma)3$(comma)4$(comma)5/small,$(EXPERIMENT)/$(METHODS)/$(SEEDS)/$(SIZE)), This takes 3 to 5 minutes on two cores (5 to 7 with the first installation).)
