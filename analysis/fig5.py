@@ -41,8 +41,7 @@ def draw(parts: Sequence[Results], paper_curves: bool = False, interest: Sequenc
     known = {part.first["experiment"]: part for part in parts}
     scans = {panel: part for panel in PAIRS if (part := scan_of(panel, known, frame)) is not None}
     seeds_of = hessians(frame).set_index("experiment")["n"]
-    bars = max(known, key=lambda name: (seeds_of.get(name, 0), len(_bars(frame, known[name]))))
-    bars = known[bars]
+    bars = known[max(known, key=lambda name: (seeds_of.get(name, 0), len(_bars(frame, known[name]))))]
     metrics = [metric for metric in BARS if metric in set(_bars(frame, bars)["metric"])]
     height, rows = 2 if paper_curves else 1, [row for row in (list(scans), metrics) if row]
     columns, count = max(map(len, rows), default=1), height * max(1, len(rows))

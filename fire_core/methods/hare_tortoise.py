@@ -49,9 +49,8 @@ class HareTortoise(Method):
         self.steps += 1
         for name, net in state.nets.items():
             hare = net.state_dict()
-            if _shapes(self.tortoise.get(name, {})) != _shapes(
-                hare
-            ):  # the first step, or a net with other layers
+            # the first step, or a net with other layers
+            if _shapes(self.tortoise.get(name, {})) != _shapes(hare):
                 self.tortoise[name] = {key: _precise(value) for key, value in hare.items()}
             tortoise = self.tortoise[name]
             for key, value in hare.items():
