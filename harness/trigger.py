@@ -107,7 +107,8 @@ def check_trigger(
         raise UserError(f"trigger.level={given['level']}: give a share of dormant units, less than 1")
     if name == "plateau" and given["metric"] not in watched:
         raise UserError(
-            f"trigger.metric={given['metric']!r}: this script records {', '.join(watched)}; give one of them"
+            f"trigger.metric={given['metric']!r}: this script records {', '.join(watched)}; give one of them, with "
+            "trigger.mode=max if it should rise"
         )
     make(given)
     during = (

@@ -54,7 +54,7 @@ def prepare(
     """Write the token files of one source, unless they exist, and return their folder.
 
     documents: use only this many documents of each part, the first ones. Raises UserError if a part has no document, or
-    if the folder has tokens of another text, split or tokenizer.
+    if the folder has tokens of another path, split or tokenizer; whether the text has changed is not looked at.
     """
     folder = out / folder_name(source.name, tokenizer_name, documents)
     made_from = origin(source, tokenizer_name, documents)
@@ -88,7 +88,7 @@ def _check_documents(source: Source) -> None:
     for part in PARTS:
         if next(iter(source.documents(part)), None) is None:
             share = source.validation_share
-            told = "" if share is None else f" (--validation-share {share})"
+            told = "" if share is None or source.split else f" (--validation-share {share})"
             raise UserError(
                 f"{source.description} has no {part} document{told}: give more text or another split"
             )

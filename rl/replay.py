@@ -301,11 +301,6 @@ class FrameReplay(_Ring):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` of this replay, or of the parent of a new fork, returned. Raises UserError if frames in
         the files have changed since then."""
-        if "facts" not in state:
-            raise UserError(
-                f"the replay in {self.path.parent} was saved by an earlier version: delete the run's folder, and that of "
-                "its shared first phase (trunks/), to start over"
-            )
         self.count = self.saved_count = int(state["count"])
         self.checksums = dict(state["checksums"])
         for name, array in state["facts"].items():
@@ -321,12 +316,15 @@ class FrameReplay(_Ring):
                 )
 
     def _note_checksums(self) -> None:
-        """Note the checksums of the rows since the last checkpoint, and drop those of rows that cannot be drawn."""
-        oldest = max(0, self.count - self.depth)
+        """Note the checksums of the rows since the last checkpoint, and drop those of rows that no stack shows."""
+        oldest = max(0, self.count - self.depth - self.stack + 1)
         for first in range(max(oldest, self.saved_count), self.count, BLOCK):
             rows = first, min(first + BLOCK, self.count)
             self.checksums[rows] = self._checksum(*rows)
-        self.checksums = {rows: value for rows, value in self.checksums.items() if rows[0] >= oldest}
+        for first, end in [rows for rows in self.checksums if rows[0] < oldest]:
+            del self.checksums[first, end]
+            if end > oldest:
+                self.checksums[oldest, end] = self._checksum(oldest, end)
 
     def _checksum(self, first: int, end: int) -> int:
         """Return the CRC of the frames at times `first` to `end` - 1, which nothing changes any more."""

@@ -91,6 +91,14 @@ def test_killed_runs_end_in_the_same_metrics_and_weights(tmp_path, method):
     same(result(whole, folder.name), result(killed, folder.name))
 
 
+def test_the_midpoint_of_a_run_without_a_trunk_saves_nothing_and_frees_no_frames(tmp_path):
+    what = ["method=none", "run.trunk=false", "run.keep=1", "replay_capacity=200", "run.checkpoint_steps=0"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    one, two = (arguments(root, *what) for root in (whole, killed))
+    drive((one, 0, 0), (two, 130, KILL), (two, 0, 0), expect=[0, -KILL, 0])
+    same(*(result(root, "none-replay_capacity=200") for root in (whole, killed)))
+
+
 @pytest.mark.parametrize(
     "override, message",
     [

@@ -259,6 +259,20 @@ def test_a_flipped_bit_in_the_frames_is_found(place, tmp_path):
         loads.load_state_dict(state)
 
 
+def test_every_frame_that_can_be_drawn_has_a_checksum(tmp_path):
+    replay, environment, _ = started(tmp_path, 45)
+    replay.state_dict()  # a block of rows that can be drawn only in part at the next checkpoint
+    fill(replay, environment, 12, [])
+    state = replay.state_dict()
+    for time in range(57 - replay.depth - STACK + 1, 57):
+        damaged = replay.frames[replay._slot(time)].reshape(-1)
+        damaged[0] ^= 1
+        with pytest.raises(UserError, match="is damaged"):
+            replay.load_state_dict(state)
+        damaged[0] ^= 1
+    replay.load_state_dict(state)
+
+
 @pytest.mark.parametrize("at", [10, 20, 60])
 def test_a_flipped_bit_in_the_head_of_the_file_is_one_line(at, tmp_path):
     path = FrameReplay(40, 2, (1, 2), tmp_path / "one").path

@@ -178,6 +178,7 @@ class Dash(Method):
     def __post_init__(self) -> None:
         check_range(self, "(0, 1]", "alpha")
         check_range(self, "[0, 1]", "floor", "rate")
+        check_range(self, "[0, inf)", "every_steps")
         if self.rate != 1.0 and not self.every_steps:
             raise UserError(
                 f"rate={self.rate} is for the per-step form: give every_steps too, or leave it out"

@@ -154,8 +154,8 @@ class Muon(Method):
     def __post_init__(self) -> None:
         check_range(self, "(0, inf)", "rate_factor")
         check_range(self, "[0, 1)", "momentum")
-        if len(self.adam_betas) != 2:
-            raise UserError(f"adam_betas={self.adam_betas} must be two numbers, as in [0.9, 0.95]")
+        if len(self.adam_betas) != 2 or not all(0 <= beta < 1 for beta in self.adam_betas):
+            raise UserError(f"adam_betas={self.adam_betas} must be two numbers in [0, 1), as in [0.9, 0.95]")
 
     def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
         """Return a new optimizer of `net`, with learning rates relative to that of `default`."""

@@ -44,7 +44,7 @@ class Parseval(Method):
     source: ClassVar[str] = "Chung et al. 2024 (arXiv 2412.07224), Eq. 4; Cisse et al. 2017"
 
     def __post_init__(self) -> None:
-        check_range(self, "[0, inf)", "coefficient")
+        check_range(self, "[0, inf)", "coefficient", "scale")
         if self.gram not in ("rows", "smaller"):
             raise UserError(f"gram={self.gram!r}: choose 'rows' (published) or 'smaller'")
 

@@ -44,7 +44,7 @@ class SelfNormalizedResets(UnitMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "(0, 1)", "percentile")
-        check_range(self, "[1, inf)", "update_every")
+        check_range(self, "[1, inf)", "update_every", "expansion")
         check_range(self, "[2, inf)", "longest")
 
     def measure(self, activations: Tensor) -> Tensor:

@@ -32,9 +32,9 @@ def open_replay(run: Run, cfg: DictConfig, saved: dict[str, Any] | None) -> Fram
 
 
 def leave_trunk(run: Run, cfg: DictConfig, replay: FrameReplay) -> FrameReplay:
-    """Return the replay of the second half, which writes to the run's own folder: a fork of the trunk's replay, or
-    `replay` itself if there is no trunk. Call this after the trunk is published."""
-    return replay if run.trunk is None else _fork(run, cfg, replay.state_dict())
+    """Return the replay of the second half, a fork of the trunk's replay that writes to the run's own folder. Call this
+    after the trunk is published."""
+    return _fork(run, cfg, replay.state_dict())
 
 
 def _fork(run: Run, cfg: DictConfig, state: dict[str, Any]) -> FrameReplay:

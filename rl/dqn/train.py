@@ -210,7 +210,7 @@ def train(cfg: DictConfig) -> None:
                 run.log(phase=at["treated"], step=at["step"], updates=at["updates"], **figures)
                 trigger.look(at["step"], figures)
                 tqdm.write(f"step {at['step']:,}: {brief(figures, window)}")
-            if at["step"] == cfg.midpoint:
+            if at["step"] == cfg.midpoint and run.trunk is not None:
                 run.leave_trunk(at["step"], parts())
                 replay = leave_trunk(run, cfg, replay)
             if run.due(at["step"]) or replay.must_save:
