@@ -46,9 +46,13 @@ class Shape:
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
-            raise UserError(f"width={self.width} is not a multiple of heads={self.heads}: choose one that is")
+            raise UserError(
+                f"model.width={self.width} is not a multiple of model.heads={self.heads}: choose one that is"
+            )
         if self.heads % self.groups:
-            raise UserError(f"heads={self.heads} is not a multiple of key_value_heads={self.groups}")
+            raise UserError(
+                f"model.heads={self.heads} is not a multiple of model.key_value_heads={self.groups}"
+            )
 
     @property
     def groups(self) -> int:

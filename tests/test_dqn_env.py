@@ -129,7 +129,7 @@ def test_catch_rewards_by_hand():
 
 
 def test_frames_too_small_for_catch_are_named_and_scores_of_people_are_higher():
-    with pytest.raises(UserError, match="at least 7 x 7"):
+    with pytest.raises(UserError, match="catch needs at least 7"):
         Games("catch", 1, (5, 5), seed=0)
     assert all(human > random for random, human in SCORES.values())
 

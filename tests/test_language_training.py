@@ -181,8 +181,8 @@ def test_learning_rate_by_hand():
 @pytest.mark.parametrize(
     "override, words",
     [
-        ("model.heads=3", "is not a multiple of heads=3"),
-        ("model.key_value_heads=3", "heads=2 is not a multiple of key_value_heads=3"),
+        ("model.heads=3", "is not a multiple of model.heads=3"),
+        ("model.key_value_heads=3", "heads=2 is not a multiple of model.key_value_heads=3"),
         ("betas=[0.9]", r"betas=\[0.9\]: give two numbers"),
         ("phase_1.iterations=null", "phase_1.passes=null and phase_1.iterations=null: give one"),
         ("corpus.b.name=questions phase_2.block=16", "windows of 16 tokens with the corpus questions"),

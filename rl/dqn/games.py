@@ -171,9 +171,7 @@ class CatchBackend:
 
     def __init__(self, count: int, frame_shape: tuple[int, int], seed: int):
         if min(frame_shape) < self.size:
-            raise UserError(
-                f"catch needs frames of at least {self.size} x {self.size}, got {tuple(frame_shape)}"
-            )
+            raise UserError(f"env.frame_size={min(frame_shape)}: catch needs at least {self.size}")
         self.count, self.frame_shape = count, tuple(frame_shape)
         self.generator = np.random.default_rng(seed)
         self.ball = np.zeros((count, 2), np.int64)  # row, column

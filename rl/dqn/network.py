@@ -48,7 +48,7 @@ class DQN(nn.Module):
             channels = out_channels
         if min(height, width) < 1:
             raise UserError(
-                f"frames of {tuple(frame_shape)} are too small for the convolutions {convolutions}"
+                f"env.frame_size={min(frame_shape)} is too small for network.convolutions={convolutions}"
             )
         self.encoder = nn.Sequential(*layers, nn.Flatten())
         self.head = nn.Sequential(

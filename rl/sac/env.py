@@ -121,7 +121,7 @@ def physics(environment: gymnasium.Env) -> tuple[Any, Any]:
     if not hasattr(inner, "model") or not hasattr(inner, "data"):
         raise UserError(
             f"{type(inner).__name__} is not a MuJoCo task, so its state cannot be saved: "
-            "set run.trunk=false run.checkpoint_seconds=1e9; such a run cannot be resumed"
+            "set run.trunk=false run.checkpoint_seconds=1e9 run.checkpoint_steps=0; such a run cannot be resumed"
         )
     return inner.model, inner.data
 

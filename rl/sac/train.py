@@ -63,7 +63,7 @@ def train(cfg: DictConfig) -> None:
     # ------------------------------------------------------------------------------------------ task and learner
     device = pick_device(cfg.device)
     task = Task(cfg.env.name, cfg.env.action_repeat)
-    if run.trunk is not None or cfg.run.checkpoint_seconds < NEVER:
+    if run.trunk is not None or cfg.run.checkpoint_seconds < NEVER or cfg.run.checkpoint_steps:
         physics(task.environment)  # raises UserError if the state of the task cannot be saved
     tests = EvaluationTasks(cfg.eval_episodes, cfg.env.name, cfg.env.action_repeat)
     learner = build(cfg, task, device)
