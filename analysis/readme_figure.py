@@ -13,8 +13,8 @@ METHODS = ("none", "shrink_perturb", "full_reset", "fire")
 BEST = ("muon", "redo", "snr")  # they end above FIRE; to leave them out would look like selection
 CAPTION = (
     "A network memorises 20 sets of images with random labels, one after the other; each point is the training accuracy "
-    "at the end of a task. Lines are means over the seeds: five for the thick ones, whose bands run from the lowest to the "
-    "highest seed, and at least three for the thin ones, the methods that end highest."
+    "at the end of a task. Lines are means over the seeds: five to ten for the thick ones, whose bands run from the lowest "
+    "to the highest seed, and at least three for the thin ones, the methods that end highest."
 )
 
 
