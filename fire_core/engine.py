@@ -330,6 +330,8 @@ def _check_initial(
     targets: list[Target], parameters: Mapping[str, Tensor], initial: Mapping[str, Tensor]
 ) -> None:
     for name in {t.parameter for t in targets} & set(initial):
+        if not isinstance(initial[name], Tensor):
+            raise UserError(f"initial holds {initial[name]!r:.80} as {name!r}: give a tensor")
         if initial[name].shape != parameters[name].shape:
             raise UserError(
                 f"initial holds {name!r} as {tuple(initial[name].shape)}, but it is {tuple(parameters[name].shape)} in the "

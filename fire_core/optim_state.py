@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from fire_core.errors import UserError
 from fire_core.report import Report
@@ -53,8 +53,12 @@ def reset_optimizer_state(
     _check_stepped(optimizers, chosen)
     dropped = 0
     for optimizer in optimizers:
+        stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        together = (
+            isinstance(optimizer, LBFGS) and stepped & chosen.keys()
+        )  # keeps all its memory at one parameter
         for parameter in list(optimizer.state):
-            if policy == "clear" or (policy == "clear_changed" and id(parameter) in chosen):
+            if policy == "clear" or (policy == "clear_changed" and (together or id(parameter) in chosen)):
                 del optimizer.state[parameter]
                 dropped += 1
     return dropped
@@ -64,6 +68,8 @@ def _parameters(changed: Report | Iterable[Tensor] | None, policy: str) -> list[
     hint = "give the report of the treatment, or the parameters themselves"
     if changed is None and policy == "clear_changed":
         raise UserError(f"optimizer_state='clear_changed' without changed parameters: {hint}")
+    if isinstance(changed, Tensor):
+        changed = [changed]
     found = changed.parameters if isinstance(changed, Report) else list(changed or ())
     for entry in found:
         if not isinstance(entry, Tensor):
@@ -81,7 +87,8 @@ def _check_stepped(optimizers: list[Optimizer], chosen: Mapping[int, Tensor]) ->
         raise UserError(
             f"{len(in_half or left)} changed parameters, the first {tuple(example.shape)} in {example.dtype}, are stepped "
             "by none of these optimizers: if they keep float32 copies, the next step brings the old weights back; give "
-            "the pairs as masters=zip(model.parameters(), copies), else the optimizer of this model"
+            "the pairs as masters=zip(model.parameters(), copies), else the optimizer of this model, built anew if a method "
+            "such as plasticity_injection has replaced its parameters"
         )
 
 

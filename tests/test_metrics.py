@@ -46,6 +46,9 @@ def test_feature_rank_counts_directions():
     assert metrics.feature_rank(features, delta=0.01).item() == 2  # 99 of 100 reached after two
     assert metrics.feature_rank(features, delta=0.005).item() == 3
     assert metrics.feature_rank(torch.zeros(4, 3)).item() == 0
+    for wrong, said in ((features / 0, "diverged"), (features[:0], "empty")):
+        with pytest.raises(UserError, match=said):
+            metrics.feature_rank(wrong)
     with pytest.raises(UserError, match=r"delta=1\.5"):
         metrics.feature_rank(features, delta=1.5)
 
@@ -100,18 +103,26 @@ def test_curvature_of_a_net_equals_the_full_hessian_and_leaves_the_net_alone():
     assert all(p.grad is None for p in net.parameters())
 
 
+class Lambda(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.forward = function
+
+
 @pytest.mark.parametrize(
     "layers, shape",
     [
-        ([nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4)], (2, 3, 6)),
-        ([nn.Conv2d(3, 4, 1)], (2, 3, 6, 6)),
-        ([nn.Linear(3, 4)], (2, 6, 3)),
-        ([nn.Linear(3, 4)], (2, 3)),
+        ([nn.Conv1d(3, 4, 1), nn.BatchNorm1d(4), nn.ReLU()], (2, 3, 6)),
+        ([nn.Conv2d(3, 4, 1), nn.ReLU()], (2, 3, 6, 6)),
+        ([nn.Linear(3, 4), nn.ReLU()], (2, 6, 3)),
+        ([nn.Linear(3, 4), nn.ReLU()], (2, 3)),
+        ([nn.Linear(3, 4), Lambda(lambda x: x.clamp(0, 6))], (2, 3)),
+        ([nn.Linear(3, 4), Lambda(lambda x: torch.maximum(x, torch.zeros_like(x)))], (2, 3)),
     ],
 )
 def test_dormant_units_are_counted_along_their_own_dimension(layers, shape):
     """One of four units never fires."""
-    net = nn.Sequential(*layers, nn.ReLU())
+    net = nn.Sequential(*layers)
     layer = next(m for m in net if hasattr(m, "weight"))
     with torch.no_grad():
         layer.weight.fill_(0.1)

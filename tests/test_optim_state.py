@@ -57,6 +57,13 @@ def test_keep_and_clear_changed(name):
     assert net.weight not in optimizer.state and len(optimizer.state) == held - 1
 
 
+def test_lbfgs_forgets_all_its_steps_if_any_of_its_parameters_changed():
+    net = nn.Linear(4, 3)
+    optimizer = torch.optim.LBFGS(net.parameters())  # keeps its memory with the weight
+    optimizer.step(lambda: net(torch.ones(2, 4)).square().sum())
+    assert reset_optimizer_state(optimizer, "clear_changed", net.bias) == 1 and not optimizer.state
+
+
 def test_stale_moments_move_a_reset_weight_away_from_its_minimum():
     """Worked example: after a reset onto the minimum, kept Adam moments push the weight off, cleared ones do not."""
     shift = {}

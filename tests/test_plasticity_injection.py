@@ -37,6 +37,13 @@ def test_a_tied_head_leaves_the_embedding_in_training():
     net["head"].weight = net["table"].weight
     inject(net, snapshot({"net": net})["net"])
     assert net["table"].weight.requires_grad and not net["head"].old.weight.requires_grad
+    assert net["head"](input=torch.ones(1, 4)).shape == (1, 3)
+
+
+def test_a_compiled_net_is_injected_as_a_bare_one():
+    _, net, _ = trained_state()
+    report = inject(torch.compile(net), net.state_dict())
+    assert report.changed == {f"head.new.{name}" for name, _ in net.head.new.named_parameters()}
 
 
 def test_predictions_do_not_change_and_only_the_new_head_and_the_encoder_learn():

@@ -456,6 +456,22 @@ def test_units_without_an_owner_are_left_out_with_a_reason():
     assert not net.side.weight.requires_grad and net.training and hooks(net) == 0
 
 
+def test_units_of_shared_reparametrised_and_frozen_weights_are_not_replaced():
+    for change, said in (
+        (
+            lambda net: setattr(net.append(nn.Embedding(1, 3))[3], "weight", net[2].weight),
+            "shares a parameter",
+        ),
+        (lambda net: nn.utils.parametrizations.weight_norm(net[0]), "reparametrised"),
+        (lambda net: net[2].requires_grad_(False), "frozen"),
+    ):
+        net = tiny()
+        (layer,), _ = find_unit_layers(net, X)
+        change(net)
+        with pytest.raises(UserError, match=said):
+            recycle(net, layer, torch.tensor([0]), generator=torch.Generator())
+
+
 def compiled(state):
     """The hooks see nothing of training."""
     method = create("cbp")
@@ -468,12 +484,24 @@ def without_batches(state):
     create("dash").at_boundary(state, Phase(1))
 
 
+def with_no_batch(state):
+    state.batches = lambda: iter([])
+    create("dash").at_boundary(state, Phase(1))
+
+
+def twice(state):
+    state.nets["same"] = nn.Sequential(state.nets["net"])
+    create("fire").at_boundary(state, Phase(1))
+
+
 @pytest.mark.parametrize(
     "net, act, said",
     [
         (Shared, lambda state: create("cbp").at_boundary(state, Phase(1)), "no layer in net .net."),
         (tiny, compiled, "compile=false"),
         (tiny, without_batches, r"state\.batches"),
+        (tiny, with_no_batch, "at least one batch"),
+        (tiny, twice, "'net' and 'same' share"),
     ],
 )
 def test_what_a_method_lacks_is_an_error(net, act, said):

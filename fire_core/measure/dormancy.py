@@ -23,7 +23,7 @@ from fire_core.measure.inputs import call
 THRESHOLD = 0.025
 NONLINEAR = {
     "relu", "gelu", "silu", "tanh", "leaky_relu", "elu", "hardtanh", "mish", "softplus", "hardswish", "threshold",
-    "clamp_min", "prelu", "_prelu_kernel", "celu", "log_sigmoid_forward", "rrelu_with_noise",
+    "clamp", "clamp_min", "maximum", "glu", "prelu", "_prelu_kernel", "celu", "log_sigmoid_forward", "rrelu_with_noise",
 }  # fmt: skip
 PRODUCTS = {
     "mm", "addmm", "bmm", "baddbmm", "convolution", "mv", "addmv", "dot", "embedding", "_embedding_bag",

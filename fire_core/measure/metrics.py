@@ -87,10 +87,13 @@ def feature_rank(features: Tensor, delta: float = 0.01) -> Tensor:
         features: H (samples, units).
         delta: share of the spectrum left out, in (0, 1).
     Returns: integer scalar, between 1 and min(samples, units); 0 for all-zero features.
-    Raises: UserError if delta is outside (0, 1).
+    Raises: UserError if delta is outside (0, 1), and for features that are empty or not finite.
     """
     if not 0.0 < delta < 1.0:
         raise UserError(f"feature_rank: delta={delta} is outside (0, 1)")
+    if not features.numel() or not features.isfinite().all():
+        problem = "hold NaN or infinity: the net has diverged" if features.numel() else "are empty"
+        raise UserError(f"feature_rank: features of shape {tuple(features.shape)} {problem}")
     singular = torch.linalg.svdvals(_float(features))
     total = singular.sum()
     reached = singular.cumsum(0) >= (1.0 - delta) * total

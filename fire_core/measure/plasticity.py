@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fire_core.measure.dormancy import THRESHOLD, dormancy_of
-from fire_core.measure.inputs import arguments_of, first_input
+from fire_core.measure.inputs import arguments_of, call, first_input
 from fire_core.measure.metrics import deviation_from_isometry, feature_rank, hessian_norm
 from fire_core.measure.modes import in_mode
 from fire_core.targets import list_targets
@@ -83,12 +83,9 @@ def relative_gradient(
 
     The net is in evaluation mode meanwhile. Stored gradients are not changed.
     """
-    arguments, keywords = arguments_of(inputs)
     trained = [p for p in net.parameters() if p.requires_grad]
     with in_mode(net, training=False), torch.enable_grad():
-        gradients = torch.autograd.grad(
-            loss(net(*arguments, **keywords), targets), trained, allow_unused=True
-        )
+        gradients = torch.autograd.grad(loss(call(net, inputs), targets), trained, allow_unused=True)
     return relative_norm([g for g in gradients if g is not None], trained)
 
 
@@ -125,7 +122,10 @@ def curvature(
     buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
     parameters = dict(net.named_parameters())
     arguments, keywords = arguments_of(inputs)
-    with sdpa_kernel(SDPBackend.MATH):  # the fused forms of attention have no second derivative
+    with (
+        torch.enable_grad(),
+        sdpa_kernel(SDPBackend.MATH),
+    ):  # the fused forms of attention have no second derivative
         return float(
             hessian_norm(
                 lambda: loss(functional_call(net, parameters | buffers, arguments, keywords), targets),

@@ -15,7 +15,7 @@ from fire_core.methods.method import Method
 from fire_core.phases import Phase, State
 from fire_core.report import Report
 from fire_core.seeding import derive
-from fire_core.units import Recorder, UnitLayer, find_unit_layers, recycle
+from fire_core.units import Recorder, UnitLayer, find_unit_layers, recycle, why_not
 from fire_core.wrapped_models import replicas_in
 
 MOST_UNHEARD = 3  # steps in a row that may pass without a recorded forward pass
@@ -127,7 +127,7 @@ class UnitMethod(Method):
                     f"method {self.name!r} chooses units by what one process sees, and replicas would come to differ: it "
                     "does not work with DistributedDataParallel"
                 )
-            reasons |= {layer.name: why for layer in found if (why := _unfit(state.nets[name], layer))}
+            reasons |= {layer.name: why for layer in found if (why := why_not(state.nets[name], layer))}
             found = [layer for layer in found if layer.name not in reasons]
             if not found:
                 why = "; ".join(f"{key} {reason}" for key, reason in list(reasons.items())[:4])
@@ -176,16 +176,6 @@ class UnitMethod(Method):
         self.close()
         if self.memory:
             self._start(state)
-
-
-def _unfit(net: nn.Module, layer: UnitLayer) -> str:
-    """Return why the units of a layer must not be replaced, or ""."""
-    around = (*layer.incoming, *layer.norms, *(reader for reader, _ in layer.outgoing))
-    modules = [net.get_submodule(path) for path in around]
-    if not all("weight" in module._parameters for module in modules):
-        return "has a reparametrised weight (weight_norm), or a layer behind it has"
-    trained = all(p.requires_grad for module in modules for p in module.parameters())
-    return "" if trained else "is frozen, or has a frozen layer behind it"
 
 
 def coming_inputs(batches: Callable[[], Iterable[Any]] | None, net: str, method: str) -> Iterator[Any]:

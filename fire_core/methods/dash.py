@@ -50,8 +50,9 @@ def dash(
         targets: rule for the matrices, as in `fire`.
         initial: starting weights by parameter name, only to report the distance moved relative to a full reset.
     Returns: a Report with one row per target.
-    Raises: UserError for targets that do not exist, and for a sharded model.
+    Raises: UserError for settings out of range, targets that do not exist, no batches, and a sharded model.
     """
+    Dash(alpha=alpha, floor=floor)  # checks both
     table = table_of(model, targets)
     with observe(model, action="shrunk", method="dash", initial=initial) as report:
         direction = descent(model, batches, loss, alpha=alpha, training=training)
@@ -83,6 +84,8 @@ def descent(
             for key, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
                     found.setdefault(key, torch.zeros_like(gradient)).lerp_(-gradient, alpha)
+    if not found:
+        raise UserError("dash needs at least one batch, with a loss that depends on the weights")
     average_over_ranks(model, found, parameters)
     return found
 

@@ -97,12 +97,20 @@ class Method:
     def at_boundary(self, state: State, phase: Phase) -> Report:
         """Treat every net from phase `first_phase` on, and return one report. Called at each boundary.
 
-        The names in the report are `net.target` and `net.parameter`. Before `first_phase`, the report is empty.
+        The names in the report are `net.target` and `net.parameter`. Before `first_phase`, the report is empty. Raises
+        UserError if two nets share a parameter, which would be treated twice.
         """
         if phase.index < self.first_phase:
             return Report(method=self.name)
         self.__dict__.pop("_weights", None)  # layers may have been frozen or replaced since
         self.check(state)
+        owners: dict[Tensor, str] = {}
+        for name, net in state.nets.items() if type(self).treat is not Method.treat else ():
+            for key, parameter in net.named_parameters():
+                if (owner := owners.setdefault(parameter, name)) != name:
+                    raise UserError(
+                        f"nets {owner!r} and {name!r} share {key!r}, which would be treated twice: let one of them hold it"
+                    )
         return Report.merge(
             {name: self.treat(name, net, state) for name, net in state.nets.items()}, self.name
         )

@@ -14,6 +14,7 @@ from fire_core.methods.full_reset import initial_of
 from fire_core.methods.method import Method, register
 from fire_core.phases import State
 from fire_core.report import Report, Row
+from fire_core.wrapped_models import unwrap, unwrap_with
 
 
 class InjectedHead(nn.Module):
@@ -29,8 +30,8 @@ class InjectedHead(nn.Module):
         self.new = new
         self.new_at_start = _frozen(deepcopy(new))
 
-    def forward(self, *inputs: Any) -> Any:
-        old, new, start = self.old(*inputs), self.new(*inputs), self.new_at_start(*inputs)
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        old, new, start = (head(*inputs, **named) for head in (self.old, self.new, self.new_at_start))
         if isinstance(old, tuple):
             return tuple(a + (b - c) for a, b, c in zip(old, new, start, strict=True))
         return old + (new - start)
@@ -47,6 +48,7 @@ def inject(model: nn.Module, initial: Mapping[str, Tensor], head: str = "head") 
     Returns: a Report with one row per parameter of the `InjectedHead`.
     Raises: UserError if the model has no module `head`.
     """
+    model, initial = unwrap_with(model, initial)
     prefix = f"{head}."
     start = {key.removeprefix(prefix): value for key, value in initial.items() if key.startswith(prefix)}
     new = deepcopy(_trainable_part(_head(model, head)))
@@ -96,6 +98,7 @@ class PlasticityInjection(Method):
 
 
 def _replace(model: nn.Module, head: str, new: nn.Module) -> None:
+    model = unwrap(model)
     old = _head(model, head)
     inside = {id(p) for p in old.parameters()}
     names = {name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in inside}
@@ -106,6 +109,7 @@ def _replace(model: nn.Module, head: str, new: nn.Module) -> None:
 
 
 def _head(model: nn.Module, head: str, name: str = "") -> nn.Module:
+    model = unwrap(model)
     try:
         return model.get_submodule(head)
     except AttributeError:

@@ -46,7 +46,8 @@ def shrink_perturb(
     watched = observe(model, action="shrunk", method="shrink_perturb", initial=initial)
     with watched as report, torch.no_grad():
         for key in chosen:
-            own[key].lerp_(initial[key].to(own[key]), shrink)
+            new = initial[key].to(own[key])
+            own[key].copy_(new if shrink == 1.0 else own[key].lerp(new, shrink))  # lerp would keep NaN
     return combine(report, restored)
 
 

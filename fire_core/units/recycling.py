@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fire_core.errors import UserError
 from fire_core.units.graph import UnitLayer
+
+
+def why_not(net: nn.Module, layer: UnitLayer) -> str:
+    """Return why the units of a layer must not be replaced, or ""."""
+    around = (*layer.incoming, *layer.norms, *(reader for reader, _ in layer.outgoing))
+    modules = [net.get_submodule(path) for path in around]
+    if not all("weight" in module._parameters for module in modules):
+        return "has a reparametrised weight (weight_norm), or a layer behind it has"
+    parameters = [p for module in modules for p in module.parameters()]
+    if not all(p.requires_grad for p in parameters):
+        return "is frozen, or has a frozen layer behind it"
+    holders = Counter(id(p) for module in net.modules() for p in module._parameters.values())
+    tied = any(holders[id(p)] > 1 for p in parameters)
+    return "shares a parameter with another module, or a layer behind it does" if tied else ""
 
 
 @torch.no_grad()
@@ -32,7 +48,10 @@ def recycle(
         generator: CPU generator of the new weights.
         initial: state dict of the start; each unit then gets its own first weights and bias back instead.
         optimizers: their moments of the changed entries become 0. Step counts belong to whole parameters and stay.
+    Raises: UserError if a layer or one that reads it has a reparametrised, shared or frozen weight.
     """
+    if why := why_not(net, layer):
+        raise UserError(f"the units of {layer.name!r} cannot be replaced: it {why}")
     chosen = (chosen.nonzero().flatten() if chosen.dtype == torch.bool else chosen).cpu()
     if len(chosen) == 0:
         return 0
