@@ -105,6 +105,8 @@ def values(metrics: pd.DataFrame, measure: Measure) -> dict[str, dict[int, float
     rows = ordered_rows(metrics, measure.metric)
     if measure.reduce == "late_phases":
         rows = phase_ends(metrics, measure.metric)
+    if rows.empty:
+        return {}
     last_phase, last_step = (rows.groupby(["label", "seed"])[c].transform("max") for c in ("phase", "step"))
     keep = {
         "final": rows["phase"] == rows.join(ended, on=["label", "seed"])["ended"],

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fire_core.errors import UserError, printable
+from fire_core.errors import UserError, first_line, printable
 from harness.runs.folders import (
     describe_run,
     find_folders,
@@ -317,14 +317,21 @@ def _seconds(folder: Path) -> float | None:
 
 
 def load_exported(folder: str | Path = RESULTS) -> Results:
-    """Return the results that `export` wrote; the frames are empty where nothing was exported yet."""
+    """Return the results that `export` wrote; the frames are empty where nothing was exported yet.
+
+    Raises UserError for a file that is damaged.
+    """
     folder = Path(folder)
 
     def read(paths: list[Path], columns: list[str]) -> pd.DataFrame:
         empty = {column: [""] for column in columns if column not in TEXT}
-        frames = [
-            pd.read_csv(p, dtype=TEXT, keep_default_na=False, na_values=empty) for p in paths if p.exists()
-        ]
+        frames = []
+        for path in filter(Path.exists, paths):
+            try:
+                frame = pd.read_csv(path, dtype=TEXT, keep_default_na=False, na_values=empty)
+                frames.append(frame[columns])
+            except (ValueError, KeyError) as error:
+                raise UserError(f"{path} is not what an export writes: {first_line(error)}") from error
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
 
     return Results(

@@ -28,6 +28,8 @@ def show(options: argparse.Namespace) -> int:
     """Print and write the tables and the figure of `options.experiment`. Return 1 if runs failed, are missing or log
     no known measure, else 0."""
     names = list(dict.fromkeys(comma_list(",".join(options.experiment))))
+    if not names:
+        raise UserError("--experiment is empty: name an experiment")
     size = options.size or "small"
     results = load(options.root, names, size)
     frame = estimates.frame(results)
@@ -53,7 +55,8 @@ def show(options: argparse.Namespace) -> int:
         write_atomic(out / "estimates.csv", csv)
         [picture, _] = plot.save(probes.draw(parts), out / "figure", ["png"], probes.CAPTION, parts)
         print(f"{text}\ntable: {out / 'table.md'}\nestimates: {out / 'estimates.csv'}\nfigure: {picture}")
-        print("\n".join(sentences(claims.verdicts(results, "all"))))
+        told = sentences(claims.verdicts(results, "all"))
+        print("\n".join(told) or "no verdict: it takes two methods at their own settings, without overrides")
     for problem in results.problems:
         print(f"left out: {plain(problem)}", file=sys.stderr)
     for line in wrong:

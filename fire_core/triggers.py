@@ -202,6 +202,6 @@ class Cooldown(Trigger):
 
 
 def _positive(name: str, value: int) -> int:
-    if value < 1 or int(value) != value:
-        raise UserError(f"{name}={value}: give a whole number, at least 1")
-    return int(value)
+    if not isinstance(value, int) or value < 1:
+        raise UserError(f"{name}={value!r}: give a whole number, at least 1")
+    return value

@@ -267,8 +267,11 @@ def measure(root: str, size: str) -> dict[tuple[str, str], float]:
     found: dict[tuple[str, str], list[float]] = {}
     for folder in find_folders(root, size=size) if os.path.isdir(root) else []:
         meta, done = read_meta(folder), folder / "DONE"
-        if done.exists() and "started" in meta and not meta.get("earlier"):
-            began = datetime.datetime.fromisoformat(meta["started"]).timestamp()
+        if done.exists() and not meta.get("earlier"):
+            try:
+                began = datetime.datetime.fromisoformat(meta["started"]).timestamp()
+            except (KeyError, TypeError, ValueError):  # lost or damaged
+                continue
             key = (str(meta.get("experiment")), str(meta.get("method")))
             found.setdefault(key, []).append((done.stat().st_mtime - began) / 60)
     return {key: sum(minutes) / len(minutes) for key, minutes in found.items()}

@@ -113,8 +113,11 @@ def test_lost_metrics_are_not_made_up(tmp_path, trunk):
 
 
 @pytest.mark.parametrize("lost", [None, Path.unlink, lambda meta: meta.write_text("{")])
-def test_another_config_is_a_new_folder_also_where_the_meta_file_is_lost(tmp_path, lost):
+@pytest.mark.parametrize("finished", [False, True])
+def test_another_config_is_a_new_folder_also_where_the_meta_file_is_lost(tmp_path, lost, finished):
     run = stopped(tmp_path)
+    if finished:
+        play(run)
     if lost:
         lost(run.folder / "meta.json")
     other = open_run(tmp_path, config={"label": "fire", "rate": 0.2})

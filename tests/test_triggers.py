@@ -18,6 +18,9 @@ def fired(trigger: Trigger, key: str, values: list) -> list[int]:
 def test_every_n_steps_survives_jumps() -> None:
     trigger = EveryNSteps(10)
     assert [step for step in (0, 9, 10, 11, 35, 39, 40) if trigger(step)] == [10, 35, 40]
+    for wrong in (0, 2.5, float("inf"), "3"):
+        with pytest.raises(UserError, match="give a whole number"):
+            EveryNSteps(wrong)
 
 
 def test_plateau() -> None:

@@ -14,7 +14,7 @@ from fire_core.methods.full_reset import initial_of
 from fire_core.methods.method import Method, register
 from fire_core.phases import State
 from fire_core.report import Report, Row
-from fire_core.wrapped_models import unwrap, unwrap_with
+from fire_core.wrapped_models import replicas_in, unwrap, unwrap_with
 
 
 class InjectedHead(nn.Module):
@@ -46,7 +46,7 @@ def inject(model: nn.Module, initial: Mapping[str, Tensor], head: str = "head") 
         initial: state dict of the whole model, from which the new part starts.
         head: path of the module, dots allowed.
     Returns: a Report with one row per parameter of the `InjectedHead`.
-    Raises: UserError if the model has no module `head`.
+    Raises: UserError if the model has no module `head` or is in DistributedDataParallel.
     """
     model, initial = unwrap_with(model, initial)
     prefix = f"{head}."
@@ -109,6 +109,10 @@ def _replace(model: nn.Module, head: str, new: nn.Module) -> None:
 
 
 def _head(model: nn.Module, head: str, name: str = "") -> nn.Module:
+    if replicas_in(model):
+        raise UserError(
+            "plasticity_injection: DistributedDataParallel does not see new modules: wrap the net afterwards"
+        )
     model = unwrap(model)
     try:
         return model.get_submodule(head)

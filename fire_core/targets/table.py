@@ -209,7 +209,8 @@ def selector(table: TargetTable, rule: object, *, matrices_only: bool = True) ->
         chosen = rule
         return lambda target: target.included and bool(chosen(target))
     if isinstance(rule, Sequence) and rule and all(isinstance(item, Target) for item in rule):
-        rule = [f"name:{item.name}" for item in rule if item.included or not matrices_only]
+        kept = [item for item in rule if item.included or not matrices_only] or rule
+        rule = [f"name:{item.name}" for item in kept]
     items = split_rule(rule)
     if len(items) > 1:  # "no_head" beside other entries takes away, as "-head" does
         negated = {f"no_{name}": f"-{name}" for name in PRESETS}

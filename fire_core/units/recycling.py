@@ -50,11 +50,11 @@ def recycle(
         optimizers: their moments of the changed entries become 0. Step counts belong to whole parameters and stay.
     Raises: UserError if a layer or one that reads it has a reparametrised, shared or frozen weight.
     """
-    if why := why_not(net, layer):
-        raise UserError(f"the units of {layer.name!r} cannot be replaced: it {why}")
     chosen = (chosen.nonzero().flatten() if chosen.dtype == torch.bool else chosen).cpu()
     if len(chosen) == 0:
         return 0
+    if why := why_not(net, layer):
+        raise UserError(f"the units of {layer.name!r} cannot be replaced: it {why}")
     modules, optimizers = dict(net.named_modules()), list(optimizers)
     for name in layer.incoming:
         module = modules[name]

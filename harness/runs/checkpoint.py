@@ -12,7 +12,8 @@ import torch
 
 from fire_core.checkpoints.atomic import remove_torn, written_aside
 from fire_core.errors import UserError, first_line, printable
-from harness.runs.folders import read_meta
+from harness.runs.folders import read_config, read_meta
+from harness.runs.trunk import fingerprint
 
 PREFIX = "step_"
 NAMES = "_names"  # of all entries, in every checkpoint
@@ -137,9 +138,6 @@ def check_owner(path: Path, parts: Parts, owner: str | None) -> None:
 
 
 def identity_of(folder: Path) -> str | None:
-    """Return the identity of the run in `folder`, from meta.json or else from a checkpoint; None if neither has it."""
-    identity = read_meta(folder).get("identity")
-    if isinstance(identity, str):
-        return identity
-    saved = load_latest(folder / "checkpoint")
-    return saved.get("_identity") if saved else None
+    """Return the identity of the run in `folder`, from meta.json, else from its settings; None if it has neither."""
+    identity, config = read_meta(folder).get("identity"), read_config(folder)
+    return identity if isinstance(identity, str) else fingerprint(config) if config else None
