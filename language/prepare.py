@@ -219,6 +219,9 @@ def main(arguments: list[str] | None = None) -> None:
 if __name__ == "__main__":
     try:
         main()
-    except UserError as problem:
-        print_error(problem)
+    except (UserError, OSError) as problem:
+        print_error(problem if isinstance(problem, UserError) else f"{problem}: is the disk of --out full?")
         sys.exit(2)
+    except KeyboardInterrupt:
+        print_error("interrupted; run the same command again to go on")
+        sys.exit(130)

@@ -35,10 +35,6 @@ class TextTokenizer:
         """Return the token ids of each text, without `end_of_text`. Special tokens in a text are read as plain text."""
         return [encoding.ids for encoding in self.backend.encode_batch(texts, add_special_tokens=False)]
 
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of the ids, the inverse of `encode_batch` for whole documents."""
-        return self.backend.decode(list(ids))
-
 
 def load_tokenizer(name: str) -> TextTokenizer:
     """Return the tokenizer `small`, `gpt2`, or that of a JSON file of the `tokenizers` package with <|endoftext|>.
@@ -56,6 +52,8 @@ def load_tokenizer(name: str) -> TextTokenizer:
         reason = str(error).splitlines()[0][:160]
         raise UserError(f"tokenizer {path} cannot be read ({reason}): give another file") from error
     backend.encode_special_tokens = True
+    backend.no_truncation()  # both may be stored in the file
+    backend.no_padding()
     end = backend.token_to_id(END_OF_TEXT)
     if end is None:
         raise UserError(f"tokenizer {path} has no {END_OF_TEXT} token: add it as a special token and retrain")

@@ -186,8 +186,14 @@ def test_tied_weights_of_a_torch_file_are_projected_once(tmp_path: Path) -> None
     assert len(report.treated()) == 1
     result = torch.load(tmp_path / "out.pt", weights_only=True)
     assert result["lm_head.weight"].data_ptr() == result["wte.weight"].data_ptr()
+    copied = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    torch.save(copied, tmp_path / "copies.pt")
+    checkpoint = open_checkpoint(tmp_path / "copies.pt")
+    treat_file(checkpoint, targets_of(checkpoint, "lm_head", f"{__name__}:Tied")[0], tmp_path / "both.pt")
+    both = torch.load(tmp_path / "both.pt", weights_only=True)
     fire(model, targets="lm_head")
-    assert torch.equal(result["wte.weight"], model.wte.weight)
+    for found in (result["wte.weight"], both["wte.weight"], both["lm_head.weight"]):
+        assert torch.equal(found, model.wte.weight)
 
 
 LAYERS = [f"model.layers.{i}.{name}.weight" for i in range(2) for name in ("mlp.up_proj", "self_attn.q_proj")]

@@ -62,6 +62,13 @@ def make() -> Net:
     return Net()
 
 
+def strided() -> Net:
+    """As channels_last: one weight is not stored in the order of its dimensions."""
+    model = make()
+    model.conv.weight.data = model.conv.weight.data.mT.contiguous().mT
+    return model
+
+
 def full(model: nn.Module) -> dict[str, torch.Tensor]:
     parameters = {name.removeprefix("module."): p.detach() for name, p in model.named_parameters()}
     return {n: p.full_tensor() if isinstance(p, DTensor) else p.clone() for n, p in parameters.items()}
@@ -106,7 +113,7 @@ def replicated_models() -> dict:
     found = {}
     for i, settings in enumerate(SOLVERS):
         found["plain", i] = fired(make(), group=dist.group.WORLD, **settings)
-        found["ddp", i] = fired(DistributedDataParallel(make()), **settings)
+        found["ddp", i] = fired(DistributedDataParallel(strided()), **settings)
     return found
 
 

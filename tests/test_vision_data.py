@@ -181,8 +181,10 @@ def write_tiny_imagenet(folder):
                 root / "train" / name / "images" / f"{i}.png"
             )
     (root / "val" / "images").mkdir(parents=True)
-    Image.new("L", (64, 64), 9).save(root / "val" / "images" / "val_0.png")  # some of them are grey
-    (root / "val" / "val_annotations.txt").write_text("val_0.png\tn02\t0\t0\t62\t62\n")
+    for i in (0, 1):
+        Image.new("L", (64, 64), 9).save(root / "val" / "images" / f"val_{i}.png")  # some of them are grey
+    lines = "val_0.png\tn02\t0\t0\t62\t62\nval_1.png\tn01\t0\t0\t62\t62\n"
+    (root / "val" / "val_annotations.txt").write_text(lines)
     (root / "wnids.txt").write_text("n02\nn01\n")
     return root
 
@@ -192,7 +194,7 @@ def test_tiny_imagenet_from_a_folder(tmp_path):
     images = load("tiny_imagenet", tmp_path, root=tmp_path / "data")
     assert images.class_names == ("n01", "n02") and images.train_labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert images.train_images[:, 0, 0, 0].tolist() == [100, 100, 100, 0, 0, 0]
-    assert images.test_labels.tolist() == [1] and images.test_images.unique().tolist() == [9]
+    assert images.test_labels.tolist() == [1, 0] and images.test_images.unique().tolist() == [9]
 
 
 @pytest.mark.parametrize(
@@ -201,6 +203,7 @@ def test_tiny_imagenet_from_a_folder(tmp_path):
         ("wnids.txt", b"n01\n", r"val_annotations.txt, line 1: 'val_0.png.*' names no class of wnids.txt"),
         ("wnids.txt", b"n01\nn02\nn03\n", "class 'n03' of tiny_imagenet has no training image"),
         ("val/val_annotations.txt", b"val_9.png\tn02\n", "val_9.png cannot be read"),
+        ("val/val_annotations.txt", b"val_0.png\tn02\n", "class 'n01' of tiny_imagenet has no test image"),
         ("val/val_annotations.txt", b"", "holds no test images"),
     ],
 )
@@ -228,6 +231,16 @@ def test_image_folder_of_any_size(tmp_path):
     assert images.train_images.shape == (7, 3, 16, 16) and images.class_names == ("cat", "dog")
     assert images.train_images[:, 0, 8, 8].tolist() == [10] * 4 + [200] * 3
     assert images.test_labels.tolist() == [0, 1]
+
+
+def test_pictures_of_16_bits_are_scaled_and_those_of_32_refused(tmp_path):
+    folder = folder_of_pictures(tmp_path / "pets")
+    deep = folder / "train" / "cat" / "0.png"
+    Image.fromarray(np.full((8, 8), 40 * 256, np.uint16)).save(deep)
+    images = load("image_folder", folder, root=tmp_path / "data", image_size=8)
+    assert images.train_images[0].unique().tolist() == [40]
+    Image.fromarray(np.ones((8, 8), np.float32)).save(deep.with_suffix(".tiff"))
+    refused("32 bits a pixel", "image_folder", folder, root=tmp_path / "data", image_size=8)
 
 
 def test_class_folders_are_decoded_once_and_again_when_files_change(tmp_path, monkeypatch):
@@ -542,7 +555,7 @@ def test_random_labels_are_fresh_on_fresh_images():
     seen = torch.cat([t.indices for t in tasks[:4]])
     assert len(seen.unique()) == 200  # none twice before all came once
     assert not torch.equal(tasks[4].indices, tasks[0].indices)  # then another shuffle begins
-    assert all(t.measure == "train" and len(t.indices.unique()) == 50 for t in tasks)
+    assert all(len(t.indices.unique()) == 50 for t in tasks)
     agreement = [(t.labels == images.train_labels[t.indices]).float().mean() for t in tasks]
     assert sum(agreement) / len(agreement) < 0.25
     assert not torch.equal(tasks[0].labels, tasks[1].labels)
@@ -552,7 +565,6 @@ def test_label_noise_then_truth():
     images = numbers()
     noise, truth = make_phases("label_noise", images, 1, noisy=100, clean=150, epochs=[3, 2])
     assert (len(noise.indices), len(truth.indices)) == (100, 150)
-    assert (noise.measure, truth.measure) == ("train", "test")
     assert torch.equal(truth.labels, images.train_labels[truth.indices])
     assert (noise.labels == images.train_labels[noise.indices]).float().mean() < 0.3
     assert set(noise.indices.tolist()) <= set(truth.indices.tolist())

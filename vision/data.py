@@ -102,13 +102,14 @@ def load(
     """
     arrays = _read(name, folder, Path(root), image_size, channels)
     names = arrays.class_names
-    counts = np.bincount(arrays.train_labels, minlength=len(names))
-    if not counts.all():
-        empty = shown(names[int(counts.argmin())])
-        raise UserError(f"class {empty!r} of {name} has no training image: add some, or remove the class")
     if classes is not None and classes > len(names):
         raise UserError(f"data.classes={classes}: {name} has {len(names)} classes")
     names = names[:classes]
+    for part, labels in (("training", arrays.train_labels), ("test", arrays.test_labels)):
+        counts = np.bincount(labels, minlength=len(names))[: len(names)]
+        if not counts.all():
+            empty = shown(names[int(counts.argmin())])
+            raise UserError(f"class {empty!r} of {name} has no {part} image: add some, or remove the class")
 
     def prepared(images: np.ndarray, labels: np.ndarray, per_class: int | None) -> tuple[Tensor, Tensor]:
         chosen = np.flatnonzero(labels < len(names))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ def fetch(urls: Sequence[str], path: Path, md5: str) -> Path:
     for url in urls:
         try:
             _continue(url, part)
-        except (urllib.error.URLError, OSError, ValueError) as error:
+        except (http.client.HTTPException, OSError, ValueError) as error:
             failures.append(f"{url} ({error})")
             continue
         found = checksum(part)

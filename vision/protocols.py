@@ -30,8 +30,7 @@ class PhaseData:
     indices: (n,) int64 into the training set. labels: (n,) int64 in the same order, true ones or the probe's.
     epochs: length of the phase. seen: sorted classes trained on so far, None if the protocol adds no classes.
     new: those of `seen` that this phase adds, None unless `replay` was given.
-    permutation: (height * width,) int64 order of the pixels, None for the usual one. measure: "test" or "train",
-    the accuracy that matters in this phase.
+    permutation: (height * width,) int64 order of the pixels, None for the usual one.
     """
 
     index: int
@@ -42,7 +41,6 @@ class PhaseData:
     seen: Tensor | None = None
     new: Tensor | None = None
     permutation: Tensor | None = None
-    measure: str = "test"
 
     def arrange(self, pictures: Tensor) -> Tensor:
         """Return images (n, channels, height, width) with their pixels in this phase's order."""
@@ -195,7 +193,7 @@ def random_label(
     for index, length in enumerate(_epochs(epochs, tasks)):
         chosen = _fresh(images, seed, "random_label", index, count)
         labels = _random_labels(images, seed, "random_label", index, count)
-        result.append(PhaseData(index, f"task {index + 1}", chosen, labels, length, measure="train"))
+        result.append(PhaseData(index, f"task {index + 1}", chosen, labels, length))
     return result
 
 
@@ -217,7 +215,7 @@ def label_noise(
     second = _shuffle(images, seed, "label_noise", 0)[: _available("clean", clean, images)]
     true_labels = images.train_labels.cpu()[second]
     return [
-        PhaseData(0, "random labels", first, labels, lengths[0], measure="train"),
+        PhaseData(0, "random labels", first, labels, lengths[0]),
         PhaseData(1, "true labels", second, true_labels, lengths[1]),
     ]
 

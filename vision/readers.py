@@ -253,6 +253,10 @@ def _open(path: str, channels: int) -> Image.Image:
             warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning),
             Image.open(path, formats=FORMATS) as image,
         ):
+            if image.mode in ("I", "F"):
+                raise ValueError("it has 32 bits a pixel, which has no fixed range: convert it to 8 or 16")
+            if image.mode.startswith("I;16"):  # `convert` would cut off above 255
+                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
             return image.convert("RGB" if channels == 3 else "L")
     except Exception as error:  # Pillow's decoders raise many types
         raise UserError(

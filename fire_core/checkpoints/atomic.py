@@ -25,7 +25,7 @@ def written_aside(target: Path, *, durable: bool = True) -> Iterator[Path]:
         yield aside
         files = [path for path in aside.rglob("*") if path.is_file()] if aside.is_dir() else [aside]
         for path in files if durable else ():
-            with path.open("rb+") as file:
+            with path.open("rb") as file:  # copies may be read-only
                 os.fsync(file.fileno())
         os.replace(aside, target)
     finally:

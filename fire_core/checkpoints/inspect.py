@@ -37,7 +37,7 @@ def _figures(matrix: Tensor) -> dict[str, float]:
     values = values if finite else torch.full_like(values, torch.nan)
     largest, smallest = float(values[0]), float(values[-1])
     return {
-        "norm": float(values.square().sum().sqrt()),
+        "norm": float(values.double().square().sum().sqrt()),
         "largest": largest,
         "median": float(values.median()),
         "smallest": smallest,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from fire_core.checkpoints.files import Checkpoint, copy_others, new_checkpoint
 from fire_core.engine import FireSettings, project, treat_tensors
@@ -51,6 +54,7 @@ def treat_file(
         for shard in checkpoint.shards:
             tensors, content = shard.load()
             for group in _groups([t for t in table.included if t.parameter in tensors]):
+                copies = _copies(group, tensors)
                 part = treat_tensors(
                     tensors,
                     TargetTable(group),
@@ -61,6 +65,8 @@ def treat_file(
                     min_norm=fire_settings.min_norm,
                     dry_run=dry_run,
                 )
+                for own, copy in copies if not dry_run else ():
+                    copy.copy_(own)
                 changed |= part.changed
                 seconds += part.seconds
                 done |= {row.name: row for row in part.rows}
@@ -72,6 +78,22 @@ def treat_file(
             copy_others(checkpoint, place)
     rows = [done.get(t.name) or Row(t.name, t.parameter, t.shape, "skipped", t.reason) for t in table]
     return Report(rows, changed, seconds=seconds, method="fire", dry_run=dry_run)
+
+
+def _copies(targets: list[Target], tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Return (tensor to treat, its copy) for tied weights that a file holds twice. Raises UserError if the two differ."""
+    pairs = []
+    for target in targets:
+        own = tensors[target.parameter]
+        for name in sorted(tensors.keys() & set(target.aliases) - {target.parameter}):
+            if tensors[name].data_ptr() != own.data_ptr() and tensors[name].shape == own.shape:
+                if not torch.equal(tensors[name], own):
+                    raise UserError(
+                        f"{target.parameter} and {name} are tied in the model, but differ in the file: leave them out with "
+                        f"targets=-{target.parameter}"
+                    )
+                pairs.append((own, tensors[name]))
+    return pairs
 
 
 def _groups(targets: list[Target]) -> Iterator[list[Target]]:

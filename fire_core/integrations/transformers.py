@@ -83,7 +83,10 @@ class FireCallback(TrainerCallback):
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Call the trigger with the metrics of an evaluation during training."""
+        """Call the trigger with the metrics of an evaluation during training.
+
+        An interrupted `train()` counts as going on: remove the callback before evaluating on its own then.
+        """
         if self._training:  # trainer.evaluate() on its own must not change the model
             if state.global_step > self._evaluated >= 0:  # several data sets are evaluated at one step
                 self.triggered.end_round()

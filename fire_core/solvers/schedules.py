@@ -74,7 +74,7 @@ def quintic_schedule(lower: float, tolerance: float, margin: float = 1.002) -> t
     steps: list[Step] = []
     low, high = lower, 1.0
     while True:
-        step, _ = _minimax_quintic(max(low, 0.024 * high), high)
+        step = _minimax_quintic(max(low, 0.024 * high), high)
         # the step was computed for another lower end: rescale the image around 1
         image = polynomial_value(np.linspace(low, high, 20001), step)
         centre = (image.min() + image.max()) / 2
@@ -86,8 +86,8 @@ def quintic_schedule(lower: float, tolerance: float, margin: float = 1.002) -> t
         low, high = low / margin, high * margin
 
 
-def _minimax_quintic(low: float, high: float) -> tuple[Step, float]:
-    """Return the odd quintic nearest to 1 on [low, high], by Remez exchange, and its largest error."""
+def _minimax_quintic(low: float, high: float) -> Step:
+    """Return the odd quintic nearest to 1 on [low, high], by Remez exchange."""
     points = np.array([low, low + (high - low) / 3, low + 2 * (high - low) / 3, high])
     signs = np.array([-1.0, 1.0, -1.0, 1.0])
     error = math.inf
@@ -99,4 +99,4 @@ def _minimax_quintic(low: float, high: float) -> tuple[Step, float]:
         error = new_error
         squares = np.roots([5 * c, 3 * b, a]).real  # zeros of the derivative, in x^2
         points[1:3] = np.sqrt(np.sort(squares))
-    return (float(a), float(b), float(c)), float(new_error)
+    return float(a), float(b), float(c)

@@ -42,7 +42,7 @@ class Task:
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         """Return observation, summed reward, terminated, truncated."""
         total = 0.0
-        scaled = self.low + (action + 1) * self.half_range
+        scaled = self.low + (np.reshape(action, self.low.shape) + 1) * self.half_range
         for _ in range(self.action_repeat):
             observation, reward, terminated, truncated, _ = self.environment.step(scaled)
             total += float(reward)

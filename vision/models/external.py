@@ -53,7 +53,12 @@ def _build_torchvision(model: str, classes: int, channels: int, image_size: int,
         raise UserError(
             f"model torchvision:{model} takes 3 channels, the images have {channels}: set data.channels=3"
         )
-    builder = import_torchvision().models.get_model_builder(model)
+    models = import_torchvision().models
+    if model not in models.list_models(module=models):
+        raise UserError(f"torchvision has no classifier {model!r}: see torchvision.models.list_models()")
+    builder = models.get_model_builder(model)
+    if model in ("googlenet", "inception_v3"):  # they have further outputs, which training would have to know
+        settings = {**settings, "aux_logits": False}
     if "image_size" in inspect.signature(builder).parameters or model.startswith("vit_"):
         settings = {**settings, "image_size": image_size}
     with torch.no_grad():
