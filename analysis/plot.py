@@ -295,8 +295,9 @@ def legend(figure: Figure, axes: Iterable[Axes], where: Axes | None = None) -> N
     if where is not None:
         where.axis("off")
         columns = 1 if len(texts) < 10 else 2
+        close = {"frameon": False, "columnspacing": 0.8, "handlelength": 1.4, "handletextpad": 0.6}
         drawn = where.legend(
-            handles, texts, loc="center left", ncol=columns, frameon=False, columnspacing=1.0
+            handles, texts, loc="center left", ncol=columns, bbox_to_anchor=(-0.18, 0.5), **close
         )
         drawn.set_in_layout(False)
     elif texts:
