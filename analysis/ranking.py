@@ -20,19 +20,11 @@ from analysis.runs import Results, at_most, plain, settings
 from analysis.stats import LEVEL, estimate
 
 PREFIXES = ("fig2a", "fig2c_cifar100", "fig3_60k", "fig4a_catch", "random_label", "label_noise")
+LATER = ("adamo", "spectral", "weight_clipping", "hare_tortoise", "upgd")
 BASIC = ("none", "full_reset", "shrink_perturb", "fire")
 GROUPS = {
     "the paper's rivals": (*BASIC, "dash", "parseval", "l2_init", "cbp", "redo", "snr", "muon"),
-    "later rivals": (
-        "none",
-        "full_reset",
-        "fire",
-        "adamo",
-        "spectral",
-        "weight_clipping",
-        "hare_tortoise",
-        "upgd",
-    ),
+    "later rivals": ("none", "full_reset", "fire", *LATER),
 }
 CAPTION = (
     "Rank of each method over the panels in which all methods of a group ran; 1 is best. Small marks: one panel each, by "
