@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ GROUPS = ("none", "shrink_perturb", "full_reset", "dash")  # the rivals of the p
 COLUMNS = [
     "experiment", "figure", "panel", "size", "data", "kind", "better", "worse", "source", "premise",
     "planned", "seeds", "gain", "low", "high", "p", "p_holm", "verdict",
-    "exploring_seeds", "exploring_gain", "exploring_low", "exploring_high", "gains", "exploring_gains",
+    "exploring_seeds", "exploring_gain", "exploring_low", "exploring_high", "gains", "exploring_gains", "decimals",
 ]  # fmt: skip
 
 
@@ -113,6 +114,7 @@ def _compared(part: Results, which: str) -> pd.DataFrame:
         used = {seed: gains[seed] for seed in seeds if seed in gains}
         complete = 0 < len(seeds) == len(used) if which == "confirming" else len(used) > 1
         row = first[["experiment", "figure", "panel", "size", "data"]].to_dict() | pair
+        row["decimals"] = measures.digits(measure.metric, chain(*(each.values() for each in ends.values())))
         row |= {"premise": holds, "planned": len(seeds), "complete": complete}
         for prefix, each in (("", used), ("exploring_", exploring)):
             found = estimate(list(each.values())) if each else Estimate(*[float("nan")] * 4, 0)

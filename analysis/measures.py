@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,6 +86,11 @@ def of(part: Results) -> list[Measure]:
     otherwise = LOSSES if LOSSES[0].metric in logged else OTHERWISE
     wanted = BY_PROTOCOL.get(part.first["protocol"]) or BY_FIGURE.get(part.first["figure"]) or otherwise
     return [m for m in wanted if m.metric in logged] or [m for m in OTHERWISE if m.metric in logged][:1]
+
+
+def digits(metric: str, values: Iterable[float] = (np.inf,)) -> int:
+    """Return the decimals of a measure: 1 for returns of which one exceeds 1, 4 for accuracies, losses and shares."""
+    return 1 if "return" in metric and any(abs(value) > 1 for value in values) else 4
 
 
 def ordered_rows(metrics: pd.DataFrame, metric: str) -> pd.DataFrame:

@@ -9,12 +9,8 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from analysis.measures import digits
 from analysis.plot import look
-
-
-def digits(metric: str) -> int:
-    """Return the decimals of a measure: 1 for returns, 4 for accuracies, losses and shares."""
-    return 1 if "return" in metric else 4
 
 
 def number(value: float | None, decimals: int = 4, sign: bool = False) -> str:

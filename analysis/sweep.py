@@ -79,8 +79,7 @@ def sentences(compared: pd.DataFrame) -> list[str]:
     against_none = (compared["better"] == "fire") & (compared["worse"] == "none")
     told = []
     for row in compared[(compared["kind"] == "claims") | against_none].to_dict("records"):
-        decimals = 1 if row["figure"].startswith("fig4") else 4
-        gain = spread(row["gain"], row["low"], row["high"], decimals, sign=True)
+        gain = spread(row["gain"], row["low"], row["high"], row["decimals"], sign=True)
         unknown = "plasticity lost? run full_reset with at least two of the seeds"
         if row["figure"].startswith("fig4"):
             unknown = "not judged, because too few seeds have a return of random actions above 0"

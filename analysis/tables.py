@@ -11,9 +11,9 @@ from markupsafe import Markup
 
 from analysis import claims, estimates, paper, plot
 from analysis.benchmark_tables import benchmark_tables
+from analysis.measures import digits
 from analysis.rendering import (
     difference_text,
-    digits,
     markdown,
     mean_text,
     number,
@@ -52,7 +52,7 @@ def comparisons_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return rows of `claims.verdicts` as text: the exploring estimate, that of the confirming seeds, and the verdict."""
     table = []
     for row in rows.to_dict("records"):
-        decimals = 1 if row["figure"].startswith("fig4") else 4
+        decimals = row["decimals"]
         gap = paper.gain(row["figure"], row["panel"], row["better"], row["worse"])
         explored = (row[f"exploring_{name}"] for name in ("gain", "low", "high"))
         confirmed = (row[name] for name in ("gain", "low", "high"))
@@ -142,7 +142,7 @@ def end_table(part: pd.DataFrame, measure: str) -> pd.DataFrame:
     about = first.iloc[0]
     shown = about["headline"] and about["size"] == "paper"
     theirs = paper.end_values(about["figure"], about["panel"]) if shown else {}
-    decimals, table = digits(measure), []
+    decimals, table = digits(measure, rows["mean"]), []
     for label in plot.ordered(first.index):
         row = {"method": plot.look(label).name}
         row |= {
