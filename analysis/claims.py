@@ -101,6 +101,7 @@ def _compared(part: Results, which: str) -> pd.DataFrame:
     first, measure = part.first, measures.of(part)[0]
     plain = part.select(label=part.runs["label"][part.runs["label"] == part.runs["method"]].unique())
     ends, holds = measures.values(plain.metrics, measure), premise(part, which).holds
+    decimals = measures.digits(measure.metric, chain.from_iterable(each.values() for each in ends.values()))
     rows, ran = [], set(ends)
     if which == "confirming" and first["size"] == "medium":  # what was planned is open until it has run
         ran |= {method for experiment, method in confirming_plan() if experiment == first["experiment"]}
@@ -114,8 +115,7 @@ def _compared(part: Results, which: str) -> pd.DataFrame:
         used = {seed: gains[seed] for seed in seeds if seed in gains}
         complete = 0 < len(seeds) == len(used) if which == "confirming" else len(used) > 1
         row = first[["experiment", "figure", "panel", "size", "data"]].to_dict() | pair
-        row["decimals"] = measures.digits(measure.metric, chain(*(each.values() for each in ends.values())))
-        row |= {"premise": holds, "planned": len(seeds), "complete": complete}
+        row |= {"premise": holds, "planned": len(seeds), "complete": complete, "decimals": decimals}
         for prefix, each in (("", used), ("exploring_", exploring)):
             found = estimate(list(each.values())) if each else Estimate(*[float("nan")] * 4, 0)
             row |= {f"{prefix}gains": each, f"{prefix}seeds": len(each), f"{prefix}gain": found.mean}

@@ -54,9 +54,8 @@ def reset_optimizer_state(
     dropped = 0
     for optimizer in optimizers:
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        together = (
-            isinstance(optimizer, LBFGS) and stepped & chosen.keys()
-        )  # keeps all its memory at one parameter
+        # LBFGS keeps the memory of all its parameters at one of them
+        together = isinstance(optimizer, LBFGS) and stepped & chosen.keys()
         for parameter in list(optimizer.state):
             if policy == "clear" or (policy == "clear_changed" and (together or id(parameter) in chosen)):
                 del optimizer.state[parameter]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 from fire_core.errors import UserError, did_you_mean
@@ -202,6 +203,6 @@ class Cooldown(Trigger):
 
 
 def _positive(name: str, value: int) -> int:
-    if not isinstance(value, int) or value < 1:
+    if not isinstance(value, Integral) or value < 1:
         raise UserError(f"{name}={value!r}: give a whole number, at least 1")
-    return value
+    return int(value)

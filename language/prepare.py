@@ -220,7 +220,11 @@ if __name__ == "__main__":
     try:
         main()
     except (UserError, OSError) as problem:
-        print_error(problem if isinstance(problem, UserError) else f"{problem}: is the disk of --out full?")
+        print_error(
+            problem
+            if isinstance(problem, UserError)
+            else f"{problem}: free disk space, or name another folder with --out"
+        )
         sys.exit(2)
     except KeyboardInterrupt:
         print_error("interrupted; run the same command again to go on")

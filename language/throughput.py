@@ -4,14 +4,9 @@ import torch
 
 # dense bf16/fp16 peaks of the vendors' data sheets, TFLOP/s
 PEAK_TFLOPS = {
-    "A100": 312.0,
-    "H100 PCIe": 756.0,
-    "H100 NVL": 835.0,
-    "H100": 989.0,
-    "H200": 989.0,
-    "B200": 2250.0,
-}
-PEAK_TFLOPS |= {"L40S": 362.0, "A10G": 70.0}
+    "A100": 312.0, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "H200": 989.0, "B200": 2250.0, "L40S": 362.0,
+    "A10G": 70.0,
+}  # fmt: skip
 
 
 def peak_flops(device: torch.device, precision: str, tflops: float | None) -> float | None:

@@ -242,6 +242,14 @@ def test_an_export_is_read_back_and_keeps_other_experiments(root, tmp_path):
     assert {path: path.read_bytes() for path in paths} == before
 
 
+@pytest.mark.parametrize("text", ["", "experiment,size\na,b\n"])
+def test_a_damaged_export_is_one_line(root, tmp_path, text):
+    export(load(root), tmp_path / "out")
+    (tmp_path / "out" / "runs.csv").write_text(text)
+    with pytest.raises(UserError, match=r"runs\.csv is not what an export writes"):
+        load_exported(tmp_path / "out")
+
+
 def test_an_export_replaces_the_same_runs_alone(tmp_path):
     first, second, out = tmp_path / "first", tmp_path / "second", tmp_path / "out"
     for label, seed in (("none", 1), ("none", 2), ("fire", 1)):

@@ -77,6 +77,8 @@ def test_a_plan_worked_by_hand(tiny, tmp_path):
     measured of another method. One run of sweep 4 is done, and the other takes 30 min."""
     finish(tmp_path, "label_noise", "fire", 1, 12 * 60)
     finish(tmp_path, "random_label", "none-batch_size=8", 4, 30 * 60)
+    finish(tmp_path, "random_label", "full_reset", 1, 60)
+    (tmp_path / "random_label/smoke/full_reset/seed_1/meta.json").write_text('{"started": "yesterday"}')
     assert measure(str(tmp_path), "smoke") == {("label_noise", "fire"): 12, ("random_label", "none"): 30}
     lines = plan(load(tiny, str(tmp_path)), str(tmp_path), "ray", None).splitlines()
     assert lines[0] == "campaign tiny, size=smoke: 6 runs in 4 sweeps; 1 runs are finished"

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats as scipy_stats
-from synthetic_runs import warm_start_lines, write_run
+from synthetic_runs import task_lines, warm_start_lines, write_run
 
 from analysis import claims, measures, tables
 from analysis.runs import load, settings
@@ -48,6 +48,11 @@ GAPS = {"none": (0.10, 0.11, 0.12), "shrink_perturb": (0.05, 0.06, 0.07), "full_
 
 def rows_of(root, seeds="confirming"):
     return claims.verdicts(load(root), seeds).set_index(["better", "worse"])
+
+
+def test_runs_of_which_none_is_at_its_own_settings_have_no_verdict(tmp_path):
+    write_run(tmp_path, "random_label", "none-rate=1", 1, task_lines([0.5], 1), protocol="random_label")
+    assert claims.verdicts(load(tmp_path), "all").empty
 
 
 def test_the_return_before_the_boundary_is_that_of_none_or_else_of_the_first_label():

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from fire_core import Report, fire
+from fire_core import Report, UserError, fire
 from fire_core.checkpoints.command_line import main
 from fire_core.checkpoints.files import Shard, open_checkpoint
 from fire_core.checkpoints.inspect import spectra
@@ -194,6 +194,11 @@ def test_tied_weights_of_a_torch_file_are_projected_once(tmp_path: Path) -> None
     fire(model, targets="lm_head")
     for found in (result["wte.weight"], both["wte.weight"], both["lm_head.weight"]):
         assert torch.equal(found, model.wte.weight)
+    torch.save(copied | {"wte.weight": torch.ones(12, 6)}, tmp_path / "copies.pt")
+    with pytest.raises(UserError, match="tied in the model, but differ"):
+        treat_file(
+            checkpoint, targets_of(checkpoint, "lm_head", f"{__name__}:Tied")[0], tmp_path / "other.pt"
+        )
 
 
 LAYERS = [f"model.layers.{i}.{name}.weight" for i in range(2) for name in ("mlp.up_proj", "self_attn.q_proj")]

@@ -128,9 +128,8 @@ def test_questions_are_made_from_entries_and_only_answers_count(tmp_path):
     for part, tokens in (("train", corpus.train), ("validation", corpus.validation)):
         told = np.split(tokens[corpus.answers[part]], np.flatnonzero(tokens[corpus.answers[part]] == 0) + 1)
         answers = [text.partition("\n")[2] for text in islice(open_source("questions").documents(part), 40)]
-        assert [tokenizer.backend.decode(row[:-1].tolist()) for row in told[:-1]] == answers and not len(
-            told[-1]
-        )
+        read = [tokenizer.backend.decode(row[:-1].tolist()) for row in told]
+        assert read == [*answers, ""] and not len(told[-1])
     [(inputs, targets)] = validation_batches(corpus, 64, 3, 3)
     window = slice(64, 128)  # the second
     assert inputs[1].tolist() == corpus.validation[window].tolist()

@@ -271,6 +271,9 @@ def test_shrink_perturb_by_hand():
         start = state.initial["net"][name]
         assert torch.allclose(p, 0.2 * (start + 1) + 0.8 * start, atol=1e-6), name
     assert net[1].running_mean.tolist() == [5.0] * 4  # statistics are kept
+    net[0].weight.data.fill_(float("nan"))
+    create("shrink_perturb", shrink=1.0).at_boundary(state, Phase(1))
+    assert torch.equal(net[0].weight, state.initial["net"]["0.weight"])
     net, state = small_state()
     report = create("shrink_perturb", parameters="0").at_boundary(state, Phase(1))
     assert [row.name for row in report.treated()] == ["net.0.weight"]

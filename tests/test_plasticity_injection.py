@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from fire_core import UserError
 from fire_core.methods import create
 from fire_core.methods.plasticity_injection import inject
 from fire_core.phases import Phase, State, snapshot
@@ -19,6 +20,14 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.head(self.encoder(x).relu())
+
+
+class Replica(nn.Module):
+    """Stands for DistributedDataParallel, which needs several processes."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
 
 
 def trained_state():
@@ -40,8 +49,11 @@ def test_a_tied_head_leaves_the_embedding_in_training():
     assert net["head"](input=torch.ones(1, 4)).shape == (1, 3)
 
 
-def test_a_compiled_net_is_injected_as_a_bare_one():
+def test_a_compiled_net_is_injected_as_a_bare_one_and_a_replica_is_refused(monkeypatch):
     _, net, _ = trained_state()
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="wrap the net afterwards"):
+        patch.setattr(nn.parallel, "DistributedDataParallel", Replica)
+        inject(Replica(net), net.state_dict())
     report = inject(torch.compile(net), net.state_dict())
     assert report.changed == {f"head.new.{name}" for name, _ in net.head.new.named_parameters()}
 

@@ -14,6 +14,16 @@ from rl.sac import env
 from rl.sac.env import EvaluationTasks, Task
 
 
+class Square(gymnasium.Env):
+    """Pays the sum of its four actions, which it takes as a square."""
+
+    observation_space = Box(-10, 10, (1,), np.float64)
+    action_space = Box(-1.0, 1.0, (2, 2), np.float64)
+
+    def step(self, action):
+        return np.zeros(1), float(action[1, 0]), False, False, {}
+
+
 class Counter(gymnasium.Env):
     """Pays its scaled action each step and ends after five."""
 
@@ -32,6 +42,11 @@ class Counter(gymnasium.Env):
 @pytest.fixture
 def counter(monkeypatch):
     monkeypatch.setattr(env, "open_environment", lambda name: Counter())
+
+
+def test_actions_of_two_dimensions_arrive_in_their_shape(monkeypatch):
+    monkeypatch.setattr(env, "open_environment", lambda name: Square())
+    assert Task("square").step(np.array([0.0, 0.25, 0.5, 0.75]))[1] == 0.5
 
 
 def test_actions_are_scaled_rewards_summed_and_the_repeat_stops_at_the_end(counter):

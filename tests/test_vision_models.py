@@ -50,6 +50,7 @@ def test_layer_norm_of_the_small_nets_comes_before_each_relu(name):
         ("vit_tiny", {"image_size": 30}, "not a multiple"),
         ("vit_tiny", {"width": 10}, "not a multiple"),
         ("keras:resnet", {}, "keras"),
+        ("torchvision:fcn_resnet50", {}, "no classifier 'fcn_resnet50'"),
     ],
 )
 def test_mistakes_say_what_to_do(name, settings, answer):

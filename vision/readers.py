@@ -170,13 +170,13 @@ def _decode_once(
 ) -> Arrays:
     """Return the images of both splits, decoded once and then read from `cache`.
 
-    The name of the file in `cache` is a hash of the images' paths below `root`, sizes and times, and of the arguments.
-    A damaged file is replaced.
+    The name of the file in `cache` is a hash of the images' paths below `root`, sizes and times, of the arguments, and of
+    the version of the decoding (2: pictures of 16 bits are scaled). A damaged file is replaced.
     """
     for split, rows in zip(("training", "test"), listings, strict=True):
         if not rows:
             raise UserError(f"{shown(root)} holds no {split} images ({', '.join(SUFFIXES)})")
-    digest = hashlib.sha256(f"{image_size} {channels} {len(names)}".encode())
+    digest = hashlib.sha256(f"2 {image_size} {channels} {len(names)}".encode())
     for path, label in (row for rows in listings for row in rows):
         digest.update(os.fsencode(path[len(str(root)) :]) + _facts(path, label))
     name = digest.hexdigest()[:24]

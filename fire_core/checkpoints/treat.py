@@ -54,7 +54,7 @@ def treat_file(
         for shard in checkpoint.shards:
             tensors, content = shard.load()
             for group in _groups([t for t in table.included if t.parameter in tensors]):
-                copies = _copies(group, tensors)
+                copies = _copies(group, tensors, {*tensors, *checkpoint.index})
                 part = treat_tensors(
                     tensors,
                     TargetTable(group),
@@ -65,8 +65,9 @@ def treat_file(
                     min_norm=fire_settings.min_norm,
                     dry_run=dry_run,
                 )
-                for own, copy in copies if not dry_run else ():
-                    copy.copy_(own)
+                for copy, own in copies.items() if not dry_run else ():
+                    tensors[copy].copy_(tensors[own])
+                    changed.add(copy)
                 changed |= part.changed
                 seconds += part.seconds
                 done |= {row.name: row for row in part.rows}
@@ -80,20 +81,24 @@ def treat_file(
     return Report(rows, changed, seconds=seconds, method="fire", dry_run=dry_run)
 
 
-def _copies(targets: list[Target], tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Return (tensor to treat, its copy) for tied weights that a file holds twice. Raises UserError if the two differ."""
-    pairs = []
+def _copies(targets: list[Target], tensors: Mapping[str, Tensor], names: set[str]) -> dict[str, str]:
+    """Return {name of a copy: parameter to treat} for tied weights that are stored twice. names: all in the checkpoint.
+
+    Raises UserError if a copy differs, or lies in another shard than the parameter.
+    """
+    copies = {}
     for target in targets:
         own = tensors[target.parameter]
-        for name in sorted(tensors.keys() & set(target.aliases) - {target.parameter}):
-            if tensors[name].data_ptr() != own.data_ptr() and tensors[name].shape == own.shape:
-                if not torch.equal(tensors[name], own):
-                    raise UserError(
-                        f"{target.parameter} and {name} are tied in the model, but differ in the file: leave them out with "
-                        f"targets=-{target.parameter}"
-                    )
-                pairs.append((own, tensors[name]))
-    return pairs
+        for name in sorted({*target.aliases} & names - {target.parameter}):
+            if name in tensors and tensors[name].data_ptr() == own.data_ptr():
+                continue
+            if name not in tensors or not torch.equal(tensors[name], own):
+                raise UserError(
+                    f"{target.parameter} and {name} are tied in the model, but differ in the file or lie in two shards: "
+                    f"leave them out with targets=-{target.parameter}"
+                )
+            copies[name] = target.parameter
+    return copies
 
 
 def _groups(targets: list[Target]) -> Iterator[list[Target]]:

@@ -173,9 +173,8 @@ def _full(parameter: Tensor) -> Tensor:
 def _write_full(parameter: Tensor, new: Tensor | None, owner: int, group: dist.ProcessGroup | None) -> None:
     """Broadcast the owner's value and write it to the parameter; each rank keeps its own shard."""
     device = parameter.to_local().device if isinstance(parameter, DTensor) else parameter.device
-    value = torch.empty(
-        parameter.shape, dtype=parameter.dtype, device=device
-    )  # on all ranks in the same order
+    # contiguous on all ranks, because `broadcast` copies values in the order of memory
+    value = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
     if new is not None:
         value.copy_(new)
     source = owner if group is None else dist.get_global_rank(group, owner)

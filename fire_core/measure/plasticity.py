@@ -122,10 +122,8 @@ def curvature(
     buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
     parameters = dict(net.named_parameters())
     arguments, keywords = arguments_of(inputs)
-    with (
-        torch.enable_grad(),
-        sdpa_kernel(SDPBackend.MATH),
-    ):  # the fused forms of attention have no second derivative
+    # the fused forms of attention have no second derivative
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         return float(
             hessian_norm(
                 lambda: loss(functional_call(net, parameters | buffers, arguments, keywords), targets),

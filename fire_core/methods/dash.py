@@ -84,9 +84,9 @@ def descent(
             for key, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
                     found.setdefault(key, torch.zeros_like(gradient)).lerp_(-gradient, alpha)
-    if not found:
-        raise UserError("dash needs at least one batch, with a loss that depends on the weights")
     average_over_ranks(model, found, parameters)
+    if not found:  # on any rank
+        raise UserError("dash needs at least one batch, with a loss that depends on the weights")
     return found
 
 

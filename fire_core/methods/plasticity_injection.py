@@ -48,10 +48,10 @@ def inject(model: nn.Module, initial: Mapping[str, Tensor], head: str = "head") 
     Returns: a Report with one row per parameter of the `InjectedHead`.
     Raises: UserError if the model has no module `head` or is in DistributedDataParallel.
     """
+    new = deepcopy(_trainable_part(_head(model, head)))
     model, initial = unwrap_with(model, initial)
     prefix = f"{head}."
     start = {key.removeprefix(prefix): value for key, value in initial.items() if key.startswith(prefix)}
-    new = deepcopy(_trainable_part(_head(model, head)))
     new.load_state_dict(start)
     _replace(model, head, new)
     return _report(model, head)

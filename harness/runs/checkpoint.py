@@ -139,5 +139,7 @@ def check_owner(path: Path, parts: Parts, owner: str | None) -> None:
 
 def identity_of(folder: Path) -> str | None:
     """Return the identity of the run in `folder`, from meta.json, else from its settings; None if it has neither."""
-    identity, config = read_meta(folder).get("identity"), read_config(folder)
-    return identity if isinstance(identity, str) else fingerprint(config) if config else None
+    identity = read_meta(folder).get("identity")
+    if isinstance(identity, str):
+        return identity
+    return fingerprint(config) if (config := read_config(folder)) else None
