@@ -246,6 +246,18 @@ def test_upgd_has_the_rate_and_epsilon_of_the_run_times_its_factor():
     assert method.optimizer(net, default, phase=Phase(0)) is default
 
 
+@pytest.mark.parametrize("name", ["upgd", "muon"])
+def test_an_optimizer_with_two_learning_rates_is_not_replaced_by_one_with_one(name):
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    groups = [{"params": net[0].parameters()}, {"params": net[1].parameters(), "lr": 0.001}]
+    adam = torch.optim.Adam(groups, lr=0.01)
+    with pytest.raises(UserError, match=r"groups of yours have 0\.001, 0\.01"):
+        create(name).optimizer(net, adam, Phase(1))
+    assert create(name).optimizer(net, adam, Phase(0)) is adam
+    adam.param_groups[1]["lr"] = 0.01
+    assert create(name).optimizer(net, adam, Phase(1)) is not adam
+
+
 def test_upgd_in_bfloat16_goes_on_as_if_it_had_not_stopped():
     def step(net, optimizer):
         net[0].weight.grad = torch.full_like(net[0].weight, 0.37)

@@ -145,7 +145,8 @@ class Method:
     def optimizer(self, net: nn.Module, default: Optimizer, phase: Phase) -> Optimizer:
         """Return the optimizer of `net` in this phase: the default, or with `changes_optimizer` what `build` made.
 
-        It is made once, and again if `net` has new parameters.
+        It is made once, and again if `net` has new parameters. Raises UserError where the groups of the default optimizer
+        have different learning rates, which a new one would lose.
         """
         if not self.changes_optimizer or phase.index < self.first_phase:
             return default
@@ -153,6 +154,12 @@ class Method:
         groups = known[net].param_groups if net in known else []
         held = {id(p) for group in groups for p in group["params"]}
         if any(p.requires_grad and id(p) not in held for p in net.parameters()):
+            rates = sorted({float(group["lr"]) for group in default.param_groups})
+            if len(rates) > 1:
+                raise UserError(
+                    f"method {self.name!r} makes an optimizer of its own with one learning rate, and the groups of "
+                    f"yours have {', '.join(map(str, rates))}: give all groups the same"
+                )
             known[net] = self.build(net, default)
         return known[net]
 
