@@ -295,7 +295,7 @@ def _degenerate(
     if small and degenerate == "raise":
         raise UserError(
             f"{next(iter(small.values()))} in {shorten(list(small))}: such a matrix has no reliable nearest orthogonal "
-            "matrix, and nothing was changed; pass degenerate='skip' to leave such matrices as they are, or exclude "
+            "matrix, and nothing was changed; set degenerate to 'skip' to leave such matrices as they are, or exclude "
             "them with targets"
         )
     return small

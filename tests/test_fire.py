@@ -111,7 +111,7 @@ def test_zero_matrix_raises_or_is_skipped_with_the_reason():
     net = two_layers()
     nn.init.zeros_(net[1].weight)
     first = net[0].weight.detach().clone()
-    with pytest.raises(UserError, match=r"1\.weight.*degenerate='skip'"):
+    with pytest.raises(UserError, match=r"1\.weight.*degenerate to 'skip'"):
         fire(net)
     assert torch.equal(net[0].weight, first)
     report = fire(net, degenerate="skip")
