@@ -249,7 +249,9 @@ def train_in(world: World, cfg: DictConfig) -> None:
                     run.save(at["step"], parts())
 
         # -------------------------------------------------------------------------------------- end
+        method.before_evaluation(state)  # the weights that are tested
         run.save(at["step"], {"net": net.state_dict()}, name="final")
+        method.after_evaluation(state)
         run.finish({"steps": at["step"], "fork": str(cfg.boundary.fork), **results})
     if world.is_leader:
         print(f"{method.name}: {brief(results)}\nin {run.folder}")

@@ -196,7 +196,9 @@ def train(cfg: DictConfig) -> None:
 
         # -------------------------------------------------------------------------------------- end
         bar.close()
+        method.before_evaluation(state)  # the weights that are tested
         run.save(at["step"], {"net": net.state_dict()}, name="final")
+        method.after_evaluation(state)
         run.finish({"steps": at["step"], **results})
     print(f"{method.name}: {brief(results)}\nin {run.folder}")
 

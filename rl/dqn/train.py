@@ -218,7 +218,9 @@ def train(cfg: DictConfig) -> None:
 
         # -------------------------------------------------------------------------------------- end
         bar.close()
+        method.before_evaluation(state)  # the weights that are tested
         run.save(at["step"], {"net": net.state_dict()}, name="final")
+        method.after_evaluation(state)
         run.finish({"steps": at["step"], "updates": at["updates"], **figures})
     # Only now, because a run that is interrupted before this line can be resumed.
     shutil.rmtree(run.folder / FOLDER, ignore_errors=True)

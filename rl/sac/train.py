@@ -241,8 +241,10 @@ def train(cfg: DictConfig) -> None:
 
         # -------------------------------------------------------------------------------------- end
         bar.close()
+        method.before_evaluation(state)  # the weights that are tested
         trained = {"actor": learner.actor.state_dict(), "normaliser": normaliser.state_dict()}
         run.save(at["step"], trained, name="final")
+        method.after_evaluation(state)
         run.finish({"steps": at["step"] * task.action_repeat, **results})
     what = f"return {results['eval_return']:.1f} over {cfg.eval_episodes} episodes"
     print(f"{method.name}: {what}\nin {run.folder}")
