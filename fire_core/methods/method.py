@@ -136,8 +136,8 @@ class Method:
         """Called before each evaluation. Weights that the method puts in here are those that are evaluated.
 
         An evaluation is what a script measures as performance: accuracy, validation loss or return, at the end of every
-        epoch (whether or not `eval_every` records it) or every `eval_every` steps, and around boundaries. At
-        the end of a run, the weights that are saved as `final.pt` are put in here too.
+        epoch (whether or not `eval_every` records it) or every `eval_every` steps, and around boundaries. At the
+        end of a run, the weights that are saved as `final.pt` are put in here too.
         """
 
     def after_evaluation(self, state: State) -> None:
