@@ -20,8 +20,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fire_core.methods
-from analysis import measures, paper, spectrum
-from analysis.runs import RESULTS, load_exported, settings
+from analysis import paper, spectrum
 from fire_core import State, UserError, triggers
 from fire_core.checkpoints.command_line import main
 from fire_core.methods import create
@@ -103,6 +102,11 @@ def run(page: Path, only: str = "", **names: object) -> dict:
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run(page)
+
+
+def test_the_site_has_every_page() -> None:
+    listed = re.findall(r"\w+", (ROOT / "docs/conf.py").read_text())
+    assert {path.stem for path in (ROOT / "docs").glob("*/*.md")} <= set(listed)
 
 
 def test_the_report_in_the_readme_is_what_its_code_prints(capsys: pytest.CaptureFixture) -> None:
@@ -348,29 +352,6 @@ def test_headers_give_the_papers_end_values(experiment: str) -> None:
     ends = paper.end_values(*experiment.split("_", 1))
     assert len(found) >= min(5, len(ends))
     assert found == {method: rounded(ends[method], number) for method, number in found.items()}
-
-
-@pytest.fixture(scope="module")
-def our_means() -> dict[tuple[str, str], dict[str, float]]:
-    """{(experiment, size): {label: mean over the seeds at the end of training}} of the committed results"""
-    return {
-        (part.first["experiment"], part.first["size"]): {
-            label: sum(seeds.values()) / len(seeds)
-            for label, seeds in measures.values(part.metrics, measures.of(part)[0]).items()
-        }
-        for part in settings(load_exported(RESULTS))
-    }
-
-
-@pytest.mark.parametrize("experiment", PAPER_PANELS)
-def test_headers_give_our_means(experiment: str, our_means: dict[tuple[str, str], dict[str, float]]) -> None:
-    """The first number after each method in the sentence that begins with "Our means at" is the mean of the committed
-    runs."""
-    told = re.search(r"Our means at (\w+)[^:]*:(.*?)(?:;|\(|\.\s)", header(experiment))
-    assert told, "there is no such sentence"
-    found, means = values_in(told[2]), our_means[experiment, told[1]]
-    assert {"none", "full_reset", "shrink_perturb", "fire"} <= set(found)
-    assert found == {method: rounded(means[method], number) for method, number in found.items()}
 
 
 @pytest.mark.parametrize("figure", ["fig2", "fig3", "fig4a", "fig4b"])
