@@ -263,12 +263,3 @@ def pool(found: pd.DataFrame) -> dict[str, float]:
     mean, (low, high) = float(result.mean_effect_re), result.conf_int()[3]
     p = 2 * scipy_stats.t.sf(abs(mean) / result.sd_eff_w_re_hksj, len(found) - 1)
     return {"mean": mean, "low": low, "high": high, "i2": max(0.0, float(result.i2)), "p": float(p)}
-
-
-def report(
-    exploring: pd.DataFrame, confirming: pd.DataFrame
-) -> dict[str, tuple[dict[str, int], pd.DataFrame]]:
-    """Return {seeds: (counts of the paper's claims, pooled estimates)} of two tables of verdicts, each comparison at the
-    size that `largest` chooses."""
-    tables = {"seeds 1 to 5, exploring": exploring, "seeds from 6 on": confirming}
-    return {name: (counts(largest(of_paper(table))), pooled(table)) for name, table in tables.items()}

@@ -92,16 +92,18 @@ def texts() -> dict[Path, str]:
 
 def report_tables(results: Results, compared: pd.DataFrame) -> dict[str, Any]:
     """Return the counts of verdicts and the pooled estimates, with the exploring and with the confirming seeds."""
-    found = claims.report(claims.verdicts(results, "exploring"), compared)
-    confirmed, pooled = list(found.values())[-1]
-    held = claims.largest(claims.of_paper(compared)).query("verdict == 'holds'")
+    verdicts = {"seeds 1 to 5, exploring": claims.verdicts(results, "exploring"), "seeds from 6 on": compared}
+    of_paper = {seeds: claims.largest(claims.of_paper(table)) for seeds, table in verdicts.items()}
+    counts = {seeds: claims.counts(table) for seeds, table in of_paper.items()}
+    pooled = {seeds: claims.pooled(table) for seeds, table in verdicts.items()}
+    held = of_paper["seeds from 6 on"].query("verdict == 'holds'")
     return {
         "at_paper": "paper" in set(results.finished["size"]),
-        "counts": tables.counts_table({name: counts for name, (counts, _) in found.items()}),
-        "confirmed": confirmed,
+        "counts": tables.counts_table(counts),
+        "confirmed": counts["seeds from 6 on"],
         "held_in_language": int(held["figure"].eq("fig3").sum()),
-        "pooled": tables.pooled_table({name: rows for name, (_, rows) in found.items()}),
-        "pooled_rows": pooled.dropna(subset="p_holm").to_dict("records"),
+        "pooled": tables.pooled_table(pooled),
+        "pooled_rows": pooled["seeds from 6 on"].dropna(subset="p_holm").to_dict("records"),
     }
 
 

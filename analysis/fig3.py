@@ -17,7 +17,7 @@ CAPTION = (
     "Figure 3. Validation loss on the mixture in phase 2, from the phase-1 checkpoint with the lowest validation loss "
     f"and from two later ones (30,000 and 60,000 iterations in the paper). {plot.BAND} The panels share one axis. "
     "The thick lines set its range after the first quarter; the tables have the loss right after the boundary "
-    f"and what is cut off."
+    "and what is cut off."
 )
 
 

@@ -19,7 +19,7 @@ CAPTION = (
 )
 
 
-def draw(parts: Sequence[Results], interest: Sequence[str] = plot.INTEREST) -> Figure:
+def draw(parts: Sequence[Results]) -> Figure:
     """Return the figure, one panel per setting."""
     columns = min(3, len(parts))
     rows = -(-len(parts) // columns)
@@ -27,7 +27,7 @@ def draw(parts: Sequence[Results], interest: Sequence[str] = plot.INTEREST) -> F
     for axis in grid.ravel()[len(parts) :]:
         axis.axis("off")
     for number, (axis, part) in enumerate(zip(grid.ravel(), parts)):
-        draw_panel(axis, part, interest)
+        draw_panel(axis, part)
         if len(parts) > 1:
             axis.set_title(f"{chr(ord('a') + number)}  {axis.get_title(loc='left')}")
     plot.legend(figure, grid.ravel())
@@ -35,12 +35,12 @@ def draw(parts: Sequence[Results], interest: Sequence[str] = plot.INTEREST) -> F
     return figure
 
 
-def draw_panel(axis: Axes, part: Results, interest: Sequence[str] = plot.INTEREST) -> pd.DataFrame:
+def draw_panel(axis: Axes, part: Results) -> pd.DataFrame:
     """Draw the headline metric of any setting and return its curves (see `plot.draw_curves`)."""
     if part.first["figure"].startswith("fig4"):
-        return fig4.draw_panel(axis, part, interest)
+        return fig4.draw_panel(axis, part)
     if part.first["figure"].startswith("fig2"):
-        return fig2.draw_panel(axis, part, interest)
+        return fig2.draw_panel(axis, part)
     part = plain(part)
     headline = measures.of(part)[0]
     axis.set_title(plot.title(part))
@@ -49,14 +49,14 @@ def draw_panel(axis: Axes, part: Results, interest: Sequence[str] = plot.INTERES
     if headline.reduce == "late_phases":
         axis.set_xlabel("task (value at its end)")
         rows = measures.phase_ends(part.metrics, headline.metric)
-        return plot.draw_curves(axis, rows.assign(x=rows["phase"] + 1.0), interest)
+        return plot.draw_curves(axis, rows.assign(x=rows["phase"] + 1.0))
     rows, unit = plot.with_progress(measures.ordered_rows(part.metrics, headline.metric))
     axis.set_xlabel(unit)
     marks, end = plot.boundaries(rows), float(rows["x"].max())
     long_first = len(marks) == 1 and marks[0] > 1.5 * (end - marks[0])  # a long phase, shared by all methods
     if long_first:
         rows = rows[rows["x"] >= marks[0] - 0.2 * (end - marks[0])]
-    drawn = plot.draw_curves(axis, rows, interest)
+    drawn = plot.draw_curves(axis, rows)
     if long_first:
         plot.fit_limits(axis, drawn, marks[0] + 0.3 * (end - marks[0]))
     plot.draw_boundaries(axis, marks)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fire_core.errors import UserError
 from harness.launch import pick_device
-from harness.runs.signals import STOPPED
+from harness.runs.signals import SIGNALS, STOPPED
 
 GO_ON, SAVE, STOP = 0, 1, 2
 T = TypeVar("T")
@@ -119,7 +119,7 @@ class FollowerRun:
     stops = False
 
     def __enter__(self) -> FollowerRun:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         return self
 

@@ -285,7 +285,6 @@ def test_own_runs_do_not_hide_the_committed_ones(tmp_path, monkeypatch, capsys):
 
 
 def test_boundary_reports_come_in_order(root):
-
     folder = write_run(root, "p", "fire", 1, [], boundary=boundary_report("fire", 10))
     (folder / "boundary_2.json").write_text(json.dumps(boundary_report("fire", 2)))
     assert [report["phase"] for report in read_boundaries(folder)] == [2, 10]

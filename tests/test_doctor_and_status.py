@@ -17,17 +17,6 @@ def test_status_knows_the_missing(tmp_path, capsys):
     assert "loss is nan" in text and "(empty)" in text and "never run: " in text
 
 
-def test_damaged_files_and_hostile_names_hide_no_other_run(tmp_path, capsys):
-    """`test_one_damaged_run_hides_no_other` has the table of damages."""
-    write_run(tmp_path, "random_label", "none", 1, [{"step": 1}])
-    folder = write_run(tmp_path, "random_label", "no\x1b[2Jne", 1, [], end="FAILED")
-    (folder / "RUNNING").write_bytes(b"\xff")
-    (folder / "meta.json").write_text('{"a":' * 100_000)
-    assert status.main(["--root", str(tmp_path), "--detail"]) == 0
-    text = capsys.readouterr().out
-    assert "done: random_label small none seed 1" in text and "\x1b" not in text
-
-
 def test_doctor_names_the_command_that_installs(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "installed", lambda name: "" if name == "ale-py" else "1.0")
     assert doctor.main([]) == 1

@@ -128,15 +128,6 @@ def test_rank_one_is_completed_and_said_so():
     assert row.completed and row.dfi_factor < 1e-8
 
 
-def test_parameters_keep_identity_and_memory():
-    net = build("cnn", channels=1, image_size=28, classes=10)
-    optimizer = torch.optim.Adam(net.parameters())
-    before = {name: (id(p), p.data_ptr()) for name, p in net.named_parameters()}
-    fire(net)
-    assert before == {name: (id(p), p.data_ptr()) for name, p in net.named_parameters()}
-    assert {id(p) for g in optimizer.param_groups for p in g["params"]} == {v[0] for v in before.values()}
-
-
 @pytest.mark.parametrize(
     "settings, make, said",
     [

@@ -241,7 +241,7 @@ def test_parity_with_the_benchmarks_model_under_random_actions():
     ],
 )
 def test_a_thousand_random_episodes(name, level):
-    """No NaN, no warning of the physics; with meshes the mean return is the one that rl/sac/README.md states."""
+    """No NaN, no warning of the physics; with meshes the mean return is the one in the table of rl/sac/README.md."""
     env = gymnasium.make(name)
     generator, ended = np.random.default_rng(0), []
     for seed in range(1000):

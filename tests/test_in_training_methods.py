@@ -10,6 +10,7 @@ from torch import nn
 from fire_core import Phase, State, UserError, reset_optimizer_state, snapshot
 from fire_core.methods import create
 from fire_core.methods.adamo import isometry_gradient
+from fire_core.methods.method import find_weights
 from fire_core.methods.spectral import first_vector, largest_singular_value
 from fire_core.methods.upgd import PerturbedDescent
 from fire_core.methods.weight_clipping import clip_weights
@@ -113,7 +114,7 @@ def test_weight_clipping_by_hand():
     assert (net[1].weight == 9.0).all()
     upwards = nn.ConvTranspose2d(8, 4, 2)  # torch draws from 1 / sqrt(4 outputs * 4 taps)
     before = upwards.weight.clone()
-    clip_weights(upwards, 1.0001)
+    clip_weights(upwards, 1.0001, find_weights(upwards, "all"))
     assert torch.equal(upwards.weight, before) and upwards.weight.abs().max() > 0.2
 
 

@@ -103,13 +103,13 @@ class Training:
 @pytest.mark.parametrize("net", NETS)
 def test_runs_in_every_model_keeps_parameter_identity_and_reports_what_changed(name, net):
     run = Training(name, net)
-    identity = {n: (id(p), p.shape, p.dtype) for n, p in run.net.named_parameters()}
+    identity = {n: (id(p), p.data_ptr(), p.shape, p.dtype) for n, p in run.net.named_parameters()}
     hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in run.net.modules())
     run.train(2)
     before = {n: p.detach().clone() for n, p in run.net.named_parameters()}
     weights = run.weights()
     report = run.boundary()
-    assert identity == {n: (id(p), p.shape, p.dtype) for n, p in run.net.named_parameters()}
+    assert identity == {n: (id(p), p.data_ptr(), p.shape, p.dtype) for n, p in run.net.named_parameters()}
     after = run.weights()
     assert after.isfinite().all()
     assert torch.equal(weights, after) == (not report.changed)

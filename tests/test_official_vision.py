@@ -21,6 +21,7 @@ from fire_core.methods import available, create
 from harness.config import compose, options, resolve
 from harness.domains import find
 from harness.overrides import check_sweep
+from tests.tiny_nets import fill, images, labels, u
 from vision import data, evaluate, protocols
 from vision.images import Images, pixel_statistics
 from vision.models import build
@@ -80,28 +81,6 @@ def images_like(name: str) -> Images:
     return Images(name, pictures[0], labels, pictures[1], test_labels, classes, ("",) * classes, mean, std)
 
 
-def u(number: int, count: int) -> torch.Tensor:
-    k = np.arange(count, dtype=np.int64)
-    m = (4093 * k * k + 6007 * (number + 1) * k + 7919 * number + 101) % 65537
-    return torch.from_numpy(2 * m / 65536 - 1)
-
-
-def formula(number: int, kind: str, shape: list[int]) -> torch.Tensor:
-    values = u(number, math.prod(shape))
-    fan_in = math.prod(shape[1:])
-    values = {
-        "weight": values / math.sqrt(fan_in),
-        "table": values,
-        "bias": 0.1 * values,
-        "norm_weight": 1 + 0.3 * values,
-        "norm_bias": 0.1 * values,
-        "running_mean": 0.1 * values,
-        "running_var": 0.25 * (1 + 0.5 * values),
-        "count": 0 * values,
-    }[kind]
-    return values.view(shape).float()
-
-
 def build_paper(net: str):
     cfg = paper(experiments_on(net)[0])
     return build(**cfg.model, classes=NETS[net]["classes"], channels=3, image_size=NETS[net]["size"])
@@ -123,14 +102,10 @@ def test_nets_compute_the_same(net, mode, fidelity):
     }
     model = build_paper(net)
     assert sum(p.numel() for p in model.parameters()) == about["parameters"]
-    tensors = {name: formula(i, kind, shape) for i, (name, kind, shape, _) in enumerate(about["tensors"])}
-    model.load_state_dict(tensors)  # strict: the same names, no more and no less
-    size = about["size"]
-    inputs = 1.5 * u(1000, 8 * 3 * size * size).view(8, 3, size, size).float()
-    labels = (3 * torch.arange(8) + 1) % about["classes"]
+    fill(model, order=[name for name, *_ in about["tensors"]])
     model.train(mode == "train")
-    logits = model(inputs)
-    loss = cross_entropy(logits, labels)
+    logits = model(images(1000, 8, about["size"]))
+    loss = cross_entropy(logits, labels(8, about["classes"]))
     loss.backward()
     logits = logits.detach()
     gradients = dict(model.named_parameters())

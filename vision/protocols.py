@@ -156,7 +156,7 @@ def class_incremental(
             f"protocol.stages={stages} is more than the {images.classes} classes of {images.name}"
         )
     if splits == "official":
-        order = switches.class_order(images, seed)
+        order = switches.orders(images, seed)[1]
     else:
         order = numpy_generator(seed, "class_incremental").permutation(images.classes)
     lengths = _epochs(epochs, stages)
@@ -269,7 +269,7 @@ def _growing_shares(
 def _image_order(images: Images, seed: int, purpose: str, splits: str) -> Tensor:
     """Return the order in which a protocol takes the training images, (n,) int64."""
     if splits == "official":
-        return torch.from_numpy(switches.image_order(images, seed))
+        return torch.from_numpy(switches.orders(images, seed)[0])
     return _shuffle(images, seed, purpose, 0)
 
 

@@ -10,25 +10,19 @@ import torch
 from torch import nn
 
 from fire_core.errors import check_range
-from fire_core.methods.method import MatrixView, Method, find_weights, register
+from fire_core.methods.method import MatrixView, Method, register
 from fire_core.phases import State
 
 
 @torch.no_grad()
-def clip_weights(
-    model: nn.Module,
-    factor: float = 2.0,
-    targets: str | list[str] = "all",
-    weights: Mapping[str, MatrixView] | None = None,
-) -> None:
-    """Clamp each target weight of `model` and the bias beside it to [-factor * s, factor * s], in place.
+def clip_weights(model: nn.Module, factor: float, weights: Mapping[str, MatrixView]) -> None:
+    """Clamp each of the `weights` of `model` and the bias beside it to [-factor * s, factor * s], in place.
 
     s = 1 / sqrt(fan_in) is the bound of PyTorch's default initialisation, for the bias too; the fan_in of a transposed
-    convolution is PyTorch's, its outputs times its taps. weights: what `find_weights` returns for these targets, if it
-    is known.
+    convolution is PyTorch's, its outputs times its taps. weights: what `find_weights` returns.
     """
     parameters = dict(model.named_parameters())
-    for key, view in (find_weights(model, targets) if weights is None else weights).items():
+    for key, view in weights.items():
         weight, bias = parameters[key], parameters.get(view.bias)
         transposed_convolution = view.transposed and not view.stacked and weight.ndim > 2
         inputs = weight[0].numel() if transposed_convolution else view.matrices(weight).shape[-1]
@@ -63,4 +57,4 @@ class WeightClipping(Method):
     def after_step(self, state: State) -> None:
         """Clip the weights of all nets."""
         for net in state.nets.values():
-            clip_weights(net, self.factor, weights=self.weights(net))
+            clip_weights(net, self.factor, self.weights(net))

@@ -47,18 +47,9 @@ def rate_factor(epoch: int, epochs: int) -> float:
     return min(1.0, (epoch + 1) % 100 / (epochs / 10))
 
 
-def image_order(images: Images, seed: int) -> np.ndarray:
-    """Return the order in which `warm_start` and `continual` take the training images, (n,) int64."""
-    return _orders(images, seed)[0]
-
-
-def class_order(images: Images, seed: int) -> np.ndarray:
-    """Return the order in which `class_incremental` adds the classes, (classes,) int64."""
-    return _orders(images, seed)[1]
-
-
-def _orders(images: Images, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return permutations of training images and classes. One of the test images is drawn in between and not used."""
+def orders(images: Images, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the order of the training images, (n,) int64, for `warm_start` and `continual`, and that of the classes,
+    (classes,) int64, for `class_incremental`. An order of the test images is drawn between the two and not used."""
     stream = np.random.RandomState(seed % 2**32)
     order = stream.permutation(len(images.train_labels))
     stream.permutation(len(images.test_labels))
