@@ -1,14 +1,12 @@
-"""Losses during training, and the check that stops a run whose loss is not finite."""
+"""Validation losses during training."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from fire_core.errors import UserError
+from harness.runs.metrics import finite
 from harness.transfer import send
 from language.data import IGNORED, Corpus, validation_batches
 from language.distributed import World
@@ -52,11 +50,3 @@ def evaluate(
         "val_loss_b": losses[1],
         "val_loss_mix": share * losses[0] + (1 - share) * losses[1],
     }
-
-
-def finite(value: float, what: str, cfg: DictConfig) -> float:
-    """Return `value`. Raises UserError, which stops the run, if it is NaN or infinite."""
-    if not math.isfinite(value):
-        also = "" if cfg.precision == "fp32" else ", or precision=fp32"
-        raise UserError(f"{what} is {value}: try a learning_rate below {cfg.learning_rate}{also}")
-    return value

@@ -38,11 +38,12 @@ from fire_core.methods import create
 from fire_core.optim_state import reset_optimizer_state
 from fire_core.phases import Phase, State, snapshot
 from harness.runs import generator, seeded
+from harness.runs.metrics import finite
 from harness.transfer import send
 from harness.trigger import RunTrigger
 from language.data import Corpus
 from language.distributed import FollowerRun, World, save_decision
-from language.evaluate import autocast, evaluate, finite
+from language.evaluate import autocast, evaluate
 from language.model import Decoder, adamw, token_loss
 from language.schedule import PhasePlan, open_corpora, phase_plans
 from language.throughput import peak_flops, synchronise

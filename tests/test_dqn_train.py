@@ -236,19 +236,3 @@ def test_a_full_ring_is_saved_before_it_overwrites_what_the_kept_checkpoints_nee
     what = ["method=none", "replay_capacity=80", "run.checkpoint_steps=0", "run.checkpoint_seconds=1e9"]
     drive((arguments(tmp_path, *what), 90, KILL), expect=[-KILL])
     assert sorted(checkpoints(tmp_path)) == [128, 256]  # 64 spare rows of four, for the two that are kept
-
-
-@pytest.mark.slow
-def test_a_killed_run_of_a_real_game_goes_on_exactly(tmp_path):
-    game = "env.game=breakout env.frame_size=42 eval_max_steps=60 random_episodes=4"
-    more = ["method=full_reset", *game.split()]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    drive(
-        (arguments(whole, *more), 0, 0),
-        (arguments(killed, *more), 90, KILL),
-        (arguments(killed, *more), 140, TERM),
-        (arguments(killed, *more), 0, 0),
-        expect=[0, -KILL, SAVED, 0],
-    )
-    [folder] = (whole / "fig4a_breakout" / "smoke").iterdir()
-    same(result(whole, folder.name), result(killed, folder.name))

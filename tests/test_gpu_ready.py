@@ -15,25 +15,13 @@ from hydra.core.hydra_config import HydraConfig
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from training_scripts import ROOT, SCRIPTS, SMALLEST
 
 from fire_core import find_targets, fire
 from harness.config import compose, resolve
 from harness.domains import find
 from vision.models import build
 
-ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = {
-    "vision": "vision/train.py",
-    "language": "language/train.py",
-    "dqn": "rl/dqn/train.py",
-    "sac": "rl/sac/train.py",
-}
-SMALLEST = {
-    "vision": ["experiment=label_noise", "protocol.epochs=1", "batch_size=20", "metrics_samples=32"],
-    "language": ["experiment=fig3_best", "boundary.fork=last", "eval_windows=2"],
-    "dqn": ["experiment=fig4a_catch", "total_steps=320", "midpoint=160", "random_episodes=4"],
-    "sac": ["experiment=fig4b_hopper", "steps=80", "midpoint=40", "random_episodes=1", "eval_limit=20"],
-}
 READS = {"item", "tolist", "cpu", "numpy", "equal", "allclose"}
 READS |= {"__bool__", "__float__", "__int__", "__index__"}
 READS |= {"nonzero", "masked_select", "unique", "argwhere"}  # their sizes depend on values

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 from hydra.core.hydra_config import HydraConfig
+from training_scripts import SCRIPTS, SMALLEST
 
 from fire_core.methods import available
 from harness.config import compose, resolve
@@ -15,32 +16,18 @@ from harness.runs import Run
 
 HOOKS = ("penalty", "after_step", "after_epoch", "before_evaluation", "after_evaluation", "at_boundary")
 LETTERS = dict(zip(HOOKS, "pse[]b"))
-SCRIPTS = {  # domain: module, changes, a net of the final checkpoint
-    "vision": (
-        "vision.train",
-        "experiment=label_noise protocol.epochs=[1,2] batch_size=20 metrics_samples=32",
-        "net",
-    ),
-    "language": ("language.train", "experiment=fig3_best boundary.fork=last eval_windows=2", "net"),
-    "dqn": ("rl.dqn.train", "experiment=fig4a_catch total_steps=320 midpoint=160 random_episodes=4", "net"),
-    "sac": (
-        "rl.sac.train",
-        "experiment=fig4b_hopper steps=120 midpoint=60 random_episodes=1 eval_limit=20",
-        "actor",
-    ),
-}
 
 
 def run(script, folder, *overrides):
     """Train the smallest run of a script: (metrics, final weights)."""
-    name, changes, net = SCRIPTS[script]
     fixed = ["size=smoke", "device=cpu", "threads=1", "run.trunk=false", "run.progress=false"]
-    composed = compose(find(script), [*fixed, f"run.root={folder}", *changes.split(), *overrides])
+    composed = compose(find(script), [*fixed, f"run.root={folder}", *SMALLEST[script], *overrides])
     HydraConfig.instance().set_config(composed)
-    importlib.import_module(name).train.__wrapped__(resolve(find(script), composed))
+    module = importlib.import_module(SCRIPTS[script].removesuffix(".py").replace("/", "."))
+    module.train.__wrapped__(resolve(find(script), composed))
     (metrics,) = folder.rglob("metrics.jsonl")
     parts = torch.load(metrics.parent / "checkpoint" / "final.pt", weights_only=True)
-    return metrics.read_text(), list(parts[net].values())
+    return metrics.read_text(), list(parts["actor" if script == "sac" else "net"].values())
 
 
 @pytest.fixture(scope="module", params=SCRIPTS)

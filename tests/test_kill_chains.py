@@ -38,13 +38,14 @@ Run.due = counting
 if left == 0:
     signal.setitimer(signal.ITIMER_PROF, {seconds})
 """
+GAME = ["env.game=breakout", "env.frame_size=42", "eval_max_steps=60", "random_episodes=4"]
 REDO = ["method.threshold=0.5", "replay_capacity=200"]
 LONGER = ["model.dropout=0.1", "phase_1.iterations=150", "phase_2.iterations=150"]
 EVERY = ["trigger=every", "trigger.steps=60"]
 RUNS = {
     "vision": ("vision/train.py", ["experiment=fig2a_cifar10_resnet18", "method=snr"]),
     "language": ("language/train.py", ["experiment=fig3_best", "method=muon", *LONGER]),
-    "dqn": ("rl/dqn/train.py", ["experiment=fig4a_breakout", "method=redo", *REDO]),
+    "dqn": ("rl/dqn/train.py", ["experiment=fig4a_breakout", "method=redo", *REDO, *GAME]),
     "sac": ("rl/sac/train.py", ["experiment=fig4b_hopper", "method=shrink_perturb", *EVERY]),
 }
 

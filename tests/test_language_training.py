@@ -14,9 +14,9 @@ from training_scripts import ROOT, Script, killed
 from fire_core.errors import UserError
 from harness.overrides import compose_config
 from harness.runs import seeded
+from harness.runs.metrics import finite
 from language.data import Mixture
 from language.distributed import World
-from language.evaluate import finite
 from language.model import Decoder
 from language.schedule import PhasePlan
 from language.settings import check_settings

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from training_scripts import SCRIPTS
 
 ROOT = Path(__file__).resolve().parents[1]
 SWEEP = ["-m", "experiment=random_label", "size=smoke", "seed=1,2", "threads=1", "run.progress=false"]
@@ -175,9 +176,6 @@ def test_workers_end_soon_after_the_process_that_started_them_is_killed(start, s
     assert list(tmp_path.rglob("checkpoint/step_*.pt")) and not list(tmp_path.rglob("RUNNING"))
 
 
-SCRIPTS = ["vision/train.py", "language/train.py", "rl/dqn/train.py", "rl/sac/train.py"]
-
-
 def smoke(script, root, **how):
     """A started smoke run of a script whose outputs can be read together."""
     command = [sys.executable, script, "size=smoke", f"run.root={root}", "run.progress=false", "threads=1"]
@@ -193,7 +191,7 @@ def catches(pid, number):
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks /proc when the handler is there")
 @pytest.mark.parametrize("seconds", [0.0, 0.7, 2.0])
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", SCRIPTS.values())
 def test_a_signal_before_the_run_opens_is_one_line(script, seconds, tmp_path):
     number = signal.SIGINT if seconds else signal.SIGTERM
     process = smoke(script, tmp_path)
@@ -207,7 +205,7 @@ def test_a_signal_before_the_run_opens_is_one_line(script, seconds, tmp_path):
     assert not list(tmp_path.rglob("RUNNING"))
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", SCRIPTS.values())
 @pytest.mark.parametrize("size", [400, 3000])
 def test_a_file_that_cannot_be_written_in_full_is_one_line(script, size, tmp_path):
     """400 bytes stop the files of a run's start, 3000 those that come later; as a full disk would."""

@@ -7,6 +7,18 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = {
+    "vision": "vision/train.py",
+    "language": "language/train.py",
+    "dqn": "rl/dqn/train.py",
+    "sac": "rl/sac/train.py",
+}
+SMALLEST = {
+    "vision": ["experiment=label_noise", "protocol.epochs=[1,2]", "batch_size=20", "metrics_samples=32"],
+    "language": ["experiment=fig3_best", "boundary.fork=last", "eval_windows=2"],
+    "dqn": ["experiment=fig4a_catch", "total_steps=320", "midpoint=160", "random_episodes=4"],
+    "sac": ["experiment=fig4b_hopper", "steps=120", "midpoint=60", "random_episodes=1", "eval_limit=20"],
+}
 SERVER = """
 import importlib, json, os, runpy, sys, traceback
 script, *modules = sys.argv[1:]

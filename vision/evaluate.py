@@ -1,27 +1,13 @@
-"""Accuracies during training, and the check that stops a run whose loss is not finite."""
+"""Accuracies during training."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from fire_core.errors import UserError
 from vision.images import Images
 from vision.protocols import PhaseData, make_batch
-
-
-def mean_loss(loss_sum: Tensor, count: int, phase: PhaseData, step: int, cfg: DictConfig) -> float:
-    """Return the mean loss of the epoch. Raises UserError, which stops the run, if it is NaN or infinite."""
-    value = float(loss_sum) / count
-    if not math.isfinite(value):
-        raise UserError(
-            f"training loss is {value} in phase {phase.index} at step {step}: "
-            f"try a learning_rate below {cfg.learning_rate}{'' if cfg.precision == 'fp32' else ', or precision=fp32'}"
-        )
-    return value
 
 
 def evaluate(net: nn.Module, images: Images, phase: PhaseData, cfg: DictConfig) -> dict[str, float]:

@@ -31,9 +31,10 @@ from fire_core.optim_state import reset_optimizer_state
 from fire_core.phases import Phase, snapshot
 from harness.launch import launch, open_run, pick_device
 from harness.runs import generator, seeded
+from harness.runs.metrics import finite
 from harness.trigger import RunTrigger
 from vision.data import load
-from vision.evaluate import brief, evaluate, mean_loss, train_accuracy
+from vision.evaluate import brief, evaluate, train_accuracy
 from vision.images import Images
 from vision.models import build
 from vision.official import switches
@@ -170,7 +171,8 @@ def train(cfg: DictConfig) -> None:
 
             # ---------------------------------------------------------------------------------- record it
             last = epoch + 1 == phase.epochs
-            values = {"train_loss": mean_loss(loss_sum, count, phase, at["step"], cfg)}
+            what = f"training loss in phase {phase.index} at step {at['step']}"
+            values = {"train_loss": finite(float(loss_sum) / count, what, cfg)}
             run.timing(phase=phase.index, epoch=epoch + 1, train_seconds=time.perf_counter() - started)
             measured = plasticity(net, probe) if last or trigger.measures else {}
             if trigger.measures:

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
 from pathlib import Path
 from typing import Any
 
+from omegaconf import DictConfig
+
 from fire_core.errors import UserError
 
 METRICS = "metrics.jsonl"
+
+
+def finite(value: float, what: str, cfg: DictConfig) -> float:
+    """Return `value`. Raises UserError, which stops the run, if it is NaN or infinite."""
+    if not math.isfinite(value):
+        also = "" if cfg.precision == "fp32" else ", or precision=fp32"
+        raise UserError(f"{what} is {value}: try a learning_rate below {cfg.learning_rate}{also}")
+    return value
 
 
 class MetricsFile:

@@ -39,6 +39,7 @@ from fire_core.optim_state import reset_optimizer_state
 from fire_core.phases import Phase, State, snapshot
 from fire_core.seeding import derive
 from harness.runs import generator, numpy_generator
+from harness.runs.metrics import finite
 from harness.transfer import send
 from harness.trigger import RunTrigger
 from rl.evaluate import play_episodes
@@ -222,7 +223,9 @@ def train(cfg: DictConfig) -> None:
             # ---------------------------------------------------------------------------------- record it
             if at["step"] % cfg.eval_every == 0 or at["step"] in (cfg.midpoint, cfg.steps):
                 method.after_epoch(state)
-                results = numbers(last, cfg, at["step"]) | test(at["step"])
+                when = f"at agent step {at['step']}"
+                results = {name: finite(float(value), f"{name} {when}", cfg) for name, value in last.items()}
+                results |= test(at["step"])
                 if finished:
                     results["train_return"] = float(np.mean(finished))
                 finished.clear()
@@ -323,17 +326,6 @@ def check_finite(action: np.ndarray, cfg: DictConfig, step: int) -> None:
         raise UserError(
             f"the policy's action is {action.tolist()} at agent step {step}: try a learning_rate below {cfg.learning_rate}"
         )
-
-
-def numbers(last: dict[str, Tensor], cfg: DictConfig, step: int) -> dict[str, float]:
-    """Return the measurements of the latest update as floats. Raises UserError if one is not finite."""
-    values = {name: float(value) for name, value in last.items()}
-    for name, value in values.items():
-        if not np.isfinite(value):
-            raise UserError(
-                f"{name} is {value} at agent step {step}: try a learning_rate below {cfg.learning_rate}"
-            )
-    return values
 
 
 if __name__ == "__main__":
