@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis import measures, plot
+from analysis import claims, measures, plot
 from analysis.plot import Figure, plt
 from analysis.runs import Results, plain
 
@@ -47,9 +47,8 @@ def panels(parts: Sequence[Results]) -> pd.DataFrame:
         sign = 1 if measure.higher_is_better else -1
         row = part.first[["experiment", "size", "domain"]].to_dict()
         row["gain"] = sign * (np.mean([ends["fire"][seed] for seed in seeds]) - none) / abs(none)
-        both = sorted(set(ends.get("full_reset", {})) & set(ends["none"]))
-        gaps = [sign * (ends["full_reset"][seed] - ends["none"][seed]) / abs(none) for seed in both]
-        row["lost"] = np.mean(gaps) if gaps else np.nan
+        gaps = claims.paired(ends, "full_reset", "none", measure.higher_is_better).values()
+        row["lost"] = np.mean([gap / abs(none) for gap in gaps]) if gaps else np.nan
         row["dormant"] = _before(part, "dormant_share")
         row["rank"] = np.log10(_before(part, "feature_rank"))
         dfi = _boundary(part, "fire", "common_dfi_before"), _boundary(part, "full_reset", "common_dfi_after")

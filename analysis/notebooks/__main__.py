@@ -20,9 +20,9 @@ def names() -> list[str]:
     return sorted(path.stem for path in HERE.glob("*.ipynb"))
 
 
-def execute(name: str, out: Path = HERE, seconds: int = 1200) -> Path:
+def execute(name: str, out: Path = HERE) -> Path:
     """Run one notebook from the repository root, write it with its outputs into `out`, and return the path. Nothing is
-    written if a cell raises an error or takes longer than `seconds`; nbclient's error is raised then."""
+    written if a cell raises an error or takes longer than 20 minutes; nbclient's error is raised then."""
     try:
         import nbformat
         from nbclient import NotebookClient
@@ -34,7 +34,7 @@ def execute(name: str, out: Path = HERE, seconds: int = 1200) -> Path:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     resources = {"metadata": {"path": str(ROOT)}}
-    options = {"timeout": seconds, "startup_timeout": 300, "resources": resources, "record_timing": False}
+    options = {"timeout": 1200, "startup_timeout": 300, "resources": resources, "record_timing": False}
     NotebookClient(notebook, **options).execute()
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{name}.ipynb"
