@@ -108,10 +108,9 @@ def _compared(part: Results, which: str) -> pd.DataFrame:
     for pair in _pairs(first["experiment"], ran):
         better, worse = pair["better"], pair["worse"]
         gains = paired(ends, better, worse, measure.higher_is_better)
-        exploring = explored(gains, first["size"])
-        seeds = {"exploring": sorted(exploring), "all": sorted(gains)}.get(which)
-        if seeds is None:
-            seeds = planned_seeds(first["experiment"], first["size"], better, worse)
+        planned = planned_seeds(first["experiment"], first["size"], better, worse)
+        exploring = explored(gains, first["size"]) or ({} if planned else gains)
+        seeds = {"exploring": sorted(exploring), "all": sorted(gains)}.get(which, planned)
         used = {seed: gains[seed] for seed in seeds if seed in gains}
         complete = 0 < len(seeds) == len(used) if which == "confirming" else len(used) > 1
         row = first[["experiment", "figure", "panel", "size", "data"]].to_dict() | pair

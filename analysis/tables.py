@@ -56,13 +56,16 @@ def comparisons_table(rows: pd.DataFrame) -> pd.DataFrame:
         gap = paper.gain(row["figure"], row["panel"], row["better"], row["worse"])
         explored = (row[f"exploring_{name}"] for name in ("gain", "low", "high"))
         confirmed = (row[name] for name in ("gain", "low", "high"))
+        # where no comparison was planned and none of seeds 1 to 5 ran, those from 6 on explore
+        fresh = " from 6 on" if not row["planned"] and min(row["exploring_gains"], default=0) > 5 else ""
+        many = f"({row['exploring_seeds']}{fresh})"
         table.append(
             {
                 "panel": plot.panel_name(row["figure"], row["panel"]),
                 "size": row["size"],
                 "comparison": claim_text(row),
                 "paper's gain": number(gap, decimals, sign=True),
-                "exploring seeds: gain [95 %]": f"{spread(*explored, decimals, sign=True)} ({row['exploring_seeds']})",
+                "exploring seeds: gain [95 %]": f"{spread(*explored, decimals, sign=True)} {many}",
                 "confirming seeds: gain [95 %]": spread(*confirmed, decimals, sign=True),
                 "done": f"{row['seeds']} of {row['planned']}" if row["planned"] else "not planned",
                 "p, Holm": p_text(row["p_holm"]),

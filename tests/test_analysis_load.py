@@ -105,6 +105,7 @@ DAMAGE = {
     "meta.json holds other types": ("meta.json", b'{"domain": "x", "earlier": 3, "method": [1]}'),
     "metrics are nested deeply": ("metrics.jsonl", b"[" * 100_000 + b"\n"),
     "seconds are a text": ("timing.jsonl", b'{"train_seconds": "long"}\n'),
+    "RUNNING is no text": ("RUNNING", b"\xff"),
     **{f"{name} is a pipe": (name, os.mkfifo) for name in (*FILES, "RUNNING")},
     **{f"{name} is a folder": (name, Path.mkdir) for name in FILES},
 }
@@ -151,6 +152,7 @@ def test_names_of_folders_and_texts_of_files_control_no_terminal(tmp_path, capsy
         meta.write_text(json.dumps(json.loads(meta.read_text()) | {"hardware": "\x1b[2J", "data": "\u202ez"}))
     for arguments in (["tables", "--experiment", "random_label"], ["tables"], ["export"]):
         command.main([*arguments, "--root", str(tmp_path), "--out", str(tmp_path / "out")])
+    status.main(["--root", str(tmp_path), "--detail"])
     said = [
         *capsys.readouterr(),
         *(p.read_text() for p in (tmp_path / "out").rglob("*") if p.suffix in WRITTEN),

@@ -106,13 +106,14 @@ class Killed(BaseException):
 
 
 # settings with which a rival acts within the few steps of these runs
-SOON = {"hare_tortoise": ["method.period=3", "method.momentum=0.5"]}
-PAIRS = ("vision upgd", "language spectral", "dqn hare_tortoise", "sac hare_tortoise", "sac upgd")
+SOON = {"hare_tortoise": ["method.period=3", "method.momentum=0.5"], "weight_clipping": ["method.factor=0.5"]}
+PAIRS = ("vision upgd", "language spectral", "language weight_clipping", "dqn hare_tortoise", "dqn adamo")
+PAIRS += ("sac hare_tortoise", "sac upgd", "sac adamo")
 # steps between checkpoints; the third is the last one
 EVERY = {"vision": 4, "language": 2, "dqn": 40, "sac": 25}
 
 
-@pytest.mark.parametrize("script, method", map(str.split, PAIRS))
+@pytest.mark.parametrize("script, method", [pair.split() for pair in PAIRS])
 def test_a_killed_run_of_a_rival_ends_in_the_same_bytes(script, method, tmp_path, monkeypatch):
     what = [f"method={method}", "method.first_phase=0", *SOON.get(method, [])]
     wanted, weights = run(script, tmp_path / "whole", *what)

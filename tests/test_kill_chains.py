@@ -39,6 +39,7 @@ if left == 0:
     signal.setitimer(signal.ITIMER_PROF, {seconds})
 """
 GAME = ["env.game=breakout", "env.frame_size=42", "eval_max_steps=60", "random_episodes=4"]
+GAME += ["run.checkpoint_steps=12"]  # so that the emulator and the replay go back several steps
 REDO = ["method.threshold=0.5", "replay_capacity=200"]
 LONGER = ["model.dropout=0.1", "phase_1.iterations=150", "phase_2.iterations=150"]
 EVERY = ["trigger=every", "trigger.steps=60"]

@@ -102,6 +102,8 @@ def test_nets_compute_the_same(net, mode, fidelity):
     }
     model = build_paper(net)
     assert sum(p.numel() for p in model.parameters()) == about["parameters"]
+    shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    assert shapes == {name: shape for name, _, shape, _ in about["tensors"]}
     fill(model, order=[name for name, *_ in about["tensors"]])
     model.train(mode == "train")
     logits = model(images(1000, 8, about["size"]))

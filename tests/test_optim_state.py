@@ -1,4 +1,4 @@
-"""keep, clear, clear_changed: what the optimizer remembers afterwards, and what stale moments do."""
+"""keep, clear, clear_changed: what the optimizer remembers afterwards."""
 
 import pytest
 import torch
