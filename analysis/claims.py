@@ -109,8 +109,9 @@ def _compared(part: Results, which: str) -> pd.DataFrame:
         better, worse = pair["better"], pair["worse"]
         gains = paired(ends, better, worse, measure.higher_is_better)
         planned = planned_seeds(first["experiment"], first["size"], better, worse)
-        exploring = explored(gains, first["size"]) or ({} if planned else gains)
-        seeds = {"exploring": sorted(exploring), "all": sorted(gains)}.get(which, planned)
+        early = explored(gains, first["size"])
+        seeds = {"exploring": sorted(early), "all": sorted(gains)}.get(which, planned)
+        exploring = early or ({} if planned else gains)  # shown; no verdict of any kind uses the others
         used = {seed: gains[seed] for seed in seeds if seed in gains}
         complete = 0 < len(seeds) == len(used) if which == "confirming" else len(used) > 1
         row = first[["experiment", "figure", "panel", "size", "data"]].to_dict() | pair

@@ -130,6 +130,22 @@ def test_exploring_seeds_never_decide(tmp_path):
     assert early.loc[("fire", "none"), "verdict"] == "holds"
 
 
+def test_fresh_seeds_that_nobody_planned_are_shown_and_decide_nothing(tmp_path):
+    ends = both(explored(), confirmed(GAPS)) | {"dash": {6: 0.6, 7: 0.7}}
+    write(tmp_path, ends)
+    row = rows_of(tmp_path).loc[("fire", "dash")]
+    assert row["exploring_gain"] == pytest.approx(0.15) and row["verdict"] == "open" and np.isnan(row["gain"])
+    shown = tables.comparisons_table(rows_of(tmp_path).reset_index()).set_index("comparison")
+    assert "(2 from 6 on)" in shown.loc["FIRE > DASH", "exploring seeds: gain [95 %]"]
+    assert "from 6 on" not in shown.loc["FIRE > none (continue)", "exploring seeds: gain [95 %]"]
+    early = rows_of(tmp_path, "exploring").loc[("fire", "dash")]
+    assert early["seeds"] == 0 and early["verdict"] == "open"
+    write(
+        tmp_path / "planned", ends | {"rescale": {6: 0.6, 7: 0.7, 8: 0.7}, "fire": {6: 0.8, 7: 0.8, 8: 0.8}}
+    )
+    assert rows_of(tmp_path / "planned").loc[("fire", "rescale"), "exploring_seeds"] == 0
+
+
 def test_where_nothing_is_lost_no_claim_is_judged(tmp_path):
     write(tmp_path, both(explored(EXPLORED | {"full_reset": 0.3}), confirmed(GAPS)))
     rows = claims.verdicts(load(tmp_path))
