@@ -13,7 +13,7 @@ from harness.overrides import compose_config
 from rl.dqn.learn import Learner, epsilon, gradients, td_targets, update
 from rl.dqn.measure import Window, measure
 from rl.dqn.network import DQN
-from rl.dqn.play import act
+from rl.dqn.play import act, random_play
 from rl.dqn.settings import check
 from rl.dqn.train import renewed
 from rl.replay import Batch, FrameReplay
@@ -255,11 +255,13 @@ def test_windows_average_since_the_last_line_and_stop_at_a_bad_loss():
         ("target_every=1500", "must be a multiple of target_every"),
         ("network.convolutions=[]", r"network.convolutions=\[\]: give \[channels, kernel, stride\]"),
         ("random_episodes=3", "random_episodes=3 must be a multiple of env.environments=4"),
+        ("compat=official eval_steps=3", "eval_steps=3 must be at least env.environments=4"),
+        ("replay_capacity=3", "replay_capacity=3 must be a multiple of env.environments=4"),
     ],
 )
 def test_settings_that_do_not_fit_are_one_line(override, message):
     with pytest.raises(UserError, match=message):
-        check(compose_config("dqn", ["experiment=fig4a_breakout", override]))
+        check(compose_config("dqn", ["experiment=fig4a_breakout", *override.split()]))
 
 
 def test_paper_size_is_the_published_setting(fidelity):
@@ -288,3 +290,17 @@ def test_paper_size_is_the_published_setting(fidelity):
     assert dict(cfg.env) == {"game": "asterix", "frame_size": 84, "environments": 4, "sticky": 0.25}
     assert [list(c) for c in cfg.network.convolutions] == [[32, 8, 4], [64, 4, 2], [64, 3, 1]]
     assert cfg.network.hidden == 512
+
+
+def test_random_episodes_are_played_to_their_end():
+    """The limit of evaluations cuts nothing off, so that training returns are compared with their like."""
+    cfg = compose_config("dqn", ["size=smoke", "eval_max_steps=1"])
+    assert random_play(cfg)["random_return"] != 0.0  # Catch gives nothing before its ball has come down
+
+
+def test_plasticity_injection_may_choose_the_encoder():
+    net, state = trained()
+    pictures = torch.randint(0, 256, (2, 4, 14, 14), dtype=torch.uint8)
+    before = net(pictures)
+    create("plasticity_injection", head="encoder").at_boundary(state, Phase(1))
+    torch.testing.assert_close(net(pictures), before)

@@ -11,6 +11,7 @@ import torch
 from fire_core.errors import UserError, did_you_mean
 
 CATCH = "catch"
+LONGEST = 27_000  # agent steps of an Atari episode
 RESEED_AFTER = 5000  # agent steps between seeded starts of an emulator, which bounds the cost of a resume
 
 
@@ -58,7 +59,7 @@ class AtariBackend:
             episodic_life=False,
             reward_clipping=False,
             repeat_action_probability=0.0,
-            max_num_frames_per_episode=108_000,
+            max_num_frames_per_episode=4 * LONGEST,
             autoreset_mode="NextStep",  # has no effect: `reset` is always called first
         )
         self.actions = int(self.games.single_action_space.n)

@@ -61,4 +61,4 @@ class DQN(nn.Module):
 
     def forward(self, observations: Tensor) -> Tensor:
         """Return action values (B, actions) of stacks (B, stack, height, width), uint8 or float from 0 to 255."""
-        return self.head(self.encoder(observations.to(self.encoder[0].weight.dtype) / 255.0))
+        return self.head(self.encoder(observations.to(next(self.parameters()).dtype) / 255.0))

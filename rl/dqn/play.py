@@ -11,6 +11,7 @@ from fire_core.seeding import derive
 from harness.runs import numpy_generator
 from harness.transfer import send
 from rl.dqn.env import SCORES, Games
+from rl.dqn.games import LONGEST
 from rl.evaluate import play_episodes, play_steps
 
 
@@ -73,13 +74,16 @@ def evaluate(cfg: DictConfig, net: nn.Module, device: torch.device, position: in
 
 
 def random_play(cfg: DictConfig) -> dict[str, float]:
-    """Return mean and deviation of the returns of uniformly random actions, a level that learning should exceed."""
+    """Return mean and deviation of the returns of uniformly random actions, a level that learning should exceed.
+
+    Their episodes end where those of training do, and not at `eval_max_steps`.
+    """
     games = make_games(cfg, "random")
     stream = numpy_generator(cfg.seed, "random")
 
     def policy(observations: np.ndarray) -> np.ndarray:
         return stream.integers(games.actions, size=len(observations))
 
-    result = play_episodes(games, policy, cfg.random_episodes, cfg.eval_max_steps)
+    result = play_episodes(games, policy, cfg.random_episodes, LONGEST)
     games.close()
     return {"random_return": result.mean, "random_return_std": float(np.std(result.returns))}

@@ -51,7 +51,7 @@ class Dqn(Keys):
     target_ema: float | None = key(
         "share that the target network keeps in an update; null: it is copied", least=0, most=1, added=True
     )
-    n_step: int | None = key("rewards that a target sums up; null: 1", least=1, added=True)
+    n_step: int | None = key("rewards that a target sums up; null: 1", least=1, most=1000, added=True)
     double: bool | None = key("the trained network chooses the next action; null: false", added=True)
     terminal_on_life_loss: bool | None = key("targets end where a life is lost; null: false", added=True)
     priming: int | None = key("updates at the first step after learning_starts; null: 0", least=1, added=True)
@@ -59,7 +59,7 @@ class Dqn(Keys):
     eval_epsilon: float = key("share of random actions in evaluation", least=0, most=1)
     eval_steps: int = key("compat=official: steps per evaluation", least=1)
     eval_episodes: int = key("compat=corrected: episodes per evaluation", least=1)
-    eval_max_steps: int = key("largest number of steps in an evaluation episode", least=1)
+    eval_max_steps: int = key("compat=corrected: largest number of steps in an evaluation episode", least=1)
     random_episodes: int = key("episodes of random actions at the start", least=1)
     log_every: int = key("transitions between lines of metrics", least=1)
     metrics_samples: int = key("stacks of frames on which plasticity is measured", least=1)
@@ -78,7 +78,7 @@ def check(cfg: DictConfig) -> None:
     n = cfg.env.environments
     if not 0 < cfg.midpoint < cfg.total_steps:
         raise UserError(f"midpoint={cfg.midpoint} must lie between 0 and total_steps={cfg.total_steps}")
-    counted = ["total_steps", "midpoint", "log_every", "eval_every", "learning_starts"]
+    counted = ["total_steps", "midpoint", "log_every", "eval_every", "learning_starts", "replay_capacity"]
     counted += ["target_every"] if cfg.target_ema is None else []
     counted += ["random_episodes"] if cfg.compat == "official" else ["random_episodes", "eval_episodes"]
     for name in counted:
@@ -86,6 +86,8 @@ def check(cfg: DictConfig) -> None:
             raise UserError(
                 f"{name}={cfg[name]} must be a multiple of env.environments={n}: all step together"
             )
+    if cfg.compat == "official" and cfg.eval_steps < n:
+        raise UserError(f"eval_steps={cfg.eval_steps} must be at least env.environments={n}")
     updates = cfg.updates_per_transition * n
     if updates < 1 or abs(updates - round(updates)) > 1e-9:
         raise UserError(

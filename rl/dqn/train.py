@@ -77,6 +77,7 @@ def train(cfg: DictConfig) -> None:
     adam = make_optimizer(net, cfg)
     random = {name: numpy_generator(cfg.seed, name) for name in ("policy", "replay")}
     updates = round(cfg.updates_per_transition * games.count)
+    between_copies = max(1, round(cfg.updates_per_transition * cfg.target_every))
 
     with run, seeded(cfg.seed, "train"):
         # -------------------------------------------------------------------------------------- where to begin
@@ -186,7 +187,7 @@ def train(cfg: DictConfig) -> None:
                     method.after_step(state)
                     window.add(loss, value)
                     at["updates"] += 1
-                    if not primed and at["updates"] % cfg.target_every == 0:
+                    if not primed and at["updates"] % between_copies == 0:
                         learner.copy()
                 if at["step"] % cfg.target_every == 0:
                     learner.copy()
