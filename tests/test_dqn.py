@@ -256,6 +256,7 @@ def test_windows_average_since_the_last_line_and_stop_at_a_bad_loss():
         ("network.convolutions=[]", r"network.convolutions=\[\]: give \[channels, kernel, stride\]"),
         ("random_episodes=3", "random_episodes=3 must be a multiple of env.environments=4"),
         ("compat=official eval_steps=3", "eval_steps=3 must be at least env.environments=4"),
+        ("n_step=1000000000", "n_step=1000000000"),
         ("replay_capacity=3", "replay_capacity=3 must be a multiple of env.environments=4"),
     ],
 )

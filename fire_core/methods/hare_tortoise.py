@@ -23,9 +23,8 @@ class HareTortoise(Method):
     running statistics of batch norm, are averaged and copied too; others, such as counts, are taken from the hare.
 
     The optimizer's state stays at a copy. In reinforcement learning, the hare acts and the tortoise is evaluated; the
-    target networks stay those of the script. A finished run saves the weights that it
-    evaluated, the tortoise's. The paper's section
-    on these points was not available to us, nor its values: both defaults are ours.
+    target networks stay those of the script. A finished run saves the weights that it evaluated, the tortoise's. The
+    paper's section on these points was not available to us, nor its values: both defaults are ours.
 
     Cost: one copy of the weights, and one pass over them per step.
     """
