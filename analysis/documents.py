@@ -138,7 +138,7 @@ def reproduced(results: Results, frame: pd.DataFrame, compared: pd.DataFrame, re
             columns=["size", "paper's gain"], errors="ignore"
         ),
         triggers=triggers(results, frame),
-        experiments=sorted(results.finished["experiment"].unique()),
+        others=tables.other_experiments(results),
         **further_questions.told(results, frame),
     )
 

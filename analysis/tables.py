@@ -33,15 +33,34 @@ def status_matrix(results: Results) -> pd.DataFrame:
     done = results.finished
     rows = []
     for figure, panel in paper.cells():
-        row = {"figure": figure.removeprefix("fig"), "panel": panel.replace("_", " ")}
+        experiment, name = f"{figure}_{panel}", plot.panel_name(figure, panel)
+        runs = done[done["experiment"] == experiment]
+        row = {"panel": _link(name, experiment) if len(runs) else name}
         for size in SIZES[:-1]:
-            runs = done[(done["experiment"] == f"{figure}_{panel}") & (done["size"] == size)]
-            row[size] = "not run" if runs.empty else _count(runs)
+            row[size] = _count(runs[runs["size"] == size])
         rows.append(row)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, dtype=object)  # columns of strings would make plain text of a Markup
+
+
+def other_experiments(results: Results) -> pd.DataFrame:
+    """Return the settings that are no panel of the paper: one row per experiment, size and data set."""
+    cells = {"_".join(cell) for cell in paper.cells()}
+    rows = []
+    for part in settings(results):
+        name = part.first["experiment"]
+        if name not in cells:
+            setting = plot.title(part).replace("\n", ", ")
+            rows.append({"experiment": _link(name, name), "size": part.first["size"], "setting": setting})
+    return pd.DataFrame(rows, dtype=object)
+
+
+def _link(text: str, experiment: str) -> Markup:
+    return Markup(f"[{plain(text)}](analysis/results/pages/{experiment}.md)")
 
 
 def _count(runs: pd.DataFrame) -> str:
+    if runs.empty:
+        return "not run"
     own = runs[runs["label"] == runs["method"]]
     seeds = (own if len(own) else runs).groupby("label")["seed"].nunique()
     most = f"{seeds.max()}" if seeds.nunique() == 1 else f"{seeds.min()}-{seeds.max()}"
@@ -250,15 +269,13 @@ def overview_table(results: Results, frame: pd.DataFrame, verdicts: pd.DataFrame
             continue
         ends = estimates.means(rows).set_index("label")["mean"]
         decimals = min(3, digits(rows["metric"].iloc[0]))
-        name = plain(plot.title(part).splitlines()[0])
-        page = Markup(f"[{name}](analysis/results/pages/{first['experiment']}.md)")
-        row = {"experiment": page}
+        row = {"experiment": _link(plot.title(part).splitlines()[0], first["experiment"])}
         for label in ("fire", "none", "full_reset", "shrink_perturb"):
             row[plot.look(label).name] = number(ends.get(label), decimals)
         said = estimates.of(verdicts, part).query("better == 'fire' and worse == 'none'")["verdict"]
         row |= {"FIRE > none": said.iloc[0] if len(said) else "-"}
         table.append(row | {"measure": rows["measure"].iloc[0].split(",")[0], "size": first["size"]})
-    return pd.DataFrame(table, dtype=object)  # columns of strings would make plain text of a Markup
+    return pd.DataFrame(table, dtype=object)
 
 
 def write_all(results: Results, out: Path) -> list[Path]:
