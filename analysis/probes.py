@@ -26,10 +26,12 @@ def draw(parts: Sequence[Results]) -> Figure:
     figure, grid = plt.subplots(rows, columns, figsize=(3.1 * columns + 0.3, 2.6 * rows), squeeze=False)
     for axis in grid.ravel()[len(parts) :]:
         axis.axis("off")
+    mixed = len({part.first["size"] for part in parts}) > 1
     for number, (axis, part) in enumerate(zip(grid.ravel(), parts)):
         draw_panel(axis, part)
+        size = f", {part.first['size']}" if mixed else ""
         if len(parts) > 1:
-            axis.set_title(f"{chr(ord('a') + number)}  {axis.get_title(loc='left')}")
+            axis.set_title(f"{chr(ord('a') + number)}  {axis.get_title(loc='left')}{size}")
     plot.legend(figure, grid.ravel())
     figure.tight_layout(h_pad=1.4)
     return figure
