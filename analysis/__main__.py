@@ -88,12 +88,9 @@ def draw_figures(given: Sequence[str]) -> int:
     found = open_results(options.root, None, [start for name in names for start in FIGURES[name].PREFIXES])
     for name in names:
         module = FIGURES[name]
-        filled = name in (
-            "fig4",
-            "probes",
-            *ONE_SIZE,
-        )  # panels that were not run at this size show a smaller one
-        results = found.starting(module.PREFIXES)
+        filled = name in ("fig4", "probes", *ONE_SIZE)  # panels not run at this size show a smaller one
+        exact = name == "fig4"  # its panels have variants with longer names
+        results = found.select(experiment=module.PREFIXES) if exact else found.starting(module.PREFIXES)
         known = set(results.finished["size"])
         sizes = [size for size in SIZES if size in known and options.size in (None, size)]
         if not sizes:
@@ -105,8 +102,6 @@ def draw_figures(given: Sequence[str]) -> int:
         for size in sizes:
             shown = at_most(results, size) if filled else results.select(size=size)
             parts = [part for part in settings(shown) if len(part.metrics)]
-            if name == "fig4":  # without the longer or simpler variants of its panels
-                parts = [part for part in parts if part.first["experiment"] in module.PREFIXES] or parts
             more = {"paper_curves": True} if options.paper_curves and name in PAPER else {}
             if name == "fig4" and options.metric:
                 logged = sorted({metric for part in parts for metric in part.metrics["metric"].unique()})
