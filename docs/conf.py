@@ -25,7 +25,7 @@ FOLDERS = {  # caption in the sidebar: folder and pages
     ),
     "Results": (
         ".",
-        "docs/explore REPRODUCED DEVIATIONS FIDELITY analysis/paper/README tests/official/README",
+        "docs/findings docs/explore REPRODUCED DEVIATIONS FIDELITY analysis/paper/README tests/official/README",
     ),
     "Notebooks": ("analysis/notebooks", "fire_in_five_minutes figure_2 figure_3 figure_4 figure_5 failures"),
 }
