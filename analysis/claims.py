@@ -193,7 +193,10 @@ def largest(table: pd.DataFrame) -> pd.DataFrame:
 
 def counts(table: pd.DataFrame) -> dict[str, int]:
     """Return how many comparisons have each verdict, those without planned seeds apart, and `suite_wide`: how many would
-    still hold if all planned tests of the table were corrected as one family, in which an open test counts as p = 1."""
+    still hold if all planned tests of the table were corrected as one family, in which an open test counts as p = 1.
+    Comparisons whose premise is not met count if they were run."""
+    ran = table["seeds"].astype(int) + table["exploring_seeds"].astype(int) > 0
+    table = table[ran | table["verdict"].ne("premise not met")]
     names = ("holds", "contradicted", "not decided", "open", "not planned", "premise not met")
     told = table["verdict"].mask(table["verdict"].eq("open") & table["planned"].eq(0), "not planned")
     said = told.value_counts()

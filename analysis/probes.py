@@ -11,7 +11,8 @@ from analysis.plot import Axes, Figure, plt
 from analysis.runs import Results, plain
 
 PREFIXES = ("random_label", "label_noise", "permuted", "pictures")
-PREFIXES += ("fig4a_asterix_long", "fig4a_breakout", "fig4a_catch", "fig4b_hopper", "fig4b_balance_simple_long")
+PREFIXES += ("fig4a_asterix_early", "fig4a_breakout", "fig4a_catch")
+PREFIXES += ("fig4b_hopper", "fig4b_balance_simple_long")
 CAPTION = (
     "Experiments beside the paper's panels: what each shows over its training, or at the end of each task. "
     f"{plot.BAND} Thin vertical lines: boundaries. A long first phase is cut off on the left. Dashed: the level of random "

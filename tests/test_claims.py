@@ -171,9 +171,18 @@ def test_suite_wide_all_planned_tests_are_one_family():
     """Five tests at .008, .02, .03, .9 and, because it is open, 1: corrected together .04, .08, .09, 1 and 1."""
     table = pd.DataFrame({"verdict": "holds", "gain": 1.0, "p": [0.008, 0.02, 0.03, 0.9], "planned": 10})
     table.loc[3, "verdict"] = "not decided"
-    rest = {"verdict": ["open", "open", "premise not met"], "planned": [10, 0, 10]}
-    found = claims.counts(pd.concat([table, pd.DataFrame(rest)], ignore_index=True))
-    assert [found[name] for name in ("all", "holds", "open", "not planned", "suite_wide")] == [6, 3, 1, 1, 1]
+    unmet = "premise not met"  # once run, once not
+    rest = {
+        "verdict": ["open", "open", unmet, unmet],
+        "planned": [10, 0, 10, 10],
+        "exploring_seeds": [0, 0, 5, 0],
+    }
+    table = pd.concat([table.assign(exploring_seeds=5), pd.DataFrame(rest)], ignore_index=True).assign(
+        seeds=0
+    )
+    found = claims.counts(table)
+    names = ("all", "holds", "open", "not planned", "suite_wide", unmet)
+    assert [found[name] for name in names] == [6, 3, 1, 1, 1, 1]
 
 
 def test_effects_and_their_pooled_mean_by_hand():
