@@ -29,7 +29,7 @@ CONTROLS = ("rescale", "keep_norm", "random_orthogonal", "fire_exact")
 GROUPS = ("none", "shrink_perturb", "full_reset", "dash")  # the rivals of the pooled question
 COLUMNS = [
     "experiment", "figure", "panel", "size", "data", "kind", "better", "worse", "source", "premise",
-    "planned", "seeds", "gain", "low", "high", "p", "p_holm", "verdict",
+    "measured", "planned", "seeds", "gain", "low", "high", "p", "p_holm", "verdict",
     "exploring_seeds", "exploring_gain", "exploring_low", "exploring_high", "gains", "exploring_gains", "decimals",
 ]  # fmt: skip
 
@@ -100,7 +100,7 @@ def verdicts(results: Results | Sequence[Results], seeds: str = "confirming") ->
 def _compared(part: Results, which: str) -> pd.DataFrame:
     first, measure = part.first, measures.of(part)[0]
     plain = part.select(label=part.runs["label"][part.runs["label"] == part.runs["method"]].unique())
-    ends, holds = measures.values(plain.metrics, measure), premise(part, which).holds
+    ends, (holds, measured) = measures.values(plain.metrics, measure), premise(part, which)
     decimals = measures.digits(measure.metric, chain.from_iterable(each.values() for each in ends.values()))
     rows, ran = [], set(ends)
     if which == "confirming" and first["size"] == "medium":  # what was planned is open until it has run
@@ -115,7 +115,8 @@ def _compared(part: Results, which: str) -> pd.DataFrame:
         used = {seed: gains[seed] for seed in seeds if seed in gains}
         complete = 0 < len(seeds) == len(used) if which == "confirming" else len(used) > 1
         row = first[["experiment", "figure", "panel", "size", "data"]].to_dict() | pair
-        row |= {"premise": holds, "planned": len(seeds), "complete": complete, "decimals": decimals}
+        row |= {"premise": holds, "measured": measured, "planned": len(seeds), "complete": complete}
+        row["decimals"] = decimals
         for prefix, each in (("", used), ("exploring_", exploring)):
             found = estimate(list(each.values())) if each else Estimate(*[float("nan")] * 4, 0)
             row |= {f"{prefix}gains": each, f"{prefix}seeds": len(each), f"{prefix}gain": found.mean}

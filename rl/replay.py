@@ -71,8 +71,8 @@ class FrameReplay(_Ring):
     7.1 GB (28.2 GB if stacks of 4 were stored).
 
     With `n_step` above 1, a transition sums up that many rewards, each discounted by one step more than the one before
-    it, and its next observation lies as many steps later. It is shorter where the episode ends earlier, and where later
-    steps have not been played yet.
+    it, and its next observation lies as many steps later. It is shorter where the episode (or what ends a target, as a
+    lost life) ends earlier, and where later steps have not been played yet.
 
     A fork continues another replay: frames before the time `fork_time` are read from the file in `parent`, which is
     never written, and new ones go to `folder`. Several forks share one parent, also in other processes.

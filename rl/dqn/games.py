@@ -90,8 +90,7 @@ class AtariBackend:
                 seed=np.array(seeds) if seeded else None, options={"reset_mask": chosen}
             )
             self.lives = info["lives"].copy()
-            new = _frames(observations)  # of all emulators, or of the chosen ones alone
-            frames[chosen] = new[chosen] if len(new) == self.count else new
+            frames[chosen] = _frames(observations)[chosen]
         return frames
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -256,7 +256,7 @@ def train(cfg: DictConfig) -> None:
 def build(cfg: DictConfig, task: Task, device: torch.device) -> Learner:
     """Return a learner with newly initialised networks and optimizers."""
     sizes = (task.observation_size, task.action_size)
-    actor_norm, critic_norm = (net.get("norm") or "layer" for net in (cfg.actor, cfg.critic))
+    actor_norm, critic_norm = (net.norm or "layer" for net in (cfg.actor, cfg.critic))
     draw = generator(cfg.seed, "init", "actor")
     actor = Actor(*sizes, cfg.actor.width, cfg.actor.blocks, draw, actor_norm).to(device)
     draw, shape = generator(cfg.seed, "init", "critics"), (cfg.critic.width, cfg.critic.blocks)
