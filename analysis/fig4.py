@@ -17,8 +17,9 @@ ROWS = {
 CAPTION = (
     "Figure 4. Average return of (a) DQN on three Atari games (training episodes) and (b) SAC on three tasks of the H1 "
     f"humanoid (evaluation). {plot.BAND} Thin vertical line: the reset, before which all methods share one run. Dashed: the "
-    "level of random actions. The tables have the mean over the last tenth of the steps for (a) and the last evaluation for "
-    f"(b). {plot.PREMISE} Where sizes are named, a panel that was not run at the larger one "
+    "level of random actions. Marks in (a) are the last points of the curves, and the tables have the mean over the last "
+    "tenth of the steps; in (b) both are the last evaluation. "
+    f"{plot.PREMISE} Where sizes are named, a panel that was not run at the larger one "
     "shows the smaller one."
 )
 PREFIXES = tuple(f"{name}_{panel}" for name, (_, row) in ROWS.items() for panel in row)

@@ -107,17 +107,18 @@ def phase_ends(metrics: pd.DataFrame, metric: str) -> pd.DataFrame:
 def values(metrics: pd.DataFrame, measure: Measure) -> dict[str, dict[int, float]]:
     """Return {label: {seed: number}}. Runs that did not log the metric, or whose number is not finite, are absent. So are
     those whose last phase logged no finite value, if the number is the final one."""
-    ended = metrics.groupby(["label", "seed"])["phase"].max().rename("ended")
+    ended = metrics.groupby(["label", "seed"])[["phase", "step"]].max().add_prefix("ended_")
     rows = ordered_rows(metrics, measure.metric)
     if measure.reduce == "late_phases":
         rows = phase_ends(metrics, measure.metric)
     if rows.empty:
         return {}
-    last_phase, last_step = (rows.groupby(["label", "seed"])[c].transform("max") for c in ("phase", "step"))
+    rows = rows.join(ended, on=["label", "seed"])
+    last_phase = rows.groupby(["label", "seed"])["phase"].transform("max")
     keep = {
-        "final": rows["phase"] == rows.join(ended, on=["label", "seed"])["ended"],
+        "final": rows["phase"] == rows["ended_phase"],
         "late_phases": rows["phase"] > last_phase - np.maximum(1, (last_phase + 1) // 4),
-        "tail": rows["step"] >= (1 - TAIL) * last_step,
+        "tail": rows["step"] >= (1 - TAIL) * rows["ended_step"],
         "before": rows["phase"] < last_phase,
         "after": (rows["phase"] == last_phase) & (last_phase > 0),
     }[measure.reduce]
@@ -137,8 +138,9 @@ def by_label(series: pd.Series) -> dict[str, dict[int, float]]:
 def before_boundary(metrics: pd.DataFrame, metric: str) -> dict[int, float]:
     """Return {seed: mean over the last tenth of the steps of phase 0}. Labels share that phase, unless a method acts
     in it, so for each seed `none` is read or, without it, the first label in alphabetical order."""
-    rows = metrics[(metrics["metric"] == metric) & (metrics["phase"] == 0)]
+    first = metrics[metrics["phase"] == 0]
+    rows = first[first["metric"] == metric]
     order = rows["label"].where(rows["label"] != "none", "")
     rows = rows[order == order.groupby(rows["seed"]).transform("min")]
-    last = rows.groupby("seed")["step"].transform("max")
+    last = rows["seed"].map(first.groupby("seed")["step"].max())
     return rows[rows["step"] >= (1 - TAIL) * last].groupby("seed")["value"].mean().to_dict()

@@ -38,8 +38,8 @@ BAND = (
     "range of seeds, the tables have the number of each method."
 )
 PREMISE = (
-    "Grey text: the premise of the paper's claims is not met in a panel, because on seeds 1 to 5 the interval of full reset "
-    "minus none does not lie above 0, or because an agent had learned little."
+    "Grey text: the premise of the paper's claims is not met in a panel: that plasticity was lost, or that the agent had "
+    "learned before the reset."
 )
 BINS = 50
 
@@ -104,14 +104,15 @@ def pale(colour: str) -> tuple[float, ...]:
 
 
 def title(part: Results) -> str:
-    """Return the title of a panel: network and data, then resolution or shape, protocol and seeds."""
+    """Return the title of a panel: network and data, then resolution or shape, protocol, variant and seeds."""
     run = part.first
     data = data_name(run["data"])
     model = run["model"] or run["domain"]
     model = "GPT" if model.startswith("gpt") else NAMES["models"].get(model, model)
     seeds = seeds_text(part.finished.groupby("label")["seed"].nunique())
     protocol = "" if run["figure"].startswith("fig2") else NAMES["protocols"].get(run["protocol"], "")
-    return f"{model} on {data}\n{', '.join(filter(None, [run['detail'], protocol, seeds]))}"
+    variant = NAMES["variants"].get(run["experiment"], "")
+    return f"{model} on {data}\n{', '.join(filter(None, [run['detail'], protocol, variant, seeds]))}"
 
 
 def seeds_text(counts: pd.Series) -> str:
@@ -122,10 +123,12 @@ def seeds_text(counts: pd.Series) -> str:
 
 def premise_text(part: Results) -> str:
     """Return what a panel says about the premise of the paper's claims, or "" where there is nothing to say."""
-    if claims.premise(part).holds is not False:
+    holds, measured = claims.premise(part)
+    if holds is not False:
         return ""
-    learned = part.first["figure"].startswith("fig4")
-    return "little learned before the reset" if learned else "premise not met on seeds 1 to 5"
+    if part.first["figure"].startswith("fig4"):
+        return f"learning not shown: {measured.mean:.2f} × random actions"
+    return "premise not met on seeds 1 to 5"
 
 
 def draw_premise(axis: Axes, part: Results) -> None:

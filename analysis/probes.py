@@ -12,11 +12,11 @@ from analysis.runs import Results, plain
 
 PREFIXES = ("random_label", "label_noise", "permuted", "pictures")
 PREFIXES += ("fig4a_asterix_early", "fig4a_breakout", "fig4a_catch")
-PREFIXES += ("fig4b_hopper", "fig4b_balance_simple_long")
+PREFIXES += ("fig4b_hopper", "fig4b_balance_simple_long", "sac_plain_hopper")
 CAPTION = (
     "Experiments beside the paper's panels: what each shows over its training, or at the end of each task. "
     f"{plot.BAND} Thin vertical lines: boundaries. A long first phase is cut off on the left. Dashed: the level of random "
-    "actions."
+    f"actions. {plot.PREMISE}"
 )
 
 
@@ -40,7 +40,7 @@ def draw(parts: Sequence[Results]) -> Figure:
 
 def draw_panel(axis: Axes, part: Results) -> pd.DataFrame:
     """Draw the headline metric of any setting and return its curves (see `plot.draw_curves`)."""
-    if part.first["figure"].startswith("fig4"):
+    if part.first["domain"] in ("dqn", "sac"):
         return fig4.draw_panel(axis, part)
     if part.first["figure"].startswith("fig2"):
         return fig2.draw_panel(axis, part)

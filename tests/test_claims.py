@@ -61,6 +61,15 @@ def test_the_return_before_the_boundary_is_that_of_none_or_else_of_the_first_lab
     assert measures.before_boundary(rows, "eval_return") == {6: 2.0, 1: 3.0}
 
 
+def test_the_last_tenth_is_that_of_the_run_even_where_its_last_line_lacks_the_metric():
+    rows = pd.DataFrame(
+        {"metric": ["train_return"] * 2 + ["epsilon"], "step": [85, 91, 100], "value": [1.0, 3.0, 0.1]}
+    )
+    rows = rows.assign(label="none", seed=1, phase=0)
+    assert measures.before_boundary(rows, "train_return") == {1: 3.0}
+    assert measures.values(rows, measures.PLAYED) == {"none": {1: 3.0}}
+
+
 def test_the_premise_on_fresh_seeds_is_shown_beside_that_of_the_rule(tmp_path):
     """Exploring seeds: a full reset ends .1 and .099 ahead of none. Fresh ones: .09 behind."""
     fresh = confirmed({"none": (0.01, 0.01, 0.01), "full_reset": (0.1, 0.1, 0.1)})

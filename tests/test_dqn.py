@@ -257,6 +257,9 @@ def test_windows_average_since_the_last_line_and_stop_at_a_bad_loss():
         ("random_episodes=3", "random_episodes=3 must be a multiple of env.environments=4"),
         ("compat=official eval_steps=3", "eval_steps=3 must be at least env.environments=4"),
         ("n_step=1000000000", "n_step=1000000000"),
+        ("n_step=11 replay_capacity=40", "n_step=11: replay_capacity=40 holds 10 steps"),
+        ("target_ema=1", "target_ema=1 keeps the target network"),
+        ("priming=1000001", "priming=1000001"),
         ("replay_capacity=3", "replay_capacity=3 must be a multiple of env.environments=4"),
     ],
 )

@@ -54,7 +54,12 @@ class Dqn(Keys):
     n_step: int | None = key("rewards that a target sums up; null: 1", least=1, most=1000, added=True)
     double: bool | None = key("the trained network chooses the next action; null: false", added=True)
     terminal_on_life_loss: bool | None = key("targets end where a life is lost; null: false", added=True)
-    priming: int | None = key("updates at the first step after learning_starts; null: 0", least=1, added=True)
+    priming: int | None = key(
+        "updates at the first step after learning_starts; null: as at later steps",
+        least=1,
+        most=1_000_000,
+        added=True,
+    )
     eval_every: int = key("transitions between evaluations", least=1)
     eval_epsilon: float = key("share of random actions in evaluation", least=0, most=1)
     eval_steps: int = key("compat=official: steps per evaluation", least=1)
@@ -93,6 +98,15 @@ def check(cfg: DictConfig) -> None:
         raise UserError(
             f"updates_per_transition={cfg.updates_per_transition} with env.environments={n} gives {updates:g} updates "
             "a step: it must be a whole number, at least 1"
+        )
+    if cfg.n_step and cfg.n_step * n > cfg.replay_capacity:
+        raise UserError(
+            f"n_step={cfg.n_step}: replay_capacity={cfg.replay_capacity} holds {cfg.replay_capacity // n} steps of each "
+            "game, give at most that"
+        )
+    if cfg.target_ema == 1:
+        raise UserError(
+            "target_ema=1 keeps the target network as it is forever: give a value below 1, such as 0.99"
         )
     if cfg.midpoint <= cfg.learning_starts:
         raise UserError(f"midpoint={cfg.midpoint} must be after learning_starts={cfg.learning_starts}")

@@ -54,7 +54,7 @@ class Sac(Keys):
     eval_episodes: int = key("episodes per evaluation", least=1)
     eval_limit: int = key("largest number of agent steps in an evaluation episode", least=1)
     random_episodes: int = key("episodes of random actions at the start", least=1)
-    updates_per_step: int = key("gradient steps per agent step", least=1)
+    updates_per_step: int = key("gradient steps per agent step", least=1, most=1000)
     replay: int = key("transitions that the replay holds", least=1)
     weight_decay: float = key("weight decay of actor and critics", least=0, most=1e6)
     discount: float = key("discount of later rewards", least=0, most=1)
