@@ -115,8 +115,8 @@ def draw(parts: Sequence[Results]) -> Figure:
         axis.axis("off")
     for axis, row in zip(grid.ravel(), found):
         for domain, colour in COLOURS.items():
-            part = table[table["domain"] == domain]
-            axis.plot(part[row["measure"]], part["gain"], "o", color=colour, markersize=4, label=domain)
+            part, name = table[table["domain"] == domain], plot.NAMES["models"].get(domain, domain)
+            axis.plot(part[row["measure"]], part["gain"], "o", color=colour, markersize=4, label=name)
         axis.axhline(0, color="#8A8A8A", linewidth=0.8)
         axis.set_yscale("symlog", linthresh=0.1)
         axis.set_title("error [{ratio:.2f}; {lowest:.2f} to {highest:.2f}]".format(**row))
