@@ -286,16 +286,13 @@ def train(commands: Sequence[Sequence[str]], budget: float = float("inf")) -> in
     """
     began, ends = time.monotonic(), dict[str, int]()
     asked: list[int] = []  # the signals that have come
-    running: list[subprocess.Popen[bytes]] = []
 
-    def forward(sent: int, frame: FrameType | None) -> None:
-        asked.append(sent)
-        for process in running:
-            process.send_signal(sent)
+    def note(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
 
     with ExitStack() as restored:
         for kind in SIGNALS:
-            restored.callback(signal.signal, kind, signal.signal(kind, forward))
+            restored.callback(signal.signal, kind, signal.signal(kind, note))
         for number, words in enumerate(commands, 1):
             if time.monotonic() - began >= budget:
                 print(f"the budget is used up before sweep {number} of {len(commands)}", flush=True)
@@ -303,10 +300,14 @@ def train(commands: Sequence[Sequence[str]], budget: float = float("inf")) -> in
             line = shlex.join(words)
             print(f"\nsweep {number} of {len(commands)}: {line}", flush=True)
             # in a session of its own, so that Ctrl-C reaches it once, through us
-            running[:] = [subprocess.Popen(words, start_new_session=True)]
-            if asked:  # before the process was there
-                running[0].send_signal(asked[-1])
-            if code := running[0].wait():
+            process, passed_on = subprocess.Popen(words, start_new_session=True), 0
+            # asked in turns: a signal that comes just before a blocking wait would not be noted until that ends
+            while (code := process.poll()) is None:
+                for kind in asked[passed_on:]:
+                    process.send_signal(kind)
+                    passed_on += 1
+                time.sleep(0.1)
+            if code:
                 ends[line] = code
             if asked:
                 return code if code == STOPPED else 128 + asked[-1]

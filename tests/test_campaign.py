@@ -186,9 +186,10 @@ def test_no_sweep_starts_after_the_budget(tmp_path, capfd):
 
 @pytest.mark.parametrize("number, code, expected", [(signal.SIGINT, 75, 75), (signal.SIGTERM, 143, 143)])
 def test_a_signal_stops_the_sweep_and_starts_no_other(tmp_path, number, code, expected):
+    # os._exit and short naps: sys.exit is lost while `open` closes the file, and a signal just before a long sleep waits
     waits = (
-        f"import signal, sys, time; signal.signal({int(number)}, lambda *_: sys.exit({code}));"
-        f"open({str(tmp_path / 'ready')!r}, 'w'); time.sleep(60)"
+        f"import os, signal, time\nsignal.signal({int(number)}, lambda *_: os._exit({code}))\n"
+        f"open({str(tmp_path / 'ready')!r}, 'w')\nwhile True: time.sleep(0.1)"
     )
     other = python(f"open({str(tmp_path / 'other')!r}, 'w')")
     code = f"import sys; from harness.campaign import train; sys.exit(train([{python(waits)!r}, {other!r}]))"
