@@ -43,8 +43,9 @@ from harness.domains import find
 from harness.launch import BAD_INPUT, changes, label
 from harness.overrides import check_overrides, typed_values
 from harness.runs.folders import find_folders, read_meta
-from harness.runs.signals import SIGNALS, STOPPED
+from harness.runs.signals import STOPPED
 from harness.settings import keys
+from harness.stop import SIGNALS
 
 KEYS = ("size", "parts", "options", "minutes", "assumed")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -311,7 +312,7 @@ def train(commands: Sequence[Sequence[str]], budget: float = float("inf")) -> in
                 ends[line] = code
             if asked:
                 return code if code == STOPPED else 128 + asked[-1]
-    stopped = (STOPPED, *(128 + number for number in SIGNALS))
+    stopped = (STOPPED, *(128 + number for number in SIGNALS), *(-number for number in SIGNALS))
     for line, code in ends.items():
         what = "stopped" if code in stopped else f"failed (exit code {code})"
         print(f"{what}: {line}", file=sys.stderr)

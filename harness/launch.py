@@ -84,7 +84,7 @@ def launch(domain: Domain) -> Callable[[Callable[[DictConfig], None]], Callable[
                 sys.exit(BAD_INPUT)
             except KeyboardInterrupt as interrupt:
                 number = interrupt.args[0] if interrupt.args else signal.SIGINT
-                print(stop.SAID, end="", file=sys.stderr)
+                stop.say_stopped()
                 sys.exit(128 + number)
 
         command.domain = domain  # type: ignore[attr-defined]

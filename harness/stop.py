@@ -1,4 +1,4 @@
-"""Handlers of Ctrl-C and SIGTERM while no run is open. An open run has handlers of its own, which save."""
+"""Handlers of Ctrl-C and other signals to stop while no run is open. An open run has handlers of its own, which save."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# that ask to stop; a lost terminal is none of them where nohup has it ignored
+SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, n))
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+    SIGNALS += (signal.SIGHUP,)
 SAID = "stopped; the same command resumes\n"
+
+
+def say_stopped() -> None:
+    """Write to stderr that the process stops, if anybody reads it still."""
+    with suppress(OSError):
+        os.write(2, SAID.encode())
 
 
 def exit_at_once() -> None:
@@ -95,7 +104,7 @@ def _exists(process: int) -> bool:
 
 
 def _exit(number: int, frame: FrameType | None) -> None:
-    os.write(2, SAID.encode())
+    say_stopped()
     os._exit(128 + number)
 
 

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from fire_core.errors import UserError
 from harness.launch import pick_device
-from harness.runs.signals import SIGNALS, STOPPED
+from harness.runs.signals import STOPPED
+from harness.stop import SIGNALS
 
 GO_ON, SAVE, STOP = 0, 1, 2
 T = TypeVar("T")

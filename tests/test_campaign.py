@@ -178,8 +178,8 @@ def test_a_failed_sweep_neither_hides_nor_sinks_the_others(tmp_path, capfd):
 
 
 def test_no_sweep_starts_after_the_budget(tmp_path, capfd):
-    sweeps = [python(f"import time; time.sleep(0.3); open({str(tmp_path / n)!r}, 'w')") for n in "abc"]
-    assert train(sweeps, budget=0.1) == 0
+    sweeps = [python(f"import time; time.sleep(1.5); open({str(tmp_path / n)!r}, 'w')") for n in "abc"]
+    assert train(sweeps, budget=1) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
     assert "the budget is used up before sweep 2 of 3" in capfd.readouterr().out
 

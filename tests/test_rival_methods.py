@@ -415,6 +415,7 @@ class Keywords(nn.Module):
 
 
 def test_squared_units_of_layers_called_with_keyword_arguments_are_traced_and_recorded():
+    torch.manual_seed(0)
     net = Keywords()
     layers, _ = find_unit_layers(net, X)
     assert [(layer.incoming, layer.outgoing) for layer in layers] == [(("first",), (("second", 1),))]

@@ -5,9 +5,12 @@ import json
 import os
 import shutil
 import signal
-import threading
+import subprocess
+import sys
+import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,7 +29,9 @@ def open_run(root, *, label="fire", trunk=None, config=None, **settings):
 
 
 def play(run, *, phases=2, steps=4, stop_after=None, boundary_value=1.0):
-    """A little 'training' whose state is a tensor; the same four calls as the scripts make."""
+    """A little 'training' whose state is a tensor; the same calls as the scripts make."""
+    if run.finished:
+        return (run.folder / "metrics.jsonl").read_text()
     with run:
         at, value = {"phase": 0, "step": 0}, torch.zeros(())
         saved = run.resume()
@@ -139,17 +144,31 @@ def test_a_checkpoint_of_another_config_is_refused(tmp_path):
         play(other)
 
 
-def test_a_run_that_another_process_trains_is_waited_for_and_not_trained_again(tmp_path, capsys):
+def test_a_run_that_another_process_trains_is_waited_for_and_not_trained_again(tmp_path, capsys, monkeypatch):
     first, second = open_run(tmp_path), open_run(tmp_path)
     with first:
-        threading.Timer(0.3, play_inside, (first,)).start()
+        at_the_first_wait(monkeypatch, lambda: play_inside(first))
         with pytest.raises(FinishedElsewhere, match="finished by another process"), second:
             pass
     assert "waiting for another process" in capsys.readouterr().out
 
 
+def test_a_run_that_another_process_finished_meanwhile_is_left_as_it_is(tmp_path):
+    first, second = open_run(tmp_path), open_run(tmp_path)
+    text = play(first)
+    with pytest.raises(FinishedElsewhere, match="finished by another process"), second:
+        pass
+    assert (second.folder / "metrics.jsonl").read_text() == text
+
+
+def at_the_first_wait(monkeypatch, act):
+    """Call `act` as soon as a run waits for another process."""
+    clock = SimpleNamespace(sleep=lambda _: act(), monotonic=time.monotonic)
+    monkeypatch.setattr("harness.runs.record.time", clock)
+
+
 def play_inside(run):
-    """End an open run from another thread, as its process would."""
+    """End an open run as its process would."""
     run.resume()
     run.log(step=1)
     run.finish({})
@@ -338,17 +357,64 @@ def test_a_damaged_end_of_a_trunk_names_the_trunk(tmp_path):
     play(open_run(tmp_path, label="none", trunk=trunk))
 
 
-def test_a_run_that_waits_for_a_trunk_obeys_a_signal(tmp_path, capsys):
+def test_a_run_that_waits_for_a_trunk_obeys_a_signal(tmp_path, capsys, monkeypatch):
     run = open_run(tmp_path, trunk={"rate": 0.1})
     other = FolderLock(run.trunk)
     assert other.acquire(wait=False)
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    at_the_first_wait(monkeypatch, lambda: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(SystemExit) as stopped:
         play(run)
     assert stopped.value.code == 75 and "while waiting; nothing is lost" in capsys.readouterr().out
     assert not (run.folder / "RUNNING").exists()
     other.release()
     play(open_run(tmp_path, trunk={"rate": 0.1}))
+
+
+def test_a_signal_after_the_last_step_ends_the_process_and_leaves_a_finished_run(tmp_path, monkeypatch):
+    run, finish = open_run(tmp_path), Run.finish
+    monkeypatch.setattr(Run, "finish", lambda *a: (finish(*a), signal.raise_signal(signal.SIGINT)))
+    with pytest.raises(KeyboardInterrupt):
+        play(run)
+    assert (run.folder / "DONE").exists() and not (run.folder / "RUNNING").exists()
+    monkeypatch.undo()
+    assert play(open_run(tmp_path)) == play(open_run(tmp_path / "whole"))
+
+
+def test_a_second_interrupt_while_a_checkpoint_is_written_is_no_error_of_the_disk(tmp_path, monkeypatch):
+    def interrupted(*_):
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise RuntimeError("as PyTorch does")
+
+    run = open_run(tmp_path, checkpoint_steps=1)
+    run._stop.name = "SIGINT"
+    monkeypatch.setattr("harness.runs.checkpoint.torch.save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        play(run)
+    assert not (run.folder / "FAILED").exists()
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_run_saves_on_a_signal_although_nobody_reads_what_it_prints(tmp_path, name):
+    """Ctrl-C in `python ... | tee log` ends tee first, and a lost terminal reads nothing."""
+    code = f"""
+import os, signal
+from pathlib import Path
+from tests.test_runs import Run, open_run, play
+log = Run.log
+def stop(run, **values):
+    log(run, **values)
+    signal.raise_signal(signal.{name})
+Run.log = stop
+play(open_run(Path({str(tmp_path)!r})))
+"""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert done.returncode == 75, done.stderr
+    assert list(tmp_path.rglob("checkpoint/step_*.pt")) and not list(tmp_path.rglob("FAILED"))
 
 
 def test_checkpoints_execute_nothing(tmp_path):

@@ -94,7 +94,8 @@ def _processor() -> str:
 
 def _git(*arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=20)
+        command = ["git", "--no-optional-locks", *arguments]  # a commit at the same time is not refused
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

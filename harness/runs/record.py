@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -31,7 +32,7 @@ from harness.runs.checkpoint import Parts
 from harness.runs.folders import read_meta, read_text, refuse_links, state_of, write_config
 from harness.runs.machine import describe, write_meta
 from harness.runs.metrics import METRICS, MetricsFile, as_line, plain
-from harness.runs.signals import STOPPED, StopRequest
+from harness.runs.signals import STOPPED, StopRequest, say
 from harness.runs.tracker import Tracker
 from harness.runs.trunk import FolderLock, fingerprint
 
@@ -83,6 +84,7 @@ class Run:
         self._lock = FolderLock(folder)
         self._trunk_lock: FolderLock | None = None
         self._stop = StopRequest()
+        self.stop_signal: str | None = None  # name of the one that had come when `due` last looked
         self._saved_at = (time.monotonic(), 0)
         self._due_at: float | None = None  # when `due` last asked for a checkpoint
         self._saving_took = 0.0  # seconds that the latest checkpoint took
@@ -126,11 +128,6 @@ class Run:
         return run
 
     @property
-    def stop_signal(self) -> str | None:
-        """Name of the signal that asks this run to save and stop, None if none has come."""
-        return self._stop.name
-
-    @property
     def finished(self) -> bool:
         """Whether this run is complete already; prints that it is. Raises UserError if its metrics have changed."""
         if not self._is_done():
@@ -145,12 +142,21 @@ class Run:
 
     def __enter__(self) -> Run:
         refuse_links(self.folder)
-        if self._wait_for(self._lock, str(self.folder)) and self._is_done():
+        self._wait_for(self._lock, str(self.folder))
+        try:
+            self._start()
+        except BaseException:
             self._lock.release()
+            raise
+        self._stop.watch()
+        return self
+
+    def _start(self) -> None:
+        """Mark the folder as that of a run that is being trained, unless another process has meanwhile used it."""
+        if self._is_done():
             raise FinishedElsewhere(f"finished by another process: {self.folder}")
         owner = read_meta(self.folder).get("identity")
         if isinstance(owner, str) and owner != self.meta["identity"]:
-            self._lock.release()
             raise UserError(f"another config has taken {self.folder} meanwhile: run the same command again")
         try:
             remove_torn(self.folder)
@@ -163,12 +169,9 @@ class Run:
         except OSError as error:
             with contextlib.suppress(OSError):
                 (self.folder / "RUNNING").unlink(missing_ok=True)
-            self._lock.release()
             raise UserError(
                 f"cannot write in {self.folder}: {error.strerror}; choose another run.root"
             ) from error
-        self._stop.watch()
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         self._stop.unwatch()
@@ -190,6 +193,8 @@ class Run:
                 (self.folder / "RUNNING").unlink(missing_ok=True)
             self._release_trunk()
             self._lock.release()
+        if error is None and self._stop.name is not None:  # it came too late to save: no other run may begin
+            signal.raise_signal(signal.Signals[self._stop.name])
 
     def resume(self, fork: str | None = None) -> dict[str, Any] | None:
         """Return the parts of the checkpoint to resume from, None if training starts from scratch.
@@ -226,6 +231,7 @@ class Run:
 
         The interval in seconds grows if saving took more than `checkpoint_share` of it.
         """
+        self.stop_signal = self._stop.name
         if self.stop_signal is not None:
             return True
         saved_time, saved_step = self._saved_at
@@ -237,18 +243,20 @@ class Run:
         return due
 
     def save(self, step: int, parts: dict[str, Any], name: str | None = None) -> None:
-        """Write a checkpoint. If a signal asks to stop and the checkpoint has no name, exit with code 75."""
+        """Write a checkpoint. If it has no name, and `due` has seen a signal that asks to stop, exit with code 75."""
         parts = {**parts, "_identity": self._owner()}
         parts |= {"_metrics_bytes": self._metrics.to_disk(), "_metrics_checksum": self._metrics.checksum}
-        path = checkpoints.save(self.place / "checkpoint", step, parts, name=name, keep=self.saving.keep)
+        try:
+            path = checkpoints.save(self.place / "checkpoint", step, parts, name=name, keep=self.saving.keep)
+        except UserError:
+            if self._stop.urgent:  # PyTorch turns the interrupt into an error of the file
+                raise KeyboardInterrupt from None
+            raise
         self._saved_at = (time.monotonic(), step)
         if name is None and self._due_at is not None:
             self._saving_took, self._due_at = self._saved_at[0] - self._due_at, None
         if self.stop_signal is not None and name is None:
-            print(
-                f"stopped by {self.stop_signal}; saved {path}; the same command resumes from there",
-                flush=True,
-            )
+            say(f"stopped by {self.stop_signal}; saved {path}; the same command resumes from there")
             sys.exit(STOPPED)
 
     def leave_trunk(self, step: int, parts: dict[str, Any], fork: str | None = None) -> dict[str, Any] | None:
@@ -306,8 +314,8 @@ class Run:
             )
         return state == "done"
 
-    def _wait_for(self, lock: FolderLock, trains: str, ready: Path | None = None) -> bool:
-        """Take a lock, after the process that holds it, or wait until the file `ready` is there; return whether it waited.
+    def _wait_for(self, lock: FolderLock, trains: str, ready: Path | None = None) -> None:
+        """Take a lock, after the process that holds it, or wait until the file `ready` is there.
 
         A signal that asks to stop ends the process.
         """
@@ -316,11 +324,10 @@ class Run:
             if not waited:
                 print(f"waiting for another process that trains {trains}", flush=True)
                 waited = True
-            if self.stop_signal is not None:
-                print(f"stopped by {self.stop_signal} while waiting; nothing is lost", flush=True)
+            if self._stop.name is not None:
+                say(f"stopped by {self._stop.name} while waiting; nothing is lost")
                 sys.exit(STOPPED)
             time.sleep(WAIT_SECONDS)
-        return waited
 
     def _enter_trunk(self, trunk: Path, fork: str | None) -> dict[str, Any] | None:
         refuse_links(trunk)

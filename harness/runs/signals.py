@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from types import FrameType
 from typing import Any
 
-# exit code of a run that saved and stopped on SIGTERM, SIGINT or SIGUSR1: the same command resumes it
-STOPPED = 75
-SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, n))
+from harness.stop import SIGNALS
+
+STOPPED = 75  # exit code of a run that saved and stopped on a signal: the same command resumes it
 
 
 class StopRequest:
-    """Notes the `name` of a signal between `watch` and `unwatch`; a Ctrl-C after that raises KeyboardInterrupt."""
+    """Notes the `name` of a signal between `watch` and `unwatch`; a Ctrl-C after that is `urgent`: KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.name: str | None = None
+        self.urgent = False
         self._before: dict[int, Any] = {}
 
     def watch(self) -> None:
@@ -30,6 +32,15 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.name is not None and number == signal.SIGINT:
+            self.urgent = True
             raise KeyboardInterrupt
         self.name = signal.Signals(number).name
-        print(f"\n{self.name}: saving at the next step (Ctrl-C again to stop at once)", flush=True)
+        say(f"\n{self.name}: saving at the next step (Ctrl-C again to stop at once)")
+
+
+def say(line: str) -> None:
+    """Print a line. If nobody reads on, as where Ctrl-C has ended `tee` too, what comes later is not printed either."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
