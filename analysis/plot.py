@@ -127,7 +127,8 @@ def premise_text(part: Results) -> str:
     if holds is not False:
         return ""
     if part.first["figure"].startswith("fig4"):
-        return f"learning not shown: {measured.mean:.2f} × random actions"
+        told = "little learned" if measured.low > 1 else "learning not shown"
+        return f"{told}: {measured.mean:.2f} × random actions"
     return "premise not met on seeds 1 to 5"
 
 

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats as scipy_stats
 from synthetic_runs import task_lines, warm_start_lines, write_run
 
-from analysis import claims, estimates, measures, tables
+from analysis import claims, estimates, measures, plot, tables
 from analysis.runs import load, settings
 
 CELL = "fig2a_cifar10_resnet18"
@@ -162,9 +162,17 @@ def test_where_nothing_is_lost_no_claim_is_judged(tmp_path):
     assert claims.counts(claims.of_paper(rows))["all"] == 0 and claims.pooled(rows)["panels"].sum() == 0
 
 
-@pytest.mark.parametrize("before, met", [((6.0, 7.5), True), ((5.0, 5.0), False)])
-def test_an_agent_must_have_learned(tmp_path, before, met):
-    """Random actions return 4 and 5. Ratios of 1.5 and 1.5 lie above 1.2; 1.25 and 1 do not, nor does their interval."""
+@pytest.mark.parametrize(
+    "before, met, told",
+    [
+        ((6.0, 7.5), True, ""),
+        ((4.4, 5.5), False, "little learned: 1.10 × random actions"),
+        ((5.0, 5.0), False, "learning not shown: 1.12 × random actions"),
+    ],
+)
+def test_an_agent_must_have_learned(tmp_path, before, met, told):
+    """Random actions return 4 and 5. Ratios of 1.5 and 1.5 lie above 1.2; 1.1 and 1.1 do not, nor 1.25 and 1, whose
+    interval has 1 in it."""
     for seed, random, level in ((1, 4.0, before[0]), (2, 5.0, before[1])):
         lines = [
             {"phase": 0, "step": 1, "random_return": random},
@@ -172,8 +180,9 @@ def test_an_agent_must_have_learned(tmp_path, before, met):
         ]
         lines.append({"phase": 1, "step": 20, "train_return": 9.0})
         write_run(tmp_path, "fig4a_asterix", "none", seed, lines, protocol="")
-    found = claims.premise(load(tmp_path))
-    assert found.holds is met and found.measured.n == 2
+    results = load(tmp_path)
+    found = claims.premise(results)
+    assert found.holds is met and found.measured.n == 2 and plot.premise_text(results) == told
 
 
 def test_the_table_of_learning_shows_the_ratio_that_the_premise_asks_about(tmp_path):
