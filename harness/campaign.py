@@ -302,7 +302,7 @@ def train(commands: Sequence[Sequence[str]], budget: float = float("inf")) -> in
             print(f"\nsweep {number} of {len(commands)}: {line}", flush=True)
             # in a session of its own, so that Ctrl-C reaches it once, through us
             process, passed_on = subprocess.Popen(words, start_new_session=True), 0
-            # asked in turns: a signal that comes just before a blocking wait would not be noted until that ends
+            # polled: a signal just before a blocking wait() would not be noted until the sweep ends
             while (code := process.poll()) is None:
                 for kind in asked[passed_on:]:
                     process.send_signal(kind)

@@ -68,7 +68,7 @@ def launch(domain: Domain) -> Callable[[Callable[[DictConfig], None]], Callable[
     """Return a decorator that turns `train(cfg)` into a command, which reads overrides from `sys.argv`.
 
     Exit codes: 0 done; 1 failed (the traceback is in the run's FAILED file), or a run of a sweep failed; 2 bad input;
-    75 stopped by a signal after saving; 130 or 143 stopped by Ctrl-C or SIGTERM with nothing to save.
+    75 stopped by a signal after saving; 128 + the signal's number (130 Ctrl-C, 143 SIGTERM) stopped without saving.
     """
 
     def decorate(task: Callable[[DictConfig], None]) -> Callable[[], None]:

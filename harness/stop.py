@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-# that ask to stop; a lost terminal is none of them where nohup has it ignored
+# Signals that ask to stop. SIGHUP, a lost terminal, is one of them unless nohup has it ignored.
 SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, n))
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
     SIGNALS += (signal.SIGHUP,)

@@ -26,9 +26,8 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_apply_on_a_saved_folder_equals_fire_on_the_model(tmp_path: Path, name: str) -> None:
-    torch.manual_seed(
-        0
-    )  # shards and whole models are stacked differently, which tells on ill-conditioned matrices
+    # shards and whole models are stacked differently, which tells on ill-conditioned matrices
+    torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(name, **TOKENS, **MODELS[name])
     model = transformers.AutoModelForCausalLM.from_config(config)
     model.save_pretrained(tmp_path / "old", max_shard_size="20KB")

@@ -1,6 +1,7 @@
 """Run folders, checkpoints, trunks and seeds, without any training."""
 
 import errno
+import functools
 import json
 import os
 import shutil
@@ -411,7 +412,8 @@ play(open_run(Path({str(tmp_path)!r})))
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    heeded = functools.partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # also under nohup
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, preexec_fn=heeded)
     os.close(writer)
     assert done.returncode == 75, done.stderr
     assert list(tmp_path.rglob("checkpoint/step_*.pt")) and not list(tmp_path.rglob("FAILED"))

@@ -94,7 +94,8 @@ def _processor() -> str:
 
 def _git(*arguments: str) -> str | None:
     try:
-        command = ["git", "--no-optional-locks", *arguments]  # a commit at the same time is not refused
+        # the lock of the index would make a `git commit` at the same time fail
+        command = ["git", "--no-optional-locks", *arguments]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -40,7 +40,7 @@ WAIT_SECONDS = 0.5  # between two attempts to take a lock
 
 
 class FinishedElsewhere(Exception):
-    """Raised when another process has finished the run while this one waited for its folder."""
+    """Raised when another process has finished the run since this one asked whether it is finished."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Run:
         self._lock = FolderLock(folder)
         self._trunk_lock: FolderLock | None = None
         self._stop = StopRequest()
-        self.stop_signal: str | None = None  # name of the one that had come when `due` last looked
+        self.stop_signal: str | None = None  # that the last `due` saw; a later one waits for the next `due`
         self._saved_at = (time.monotonic(), 0)
         self._due_at: float | None = None  # when `due` last asked for a checkpoint
         self._saving_took = 0.0  # seconds that the latest checkpoint took
@@ -145,14 +145,16 @@ class Run:
         self._wait_for(self._lock, str(self.folder))
         try:
             self._start()
+            self._stop.watch()
         except BaseException:
+            with contextlib.suppress(OSError):
+                (self.folder / "RUNNING").unlink(missing_ok=True)
             self._lock.release()
             raise
-        self._stop.watch()
         return self
 
     def _start(self) -> None:
-        """Mark the folder as that of a run that is being trained, unless another process has meanwhile used it."""
+        """Mark the folder as that of a run that is being trained. Raises if another process has meanwhile used it."""
         if self._is_done():
             raise FinishedElsewhere(f"finished by another process: {self.folder}")
         owner = read_meta(self.folder).get("identity")
@@ -167,14 +169,11 @@ class Run:
             write_config(self.folder, self.config)
             write_meta(self.folder, self.meta)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                (self.folder / "RUNNING").unlink(missing_ok=True)
             raise UserError(
                 f"cannot write in {self.folder}: {error.strerror}; choose another run.root"
             ) from error
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        self._stop.unwatch()
         try:
             if error is None:
                 self._end()
@@ -193,6 +192,7 @@ class Run:
                 (self.folder / "RUNNING").unlink(missing_ok=True)
             self._release_trunk()
             self._lock.release()
+            self._stop.unwatch()
         if error is None and self._stop.name is not None:  # it came too late to save: no other run may begin
             signal.raise_signal(signal.Signals[self._stop.name])
 

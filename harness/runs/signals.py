@@ -13,7 +13,7 @@ STOPPED = 75  # exit code of a run that saved and stopped on a signal: the same 
 
 
 class StopRequest:
-    """Notes the `name` of a signal between `watch` and `unwatch`; a Ctrl-C after that is `urgent`: KeyboardInterrupt."""
+    """Notes the `name` of a signal from `watch` to `unwatch`; a Ctrl-C after that is `urgent` and raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.name: str | None = None
@@ -35,12 +35,14 @@ class StopRequest:
             self.urgent = True
             raise KeyboardInterrupt
         self.name = signal.Signals(number).name
-        say(f"\n{self.name}: saving at the next step (Ctrl-C again to stop at once)")
+        say(f"\n{self.name}: saving at the next step, or at the end (Ctrl-C again to stop at once)")
 
 
 def say(line: str) -> None:
     """Print a line. If nobody reads on, as where Ctrl-C has ended `tee` too, what comes later is not printed either."""
     try:
         print(line, flush=True)
+    except RuntimeError:  # the handler has interrupted another print, which waits for a slow reader
+        pass
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
