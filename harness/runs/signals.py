@@ -13,7 +13,7 @@ STOPPED = 75  # exit code of a run that saved and stopped on a signal: the same 
 
 
 class StopRequest:
-    """Notes the `name` of a signal from `watch` to `unwatch`; a Ctrl-C after that is `urgent` and raises KeyboardInterrupt."""
+    """Notes the `name` of a signal from `watch` to `unwatch`. A later Ctrl-C is `urgent` and raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.name: str | None = None
