@@ -399,7 +399,7 @@ def test_a_second_interrupt_while_a_checkpoint_is_written_is_no_error_of_the_dis
 def test_a_run_saves_on_a_signal_although_nobody_reads_what_it_prints(tmp_path, name):
     """Ctrl-C in `python ... | tee log` ends tee first, and a lost terminal reads nothing."""
     code = f"""
-import os, signal
+import signal
 from pathlib import Path
 from tests.test_runs import Run, open_run, play
 log = Run.log
@@ -413,7 +413,8 @@ play(open_run(Path({str(tmp_path)!r})))
     os.close(reader)
     command = [sys.executable, "-c", code]
     heeded = functools.partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # also under nohup
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, preexec_fn=heeded)
+    here = Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=here, stdout=writer, stderr=subprocess.PIPE, preexec_fn=heeded)
     os.close(writer)
     assert done.returncode == 75, done.stderr
     assert list(tmp_path.rglob("checkpoint/step_*.pt")) and not list(tmp_path.rglob("FAILED"))
