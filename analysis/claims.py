@@ -41,6 +41,7 @@ def confirming_plan() -> dict[tuple[str, str], range]:
     return {
         (experiment, method): range(entry["seeds"][0], entry["seeds"][1] + 1)
         for entry in entries
+        if entry.get("round", 1) == 1
         for experiment in entry["experiments"]
         for method in entry["methods"]
     }
