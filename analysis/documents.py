@@ -26,7 +26,7 @@ from analysis import (
 )
 from analysis.rendering import render
 from analysis.runs import RESULTS, SIZES, Results, at_largest_size, at_most, load_exported, settings
-from fire_core.checkpoints.atomic import write_atomic
+from fire_core.files import write_atomic
 from fire_core.errors import UserError
 from harness.config import sweeps
 

@@ -18,7 +18,7 @@ from analysis.runs import (
     load_exported,
     merged,
 )
-from fire_core.checkpoints.atomic import write_atomic
+from fire_core.files import write_atomic
 
 CURVES = ["label", "seed", "metric", "phase", "step"]  # sorting order of exported curves
 POINTS = 60  # values per phase that an exported curve keeps at least, if it has them; see `thin`

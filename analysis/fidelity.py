@@ -31,14 +31,14 @@ RECORD = ROOT / "analysis" / "results" / "fidelity.csv"
 PAGE = ROOT / "FIDELITY.md"
 QUANTITY = ["kind", "row", "what"]
 ASPECTS = ("net", "data", "schedule", "boundary", "optimizer", "tuned", "evaluation")
-TESTS = (  # in addition to tests/test_official_*.py; these compare with something other than the official code
-    "tests/test_language_model.py::test_loss_equals_transformers_gpt2_at_start_and_after_20_steps",
-    "tests/test_language_model.py::test_paper_model_has_73_targets_and_124_million_weights",
-    "tests/test_language_training.py::test_paper_settings_number_by_number",
-    "tests/test_dqn.py::test_one_update_by_hand",
-    "tests/test_dqn.py::test_paper_size_is_the_published_setting",
-    "tests/test_sac_update.py::test_one_update_equals_the_reference",
-    "tests/test_sac_train.py::test_paper_settings_number_by_number",
+TESTS = (  # in addition to tests/official/test_official_*.py; these compare with something other than the official code
+    "tests/language/test_language_model.py::test_loss_equals_transformers_gpt2_at_start_and_after_20_steps",
+    "tests/language/test_language_model.py::test_paper_model_has_73_targets_and_124_million_weights",
+    "tests/language/test_language_training.py::test_paper_settings_number_by_number",
+    "tests/rl/test_dqn.py::test_one_update_by_hand",
+    "tests/rl/test_dqn.py::test_paper_size_is_the_published_setting",
+    "tests/rl/test_sac_update.py::test_one_update_equals_the_reference",
+    "tests/rl/test_sac_train.py::test_paper_settings_number_by_number",
 )
 
 

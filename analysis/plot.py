@@ -31,7 +31,7 @@ from matplotlib.ticker import MaxNLocator
 from analysis import claims, paper
 from analysis.runs import Results
 from analysis.stats import estimate
-from fire_core.checkpoints.atomic import write_atomic, written_aside
+from fire_core.files import write_atomic, written_aside
 
 BAND = (
     "Lines are means over the seeds; thick ones have bands from the lowest to the highest seed. Where a title names a "

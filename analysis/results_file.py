@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.runs import RESULTS
-from fire_core.checkpoints.atomic import write_atomic
+from fire_core.files import write_atomic
 from harness.runs.machine import describe
 
 

@@ -23,7 +23,7 @@ from analysis.rendering import (
     spread,
 )
 from analysis.runs import SIZES, Results, settings
-from fire_core.checkpoints.atomic import write_atomic
+from fire_core.files import write_atomic
 
 KINDS = ("claims", "controls", "rivals")  # of comparisons
 

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run from anywher
 import numpy as np
 from tqdm import tqdm
 
-from fire_core.checkpoints.atomic import write_atomic, written_aside
+from fire_core.files import write_atomic, written_aside
 from fire_core.errors import UserError, print_error
 from harness.runs.trunk import FolderLock, fingerprint
 from language.data import PARTS, read_manifest

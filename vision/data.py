@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fire_core.checkpoints.atomic import remove_torn
+from fire_core.files import remove_torn
 from fire_core.errors import UserError, shown
 from harness.runs.trunk import FolderLock
 from vision.download import fetch

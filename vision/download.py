@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from fire_core.checkpoints.atomic import written_aside
+from fire_core.files import written_aside
 from fire_core.errors import UserError
 
 BLOCK = 1 << 20

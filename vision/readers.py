@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from fire_core.checkpoints.atomic import written_aside
+from fire_core.files import written_aside
 from fire_core.errors import UserError, first_line, shown
 from harness.runs import checkpoint as checkpoints
 from harness.runs.trunk import FolderLock

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fire_core.checkpoints.atomic import written_aside
+from fire_core.files import written_aside
 from fire_core.errors import UserError
 from fire_core.targets.table import shorten
 

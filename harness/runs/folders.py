@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from fire_core.checkpoints.atomic import write_atomic
+from fire_core.files import write_atomic
 from fire_core.errors import UserError
 from harness.domains import find
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fire_core.checkpoints.atomic import write_atomic
+from fire_core.files import write_atomic
 from harness.runs.folders import read_meta
 
 ROOT = Path(__file__).resolve().parents[2]

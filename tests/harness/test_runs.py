@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from fire_core import Report, UserError
-from fire_core.checkpoints.atomic import write_atomic
+from fire_core.files import write_atomic
 from harness.runs import Run, generator, numpy_generator, record, seeded
 from harness.runs import checkpoint as checkpoints
 from harness.runs.record import FinishedElsewhere, RunName, Saving
@@ -413,7 +413,7 @@ play(open_run(Path({str(tmp_path)!r})))
     os.close(reader)
     command = [sys.executable, "-c", code]
     heeded = functools.partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # also under nohup
-    here = Path(__file__).parents[1]
+    here = Path(__file__).resolve().parents[2]
     done = subprocess.run(command, cwd=here, stdout=writer, stderr=subprocess.PIPE, preexec_fn=heeded)
     os.close(writer)
     assert done.returncode == 75, done.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from training_scripts import SCRIPTS
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SWEEP = ["-m", "experiment=random_label", "size=smoke", "seed=1,2", "threads=1", "run.progress=false"]
 
 RAY = [

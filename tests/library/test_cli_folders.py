@@ -50,7 +50,7 @@ def test_the_command_reads_config_json_in_a_process_of_its_own(tmp_path: Path) -
     config.architectures = ["GPT2LMHeadModel"]
     config.save_pretrained(tmp_path / "old")
     command = [sys.executable, "-m", "fire_core", "apply", tmp_path / "old", tmp_path / "new"]
-    command, here = [*command, "--targets=no_head"], Path(__file__).parents[1]
+    command, here = [*command, "--targets=no_head"], Path(__file__).resolve().parents[2]
     done = subprocess.run(command, capture_output=True, text=True, cwd=here)
     assert done.returncode == 0 and "config.json (GPT2LMHeadModel)" in done.stdout, done.stderr
     fire(model, targets="no_head")

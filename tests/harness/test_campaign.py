@@ -19,7 +19,7 @@ from harness.campaign import command, duration, launcher_overrides, load, main, 
 from harness.config import said_by
 from harness.domains import find
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TINY = """
 size: smoke
 options: {threads: 1}

@@ -31,7 +31,7 @@ from vision.train import set_learning_rate, train
 
 VISION = find("vision")
 
-FOLDER = Path(__file__).parent / "official"
+FOLDER = Path(__file__).resolve().parent
 NETS = json.loads((FOLDER / "models.json").read_text())
 TRAINING = json.loads((FOLDER / "training.json").read_text())
 CELLS = {  # experiment -> name in the recorded files
@@ -394,7 +394,7 @@ def run(request, tmp_path_factory):
             patch.setattr(module, "make_batch", make_batch)
         for call in (at_boundary, after_step, after_epoch, after_evaluation):
             patch.setattr(base, call.__name__, call)
-        patch.chdir(Path(__file__).resolve().parents[1])
+        patch.chdir(Path(__file__).resolve().parents[2])
         patch.setattr(sys, "argv", ["train.py", f"experiment={experiment}", *overrides])
         train()
     return experiment, images, seen

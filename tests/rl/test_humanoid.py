@@ -19,7 +19,7 @@ from rl.sac.humanoid import model as humanoid_model  # noqa: E402
 from rl.sac.humanoid.environment import HumanoidEnv  # noqa: E402
 from rl.sac.humanoid.tasks import TASKS, reward_terms  # noqa: E402
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 HAS_MESHES = importlib.util.find_spec("robosuite_models") is not None
 needs_meshes = pytest.mark.skipif(not HAS_MESHES, reason="make install-sac")
 GEOMETRIES = [pytest.param("mesh", marks=needs_meshes), "primitive"]

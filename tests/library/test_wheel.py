@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # torch and what torch itself requires, numpy, safetensors
 ALONE = (
     "torch torchgen functorch numpy numpy.libs safetensors sympy mpmath networkx jinja2 markupsafe filelock fsspec "

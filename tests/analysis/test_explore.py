@@ -14,7 +14,7 @@ from analysis import estimates, explore, measures, plot
 from analysis.rendering import difference_text, p_text
 from analysis.runs import Results, load, settings
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 LEVELS = {"none": 0.7, "fire": 0.8, "full_reset": 0.82, "brand_new": 0.72}
 HOSTILE = "x</script><script>document.title='taken'</script><img src=y onerror=\"document.title='taken'\">"
 

@@ -43,7 +43,7 @@ OFTEN_OFFICIAL = {
 }
 for name in (name for name in NAMES if "official" in variants(name)):
     CASES[f"{name} official"] = name, {"variant": "official", **OFTEN_OFFICIAL.get(name, {})}
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf" / "method"
 
 

@@ -27,7 +27,7 @@ from fire_core.methods import create
 from fire_core.targets.table import PRESETS
 from harness import campaign
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CONCEPTS, HOW_TO = ROOT / "docs/concepts", ROOT / "docs/how-to"
 PAGES = [ROOT / "README.md", ROOT / "fire_core/README.md", *ROOT.glob("docs/**/*.md")]
 LINKED = [

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from training_scripts import Script, killed
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = """
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +27,14 @@ class Toy(Keys):
 
 
 DOMAIN = Domain(
-    "toy", "toy/train.py", Toy, shown=("noise.name",), refuses={"cbp": "it is a toy"}, conf=Path(__file__).parent / "conf"
+    "toy", "toy/train.py", Toy, shown=("noise.name",), refuses={"cbp": "it is a toy"}, conf=Path(__file__).resolve().parent / "conf"
 )
 """
 TRAIN = """
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
 from torch.nn.functional import cross_entropy

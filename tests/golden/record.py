@@ -1,0 +1,149 @@
+"""The golden record: identities of runs, and checksums of the metrics of smoke runs.
+
+    python tests/golden/record.py identities            # print the identities of all experiments, sizes and methods
+    python tests/golden/record.py metrics               # print the checksums of the smoke runs
+    python tests/golden/record.py metrics --keep FOLDER # and keep their metrics.jsonl, to see what differs
+    python tests/golden/record.py identities metrics --write
+
+A change of code that is not meant to change results leaves both as they are. Identities are the same on every machine;
+the bytes of metrics.jsonl depend on the processor and on the version of PyTorch, so their record names both, and the test
+compares them where both agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import io
+import json
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from training_scripts import SCRIPTS, SMALLEST, Script, killed  # noqa: E402
+
+from fire_core.methods import create  # noqa: E402
+from harness.config import domain_of, options, said_by  # noqa: E402
+from harness.domains import find, methods_of  # noqa: E402
+from harness.launch import identity  # noqa: E402
+from harness.overrides import compose_config  # noqa: E402
+from harness.runs.trunk import fingerprint  # noqa: E402
+
+HERE = Path(__file__).parent
+IDENTITIES, METRICS = HERE / "identities.csv", HERE / "metrics.json"
+# one method of each kind: nothing, a boundary, every step, and one that acts when a trigger fires
+KINDS = {
+    "vision": [
+        "method=none",
+        "method=fire",
+        "method=cbp method.maturity=1 method.replacement_rate=0.1",
+        "method=fire trigger=every trigger.steps=4",
+    ],
+    "language": [
+        "method=none",
+        "method=fire",
+        "method=spectral",
+        "method=fire trigger=every trigger.steps=8",
+    ],
+    "dqn": ["method=none", "method=fire", "method=redo", "method=fire trigger=every trigger.steps=120"],
+    "sac": ["method=none", "method=fire", "method=l2_init", "method=fire trigger=every trigger.steps=40"],
+}
+KILL_AT = {"vision": 5, "language": 10, "dqn": 200, "sac": 80}  # a step in the last phase
+
+
+def settings() -> Iterator[tuple[str, str]]:
+    """Yield each experiment with each of its sizes."""
+    for experiment in options("experiment"):
+        for size in said_by(experiment, "at") or {}:
+            yield experiment, size
+
+
+def identity_of(experiment: str, size: str, method: str) -> str:
+    """Return `<identity of the run>/<identity of its shared first phase>` ("-" if phase 0 is not shared)."""
+    domain = find(domain_of(experiment))
+    cfg = compose_config(domain.name, [f"experiment={experiment}", f"size={size}", f"method={method}"])
+    numbers, trunk = identity(domain, cfg, create(**cfg.method))
+    return f"{fingerprint(numbers)}/{fingerprint(trunk) if trunk else '-'}"
+
+
+def identities(pairs: Iterable[tuple[str, str]]) -> Iterator[dict[str, str]]:
+    """Yield one row per experiment and size: the identity of each method of its domain."""
+    for experiment, size in pairs:
+        methods = methods_of(find(domain_of(experiment)))
+        yield {"experiment": experiment, "size": size} | {
+            method: identity_of(experiment, size, method) for method in methods
+        }
+
+
+def machine() -> str:
+    """Return what the bytes of a run depend on besides its settings."""
+    return f"torch {torch.__version__.partition('+')[0]}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def metrics(folder: Path, domains: Iterable[str] = SCRIPTS) -> dict[str, str]:
+    """Return the checksum of metrics.jsonl of each smoke run, trained below `folder`.
+
+    Each method runs undisturbed, then killed after phase 0 and resumed, then without a shared first phase. All three
+    must write the same bytes.
+    """
+    found = {}
+    for domain in domains:
+        script = Script(SCRIPTS[domain])
+        for kind in KINDS[domain]:
+            line = [*SMALLEST[domain], "size=smoke", "seed=1", *kind.split()]
+            digests = {}
+            for way in ("shared", "killed", "alone"):
+                root = folder / domain / kind.replace("=", "-").replace(" ", "_") / way
+                run = [*line, f"run.root={root}", *(["run.trunk=false"] if way == "alone" else [])]
+                if way == "killed":
+                    kill = killed(f"step >= {KILL_AT[domain]}")
+                    code, said = script.run([*run, "run.checkpoint_steps=1"], kill)
+                    assert code == 9, said
+                code, said = script.run(run)
+                assert code == 0, said
+                [path] = [p for p in root.rglob("metrics.jsonl") if "trunks" not in p.parts]
+                digests[way] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+            assert len(set(digests.values())) == 1, f"{domain} {kind}: {digests}"
+            found[f"{domain} {kind}"] = digests["shared"]
+    return found
+
+
+def as_csv(rows: list[dict[str, str]]) -> str:
+    """Return rows as CSV, with the columns of all of them."""
+    columns = ["experiment", "size", *sorted({key for row in rows for key in row} - {"experiment", "size"})]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="+", choices=["identities", "metrics"])
+    parser.add_argument("--write", action="store_true", help="replace the committed record")
+    parser.add_argument("--keep", type=Path, help="a folder for the runs")
+    given = parser.parse_args()
+    if "identities" in given.what:
+        text = as_csv(list(identities(settings())))
+        IDENTITIES.write_text(text) if given.write else print(text, end="")
+    if "metrics" in given.what:
+        with tempfile.TemporaryDirectory() as folder:
+            found = metrics(given.keep or Path(folder))
+        known = json.loads(METRICS.read_text()) if METRICS.exists() else {}
+        text = json.dumps(known | {machine(): found}, indent=1) + "\n"
+        METRICS.write_text(text) if given.write else print(text, end="")
+
+
+if __name__ == "__main__":
+    main()
