@@ -31,8 +31,8 @@ from analysis import (
 from analysis.export import export
 from analysis.rendering import markdown, plain
 from analysis.runs import RESULTS, SIZES, at_most, load, open_results, settings
-from fire_core.files import write_atomic
 from fire_core.errors import UserError, print_error, reader_may_leave
+from fire_core.files import write_atomic
 from harness import status
 from harness.runs.folders import refuse_link
 

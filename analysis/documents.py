@@ -26,8 +26,8 @@ from analysis import (
 )
 from analysis.rendering import render
 from analysis.runs import RESULTS, SIZES, Results, at_largest_size, at_most, load_exported, settings
-from fire_core.files import write_atomic
 from fire_core.errors import UserError
+from fire_core.files import write_atomic
 from harness.config import sweeps
 
 ROOT = RESULTS.parents[1]

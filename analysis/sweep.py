@@ -12,8 +12,8 @@ import pandas as pd
 from analysis import claims, estimates, plot, probes, tables
 from analysis.rendering import markdown, p_text, plain, spread
 from analysis.runs import Results, load, settings
-from fire_core.files import write_atomic
 from fire_core.errors import UserError
+from fire_core.files import write_atomic
 from harness.config import sweeps
 from harness.runs.folders import refuse_link
 from harness.status import with_missing

@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run from anywher
 import numpy as np
 from tqdm import tqdm
 
-from fire_core.files import write_atomic, written_aside
 from fire_core.errors import UserError, print_error
+from fire_core.files import write_atomic, written_aside
 from harness.runs.trunk import FolderLock, fingerprint
 from language.data import PARTS, read_manifest
 from language.sources import PUBLISHED_TOKENS, SHIPPED, Source, open_source

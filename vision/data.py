@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fire_core.files import remove_torn
 from fire_core.errors import UserError, shown
+from fire_core.files import remove_torn
 from harness.runs.trunk import FolderLock
 from vision.download import fetch
 from vision.images import Images, pixel_statistics

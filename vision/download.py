@@ -11,8 +11,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from fire_core.files import written_aside
 from fire_core.errors import UserError
+from fire_core.files import written_aside
 
 BLOCK = 1 << 20
 

@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
-from fire_core.files import written_aside
 from fire_core.errors import UserError, first_line, shown
+from fire_core.files import written_aside
 from harness.runs import checkpoint as checkpoints
 from harness.runs.trunk import FolderLock
 from vision.torchvision_import import import_torchvision

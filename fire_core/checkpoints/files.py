@@ -21,8 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fire_core.files import written_aside
 from fire_core.errors import UserError
+from fire_core.files import written_aside
 from fire_core.targets.table import shorten
 
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from fire_core.files import remove_torn, written_aside
 from fire_core.errors import UserError, first_line, printable
+from fire_core.files import remove_torn, written_aside
 from harness.runs.folders import read_config, read_meta
 from harness.runs.trunk import fingerprint
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from fire_core.files import write_atomic
 from fire_core.errors import UserError
+from fire_core.files import write_atomic
 from harness.domains import find
 
 NOT_EXPERIMENTS = {"notebooks", "trunks", "summary", "report", "figures", "tables"}

@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fire_core.files import remove_torn, write_atomic
 from fire_core.errors import UserError, printable
+from fire_core.files import remove_torn, write_atomic
 from fire_core.report import Report
 from harness.runs import checkpoint as checkpoints
 from harness.runs.checkpoint import Parts
