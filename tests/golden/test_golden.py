@@ -4,10 +4,10 @@ import csv
 import json
 
 import pytest
+import record
 
 from harness.config import domain_of
 from harness.domains import find, methods_of
-from tests.golden import record
 
 ROWS = {(row["experiment"], row["size"]): row for row in csv.DictReader(record.IDENTITIES.open())}
 DEFAULTS = [
