@@ -48,19 +48,19 @@ class RunTrigger:
             seen = f": {self.figure}={figures[self.figure]:.4g}" if self.figure else ""
             self.cause = f"{self.name}{seen} at step {step}"
 
-    def due(self, boundary: int | None) -> tuple[int, dict[str, Any]] | None:
-        """Return (number of the act, values to log about it) if the method acts now, else None.
+    def due(self, boundary: int | None) -> tuple[int, str] | None:
+        """Return (number of the act, its cause) if the method acts now, else None.
 
         Without a trigger it acts at each boundary, and the number is `boundary`: the index of the phase that begins,
         None if none does. With a trigger it acts once the trigger has fired.
         """
         if self.rule is None:
-            return None if boundary is None else (boundary, {})
+            return None if boundary is None else (boundary, OFF)
         if not self.cause:
             return None
         cause, self.cause = self.cause, ""
         self.acts += 1
-        return self.acts, {"act": self.acts, "cause": cause}
+        return self.acts, cause
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the trigger and its acts for a checkpoint; {} without a trigger."""

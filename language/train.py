@@ -173,14 +173,11 @@ def train_in(world: World, cfg: DictConfig) -> None:
                     scaler = torch.amp.GradScaler(world.device.type, enabled=cfg.precision == "fp16")
                     loss_sum.zero_()
                     count = 0
-                    run.boundary(index, report, **cause)
+                    where = {"phase": phase.index, "act": index, "step": at["step"], "cause": cause}
+                    run.boundary(report=report, **where)
                     run.timing(phase=phase.index, boundary_seconds=report.seconds)
-                    after = tested(block)
-                    values = {f"before_{k}": v for k, v in before.items()} | after
-                    values |= {f"after_{k}": v for k, v in (after | plasticity(net, probe)).items()}
-                    run.log(phase=phase.index, iteration=at["iteration"], step=at["step"], **values, **cause)
-                    why = cause.get("cause", "boundary")
-                    print(f"{why}: {method.name}; {method_summary(report)}", flush=True)
+                    run.log_act(where, before, tested(block) | plasticity(net, probe))
+                    print(f"{cause}: {method.name}; {method_summary(report)}", flush=True)
                     started = time.perf_counter()
 
                 # ------------------------------------------------------------------------------ one iteration

@@ -126,7 +126,8 @@ def train(cfg: DictConfig) -> None:
                 reset_optimizer_state(state.optimizers, cfg.optimizer_state, report)
                 state.optimizers["net"] = method.optimizer(net, adam, Phase(index, phase.name))
                 state.phase = at["treated"] = index
-                run.boundary(index, report, **cause)
+                where = {"phase": phase.index, "act": index, "step": at["step"], "cause": cause}
+                run.boundary(report=report, **where)
                 run.timing(phase=phase.index, boundary_seconds=report.seconds)
                 after = plasticity(net, probe)
                 method.before_evaluation(state)
@@ -136,16 +137,9 @@ def train(cfg: DictConfig) -> None:
                     draw = generator(cfg.seed, "curvature", index)
                     net.train()
                     after["hessian_norm"] = curvature(net, probe, probe_labels, cross_entropy, generator=draw)
-                run.log(
-                    phase=phase.index,
-                    step=at["step"],
-                    **{f"before_{key}": value for key, value in before.items()},
-                    **{f"after_{key}": value for key, value in after.items()},
-                    **cause,
-                )
+                run.log_act(where, before, after)
                 tqdm.write(
-                    f"{cause.get('cause', f'boundary {index}')}: {method.name}, {len(report.treated())} matrices, "
-                    f"{report.seconds:.3f} s"
+                    f"act {index} ({cause}): {method.name}, {len(report.treated())} matrices, {report.seconds:.3f} s"
                 )
 
             # ---------------------------------------------------------------------------------- one epoch

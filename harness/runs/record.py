@@ -221,10 +221,15 @@ class Run:
         with (self.place / "timing.jsonl").open("a") as handle:
             handle.write(as_line(values))
 
-    def boundary(self, index: int, report: Report, **cause: Any) -> None:
-        """Write the report of boundary `index`, or of act `index` of a trigger, as boundary_<index>.json."""
-        text = json.dumps({"phase": index, **cause, **report.to_dict()}, indent=1)
-        write_atomic(self.folder / f"boundary_{index}.json", text)
+    def boundary(self, act: int, report: Report, **where: Any) -> None:
+        """Write the report of act `act` of the method, and where it took place, as boundary_<act>.json."""
+        text = json.dumps({"act": act, **where, **report.to_dict()}, indent=1)
+        write_atomic(self.folder / f"boundary_{act}.json", text)
+
+    def log_act(self, where: dict[str, Any], before: dict[str, float], after: dict[str, float]) -> None:
+        """Log one act of the method: phase, act, step and cause, then what was measured before and after it."""
+        named = {f"before_{name}": value for name, value in before.items()}
+        self.log(**where, **named, **{f"after_{name}": value for name, value in after.items()})
 
     def due(self, step: int) -> bool:
         """Return whether to save now: the interval (seconds or steps) is over, or a signal asks to stop.

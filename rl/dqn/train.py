@@ -154,12 +154,12 @@ def train(cfg: DictConfig) -> None:
                 if cfg.compat == "official":
                     observations = games.reset()
                     replay.start(observations[:, -1])
-                run.boundary(index, report, **cause)
+                phase = int(at["step"] >= cfg.midpoint)
+                where = {"phase": phase, "act": index, "step": at["step"], "cause": cause}
+                run.boundary(report=report, **where)
                 after = measure(learner, probe) | tested()
-                before = {f"before_{key}": value for key, value in before.items()}
-                run.log(phase=index, step=at["step"], **before, **after, **cause)
-                why = cause.get("cause", "boundary")
-                tqdm.write(f"{why}: {method.name}, evaluation right after {after['eval_return']:.2f}")
+                run.log_act(where, before, after)
+                tqdm.write(f"{cause}: {method.name}, evaluation right after {after['eval_return']:.2f}")
                 clock = time.perf_counter()
 
             # ---------------------------------------------------------------------------------- act
@@ -198,7 +198,8 @@ def train(cfg: DictConfig) -> None:
                 if trigger.measures and probe is not None:
                     line |= measure(learner, probe)
                     line["relative_gradient"] = line["probe_gradient_norm"] / line["weight_norm"]
-                run.log(phase=at["treated"], step=at["step"], epsilon=exploring, **line)
+                phase = int(at["step"] > cfg.midpoint)
+                run.log(phase=phase, step=at["step"], epsilon=exploring, **line)
                 trigger.look(at["step"], line)
                 run.timing(step=at["step"], updates=at["updates"], seconds=time.perf_counter() - clock)
                 clock = time.perf_counter()
@@ -208,7 +209,8 @@ def train(cfg: DictConfig) -> None:
                 method.after_epoch(state)
             if at["step"] % cfg.eval_every == 0 or at["step"] in (cfg.midpoint, cfg.total_steps):
                 figures = tested() | measure(learner, probe)
-                run.log(phase=at["treated"], step=at["step"], updates=at["updates"], **figures)
+                phase = int(at["step"] > cfg.midpoint)
+                run.log(phase=phase, step=at["step"], updates=at["updates"], **figures)
                 trigger.look(at["step"], figures)
                 tqdm.write(f"step {at['step']:,}: {brief(figures, window)}")
             if at["step"] == cfg.midpoint and run.trunk is not None:

@@ -138,7 +138,10 @@ def train(cfg: DictConfig) -> None:
             method.before_evaluation(state)
             result = play_episodes(tests, policy, tests.count, cfg.eval_limit).summary()
             method.after_evaluation(state)
-            result |= on_scale(cfg.env.name, result["eval_return"])
+            return result | on_scale(cfg.env.name, result["eval_return"]) | measured(step)
+
+        def measured(step: int) -> dict[str, float]:
+            result = {}
             if len(replay):
                 stored = replay.sample(min(512, len(replay)), numpy_generator(cfg.seed, "probe", step))
                 batch = normalise(stored, normaliser, device)
@@ -163,6 +166,7 @@ def train(cfg: DictConfig) -> None:
                 if run.trunk is not None:
                     run.leave_trunk(at["step"], parts())
                 index, cause = due
+                before = measured(at["step"])
                 at["phase"] = state.phase = index
                 state.generator = generator(cfg.seed, "method", index)
                 report = method.at_boundary(state, Phase(index, "after the midpoint"))
@@ -178,12 +182,15 @@ def train(cfg: DictConfig) -> None:
                 # There a treated run is a new process, which starts a new episode; `none` continues the old process.
                 if official and method.name != "none":
                     observation, blind = begin_episode(), True
-                run.boundary(index, report, **cause)
+                phase = int(at["step"] >= cfg.midpoint)
+                steps_done = at["step"] * task.action_repeat
+                where = {"phase": phase, "act": index, "step": steps_done, "cause": cause}
+                run.boundary(report=report, **where)
                 run.timing(phase=index, boundary_seconds=report.seconds)
                 after = test(at["step"])
-                run.log(phase=index, step=at["step"] * task.action_repeat, **after, **cause)
+                run.log_act(where, before, after)
                 what = f"return {after['eval_return']:.1f} right after; {report.seconds:.3f} s"
-                tqdm.write(f"{cause.get('cause', 'boundary 1')}: {method.name}, {what}")
+                tqdm.write(f"{cause}: {method.name}, {what}")
                 started = time.perf_counter(), at["step"]
 
             # ---------------------------------------------------------------------------------- one agent step
@@ -229,7 +236,8 @@ def train(cfg: DictConfig) -> None:
                 if finished:
                     results["train_return"] = float(np.mean(finished))
                 finished.clear()
-                run.log(phase=at["phase"], step=at["step"] * task.action_repeat, **results)
+                phase = int(at["step"] > cfg.midpoint)
+                run.log(phase=phase, step=at["step"] * task.action_repeat, **results)
                 trigger.look(at["step"] * task.action_repeat, results)
                 seconds, steps = time.perf_counter() - started[0], at["step"] - started[1]
                 started = time.perf_counter(), at["step"]

@@ -29,6 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from training_scripts import SCRIPTS, SMALLEST, Script, killed  # noqa: E402
 
+from fire_core.errors import UserError  # noqa: E402
 from fire_core.methods import create  # noqa: E402
 from harness.config import domain_of, options, said_by  # noqa: E402
 from harness.domains import find, methods_of  # noqa: E402
@@ -66,9 +67,15 @@ def settings() -> Iterator[tuple[str, str]]:
 
 
 def identity_of(experiment: str, size: str, method: str) -> str:
-    """Return `<identity of the run>/<identity of its shared first phase>` ("-" if phase 0 is not shared)."""
+    """Return `<identity of the run>/<identity of its shared first phase>` ("-" if phase 0 is not shared).
+
+    Return "refused" where the experiment has a trigger and the method acts during training.
+    """
     domain = find(domain_of(experiment))
-    cfg = compose_config(domain.name, [f"experiment={experiment}", f"size={size}", f"method={method}"])
+    try:
+        cfg = compose_config(domain.name, [f"experiment={experiment}", f"size={size}", f"method={method}"])
+    except UserError:
+        return "refused"
     numbers, trunk = identity(domain, cfg, create(**cfg.method))
     return f"{fingerprint(numbers)}/{fingerprint(trunk) if trunk else '-'}"
 

@@ -27,7 +27,8 @@ class Toy(Keys):
 
 
 DOMAIN = Domain(
-    "toy", "toy/train.py", Toy, shown=("noise.name",), refuses={"cbp": "it is a toy"}, conf=Path(__file__).resolve().parent / "conf"
+    "toy", "toy/train.py", Toy, shown=("noise.name",), refuses={"cbp": "it is a toy"},
+    conf=Path(__file__).resolve().parent / "conf",
 )
 """
 TRAIN = """

@@ -31,7 +31,7 @@ def record(root):
     [path] = root.glob("*/smoke/*/seed_1/metrics.jsonl")
     reports = [json.loads(p.read_text()) for p in path.parent.glob("boundary_*.json")]
     kept = ("act", "cause", "changed", "rows")
-    return path.read_bytes(), {report["phase"]: {key: report[key] for key in kept} for report in reports}
+    return path.read_bytes(), {report["act"]: {key: report[key] for key in kept} for report in reports}
 
 
 def test_every_kind_of_trigger_has_its_file_and_its_settings_make_it():
