@@ -2,13 +2,14 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
+from fire_core.attach import Attached, attach
 from fire_core.engine import FireSettings
 from fire_core.errors import UserError
 from fire_core.optim_state import reset_optimizer_state
-from fire_core.phases import Phase, State, snapshot
 from fire_core.projection import fire, project_
 from fire_core.report import Report, Row
 from fire_core.solvers.polar import Polar, polar
+from fire_core.state import State, snapshot
 from fire_core.targets import Target, TargetTable, find_targets
 
 try:
@@ -17,8 +18,8 @@ except PackageNotFoundError:  # a checkout that is not installed
     __version__ = "0+unknown"
 
 __all__ = [
+    "Attached",
     "FireSettings",
-    "Phase",
     "Polar",
     "Report",
     "Row",
@@ -27,6 +28,7 @@ __all__ = [
     "TargetTable",
     "UserError",
     "__version__",
+    "attach",
     "find_targets",
     "fire",
     "polar",

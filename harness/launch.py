@@ -207,7 +207,7 @@ def check_machine(cfg: DictConfig, method: Method) -> None:
     """Raise UserError for a device or tracker that cannot be used, and for compile=true where it cannot work."""
     device = pick_device(cfg.device)
     check_tracker(cfg.run.tracker)
-    if cfg.compile and method.watches_training:
+    if cfg.compile and "activations" in method.needs:
         raise UserError(
             f"compile=true with method={method.name}: it watches activations, which compiled nets hide; use compile=false"
         )

@@ -110,3 +110,9 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 def _raise(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt(number)
+
+
+def ignore() -> None:
+    """From now on ignore signals, in a process whose leader handles them."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

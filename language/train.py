@@ -36,7 +36,7 @@ from fire_core.errors import UserError
 from fire_core.measure.plasticity import plasticity, relative_gradient
 from fire_core.methods import create
 from fire_core.optim_state import reset_optimizer_state
-from fire_core.phases import Phase, State, snapshot
+from fire_core.state import Phase, State, snapshot
 from harness.runs import generator, seeded
 from harness.runs.metrics import finite
 from harness.transfer import send

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fire_core.errors import UserError
 from fire_core.methods.method import Method
-from fire_core.phases import Phase, State
 from fire_core.report import Report
 from fire_core.seeding import derive
+from fire_core.state import State
 from fire_core.units import Recorder, UnitLayer, find_unit_layers, recycle, why_not
 from fire_core.wrapped_models import replicas_in
 
@@ -64,7 +64,7 @@ class UnitMethod(Method):
     ) -> None:
         """Do what the method needs just before the units `chosen` are replaced; by default nothing."""
 
-    def at_boundary(self, state: State, phase: Phase) -> Report:
+    def boundary(self, state: State) -> Report:
         """Place the hooks, and return an empty report."""
         self._start(state)
         return Report(method=self.name)

@@ -39,7 +39,7 @@ class ContinualBackprop(UnitMethod):
     name: ClassVar[str] = "cbp"
     summary: ClassVar[str] = "continual backprop: replace the least useful units slowly"
     source: ClassVar[str] = "Dohare et al. 2024 (Nature 632), Algorithm 1"
-    watches_training: ClassVar[bool] = True
+    needs: ClassVar[frozenset[str]] = frozenset({"activations", "batches"})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from fire_core.engine import FireSettings, official_scales
 from fire_core.methods.fire import Projection
 from fire_core.methods.method import register
-from fire_core.phases import State
 from fire_core.report import Report, Treated
 from fire_core.seeding import derive
 from fire_core.solvers.polar import polar
+from fire_core.state import State
 from fire_core.targets import Target
 from fire_core.wrapped_models import table_of, treat_model
 

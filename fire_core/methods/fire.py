@@ -12,9 +12,9 @@ from fire_core.engine import FireSettings
 from fire_core.errors import UserError
 from fire_core.methods.full_reset import check_initial, initial_of, reset_layers
 from fire_core.methods.method import Method, added, register
-from fire_core.phases import State
 from fire_core.projection import fire
 from fire_core.report import Report
+from fire_core.state import State
 from fire_core.targets import find_targets, match_parameters
 from fire_core.wrapped_models import unwrap, unwrap_with
 

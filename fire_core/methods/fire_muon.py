@@ -10,8 +10,8 @@ from torch import nn
 from fire_core.methods.fire import Fire
 from fire_core.methods.method import register
 from fire_core.methods.muon import Muon
-from fire_core.phases import State
 from fire_core.report import Report
+from fire_core.state import State
 
 
 @register

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from fire_core.errors import UserError
 from fire_core.methods.method import Method, register
-from fire_core.phases import State
 from fire_core.report import Report
+from fire_core.state import State
 from fire_core.targets import match_parameters, shorten
 from fire_core.wrapped_models import observe, unwrap_with
 

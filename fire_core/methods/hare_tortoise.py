@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fire_core.errors import check_range
 from fire_core.methods.method import Method, register
-from fire_core.phases import State
+from fire_core.state import State
 
 
 @register

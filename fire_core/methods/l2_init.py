@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fire_core.errors import check_range
 from fire_core.methods.full_reset import check_initial, initial_of
 from fire_core.methods.method import Method, register
-from fire_core.phases import State
+from fire_core.state import State
 from fire_core.wrapped_models import unwrap_with
 
 

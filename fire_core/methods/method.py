@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -12,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.errors import UserError
-from fire_core.phases import Phase, State
 from fire_core.report import Report
+from fire_core.state import State
 from fire_core.targets import Target, find_targets
 from fire_core.wrapped_models import is_sharded
 
@@ -28,24 +27,21 @@ def added(default: Any) -> Any:
     return field(default=default, metadata={"added": True})
 
 
-# Calls of the training loop that do nothing before a method's first phase.
-HOOKS = (
-    "at_boundary",
-    "penalty",
-    "after_step",
-    "after_epoch",
-    "before_evaluation",
-    "after_evaluation",
-    "optimizer",
-)
+# What a method may need of a loop, beside nets and optimizers.
+NEEDS = {
+    "gradients": "the gradients of every step, before they are clipped: call before_step()",
+    "batches": "batches of the coming phase: give attach(batches=...)",
+    "loss": "the loss of a net on such a batch: give attach(loss=...)",
+    "activations": "the activations of training passes, which compiled nets hide",
+}
 
 
 @dataclass
 class Method:
     """Base class of all methods. It does nothing.
 
-    A subclass overrides the calls that it needs. Before phase `first_phase`, the calls named in HOOKS do what they do
-    here, so a subclass never looks at the phase.
+    A subclass overrides the calls that it needs. `fire_core.attach` makes them, and makes none before phase `first_phase`,
+    so that a subclass never looks at the phase.
 
     Args:
         first_phase: the first phase in which the method acts. It is 1 for methods that act only at boundaries; for the
@@ -61,15 +57,7 @@ class Method:
     changes_optimizer: ClassVar[bool] = False  # overrides `build`
     changes_structure: ClassVar[bool] = False  # adds modules, and overrides `rebuild`
     takes_whole_weights: ClassVar[bool] = False  # cannot work with the shards of FSDP2
-    watches_training: ClassVar[bool] = (
-        False  # reads activations of the training passes, which compiled nets hide
-    )
-
-    def __init_subclass__(cls) -> None:
-        for name in HOOKS:
-            hook = getattr(cls, name)
-            if hook is not getattr(Method, name) and not hasattr(hook, "from_first_phase"):
-                setattr(cls, name, _from_first_phase(hook))
+    needs: ClassVar[frozenset[str]] = frozenset()  # of NEEDS
 
     def check(self, state: State) -> None:
         """Raise `UserError` if the settings do not fit these nets. Called before training starts and at boundaries.
@@ -94,14 +82,12 @@ class Method:
             known[net] = find_weights(net, self.targets)  # type: ignore[attr-defined]
         return {key: view for key, view in known[net].items() if net.get_parameter(key).requires_grad}
 
-    def at_boundary(self, state: State, phase: Phase) -> Report:
-        """Treat every net from phase `first_phase` on, and return one report. Called at each boundary.
+    def boundary(self, state: State) -> Report:
+        """Treat every net at the boundary before phase `state.phase`, and return one report.
 
-        The names in the report are `net.target` and `net.parameter`. Before `first_phase`, the report is empty. Raises
-        UserError if two nets share a parameter, which would be treated twice.
+        The names in the report are `net.target` and `net.parameter`. Raises UserError if two nets share a parameter, which
+        would be treated twice.
         """
-        if phase.index < self.first_phase:
-            return Report(method=self.name)
         self.__dict__.pop("_weights", None)  # layers may have been frozen or replaced since
         self.check(state)
         owners: dict[Tensor, str] = {}
@@ -123,10 +109,16 @@ class Method:
         """Return a scalar that the loop adds to the loss. Called once before each `after_step`."""
         return 0.0
 
-    def after_step(self, state: State) -> None:
-        """Called after the optimizer step of each batch (SAC: after the steps of actor, temperature and critics)."""
+    def before_step(self, state: State) -> None:
+        """Called when the gradients of a step are complete: unscaled, and not yet clipped."""
 
-    def after_epoch(self, state: State) -> None:
+    def after_step(self, state: State) -> None:
+        """Called after the optimizer step of each batch (SAC: after the steps of actor, temperature and critics).
+
+        It is not called where a GradScaler has skipped the step.
+        """
+
+    def after_pass(self, state: State) -> None:
         """Called after each pass over the phase's data and before its evaluation.
 
         In reinforcement learning, which has no such pass: after every `log_every` steps in DQN and `eval_every` in SAC.
@@ -143,27 +135,6 @@ class Method:
     def after_evaluation(self, state: State) -> None:
         """Called after each evaluation. The weights that train must be in place again afterwards."""
 
-    def optimizer(self, net: nn.Module, default: Optimizer, phase: Phase) -> Optimizer:
-        """Return the optimizer of `net` in this phase: the default, or with `changes_optimizer` what `build` made.
-
-        It is made once, and again if `net` has new parameters. Raises UserError where the groups of the default optimizer
-        have different learning rates, which a new one would lose.
-        """
-        if not self.changes_optimizer or phase.index < self.first_phase:
-            return default
-        known = self.__dict__.setdefault("_optimizers", WeakKeyDictionary())
-        groups = known[net].param_groups if net in known else []
-        held = {id(p) for group in groups for p in group["params"]}
-        if any(p.requires_grad and id(p) not in held for p in net.parameters()):
-            rates = sorted({float(group["lr"]) for group in default.param_groups})
-            if len(rates) > 1:
-                raise UserError(
-                    f"method {self.name!r} makes an optimizer of its own with one learning rate, and the groups of "
-                    f"yours have {', '.join(map(str, rates))}: give all groups the same"
-                )
-            known[net] = self.build(net, default)
-        return known[net]
-
     def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
         """Return a new optimizer of `net`, with learning rates relative to that of `default`."""
         raise NotImplementedError
@@ -172,36 +143,11 @@ class Method:
         """Repeat structural changes (`changes_structure`) when a run resumes, before its weights are loaded."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the tensors and plain values that a resumed run needs, under keys other than "method"."""
+        """Return the tensors and plain values that a resumed run needs, for a checkpoint."""
         return {}
 
     def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
         """Restore what `state_dict` returned. The tensors are on the CPU; the nets in `state` have their weights."""
-
-    def checkpoint(self) -> dict[str, Any]:
-        """Return `state_dict` with the name of the method, for the checkpoint of a run."""
-        return {"method": self.name, **self.state_dict()}
-
-    def resume(self, saved: dict[str, Any], state: State) -> None:
-        """Restore what `checkpoint` returned, unless another method did: runs share the training of phase 0."""
-        if saved.get("method") == self.name:
-            self.load_state_dict(saved, state)
-
-
-def _from_first_phase(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `hook` so that it does what the base class does in phases before the method's first one."""
-    default = getattr(Method, hook.__name__)
-
-    @functools.wraps(hook)
-    def call(self: Method, *arguments: Any, **named: Any) -> Any:
-        given = [*arguments, *named.values()]
-        phases = [g.index for g in given if isinstance(g, Phase)]
-        phases += [g.phase for g in given if isinstance(g, State)]
-        early = bool(phases) and phases[0] < self.first_phase
-        return (default if early else hook)(self, *arguments, **named)
-
-    call.from_first_phase = True  # type: ignore[attr-defined]
-    return call
 
 
 def beside(saved: Mapping[str, Tensor], net: nn.Module) -> dict[str, Tensor]:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from fire_core.errors import UserError
 from fire_core.methods.full_reset import initial_of
 from fire_core.methods.method import Method, register
-from fire_core.phases import State
 from fire_core.report import Report, Row
+from fire_core.state import State
 from fire_core.wrapped_models import replicas_in, unwrap, unwrap_with
 
 

@@ -16,8 +16,8 @@ from fire_core.measure.inputs import call
 from fire_core.measure.modes import in_mode
 from fire_core.methods._units import UnitMethod, coming_inputs
 from fire_core.methods.method import register
-from fire_core.phases import Phase, State
 from fire_core.report import Report
+from fire_core.state import State
 from fire_core.units import Recorder, UnitLayer, find_unit_layers, recycle
 
 __all__ = ["ReDo", "dormancy", "recycle"]
@@ -95,11 +95,13 @@ class ReDo(UnitMethod):
     summary: ClassVar[str] = "recycle dormant units every epoch"
     source: ClassVar[str] = "Sokar et al. 2023 (ReDo), Definition 3.1, Algorithm 1"
 
+    needs: ClassVar[frozenset[str]] = frozenset({"batches"})
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "[0, inf)", "threshold", "every_steps", "samples")
 
-    def at_boundary(self, state: State, phase: Phase) -> Report:
+    def boundary(self, state: State) -> Report:
         """Do nothing, and return an empty report."""
         return Report(method=self.name)
 
@@ -109,7 +111,7 @@ class ReDo(UnitMethod):
         if self.every_steps and self.counts["steps"] % self.every_steps == 0:
             self.check_units(state)
 
-    def after_epoch(self, state: State) -> None:
+    def after_pass(self, state: State) -> None:
         """Check the units, unless `every_steps` sets other times."""
         if not self.every_steps:
             self.check_units(state)

@@ -13,8 +13,8 @@ from fire_core.errors import UserError
 from fire_core.methods.fire import combine
 from fire_core.methods.full_reset import check_initial, initial_of, reset_layers
 from fire_core.methods.method import Method, register
-from fire_core.phases import State
 from fire_core.report import Report
+from fire_core.state import State
 from fire_core.targets import match_parameters
 from fire_core.wrapped_models import observe, unwrap_with
 

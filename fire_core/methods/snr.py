@@ -39,7 +39,7 @@ class SelfNormalizedResets(UnitMethod):
     name: ClassVar[str] = "snr"
     summary: ClassVar[str] = "self-normalised resets of units that fell silent"
     source: ClassVar[str] = "Farias & Jozefiak 2024 (arXiv 2410.20098), Algorithm 1"
-    watches_training: ClassVar[bool] = True
+    needs: ClassVar[frozenset[str]] = frozenset({"activations", "batches"})
 
     def __post_init__(self) -> None:
         super().__post_init__()

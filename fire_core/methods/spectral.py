@@ -11,8 +11,8 @@ from torch.nn.functional import normalize
 
 from fire_core.errors import check_range
 from fire_core.methods.method import Method, beside, register
-from fire_core.phases import State
 from fire_core.seeding import derive
+from fire_core.state import State
 from fire_core.wrapped_models import unwrap
 
 

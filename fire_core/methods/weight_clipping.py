@@ -11,7 +11,7 @@ from torch import nn
 
 from fire_core.errors import check_range
 from fire_core.methods.method import MatrixView, Method, register
-from fire_core.phases import State
+from fire_core.state import State
 
 
 @torch.no_grad()

@@ -33,7 +33,7 @@ needs(DOMAIN)
 
 from fire_core.methods import Method, create
 from fire_core.optim_state import reset_optimizer_state
-from fire_core.phases import Phase, State, snapshot
+from fire_core.state import Phase, State, snapshot
 from harness.runs import generator, numpy_generator, seeded
 from harness.trigger import RunTrigger
 from rl.dqn.learn import Learner, epsilon, td_loss, td_targets, update, with_actions

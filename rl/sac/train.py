@@ -36,8 +36,8 @@ from fire_core.errors import UserError
 from fire_core.measure.plasticity import plasticity, relative_norm
 from fire_core.methods import Method, create
 from fire_core.optim_state import reset_optimizer_state
-from fire_core.phases import Phase, State, snapshot
 from fire_core.seeding import derive
+from fire_core.state import Phase, State, snapshot
 from harness.runs import generator, numpy_generator
 from harness.runs.metrics import finite
 from harness.transfer import send

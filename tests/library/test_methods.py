@@ -17,7 +17,6 @@ from fire_core import Phase, State, UserError, reset_optimizer_state, snapshot
 from fire_core.methods import Method, available, create, variants
 from fire_core.methods.fire import Projection
 from vision.models import build
-from vision.official.state import ImageState
 
 NAMES = [name for name, cls in available().items() if not cls.changes_structure]
 NETS = {
@@ -65,9 +64,9 @@ class Training:
         name, settings = CASES[name]
         self.method = create(name, **settings, first_phase=first_phase)
         self.default = torch.optim.Adam(self.net.parameters(), lr=1e-3)
-        self.state = ImageState({"net": self.net}, initial=snapshot({"net": self.net}), loss=cross_entropy)
+        self.state = State({"net": self.net}, initial=snapshot({"net": self.net}), loss=cross_entropy)
         self.state.batches = lambda: iter(self.data)
-        self.state.test_inputs = lambda count: self.data[0][0]
+        self.state.extras["test_inputs"] = lambda count: self.data[0][0]
         self.method.check(self.state)
         self.state.optimizers["net"] = self.method.optimizer(self.net, self.default, Phase(0))
         self.steps = 0

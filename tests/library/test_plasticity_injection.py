@@ -9,7 +9,7 @@ from torch import nn
 from fire_core import UserError
 from fire_core.methods import create
 from fire_core.methods.plasticity_injection import inject
-from fire_core.phases import Phase, State, snapshot
+from fire_core.state import Phase, State, snapshot
 
 
 class Net(nn.Module):

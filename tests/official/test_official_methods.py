@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fire_core import Phase, UserError, snapshot
+from fire_core import State, UserError, snapshot
 from fire_core.methods import create
 from fire_core.methods.fire import fire
 from fire_core.methods.muon import orthogonalize
@@ -18,7 +18,6 @@ from vision.models import build
 from vision.official.cbp import columns_of, linked_layers, mean_magnitude, mean_outgoing
 from vision.official.outputs import OutputRecorder, chain, last_rows, watched_layers
 from vision.official.redo import magnitude, scores
-from vision.official.state import ImageState
 
 LAYERS = json.loads((METHODS / "layers.json").read_text())
 OFFICIAL_NETS = {
@@ -37,8 +36,8 @@ def worst(model: nn.Module, arrays: dict, prefix: str, leave_out: tuple[str, ...
     )
 
 
-def state_of(model: nn.Module, phase: int = 1) -> ImageState:
-    state = ImageState({"net": model}, initial=snapshot({"net": model}), loss=cross_entropy, phase=phase)
+def state_of(model: nn.Module, phase: int = 1) -> State:
+    state = State({"net": model}, initial=snapshot({"net": model}), loss=cross_entropy, phase=phase)
     state.generator = torch.Generator().manual_seed(0)
     return state
 
@@ -72,8 +71,8 @@ def noting(method) -> dict[str, list[int]]:
     return rows_of
 
 
-def end_of_epoch(method, state: ImageState) -> None:
-    for call in (method.after_epoch, method.before_evaluation, method.after_evaluation):
+def end_of_epoch(method, state: State) -> None:
+    for call in (method.after_pass, method.before_evaluation, method.after_evaluation):
         call(state)
 
 
@@ -290,13 +289,13 @@ def test_redo(case, fidelity, monkeypatch):
 def test_redo_looks_at_the_last_test_images_after_the_test_alone():
     model = net("conv").train()
     state = state_of(model)
-    state.test_inputs = lambda count: batch("conv", 1010, 8)[0] if count == 512 else None
+    state.extras["test_inputs"] = lambda count: batch("conv", 1010, 8)[0] if count == 512 else None
     state.optimizers["net"] = torch.optim.Adam(model.parameters())
     state.batches = lambda: pytest.fail("looked at training data")
     method = create("redo", variant="official", threshold=0.5)
     before = copy_of(model)
     # an evaluation without the end of an epoch is that of a boundary
-    for act in (method.after_step, method.before_evaluation, method.after_evaluation, method.after_epoch):
+    for act in (method.after_step, method.before_evaluation, method.after_evaluation, method.after_pass):
         act(state)
         assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     method.after_evaluation(state)
@@ -481,7 +480,7 @@ def test_snr_keeps_test_images_between_epochs():
     """At the first step of an epoch the last 512 samples are one batch and, before it, test images."""
     model = net("conv").train()
     state = state_of(model, phase=0)
-    state.test_inputs = lambda count: -batch("conv", 1010, 8)[0].repeat(count // 8, 1, 1, 1)
+    state.extras["test_inputs"] = lambda count: -batch("conv", 1010, 8)[0].repeat(count // 8, 1, 1, 1)
     method = create("snr", variant="official", first_phase=0)
     method.check(state)
     model(batch("conv", 1000, 256)[0])
@@ -511,7 +510,7 @@ def test_hooks_hold_the_end_of_the_stage_before(name):
         for layer, rows in watching.take().items():
             watched[layer] = last_rows(watched.get(layer, rows[:0]), rows)
     watching.remove()
-    state.last_inputs = {512: batches[1:]}.get
+    state.extras["last_inputs"] = {512: batches[1:]}.get
     before = copy_of(model)
     model.eval()
     method.at_boundary(state, Phase(1))
@@ -527,7 +526,7 @@ def test_hooks_hold_the_end_of_the_stage_before(name):
         assert torch.equal(memory[layer]["kept"][:256], rows[256:])
         if name == "snr":
             assert (memory[layer]["tau"] == 512).all()
-    state.last_inputs = None
+    state.extras["last_inputs"] = None
     method.at_boundary(state, Phase(2))  # the hooks were there all the time
     method.close()
     with pytest.raises(UserError, match=f"{name}: variant=official looks at the last training images"):

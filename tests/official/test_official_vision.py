@@ -363,7 +363,7 @@ def run(request, tmp_path_factory):
 
     def at_boundary(self, state, phase):
         net = state.nets["net"]
-        offered = [inputs.clone() for inputs in state.last_inputs(10)]
+        offered = [inputs.clone() for inputs in state.extras["last_inputs"](10)]
         seen.append(("boundary", net.training, state.initial["net"], offered))
         return type(self).__mro__[1].at_boundary(self, state, phase)
 

@@ -11,7 +11,7 @@ from torch.distributions.transforms import TanhTransform
 from torch.nn.functional import layer_norm, linear, relu
 
 from fire_core.methods import create
-from fire_core.phases import Phase, State, snapshot
+from fire_core.state import Phase, State, snapshot
 from rl.captured import captured
 from rl.replay import Batch
 from rl.sac.network import Actor, Critics, Temperature

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fire_core.methods.cbp import ContinualBackprop
 from fire_core.methods.method import register
-from fire_core.phases import State
+from fire_core.state import State
 from fire_core.units import UnitLayer
 from vision.official.outputs import (
     QUERY,
@@ -20,7 +20,7 @@ from vision.official.outputs import (
     is_attention,
     last_rows,
 )
-from vision.official.state import refuse_changed
+from vision.official.refused import refuse_changed
 
 
 @register

@@ -10,11 +10,11 @@ from torch import nn
 
 from fire_core.methods.dash import Dash, biases_beside, coming, descent, shrink, shrink_factor
 from fire_core.methods.method import register
-from fire_core.phases import State
 from fire_core.report import Report
+from fire_core.state import State
 from fire_core.targets import find_targets
 from fire_core.wrapped_models import observe
-from vision.official.state import refuse_changed
+from vision.official.refused import refuse_changed
 
 
 @register

@@ -7,19 +7,25 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from fire_core.state import State
 from vision.images import Images
-from vision.official.state import ImageState
 from vision.protocols import PhaseData, batch_indices, make_batch
 
 
-def show_images(
-    state: ImageState, images: Images, phases: list[PhaseData], index: int, *, seed: int, batch_size: int
-) -> None:
-    """Set `test_inputs` and `last_inputs` of a state for phase `index` of a run with this seed and batch size."""
-    before = phases[index - 1]
+def show_images(state: State, images: Images, phases: list[PhaseData], *, seed: int, batch_size: int) -> None:
+    """Let the official variants of methods look at images of the present phase of a run with this seed and batch size.
+
+    state.extras["test_inputs"](count) returns the inputs of the last `count` test samples, and
+    state.extras["last_inputs"](count) the last batches of inputs of the phase before, in order, with at least `count`
+    samples if the phase has as many.
+    """
     everything = torch.arange(len(images.test_labels), device=images.test_labels.device)
-    state.test_inputs = lambda count: make_batch(images, phases[index], everything[-count:], test=True)[0]
-    state.last_inputs = lambda count: last_inputs(images, before, count, seed=seed, batch_size=batch_size)
+    state.extras["test_inputs"] = lambda count: make_batch(
+        images, phases[state.phase], everything[-count:], test=True
+    )[0]
+    state.extras["last_inputs"] = lambda count: last_inputs(
+        images, phases[state.phase - 1], count, seed=seed, batch_size=batch_size
+    )
 
 
 def last_inputs(

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from fire_core.errors import UserError
 from fire_core.methods.method import register
 from fire_core.methods.muon import CombinedOptimizer, ConvMuon, Muon
-from fire_core.phases import State
-from vision.official.state import refuse_changed
+from fire_core.state import State
+from vision.official.refused import refuse_changed
 
 HEAD = ("hidden", "head")  # children of a net that are its head in the official code
 EPSILON = 1e-10

@@ -17,10 +17,9 @@ from torch.optim import Optimizer
 
 from fire_core.errors import UserError
 from fire_core.measure.modes import in_mode, undisturbed
-from fire_core.phases import Phase
 from fire_core.report import Report
+from fire_core.state import State
 from fire_core.units import UnitLayer
-from vision.official.state import ImageState
 
 KEPT = 512
 QUERY, KEY, VALUE = "to_q", "to_k", "to_v"
@@ -120,15 +119,15 @@ class AfterTest:
 
     _epoch_ended = False
 
-    def after_test(self, state: ImageState) -> None:
+    def after_test(self, state: State) -> None:
         """Called after every epoch and its test, whose results therefore do not include the changes."""
         raise NotImplementedError
 
-    def after_epoch(self, state: ImageState) -> None:
+    def after_pass(self, state: State) -> None:
         """Remember that the next evaluation is the test at the end of the epoch."""
         self._epoch_ended = True
 
-    def after_evaluation(self, state: ImageState) -> None:
+    def after_evaluation(self, state: State) -> None:
         """Call `after_test` if an epoch has just ended."""
         if self._epoch_ended:
             self._epoch_ended = False
@@ -151,21 +150,21 @@ class WatchesOutputs(AfterTest):
         """Place hooks that keep `reduce` of every layer's own output."""
         return OutputRecorder(net, layers, self.reduce)
 
-    def check(self: Any, state: ImageState) -> None:
+    def check(self: Any, state: State) -> None:
         """Place the hooks before the first step if the method begins in phase 0."""
         if self.first_phase == 0:
             self._start(state)
 
-    def at_boundary(self: Any, state: ImageState, phase: Phase) -> Report:
+    def boundary(self: Any, state: State) -> Report:
         """Place the hooks; where the method begins, also keep what the last batches of the phase before show."""
-        report = super().at_boundary(state, phase)  # type: ignore[misc]
-        if phase.index == self.first_phase:
+        report = super().boundary(state)  # type: ignore[misc]
+        if state.phase == self.first_phase:
             for name, net in state.nets.items():
                 for seen in watch_last(state, net, self.recorders[name], self.name):
                     self.keep(name, seen)
         return report
 
-    def after_test(self: Any, state: ImageState) -> None:
+    def after_test(self: Any, state: State) -> None:
         """Keep what the last test images show."""
         for name, net in state.nets.items():
             self.keep(name, watch_test(state, net, self.recorders[name], self.name))
@@ -180,7 +179,7 @@ class WatchesOutputs(AfterTest):
 class ResetsRows:
     """Mixin that replaces units with `reset_rows`; it comes before the published class."""
 
-    def recycle(self: Any, state: ImageState, name: str, layer: UnitLayer, chosen: Tensor) -> None:
+    def recycle(self: Any, state: State, name: str, layer: UnitLayer, chosen: Tensor) -> None:
         """Replace the units `chosen` of a layer of net `name`."""
         self.counts["recycled"] += reset_rows(
             state.nets[name],
@@ -191,34 +190,34 @@ class ResetsRows:
         )
 
 
-def watch_test(state: ImageState, net: nn.Module, recorder: OutputRecorder, method: str) -> dict[str, Tensor]:
+def watch_test(state: State, net: nn.Module, recorder: OutputRecorder, method: str) -> dict[str, Tensor]:
     """Return what the hooks record of the last 512 test samples, in evaluation mode, by layer name.
 
     Raises UserError if the script gave no test samples.
     """
-    if state.test_inputs is None:
+    if "test_inputs" not in state.extras:
         raise UserError(
-            f"{method}: variant=official looks at test images: set state.test_inputs, or use variant=published"
+            f"{method}: variant=official looks at test images: set state.extras['test_inputs'], or use variant=published"
         )
     with recorder.watching_all(), in_mode(net, training=False), torch.no_grad():
-        net(state.test_inputs(KEPT))
+        net(state.extras["test_inputs"](KEPT))
     return recorder.take()
 
 
 def watch_last(
-    state: ImageState, net: nn.Module, recorder: OutputRecorder, method: str
+    state: State, net: nn.Module, recorder: OutputRecorder, method: str
 ) -> Iterator[dict[str, Tensor]]:
     """Yield what the hooks record of the last batches of the phase before, in training mode, by layer name.
 
     The batches have at least 512 samples where the phase has. Raises UserError if the script gave none.
     """
-    if state.last_inputs is None:
+    if "last_inputs" not in state.extras:
         raise UserError(
-            f"{method}: variant=official looks at the last training images of the phase before: set state.last_inputs, "
-            "or use variant=published"
+            f"{method}: variant=official looks at the last training images of the phase before: set "
+            "state.extras['last_inputs'], or use variant=published"
         )
     with recorder.watching_all(), undisturbed(net, training=True), torch.no_grad():
-        for inputs in state.last_inputs(KEPT):
+        for inputs in state.extras["last_inputs"](KEPT):
             net(inputs)
             yield recorder.take()
 

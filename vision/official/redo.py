@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fire_core.methods.method import register
 from fire_core.methods.redo import ReDo
+from fire_core.state import State
 from fire_core.units import UnitLayer
 from vision.official.outputs import (
     AfterTest,
@@ -20,7 +21,7 @@ from vision.official.outputs import (
     is_attention,
     watch_test,
 )
-from vision.official.state import ImageState, refuse_changed
+from vision.official.refused import refuse_changed
 
 
 @register
@@ -37,10 +38,10 @@ class OfficialReDo(AfterTest, ResetsRows, ReDo):
         refuse_changed(self, "every_steps", "samples", "fresh", "reset_moments")
         super().__post_init__()
 
-    def after_step(self, state: ImageState) -> None:
+    def after_step(self, state: State) -> None:
         """Do nothing: the method acts after the test."""
 
-    def after_test(self, state: ImageState) -> None:
+    def after_test(self, state: State) -> None:
         """Measure all nets on the last test images and reset their dormant units."""
         for name, net in state.nets.items():
             layers = chain(net)[:-2]

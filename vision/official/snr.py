@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from fire_core.methods.method import register
 from fire_core.methods.snr import SelfNormalizedResets
-from fire_core.phases import State
+from fire_core.state import State
 from fire_core.units import UnitLayer
 from vision.official.outputs import ResetsRows, WatchesOutputs, by_channel, chain, last_rows
-from vision.official.state import refuse_changed
+from vision.official.refused import refuse_changed
 
 LONGEST = 20_000  # samples: the longest silence that is counted, and the highest threshold
 FIRST = 10_000  # samples: the first threshold

@@ -1,38 +1,32 @@
-"""The phase that begins, and the networks, optimizers and data that a method may use and change."""
+"""What the calls of a method work on: networks, optimizers, data, and where training stands."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
-@dataclass(frozen=True)
-class Phase:
-    """A stretch of training on one data distribution. The boundary of phase k > 0 is the moment before it."""
-
-    index: int
-    name: str = ""
-
-
 @dataclass
 class State:
-    """Everything that the calls of a method work on. The script fills it in; methods change it in place.
+    """Everything that the calls of a method work on. `fire_core.attach` fills it in; methods change it in place.
 
     Attributes:
         nets: name -> module to treat.
         optimizers: name -> optimizer. Methods that replace units may clear moments of the entries they change; all
             other state is left to `reset_optimizer_state`.
-        followers: (target network, its source) pairs; the script calls `copy_followers` after the treatment.
+        followers: (target network, its source) pairs; a follower is copied from its source after a treatment.
         initial: net name -> CPU copy of the starting parameters and buffers (`snapshot`).
         batches: returns a new iterator of (inputs, targets) of the coming phase, for methods that look at data.
         loss: (net output, targets) -> scalar, for methods that need gradients.
-        generator: CPU generator of this method's own randomness.
-        phase: index of the current phase.
+        generator: CPU generator of the method's own randomness in this phase.
+        phase: index of the current phase (with a trigger: number of acts so far).
         compiled: whether the nets are trained through torch.compile; methods then compile their own passes too.
+        extras: what a domain adds for variants of methods of its own, by name.
     """
 
     nets: dict[str, nn.Module]
@@ -44,6 +38,7 @@ class State:
     generator: torch.Generator | None = None
     phase: int = 0
     compiled: bool = False
+    extras: dict[str, Any] = field(default_factory=dict)
 
     def copy_followers(self) -> None:
         """Copy each source's parameters and buffers into its follower, as a target network needs after a boundary."""

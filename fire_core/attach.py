@@ -1,0 +1,250 @@
+"""A method with everything that it works on, for any training loop.
+
+treatment = fire_core.attach("fire", model, optimizer)
+for phase, loader in enumerate(loaders):
+    treatment.boundary(phase)
+    for inputs, labels in loader:
+        treatment.optimizer.zero_grad()
+        loss = criterion(model(inputs), labels) + treatment.penalty()
+        loss.backward()
+        treatment.before_step()
+        treatment.optimizer.step()
+        treatment.after_step()
+    treatment.after_pass()
+    with treatment.evaluating():
+        test(model)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fire_core.errors import UserError
+from fire_core.methods import create
+from fire_core.methods.method import NEEDS, Method
+from fire_core.optim_state import check_policy, reset_optimizer_state
+from fire_core.report import Report
+from fire_core.seeding import derive
+from fire_core.state import State, snapshot
+
+IDLE = Method()  # acts in place of a method before its first phase
+
+
+def attach(
+    method: str | Method,
+    nets: nn.Module | Mapping[str, nn.Module],
+    optimizers: Optimizer | Mapping[str, Optimizer] | None = None,
+    *,
+    initial: Mapping[str, Mapping[str, Tensor]] | None = None,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    batches: Callable[[], Iterable[Any]] | None = None,
+    followers: Sequence[tuple[nn.Module, nn.Module]] = (),
+    optimizer_state: str = "clear_changed",
+    renew: Callable[[], Mapping[str, Optimizer]] | None = None,
+    seed: int = 0,
+    compiled: bool = False,
+) -> Attached:
+    """Return `method` with the networks, optimizers and data that it works on.
+
+    Args:
+        method: a name (`fire-core methods` lists them), or what `fire_core.methods.create(name, ...)` returned.
+        nets: the network, or name -> network.
+        optimizers: the optimizer, or name -> optimizer, with the names of `nets`. Optimizers of other names are not the
+            method's, but `optimizer_state` reaches them. Read `optimizer` or `optimizers` of the result at every step:
+            some methods replace them.
+        initial: net name -> state dict of the starting weights, on the CPU; a copy of the present ones if left out.
+        loss: (output, target) -> scalar, for methods that take gradients of their own.
+        batches: returns a new iterator of (inputs, targets) of the phase that comes, for methods that look at data.
+        followers: (target network, its source) pairs; a follower is copied from its source after a treatment.
+        optimizer_state: "clear_changed", "clear" or "keep": what a boundary does with the optimizers' memory, see
+            `reset_optimizer_state`.
+        renew: returns new optimizers after a method has added modules; by default, optimizers of the same class and
+            settings, with the memory of the parameters that are still there.
+        seed: of the method's own randomness, which is a function of the seed and the phase.
+        compiled: whether the nets are trained through torch.compile.
+
+    Raises: UserError for settings that do not fit the networks, and for something that the method needs and does not get.
+    """
+    nets = {"net": nets} if isinstance(nets, nn.Module) else dict(nets)
+    if isinstance(optimizers, Optimizer):
+        optimizers = {next(iter(nets)): optimizers}
+    start = snapshot(nets) if initial is None else {name: dict(values) for name, values in initial.items()}
+    state = State(
+        nets,
+        dict(optimizers or {}),
+        list(followers),
+        start,
+        batches,
+        loss,
+        compiled=compiled,
+    )
+    method = create(method) if isinstance(method, str) else method
+    return Attached(method, state, optimizer_state, renew, seed)
+
+
+class Attached:
+    """What `attach` returns: the calls of a training loop, and the state that a checkpoint needs.
+
+    Before phase `method.first_phase` all calls do nothing.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        state: State,
+        optimizer_state: str,
+        renew: Callable[[], Mapping[str, Optimizer]] | None,
+        seed: int,
+    ) -> None:
+        check_policy(optimizer_state)
+        for need in sorted(method.needs & {"batches", "loss"}):
+            if getattr(state, need) is None:
+                raise UserError(f"method {method.name!r} needs {NEEDS[need]}")
+        if "activations" in method.needs and state.compiled:
+            raise UserError(f"method {method.name!r} needs {NEEDS['activations']}: train with compiled=False")
+        self.method, self.state, self.seed = method, state, seed
+        self.optimizer_state, self.renew = optimizer_state, renew
+        self._own = dict(state.optimizers)  # the caller's optimizers, which a method may replace
+        self._built: dict[str, Optimizer] = {}  # by the method
+        self._has_gradients = False
+        self.state.generator = self._stream()
+        method.check(state)
+        self._choose_optimizers()
+
+    @property
+    def acting(self) -> Method:
+        """The method, or before its first phase one that does nothing."""
+        return self.method if self.state.phase >= self.method.first_phase else IDLE
+
+    @property
+    def optimizers(self) -> dict[str, Optimizer]:
+        """The optimizers to train with in this phase, by name."""
+        return self.state.optimizers
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer of the only, or first, network."""
+        return self.state.optimizers[next(iter(self.state.nets))]
+
+    def boundary(self, phase: int, also: Callable[[], Iterable[nn.Parameter]] | None = None) -> Report:
+        """Begin phase `phase`: treat the networks, copy followers, clear optimizer memory; return the report.
+
+        Phase 0 begins without a treatment. `also` is called after the treatment, for what the caller changes at a
+        boundary; the memory of the parameters that it returns is cleared with that of the treated ones.
+        """
+        state = self.state
+        state.phase = phase
+        state.generator = self._stream()
+        if phase == 0:
+            self._choose_optimizers()
+            return Report(method=self.method.name)
+        report = self.acting.boundary(state)
+        report.method = self.method.name
+        if report.changed:
+            state.copy_followers()
+        renews = self.acting.changes_structure
+        changed = [*([] if renews else report.parameters), *(also() if also else ())]
+        reset_optimizer_state(state.optimizers, self.optimizer_state, changed)
+        if renews:
+            self._own = dict(self.renew() if self.renew else renewed(state.nets, self._own))
+        self._choose_optimizers()
+        return report
+
+    def penalty(self) -> Tensor | float:
+        """Return a scalar to add to the loss. Call it once a step, before `backward`."""
+        return self.acting.penalty(self.state)
+
+    def before_step(self) -> None:
+        """Call it when the gradients of a step are complete: unscaled, and not yet clipped."""
+        self._has_gradients = True
+        self.acting.before_step(self.state)
+
+    def after_step(self, skipped: bool = False) -> None:
+        """Call it after the optimizer's step. skipped: whether a GradScaler left the step out."""
+        if "gradients" in self.acting.needs and not self._has_gradients:
+            raise UserError(f"method {self.method.name!r} needs {NEEDS['gradients']}")
+        if not skipped:
+            self.acting.after_step(self.state)
+
+    def after_pass(self) -> None:
+        """Call it after each pass over the data of the phase."""
+        self.acting.after_pass(self.state)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Put in the weights that the method evaluates, and after the block those that train."""
+        self.acting.before_evaluation(self.state)
+        try:
+            yield
+        finally:
+            self.acting.after_evaluation(self.state)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the phase, the networks, the optimizers and the method's state, for a checkpoint."""
+        state = self.state
+        return {
+            "phase": state.phase,
+            "nets": {name: net.state_dict() for name, net in state.nets.items()},
+            "optimizers": {name: each.state_dict() for name, each in state.optimizers.items()},
+            "method": {"name": self.method.name, "state": self.method.state_dict()},
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned. The state of another method is left out: runs may share a first phase."""
+        state = self.state
+        state.phase = saved["phase"]
+        state.generator = self._stream()
+        if self.acting.changes_structure and state.phase > 0:
+            self.method.rebuild(state)
+            self._own = dict(self.renew() if self.renew else renewed(state.nets, self._own))
+        self._choose_optimizers()
+        for name, net in state.nets.items():
+            net.load_state_dict(saved["nets"][name])
+        for name, optimizer in state.optimizers.items():
+            optimizer.load_state_dict(saved["optimizers"][name])
+        if saved["method"]["name"] == self.method.name:
+            self.method.load_state_dict(saved["method"]["state"], state)
+
+    def _stream(self) -> torch.Generator:
+        return torch.Generator().manual_seed(derive(self.seed, "method", self.state.phase))
+
+    def _choose_optimizers(self) -> None:
+        """Put into `optimizers` the caller's, or those that the method makes: once, and again for new parameters."""
+        self.state.optimizers.update(self._own)
+        for name, net in self.state.nets.items() if self.acting.changes_optimizer else ():
+            groups = self._built[name].param_groups if name in self._built else []
+            held = {id(p) for group in groups for p in group["params"]}
+            if any(p.requires_grad and id(p) not in held for p in net.parameters()):
+                self._built[name] = self.acting.build(net, self._one_rate(name))
+            self.state.optimizers[name] = self._built[name]
+
+    def _one_rate(self, name: str) -> Optimizer:
+        rates = sorted({float(group["lr"]) for group in self._own[name].param_groups})
+        if len(rates) > 1:
+            raise UserError(
+                f"method {self.method.name!r} makes an optimizer of its own with one learning rate, and the groups of "
+                f"yours have {', '.join(map(str, rates))}: give all groups the same"
+            )
+        return self._own[name]
+
+
+def renewed(nets: Mapping[str, nn.Module], old: Mapping[str, Optimizer]) -> dict[str, Optimizer]:
+    """Return optimizers like `old` for the parameters that now train, with the memory of those that trained before."""
+    made = dict(old)
+    for name, net in nets.items():
+        before: Any = old[name]
+        if len(before.param_groups) > 1:
+            raise UserError(
+                f"the optimizer of {name!r} has {len(before.param_groups)} parameter groups: give attach(renew=...), a "
+                "function that returns new optimizers"
+            )
+        trained = [p for p in net.parameters() if p.requires_grad]
+        made[name] = type(before)(trained, **before.defaults)
+        made[name].state.update({p: memory for p, memory in before.state.items() if p in set(trained)})
+    return made

@@ -1,0 +1,260 @@
+"""One run of a training script: where it stands, what it saves and logs, and its method.
+
+session = Session(DOMAIN, cfg, model=cfg.model.name)
+if session.finished:
+    return
+treatment = session.attach({"net": net}, {"net": optimizer})
+with session as at:  # with a checkpoint, `at` and all that is attached are those of the checkpoint
+    while at["step"] < cfg.steps:
+        session.intervene(phase, measure)  # at a boundary, or when the trigger has fired
+        ...                                # one step of training
+        at["step"] += 1
+        session.log(loss=...)
+        session.save_if_due()
+    session.finish({"net": net.state_dict()}, results)
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any, Protocol
+
+import torch
+from omegaconf import DictConfig
+from torch import nn
+from torch.optim import Optimizer
+from tqdm import tqdm
+
+from fire_core import Attached, Report, attach
+from fire_core.methods import create
+from harness import stop
+from harness.launch import open_run, pick_device
+from harness.runs import seeded
+from harness.runs.signals import STOPPED
+from harness.settings import Domain
+from harness.trigger import RunTrigger
+
+CONTINUE, SAVE, STOP = 0, 1, 2
+Values = dict[str, Any]
+
+
+class Saved(Protocol):
+    """Anything with a state."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, saved: Any) -> Any: ...
+
+
+class OneProcess:
+    """The only process of a run. `language.distributed.World` has the same calls for several."""
+
+    is_leader = True
+    position: tuple[int, ...] = ()  # of its random stream
+
+    def from_leader(self, value: Any) -> Any:
+        """Return the value that process 0 has."""
+        return value
+
+    def decide(self, decision: int) -> int:
+        """Return the small number that process 0 has."""
+        return decision
+
+
+class Session:
+    """One run of a script: its method, its run folder, and where it stands.
+
+    `at` is where the run stands: the phase of the data, the step, and what the script puts there. It is saved and loaded
+    with everything that was given to `attach` and `keep`.
+
+    Args:
+        world: the processes of the run; only the leader has a run folder.
+        fork: the checkpoint of phase 0 that the other phases start from; None is its end.
+        facts: further entries of meta.json.
+    """
+
+    def __init__(
+        self, domain: Domain, cfg: DictConfig, *, world: Any = None, fork: str | None = None, **facts: Any
+    ) -> None:
+        self.cfg, self.world, self.fork = cfg, world or OneProcess(), fork
+        self.method = create(**cfg.method)
+        self.run = open_run(domain, cfg, self.method, **facts) if self.world.is_leader else None
+        self.device = pick_device(cfg.device)
+        self.trigger = RunTrigger(cfg.get("trigger"))
+        self.at: dict[str, Any] = {"phase": 0, "step": 0}
+        self.resumed = False  # from a checkpoint
+        self.forked = False  # from the checkpoint of another run's phase 0
+        self.repeat = 1  # environment steps in one step, in what is logged
+        self.treatment: Attached
+        self.bar = tqdm(disable=True)
+        self._kept: dict[str, Saved] = {}
+        self._block = ExitStack()
+        self._started = time.perf_counter()
+
+    @property
+    def finished(self) -> bool:
+        """Whether this run is complete already; prints that it is."""
+        return self.world.from_leader(self.run.finished if self.run else None)
+
+    def attach(
+        self, nets: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer], **given: Any
+    ) -> Attached:
+        """Return the method of the run with the nets and optimizers that it works on: `fire_core.attach`."""
+        given = {"optimizer_state": self.cfg.optimizer_state, "compiled": bool(self.cfg.compile)} | given
+        self.treatment = attach(self.method, nets, optimizers, seed=self.cfg.seed, **given)
+        return self.treatment
+
+    def keep(self, **parts: Saved) -> None:
+        """Save and load these objects with every checkpoint."""
+        self._kept |= parts
+
+    def __enter__(self) -> dict[str, Any]:
+        if self.run:
+            self._block.enter_context(self.run)
+        else:
+            stop.ignore()  # the leader saves, and tells
+        self._block.enter_context(seeded(self.cfg.seed, "train", *self.world.position))
+        saved = self.world.from_leader(self.run.resume(self.fork) if self.run else None)
+        if saved is not None:
+            self._load(saved)
+        run = self.run
+        forked = run is not None and saved is not None and run.trunk not in (None, run.place)
+        self.resumed, self.forked = saved is not None, self.world.from_leader(forked)
+        self._started = time.perf_counter()
+        return self.at
+
+    def __exit__(self, *error: Any) -> None:
+        self.bar.close()
+        self._block.__exit__(*error)
+
+    def _parts(self) -> Values:
+        """Return what a checkpoint holds."""
+        return {
+            "at": dict(self.at),
+            "treatment": self.treatment.state_dict(),
+            "trigger": self.trigger.state_dict(),
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "kept": {name: part.state_dict() for name, part in self._kept.items()},
+        }
+
+    def _load(self, saved: Mapping[str, Any]) -> None:
+        self.at.update(saved["at"])
+        self.treatment.load_state_dict(saved["treatment"])
+        self.trigger.load_state_dict(saved["trigger"])
+        for name, part in self._kept.items():
+            part.load_state_dict(saved["kept"][name])
+        if self.world.is_leader:
+            torch.set_rng_state(saved["random"])
+        if saved["random_cuda"] and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(saved["random_cuda"])
+
+    # ------------------------------------------------------------------------------------------------ in the loop
+    def intervene(
+        self,
+        phase: int,
+        measure: Callable[[], Values],
+        test: Callable[[], Values] = dict,
+        also: Callable[[], Iterable[nn.Parameter]] | None = None,
+    ) -> Report | None:
+        """Let the method act if phase `phase` begins or the trigger has fired. Return the report, None if neither is so.
+
+        The order is that of every script: `measure`, the boundary with `also` (see `Attached.boundary`), `measure` again
+        and `test`, and one row of metrics: phase, act, step, cause, before_<metric>, after_<metric>.
+        """
+        self.at["phase"] = phase
+        begins = phase > self.treatment.state.phase
+        due = self.trigger.due(phase if begins else None)
+        if due is None:
+            return None
+        act, cause = due
+        before = measure()
+        report = self.treatment.boundary(act, also)
+        where = {"phase": phase, "act": act, "step": self.at["step"] * self.repeat, "cause": cause}
+        if self.run:
+            self.run.boundary(report=report, **where)
+        self.timing(boundary_seconds=report.seconds)
+        after = measure() | test()
+        if self.run:
+            self.run.log_act(where, before, after)
+        self.say(f"act {act} ({cause}): {self.method.name}, {summary(report)}")
+        self._started = time.perf_counter()
+        return report
+
+    def log(self, *, watched: bool = True, **values: Any) -> None:
+        """Append a row to metrics.jsonl, with the phase and the step, and let the trigger see it if it is `watched`."""
+        values.setdefault("step", self.at["step"] * self.repeat)
+        if self.run:
+            self.run.log(phase=self.at["phase"], **values)
+        if watched:
+            self.trigger.look(values["step"], self.world.from_leader(values))
+
+    def timing(self, **values: Any) -> None:
+        """Append a row to timing.jsonl, with the phase: what differs between repetitions of a run."""
+        if self.run:
+            self.run.timing(phase=self.at["phase"], **values)
+
+    def seconds(self) -> float:
+        """Return the seconds since the last call, or since the last act of the method."""
+        before, self._started = self._started, time.perf_counter()
+        return self._started - before
+
+    def progress(self, total: int, done: int, unit: str, name: str | None = None) -> tqdm:
+        """Return a new progress bar, shown on a terminal unless run.progress=false."""
+        hidden = None if self.cfg.run.progress and self.world.is_leader else True
+        self.bar.close()
+        self.bar = tqdm(None, name, total, initial=done, unit=unit, disable=hidden)
+        return self.bar
+
+    def say(self, line: str) -> None:
+        """Print a line above the progress bar."""
+        if self.world.is_leader:
+            tqdm.write(line)
+            sys.stdout.flush()
+
+    def save(self, name: str | None = None) -> None:
+        """Write a checkpoint. One without a name ends the process if a signal has asked for that."""
+        parts = self._parts()
+        if self.run:
+            self.run.save(self.at["step"], parts, name)
+
+    def save_if_due(self) -> None:
+        """Write a checkpoint if it is time, or if a signal asks to stop."""
+        decision = CONTINUE
+        if self.run and self.run.due(self.at["step"]):
+            decision = SAVE if self.run.stop_signal is None else STOP
+        decision = self.world.decide(decision)
+        if decision != CONTINUE:
+            self.save()
+        if decision == STOP:
+            sys.exit(STOPPED)
+
+    def leave_trunk(self) -> None:
+        """End phase 0, which other methods may share. With a `fork`, go back to that checkpoint."""
+        parts = self._parts()
+        saved = self.run.leave_trunk(self.at["step"], parts, self.fork) if self.run else None
+        saved = self.world.from_leader(saved)
+        if saved is not None:
+            self._load(saved)
+
+    def finish(self, weights: Mapping[str, Any], results: Mapping[str, Any], brief: str) -> None:
+        """Save the weights that were tested as final.pt, and the results as summary.json; print `brief`."""
+        self.bar.close()
+        if self.run:
+            self.run.save(self.at["step"], dict(weights), name="final")
+            self.run.finish({"steps": self.at["step"] * self.repeat, **results})
+            self.say(f"{self.method.name}: {brief}\nin {self.run.folder}")
+
+
+def summary(report: Report) -> str:
+    """Return how many matrices were treated, in what time, and their mean deviation from isometry before and after."""
+    rows = report.treated()
+    if not rows:
+        return "no matrix treated"
+    before, after = (
+        sum(getattr(row, key) for row in rows) / len(rows) for key in ("dfi_before", "dfi_after")
+    )
+    return f"{len(rows)} matrices in {report.seconds:.3f} s; mean DfI {before:.1f} -> {after:.1f}"
