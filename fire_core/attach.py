@@ -165,12 +165,17 @@ class Attached:
         self._has_gradients = True
         self.acting.before_step(self.state)
 
-    def after_step(self, skipped: bool = False) -> None:
-        """Call it after the optimizer's step. skipped: whether a GradScaler left the step out."""
-        if "gradients" in self.acting.needs and not self._has_gradients:
+    def after_step(self, skipped: bool | Callable[[], bool] = False) -> None:
+        """Call it after the optimizer's step.
+
+        skipped: whether a GradScaler left the step out, or a function that returns it, which is called only for methods
+            that act after steps: the answer is on the GPU.
+        """
+        acting = self.acting
+        if "gradients" in acting.needs and not self._has_gradients:
             raise UserError(f"method {self.method.name!r} needs {NEEDS['gradients']}")
-        if not skipped:
-            self.acting.after_step(self.state)
+        if type(acting).after_step is not Method.after_step and not (skipped() if callable(skipped) else skipped):
+            acting.after_step(self.state)
 
     def after_pass(self) -> None:
         """Call it after each pass over the data of the phase."""

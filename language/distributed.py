@@ -1,15 +1,13 @@
 """Training with several processes: `torchrun --nproc-per-node=8 language/train.py ...`. One process needs no torchrun.
 
-Process 0 owns the run folder. The others have a `FollowerRun` with the same calls, receive what process 0 read from a
-checkpoint, and save and stop when process 0 does. Each process has the whole net (DistributedDataParallel).
+Process 0 owns the run folder. The others receive what it read from a checkpoint, and stop when it does. Each process has
+the whole net (DistributedDataParallel).
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import signal
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
@@ -19,11 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fire_core.errors import UserError
+from fire_core.methods import Method
 from harness.launch import pick_device
-from harness.runs.signals import STOPPED
-from harness.stop import SIGNALS
 
-GO_ON, SAVE, STOP = 0, 1, 2
 T = TypeVar("T")
 
 
@@ -43,6 +39,27 @@ class World:
                 torch.cuda.set_device(self.device)
             if not dist.is_initialized():
                 dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+
+    def check(self, method: Method) -> None:
+        """Raise UserError for a method by which the copies of the network in several processes would diverge."""
+        if "activations" in method.needs and self.size > 1:
+            raise UserError(
+                f"method={method.name} with {self.size} processes: it scores units on the batches of one process, so "
+                "the copies of the network would diverge; use one process"
+            )
+
+    @property
+    def position(self) -> tuple[int]:
+        """Of this process's random stream."""
+        return (self.rank,)
+
+    def decide(self, decision: int) -> int:
+        """Return the small number that process 0 has, on every process."""
+        if self.size == 1:
+            return decision
+        flag = torch.tensor(decision, device=self.device)
+        dist.broadcast(flag, src=0)
+        return int(flag)
 
     @property
     def is_leader(self) -> bool:
@@ -111,40 +128,29 @@ class World:
             dist.destroy_process_group()
 
 
-class FollowerRun:
-    """Replaces the run on processes other than 0: same calls, no files. It ignores signals, which process 0 handles.
+class RunningLoss:
+    """The mean training loss of the iterations since `restart`, over all processes. `count` is their number."""
 
-    stops: whether the process ends after the next save, as process 0 does.
-    """
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.total, self.count = torch.zeros((), device=world.device), 0
 
-    stops = False
+    def add(self, loss: Tensor) -> None:
+        """Add a share of the loss of an iteration."""
+        self.total += loss.detach()
 
-    def __enter__(self) -> FollowerRun:
-        for number in SIGNALS:
-            signal.signal(number, signal.SIG_IGN)
-        return self
+    def mean(self) -> float:
+        """Return the mean loss of an iteration."""
+        return float(self.world.mean(self.total.clone())) / self.count
 
-    def __exit__(self, *error: object) -> None:
-        return None
+    def restart(self) -> None:
+        """Forget all iterations."""
+        self.total.zero_()
+        self.count = 0
 
-    def save(self, *args: Any, **values: Any) -> None:
-        """Write nothing; if `stops`, end the process with the exit code of process 0."""
-        if self.stops:
-            sys.exit(STOPPED)
+    def state_dict(self) -> dict[str, Any]:
+        return {"total": self.world.mean(self.total.clone()), "count": self.count}
 
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **values: None
-
-
-def save_decision(world: World, run: Any, step: int) -> bool:
-    """Return on every process whether process 0 saves now. If it stops afterwards, the others will too."""
-    if world.size == 1:
-        return run.due(step)
-    decision = GO_ON
-    if world.is_leader and run.due(step):
-        decision = STOP if run.stop_signal is not None else SAVE
-    flag = torch.tensor(decision, device=world.device)
-    dist.broadcast(flag, src=0)
-    if not world.is_leader:
-        run.stops = int(flag) == STOP
-    return int(flag) != GO_ON
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.total.copy_(saved["total"])
+        self.count = saved["count"]
