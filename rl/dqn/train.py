@@ -7,7 +7,6 @@
 protocol of the games in rl/dqn/env.py.
 """
 
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -40,8 +39,7 @@ from rl.dqn.learn import Learner, epsilon, td_loss, td_targets, update, with_act
 from rl.dqn.measure import Window, brief, measure
 from rl.dqn.network import DQN
 from rl.dqn.play import act, evaluate, make_games, random_play
-from rl.dqn.replay_place import FOLDER, leave_trunk, open_replay
-from rl.replay import Batch
+from rl.replay import Batch, FrameReplay
 
 SAY_SECONDS = 60  # between printed lines if there is no progress bar
 
@@ -52,7 +50,6 @@ def train(cfg: DictConfig) -> None:
     method = create(**cfg.method)
     run = open_run(DOMAIN, cfg, method, game=cfg.env.game, compat=cfg.compat)
     if run.finished:
-        shutil.rmtree(run.folder / FOLDER, ignore_errors=True)  # left if the run was killed right at its end
         return
 
     # ------------------------------------------------------------------------------------------ games and networks
@@ -76,6 +73,7 @@ def train(cfg: DictConfig) -> None:
     trigger = RunTrigger(cfg.get("trigger"))
     adam = make_optimizer(net, cfg)
     random = {name: numpy_generator(cfg.seed, name) for name in ("policy", "replay")}
+    replay = make_replay(cfg, device)
     updates = round(cfg.updates_per_transition * games.count)
     between_copies = max(1, round(cfg.updates_per_transition * cfg.target_every))
 
@@ -92,7 +90,6 @@ def train(cfg: DictConfig) -> None:
             return scores
 
         saved = run.resume()
-        replay = open_replay(run, cfg, saved)
         if saved is None:
             state.optimizers["net"] = method.optimizer(net, adam, Phase(0))
             observations = games.reset()
@@ -109,6 +106,7 @@ def train(cfg: DictConfig) -> None:
             window.load_state_dict(saved["window"])
             figures = saved["figures"]
             observations = games.load_state_dict(saved["games"])
+            replay.load_state_dict(saved["replay"])
             for name, stream in random.items():
                 stream.bit_generator.state = saved["random"][name]
         state.generator = generator(cfg.seed, "method", state.phase)
@@ -215,8 +213,7 @@ def train(cfg: DictConfig) -> None:
                 tqdm.write(f"step {at['step']:,}: {brief(figures, window)}")
             if at["step"] == cfg.midpoint and run.trunk is not None:
                 run.leave_trunk(at["step"], parts())
-                replay = leave_trunk(run, cfg, replay)
-            if run.due(at["step"]) or replay.must_save:
+            if run.due(at["step"]):
                 run.save(at["step"], parts())
 
         # -------------------------------------------------------------------------------------- end
@@ -225,8 +222,6 @@ def train(cfg: DictConfig) -> None:
         run.save(at["step"], {"net": net.state_dict()}, name="final")
         method.after_evaluation(state)
         run.finish({"steps": at["step"], "updates": at["updates"], **figures})
-    # Only now, because a run that is interrupted before this line can be resumed.
-    shutil.rmtree(run.folder / FOLDER, ignore_errors=True)
     print(f"{method.name}: {brief(figures, window)}\nin {run.folder}")
 
 
@@ -234,6 +229,13 @@ def make_net(cfg: DictConfig, actions: int) -> DQN:
     """Return a newly initialised network."""
     layers = [tuple(layer) for layer in cfg.network.convolutions]
     return DQN(actions, (cfg.env.frame_size, cfg.env.frame_size), layers, cfg.network.hidden)
+
+
+def make_replay(cfg: DictConfig, device: torch.device) -> FrameReplay:
+    """Return an empty replay. Raises UserError where memory is too small."""
+    shape = (cfg.env.frame_size, cfg.env.frame_size)
+    rule = {"channels_last": cfg.channels_last, "n_step": cfg.n_step or 1, "discount": cfg.discount}
+    return FrameReplay(cfg.replay_capacity, cfg.env.environments, shape, device=device, **rule)
 
 
 def make_optimizer(net: nn.Module, cfg: DictConfig) -> torch.optim.Optimizer:

@@ -1,19 +1,13 @@
 """The DQN script end to end: killed in either half it ends in the same numbers, forks equal runs from scratch."""
 
 import json
-import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
 from training_scripts import Script
 
-from fire_core.errors import UserError
 from harness.overrides import compose_config
-from rl import frame_file
-from rl.dqn.replay_place import open_replay
 from rl.dqn.train import make_net
-from rl.replay import FrameReplay
 
 SCRIPT = Script("rl/dqn/train.py")
 KILL, TERM, SAVED = 9, 15, 75
@@ -46,7 +40,7 @@ def arguments(root, *more):
 
 def result(root, label):
     folder = root / "fig4a_breakout" / "smoke" / label / "seed_1"
-    assert (folder / "DONE").exists() and not (folder / "replay").exists()
+    assert (folder / "DONE").exists()
     net = torch.load(folder / "checkpoint" / "final.pt", weights_only=True)["net"]
     return (folder / "metrics.jsonl").read_text(), net
 
@@ -91,8 +85,8 @@ def test_killed_runs_end_in_the_same_metrics_and_weights(tmp_path, method):
     same(result(whole, folder.name), result(killed, folder.name))
 
 
-def test_the_midpoint_of_a_run_without_a_trunk_saves_nothing_and_frees_no_frames(tmp_path):
-    what = ["method=none", "run.trunk=false", "run.keep=1", "replay_capacity=200", "run.checkpoint_steps=0"]
+def test_a_killed_run_without_a_trunk_goes_on_from_its_own_checkpoints(tmp_path):
+    what = ["method=none", "run.trunk=false", "run.keep=1", "replay_capacity=200"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     one, two = (arguments(root, *what) for root in (whole, killed))
     drive((one, 0, 0), (two, 130, KILL), (two, 0, 0), expect=[0, -KILL, 0])
@@ -145,40 +139,6 @@ def test_priming_copies_the_target_after_as_many_updates_as_later(tmp_path):
     between = round(cfg.target_every * cfg.updates_per_transition)
     codes, output = SCRIPT.run_all([(arguments(tmp_path, "method=none", f"priming={7 * between}"), COUNTED)])
     assert codes == [0] and output.count("copied") == 7 + later
-
-
-def test_a_disk_too_small_for_both_halves_is_named_before_the_first(tmp_path, monkeypatch):
-    run = SimpleNamespace(trunk=tmp_path / "trunk", place=tmp_path, folder=tmp_path / "run")
-    cfg = compose_config("dqn", ["size=smoke"])
-    first = FrameReplay(cfg.replay_capacity, 4, (21, 21), tmp_path / "ring", reserve=64).frames.nbytes
-    size = round(1.5 * first)
-
-    def disk_usage(folder):
-        return SimpleNamespace(free=size - sum(path.stat().st_size for path in tmp_path.glob("replay/*")))
-
-    monkeypatch.setattr(frame_file.shutil, "disk_usage", disk_usage)
-    with pytest.raises(UserError, match=r"the replay needs .* GB of disk"):
-        open_replay(run, cfg, None)
-    assert not (tmp_path / "replay").exists()
-    size = 3 * first
-    assert open_replay(run, cfg, None).bytes > 0
-
-
-def test_a_left_over_replay_is_removed_and_a_trunk_without_its_own_names_what_to_delete(tmp_path):
-    """The replay of a finished run is left over where it was killed while that was thrown away."""
-    line = arguments(tmp_path, "method=none")
-    drive((line, 0, 0), expect=[0])
-    [done] = tmp_path.glob("fig4a_breakout/smoke/none/seed_1/DONE")
-    left = done.parent / "replay" / "frames.npy"
-    left.parent.mkdir()
-    left.write_bytes(b"left over")
-    assert "finished already" in drive((line, 0, 0), expect=[0]) and not left.parent.exists()
-    [replay] = (tmp_path / "trunks").glob("*/replay")
-    shutil.rmtree(replay)
-    output = drive((arguments(tmp_path, "method=fire"), 0, 0), expect=[2])
-    assert f"is gone: delete {replay.parent} and " in output and "trains both halves" in output
-    shutil.rmtree(replay.parent)
-    drive((arguments(tmp_path, "method=fire"), 0, 0), expect=[0])
 
 
 def checkpoints(root):
@@ -248,9 +208,3 @@ def test_the_boundary_follows_the_target_rule_the_optimizer_policy_and_compat(tm
         assert kept == {name for name in saved["net"] if stale and name.endswith(stale) and "encoder" in name}
         assert set(adam_steps(saved).values()) <= {1, 81}
     assert set(saved["games"]["lengths"]) == {age}
-
-
-def test_a_full_ring_is_saved_before_it_overwrites_what_the_kept_checkpoints_need(tmp_path):
-    what = ["method=none", "replay_capacity=80", "run.checkpoint_steps=0", "run.checkpoint_seconds=1e9"]
-    drive((arguments(tmp_path, *what), 90, KILL), expect=[-KILL])
-    assert sorted(checkpoints(tmp_path)) == [128, 256]  # 64 spare rows of four, for the two that are kept

@@ -1,15 +1,15 @@
-"""Replays: no stored transition crosses an episode, stacks are the wrapper's, resume and forks are exact."""
+"""Replays: no stored transition crosses an episode, stacks are the wrapper's, and going back to a checkpoint is exact."""
 
-import copy
-import errno
 import io
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from fire_core.errors import UserError
-from rl import frame_file
+from rl import replay as module
+from rl.dqn.env import Games
 from rl.replay import FlatReplay, FrameReplay
 
 STACK = 4
@@ -74,21 +74,13 @@ def check_all(replay, records):
         assert batch.actions.tolist() == [time % 7, time % 5]
 
 
-def started(folder, steps, capacity=40, **options):
+def started(steps, capacity=40, **options):
     """A replay of two environments after some steps, its environments, and what a wrapper saw of them."""
     environment, records = Counting(), []
-    replay = FrameReplay(capacity, 2, (1, 2), folder, **options)
+    replay = FrameReplay(capacity, 2, (1, 2), **options)
     replay.start(environment.frames())
     fill(replay, environment, steps, records)
     return replay, environment, records
-
-
-def forked(trunk, folder, **options):
-    """A new fork of a replay."""
-    place = {"parent": trunk.path.parent, "fork_time": trunk.count}
-    fork = FrameReplay(trunk.capacity, 2, trunk.frame_shape, folder, **place, **options)
-    fork.load_state_dict(trunk.state_dict())
-    return fork
 
 
 def written(state):
@@ -100,16 +92,16 @@ def written(state):
 
 
 @pytest.mark.parametrize("steps", [1, 4, 19, 20, 21, 24, 26, 57, 143])
-def test_every_transition_equals_the_frame_stack_wrapper(tmp_path, steps):
-    replay, _, records = started(tmp_path, steps, reserve=3)
+def test_every_transition_equals_the_frame_stack_wrapper(steps):
+    replay, _, records = started(steps)
     assert len(replay) == min(40, 2 * steps)
     check_all(replay, records)
 
 
-def test_n_step_returns_by_hand(tmp_path):
+def test_n_step_returns_by_hand():
     """Episode of four steps that terminates in game 0 and is truncated in game 1; then three steps of the next one, of which
     game 0 loses a life in the second. Rewards 1, 2, 4, ... ; discount one half; three steps."""
-    replay = FrameReplay(32, 2, (1, 1), tmp_path, stack=2, n_step=3, discount=0.5)
+    replay = FrameReplay(32, 2, (1, 1), stack=2, n_step=3, discount=0.5)
     picture = lambda number: np.full((2, 1, 1), number, np.uint8)  # noqa: E731
     replay.start(picture(0))
     for number in range(7):
@@ -143,25 +135,22 @@ def test_n_step_returns_by_hand(tmp_path):
             assert batch.observations[2 * time, -1].item() == (time if time < 4 else time + 6)
 
 
-def test_sampling_reaches_all_of_the_last_capacity_and_nothing_else(tmp_path):
-    replay, _, _ = started(tmp_path, 33, capacity=20)
+def test_sampling_reaches_all_of_the_last_capacity_and_nothing_else():
+    replay, _, _ = started(33, capacity=20)
     batch = replay.sample(4000, np.random.default_rng(0))
     drawn, counts = np.unique(batch.rewards.numpy(), return_counts=True)
     assert sorted(np.abs(drawn).tolist()) == sorted([*range(23, 33)] * 2)
     assert counts.min() > 140 and counts.max() < 260  # 200 expected, sd 14: four sd either way
 
 
-def test_the_layout_of_samples_changes_nothing_but_their_strides(tmp_path):
-    """Also through a fork, whose samples mix its own frames with its parent's."""
+def test_the_layout_of_samples_changes_nothing_but_their_strides():
     batches = []
     for layout in (False, True):
-        replay = FrameReplay(40, 2, (5, 7), tmp_path / f"{layout}", channels_last=layout)
+        replay = FrameReplay(40, 2, (5, 7), channels_last=layout)
         frames = np.random.default_rng(0).integers(0, 256, (16, 2, 5, 7), np.uint8)
         replay.start(frames[0])
         nothing = np.zeros(2, bool)
-        for number, frame in enumerate(frames[1:]):
-            if number == 8:
-                replay = forked(replay, tmp_path / f"{layout} fork", most_new_rows=12, channels_last=layout)
+        for frame in frames[1:]:
             replay.add(nothing, nothing, nothing, nothing, frame)
         batches.append(replay.sample(64, np.random.default_rng(1)))
     for usual, last in zip(batches[0][:5], batches[1][:5], strict=True):
@@ -170,9 +159,9 @@ def test_the_layout_of_samples_changes_nothing_but_their_strides(tmp_path):
     assert batches[1].observations.stride()[1] == batches[1].next_observations.stride()[1] == 1
 
 
-def test_restart_in_the_middle_truncates_and_keeps_the_true_next_frame(tmp_path):
+def test_restart_in_the_middle_truncates_and_keeps_the_true_next_frame():
     environment, records = Counting(lengths=(50, 60)), []
-    replay = FrameReplay(40, 2, (1, 2), tmp_path)
+    replay = FrameReplay(40, 2, (1, 2))
     replay.start(environment.frames())
     fill(replay, environment, 7, records)
     environment.episode += 1
@@ -185,133 +174,68 @@ def test_restart_in_the_middle_truncates_and_keeps_the_true_next_frame(tmp_path)
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_going_back_to_a_checkpoint_is_exact_although_the_ring_went_on(tmp_path, restart):
-    replay, environment, records = started(tmp_path, 40, capacity=20, reserve=6)
-    state = written(replay.state_dict())
-    assert not replay.must_save
-    if restart:
-        replay.start(np.full((2, 1, 2), 200, np.uint8))
-    fill(replay, environment, 6, [])
-    assert replay.must_save
-    again = FrameReplay(20, 2, (1, 2), tmp_path, existing=True)
-    again.load_state_dict(state)
-    assert again.count == 40
-    check_all(again, records)
-    nothing = np.zeros(2, bool)
-    again.add(np.zeros(2), np.zeros(2), nothing, nothing, np.full((2, 1, 2), 9, np.uint8))
-    assert again.transitions(np.array([40]), np.array([0])).next_observations[0, -1, 0, 0] == 9
-
-
-@pytest.mark.parametrize("kept", [1, 2, 3])
-def test_each_checkpoint_that_is_kept_can_be_gone_back_to(tmp_path, kept):
-    """Saved as rarely as the ring allows, the oldest of the kept checkpoints still finds all it needs on the disk."""
-    replay, environment, records = started(tmp_path, 0, capacity=20, reserve=7, checkpoints=kept)
-    checkpoints = []
-    for _ in range(60):
-        fill(replay, environment, 1, records)
-        if replay.must_save:
-            checkpoints = [*checkpoints, (written(replay.state_dict()), list(records))][-kept:]
-    while not replay.must_save:  # as far beyond the last one as it gets
-        fill(replay, environment, 1, [])
-    for state, known in reversed(checkpoints):
-        # a resume may keep more of them
-        again = FrameReplay(20, 2, (1, 2), tmp_path, existing=True, checkpoints=5)
+@pytest.mark.parametrize("block", [1, 3, 256])
+@pytest.mark.parametrize("between", [1, 4, 13, 60])
+def test_every_checkpoint_is_complete_and_goes_on_as_the_run_did(between, block, restart, monkeypatch):
+    """Saved after every `between` steps, from before the ring is full until it has wrapped around several times."""
+    monkeypatch.setattr(module, "BLOCK", block)
+    replay, environment, records = started(0, capacity=20)
+    saved = []
+    for _ in range(240 // between):
+        fill(replay, environment, between, records)
+        saved.append((written(replay.state_dict()), list(records)))
+        if restart:  # it replaces the newest frame, which the checkpoint has
+            replay.start(np.full((2, 1, 2), 200, np.uint8))
+            replay.start(environment.frames())
+            break
+    for state, known in saved:
+        again = FrameReplay(20, 2, (1, 2))
         again.load_state_dict(state)
         check_all(again, known)
-        assert again.reserve == 7
+        nothing = np.zeros(2, bool)
+        again.add(np.zeros(2), np.zeros(2), nothing, nothing, np.full((2, 1, 2), 9, np.uint8))
+        after = again.transitions(np.array([again.count - 1]), np.array([0]))
+        assert after.next_observations[0, -1, 0, 0] == 9
+    again.load_state_dict(state)
+    again.start(np.full((2, 1, 2), 7, np.uint8))
+    later = FrameReplay(20, 2, (1, 2))
+    later.load_state_dict(written(again.state_dict()))
+    assert torch.equal(later.frames[later.count % later.length], torch.full((2, 1, 2), 7, dtype=torch.uint8))
 
 
-@pytest.mark.parametrize("new_rows", [3, 200])
-def test_forks_share_the_old_frames_and_never_write_them(tmp_path, new_rows):
-    trunk, environment, records = started(tmp_path / "trunk", 33, reserve=4)
-    trunk.state_dict()
-    before = trunk.path.read_bytes()
-    for name in ("a", "b"):
-        fork = forked(trunk, tmp_path / name, most_new_rows=new_rows)
-        check_all(fork, records)
-        own = list(records)
-        fill(fork, copy.deepcopy(environment), min(new_rows, 45), own)
-        check_all(fork, own)
-        place = {"parent": tmp_path / "trunk", "fork_time": 33, "most_new_rows": new_rows}
-        resumed = FrameReplay(40, 2, (1, 2), tmp_path / name, existing=True, **place)
-        resumed.load_state_dict(written(fork.state_dict()))
-        check_all(resumed, own)
-        assert len(resumed) == 40
-    assert trunk.path.read_bytes() == before
-    assert new_rows > 3 or fork.frames.nbytes < trunk.frames.nbytes / 4
-    with pytest.raises(ValueError):
-        fork.old_frames[0] = 1
+def test_a_checkpoint_compresses_only_rows_that_are_new(monkeypatch):
+    monkeypatch.setattr(module, "BLOCK", 4)
+    replay, environment, _ = started(9)
+    kept = [block[2] for block in replay.state_dict()["frames"][:-1]]
+    fill(replay, environment, 4, [])
+    state = replay.state_dict()["frames"]
+    assert [end for _, end, _ in state] == [4, 8, 12, 14]
+    assert state[0][2] is kept[0] and state[1][2] is kept[1]
+    fill(replay, environment, 30, [])  # what no transition shows any more is in no checkpoint
+    first, last = replay.state_dict()["frames"][0][0], replay.count - replay.depth - STACK + 1
+    assert last - 4 < first <= last
 
 
-@pytest.mark.parametrize("place", ["own", "fork", "parent"])
-def test_a_flipped_bit_in_the_frames_is_found(place, tmp_path):
-    replay, _, _ = started(tmp_path / "one", 15, reserve=4)
-    damaged, loads = replay, replay
-    if place != "own":  # the frames of its first half are those of the parent
-        loads = forked(replay, tmp_path / "two", most_new_rows=10)
-        fill(loads, Counting(), 3, [])
-        damaged = loads if place == "fork" else replay
-    state = loads.state_dict()
-    loads.load_state_dict(state)
-    damaged.frames.reshape(-1)[8] ^= 1
-    damaged.frames.flush()
-    with pytest.raises(UserError, match=r"is damaged: steps \d+ to \d+ differ from their checksum"):
-        loads.load_state_dict(state)
+def test_atari_frames_take_a_tenth_of_their_size_in_a_checkpoint():
+    games = Games("asterix", 2, (84, 84), seed=0, threads=1)
+    replay, draw = FrameReplay(400, 2, (84, 84)), np.random.default_rng(0)
+    replay.start(games.reset()[:, -1])
+    for _ in range(200):
+        actions = draw.integers(games.actions, size=2)
+        step = games.step(actions)
+        ends = step.terminated, step.truncated
+        replay.add(actions, step.rewards, *ends, step.observations[:, -1], step.final_frames)
+    assert sum(block.numel() for _, _, block in replay.state_dict()["frames"]) < 400 * 84 * 84 / 10
 
 
-def test_every_frame_that_can_be_drawn_has_a_checksum(tmp_path):
-    replay, environment, _ = started(tmp_path, 45)
-    replay.state_dict()  # a block of rows that can be drawn only in part at the next checkpoint
-    fill(replay, environment, 12, [])
-    state = replay.state_dict()
-    for time in range(57 - replay.depth - STACK + 1, 57):
-        damaged = replay.frames[replay._slot(time)].reshape(-1)
-        damaged[0] ^= 1
-        with pytest.raises(UserError, match="is damaged"):
-            replay.load_state_dict(state)
-        damaged[0] ^= 1
-    replay.load_state_dict(state)
-
-
-@pytest.mark.parametrize("at", [10, 20, 60])
-def test_a_flipped_bit_in_the_head_of_the_file_is_one_line(at, tmp_path):
-    path = FrameReplay(40, 2, (1, 2), tmp_path / "one").path
-    content = bytearray(path.read_bytes())
-    content[at] ^= 4
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=r"replay file .*frames.npy is damaged[^\n]*$"):
-        FrameReplay(40, 2, (1, 2), tmp_path / "one", existing=True)
-
-
-def test_bad_files_and_full_disks_are_one_clear_line(tmp_path):
-    with pytest.raises(UserError, match=r"GB of disk at .* are free"):
-        FrameReplay(10**10, 2, (1000, 1000), tmp_path)
+def test_a_memory_that_is_too_small_is_one_clear_line(monkeypatch):
     with pytest.raises(UserError, match=r"GB of memory but"):
         FlatReplay(10**12, 100, 100)
-    FrameReplay(40, 2, (1, 2), tmp_path / "here")
-    with pytest.raises(UserError, match="is missing"):
-        FrameReplay(40, 2, (1, 2), tmp_path / "none", existing=True)
-    with pytest.raises(UserError, match="is damaged"):
-        FrameReplay(40, 2, (1, 3), tmp_path / "here", existing=True)
-    path = tmp_path / "here" / "frames.npy"
-    np.save(path, np.load(path)[:20])
-    with pytest.raises(UserError, match=r"damaged \(20 rows, at least 25 are needed"):
-        FrameReplay(40, 2, (1, 2), tmp_path / "here", existing=True)
-    path.write_bytes(b"")
-    with pytest.raises(UserError, match=r"is damaged .*: delete .* and run the same command again"):
-        FrameReplay(40, 2, (1, 2), tmp_path / "here", existing=True)
-
-
-def test_a_failed_allocation_is_one_clear_line_and_leaves_nothing(tmp_path, monkeypatch):
-    """Free space that the system reports is not always there: quotas, other processes."""
-
-    def fails(*_):
-        raise OSError(errno.EDQUOT, "Disk quota exceeded")
-
-    monkeypatch.setattr(frame_file.os, "posix_fallocate", fails)
-    with pytest.raises(UserError, match=r"frames.npy of .* GB cannot be written \(Disk quota exceeded\)"):
-        FrameReplay(40, 2, (1, 2), tmp_path)
-    assert not list(tmp_path.iterdir())
+    free = SimpleNamespace(available=1000 * 25 * 4)
+    monkeypatch.setattr(module.psutil, "virtual_memory", lambda: free)
+    FrameReplay(80, 4, (10, 10))
+    with pytest.raises(UserError, match=r"the replay needs 0.00 GB of memory but 0.00 GB are free"):
+        FrameReplay(1004, 4, (10, 10))
 
 
 def test_flat_replay_returns_what_was_added_and_resumes():
@@ -339,14 +263,9 @@ def test_flat_replay_returns_what_was_added_and_resumes():
 
 
 @pytest.mark.parametrize("steps", [7, 24, 57])
-def test_one_step_returns_of_a_longer_rule_are_the_plain_ones(steps, tmp_path):
-    """Through a fork and over the end of the ring: where a transition of up to five steps has one, it is the same."""
-    replays = []
-    for name, rule in (("plain", {}), ("longer", {"n_step": 5, "discount": 0.9})):
-        trunk, environment = FrameReplay(40, 2, (1, 2), tmp_path / name, **rule), Counting()
-        trunk.start(environment.frames())
-        fill(trunk, environment, steps, [])
-        replays.append(forked(trunk, tmp_path / f"{name} fork", most_new_rows=5, **rule))
+def test_one_step_returns_of_a_longer_rule_are_the_plain_ones(steps):
+    """Over the end of the ring: where a transition of up to five steps has one, it is the same."""
+    replays = [started(steps, **rule)[0] for rule in ({}, {"n_step": 5, "discount": 0.9})]
     times = np.arange(max(0, steps - 20), steps).repeat(2)
     one, many = (replay.transitions(times, np.arange(len(times)) % 2) for replay in replays)
     short = many.steps == 1
