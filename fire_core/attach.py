@@ -17,6 +17,7 @@ for phase, loader in enumerate(loaders):
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -174,7 +175,9 @@ class Attached:
         acting = self.acting
         if "gradients" in acting.needs and not self._has_gradients:
             raise UserError(f"method {self.method.name!r} needs {NEEDS['gradients']}")
-        if type(acting).after_step is not Method.after_step and not (skipped() if callable(skipped) else skipped):
+        if type(acting).after_step is not Method.after_step and not (
+            skipped() if callable(skipped) else skipped
+        ):
             acting.after_step(self.state)
 
     def after_pass(self) -> None:
@@ -250,6 +253,7 @@ def renewed(nets: Mapping[str, nn.Module], old: Mapping[str, Optimizer]) -> dict
                 "function that returns new optimizers"
             )
         trained = [p for p in net.parameters() if p.requires_grad]
-        made[name] = type(before)(trained, **before.defaults)
+        known = inspect.signature(type(before)).parameters
+        made[name] = type(before)(trained, **{k: v for k, v in before.defaults.items() if k in known})
         made[name].state.update({p: memory for p, memory in before.state.items() if p in set(trained)})
     return made

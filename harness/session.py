@@ -234,6 +234,8 @@ class Session:
 
     def leave_trunk(self) -> None:
         """End phase 0, which other methods may share. With a `fork`, go back to that checkpoint."""
+        if not self.world.from_leader(self.run and (self.fork or self.run.trunk is not None)):
+            return
         parts = self._parts()
         saved = self.run.leave_trunk(self.at["step"], parts, self.fork) if self.run else None
         saved = self.world.from_leader(saved)

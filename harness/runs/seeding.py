@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,3 +28,19 @@ def seeded(seed: int, purpose: str, *position: int | str) -> Iterator[None]:
     with torch.random.fork_rng():
         torch.manual_seed(derive(seed, purpose, *position))
         yield
+
+
+class NumpyStreams(dict[str, np.random.Generator]):
+    """Generators by purpose that are drawn from one after the other, and saved with a run."""
+
+    def __init__(self, seed: int, *purposes: str) -> None:
+        super().__init__({purpose: numpy_generator(seed, purpose) for purpose in purposes})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each generator."""
+        return {purpose: stream.bit_generator.state for purpose, stream in self.items()}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for purpose, stream in self.items():
+            stream.bit_generator.state = saved[purpose]

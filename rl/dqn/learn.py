@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
-from torch.optim import Optimizer
 
+from fire_core import Attached
 from rl.captured import captured
 from rl.replay import Batch
 
@@ -99,11 +99,10 @@ def gradients(
     return loss.detach(), value, torch.autograd.grad(loss, trained)
 
 
-def update(
-    learner: Learner, optimizer: Optimizer, batch: Batch, penalty: Tensor | float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """Take one gradient step on the trained network in place, adding the gradient of `penalty`, and let the target
-    network follow if it is an average. Return loss and mean target, detached and not synchronised."""
+def update(learner: Learner, treatment: Attached, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Take one gradient step on the trained network in place, with the method, and let the target network follow if it is
+    an average. Return loss and mean target, detached and not synchronised."""
+    optimizer, penalty = treatment.optimizer, treatment.penalty()
     optimizer.zero_grad(set_to_none=True)
     if learner.compiled is None:
         loss, value = losses(learner, batch)
@@ -115,7 +114,9 @@ def update(
             parameter.grad = slope
         if isinstance(penalty, Tensor) and penalty.requires_grad:
             penalty.backward(inputs=trained)
+    treatment.before_step()
     optimizer.step()
+    treatment.after_step()
     if learner.target_ema is not None:
         with torch.no_grad():
             torch._foreach_lerp_(

@@ -16,16 +16,14 @@ from rl.replay import Batch
 
 
 @torch.no_grad()
-def measure(learner: Learner, probe: Batch | None) -> dict[str, float]:
+def measure_network(learner: Learner, probe: Batch) -> dict[str, float]:
     """Return dormant share, feature rank, norms of weights and gradient, and DfI of the trained network on the
     transitions `probe`.
 
     `probe_gradient_norm` is the norm of the gradient of the TD loss on all of them. `dfi_<parameter>` is the mean over
-    the matrices of one stored weight (the taps of a convolution). The result is empty without a probe. Gradients
-    stored in the parameters are not changed. Raises UserError where a weight is not finite.
+    the matrices of one stored weight (the taps of a convolution). Gradients stored in the parameters are not changed.
+    Raises UserError where a weight is not finite.
     """
-    if probe is None:
-        return {}
     net = learner.net
     if not all(bool(parameter.isfinite().all()) for parameter in net.parameters()):
         raise UserError("the network holds weights that are not finite: try a lower learning_rate")
