@@ -73,6 +73,7 @@ class FullReset(Method):
     name: ClassVar[str] = "full_reset"
     summary: ClassVar[str] = "back to the initial weights and buffers"
     source: ClassVar[str] = "baseline"
+    needs: ClassVar[frozenset[str]] = frozenset({"initial"})
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
         """Call `full_reset` with the starting weights in `state.initial`."""

@@ -30,6 +30,7 @@ class L2Init(Method):
     name: ClassVar[str] = "l2_init"
     summary: ClassVar[str] = "L2 penalty towards the initial weights"
     source: ClassVar[str] = "Kumar et al. 2023 (arXiv 2308.11958), Eq. 1"
+    needs: ClassVar[frozenset[str]] = frozenset({"initial"})
     takes_whole_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -32,6 +32,7 @@ NEEDS = {
     "gradients": "the gradients of every step, before they are clipped: call before_step()",
     "batches": "batches of the coming phase: give attach(batches=...)",
     "loss": "the loss of a net on such a batch: give attach(loss=...)",
+    "initial": "the starting weights: give attach(initial=...) if training has begun",
     "activations": "the activations of training passes, which compiled nets hide",
 }
 

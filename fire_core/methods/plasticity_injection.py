@@ -74,6 +74,7 @@ class PlasticityInjection(Method):
     name: ClassVar[str] = "plasticity_injection"
     summary: ClassVar[str] = "frozen old head plus a trainable new one that starts at zero contribution"
     source: ClassVar[str] = "Nikishin et al. 2023 (Deep RL with Plasticity Injection), section 3"
+    needs: ClassVar[frozenset[str]] = frozenset({"initial"})
     changes_structure: ClassVar[bool] = True
 
     def check(self, state: State) -> None:

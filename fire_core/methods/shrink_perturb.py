@@ -72,6 +72,7 @@ class ShrinkPerturb(Method):
     name: ClassVar[str] = "shrink_perturb"
     summary: ClassVar[str] = "weighted mean of old and initial weights"
     source: ClassVar[str] = "Ash & Adams 2020; D'Oro et al. 2023 (SR)"
+    needs: ClassVar[frozenset[str]] = frozenset({"initial"})
 
     def __post_init__(self) -> None:
         _check_shrink(self.shrink)
