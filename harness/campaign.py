@@ -40,7 +40,8 @@ import yaml
 from fire_core.errors import UserError, did_you_mean, print_error, reader_may_leave
 from harness.config import CONF, domain_of, options, parse, said_by
 from harness.domains import find
-from harness.launch import BAD_INPUT, changes, label
+from harness.launch import BAD_INPUT
+from harness.naming import changes, label
 from harness.overrides import check_overrides, typed_values
 from harness.runs.folders import find_folders, read_meta
 from harness.runs.signals import STOPPED

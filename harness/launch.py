@@ -16,52 +16,44 @@ import errno
 import functools
 import importlib.util
 import os
-import re
 import shlex
-import shutil
 import signal
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from fire_core.errors import UserError, first_line, print_error, reader_may_leave
+from fire_core.errors import UserError, print_error, reader_may_leave
 from fire_core.methods import Method, create
 from harness import stop, sweep
 from harness.config import (
     CONF,
     add_folder,
     compose,
-    is_group,
-    is_hydra,
     more_folders,
-    parse,
     resolve,
     typed_in,
 )
+from harness.device import check_machine, pick_device
 from harness.malloc import keep_freed_memory
 from harness.manual import manual
+from harness.naming import identity, is_sweep, name_run
 from harness.overrides import CONFIG_DIR, check_overrides, check_sweep, read_line
 from harness.runs import Run
-from harness.runs.checkpoint import identity_of
 from harness.runs.machine import requirements, versions
-from harness.runs.record import FinishedElsewhere, RunName, Saving
-from harness.runs.tracker import check_tracker
+from harness.runs.record import FinishedElsewhere, Saving
 from harness.runs.trunk import fingerprint
-from harness.settings import Domain, keys, numbers_only
+from harness.settings import Domain
 
 BAD_INPUT = 2
 OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENAMETOOLONG, errno.ENOENT)
-LABEL_LENGTH = 60
-DEVICES = ("cpu", "cuda", "mps")
 
 
 def launch(domain: Domain) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
@@ -190,103 +182,13 @@ def open_run(domain: Domain, cfg: DictConfig, method: Method, **meta: Any) -> Ru
     """
     check_machine(cfg, method)
     numbers, trunk = identity(domain, cfg, method)
-    changed = changes(domain, typed_in(HydraConfig.get()))
-    name = RunName(cfg.run.root, cfg.experiment, cfg.size, label(cfg.method.name, changed), cfg.seed)
-    defaults = defaults_among(domain, cfg, changed)
-    if defaults and identity_of(name.folder) != fingerprint(numbers):  # no older run is named with them
-        changed = [change for change in changed if change not in defaults]
-        name = replace(name, label=label(cfg.method.name, changed))
+    typed = typed_in(HydraConfig.get())
+    name, changed = name_run(domain, cfg, typed, fingerprint(numbers), sweep=is_sweep())
     facts = {"method": cfg.method.name, "domain": domain.name, "script": domain.script, "overrides": changed}
     facts |= {"data": OmegaConf.select(cfg, domain.shown[0])} | meta
     facts |= {"versions": versions(requirements(*domain.extras))}
     saving = Saving(**{field.name: cfg.run[field.name] for field in fields(Saving)})
     return Run.open(numbers, name, trunk=trunk, meta=facts, saving=saving)
-
-
-def check_machine(cfg: DictConfig, method: Method) -> None:
-    """Raise UserError for a device or tracker that cannot be used, and for compile=true where it cannot work."""
-    device = pick_device(cfg.device)
-    check_tracker(cfg.run.tracker)
-    if cfg.compile and method.watches_training:
-        raise UserError(
-            f"compile=true with method={method.name}: it watches activations, which compiled nets hide; use compile=false"
-        )
-    if cfg.compile and device.type == "cpu" and (compiler := missing_compiler()):
-        raise UserError(
-            f"compile=true needs a C++ compiler, and there is no {compiler!r} here: install it, set CXX to the one that "
-            "is there, or use compile=false"
-        )
-
-
-def identity(domain: Domain, cfg: DictConfig, method: Method) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Return (settings that the numbers of a run depend on, those that the numbers of its phase 0 depend on).
-
-    The second is None if phase 0 is not shared: with run.trunk=false, a trigger, or a method that acts in phase 0.
-    """
-    config = OmegaConf.to_container(cfg)
-    assert isinstance(config, dict)
-    numbers = numbers_only(domain, {k: v for k, v in config.items() if k != "domain"})
-    shares = cfg.run.trunk and method.first_phase >= 1 and "trigger" not in cfg
-    return numbers, phase_0(domain, numbers) if shares else None
-
-
-def phase_0(domain: Domain, numbers: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that the numbers of phase 0 depend on; runs with the same settings share a trunk."""
-    elsewhere = ("method", "optimizer_state", "experiment", "size", *domain.at_boundary)
-    return {"domain": domain.name} | {key: value for key, value in numbers.items() if key not in elsewhere}
-
-
-def changes(domain: Domain, typed: list[Override]) -> list[str]:
-    """Return the typed overrides that name a run, sorted: those that are part of every run's identity, except experiment,
-    size, method, seed and search. A path, such as data.folder, is no part of a name, even where it counts."""
-    found = []
-    known = keys(domain)
-    for override in typed:
-        key = override.key_or_group
-        named = key in ("experiment", "size", "method", "seed", "search") or is_hydra(override)
-        if not named and (
-            is_group(override) or key not in known or known[key][0].metadata["numbers"] is True
-        ):
-            found.append(override.input_line or "")
-    return sorted(found)
-
-
-def defaults_among(domain: Domain, cfg: DictConfig, changed: list[str]) -> list[str]:
-    """Return the changes that set what the config has without them, so that a run with them is the run without them.
-
-    In a sweep there are none: the runs of one sweep are named by its axes, whatever the default is.
-    """
-    keyed = {o.input_line or "": o.key_or_group for o in parse(changed) if not is_group(o)}
-    if not keyed or _is_multirun():
-        return []
-    others = [o.input_line for o in typed_in(HydraConfig.get()) if o.input_line not in keyed]
-    try:
-        default = resolve(domain, compose(domain, others))
-    except UserError:  # the config needs them
-        return []
-    return [
-        line for line, key in keyed.items() if OmegaConf.select(default, key) == OmegaConf.select(cfg, key)
-    ]
-
-
-def _is_multirun() -> bool:
-    mode = HydraConfig.get().mode
-    return mode is not None and mode.name == "MULTIRUN"
-
-
-def label(method: str, changed: list[str]) -> str:
-    """Return the name of a run's folder: the method and its changes, joined by "-".
-
-    A name longer than LABEL_LENGTH is cut to the first changes and a hash of all.
-    """
-    parts = [method, *(change.removeprefix("method.") for change in changed)]
-    parts = [re.sub(r"[^\w=.,+-]", "_", re.sub(r"[\[\] ]", "", part)) for part in parts]
-    if len("-".join(parts)) <= LABEL_LENGTH:
-        return "-".join(parts)
-    short = [method]
-    while len("-".join([*short, parts[len(short)]])) <= LABEL_LENGTH - 10:
-        short.append(parts[len(short)])
-    return "-".join([*short, fingerprint(changed, 8)])
 
 
 def check_settings(domain: Domain, cfg: DictConfig) -> None:
@@ -301,33 +203,8 @@ def check_settings(domain: Domain, cfg: DictConfig) -> None:
         )
 
 
-def missing_compiler() -> str:
-    """Return the name of the C++ compiler that torch.compile calls on a CPU if it is not installed, else ""."""
-    usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
-    name = os.environ.get("CXX", usual)
-    return "" if shutil.which(name) else name
-
-
-def pick_device(name: str) -> torch.device:
-    """Return the device of this name; auto is the CUDA GPU if there is one, otherwise the CPU.
-
-    Raises UserError for a device that does not exist or cannot be used.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.partition(":")[0] not in DEVICES:
-        raise UserError(f"device={name!r} does not exist: give auto, cpu, cuda, cuda:<n> or mps")
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(
-            f"device={name!r} cannot be used here ({first_line(error)}); try device=cpu"
-        ) from error
-    return torch.device(name)
-
-
 def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig) -> None:
-    node, alone = HydraConfig.get(), not _is_multirun()
+    node, alone = HydraConfig.get(), not is_sweep()
     line = " ".join(OmegaConf.to_container(node.overrides.task))  # as typed, with ${...}
     sweep.note("running", line)
     try:

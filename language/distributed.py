@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fire_core.errors import UserError
-from harness.launch import pick_device
+from harness.device import pick_device
 from harness.runs.signals import STOPPED
 from harness.stop import SIGNALS
 

@@ -32,7 +32,7 @@ from training_scripts import SCRIPTS, SMALLEST, Script, killed  # noqa: E402
 from fire_core.methods import create  # noqa: E402
 from harness.config import domain_of, options, said_by  # noqa: E402
 from harness.domains import find, methods_of  # noqa: E402
-from harness.launch import identity  # noqa: E402
+from harness.naming import identity  # noqa: E402
 from harness.overrides import compose_config  # noqa: E402
 from harness.runs.trunk import fingerprint  # noqa: E402
 

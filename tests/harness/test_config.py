@@ -10,8 +10,8 @@ from fire_core.errors import UserError
 from fire_core.methods import create
 from harness.config import compose, domain_of, file_of, options, parse, read_yaml, resolve, said_by
 from harness.domains import find, known
-from harness.launch import LABEL_LENGTH, changes, identity, label, phase_0
 from harness.manual import manual
+from harness.naming import LABEL_LENGTH, changes, identity, label, phase_0
 from harness.overrides import check_overrides, check_sweep, compose_config, read_line
 from harness.settings import keys, numbers_only
 from harness.sweep import journal, note, said_before
