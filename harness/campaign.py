@@ -38,7 +38,7 @@ import torch
 import yaml
 
 from fire_core.errors import UserError, did_you_mean, print_error, reader_may_leave
-from harness.config import CONF, domain_of, options, parse, said_by
+from harness.config import CONF, domain_of, in_file, options, parse
 from harness.domains import find
 from harness.launch import BAD_INPUT
 from harness.naming import changes, label
@@ -260,7 +260,7 @@ def duration_of(
         return sum(found) / len(found), "measured"
     if experiment in campaign.minutes:
         return campaign.minutes[experiment], "campaign"
-    minutes = (said_by(experiment, "minutes") or {}).get(campaign.size)
+    minutes = (in_file(experiment, "minutes") or {}).get(campaign.size)
     return (0.0, "unknown") if minutes is None else (minutes, "experiment")
 
 

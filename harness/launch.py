@@ -21,9 +21,10 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import hydra
 import torch
@@ -31,6 +32,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from fire_core.errors import UserError, print_error, reader_may_leave
+from fire_core.files import write_atomic
 from fire_core.methods import Method, create
 from harness import stop, sweep
 from harness.config import (
@@ -38,6 +40,7 @@ from harness.config import (
     add_folder,
     compose,
     more_folders,
+    parse,
     resolve,
     typed_in,
 )
@@ -46,14 +49,16 @@ from harness.malloc import keep_freed_memory
 from harness.manual import manual
 from harness.naming import identity, is_sweep, name_run
 from harness.overrides import CONFIG_DIR, check_overrides, check_sweep, read_line
+from harness.pool import Pool
 from harness.runs import Run
+from harness.runs.folders import state_of
 from harness.runs.machine import requirements, versions
 from harness.runs.record import FinishedElsewhere, Saving
 from harness.runs.trunk import fingerprint
 from harness.settings import Domain
 
 BAD_INPUT = 2
-OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENAMETOOLONG, errno.ENOENT)
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENAMETOOLONG, errno.ENOENT)
 
 
 def launch(domain: Domain) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
@@ -108,32 +113,51 @@ def _command(domain: Domain, job: Job, arguments: list[str]) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     sys.argv[1:] = [*overrides, *more_folders(domain), *(["-m"] if line.multirun else [])]
     start = hydra.main(version_base="1.3", config_path=str(domain.conf), config_name=domain.name)(job)
-    if not line.multirun:
-        config = resolve(domain, compose(domain, overrides))
-        if line.cfg:
-            print(OmegaConf.to_yaml(config), end="")
-        else:
-            start()
+    if line.multirun:
+        _sweep(domain, job, overrides, start)
         return
+    composed = compose(domain, overrides)
+    if line.cfg:
+        print(OmegaConf.to_yaml(resolve(domain, composed)), end="")
+    else:
+        start()
 
-    minutes = []
+
+def _sweep(domain: Domain, job: Job, overrides: list[str], start: Callable[[], None]) -> None:
+    """Check all runs of a sweep, then train them, several at a time, and show how they proceed."""
 
     def check_run(cfg: DictConfig) -> None:
         check_machine(cfg, create(**cfg.method))
         check_settings(domain, cfg)
-        minutes.append(cfg.minutes or 0.0)
 
     runs = check_sweep(domain, overrides, check_run)
-    if runs and all(minutes):
-        print(f"sweep of {runs} runs, each at most {max(minutes):g} min on a CPU", flush=True)
+    names, minutes = [], [cfg.minutes or 0.0 for _, cfg in runs]
+    for typed, cfg in runs:
+        numbers, _ = identity(domain, cfg, create(**cfg.method))
+        names.append(name_run(domain, cfg, parse(typed), fingerprint(numbers), sweep=True)[0])
     stop.raise_interrupt()
     stop.name_driver()
-    with sweep.journal(runs) as path:
-        start()
-        noted = sweep.entries(path)
-    if failed := sweep.failures(noted):
-        print(f"\nfailed:\n{failed}", file=sys.stderr)
-        sys.exit(1)
+    here = not any(o.startswith("hydra/launcher=") for o in overrides)
+    jobs = min(max(cfg.run.jobs for _, cfg in runs), len(runs)) if runs else 1
+    print(
+        f"sweep of {len(runs) or 'several'} runs{f', {jobs} at a time' if here else ''}"
+        + (f", each at most {max(minutes):g} min on a CPU" if minutes and all(minutes) else "")
+        + f"; {sweep.LOG} in the folder of a run has its output",
+        flush=True,
+    )
+    with sweep.Display(names, domain.results) as display:
+        if here:
+            with Pool(jobs, job.modules()) as Job.pool:
+                start()
+        else:
+            start()
+    code = Job.pool.exit_code() if Job.pool else 0
+    unfinished = [name for folder, name in display.names.items() if display.state[folder] != "done"]
+    if code not in (0, 1):
+        stop.say_stopped()
+    elif unfinished:
+        print(f"not done: {'; '.join(unfinished[:10])}", file=sys.stderr)
+    sys.exit(code or int(bool(unfinished)))
 
 
 @dataclass(frozen=True)
@@ -143,7 +167,17 @@ class Job:
     script: Path
     function: str
 
+    pool: ClassVar[Pool | None] = None  # that trains the runs of a sweep on this machine
+
     def __call__(self, cfg: DictConfig) -> None:
+        if Job.pool is not None:
+            Job.pool.start(self.train, cfg, HydraConfig.get())
+        elif (code := self.train(cfg, HydraConfig.get())) and not is_sweep():
+            sys.exit(code)
+
+    def train(self, cfg: DictConfig, node: DictConfig) -> int:
+        """Train the run and return its exit code."""
+        HydraConfig.instance().cfg = OmegaConf.create({"hydra": node})
         stop.raise_interrupt()
         stop.end_with_driver()
         spec = importlib.util.spec_from_file_location(
@@ -153,7 +187,13 @@ class Job:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         command = getattr(module, self.function)
-        _run(command.domain, command.__wrapped__, cfg)
+        return _run(command.domain, command.__wrapped__, cfg, node)
+
+    def modules(self) -> list[str]:
+        """Return the modules that a process needs for a run: the script's, and what PyTorch imports at the first step."""
+        known = self.script.is_relative_to(CONF.parent)
+        path = self.script.relative_to(CONF.parent).with_suffix("").parts if known else ()
+        return [*filter(None, [".".join(path)]), "harness.launch", "torch._dynamo"]
 
 
 def _help(domain: Domain) -> None:
@@ -203,41 +243,44 @@ def check_settings(domain: Domain, cfg: DictConfig) -> None:
         )
 
 
-def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig) -> None:
-    node, alone = HydraConfig.get(), not is_sweep()
-    line = " ".join(OmegaConf.to_container(node.overrides.task))  # as typed, with ${...}
-    sweep.note("running", line)
-    try:
-        cfg = resolve(domain, cfg, node)
-        check_settings(domain, cfg)
-        torch.set_num_threads(cfg.threads)
-        keep_freed_memory()
-        _announce(domain, cfg)
-        task(cfg)
-    except FinishedElsewhere as end:
-        print(end, flush=True)
-        sweep.note("done", line)
-    except Exception as caught:
-        error = _about_disk(caught, cfg) or caught
-        known = isinstance(error, UserError)
-        said = str(error) if known else traceback.format_exc()
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if not sweep.said_before(first):
-            print_error(said) if known else print(said, file=sys.stderr, flush=True)
-        if alone:
-            sys.exit(BAD_INPUT if known else 1)
-        if not sweep.note("failed", line, first):
-            raise  # on another machine: the launcher reports it
-    else:
-        sweep.note("done", line)
-        if alone:
-            root = "" if cfg.run.root == "runs" else f" --root {shlex.quote(cfg.run.root)}"
-            print(f"table: python -m analysis tables --experiment {cfg.experiment} --size {cfg.size}{root}")
+def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, node: DictConfig) -> int:
+    """Train one run and return its exit code. A run of a sweep writes what it prints to its folder."""
+    with ExitStack() as stack:
+        folder = None
+        try:
+            cfg = resolve(domain, cfg, node)
+            check_settings(domain, cfg)
+            if is_sweep():
+                numbers, _ = identity(domain, cfg, create(**cfg.method))
+                name, _ = name_run(domain, cfg, typed_in(node), fingerprint(numbers), sweep=True)
+                if state_of(name.folder) == "done":
+                    return 0
+                stack.enter_context(sweep.output_in(name.folder))
+                folder = name.folder
+            torch.set_num_threads(cfg.threads)
+            keep_freed_memory()
+            _announce(domain, cfg)
+            task(cfg)
+        except FinishedElsewhere as end:
+            print(end, flush=True)
+        except Exception as caught:
+            error = _about_disk(caught, cfg) or caught
+            known = isinstance(error, UserError)
+            text = str(error) if known else traceback.format_exc()
+            print_error(text) if known else print(text, file=sys.stderr, flush=True)
+            if folder is not None:
+                with suppress(OSError):
+                    write_atomic(folder / "FAILED", f"{error}\n\n{traceback.format_exc()}")
+            return BAD_INPUT if known else 1
+    if not is_sweep():
+        root = "" if cfg.run.root == "runs" else f" --root {shlex.quote(cfg.run.root)}"
+        print(f"table: python -m analysis tables --experiment {cfg.experiment} --size {cfg.size}{root}")
+    return 0
 
 
 def _about_disk(error: Exception, cfg: DictConfig) -> UserError | None:
     """Return a UserError of one line if a disk is full, a name too long or the run's folder gone, else None."""
-    if not isinstance(error, OSError) or error.errno not in OF_A_DISK:
+    if not isinstance(error, OSError) or error.errno not in DISK_ERRORS:
         return None
     where = str(error.filename or cfg.run.root)
     if error.errno == errno.ENOENT and not Path(where).is_relative_to(cfg.run.root):
