@@ -66,7 +66,7 @@ def compose(domain: Domain, overrides: list[str]) -> DictConfig:
         group, _, name = str(getattr(error, "missing_cfg_file", None) or "").rpartition("/")
         if group == "size" or group.startswith("at/"):
             experiment = (
-                group.removeprefix("at/") if group != "size" else experiments_in(domain, overrides)[0]
+                group.removeprefix("at/") if group != "size" else chosen(domain, "experiment", overrides)[0]
             )
             known = ", ".join(sections(experiment)) or "no sizes"
             raise UserError(f"size={name!r}: experiment {experiment} has {known}") from error
@@ -75,20 +75,33 @@ def compose(domain: Domain, overrides: list[str]) -> DictConfig:
 
 
 def store(domain: Domain, overrides: list[str]) -> None:
-    """Tell Hydra what it composes for these overrides beside the files of conf/."""
+    """Tell Hydra what it composes for these overrides beside the files of conf/. Hydra copies it each time: no more."""
     configs = ConfigStore.instance()
     configs.store(name=f"{domain.name}_keys", node=unset(domain.keys))
-    _store_methods(tuple(available()))
-    for experiment in experiments_in(domain, overrides):
+    experiments = chosen(domain, "experiment", overrides)
+    for name in (*chosen(domain, "method", overrides), *filter(None, map(method_of, experiments))):
+        if name in available():
+            configs.store(group="method", name=name, node=settings_of(available()[name]))
+    for experiment in experiments:
         for size, section in sections(experiment).items():
             configs.store(group="size", name=size, node={"size": size}, package="_global_")
             configs.store(group=f"at/{experiment}", name=size, node=section, package="_global_")
 
 
-@functools.cache
-def _store_methods(names: tuple[str, ...]) -> None:
-    for name in names:
-        ConfigStore.instance().store(group="method", name=name, node=settings_of(available()[name]))
+def chosen(domain: Domain, group: str, overrides: list[str]) -> list[str]:
+    """Return what overrides choose from a group, in most cases one, else the default of the script."""
+    typed = [name for o in parse(overrides) if o.key_or_group == group for name in values_of(o)]
+    defaults = read_yaml(domain.conf / f"{domain.name}.yaml")["defaults"]
+    default = [entry[group] for entry in defaults if isinstance(entry, dict) and group in entry]
+    return [name for name in typed if name in options(group)] or default
+
+
+def method_of(experiment: str) -> str | None:
+    """Return the method that the file of an experiment chooses, None if it leaves that to the script."""
+    entries = in_file(experiment, "defaults") or []
+    return next(
+        (e["override /method"] for e in entries if isinstance(e, dict) and "override /method" in e), None
+    )
 
 
 def settings_of(cls: type[Method]) -> dict[str, Any]:
@@ -110,6 +123,11 @@ def settings_of(cls: type[Method]) -> dict[str, Any]:
 
 def sections(experiment: str) -> dict[str, DictConfig]:
     """Return {size: what the experiment sets at this size}, with what it inherits."""
+    return _sections(experiment, folders())
+
+
+@functools.cache
+def _sections(experiment: str, searched: tuple[Path, ...]) -> dict[str, DictConfig]:
     content = read_yaml(file_of("experiment", experiment))
     base = base_of(content)
     inherited = sections(base) if base else {}
@@ -119,21 +137,6 @@ def sections(experiment: str) -> dict[str, DictConfig]:
         size: OmegaConf.merge(inherited.get(size, {}), own.get(size) or {})  # type: ignore[misc]
         for size in dict.fromkeys(sizes)
     }
-
-
-def experiments_in(domain: Domain, overrides: list[str]) -> list[str]:
-    """Return the experiments of a command line, in most cases one."""
-    named = [
-        name
-        for o in parse(overrides)
-        if o.key_or_group == "experiment"
-        for name in values_of(o)
-        if name in options("experiment")
-    ]
-    defaults = read_yaml(domain.conf / f"{domain.name}.yaml")["defaults"]
-    return named or [
-        entry["experiment"] for entry in defaults if isinstance(entry, dict) and "experiment" in entry
-    ]
 
 
 def parse(overrides: list[str]) -> list[Override]:

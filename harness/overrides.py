@@ -81,7 +81,7 @@ def check_overrides(domain: Domain, overrides: list[str], sweep: bool = True) ->
         if method in options("method")
         for name in keys_in("method", method)
     }
-    known = [*keys(domain), *sorted(own), *choosable(domain)]
+    known = [*(name for name in keys(domain) if name != "minutes"), *sorted(own), *choosable(domain)]
     for override in parsed:
         key, typed = override.key_or_group, override.input_line
         if key in OUR_FOLDERS:

@@ -220,12 +220,12 @@ VALUES = [
 
 @pytest.mark.parametrize("domain", known())
 def test_no_override_is_a_traceback(domain):
-    """Thirty overrides for each script, over every key and misspelt ones."""
+    """Fifteen overrides for each script, over every key and misspelt ones."""
     draw = random.Random(f"fuzz {domain}")
     domain = find(domain)
     others = ["method.iterations", "method.targets", "at", "tuned", "minutes", "hydra", "protocol", "env"]
     names = [*keys(domain), *others]
-    for _ in range(30):
+    for _ in range(15):
         name = draw.choice(names)
         if draw.random() < 0.1:
             name = name[:-1] or name
