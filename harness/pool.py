@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.resource_tracker
 import os
 import signal
 import sys
@@ -34,6 +35,7 @@ class Pool:
         methods = multiprocessing.get_all_start_methods()
         self._context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         self._context.set_forkserver_preload(list(modules))
+        multiprocessing.resource_tracker.ensure_running()  # its start would end the block of signals in `start`
 
     def __enter__(self) -> Pool:
         self._handlers = {number: signal.signal(number, self._note) for number in stop.SIGNALS}
