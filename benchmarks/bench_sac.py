@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 from benchmarks.measuring import loop_rows, parser, record_loops, seconds, take_turns
-from harness.launch import missing_compiler
+from harness.device import missing_compiler
 from rl.replay import Batch, FlatReplay
 from rl.sac.network import Actor, Critics, Temperature
 from rl.sac.update import Learner, update

@@ -27,8 +27,8 @@ from torch.nn.functional import cross_entropy
 from benchmarks.measuring import in_new_process, parser, peak_memory, record, seconds
 from fire_core import Phase, State, snapshot
 from fire_core.methods import Method, create
+from harness.device import pick_device
 from harness.domains import find, methods_of
-from harness.launch import pick_device
 from vision.models import build
 
 TABLE_1 = ("fire", "shrink_perturb", "full_reset", "dash")

@@ -1,34 +1,37 @@
 """From a command line to the config of one run.
 
-Hydra composes `conf/<script>.yaml`, the experiment and the typed overrides. The file of an experiment has a section for
-each size under `at`. The chosen section replaces values of the script, and typed overrides replace both.
+Hydra composes it, once. Its defaults list, in `conf/<script>.yaml`, names what it composes beside the files of `conf/`:
+the keys of the script, from its dataclasses (`<script>_keys`); the section `at.<size>` of the experiment's file, as
+`at/<experiment>/<size>`; and each method, as the settings of its class. `resolve` then checks every value.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import hydra
 import yaml
 from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fire_core.errors import UserError
-from fire_core.methods import Method, create, without_added
-from harness.settings import CONF, Domain, check, groups
+from fire_core.methods import Method, available, create, without_added
+from harness.settings import CONF, Domain, check, unset
 from harness.trigger import check_trigger
 
 FOLDERS = "FIRE_CONF"  # environment variable: folders that are searched like conf/, separated as in PATH
 SIZES = ("smoke", "small", "medium", "paper")
-# keys of an experiment's file that are not part of the config
+# keys of the composed config that are not settings of a run
 TABLES = ("at", "tuned", "domain", "declared_in", "hydra")
 
 
@@ -50,23 +53,101 @@ def more_folders(domain: Domain) -> list[str]:
 
 
 def compose(domain: Domain, overrides: list[str]) -> DictConfig:
-    """Return what Hydra composes, with its node `hydra`; the size is not merged in and interpolations are not resolved.
+    """Return what Hydra composes, with its node `hydra`; interpolations are not resolved and values not checked.
 
     Raises UserError if Hydra cannot compose it.
     """
+    store(domain, overrides)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(domain.conf), version_base="1.3"):
             return hydra.compose(domain.name, [*overrides, *more_folders(domain)], return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, AssertionError) as error:
+        group, _, name = str(getattr(error, "missing_cfg_file", None) or "").rpartition("/")
+        if group == "size" or group.startswith("at/"):
+            experiment = (
+                group.removeprefix("at/") if group != "size" else chosen(domain, "experiment", overrides)[0]
+            )
+            known = ", ".join(sections(experiment)) or "no sizes"
+            raise UserError(f"size={name!r}: experiment {experiment} has {known}") from error
         reason, _, _ = " ".join(str(error).split()).partition(" Config search path:")
         raise UserError(f"cannot compose the config: {reason}") from error
 
 
+def store(domain: Domain, overrides: list[str]) -> None:
+    """Tell Hydra what it composes for these overrides beside the files of conf/. Hydra copies it each time: no more."""
+    configs = ConfigStore.instance()
+    configs.store(name=f"{domain.name}_keys", node=unset(domain.keys))
+    experiments = chosen(domain, "experiment", overrides)
+    for name in (*chosen(domain, "method", overrides), *filter(None, map(method_of, experiments))):
+        if name in available():
+            configs.store(group="method", name=name, node=settings_of(available()[name]))
+    for experiment in experiments:
+        for size, section in sections(experiment).items():
+            configs.store(group="size", name=size, node={"size": size}, package="_global_")
+            configs.store(group=f"at/{experiment}", name=size, node=section, package="_global_")
+
+
+def chosen(domain: Domain, group: str, overrides: list[str]) -> list[str]:
+    """Return what overrides choose from a group, in most cases one, else the default of the script."""
+    typed = [name for o in parse(overrides) if o.key_or_group == group for name in values_of(o)]
+    defaults = read_yaml(domain.conf / f"{domain.name}.yaml")["defaults"]
+    default = [entry[group] for entry in defaults if isinstance(entry, dict) and group in entry]
+    return [name for name in typed if name in options(group)] or default
+
+
+def method_of(experiment: str) -> str | None:
+    """Return the method that the file of an experiment chooses, None if it leaves that to the script."""
+    entries = in_file(experiment, "defaults") or []
+    return next(
+        (e["override /method"] for e in entries if isinstance(e, dict) and "override /method" in e), None
+    )
+
+
+def settings_of(cls: type[Method]) -> dict[str, Any]:
+    """Return the settings of a method: what the experiment has tuned, else the defaults of its class.
+
+    conf/tuned.yaml names the settings that are tuned under another name than `tuned.<method>.<setting>`.
+    """
+    elsewhere = read_yaml(CONF / "tuned.yaml").get(cls.name, {})
+    defaults = {"variant": cls.variant} if "variant" in elsewhere else {}
+    defaults |= {setting.name: getattr(cls(), setting.name) for setting in fields(cls)}
+    node: dict[str, Any] = {"name": cls.name}
+    for name, default in defaults.items():
+        text = "null" if default is None else str(default).replace("True", "true").replace("False", "false")
+        for tuned in (elsewhere.get(name), f"{cls.name}.{name}"):
+            text = f"${{oc.select:tuned.{tuned},{text}}}" if tuned else text
+        node[name] = text
+    return node
+
+
+def sections(experiment: str) -> dict[str, DictConfig]:
+    """Return {size: what the experiment sets at this size}, with what it inherits."""
+    return _sections(experiment, folders())
+
+
+@functools.cache
+def _sections(experiment: str, searched: tuple[Path, ...]) -> dict[str, DictConfig]:
+    content = read_yaml(file_of("experiment", experiment))
+    base = base_of(content)
+    inherited = sections(base) if base else {}
+    own = content.get("at", {})
+    sizes = [size for size in (*SIZES, *own) if size in inherited or size in own]
+    return {
+        size: OmegaConf.merge(inherited.get(size, {}), own.get(size) or {})  # type: ignore[misc]
+        for size in dict.fromkeys(sizes)
+    }
+
+
 def parse(overrides: list[str]) -> list[Override]:
     """Return `key=value` arguments as Hydra reads them. Raises UserError for anything else."""
+    return [_parse(text) for text in overrides]
+
+
+@functools.cache
+def _parse(text: str) -> Override:
     try:
-        return OverridesParser.create().parse_overrides(overrides)
+        return OverridesParser.create().parse_override(text)
     except HydraException as error:
         raise UserError(
             f"cannot read the command line ({str(error).splitlines()[0]}): settings are written as key=value, as in "
@@ -74,52 +155,46 @@ def parse(overrides: list[str]) -> list[Override]:
         ) from error
 
 
+def values_of(override: Override) -> list[str]:
+    """Return the values of an override, several if it is swept."""
+    value = override.value()
+    if isinstance(value, Glob):
+        return value.filter(options(override.key_or_group))
+    if override.is_sweep_override():
+        return [str(value) for value in override.sweep_string_iterator()]
+    return [str(value)]
+
+
 def typed_in(node: DictConfig) -> list[Override]:
     """Return the overrides as they were typed, from Hydra's own node. ${...} in them stays unresolved."""
     return parse(OmegaConf.to_container(node.overrides.task))
 
 
-def resolve(
-    domain: Domain, cfg: DictConfig, node: DictConfig | None = None, typed: list[Override] | None = None
-) -> DictConfig:
+def resolve(domain: Domain, cfg: DictConfig, node: DictConfig | None = None) -> DictConfig:
     """Return the read-only config of one run, with every value checked.
 
     Args:
-        cfg: what `compose` returned.
+        cfg: what Hydra composed.
         node: Hydra's own settings, if they are not part of `cfg`.
-        typed: the typed overrides, if `cfg` was composed without them.
-    Raises: UserError for a size that the experiment does not have, and for the first wrong value.
+    Raises: UserError for the first wrong value.
     """
-    node = cfg.hydra if node is None else node
-    choices, typed = node.runtime.choices, typed_in(node) if typed is None else typed
-    experiment, sizes = choices["experiment"], cfg.get("at")
-    size = "???" if OmegaConf.is_missing(cfg, "size") else cfg.size
-    if not isinstance(sizes, DictConfig) or size not in sizes:
-        known = [name for name in SIZES if name in (sizes or ())]
-        raise UserError(f"size={size!r}: experiment {experiment} has {', '.join(known) or 'no sizes'}")
-    base = OmegaConf.masked_copy(cfg, [key for key in cfg if key not in ("at", "hydra")])
-    OmegaConf.set_struct(base, False)
-    files = {name: choices.get(name) for name in groups(domain) if name != "trigger"}
-    chosen = [{name: OmegaConf.load(file_of(name, option))} for name, option in files.items() if option]
+    choices = (cfg.hydra if node is None else node).runtime.choices
     try:
-        merged = OmegaConf.merge(base, sizes[cfg.size], *chosen)
-        for override in typed:
-            if not is_group(override) and not is_hydra(override):
-                OmegaConf.update(merged, override.key_or_group, override.value(), merge=True)
-        plain = OmegaConf.to_container(merged, resolve=True)
+        plain = OmegaConf.to_container(
+            OmegaConf.masked_copy(cfg, [k for k in cfg if k != "hydra"]), resolve=True
+        )
     except (OmegaConfBaseException, RecursionError, TypeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"the config cannot be resolved: {reason}") from error
     assert isinstance(plain, dict)
     minutes = plain.get("minutes") or {}
-    if not isinstance(minutes, dict):
-        raise UserError(f"minutes={minutes!r}: minutes is a group of settings; an experiment's file has them")
-    plain = {key: value for key, value in plain.items() if key not in TABLES}
-    checked = check(domain, plain | {"experiment": experiment, "minutes": minutes.get(cfg.size)})
+    settings = {key: value for key, value in plain.items() if key not in TABLES}
+    settings |= {"experiment": choices["experiment"], "minutes": minutes.get(plain["size"])}
+    checked = check(domain, settings)
     method = create_method(domain, checked["method"])
     checked["method"] = without_added(method, checked["method"])
-    known = OmegaConf.load(file_of("trigger", choices["trigger"])).keys()
-    trigger = check_trigger(choices["trigger"], checked.pop("trigger"), set(known), method, domain.watched)
+    own = set(read_yaml(file_of("trigger", choices["trigger"])))
+    trigger = check_trigger(choices["trigger"], checked.pop("trigger"), own, method, domain.watched)
     parts = checked | {"domain": domain.name} | ({"trigger": trigger} if trigger else {})
     return OmegaConf.create(parts, flags={"readonly": True})
 
@@ -149,23 +224,21 @@ def is_hydra(override: Override) -> bool:
 
 
 def is_group(override: Override) -> bool:
-    """Return whether the override chooses a file of `conf/<group>/`."""
-    return override.key_or_group in config_groups()
-
-
-def config_groups() -> tuple[str, ...]:
-    """Return the names of the groups: the folders of conf/ that contain YAML files."""
-    return _groups_in(folders())
+    """Return whether the override chooses a file of `conf/<group>/`, or a method."""
+    return override.key_or_group in groups_in(folders())
 
 
 @functools.cache
-def _groups_in(searched: tuple[Path, ...]) -> tuple[str, ...]:
-    return tuple(sorted({path.parent.name for folder in searched for path in folder.glob("*/*.yaml")}))
+def groups_in(searched: tuple[Path, ...]) -> tuple[str, ...]:
+    """Return the names of the groups: the folders that contain YAML files, and `method`."""
+    found = {path.parent.name for folder in searched for path in folder.glob("*/*.yaml")}
+    return tuple(sorted(found | {"method"}))
 
 
 def options(group: str) -> list[str]:
-    """Return the names of the files of a group, without .yaml."""
-    return sorted({path.stem for folder in folders() for path in (folder / group).glob("*.yaml")})
+    """Return the names that can be chosen from a group: its files, without .yaml, and all methods."""
+    found = {path.stem for folder in folders() for path in (folder / group).glob("*.yaml")}
+    return sorted(found | set(available() if group == "method" else ()))
 
 
 def file_of(group: str, option: str) -> Path:
@@ -175,19 +248,25 @@ def file_of(group: str, option: str) -> Path:
 
 def domain_of(experiment: str) -> str:
     """Return the name of the domain of an experiment."""
-    return str(said_by(experiment, "domain") or "")
+    return str(in_file(experiment, "domain") or "")
 
 
-def said_by(experiment: str, key: str) -> Any:
+def in_file(experiment: str, key: str) -> Any:
     """Return a key of an experiment's file, or of the file of the experiment it builds on; None if neither has it."""
     content = read_yaml(file_of("experiment", experiment))
+    base = base_of(content)
+    return in_file(base, key) if base and key not in content else content.get(key)
+
+
+def base_of(content: dict[str, Any]) -> str:
+    """Return the name of the experiment that the file of an experiment builds on, "" if there is none."""
     bases = [base for base in content.get("defaults", []) if isinstance(base, str) and base != "_self_"]
-    return said_by(bases[0], key) if bases and key not in content else content.get(key)
+    return bases[0] if bases else ""
 
 
 def sweeps(experiment: str) -> bool:
     """Return whether an experiment, if it exists, says itself what `-m` sweeps."""
-    return experiment in options("experiment") and "sweeper" in (said_by(experiment, "hydra") or {})
+    return experiment in options("experiment") and "sweeper" in (in_file(experiment, "hydra") or {})
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -198,8 +277,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 @functools.cache
 def _content(path: Path, changed: int) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text()) or {}
-    except yaml.YAMLError as error:
+        content = OmegaConf.to_container(OmegaConf.load(path))  # reads 1e-3 as a number, as Hydra does
+    except (yaml.YAMLError, OmegaConfBaseException, OSError) as error:
         reason = " ".join(str(error).replace('"<unicode string>", ', "").split())
         raise UserError(f"{path} is no YAML: {reason}") from error
     if not isinstance(content, dict) or not isinstance(content.get("at", {}), dict):

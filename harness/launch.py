@@ -16,52 +16,49 @@ import errno
 import functools
 import importlib.util
 import os
-import re
 import shlex
-import shutil
 import signal
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from fire_core.errors import UserError, first_line, print_error, reader_may_leave
+from fire_core.errors import UserError, print_error, reader_may_leave
+from fire_core.files import write_atomic
 from fire_core.methods import Method, create
 from harness import stop, sweep
 from harness.config import (
     CONF,
     add_folder,
     compose,
-    is_group,
-    is_hydra,
     more_folders,
     parse,
     resolve,
     typed_in,
 )
+from harness.device import check_machine, pick_device
 from harness.malloc import keep_freed_memory
 from harness.manual import manual
+from harness.naming import identity, is_sweep, name_run
 from harness.overrides import CONFIG_DIR, check_overrides, check_sweep, read_line
+from harness.pool import Pool
 from harness.runs import Run
-from harness.runs.checkpoint import identity_of
+from harness.runs.folders import state_of
 from harness.runs.machine import requirements, versions
-from harness.runs.record import FinishedElsewhere, RunName, Saving
-from harness.runs.tracker import check_tracker
+from harness.runs.record import FinishedElsewhere, Saving
 from harness.runs.trunk import fingerprint
-from harness.settings import Domain, keys, numbers_only
+from harness.settings import Domain
 
 BAD_INPUT = 2
-OF_A_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENAMETOOLONG, errno.ENOENT)
-LABEL_LENGTH = 60
-DEVICES = ("cpu", "cuda", "mps")
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENAMETOOLONG, errno.ENOENT)
 
 
 def launch(domain: Domain) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
@@ -116,32 +113,51 @@ def _command(domain: Domain, job: Job, arguments: list[str]) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     sys.argv[1:] = [*overrides, *more_folders(domain), *(["-m"] if line.multirun else [])]
     start = hydra.main(version_base="1.3", config_path=str(domain.conf), config_name=domain.name)(job)
-    if not line.multirun:
-        config = resolve(domain, compose(domain, overrides))
-        if line.cfg:
-            print(OmegaConf.to_yaml(config), end="")
-        else:
-            start()
+    if line.multirun:
+        _sweep(domain, job, overrides, start)
         return
+    composed = compose(domain, overrides)
+    if line.cfg:
+        print(OmegaConf.to_yaml(resolve(domain, composed)), end="")
+    else:
+        start()
 
-    minutes = []
+
+def _sweep(domain: Domain, job: Job, overrides: list[str], start: Callable[[], None]) -> None:
+    """Check all runs of a sweep, then train them, several at a time, and show how they proceed."""
 
     def check_run(cfg: DictConfig) -> None:
         check_machine(cfg, create(**cfg.method))
         check_settings(domain, cfg)
-        minutes.append(cfg.minutes or 0.0)
 
     runs = check_sweep(domain, overrides, check_run)
-    if runs and all(minutes):
-        print(f"sweep of {runs} runs, each at most {max(minutes):g} min on a CPU", flush=True)
+    names, minutes = [], [cfg.minutes or 0.0 for _, cfg in runs]
+    for typed, cfg in runs:
+        numbers, _ = identity(domain, cfg, create(**cfg.method))
+        names.append(name_run(domain, cfg, parse(typed), fingerprint(numbers), sweep=True)[0])
     stop.raise_interrupt()
     stop.name_driver()
-    with sweep.journal(runs) as path:
-        start()
-        noted = sweep.entries(path)
-    if failed := sweep.failures(noted):
-        print(f"\nfailed:\n{failed}", file=sys.stderr)
-        sys.exit(1)
+    here = not any(o.startswith("hydra/launcher=") for o in overrides)
+    jobs = min(max(cfg.run.jobs for _, cfg in runs), len(runs)) if runs else 1
+    print(
+        f"sweep of {len(runs) or 'several'} runs{f', {jobs} at a time' if here else ''}"
+        + (f", each at most {max(minutes):g} min on a CPU" if minutes and all(minutes) else "")
+        + f"; {sweep.LOG} in the folder of a run has its output",
+        flush=True,
+    )
+    with sweep.Display(names, domain.results) as display:
+        if here:
+            with Pool(jobs, job.modules()) as Job.pool:
+                start()
+        else:
+            start()
+    code = Job.pool.exit_code() if Job.pool else 0
+    unfinished = [name for folder, name in display.names.items() if display.state[folder] != "done"]
+    if code not in (0, 1):
+        stop.say_stopped()
+    elif unfinished:
+        print(f"not done: {'; '.join(unfinished[:10])}", file=sys.stderr)
+    sys.exit(code or int(bool(unfinished)))
 
 
 @dataclass(frozen=True)
@@ -151,7 +167,17 @@ class Job:
     script: Path
     function: str
 
+    pool: ClassVar[Pool | None] = None  # that trains the runs of a sweep on this machine
+
     def __call__(self, cfg: DictConfig) -> None:
+        if Job.pool is not None:
+            Job.pool.start(self.train, cfg, HydraConfig.get())
+        elif (code := self.train(cfg, HydraConfig.get())) and not is_sweep():
+            sys.exit(code)
+
+    def train(self, cfg: DictConfig, node: DictConfig) -> int:
+        """Train the run and return its exit code."""
+        HydraConfig.instance().cfg = OmegaConf.create({"hydra": node})
         stop.raise_interrupt()
         stop.end_with_driver()
         spec = importlib.util.spec_from_file_location(
@@ -161,7 +187,13 @@ class Job:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         command = getattr(module, self.function)
-        _run(command.domain, command.__wrapped__, cfg)
+        return _run(command.domain, command.__wrapped__, cfg, node)
+
+    def modules(self) -> list[str]:
+        """Return the modules that a process needs for a run: the script's, and what PyTorch imports at the first step."""
+        known = self.script.is_relative_to(CONF.parent)
+        path = self.script.relative_to(CONF.parent).with_suffix("").parts if known else ()
+        return [*filter(None, [".".join(path)]), "harness.launch", "torch._dynamo"]
 
 
 def _help(domain: Domain) -> None:
@@ -190,103 +222,13 @@ def open_run(domain: Domain, cfg: DictConfig, method: Method, **meta: Any) -> Ru
     """
     check_machine(cfg, method)
     numbers, trunk = identity(domain, cfg, method)
-    changed = changes(domain, typed_in(HydraConfig.get()))
-    name = RunName(cfg.run.root, cfg.experiment, cfg.size, label(cfg.method.name, changed), cfg.seed)
-    defaults = defaults_among(domain, cfg, changed)
-    if defaults and identity_of(name.folder) != fingerprint(numbers):  # no older run is named with them
-        changed = [change for change in changed if change not in defaults]
-        name = replace(name, label=label(cfg.method.name, changed))
+    typed = typed_in(HydraConfig.get())
+    name, changed = name_run(domain, cfg, typed, fingerprint(numbers), sweep=is_sweep())
     facts = {"method": cfg.method.name, "domain": domain.name, "script": domain.script, "overrides": changed}
     facts |= {"data": OmegaConf.select(cfg, domain.shown[0])} | meta
     facts |= {"versions": versions(requirements(*domain.extras))}
     saving = Saving(**{field.name: cfg.run[field.name] for field in fields(Saving)})
     return Run.open(numbers, name, trunk=trunk, meta=facts, saving=saving)
-
-
-def check_machine(cfg: DictConfig, method: Method) -> None:
-    """Raise UserError for a device or tracker that cannot be used, and for compile=true where it cannot work."""
-    device = pick_device(cfg.device)
-    check_tracker(cfg.run.tracker)
-    if cfg.compile and "activations" in method.needs:
-        raise UserError(
-            f"compile=true with method={method.name}: it watches activations, which compiled nets hide; use compile=false"
-        )
-    if cfg.compile and device.type == "cpu" and (compiler := missing_compiler()):
-        raise UserError(
-            f"compile=true needs a C++ compiler, and there is no {compiler!r} here: install it, set CXX to the one that "
-            "is there, or use compile=false"
-        )
-
-
-def identity(domain: Domain, cfg: DictConfig, method: Method) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Return (settings that the numbers of a run depend on, those that the numbers of its phase 0 depend on).
-
-    The second is None if phase 0 is not shared: with run.trunk=false, a trigger, or a method that acts in phase 0.
-    """
-    config = OmegaConf.to_container(cfg)
-    assert isinstance(config, dict)
-    numbers = numbers_only(domain, {k: v for k, v in config.items() if k != "domain"})
-    shares = cfg.run.trunk and method.first_phase >= 1 and "trigger" not in cfg
-    return numbers, phase_0(domain, numbers) if shares else None
-
-
-def phase_0(domain: Domain, numbers: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that the numbers of phase 0 depend on; runs with the same settings share a trunk."""
-    elsewhere = ("method", "optimizer_state", "experiment", "size", *domain.at_boundary)
-    return {"domain": domain.name} | {key: value for key, value in numbers.items() if key not in elsewhere}
-
-
-def changes(domain: Domain, typed: list[Override]) -> list[str]:
-    """Return the typed overrides that name a run, sorted: those that are part of every run's identity, except experiment,
-    size, method, seed and search. A path, such as data.folder, is no part of a name, even where it counts."""
-    found = []
-    known = keys(domain)
-    for override in typed:
-        key = override.key_or_group
-        named = key in ("experiment", "size", "method", "seed", "search") or is_hydra(override)
-        if not named and (
-            is_group(override) or key not in known or known[key][0].metadata["numbers"] is True
-        ):
-            found.append(override.input_line or "")
-    return sorted(found)
-
-
-def defaults_among(domain: Domain, cfg: DictConfig, changed: list[str]) -> list[str]:
-    """Return the changes that set what the config has without them, so that a run with them is the run without them.
-
-    In a sweep there are none: the runs of one sweep are named by its axes, whatever the default is.
-    """
-    keyed = {o.input_line or "": o.key_or_group for o in parse(changed) if not is_group(o)}
-    if not keyed or _is_multirun():
-        return []
-    others = [o.input_line for o in typed_in(HydraConfig.get()) if o.input_line not in keyed]
-    try:
-        default = resolve(domain, compose(domain, others))
-    except UserError:  # the config needs them
-        return []
-    return [
-        line for line, key in keyed.items() if OmegaConf.select(default, key) == OmegaConf.select(cfg, key)
-    ]
-
-
-def _is_multirun() -> bool:
-    mode = HydraConfig.get().mode
-    return mode is not None and mode.name == "MULTIRUN"
-
-
-def label(method: str, changed: list[str]) -> str:
-    """Return the name of a run's folder: the method and its changes, joined by "-".
-
-    A name longer than LABEL_LENGTH is cut to the first changes and a hash of all.
-    """
-    parts = [method, *(change.removeprefix("method.") for change in changed)]
-    parts = [re.sub(r"[^\w=.,+-]", "_", re.sub(r"[\[\] ]", "", part)) for part in parts]
-    if len("-".join(parts)) <= LABEL_LENGTH:
-        return "-".join(parts)
-    short = [method]
-    while len("-".join([*short, parts[len(short)]])) <= LABEL_LENGTH - 10:
-        short.append(parts[len(short)])
-    return "-".join([*short, fingerprint(changed, 8)])
 
 
 def check_settings(domain: Domain, cfg: DictConfig) -> None:
@@ -301,66 +243,44 @@ def check_settings(domain: Domain, cfg: DictConfig) -> None:
         )
 
 
-def missing_compiler() -> str:
-    """Return the name of the C++ compiler that torch.compile calls on a CPU if it is not installed, else ""."""
-    usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
-    name = os.environ.get("CXX", usual)
-    return "" if shutil.which(name) else name
-
-
-def pick_device(name: str) -> torch.device:
-    """Return the device of this name; auto is the CUDA GPU if there is one, otherwise the CPU.
-
-    Raises UserError for a device that does not exist or cannot be used.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.partition(":")[0] not in DEVICES:
-        raise UserError(f"device={name!r} does not exist: give auto, cpu, cuda, cuda:<n> or mps")
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(
-            f"device={name!r} cannot be used here ({first_line(error)}); try device=cpu"
-        ) from error
-    return torch.device(name)
-
-
-def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig) -> None:
-    node, alone = HydraConfig.get(), not _is_multirun()
-    line = " ".join(OmegaConf.to_container(node.overrides.task))  # as typed, with ${...}
-    sweep.note("running", line)
-    try:
-        cfg = resolve(domain, cfg, node)
-        check_settings(domain, cfg)
-        torch.set_num_threads(cfg.threads)
-        keep_freed_memory()
-        _announce(domain, cfg)
-        task(cfg)
-    except FinishedElsewhere as end:
-        print(end, flush=True)
-        sweep.note("done", line)
-    except Exception as caught:
-        error = _about_disk(caught, cfg) or caught
-        known = isinstance(error, UserError)
-        said = str(error) if known else traceback.format_exc()
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if not sweep.said_before(first):
-            print_error(said) if known else print(said, file=sys.stderr, flush=True)
-        if alone:
-            sys.exit(BAD_INPUT if known else 1)
-        if not sweep.note("failed", line, first):
-            raise  # on another machine: the launcher reports it
-    else:
-        sweep.note("done", line)
-        if alone:
-            root = "" if cfg.run.root == "runs" else f" --root {shlex.quote(cfg.run.root)}"
-            print(f"table: python -m analysis tables --experiment {cfg.experiment} --size {cfg.size}{root}")
+def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, node: DictConfig) -> int:
+    """Train one run and return its exit code. A run of a sweep writes what it prints to its folder."""
+    with ExitStack() as stack:
+        folder = None
+        try:
+            cfg = resolve(domain, cfg, node)
+            check_settings(domain, cfg)
+            if is_sweep():
+                numbers, _ = identity(domain, cfg, create(**cfg.method))
+                name, _ = name_run(domain, cfg, typed_in(node), fingerprint(numbers), sweep=True)
+                if state_of(name.folder) == "done":
+                    return 0
+                stack.enter_context(sweep.output_in(name.folder))
+                folder = name.folder
+            torch.set_num_threads(cfg.threads)
+            keep_freed_memory()
+            _announce(domain, cfg)
+            task(cfg)
+        except FinishedElsewhere as end:
+            print(end, flush=True)
+        except Exception as caught:
+            error = _about_disk(caught, cfg) or caught
+            known = isinstance(error, UserError)
+            text = str(error) if known else traceback.format_exc()
+            print_error(text) if known else print(text, file=sys.stderr, flush=True)
+            if folder is not None:
+                with suppress(OSError):
+                    write_atomic(folder / "FAILED", f"{error}\n\n{traceback.format_exc()}")
+            return BAD_INPUT if known else 1
+    if not is_sweep():
+        root = "" if cfg.run.root == "runs" else f" --root {shlex.quote(cfg.run.root)}"
+        print(f"table: python -m analysis tables --experiment {cfg.experiment} --size {cfg.size}{root}")
+    return 0
 
 
 def _about_disk(error: Exception, cfg: DictConfig) -> UserError | None:
     """Return a UserError of one line if a disk is full, a name too long or the run's folder gone, else None."""
-    if not isinstance(error, OSError) or error.errno not in OF_A_DISK:
+    if not isinstance(error, OSError) or error.errno not in DISK_ERRORS:
         return None
     where = str(error.filename or cfg.run.root)
     if error.errno == errno.ENOENT and not Path(where).is_relative_to(cfg.run.root):

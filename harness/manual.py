@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from omegaconf import OmegaConf
 
 from fire_core.methods import available
-from harness.config import SIZES, compose, file_of, options, resolve, said_by
+from harness.config import SIZES, compose, file_of, in_file, options, resolve
 from harness.domains import methods_of
 from harness.overrides import choosable, files
 from harness.settings import Domain, keys, wanted
@@ -73,7 +73,7 @@ def _experiment(name: str) -> str:
     ]
     lines = [line for line in lines if "@package" not in line]
     end = next((number for number, line in enumerate(lines, 1) if line.endswith((".", "?"))), len(lines))
-    minutes, sizes = said_by(name, "minutes") or {}, said_by(name, "at") or {}
+    minutes, sizes = in_file(name, "minutes") or {}, in_file(name, "at") or {}
     known = [f"{size} {minutes[size]:g} min" if size in minutes else size for size in SIZES if size in sizes]
     return " ".join([*lines[:end], f"[{', '.join(known)}]"])
 

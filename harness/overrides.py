@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import functools
 import itertools
-import math
 from collections.abc import Callable, Sequence
 
 from hydra.core.override_parser.types import Glob, Override
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from fire_core.errors import UserError
 from fire_core.methods import available
 from harness.config import (
     compose,
-    config_groups,
     domain_of,
     file_of,
     is_group,
@@ -25,22 +22,24 @@ from harness.config import (
     parse,
     read_yaml,
     resolve,
+    settings_of,
+    values_of,
 )
 from harness.domains import find
 from harness.settings import Domain, keys
 
 CONFIG_DIR = "--config-dir"
-# common names of keys that have another name here
-ALIASES = {
-    "lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "bsz": "batch_size", "gamma": "discount",
-    "dataset": "data", "arch": "model", "net": "model", "exp": "experiment", "algo": "method", "optim": "optimizer_state",
-    "dtype": "precision", "amp": "precision", "output_dir": "run.root", "out_dir": "run.root", "workers": "threads",
-    "logger": "run.tracker", "tracker": "run.tracker",
-}  # fmt: skip
-OUR_FOLDERS = [
-    f"hydra.{key}" for key in ("run.dir", "sweep.dir", "sweep.subdir", "job.chdir", "output_subdir")
-]
-MOST_COMBINATIONS = 300
+RUN_FOLDER = (
+    "a run's folder is run.root/<experiment>/<size>/<method>/seed_<n>, so that the same command resumes; choose its root "
+    "with run.root=FOLDER"
+)
+OUR_FOLDERS = {
+    **dict.fromkeys(
+        ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.job.chdir", "hydra.output_subdir"),
+        RUN_FOLDER,
+    ),
+    "hydra.searchpath": f"name a folder of more experiments with {CONFIG_DIR} FOLDER",
+}
 
 
 def read_line(arguments: list[str]) -> argparse.Namespace:
@@ -65,17 +64,6 @@ def read_line(arguments: list[str]) -> argparse.Namespace:
     return line
 
 
-def nearest(word: str, known: Sequence[str]) -> str:
-    """Return the end of a message about `word`, which is not in `known`: the likely name, or the nearest four."""
-    names = {name.rpartition(".")[2]: name for name in known} | {name: name for name in known}
-    word = ALIASES.get(word.lower(), word.lower())
-    for part in (word, word.rpartition(".")[2]):
-        if close := difflib.get_close_matches(part, names, n=1):
-            return f"; did you mean {names[close[0]]!r}?"
-    near = difflib.get_close_matches(word, known, n=4, cutoff=0)
-    return f"; the nearest are {', '.join(near)}" if near else ""
-
-
 def compose_config(name: str, overrides: list[str]) -> DictConfig:
     """Return the checked config of a command line of the script of a domain, for tests, notebooks and benchmarks."""
     domain = find(name)
@@ -86,98 +74,106 @@ def compose_config(name: str, overrides: list[str]) -> DictConfig:
 def check_overrides(domain: Domain, overrides: list[str], sweep: bool = True) -> None:
     """Raise UserError for keys and files that do not exist, and for several values of one key without `sweep`."""
     parsed = parse(overrides)
-    for override in parsed:
-        typed, key, glob = override.input_line, override.key_or_group, isinstance(override.value(), Glob)
-        # Hydra's own sweeper cannot list the values of these
-        if override.is_interval_sweep() or (glob and not is_group(override)):
-            raise UserError(f"{typed}: list the values, as in -m {key}=a,b or {key}=range(1,4)")
-        if glob and not _values(override):
-            raise UserError(f"{typed}: no file of conf/{key} has such a name")
-    methods = [v for o in parsed if o.key_or_group == "method" for v in _values(o)] or ["fire"]
-    of_methods = [
-        name for method in methods if method in options("method") for name in keys_in("method", method)
-    ]
-    known = [*keys(domain), *(f"method.{name}" for name in of_methods), *choosable(domain)]
+    methods = [name for o in parsed if o.key_or_group == "method" for name in values_of(o)] or ["fire"]
+    own = {
+        f"method.{name}"
+        for method in methods
+        if method in options("method")
+        for name in keys_in("method", method)
+    }
+    known = [*(name for name in keys(domain) if name != "minutes"), *sorted(own), *choosable(domain)]
     for override in parsed:
         key, typed = override.key_or_group, override.input_line
-        if reason := _reserved(domain, key):
-            raise UserError(f"{typed}: {reason}")
+        if key in OUR_FOLDERS:
+            raise UserError(f"{typed}: {OUR_FOLDERS[key]}")
         if is_hydra(override):
             if override.is_sweep_override():
                 raise UserError(f"{typed}: settings of Hydra have one value; sweep over seed, method, ...")
+        elif override.is_add() or override.is_force_add() or override.is_delete():
+            near = "" if key in known else nearest(key, known)
+            raise UserError(f"{typed}: keys can only be set, as in {key}=...{near}")
         elif override.is_sweep_override() and not sweep:
             raise UserError(f"{typed}: several values need a sweep; add -m")
-        elif override.is_delete():
-            raise UserError(f"{typed}: keys cannot be removed, only set, as in {key}=...")
-        elif override.is_add() or override.is_force_add():
-            hint = f"; write {typed.lstrip('+')}" if key in known else nearest(key, known)
-            raise UserError(f"{typed}: keys cannot be added{hint}")
-        elif key in config_groups():
+        elif override.is_interval_sweep() or (isinstance(override.value(), Glob) and not is_group(override)):
+            # Hydra's own sweeper cannot list the values of these
+            raise UserError(f"{typed}: list the values, as in -m {key}=a,b or {key}=range(1,4)")
+        elif is_group(override):
             _check_choice(domain, override, sweep)
         elif key not in known and key not in {name.rpartition(".")[0] for name in known}:
             raise UserError(f"key {key!r} does not exist{nearest(key, known)}")
 
 
-def _reserved(domain: Domain, key: str) -> str:
-    """Return why a key cannot be set although it exists, and what to write instead; "" if it can be."""
-    first, *rest = key.split(".")
-    if key in OUR_FOLDERS:
-        return (
-            "a run's folder is run.root/<experiment>/<size>/<method>/seed_<n>, so that the same command resumes; choose "
-            "its root with run.root=FOLDER"
-        )
-    if key == "hydra.searchpath":
-        return f"name a folder of more experiments with {CONFIG_DIR} FOLDER"
-    if key == "domain":
-        return f"this script trains {domain.name}; each domain has a script of its own"
-    if first == "at":
-        return f"at is where experiments keep their sizes; write {'.'.join(rest[1:]) or '<name>'}="
-    return "tuned values are what a method starts from; write method.<name>=" if first == "tuned" else ""
+def nearest(word: str, known: Sequence[str]) -> str:
+    """Return the end of a message about `word`, which is not in `known`: the likely name, or the nearest four."""
+    names = {name.rpartition(".")[2]: name for name in known} | {name: name for name in known}
+    for part in (word.lower(), word.lower().rpartition(".")[2]):
+        if close := difflib.get_close_matches(part, names, n=1):
+            return f"; did you mean {names[close[0]]!r}?"
+    return f"; the nearest are {', '.join(difflib.get_close_matches(word, known, n=4, cutoff=0))}"
 
 
 def _check_choice(domain: Domain, override: Override, sweep: bool) -> None:
-    """Raise UserError for a file of a group that does not exist, and for several of them without `sweep`."""
-    group, typed = override.key_or_group, override.input_line
+    """Raise UserError if the override names a file of a group that does not exist or does not fit, or a list of them."""
+    group, typed, chosen = override.key_or_group, override.input_line, values_of(override)
     if isinstance(override.value(), list):
         several = ",".join(map(str, override.value()))
         raise UserError(f"{typed}: a run has one {group}; for several, start a sweep: -m {group}={several}")
-    for value in _values(override):
-        _check_option(domain, group, value)
+    if group not in choosable(domain):
+        [first, *_] = [*(name for name in keys(domain) if name.startswith(f"{group}.")), f"{group}.<name>"]
+        raise UserError(f"{typed}: this script has no files of {group}; give its keys, as in {first}=")
+    if not chosen:
+        raise UserError(f"{typed}: no {group} has such a name")
     if group == "search" and not sweep:
         raise UserError(f"{typed}: a search is a sweep over the values of a method; add -m")
+    for name in chosen:
+        if name in ("null", "None") and group not in ("experiment", "method"):
+            continue
+        if name not in options(group):
+            if group == "method" and name == "all":
+                raise UserError(
+                    "method=all does not exist: list the methods, as in -m method=none,fire, or run "
+                    f"make {domain.name}-sweep METHODS=all"
+                )
+            raise UserError(f"{group}={name} does not exist{nearest(name, files(domain, group))}")
+        if group == "experiment" and (owner := domain_of(name)) != domain.name:
+            raise UserError(f"experiment={name} belongs to {owner}, this script trains {domain.name}")
+        if name not in (known := files(domain, group)):
+            raise UserError(f"{group}={name} is not for this script: choose one of {', '.join(known)}")
 
 
 def check_sweep(
     domain: Domain, overrides: list[str], check_run: Callable[[DictConfig], object] = lambda cfg: None
-) -> int:
-    """Return the number of runs of a sweep, 0 if a sweeper other than Hydra's own chooses them.
+) -> list[tuple[list[str], DictConfig]]:
+    """Return the overrides and the config of each run of a sweep, [] if another sweeper than Hydra's own chooses them.
 
-    Raises:
-        UserError: the config of a run is wrong, or `check_run` refuses it; every mistake is named once. Checked are the
-            first MOST_COMBINATIONS combinations of values, and every seed with the first of them.
+    Raises UserError if the config of a run is wrong, or `check_run` refuses it; every mistake is named once.
     """
     parsed = parse(overrides)
     sweeper = compose(domain, [o.input_line for o in parsed if not o.is_sweep_override()]).hydra.sweeper
     if not str(sweeper.get("_target_", "")).endswith("BasicSweeper"):
-        return 0
+        return []
+    params = sweeper.get("params") or {}
+    if isinstance(params, str):
+        raise UserError(f"hydra.sweeper.params={params}: give key=value1,value2 on the command line instead")
     typed = {o.key_or_group for o in parsed}
-    own = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items() if key not in typed]
-    axes = {o.key_or_group: typed_values(o) for o in parse([*own, *overrides])}
-    runs = math.prod(len(values) for values in axes.values())
-    # whether a seed is valid does not depend on other values, so each is checked once
-    seeds, first = axes.pop("seed", []), [values[0] for values in axes.values()]
-    lines = [*itertools.islice(itertools.product(*axes.values()), MOST_COMBINATIONS)]
-    lines += [(*first, seed) for seed in seeds]
-    composed = functools.cache(lambda *chosen: compose(domain, list(chosen)))
-    mistakes = []
-    for line in lines:
-        values = parse(list(line))
-        try:  # only chosen files and the size need Hydra; `resolve` sets the values
-            needed = (o for o in values if is_group(o) or is_hydra(o) or o.key_or_group == "size")
-            cfg = composed(*(o.input_line for o in needed))
-            check_run(resolve(domain, cfg, typed=values))
+    own = [f"{key}={value}" for key, value in params.items() if key not in typed]
+    axes = {o.key_or_group: typed_values(o) for o in parse([*own, *overrides]) if not is_hydra(o)}
+    hydras = [o.input_line for o in parsed if is_hydra(o)]
+    seeds = axes.pop("seed", [])
+    runs, mistakes = [], []
+    for number, line in enumerate(itertools.product(*axes.values())):
+        try:
+            # whether a seed is valid does not depend on other values
+            for seed in reversed(seeds if number == 0 else seeds[:1]):
+                cfg = resolve(domain, compose(domain, [*line, seed, *hydras]))
+            cfg = cfg if seeds else resolve(domain, compose(domain, [*line, *hydras]))
+            check_run(cfg)
         except UserError as error:
             mistakes.append(str(error))
+            continue
+        for seed in seeds or [f"seed={cfg.seed}"]:
+            one = OmegaConf.merge(cfg, {"seed": int(seed.partition("=")[2])})
+            runs.append(([*line, *([seed] if seeds else [])], one))
     if mistakes:
         raise UserError("\nerror: ".join(dict.fromkeys(mistakes)))
     return runs
@@ -187,38 +183,13 @@ def typed_values(override: Override) -> list[str]:
     """Return `key=value` for each value of one override."""
     if not override.is_sweep_override():
         return [override.input_line or ""]
-    return [f"{override.get_key_element()}={value}" for value in _values(override)]
-
-
-def _check_option(domain: Domain, group: str, option: str) -> None:
-    if group not in choosable(domain):
-        [first, *_] = [*(name for name in keys(domain) if name.startswith(f"{group}.")), f"{group}.<name>"]
-        raise UserError(
-            f"{group}={option}: this script has no files of {group}; give its keys, as in {first}="
-        )
-    if option in ("null", "None") and group not in ("experiment", "method"):
-        return
-    if option not in options(group):
-        if group == "method" and option == "all":
-            raise UserError(
-                "method=all does not exist: list the methods, as in -m method=none,fire, or run "
-                f"make {domain.name}-sweep METHODS=all"
-            )
-        if group == "method" and option in available():
-            raise UserError(f"method={option} has no settings: write conf/method/{option}.yaml")
-        raise UserError(f"{group}={option} does not exist{nearest(option, files(domain, group))}")
-    if group == "experiment" and (owner := domain_of(option)) != domain.name:
-        raise UserError(f"experiment={option} belongs to {owner}, this script trains {domain.name}")
-    if option not in (known := files(domain, group)):
-        raise UserError(f"{group}={option} is not for this script: choose one of {', '.join(known)}")
+    return [f"{override.get_key_element()}={value}" for value in values_of(override)]
 
 
 def files(domain: Domain, group: str) -> list[str]:
-    """Return the files of a group that a script can use: those whose keys it has."""
+    """Return the names that a script can choose from a group: those whose keys it has."""
     if group == "experiment":
         return [name for name in options(group) if domain_of(name) == domain.name]
-    if group not in choosable(domain):
-        return []
     if group in ("method", "search"):
         return options(group)
     known = {key.split(".")[1] for key in keys(domain) if key.startswith(f"{group}.")}
@@ -226,20 +197,15 @@ def files(domain: Domain, group: str) -> list[str]:
 
 
 def keys_in(group: str, option: str) -> set[str]:
-    """Return the keys of the file of an option of a group."""
+    """Return the keys of an option of a group."""
+    if group == "method" and option in available():
+        return set(settings_of(available()[option]))
     return set(read_yaml(file_of(group, option)))
 
 
 def choosable(domain: Domain) -> list[str]:
-    """Return the groups of conf/ from which a command line of this script can choose files."""
+    """Return the groups of conf/ from which a command line of this script can choose."""
     defaults = read_yaml(domain.conf / f"{domain.name}.yaml")["defaults"]
-    return [name for entry in defaults if isinstance(entry, dict) for name in entry]
-
-
-def _values(override: Override) -> list[str]:
-    value = override.value()
-    if isinstance(value, Glob):
-        return value.filter(options(override.key_or_group))
-    if override.is_sweep_override():
-        return [str(value) for value in override.sweep_string_iterator()]
-    return [str(value)]
+    return [
+        name for entry in defaults if isinstance(entry, dict) for name in entry if name not in ("at", "size")
+    ]

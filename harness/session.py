@@ -31,7 +31,8 @@ from tqdm import tqdm
 from fire_core import Attached, Report, attach
 from fire_core.methods import create
 from harness import stop
-from harness.launch import open_run, pick_device
+from harness.device import pick_device
+from harness.launch import open_run
 from harness.runs import seeded
 from harness.runs.signals import STOPPED
 from harness.settings import Domain

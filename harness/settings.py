@@ -42,7 +42,7 @@ class Domain:
     needs: modules without which the script does not start.
     watched: metrics recorded again and again that `trigger=plateau` can observe.
     extras: extras of pyproject.toml; the first one installs `needs`, the others serve some features.
-    data: (what it is, its folder, the command that brings it) of shipped and downloaded data, for `harness.doctor`.
+    results: keys of summary.json that a sweep shows when a run ends.
     conf: the folder of its YAML files.
     """
 
@@ -58,7 +58,7 @@ class Domain:
     needs: tuple[str, ...] = ()
     watched: tuple[str, ...] = ()
     extras: tuple[str, ...] = ()
-    data: tuple[tuple[str, str, str], ...] = ()
+    results: tuple[str, ...] = ()
     conf: Path = CONF
 
 
@@ -107,6 +107,7 @@ class RunKeys:
         most=1,
         numbers=False,
     )
+    jobs: int = key("runs of a sweep that this machine trains at a time", least=1, numbers=False)
     keep: int = key("number of checkpoints that are kept", least=1, numbers=False)
     progress: bool = key("show a progress bar in a terminal", numbers=False)
     tracker: str = key(
@@ -158,6 +159,15 @@ class Keys:
     threads: int = key("CPU threads", least=1, numbers=False)
     minutes: float | None = key("expected duration of a run on a CPU", numbers=False)
     run: RunKeys = group(RunKeys)
+
+
+def unset(cls: type) -> dict[str, Any]:
+    """Return the keys of a dataclass as Hydra composes them: null where null is a value, else ??? (not set yet)."""
+    return {
+        name: unset(kind) if is_dataclass(kind) else None if type(None) in get_args(kind) else MISSING
+        for name, (_, kind) in _entries(cls).items()
+        if get_origin(kind) is not dict
+    }
 
 
 def keys(domain: Domain) -> dict[str, tuple[Field, Any]]:

@@ -1,102 +1,182 @@
-"""A journal that the runs of a sweep share across processes: how many are done, and what failed.
-
-The command that starts the sweep creates the journal and names it in the environment. Each run appends a line when it
-begins and when it ends, and prints the progress of the sweep.
+"""A sweep as it is seen on a terminal: one line for each run that ends, and one live line. The state of a run is read from
+its folder, so it does not matter where the run is trained. What a run prints is in log.txt in its folder.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
+import shutil
+import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-JOURNAL = "FIRE_SWEEP_JOURNAL"  # environment variable: path of the journal
-ENDS = ("done", "failed")
+from fire_core.errors import UserError, printable
+from harness.runs.folders import read_json, read_meta, read_text, refuse_link, state_of
+from harness.runs.metrics import METRICS
+from harness.runs.record import RunName
+
+LOG = "log.txt"
+LOOK_SECONDS = 0.5  # between two looks at the folders
+QUIET_SECONDS = 60.0  # between two lines of progress where there is no terminal
+SHOWN_RUNNING = 3  # runs whose progress is shown
+
+
+class Display:
+    """Shows the progress of the runs of a sweep, in a thread, from `with` to its end.
+
+    Args:
+        runs: their names.
+        results: keys of summary.json that are shown when a run ends.
+    """
+
+    def __init__(self, runs: Sequence[RunName], results: Sequence[str]) -> None:
+        self.results = results
+        several = len({(run.experiment, run.size) for run in runs}) > 1
+        self.names = {
+            run.folder: f"{f'{run.experiment} {run.size} ' if several else ''}{run.label} seed {run.seed}"
+            for run in runs
+        }
+        self.before = {folder: _mark(folder) for folder in self.names}
+        self.state = {
+            folder: "done" if _mark(folder) and state_of(folder) == "done" else "waiting"
+            for folder in self.names
+        }
+        self.minutes: list[float] = []  # of the runs that ended
+        self.most_running = 1
+        self.terminal = sys.stdout.isatty()
+        self.said = time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Display:
+        if finished := self.count("done"):
+            print(f"{finished} of {len(self.names)} runs are finished already", flush=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self.look()
+        self._show("", live=True)
+        print(self.summary(), flush=True)
+
+    def count(self, state: str) -> int:
+        """Return the number of runs in a state: done, failed, running or waiting."""
+        return sum(found == state for found in self.state.values())
+
+    def look(self) -> None:
+        """Read the folders, and print a line for each run that has ended since the last look."""
+        for folder, name in self.names.items():
+            if _mark(folder) == self.before[folder] is not None:
+                continue  # no news; a run that failed before the sweep is about to start again
+            state = state_of(folder) if folder.is_dir() else "waiting"
+            if state in ("done", "damaged", "failed") and _mark(folder) != self.before[folder]:
+                self.before[folder] = _mark(folder)
+                self.minutes.append(_minutes(folder))
+                if state == "failed":
+                    first = (read_text(folder / "FAILED").strip().splitlines() or ["no message"])[0]
+                    self._show(f"failed: {name}: {first} ({folder / LOG})")
+                else:
+                    self._show(f"{name}: {self._result(folder)}{self.minutes[-1]:.1f} min")
+                self.state[folder] = "failed" if state == "failed" else "done"
+            else:
+                self.state[folder] = "running" if state == "running" else "waiting"
+        self.most_running = max(self.most_running, self.count("running"))
+
+    def summary(self) -> str:
+        """Return how many runs are done, running and failed, and the time left."""
+        running = self.count("running")
+        line = f"sweep: {self.count('done')} of {len(self.names)} done"
+        if running:
+            shown = [f for f, state in self.state.items() if state == "running"][:SHOWN_RUNNING]
+            progress = ", ".join(f"{self.names[folder]}{_position(folder)}" for folder in shown)
+            line += f", {running} running ({progress}{', ...' if running > SHOWN_RUNNING else ''})"
+        if failed := self.count("failed"):
+            line += f", {failed} failed"
+        left = self.count("waiting") + running / 2  # on average, half of a running run is left
+        if left and self.minutes:
+            minutes = sum(self.minutes) / len(self.minutes) * left / self.most_running
+            line += f"; about {f'{minutes:.0f} min' if minutes < 90 else f'{minutes / 60:.1f} h'} left"
+        return line
+
+    def _watch(self) -> None:
+        while not self._over.wait(LOOK_SECONDS):
+            self.look()
+            if self.terminal:
+                self._show(self.summary(), live=True)
+            elif time.monotonic() - self.said >= QUIET_SECONDS:
+                self.said = time.monotonic()
+                self._show(self.summary())
+
+    def _show(self, line: str, live: bool = False) -> None:
+        """Print a line above the live line, or the live line itself, which the next one replaces."""
+        if self.terminal:
+            width = shutil.get_terminal_size().columns - 1
+            print(
+                "\r\x1b[K" + (printable(line)[:width] if live else printable(line) + "\n"), end="", flush=True
+            )
+        elif line:
+            print(printable(line), flush=True)
+
+    def _result(self, folder: Path) -> str:
+        summary = read_json(folder / "summary.json")
+        found = {name: summary.get(name) for name in self.results} if isinstance(summary, dict) else {}
+        return "".join(
+            f"{name} {value:.4g}, " for name, value in found.items() if isinstance(value, int | float)
+        )
 
 
 @contextmanager
-def journal(runs: int) -> Iterator[Path]:
-    """Create the journal of a sweep and yield its path, which child processes find in the environment."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "journal.jsonl"
-        os.environ[JOURNAL] = str(path)
-        _append(path, {"event": "start", "runs": runs, "time": time.time()})
-        try:
-            yield path
-        finally:
-            del os.environ[JOURNAL]
+def output_in(folder: Path) -> Iterator[None]:
+    """Append what this process writes to stdout and stderr to log.txt in the folder of a run."""
+    refuse_link(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise UserError(f"cannot write in {folder}: {error.strerror}; choose another run.root") from error
+    kept = [os.dup(stream) for stream in (1, 2)]
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(log)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for stream, copy in zip((1, 2), kept, strict=True):
+            os.dup2(copy, stream)
+            os.close(copy)
 
 
-def note(event: str, run: str, message: str = "") -> bool:
-    """Note that a run began or ended ("running", "done", "failed"); at its end, print the sweep's progress.
-
-    Returns False if there is no journal: the run is not part of a sweep, or its machine does not see the file.
-    """
-    path = Path(os.environ.get(JOURNAL, ""))
-    if not path.is_file():
-        return False
-    _append(path, {"event": event, "run": run, "message": message, "time": time.time()})
-    if event in ENDS:
-        print(progress(entries(path)), flush=True)
-    return True
+def _mark(folder: Path) -> int | None:
+    """Return when a run was marked as done or failed, in nanoseconds; None if it is not."""
+    for name in ("DONE", "FAILED"):
+        with suppress(OSError):
+            return (folder / name).stat().st_mtime_ns
+    return None
 
 
-def said_before(message: str) -> bool:
-    """Return whether another run of the sweep has failed with the same message, its first line."""
-    path = Path(os.environ.get(JOURNAL, ""))
-    return path.is_file() and any(
-        entry["event"] == "failed" and entry["message"] == message for entry in entries(path)[1:]
-    )
+def _minutes(folder: Path) -> float:
+    """Return the minutes from the start of the process that ended a run to its end."""
+    with suppress(OSError):
+        return max(0.0, ((_mark(folder) or 0) / 1e9 - (folder / "meta.json").stat().st_mtime) / 60)
+    return 0.0
 
 
-def entries(path: Path) -> list[dict[str, Any]]:
-    """Return all lines of the journal, parsed."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def progress(noted: list[dict[str, Any]]) -> str:
-    """Return one line: how many runs are done, running and failed, their total, and the time left."""
-    runs, began, durations, failed = noted[0]["runs"], {}, [], 0
-    for entry in noted[1:]:
-        if entry["event"] == "running":
-            began[entry["run"]] = entry["time"]
-        else:
-            durations.append(entry["time"] - began.pop(entry["run"], entry["time"]))
-            failed += entry["event"] == "failed"
-    ended = len(durations)
-    line = f"sweep: {ended - failed} done, {len(began)} running, {failed} failed, of {runs or '?'}"
-    # runs that were finished before the sweep end at once; their duration says nothing about the others
-    trained = [seconds for seconds in durations if seconds >= 0.1 * max(durations)]
-    if runs > ended and trained:
-        left = sum(trained) / len(trained) * (runs - ended) / (len(began) + 1)
-        line += f"; about {_duration(left)} left"
-    return line
-
-
-def failures(noted: list[dict[str, Any]]) -> str:
-    """Return each message of failure once, with its runs; "" if no run failed."""
-    runs: dict[str, list[str]] = {}
-    for entry in noted:
-        if entry["event"] == "failed":
-            runs.setdefault(entry["message"], []).append(entry["run"])
-    lines = []
-    for message, which in runs.items():
-        more = f" and {len(which) - 3} more" if len(which) > 3 else ""
-        lines.append(f"  {'; '.join(which[:3])}{more}: {message}")
-    return "\n".join(lines)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def _append(path: Path, entry: dict[str, Any]) -> None:
-    with path.open("a") as handle:  # a single short write, so that lines of several processes do not mix
-        handle.write(json.dumps(entry) + "\n")
+def _position(folder: Path) -> str:
+    """Return where a run stands, by the last line of its metrics or those of its shared first phase."""
+    trunk = Path(str(read_meta(folder).get("trunk", ""))).name
+    for place in (folder, folder.parents[3] / "trunks" / trunk):
+        with suppress(OSError, ValueError, IndexError, TypeError):
+            with (place / METRICS).open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+                last: dict[str, Any] = json.loads(file.read().decode().strip().splitlines()[-1])
+            return "".join(f" {key} {last[key]}" for key in ("phase", "step") if key in last)
+    return ""

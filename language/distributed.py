@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fire_core.errors import UserError
 from fire_core.methods import Method
-from harness.launch import pick_device
+from harness.device import pick_device
 
 T = TypeVar("T")
 

@@ -133,8 +133,5 @@ DOMAIN = Domain(
     needs=("tokenizers",),
     watched=("train_loss", "val_loss_a", "val_loss_b", "val_loss_mix"),
     extras=("language", "language-data"),
-    data=(
-        ("two text corpora, shipped", "language/assets", "git checkout -- language/assets"),
-        ("tokens of WikiText-103", "data/language/wikitext103-gpt2", "python -m language.prepare --help"),
-    ),
+    results=("val_loss_a", "val_loss_b", "val_loss_mix"),
 )

@@ -127,4 +127,5 @@ DOMAIN = Domain(
     needs=("gymnasium", "ale_py", "psutil"),
     watched=("eval_return", "train_return", "td_loss"),
     extras=("dqn",),
+    results=("eval_return",),
 )

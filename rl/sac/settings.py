@@ -93,4 +93,5 @@ DOMAIN = Domain(
     needs=("gymnasium", "mujoco", "psutil"),
     watched=("eval_return", "train_return", "critic_loss", "actor_loss"),
     extras=("sac", "humanoid"),
+    results=("eval_return",),
 )

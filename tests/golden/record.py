@@ -31,9 +31,9 @@ from training_scripts import SCRIPTS, SMALLEST, Script, killed  # noqa: E402
 
 from fire_core.errors import UserError  # noqa: E402
 from fire_core.methods import create  # noqa: E402
-from harness.config import domain_of, options, said_by  # noqa: E402
+from harness.config import domain_of, options, in_file  # noqa: E402
 from harness.domains import find, methods_of  # noqa: E402
-from harness.launch import identity  # noqa: E402
+from harness.naming import identity  # noqa: E402
 from harness.overrides import compose_config  # noqa: E402
 from harness.runs.trunk import fingerprint  # noqa: E402
 
@@ -62,7 +62,7 @@ KILL_AT = {"vision": 5, "language": 10, "dqn": 200, "sac": 80}  # a step in the 
 def settings() -> Iterator[tuple[str, str]]:
     """Yield each experiment with each of its sizes."""
     for experiment in options("experiment"):
-        for size in said_by(experiment, "at") or {}:
+        for size in in_file(experiment, "at") or {}:
             yield experiment, size
 
 

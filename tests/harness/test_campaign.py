@@ -16,7 +16,7 @@ from analysis import claims
 from fire_core.errors import UserError
 from harness import campaign
 from harness.campaign import command, duration, launcher_overrides, load, main, measure, plan, train
-from harness.config import said_by
+from harness.config import in_file
 from harness.domains import find
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -147,7 +147,7 @@ def test_the_campaigns_of_the_repository_name_runs_that_exist(name, runs):
     for sweep in found.sweeps:
         for experiment, method, _ in settings(sweep):
             assert method not in find(sweep.domain).refuses
-            assert found.size in said_by(experiment, "at")
+            assert found.size in in_file(experiment, "at")
 
 
 def test_medium_has_the_confirming_seeds_that_the_statistics_page_plans():

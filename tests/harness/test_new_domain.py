@@ -82,16 +82,14 @@ if __name__ == "__main__":
     train()
 """
 SCRIPT_CONFIG = """
-defaults: [_self_, noise: null, method: fire, trigger: boundary, experiment: two_phases, runtime]
+defaults:
+  [toy_keys, _self_, size: small, method: fire, trigger: boundary, experiment: two_phases, at: '${experiment}/${size}', noise: null, runtime]
 domain: toy
 declared_in: settings
-size: small
 seed: 1
-noise: {name: '???', points: 20}
-steps: ???
+noise: {points: 20}
 batch_size: 40
 learning_rate: 0.1
-trigger: {metric: null, mode: null, patience: null, min_change: null, level: null, share: null, steps: null, cooldown: null}
 optimizer_state: clear
 device: cpu
 compile: false
@@ -135,7 +133,7 @@ def test_a_fifth_domain_runs_resumes_sweeps_and_is_in_a_table(tmp_path):
     assert record(stopped) == record(whole) and len(record(whole)) == 2  # the run and its shared first phase
 
     code, text = script.run(["-m", "method=none,fire", "seed=1,2", "noise.points=20,40", f"run.root={root}"])
-    assert code == 0 and "sweep: 8 done, 0 running, 0 failed, of 8" in text, text
+    assert code == 0 and "sweep: 8 of 8 done" in text, text
     assert len(list((root / "trunks").iterdir())) == 4
     command = [sys.executable, "-m", "analysis", "tables", "--experiment", "two_phases", "--root", str(root)]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

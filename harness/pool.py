@@ -1,0 +1,103 @@
+"""The runs of a sweep on this machine: each in a process of its own, several at a time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.resource_tracker
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from harness import stop
+from harness.runs.signals import STOPPED
+
+POLL_SECONDS = 0.05
+
+
+class Pool:
+    """At most `places` processes at a time. A signal that asks to stop is passed on to each, and no other one starts.
+
+    The processes are forked from one that has imported `modules`, so they start at once; it holds no GPU and no threads.
+    """
+
+    def __init__(self, places: int, modules: Sequence[str]) -> None:
+        self.places = places
+        self.running: list[Any] = []
+        self.codes: list[int] = []  # exit codes of those that have ended
+        self.asked: list[int] = []  # signals that have come
+        self._passed_on = 0
+        self._handlers: dict[int, Any] = {}
+        methods = multiprocessing.get_all_start_methods()
+        self._context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+        self._context.set_forkserver_preload(list(modules))
+        multiprocessing.resource_tracker.ensure_running()  # its start would end the block of signals in `start`
+
+    def __enter__(self) -> Pool:
+        self._handlers = {number: signal.signal(number, self._note) for number in stop.SIGNALS}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._wait_until(lambda: not self.running)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def start(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call a function in a new process, as soon as there is a place."""
+        self._wait_until(lambda: len(self.running) < self.places)
+        if not self.asked:
+            process = self._context.Process(target=_call, args=(function, *arguments))
+            with blocked():  # until the new process has handlers of its own
+                process.start()
+            self.running.append(process)
+
+    def exit_code(self) -> int:
+        """Return 0 if all processes ended well; 75, or 128 + the signal, if they were stopped; else 1."""
+        stopped = (STOPPED, *(128 + number for number in stop.SIGNALS))
+        if STOPPED in self.codes:
+            return STOPPED
+        if self.asked:
+            return 128 + self.asked[0]
+        return max((STOPPED if code in stopped else 1 for code in self.codes if code), default=0)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.asked.append(number)
+
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        while True:
+            for process in self.running:
+                for number in self.asked[self._passed_on :]:
+                    if process.exitcode is None:
+                        os.kill(process.pid, number)
+            self._passed_on = len(self.asked)
+            self.codes += [process.exitcode for process in self.running if process.exitcode is not None]
+            self.running = [process for process in self.running if process.exitcode is None]
+            if condition():
+                return
+            time.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def blocked() -> Iterator[None]:
+    """Hold back signals that ask to stop. Processes that are started meanwhile begin with them held back."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, stop.SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _call(function: Callable[..., object], *arguments: object) -> None:
+    """Call the function in a session of its own, so that Ctrl-C reaches it once, through the pool."""
+    os.setsid()
+    stop.raise_interrupt()
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, stop.SIGNALS)
+        code = function(*arguments)
+    except KeyboardInterrupt as interrupt:
+        sys.exit(128 + (interrupt.args[0] if interrupt.args else signal.SIGINT))
+    sys.exit(code)  # type: ignore[arg-type]

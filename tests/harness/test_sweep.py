@@ -1,0 +1,99 @@
+"""Sweeps on this machine: what is shown, where the output goes, how signals stop all runs, and failures."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from synthetic_runs import write_run
+
+from harness import sweep
+from harness.runs.record import RunName
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNS = ["-m", "experiment=random_label", "size=smoke", "method=none,fire", "seed=1,2", "run.jobs=2"]
+
+
+def start(root, *more):
+    command = [sys.executable, "vision/train.py", *RUNS, f"run.root={root}", *more]
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def metrics(root):
+    home = Path(root) / "random_label" / "smoke"
+    return {str(path.relative_to(home)): path.read_bytes() for path in home.glob("*/seed_*/metrics.jsonl")}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    root = tmp_path_factory.mktemp("whole")
+    process = start(root)
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    return root, output
+
+
+def test_a_sweep_is_a_line_for_each_run_and_its_output_is_in_the_folders(whole):
+    root, output = whole
+    lines = output.splitlines()
+    ends = [line for line in lines if "seed" in line and "train_accuracy" in line and line.endswith(" min")]
+    assert len(ends) == 4 and lines[-1] == "sweep: 4 of 4 done" and len(lines) <= 7
+    for log in root.glob("random_label/smoke/*/seed_*/log.txt"):
+        assert "phase 2" in log.read_text()
+    assert len(list(root.glob("random_label/smoke/*/seed_*/log.txt"))) == 4
+    again, _ = start(root).communicate()
+    assert "4 of 4 runs are finished already" in again and "sweep: 4 of 4 done" in again
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("to_all", [False, True], ids=["driver", "terminal"])
+def test_a_signal_stops_all_runs_after_saving_and_the_sweep_resumes(number, to_all, whole, tmp_path):
+    """Ctrl-C in a terminal reaches every process of the group, `kill` only the one that is named."""
+    process = start(tmp_path, "protocol.epochs=400", "run.checkpoint_seconds=1000")
+    until = time.monotonic() + 200
+    while len(list(tmp_path.glob("random_label/smoke/*/seed_*/RUNNING"))) < 2 and time.monotonic() < until:
+        time.sleep(0.02)
+    time.sleep(0.5)
+    os.killpg(process.pid, number) if to_all else process.send_signal(number)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 75, output
+    assert "Traceback" not in output and "the same command resumes" in output
+    assert not list(tmp_path.rglob("RUNNING"))
+    logs = [path.read_text() for path in tmp_path.rglob("log.txt")]
+    assert len(logs) == 2 and all("Traceback" not in log for log in logs)
+    assert sum("; saved " in log for log in logs) >= 1  # the other one waits for the shared first phase
+
+
+def test_a_failed_run_shows_its_error_and_its_log_and_the_others_are_done(whole, tmp_path):
+    taken = tmp_path / "random_label" / "smoke" / "none"
+    taken.parent.mkdir(parents=True)
+    taken.write_text("a file where the runs of `none` want a folder")
+    process = start(tmp_path)
+    output, _ = process.communicate()
+    assert process.returncode == 1 and "Traceback" not in output
+    assert output.count("cannot write in") == 2 and "not done: none-" not in output
+    assert "not done: none seed 1; none seed 2" in output and "sweep: 2 of 4 done" in output
+    expected = metrics(whole[0])
+    assert metrics(tmp_path) == {name: text for name, text in expected.items() if name.startswith("fire")}
+
+
+def test_the_display_reads_the_folders(tmp_path, capsys):
+    for seed, end in ((1, "DONE"), (2, "FAILED")):
+        write_run(tmp_path, "random_label", "none", seed, [{"step": 1}], end=end)
+    names = [RunName(tmp_path, "random_label", "small", "none", seed) for seed in (1, 2, 3, 4)]
+    display = sweep.Display(names, ["train_accuracy"])
+    assert [display.count(state) for state in ("done", "waiting", "failed")] == [1, 3, 0]  # 2 is about to run again
+    write_run(tmp_path, "random_label", "none", 3, [{"phase": 1, "step": 7}], end="FAILED")
+    path = write_run(tmp_path, "random_label", "none", 4, [{"phase": 1, "step": 7}], end=None)
+    (path / "RUNNING").write_text(str(os.getpid()))
+    display.look()
+    said = capsys.readouterr().out
+    assert said.startswith("failed: none seed 3: ") and said.rstrip().endswith("log.txt)") and said.count("\n") == 1
+    assert display.summary().startswith("sweep: 1 of 4 done, 1 running (none seed 4 phase 1 step 7), 1 failed")
+    display.look()
+    assert not capsys.readouterr().out  # each run is told once
