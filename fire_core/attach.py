@@ -20,6 +20,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -161,10 +162,16 @@ class Attached:
         """Return a scalar to add to the loss. Call it once a step, before `backward`."""
         return self.acting.penalty(self.state)
 
-    def before_step(self) -> None:
-        """Call it when the gradients of a step are complete: unscaled, and not yet clipped."""
+    def before_step(self, *nets: str) -> None:
+        """Call it when the gradients of a step are complete: unscaled, and not yet clipped.
+
+        nets: names of those that step next, where the networks step one after another; by default all.
+        """
         self._has_gradients = True
-        self.acting.before_step(self.state)
+        state = (
+            replace(self.state, nets={name: self.state.nets[name] for name in nets}) if nets else self.state
+        )
+        self.acting.before_step(state)
 
     def after_step(self, skipped: bool | Callable[[], bool] = False) -> None:
         """Call it after the optimizer's step.

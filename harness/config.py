@@ -209,8 +209,8 @@ def create_method(domain: Domain, settings: dict[str, Any]) -> Method:
         raise
     except (TypeError, ValueError) as error:
         raise UserError(f"method={settings.get('name')}: {error}") from error
-    if method.name in domain.refuses:
-        raise UserError(f"method={method.name} does not run in {domain.name}: {domain.refuses[method.name]}")
+    if why := domain.why_not(method):
+        raise UserError(f"method={method.name} does not run in {domain.name}: {why}")
     if method.variant not in domain.variants:
         raise UserError(
             f"method.variant={method.variant} does not run in {domain.name}, which has {', '.join(domain.variants)}"

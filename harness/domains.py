@@ -7,7 +7,7 @@ import importlib
 import sys
 
 from fire_core.errors import UserError, did_you_mean
-from fire_core.methods import available
+from fire_core.methods import available, create
 from harness.config import folders, read_yaml
 from harness.settings import Domain
 
@@ -26,7 +26,7 @@ def find(name: str) -> Domain:
 
 def methods_of(domain: Domain) -> list[str]:
     """Return the names of the methods that run in a domain."""
-    return [name for name in available() if name not in domain.refuses]
+    return [name for name in available() if not domain.why_not(create(name))]
 
 
 def _modules() -> dict[str, str]:

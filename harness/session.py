@@ -187,7 +187,8 @@ class Session:
 
     def log(self, *, watched: bool = True, **values: Any) -> None:
         """Append a row to metrics.jsonl, with the phase and the step, and let the trigger see it if it is `watched`."""
-        values.setdefault("step", self.at["step"] * self.repeat)
+        if "step" not in values:
+            values = {"step": self.at["step"] * self.repeat} | values
         if self.run:
             self.run.log(phase=self.at["phase"], **values)
         if watched:

@@ -19,7 +19,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fire_core.errors import UserError
-from fire_core.methods import PUBLISHED
+from fire_core.methods import NEEDS, PUBLISHED, Method
 from fire_core.optim_state import POLICIES
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -35,7 +35,8 @@ class Domain:
     shown: the keys that name the data and the network of a run, the data first.
     at_boundary: groups and keys, beside `method` and `optimizer_state`, that take effect at a boundary and never before.
         Runs that differ only in them share phase 0.
-    refuses: {name of a method that cannot run here: why}.
+    gives: what its loop gives to methods, of `fire_core.methods.NEEDS`.
+    refuses: {name of a method that cannot run here for another reason: why}.
     variants: the variants of methods that can run here.
     phases: returns the number of phases of a run.
     check: raises UserError for settings that contradict one another.
@@ -51,6 +52,7 @@ class Domain:
     keys: type
     shown: tuple[str, ...]
     at_boundary: tuple[str, ...] = ()
+    gives: frozenset[str] = frozenset(NEEDS)
     refuses: Mapping[str, str] = field(default_factory=dict)
     variants: tuple[str, ...] = (PUBLISHED,)
     phases: Callable[[DictConfig], int] = lambda cfg: 2
@@ -60,6 +62,11 @@ class Domain:
     extras: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
     conf: Path = CONF
+
+    def why_not(self, method: Method) -> str:
+        """Return why a method cannot run here, "" if it can."""
+        needs = [f"it needs {NEEDS[need].partition(':')[0]}" for need in sorted(method.needs - self.gives)]
+        return self.refuses.get(method.name) or "; ".join(needs)
 
 
 def key(

@@ -39,6 +39,7 @@ from fire_core.methods import (  # noqa: F401
     upgd,
     weight_clipping,
 )
+from fire_core.methods.method import NEEDS as NEEDS
 from fire_core.methods.method import PUBLISHED, Method, registry
 from fire_core.methods.method import added as added
 from fire_core.methods.method import register as register

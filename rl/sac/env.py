@@ -17,14 +17,14 @@ from fire_core.errors import UserError, first_line
 
 
 class Task:
-    """One environment. Observations are flat float64 vectors, actions arrays in [-1, 1].
+    """One environment. Observations are flat float64 vectors, actions arrays in [-1, 1]; `observation` is the latest.
 
     One `step` repeats the action up to `action_repeat` times, adds up the rewards and stops at the end of the episode.
     Raises UserError unless the environment exists and its actions are a bounded box.
     """
 
     def __init__(self, name: str, action_repeat: int = 1):
-        self.environment = open_environment(name)
+        self.name, self.environment = name, open_environment(name)
         self.action_repeat = action_repeat
         space = self.environment.action_space
         if not isinstance(space, Box) or not space.is_bounded():
@@ -33,11 +33,16 @@ class Task:
         self.low, self.half_range = space.low, 0.5 * (space.high - space.low)
         self.action_size = flatdim(space)
         self.observation_size = flatdim(self.environment.observation_space)
+        self.observation = np.zeros(self.observation_size)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.observation_size} observations, {self.action_size} actions"
 
     def reset(self, seed: int) -> np.ndarray:
         """Start an episode that depends on `seed` alone and return its first observation (observation_size,)."""
         self.seed = seed
-        return self._flat(self.environment.reset(seed=seed)[0])
+        self.observation = self._flat(self.environment.reset(seed=seed)[0])
+        return self.observation
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool]:
         """Return observation, summed reward, terminated, truncated."""
@@ -48,13 +53,15 @@ class Task:
             total += float(reward)
             if terminated or truncated:
                 break
-        return self._flat(observation), total, bool(terminated), bool(truncated)
+        self.observation = self._flat(observation)
+        return self.observation, total, bool(terminated), bool(truncated)
 
     def _flat(self, observation: Any) -> np.ndarray:
         return np.asarray(flatten(self.environment.observation_space, observation), dtype=np.float64)
 
     def state_dict(self) -> dict:
-        """Return everything that the next step depends on: physics, derived quantities read late, step counters.
+        """Return everything that the next step depends on: observation, physics, derived quantities read late, step
+        counters.
 
         MuJoCo tasks only, otherwise raises UserError. No random state is needed, because randomness is drawn at the
         reset only.
@@ -68,6 +75,7 @@ class Task:
         arrays = {name: torch.from_numpy(array.copy()) for name, array in derived(data).items()}
         return {
             "seed": self.seed,
+            "observation": torch.from_numpy(self.observation.copy()),
             "integration": torch.from_numpy(integration),
             "derived": arrays,
             "counters": [getattr(holder, name) for holder, name in counters(self.environment)],
@@ -79,6 +87,7 @@ class Task:
 
         # Some tasks draw a part of the model, such as a goal, at the start of an episode.
         self.reset(state["seed"])
+        self.observation = state["observation"].numpy().copy()
         model, data = physics(self.environment)
         mujoco.mj_setState(model, data, state["integration"].numpy(), mujoco.mjtState.mjSTATE_INTEGRATION)
         # Heights and forces that a task reads are one physics step older than the state, so they are stored too.

@@ -1,16 +1,20 @@
-"""Acting with the SAC actor: in training and in evaluation, and random actions for comparison."""
+"""Acting with the SAC actor: in training and in evaluation, and random actions for comparison; what networks read."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from omegaconf import DictConfig
+from torch import Tensor
 
+from fire_core.errors import UserError
 from fire_core.seeding import derive
 from harness.runs import numpy_generator
 from harness.transfer import send
 from rl.evaluate import Policy, play_episodes
-from rl.replay import Batch
+from rl.replay import Batch, FlatReplay
 from rl.sac.env import EvaluationTasks
 from rl.sac.humanoid.tasks import TASKS
 from rl.sac.network import sample_action
@@ -36,12 +40,17 @@ def explore(
     noise: torch.Generator,
     device: torch.device,
 ) -> np.ndarray:
-    """Return one action (actions,) in (-1, 1), drawn from the policy."""
+    """Return one action (actions,) in (-1, 1), drawn from the policy. Raises UserError if it is not finite."""
     inputs = send(torch.from_numpy(normaliser.normalise(observation)).unsqueeze(0), device)
     with torch.no_grad():
         mean, log_std = learner.actor(inputs)
         action, _ = sample_action(mean, log_std, send(torch.randn(mean.shape, generator=noise), device))
-    return action.squeeze(0).cpu().numpy()
+    chosen = action.squeeze(0).cpu().numpy()
+    if not np.isfinite(chosen).all():
+        raise UserError(
+            f"the policy's action is {chosen.tolist()}: try a learning_rate below {learner.learning_rate}"
+        )
+    return chosen
 
 
 def normalise(batch: Batch, normaliser: RunningNormaliser, device: torch.device) -> Batch:
@@ -49,6 +58,16 @@ def normalise(batch: Batch, normaliser: RunningNormaliser, device: torch.device)
     mean, inverse = normaliser.affine(device)
     now, following = batch.observations.to(device), batch.next_observations.to(device)
     return batch._replace(observations=(now - mean) * inverse, next_observations=(following - mean) * inverse)
+
+
+def stored_batches(
+    cfg: DictConfig, replay: FlatReplay, normaliser: RunningNormaliser, step: int, device: torch.device
+) -> Iterator[tuple[dict[str, Tensor | tuple[Tensor, ...]], None]]:
+    """Yield 100 times the inputs of both networks, by name, from the replay, for methods that look at data."""
+    draws = numpy_generator(cfg.seed, "stored_batches", step)
+    for _ in range(100):
+        batch = normalise(replay.sample(cfg.batch_size, draws, device), normaliser, device)
+        yield {"actor": batch.observations, "critics": (batch.observations, batch.actions)}, None
 
 
 def on_scale(env: str, value: float) -> dict[str, float]:

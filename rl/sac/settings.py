@@ -74,18 +74,16 @@ def check(cfg: DictConfig) -> None:
         )
 
 
-ONE_NET = "it needs one network and the batches that train it"
 DOMAIN = Domain(
     name="sac",
     script="rl/sac/train.py",
     keys=Sac,
     shown=("env.name",),
     at_boundary=("boundary",),
+    # One update passes through the networks several times, so there is no one loss and no one set of activations.
+    gives=frozenset({"gradients", "batches"}),
     refuses={
-        "cbp": ONE_NET,
-        "dash": ONE_NET,
-        "redo": ONE_NET,
-        "snr": ONE_NET,
+        "redo": "it finds no units in the critics, whose layers are stacked",
         "fire_all": "fire does the same here",
         "fire_muon": "it is for supervised training",
     },

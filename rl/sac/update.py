@@ -4,13 +4,16 @@ Order inside one update: actor with the old critics, temperature, critics with t
 target critics. All randomness enters through `noise`, so an update is a pure function of its inputs.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import torch
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
+from harness.runs import generator
 from rl.captured import captured
 from rl.replay import Batch
 from rl.sac.network import Actor, Critics, Temperature, sample_action
@@ -39,25 +42,23 @@ class Learner:
     weight_decay: float
     precision: str = "fp32"
     compile: bool = False
-    optimizers: dict[str, torch.optim.Optimizer] = field(init=False, default_factory=dict)
+    optimizers: dict[str, torch.optim.Optimizer] = field(init=False)
     trained: dict[str, list[nn.Parameter]] = field(init=False)  # the parameters of each optimizer
 
     def __post_init__(self):
-        self.renew_optimizers()
+        self.optimizers = self.new_optimizers()
         device = self.temperature.log_alpha.device
         self.passes = [captured(f, device) if self.compile else f for f in (actor_pass, critic_pass)]
 
-    def renew_optimizers(self) -> None:
-        """Make new optimizers for the present parameters: AdamW for actor and critics, Adam for alpha."""
+    def new_optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Return new optimizers of the present parameters: AdamW for actor and critics, Adam for alpha."""
         self.target.requires_grad_(False)
         nets = {"actor": self.actor, "critics": self.critics, "temperature": self.temperature}
         # Plasticity injection freezes some parameters.
         self.trained = {name: [p for p in net.parameters() if p.requires_grad] for name, net in nets.items()}
         adamw = {"lr": self.learning_rate, "weight_decay": self.weight_decay, "fused": True}
-        self.optimizers.clear()
-        for name in ("actor", "critics"):
-            self.optimizers[name] = torch.optim.AdamW(self.trained[name], **adamw)
-        self.optimizers["temperature"] = torch.optim.Adam(self.trained["temperature"], lr=self.learning_rate)
+        made = {name: torch.optim.AdamW(self.trained[name], **adamw) for name in ("actor", "critics")}
+        return made | {"temperature": torch.optim.Adam(self.trained["temperature"], lr=self.learning_rate)}
 
     def autocast(self) -> torch.autocast:
         """Return the autocast context for the networks in an update."""
@@ -72,6 +73,29 @@ class Learner:
             "target": self.target,
             "temperature": self.temperature,
         }
+
+
+def build(cfg: DictConfig, observations: int, actions: int, device: torch.device) -> Learner:
+    """Return a learner with newly drawn networks for observations and actions of these lengths."""
+    sizes = (observations, actions)
+    actor_norm, critic_norm = (net.norm or "layer" for net in (cfg.actor, cfg.critic))
+    draw = generator(cfg.seed, "init", "actor")
+    actor = Actor(*sizes, cfg.actor.width, cfg.actor.blocks, draw, actor_norm).to(device)
+    draw, shape = generator(cfg.seed, "init", "critics"), (cfg.critic.width, cfg.critic.blocks)
+    critics = Critics(*sizes, *shape, cfg.critic.count, draw, critic_norm).to(device)
+    return Learner(
+        actor=actor,
+        critics=critics,
+        target=deepcopy(critics),
+        temperature=Temperature(cfg.temperature).to(device),
+        discount=cfg.discount,
+        tau=cfg.tau,
+        target_entropy=-cfg.target_entropy * actions,
+        learning_rate=cfg.learning_rate,
+        weight_decay=cfg.weight_decay,
+        precision=cfg.precision,
+        compile=cfg.compile,
+    )
 
 
 def critic_target(learner: Learner, batch: Batch, noise: Tensor) -> Tensor:
@@ -120,25 +144,40 @@ def critic_pass(learner: Learner, batch: Batch, noise: Tensor) -> Pass:
     return figures, {"critics": torch.autograd.grad(loss, learner.trained["critics"])}
 
 
-def update(learner: Learner, batch: Batch, noise: Tensor, penalty: Tensor | float = 0.0) -> dict[str, Tensor]:
+def update(
+    learner: Learner,
+    batch: Batch,
+    noise: Tensor,
+    penalty: Tensor | float = 0.0,
+    before_step: Callable[[str], object] = lambda name: None,
+) -> dict[str, Tensor]:
     """Update actor, temperature, critics and target in place. `noise` (2, batch, actions): for actor, for target.
 
     `penalty`, a sum of one term for each network, is added to the losses of actor and critics. Its gradients are those
-    at the weights before the update, which are the weights that each of both steps starts from. Returns detached 0-d
-    tensors (losses, entropy, temperature, mean value); nothing is synchronised until they are read. The actor's pass
-    through the critics computes no gradients of their weights.
+    at the weights before the update, which are the weights that each of both steps starts from. `before_step` is called
+    with "actor" and with "critics", each when the gradients of that network are complete and before its step. They stay
+    in `.grad` until the next update. Returns detached 0-d tensors (losses, entropy, temperature, mean value); nothing is
+    synchronised until they are read. The actor's pass through the critics computes no gradients of their weights.
     """
     of_actor, of_critics = learner.passes
+    for parameters in learner.trained.values():
+        for parameter in parameters:
+            parameter.grad = None
     slopes = penalty_gradients(learner, penalty)
     with frozen(learner.trained["critics"]):
         measured, gradients = of_actor(learner, batch, noise[0])
     figures = {name: figure.clone() for name, figure in measured.items()}
-    step(learner, "actor", gradients, slopes)
-    step(learner, "temperature", gradients, {})
+    set_gradients(learner, "actor", gradients, slopes)
+    before_step("actor")
+    learner.optimizers["actor"].step()
+    set_gradients(learner, "temperature", gradients, {})
+    learner.optimizers["temperature"].step()
 
     measured, gradients = of_critics(learner, batch, noise[1])
     figures |= {name: figure.clone() for name, figure in measured.items()}
-    step(learner, "critics", gradients, slopes)
+    set_gradients(learner, "critics", gradients, slopes)
+    before_step("critics")
+    learner.optimizers["critics"].step()
 
     with torch.no_grad():
         torch._foreach_lerp_(
@@ -168,19 +207,16 @@ def penalty_gradients(learner: Learner, penalty: Tensor | float) -> dict[str, tu
     return {"actor": found[: len(actor)], "critics": found[len(actor) :]}
 
 
-def step(
+def set_gradients(
     learner: Learner,
     name: str,
     gradients: dict[str, tuple[Tensor, ...]],
     slopes: dict[str, tuple[Tensor | None, ...]],
 ) -> None:
-    """Take one step of the optimizer `name` with its gradients and those of a penalty, and free the gradients."""
+    """Put the gradients of the parameters of optimizer `name`, with those of a penalty, into `.grad`."""
     parameters = learner.trained[name]
     for parameter, gradient in zip(parameters, gradients[name], strict=True):
         parameter.grad = gradient
     for parameter, slope in zip(parameters, slopes.get(name, ())):
         if slope is not None:
             parameter.grad = parameter.grad + slope
-    learner.optimizers[name].step()
-    for parameter in parameters:
-        parameter.grad = None

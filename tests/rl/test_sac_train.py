@@ -18,7 +18,7 @@ from rl.replay import Batch
 from rl.sac.env import Task
 from rl.sac.normaliser import RunningNormaliser
 from rl.sac.policy import explore, mean_policy, normalise
-from rl.sac.train import build
+from rl.sac.update import build
 
 SCRIPT = Script("rl/sac/train.py", "rl.sac.humanoid.environment")
 METHODS = ["none", "fire", "full_reset", "plasticity_injection", "fire_exact"]
@@ -77,7 +77,7 @@ def test_killed_after_the_last_step_the_results_are_still_there(tmp_path):
     what = ["experiment=fig4b_hopper", "method=none", "run.checkpoint_steps=30", f"run.root={tmp_path}"]
     codes, output = drive((what, 120), (what, 0), (["experiment=fig4b_hopper", "method=cbp"], 0))
     assert codes == [9, 0, 2], output[-2000:]
-    assert "method=cbp does not run in sac: it needs one network" in output
+    assert "method=cbp does not run in sac: it needs the activations" in output
     summary = json.loads((folder(tmp_path, "none", "fig4b_hopper") / "summary.json").read_text())
     assert "eval_return" in summary
 
@@ -136,20 +136,20 @@ def test_fair_counts_every_observation_and_renews_the_run_without_intervention_t
     untreated = after_one_update(tmp_path, "method=none")
     for saved in (fair, untreated):
         assert saved["at"]["step"] == 61
-        assert saved["normaliser"]["count"] == pytest.approx(1e-4 + 61 + saved["at"]["episode"] + 1)
+        assert saved["kept"]["normaliser"]["count"] == pytest.approx(1e-4 + 61 + saved["at"]["episode"] + 1)
     assert steps_of(untreated, "actor") == steps_of(untreated, "temperature") == {1}
     assert untreated["at"]["episode"] == fair["at"]["episode"]  # the one that ran at the midpoint goes on
 
 
 def steps_of(saved: dict, name: str) -> set[float]:
     """How often each parameter's moments in an optimizer have been updated."""
-    return {float(memory["step"]) for memory in saved["optimizers"][name]["state"].values()}
+    return {float(memory["step"]) for memory in saved["treatment"]["optimizers"][name]["state"].values()}
 
 
 def test_at_the_boundary_the_target_is_a_copy_and_optimizers_are_as_the_policy_says(tmp_path, fair):
     """One update moves a weight by a learning rate of 1e-3 at most, FIRE moves most by far more."""
-    for name, critic in fair["nets"]["critics"].items():
-        assert (fair["nets"]["target"][name] - critic).abs().max() < 2e-3, name
+    for name, critic in fair["treatment"]["nets"]["critics"].items():
+        assert (fair["kept"]["target"][name] - critic).abs().max() < 2e-3, name
     assert steps_of(fair, "critics") == steps_of(fair, "actor") == steps_of(fair, "temperature") == {1}
     kept = after_one_update(tmp_path, "method=fire", "optimizer_state=keep", "boundary.normaliser=renew")
     assert steps_of(kept, "critics") == steps_of(kept, "actor") == {31}  # updates begin after step 30
@@ -158,15 +158,15 @@ def test_at_the_boundary_the_target_is_a_copy_and_optimizers_are_as_the_policy_s
     changed = after_one_update(tmp_path / "changed", "method=fire", "optimizer_state=clear_changed")
     assert steps_of(changed, "critics") == {1, 31} and steps_of(changed, "temperature") == {1}
     # renewed from the 60 stored observations; then the one of step 61, and a new episode's if it ended there
-    assert kept["normaliser"]["count"] - 1e-4 == pytest.approx(60 + 1, abs=1)
-    assert fair["normaliser"]["count"] > 62
+    assert kept["kept"]["normaliser"]["count"] - 1e-4 == pytest.approx(60 + 1, abs=1)
+    assert fair["kept"]["normaliser"]["count"] > 62
 
 
 def test_the_temperature_begins_anew_at_the_boundary_or_is_kept(tmp_path, fair):
     """One step of Adam moves its logarithm by one learning rate, thirty in one direction by thirty."""
 
     def gone(saved: dict) -> float:
-        return abs(saved["nets"]["temperature"]["log_alpha"].item() - np.log(0.01))
+        return abs(saved["kept"]["temperature"]["log_alpha"].item() - np.log(0.01))
 
     rate = compose_config("sac", ["experiment=fig4b_hopper", "size=smoke"]).learning_rate
     assert gone(fair) <= 1.01 * rate
@@ -183,7 +183,7 @@ def test_steps_and_returns_are_those_of_the_environment(tmp_path):
     codes, output = drive((what, 60))
     assert codes == [9], output[-2000:]
     [path] = tmp_path.glob("trunks/*/checkpoint/step_*60.pt")
-    stored = torch.load(path, weights_only=True)["replay"]["columns"]
+    stored = torch.load(path, weights_only=True)["kept"]["replay"]["columns"]
     rewards, terminated = (stored[name][:60].numpy().ravel() for name in ("rewards", "terminated"))
     ends = np.flatnonzero(terminated) + 1
     returns = [part.sum() for part in np.split(rewards, ends)[:-1]]
@@ -206,13 +206,16 @@ def test_a_truncated_step_is_stored_as_one_that_goes_on(tmp_path):
     )
     saved = after_one_update(tmp_path, "method=none", before=limit)
     assert saved["at"]["episode"] >= 8
-    assert saved["replay"]["columns"]["terminated"].sum() < 3
+    assert saved["kept"]["replay"]["columns"]["terminated"].sum() < 3
 
 
 def test_the_policy_reads_normalised_observations_and_explores_around_its_mean():
     cfg = compose_config("sac", ["experiment=fig4b_hopper", "size=smoke"])
     task = Task(cfg.env.name)
-    learner, cpu = build(cfg, task, torch.device("cpu")), torch.device("cpu")
+    learner, cpu = (
+        build(cfg, task.observation_size, task.action_size, torch.device("cpu")),
+        torch.device("cpu"),
+    )
     assert learner.target_entropy == -1.5
     normaliser = RunningNormaliser(11)
     normaliser.update(np.random.default_rng(0).normal(3.0, 5.0, (100, 11)))

@@ -10,8 +10,7 @@ from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 from torch.nn.functional import layer_norm, linear, relu
 
-from fire_core.methods import create
-from fire_core.state import Phase, State, snapshot
+from fire_core import attach
 from rl.captured import captured
 from rl.replay import Batch
 from rl.sac.network import Actor, Critics, Temperature
@@ -142,7 +141,7 @@ def test_bf16_updates_stay_near_float32_ones():
         for net in half.nets().values():
             net.float()
         half.precision = precision
-        half.renew_optimizers()
+        half.optimizers = half.new_optimizers()
         return update(half, Batch(*(x.float() for x in batch() if x is not None)), noise().float()), half
 
     (exact, ours), (rounded, theirs) = updated("fp32"), updated("bf16")
@@ -172,25 +171,45 @@ def test_bf16_values_far_from_zero_are_not_rounded_to_half_units():
     assert len(rounded.unique()) > 900
 
 
+def test_gradients_are_complete_before_each_step_and_stay_until_the_next_update():
+    """Zeroed before the step of its network, a gradient moves nothing, but the other network is trained."""
+    ours = learner()
+    start = {name: [p.detach().clone() for p in ours.trained[name]] for name in ours.trained}
+    for group in ours.optimizers["actor"].param_groups:
+        group["weight_decay"] = 0.0
+    seen = []
+
+    def before_step(name: str) -> None:
+        assert all(p.grad.abs().sum() > 0 for p in ours.trained[name] if p.ndim > 1)
+        assert all(torch.equal(p, old) for p, old in zip(ours.trained[name], start[name]))
+        seen.append(name)
+        if name == "actor":
+            for p in ours.trained["actor"]:
+                p.grad.zero_()
+
+    update(ours, batch(), noise(), before_step=before_step)
+    assert seen == ["actor", "critics"]
+    assert all(torch.equal(p, old) for p, old in zip(ours.trained["actor"], start["actor"]))
+    assert not any(torch.equal(p, old) for p, old in zip(ours.trained["critics"], start["critics"]))
+    assert all(p.grad is not None for name in ("actor", "critics") for p in ours.trained[name])
+
+
 def across_the_boundary(name: str, traced: bool) -> Learner:
     """Two updates before a method's boundary and two after it."""
-    ours, method = learner(), create(name)
+    ours = learner()
     if traced:
         ours.passes = [
             captured(f, torch.device("cpu"), backend="aot_eager") for f in (actor_pass, critic_pass)
         ]
-    nets = {"actor": ours.actor, "critics": ours.critics}
-    state = State(nets, ours.optimizers, [(ours.target, ours.critics)], snapshot(nets))
+    nets, followers = {"actor": ours.actor, "critics": ours.critics}, [(ours.target, ours.critics)]
+    how = {"followers": followers, "optimizer_state": "keep", "renew": ours.new_optimizers}
+    treatment = attach(name, nets, ours.optimizers, **how)
+    ours.optimizers = treatment.optimizers
     for phase in (0, 1):
-        if phase == 1:
-            state.phase, state.generator = 1, torch.Generator().manual_seed(3)
-            method.at_boundary(state, Phase(1))
-            if method.changes_structure:
-                ours.renew_optimizers()
-            for net_name, net in nets.items():
-                ours.optimizers[net_name] = method.optimizer(net, ours.optimizers[net_name], Phase(1))
+        treatment.boundary(phase)
         for _ in range(2):
-            update(ours, batch(), noise(), method.penalty(state))
+            update(ours, batch(), noise(), treatment.penalty(), treatment.before_step)
+            treatment.after_step()
     return ours
 
 
