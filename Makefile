@@ -167,7 +167,7 @@ docs: $(VENV)/.with-suite $(VENV)/.with-explore $(VENV)/.with-docs ## build the 
 	@echo build/site/index.html
 
 # ---------------------------------------------------------------------------------------------- benchmarks
-.PHONY: bench-convergence bench-methods bench-table1 bench-fire bench-vision bench-language bench-dqn bench-sac
+.PHONY: bench-convergence bench-methods bench-table1 bench-fire bench-speed
 bench-convergence: $(VENV)/.with-suite ## DfI after each number of iterations, by kind of matrix and by model
 	$(PY) -m benchmarks.convergence
 bench-methods: $(VENV)/.with-suite ## time and memory of each method's boundary and training step
@@ -176,14 +176,8 @@ bench-table1: $(VENV)/.with-suite $(VENV)/.with-vision ## what each method costs
 	$(PY) -m benchmarks.method_costs --table-1
 bench-fire: $(VENV)/.with-suite ## solvers against a plain reading of the published algorithm
 	$(PY) -m benchmarks.bench_fire
-bench-vision: $(VENV)/.with-suite $(VENV)/.with-vision ## our loop against the usual image-classification loop
-	$(PY) -m benchmarks.bench_vision
-bench-language: $(VENV)/.with-suite $(VENV)/.with-language ## tokens per second against a plain loop
-	$(PY) -m benchmarks.bench_language
-bench-dqn: $(VENV)/.with-suite $(VENV)/.with-dqn $(VENV)/.with-reference ## steps and updates per second against the usual stack
-	$(PY) -m benchmarks.bench_dqn
-bench-sac: $(VENV)/.with-suite $(VENV)/.with-sac ## updates per second against a plain SAC loop
-	$(PY) -m benchmarks.bench_sac
+bench-speed: $(VENV)/.with-suite,vision,language,dqn,sac ## speed of the four training scripts
+	for domain in vision language dqn sac; do $(PY) -m benchmarks.speed $$domain || exit 1; done
 
 # ---------------------------------------------------------------------------------------------- quality
 TEST_EXTRAS := suite,vision,language,language-data,dqn,sac,humanoid,explore,notebooks,reference,dev
