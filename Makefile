@@ -100,11 +100,12 @@ notebooks: $(call with,suite notebooks) ## execute the notebooks in place
 docs: $(call with,suite explore docs) ## build the documentation site: build/site/index.html
 	$(PY) -m sphinx -q -W --keep-going -j auto -c docs . build/site
 	$(PY) -m analysis explore --root analysis/results --out build/site/explore.html
-needs_bench-dqn := dqn reference
 bench_methods := method_costs
 bench_table1 := method_costs --table-1
 bench_convergence := convergence
-bench-%: $$(call with,suite $$(or $$(needs_$$@),$$(filter vision language sac,$$*))) ; $(PY) -m benchmarks.$(or $(bench_$*),bench_$*)
+bench-speed: $(call with,suite vision language dqn sac) ## steps a second of the four training scripts
+	for domain in vision language dqn sac; do $(PY) -m benchmarks.speed $$domain || exit 1; done
+bench-%: $(call with,suite) $(call with,vision) ; $(PY) -m benchmarks.$(or $(bench_$*),bench_$*)
 # ---- quality
 TESTS := $(VENV)/.with-suite,vision,language,language-data,dqn,sac,humanoid,explore,notebooks,reference,dev
 test: $(TESTS) lint ## lint, format check, type check, tests

@@ -102,27 +102,6 @@ def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
     return statistics.median(a / b for a, b in zip(numerators, denominators, strict=True))
 
 
-def loop_rows(
-    domain: str, unit: str, device: str, rates: Mapping[str, Sequence[float]]
-) -> list[dict[str, Any]]:
-    """Return a line of bench_loops.csv for each loop in `rates` but "usual": the medians of its rate and of that of the
-    usual loop; median, lowest and highest ratio over the rounds."""
-    rows = []
-    for setting in [name for name in rates if name != "usual"]:
-        ratios = [ours / usual for ours, usual in zip(rates[setting], rates["usual"], strict=True)]
-        row = {"domain": domain, "setting": setting, "unit": unit, "device": device, "rounds": len(ratios)}
-        row |= {"ours": round(statistics.median(rates[setting]), 2)}
-        row |= {"usual": round(statistics.median(rates["usual"]), 2)}
-        row |= {"ratio": round(statistics.median(ratios), 3)}
-        rows.append(row | {"lowest": round(min(ratios), 3), "highest": round(max(ratios), 3)})
-    return rows
-
-
-def record_loops(rows: Sequence[dict[str, Any]]) -> None:
-    """Print lines of `loop_rows` and write them into bench_loops.csv."""
-    record("bench_loops", rows, ("domain", "setting", "unit", "device"))
-
-
 def record(name: str, rows: Sequence[dict[str, Any]], key: Sequence[str]) -> None:
     """Print `rows` and write them into analysis/results/`name`.csv, over lines with the same values under `key`."""
     path = merge(name, rows, key)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fire_core.errors import UserError
 from fire_core.targets import find_targets
@@ -48,7 +49,7 @@ def groups_of_checkpoint(path: Path) -> Groups:
     content = torch.load(path, map_location="cpu", weights_only=True)
     networks = [content[key] for key in ("net", "nets", "model") if key in content] or [content]
     matrices: list[Tensor] = []
-    for weight in _tensors(networks):
+    for weight in filter(torch.is_tensor, tree_leaves(networks)):
         if weight.ndim == 4:
             weight = weight.permute(2, 3, 0, 1)
         if weight.ndim >= 2 and weight.is_floating_point():
@@ -82,13 +83,3 @@ def _collapse(stack: Tensor) -> Tensor:
     left, singular, right = torch.linalg.svd(stack.double(), full_matrices=False)
     singular[:, max(1, singular.shape[1] // 10) :] *= 1e-3
     return ((left * singular.unsqueeze(1)) @ right).float()
-
-
-def _tensors(values: object) -> list[Tensor]:
-    if isinstance(values, Tensor):
-        return [values]
-    if isinstance(values, dict):
-        values = list(values.values())
-    if isinstance(values, list):
-        return [tensor for value in values for tensor in _tensors(value)]
-    return []

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fire_core.errors import UserError, shown
-from fire_core.files import remove_torn
+from fire_core.errors import UserError, first_line, shown
+from fire_core.files import remove_torn, written_aside
 from harness.runs.trunk import FolderLock
-from vision.download import fetch
 from vision.images import Images, pixel_statistics
 from vision.readers import (
+    TORCHVISION,
     Arrays,
     class_folders,
     read_class_folders,
@@ -28,7 +28,6 @@ from vision.readers import (
     read_tiny_imagenet,
     test_folder,
     tiny_imagenet_root,
-    unpack_zip,
 )
 from vision.torchvision_import import import_torchvision
 
@@ -38,35 +37,11 @@ FASHION_CLASSES = tuple(
 )
 
 
-def _file(path: str, md5: str, *folders: str) -> tuple[str, tuple[str, ...], str]:
-    """Return the path of a published file, its addresses in web folders, and the MD5 sum that its authors publish."""
-    return path, tuple(folder + path.rpartition("/")[2] for folder in folders), md5
-
-
-ZALANDO = "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"
-TORONTO, STANFORD = "https://www.cs.toronto.edu/~kriz/", "https://cs231n.stanford.edu/"
-MIRROR, IMAGE_NET = "https://dataset.bj.bcebos.com/", "https://image-net.org/data/"
-# The files of each published data set: path below its folder, addresses in the order in which they are tried, MD5 sum.
-SOURCES = {
-    "fashion_mnist_full": tuple(
-        _file(f"FashionMNIST/raw/{name}-ubyte.gz", md5, ZALANDO, f"{MIRROR}fashion_mnist/")
-        for name, md5 in (  # where torchvision looks for the files
-            ("train-images-idx3", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-            ("train-labels-idx1", "25c81989df183df01b3e8a0aad5dffbe"),
-            ("t10k-images-idx3", "bef4ecab320f06d8554ea6380940ec79"),
-            ("t10k-labels-idx1", "bb300cfdad3c16e7a12a480ee83cd310"),
-        )
-    ),
-    "cifar10": (
-        _file("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", TORONTO, f"{MIRROR}cifar/"),
-    ),
-    "cifar100": (
-        _file("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", TORONTO, f"{MIRROR}cifar/"),
-    ),
-    "tiny_imagenet": (
-        _file("tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de", STANFORD, IMAGE_NET),
-    ),
-}
+TINY_IMAGENET = (
+    "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
+    "90528d7ca1a48142e341f4ef8d21d0de",
+)  # MD5
+PUBLISHED = (*TORCHVISION, "tiny_imagenet")
 # Data sets that may also come as class folders: number of classes and pixels per side.
 AS_CLASS_FOLDERS = {"cifar10": (10, 32), "cifar100": (100, 32), "tiny_imagenet": (200, 64)}
 
@@ -128,10 +103,10 @@ def load(
 
 
 def download(name: str, root: str | Path = "data") -> Arrays:
-    """Return a published data set below `root`, after downloading and unpacking what is missing.
+    """Return a data set of PUBLISHED below `root`, after downloading and unpacking what is missing.
 
-    Damaged files of CIFAR and Fashion-MNIST are replaced. Raises UserError if no address answers with the right file, or if
-    the files that it unpacks to are unreadable.
+    Damaged files of CIFAR and Fashion-MNIST are replaced. Raises UserError if the right file cannot be had, or if the files
+    that it unpacks to are unreadable.
     """
     place = Path(root) / name
     lock = FolderLock(place)
@@ -139,36 +114,38 @@ def download(name: str, root: str | Path = "data") -> Arrays:
     try:
         if name == "tiny_imagenet":
             return _download_tiny_imagenet(place, Path(root) / "decoded")
-        import_torchvision()  # if it is missing, no download helps
         try:
             return read_published(name, place)
         except UserError:
-            _fetch_all(name, place)
-            if name == "fashion_mnist_full":  # torchvision unpacks only files that do not exist
-                for file, _, _ in SOURCES[name]:
-                    (place / file).with_suffix("").unlink(missing_ok=True)
-            return read_published(name, place, unpack=True)
+            for file in place.glob(
+                "FashionMNIST/raw/*-ubyte"
+            ):  # torchvision unpacks only files that do not exist
+                file.unlink()
+            return read_published(name, place, download=True)
     finally:
         lock.release()
 
 
 def _download_tiny_imagenet(place: Path, cache: Path) -> Arrays:
-    unpacked = place / "unpacked"
+    (url, md5), unpacked = TINY_IMAGENET, place / "unpacked"
+    archive = place / Path(url).name
     if not unpacked.is_dir():
         remove_torn(place)
-        _fetch_all("tiny_imagenet", place)
-        unpack_zip(place / SOURCES["tiny_imagenet"][0][0], unpacked)
+        torchvision_utils = import_torchvision().datasets.utils
+        try:
+            torchvision_utils.download_url(url, place, md5=md5)
+            with written_aside(unpacked, durable=False) as aside:
+                torchvision_utils.extract_archive(archive, aside)
+        except Exception as error:  # of the network, the disk, or a damaged archive
+            raise UserError(
+                f"tiny_imagenet cannot be had from {url} ({first_line(error)}): run again, or put the file at {archive}"
+            ) from error
     try:
         return read_tiny_imagenet(unpacked, cache=cache)
     except UserError as error:
         raise UserError(
             f"{error}; or delete {shown(unpacked)} to unpack the published archive again"
         ) from error
-
-
-def _fetch_all(name: str, place: Path) -> None:
-    for file, urls, md5 in SOURCES[name]:
-        fetch(urls, place / file, md5)
 
 
 def _read(

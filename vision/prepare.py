@@ -2,7 +2,8 @@
 
     python -m vision.prepare cifar10 cifar100 tiny_imagenet fashion_mnist_full [--root data]
 
-The same command resumes a stopped download. It also unpacks, decodes and checks the files, so training starts at once.
+torchvision downloads what is missing and compares MD5 sums. The files are also unpacked, decoded and checked, so
+training starts at once.
 """
 
 import argparse
@@ -12,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run from anywhere
 
 from fire_core.errors import UserError, print_error
-from vision.data import SOURCES, download
+from vision.data import PUBLISHED, download
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -20,7 +21,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="+", choices=list(SOURCES), metavar="NAME")
+    parser.add_argument("names", nargs="+", choices=PUBLISHED, metavar="NAME")
     parser.add_argument("--root", type=Path, default=Path("data"), help="folder for downloads (data)")
     options = parser.parse_args(arguments)
     failed = False

@@ -6,8 +6,6 @@ import hashlib
 import os
 import stat
 import warnings
-import zipfile
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +15,6 @@ from PIL import Image
 from tqdm import tqdm
 
 from fire_core.errors import UserError, first_line, shown
-from fire_core.files import written_aside
 from harness.runs import checkpoint as checkpoints
 from harness.runs.trunk import FolderLock
 from vision.torchvision_import import import_torchvision
@@ -40,21 +37,22 @@ class Arrays(NamedTuple):
 
 
 # ------------------------------------------------------------------------------------------- as published
-def read_published(name: str, folder: Path, *, unpack: bool = False) -> Arrays:
+def read_published(name: str, folder: Path, *, download: bool = False) -> Arrays:
     """Return CIFAR-10, CIFAR-100 or Fashion-MNIST below `folder`, read by torchvision.
 
-    torchvision compares CIFAR's files with their published MD5 sums before it reads them. With `unpack` it first
-    extracts the archives in `folder`, if files are missing or (CIFAR) damaged. Raises UserError if they are unreadable.
+    torchvision compares CIFAR's files with their published MD5 sums before it reads them. With `download` it first fetches
+    and unpacks what is missing or (CIFAR) damaged. Raises UserError if they are unreadable or cannot be fetched.
     """
     data_set = getattr(import_torchvision().datasets, TORCHVISION[name])
     if folder.name == getattr(data_set, "base_folder", None):  # the user named the inner folder
         folder = folder.parent
     try:
-        train, test = (data_set(folder, train=part, download=unpack) for part in (True, False))
+        train, test = (data_set(folder, train=part, download=download) for part in (True, False))
     except Exception as error:  # of any type where a file of Fashion-MNIST is damaged
-        raise UserError(
-            f"{shown(folder)} does not hold {name} as torchvision unpacks it ({first_line(error)})"
-        ) from error
+        fails = f"{shown(folder)} does not hold {name} as torchvision unpacks it"
+        if download:
+            fails = f"{name} cannot be downloaded to {shown(folder)} and read"
+        raise UserError(f"{fails} ({first_line(error)})") from error
     arrays = [
         part
         for split in (train, test)
@@ -68,17 +66,23 @@ def _channels_first(pictures: np.ndarray) -> np.ndarray:
 
 
 def read_tiny_imagenet(folder: Path, *, cache: Path) -> Arrays:
-    """Return Tiny ImageNet from its published layout (wnids.txt, train/<id>/images, val); val is the test set."""
+    """Return Tiny ImageNet (wnids.txt, train/<id>/images, val); val is the test set.
+
+    The pictures of val are in val/images with val_annotations.txt, as published, or in val/<id>.
+    """
     root = tiny_imagenet_root(folder)
     if root is None:
         raise UserError(
-            f"{shown(folder)} has no wnids.txt with val/val_annotations.txt beside it: "
+            f"{shown(folder)} has no wnids.txt with val beside it: "
             "name the folder of the unpacked tiny-imagenet-200.zip"
         )
     names = tuple(sorted(_read_text(root / "wnids.txt").split()))
     train = [
         (path, i) for i, name in enumerate(names) for path in list_images(root / "train" / name / "images")
     ]
+    if any((root / "val" / name).is_dir() for name in names):
+        test = [(path, i) for i, name in enumerate(names) for path in list_images(root / "val" / name)]
+        return _decode_once([train, test], names, 64, 3, cache, root)
     place = {name: i for i, name in enumerate(names)}
     test = []
     for number, line in enumerate(_read_text(root / "val" / "val_annotations.txt").splitlines(), 1):
@@ -93,11 +97,10 @@ def read_tiny_imagenet(folder: Path, *, cache: Path) -> Arrays:
 
 
 def tiny_imagenet_root(folder: Path) -> Path | None:
-    """Return the folder with wnids.txt of Tiny ImageNet: `folder` or one directly below it, None if neither has it."""
-    for root in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
-        if (root / "wnids.txt").is_file() and (root / "val" / "val_annotations.txt").is_file():
-            return root
-    return None
+    """Return the folder with wnids.txt and val of Tiny ImageNet: `folder` or up to two levels below it; None if there is
+    none."""
+    found = (path.parent for depth in ("", "*/", "*/*/") for path in sorted(folder.glob(f"{depth}wnids.txt")))
+    return next((root for root in found if (root / "val").is_dir()), None)
 
 
 def _read_text(path: Path) -> str:
@@ -105,15 +108,6 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{shown(path)} cannot be read ({error}): unpack the archive again") from error
-
-
-def unpack_zip(archive: Path, folder: Path) -> None:
-    """Extract `archive` into the new `folder`, completely or not at all."""
-    try:
-        with written_aside(folder, durable=False) as aside, zipfile.ZipFile(archive) as file:
-            file.extractall(aside)
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError) as error:
-        raise UserError(f"{shown(archive)} cannot be unpacked ({first_line(error)})") from error
 
 
 # ----------------------------------------------------------------------------------- folders of class folders

@@ -27,7 +27,7 @@ from analysis import (
 )
 from analysis.notebooks import __main__ as notebooks
 from analysis.runs import at_most, load, open_results, settings
-from benchmarks.measuring import loop_rows, record_loops
+from benchmarks.measuring import record
 from fire_core.methods import available
 
 LEVELS = {"none": 0.7, "fire": 0.8, "full_reset": 0.82, "shrink_perturb": 0.75, "brand_new": 0.72}
@@ -363,11 +363,12 @@ def test_committed_documents_are_those_of_the_committed_results():
 
 def test_benchmarks_replace_their_own_lines_and_become_tables(tmp_path, monkeypatch):
     monkeypatch.setattr(results_file, "RESULTS", tmp_path)
-    rates = {"usual": [100.0, 100.0, 100.0], "acting": [100.0, 200.0, 300.0]}
-    (row,) = loop_rows("dqn", "steps/s", "cpu", rates)
-    assert (row["ratio"], row["lowest"], row["highest"], row["ours"]) == (2.0, 1.0, 3.0, 200.0)
-    record_loops([row, *loop_rows("sac", "updates/s", "cpu", {"usual": [10.0], "updates": [5.0]})])
-    record_loops([row | {"ratio": 4.0, "bytes": 1}])
+    key = ("domain", "setting")
+    row = {"domain": "dqn", "setting": "acting", "unit": "steps/s", "ratio": 2.0}
+    record(
+        "bench_loops", [row, {"domain": "sac", "setting": "updates", "unit": "updates/s", "ratio": 0.5}], key
+    )
+    record("bench_loops", [row | {"ratio": 4.0, "bytes": 1}], key)
     ((name, (table, origin)),) = benchmark_tables.benchmark_tables(tmp_path).items()
     assert name == "bench_loops" and "Machine: " in origin
     assert dict(zip(table["domain"], table["ratio"])) == {"sac": "0.5", "dqn": "4"}

@@ -8,6 +8,7 @@ import pickle
 import shutil
 import tarfile
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +22,6 @@ from fire_core import UserError
 from vision import data as vision_data
 from vision import prepare as preparation
 from vision.data import load
-from vision.download import fetch
 from vision.images import Images, pixel_statistics
 from vision.protocols import batch_indices, make_batch, make_phases
 from vision.readers import read_class_folders
@@ -77,6 +77,34 @@ def test_sizes_and_channels():
     assert abs(large.train_images.float().mean() - average) < 2
 
 
+@pytest.fixture
+def server():
+    """A web server with one file, `content`, and the number of times that it was asked for it."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        content = b""
+        asked = 0
+
+        def do_GET(self):
+            Handler.asked += 1
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(self.content)))
+            self.end_headers()
+            with suppress(ConnectionError):  # torchvision first looks for redirections, and reads nothing
+                self.wfile.write(self.content)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}/", Handler
+        running.shutdown()
+
+
+NOBODY = "http://127.0.0.1:9"
+
+
 def md5(path):
     return hashlib.md5(path.read_bytes()).hexdigest()
 
@@ -95,7 +123,7 @@ def write_idx(path, array):
     path.write_bytes(gzip.compress(header + array.tobytes()))
 
 
-def test_full_fashion_mnist_from_files_put_into_the_data_folder(tmp_path, monkeypatch):
+def test_full_fashion_mnist_from_files_put_into_the_data_folder(server, tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     pictures = rng.integers(0, 256, (30, 28, 28), dtype=np.uint8)
     labels = (np.arange(30) % 10).astype(np.uint8)
@@ -108,8 +136,6 @@ def test_full_fashion_mnist_from_files_put_into_the_data_folder(tmp_path, monkey
     ):
         write_idx(raw / name, array)
     files = sorted(raw.iterdir())
-    source = tuple((f"FashionMNIST/raw/{file.name}", (), md5(file)) for file in files)
-    monkeypatch.setitem(vision_data.SOURCES, "fashion_mnist_full", source)
     theirs = import_torchvision().datasets.FashionMNIST
     monkeypatch.setattr(theirs, "resources", [(file.name, md5(file)) for file in files])
     images = load("fashion_mnist_full", root=tmp_path)
@@ -120,6 +146,12 @@ def test_full_fashion_mnist_from_files_put_into_the_data_folder(tmp_path, monkey
     refused("does not hold fashion_mnist_full", "fashion_mnist_full", raw.parents[1])
     again = load("fashion_mnist_full", root=tmp_path)  # torchvision only checks that unpacked files exist
     assert torch.equal(again.test_labels, images.test_labels)
+    url, handler = server
+    handler.content = (raw / "t10k-labels-idx1-ubyte.gz").read_bytes()
+    (raw / "t10k-labels-idx1-ubyte.gz").write_bytes(b"damaged")
+    (raw / "t10k-labels-idx1-ubyte").unlink()
+    monkeypatch.setattr(theirs, "mirrors", [f"{NOBODY}/", url])
+    assert torch.equal(load("fashion_mnist_full", root=tmp_path).test_labels, images.test_labels)
 
 
 def write_cifar(folder, monkeypatch, classes):
@@ -195,6 +227,25 @@ def test_tiny_imagenet_from_a_folder(tmp_path):
     assert images.class_names == ("n01", "n02") and images.train_labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert images.train_images[:, 0, 0, 0].tolist() == [100, 100, 100, 0, 0, 0]
     assert images.test_labels.tolist() == [1, 0] and images.test_images.unique().tolist() == [9]
+
+
+@pytest.mark.parametrize("annotations", [True, False])
+@pytest.mark.parametrize("inner", ["", "images"])
+@pytest.mark.parametrize("above", ["", "tiny-imagenet-200"])
+def test_tiny_imagenet_whose_val_was_sorted_into_class_folders(tmp_path, annotations, inner, above):
+    """As the usual script leaves it, with the folder of unlabelled test pictures and perhaps the old annotations."""
+    root = write_tiny_imagenet(tmp_path / above)
+    for number, name in enumerate(["n02", "n01"]):
+        (root / "val" / name / inner).mkdir(parents=True)
+        moved = Image.new("RGB", (64, 64), (7 - number, 0, 0))
+        moved.save(root / "val" / name / inner / f"val_{number}.png")
+    shutil.rmtree(root / "val" / "images")
+    (root / "test" / "images").mkdir(parents=True)
+    Image.new("RGB", (64, 64)).save(root / "test" / "images" / "test_0.png")
+    if not annotations:
+        (root / "val" / "val_annotations.txt").unlink()
+    images = load("tiny_imagenet", tmp_path, root=tmp_path / "data")
+    assert images.test_labels.tolist() == [0, 1] and images.test_images[:, 0, 0, 0].tolist() == [6, 7]
 
 
 @pytest.mark.parametrize(
@@ -366,68 +417,15 @@ def test_mistakes_say_what_to_do(arguments, answer, tmp_path, monkeypatch):
     assert answer in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.fixture
-def server(tmp_path):
-    """A web server that knows ranges and counts the bytes it sent; `cut` ends every answer after so many bytes."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        content = os.urandom(100_000)
-        sent, cut = 0, None
-
-        def do_GET(self):
-            start = int((self.headers.get("Range") or "bytes=0-").split("=")[1].rstrip("-"))
-            rest = self.content[start:]
-            self.send_response(206 if start else 200)
-            self.send_header("Content-Length", str(len(rest)))
-            self.end_headers()
-            Handler.sent += len(rest[: self.cut])
-            self.wfile.write(rest[: self.cut])
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        threading.Thread(target=running.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{running.server_port}/file", Handler
-        running.shutdown()
-
-
-NOBODY = "http://127.0.0.1:9/file"
-
-
-def test_download_resumes_checks_and_happens_once(server, tmp_path):
-    url, handler = server
-    wanted = hashlib.md5(handler.content).hexdigest()
-    (tmp_path / "file.part").write_bytes(handler.content[:60_000])
-    path = fetch([url], tmp_path / "file", wanted)
-    assert path.read_bytes() == handler.content and handler.sent == 40_000
-    fetch([url], tmp_path / "file", wanted)
-    assert handler.sent == 40_000 and not (tmp_path / "file.part").exists()
-    path.write_bytes(b"damaged")
-    fetch([url], tmp_path / "file", wanted)
-    assert path.read_bytes() == handler.content
-
-
-def test_a_broken_connection_keeps_what_came(server, tmp_path):
-    url, handler = server
-    wanted = hashlib.md5(handler.content).hexdigest()
-    handler.cut = 30_000
-    with pytest.raises(UserError, match=r"ended after 30,000 of 100,000 bytes.*after 60,000 of 100,000"):
-        fetch([url, url], tmp_path / "file", wanted)
-    handler.cut = None
-    fetch([url], tmp_path / "file", wanted)
-    assert handler.sent == 100_000
-
-
 def packed_cifar(tmp_path, monkeypatch, url):
-    """A small CIFAR-10 as one archive, which torchvision and the download know by its MD5 sum."""
+    """A small CIFAR-10 as one archive, which torchvision knows by its address and MD5 sum."""
     inner, batches = write_cifar(tmp_path / "original", monkeypatch, 10)
     archive = tmp_path / "cifar.tar.gz"
     with tarfile.open(archive, "w:gz") as file:
         file.add(inner, inner.name)
-    monkeypatch.setattr(import_torchvision().datasets.CIFAR10, "tgz_md5", md5(archive))
-    source = ("cifar-10-python.tar.gz", (NOBODY, url), md5(archive))
-    monkeypatch.setitem(vision_data.SOURCES, "cifar10", (source,))
+    theirs = import_torchvision().datasets.CIFAR10
+    monkeypatch.setattr(theirs, "tgz_md5", md5(archive))
+    monkeypatch.setattr(theirs, "url", url)
     return archive.read_bytes(), batches
 
 
@@ -438,38 +436,52 @@ def test_cifar_is_fetched_once_and_damage_is_repaired(server, tmp_path, monkeypa
         preparation.main(["cifar10", "--root", str(tmp_path)])
     assert ended.value.code == 0
     assert "cifar10: 50 training and 10 test images, 10 classes" in capsys.readouterr().out
-    size = len(handler.content)
+    once = handler.asked
     batch = tmp_path / "cifar10" / "cifar-10-batches-py" / "data_batch_3"
 
     def rows():
         return load("cifar10", root=tmp_path).train_images[20:30].flatten(1).numpy()
 
-    assert np.array_equal(rows(), batches["data_batch_3"]["data"]) and handler.sent == size
+    assert np.array_equal(rows(), batches["data_batch_3"]["data"]) and handler.asked == once
     batch.write_bytes(batch.read_bytes()[:-9])
-    assert np.array_equal(rows(), batches["data_batch_3"]["data"]) and handler.sent == size
+    assert np.array_equal(rows(), batches["data_batch_3"]["data"]) and handler.asked == once
     batch.unlink()
     (tmp_path / "cifar10" / "cifar-10-python.tar.gz").write_bytes(b"damaged")
-    assert np.array_equal(rows(), batches["data_batch_3"]["data"]) and handler.sent == 2 * size
+    assert np.array_equal(rows(), batches["data_batch_3"]["data"]) and handler.asked == 2 * once
 
 
-def test_tiny_imagenet_is_unpacked_once_and_damage_is_one_line(tmp_path, monkeypatch):
+def test_a_download_that_is_not_the_published_file_is_one_line(server, tmp_path, monkeypatch):
+    url, handler = server
+    packed_cifar(tmp_path, monkeypatch, url)
+    monkeypatch.setattr(vision_data, "TINY_IMAGENET", (f"{url}tiny-imagenet-200.zip", "0" * 32))
+    for handler.content in (b"<html>", b""):
+        for name in ("cifar10", "tiny_imagenet"):
+            refused(
+                r"cannot be .* \(File not found or corrupted.\).* data\.folder=FOLDER", name, root=tmp_path
+            )
+    monkeypatch.setattr(import_torchvision().datasets.CIFAR10, "url", f"{NOBODY}/file")
+    refused("cifar10 cannot be downloaded to .*Connection refused", "cifar10", root=tmp_path)
+    assert not list(tmp_path.rglob("unpacked")) and not list(tmp_path.glob("cifar10/*/data_batch_1"))
+
+
+def test_tiny_imagenet_is_fetched_and_unpacked_once_and_damage_is_one_line(server, tmp_path, monkeypatch):
+    url, handler = server
     original, place = write_tiny_imagenet(tmp_path / "original"), tmp_path / "tiny_imagenet"
     archive = place / "tiny-imagenet-200.zip"
-    packed = shutil.make_archive(tmp_path / "packed", "zip", original.parent)
-    whole = Path(packed).read_bytes()
-    place.mkdir()
+    whole = Path(shutil.make_archive(tmp_path / "packed", "zip", original.parent)).read_bytes()
     inside = whole.index(b"/wnids.txt") + len("/wnids.txt")
     for content in (b"no archive", whole[:inside] + b"\xff" * 8 + whole[inside + 8 :], whole):
-        archive.write_bytes(content)
-        source = (archive.name, (), md5(archive))
-        monkeypatch.setitem(vision_data.SOURCES, "tiny_imagenet", (source,))
+        handler.content = content
+        known = (f"{url}{archive.name}", hashlib.md5(content).hexdigest())
+        monkeypatch.setattr(vision_data, "TINY_IMAGENET", known)
         if content != whole:
-            words = r"tiny-imagenet-200.zip cannot be unpacked .* data\.folder=FOLDER"
+            words = r"tiny_imagenet cannot be had from .* put the file at .* data\.folder=FOLDER"
             refused(words, "tiny_imagenet", root=tmp_path)
             assert sorted(path.name for path in place.iterdir()) == [".lock", archive.name]
-    images = load("tiny_imagenet", root=tmp_path)
+    images, asked = load("tiny_imagenet", root=tmp_path), handler.asked
     archive.unlink()
     assert torch.equal(load("tiny_imagenet", root=tmp_path).train_images, images.train_images)
+    assert handler.asked == asked
     (place / "unpacked" / original.name / "wnids.txt").write_bytes(b"\xff")
     refused("wnids.txt cannot be read .* delete .*unpacked to unpack", "tiny_imagenet", root=tmp_path)
 
@@ -483,15 +495,8 @@ def test_two_runs_that_want_the_same_data_download_it_once(server, tmp_path, mon
         run.start()
     for run in runs:
         run.join()
-    assert handler.sent == len(handler.content) and len(found) == 4
+    assert handler.asked == 2 and len(found) == 4  # for redirections, and for the file
     assert all(torch.equal(images.train_images, found[0].train_images) for images in found)
-
-
-def test_wrong_download_never_gets_its_name(server, tmp_path):
-    url, _ = server
-    with pytest.raises(UserError, match=r"MD5 .* instead of 0000"):
-        fetch([url], tmp_path / "file", "0" * 32)
-    assert not list(tmp_path.iterdir())
 
 
 def numbers(count=200, classes=10):

@@ -1,0 +1,106 @@
+"""Speed of the training scripts, from the times that a short run of the script itself records.
+
+    python -m benchmarks.speed vision
+    python -m benchmarks.speed dqn size=paper device=cuda compile=true channels_last=true run.emulator_threads=4
+    python -m benchmarks.speed language size=paper corpus.a.folder=... corpus.b.folder=...
+
+What follows the domain are overrides of its script, as on the script's own command line. The run has the networks, batches
+and data of its experiment and size with `method=none`; SHORT makes it end soon, and says which experiment it is unless
+another one is given. Rates are those of whole loops: in DQN and SAC with acting, everywhere with logging and without
+evaluation. The first window is left out, because it compiles; the rate is the median of the others. Writes a line into
+analysis/results/speed.csv.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measuring import parser, record
+from harness.domains import find
+from harness.launch import pick_device
+
+Lines = list[dict[str, Any]]
+ROOT = Path(__file__).resolve().parents[1]
+
+SHORT = {
+    "vision": ["experiment=fig2a_cifar10_resnet18", "protocol.epochs=[1,6]", "eval_every=1000"],
+    "language": [
+        "experiment=fig3_best", "boundary.fork=last", "eval_windows=60", "phase_1.passes=null", "phase_1.iterations=60",
+        "phase_1.stop_at=null", "phase_1.save_at=[]", "phase_1.eval_every=10", "phase_2.passes=null",
+        "phase_2.iterations=1", "phase_2.eval_every=1",
+    ],
+    "dqn": [
+        "experiment=fig4a_asterix", "total_steps=6000", "midpoint=4000", "replay_capacity=8000", "learning_starts=1000",
+        "log_every=1000", "eval_every=6000", "eval_steps=400", "eval_episodes=4", "eval_max_steps=100",
+        "random_episodes=4",
+    ],
+    "sac": [
+        "experiment=fig4b_hopper", "steps=3000", "midpoint=1500", "learning_starts=500", "eval_every=500",
+        "eval_episodes=1", "random_episodes=1",
+    ],
+}  # fmt: skip
+
+
+def epochs(timing: Lines, metrics: Lines) -> list[float]:
+    """Return the steps per second of each epoch of phase 1 but the first."""
+    ends = [line["step"] for line in metrics if line["phase"] == 1 and "epoch" in line]
+    taken = [line["train_seconds"] for line in timing if line["phase"] == 1 and "epoch" in line]
+    return [(b - a) / seconds for a, b, seconds in zip(ends, ends[1:], taken[1:])]
+
+
+def updates(timing: Lines, _: Lines) -> list[float]:
+    """Return the updates per second of each window that has any."""
+    rates = [(b["updates"] - a["updates"]) / b["seconds"] for a, b in pairwise(timing)]
+    return [rate for rate in rates if rate > 0]
+
+
+RATES: dict[str, tuple[str, Callable[[Lines, Lines], list[float]]]] = {
+    "vision": ("steps/s", epochs),
+    "language": ("tokens/s", lambda timing, _: [line["tokens_per_second"] for line in timing if "iteration" in line]),
+    "dqn": ("updates/s", updates),
+    "sac": ("steps/s", lambda timing, _: [line["agent_steps"] / line["seconds"] for line in timing if "step" in line][1:]),
+}  # fmt: skip
+
+
+def measure(domain: str, changes: list[str]) -> dict[str, Any]:
+    """Return the line of speed.csv of one short run of a script with `changes`."""
+    given = {change.partition("=")[0]: change.partition("=")[2] for change in changes}
+    short = [line for line in SHORT[domain] if line.partition("=")[0] not in given]
+    with tempfile.TemporaryDirectory() as root:
+        fixed = ["method=none", "run.trunk=false", "run.progress=false", f"run.root={root}"]
+        command = [sys.executable, str(ROOT / find(domain).script), *short, *changes, *fixed]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        (path,) = Path(root).rglob("timing.jsonl")
+        timing, metrics = (
+            [json.loads(line) for line in path.with_name(name).read_text().splitlines()]
+            for name in (path.name, "metrics.jsonl")
+        )
+    unit, rates_of = RATES[domain]
+    rates = rates_of(timing, metrics)[1:]
+    other = [line for line in changes if line.partition("=")[0] not in ("size", "device")]
+    row = {"domain": domain, "size": given.get("size", "small"), "setting": " ".join(other), "unit": unit}
+    row |= {
+        "device": str(pick_device(given.get("device", "auto"))),
+        "rate": round(statistics.median(rates), 2),
+    }
+    return row | {"lowest": round(min(rates), 2), "highest": round(max(rates), 2), "windows": len(rates)}
+
+
+def main() -> None:
+    command = parser(__doc__)
+    command.add_argument("domain", choices=list(SHORT))
+    command.add_argument("overrides", nargs="*")
+    options = command.parse_args()
+    record("speed", [measure(options.domain, options.overrides)], ("domain", "size", "setting", "device"))
+
+
+if __name__ == "__main__":
+    main()
