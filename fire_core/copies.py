@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ class Likeness:
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self.own = {id(tensor) for tensor in weights.values()}
         self.names = {(unwrapped(n), t.shape) for n, t in weights.items() if t.dim() > 1}
-        self.ends = {(end, shape) for name, shape in self.names for end in ends(name)}
+        self.ends = {(end, shape) for name, shape in self.names for end in _telling(name)}
         self.shapes = Counter(t.shape for t in weights.values() if t.dim() > 1)
 
     def fits(self, holder: Any) -> bool:
@@ -41,10 +41,10 @@ class Likeness:
             return Counter(tensor.shape for _, tensor in found) == self.shapes
         alike = sum(
             (unwrapped(name), t.shape) in self.ends
-            or any((end, t.shape) in self.names for end in ends(unwrapped(name)))
+            or any((end, t.shape) in self.names for end in _telling(unwrapped(name)))
             for name, t in found
         )
-        return alike > 0 and alike in (len(found), len(self.names))
+        return alike == len(self.names) or (alike == len(found) and 2 * alike >= len(self.names))
 
     def places(self, holder: Any, path: str = "", seen: set[int] | None = None) -> list[str]:
         """Return the dotted paths of all containers within `holder`, mappings and sequences, that fit."""
@@ -58,11 +58,25 @@ class Likeness:
         items = holder.items() if isinstance(holder, Mapping) else enumerate(holder)
         return [place for key, v in items for place in self.places(v, f"{path}.{key}".lstrip("."), seen)]
 
+    def attributes(self, owners: Iterable[Any]) -> Iterator[tuple[str, Any, Any]]:
+        """Yield (path, owner, value) of the attributes that fit, of these objects and of the objects in them."""
+        for owner in owners:
+            for name, value in vars(owner).items():
+                inside = {} if isinstance(value, nn.Module) else getattr(value, "__dict__", {})
+                held = [(name, value), *((f"{name}.{inner}", part) for inner, part in inside.items())]
+                for path, part in held:
+                    if isinstance(part, nn.Module | Mapping | list | tuple) and self.fits(part):
+                        yield f"{type(owner).__name__}.{path}", owner, part
+
 
 def ends(name: str) -> list[str]:
     """Return the name without its first 0, 1, ... words: "a.b.c", "b.c", "c"."""
     words = name.split(".")
     return [".".join(words[start:]) for start in range(len(words))]
+
+
+def _telling(name: str) -> list[str]:
+    return ends(name)[:-1] or [name]  # "weight" alone ends too many names
 
 
 def followers_among(tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -74,7 +88,7 @@ def followers_among(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     leaders: dict[tuple[str, object], str] = {}
     for name, tensor in tensors.items():
         if tensor.dim() > 1 and not COPY.search(name):
-            for end in ends(name)[:-1] or [name]:  # not "weight" alone
+            for end in _telling(name):
                 leaders.setdefault((_letters(end), tensor.shape), name)
     found = {}
     for name, tensor in tensors.items():
