@@ -55,12 +55,13 @@ def inspect_command(options: argparse.Namespace) -> None:
 
 def apply_command(options: argparse.Namespace) -> None:
     """Apply FIRE to a checkpoint, write a new file, and print the report."""
+    if options.out is None and not options.dry_run:
+        raise UserError("no output is given: name a file to write, or ask for a --dry-run")
     checkpoint, table, source = _opened(options.checkpoint, options)
     report = treat_file(
         checkpoint,
         table,
-        options.out,
-        dry_run=options.dry_run,
+        None if options.dry_run else options.out,
         progress=lambda done: _show(done, len(table.included)),
         **{name: getattr(options, name) for name in SETTINGS},
     )

@@ -24,8 +24,13 @@ from fire_core.files import written_aside
 from fire_core.targets import shorten
 
 SAFE = ".safetensors"
-INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-SOURCES = ("model.safetensors", INDICES[0], "pytorch_model.bin", INDICES[1])  # in the order of transformers
+BIN = "pytorch_model.bin"
+SOURCES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    BIN,
+    f"{BIN}.index.json",
+)  # in transformers' order
 MOST_LEVELS = 200  # of a name: modules are nested, and Python nests about a thousand calls
 # Lightning's weight averaging keeps the average in state_dict and resumes from current_model_state
 ENTRIES = "current_model_state model state_dict model_state_dict module network net nets".split()  # noqa: SIM905
@@ -38,9 +43,7 @@ class Checkpoint:
     Attributes:
         tensors: the weights by name. Changes are made in place, and reach a file by `save` alone.
         entry: dotted path to the weights in a torch file, "" if they are its whole content.
-        content: all that a torch file holds, with the same tensors in it; None for other sources.
-        metadata: of a safetensors file.
-        config: the config.json beside the weights of a transformers model, or None.
+        content: all that a torch file holds, with the same tensors in it.
     """
 
     path: Path
@@ -54,17 +57,13 @@ class Checkpoint:
         """Raise UserError if `save` cannot write to `target`, and make its folder."""
         suffix = SAFE if self.path.is_dir() else self.path.suffix
         if os.path.lexists(target):
-            raise UserError(
-                f"{str(target)!r} exists and is not overwritten: name another output, or remove it"
-            )
+            raise UserError(f"{str(target)!r} exists and is not overwritten: name another output")
         if target.suffix != suffix:
             raise UserError(f"{str(target)!r} should end in {suffix!r}, the format of the output")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(
-                f"no folder for {str(target)!r} can be made ({error}): name another one"
-            ) from error
+            raise UserError(f"no folder for {str(target)!r} can be made: {error}") from error
 
     def save(self, target: Path) -> None:
         """Write the weights to a new file, with all else that a torch file holds, completely or not at all."""
@@ -79,11 +78,8 @@ class Checkpoint:
                         torch.save(self.content, file)
                 self.check_output(target)
         except (OSError, RuntimeError, SafetensorError) as error:  # torch reports a full disk as RuntimeError
-            free = shutil.disk_usage(target.parent).free / 1e6
-            raise UserError(
-                f"{str(target)!r} cannot be written ({first_line(error)}; {free:,.0f} MB of disk are free): nothing was "
-                "left behind; free space or name another output"
-            ) from error
+            free = f"nothing was left behind; {shutil.disk_usage(target.parent).free / 1e6:,.0f} MB are free"
+            raise UserError(f"{str(target)!r} cannot be written ({first_line(error)}): {free}") from error
 
     def copies(self) -> list[str]:
         """Return the dotted paths of other entries of a torch file that look like copies of these weights."""
@@ -97,16 +93,16 @@ def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
     Raises UserError if there are no weights in a known form, and for damaged files and files that would run code.
     """
     path = Path(path)
-    if path.name in INDICES:
-        raise UserError(f"{str(path)!r} is an index of shards: name its folder, {str(path.parent)!r}")
-    if not (path.is_file() or path.is_dir()):
-        raise UserError(f"checkpoint {str(path)!r} is not a file or folder that can be read")
-    found = _open_folder(path, key) if path.is_dir() else _open_file(path, key)
-    config = (path if path.is_dir() else path.parent) / "config.json"
-    if config.is_file() and (
-        path.is_dir() or re.match(r"(pytorch_)?model\b.*\.(safetensors|bin)$", path.name)
-    ):
-        found.config = config
+    if path.is_dir():
+        found, folder = _open_folder(path, key), path
+    elif path.is_file() and path.suffix != ".json":
+        found, folder = _open_file(path, key), path.parent
+    else:
+        raise UserError(
+            f"checkpoint {str(path)!r} is not a file of weights or a folder (of an index, name the folder)"
+        )
+    named = path.is_dir() or re.match(r"(pytorch_)?model\b.*\.(safetensors|bin)$", path.name)
+    found.config = folder / "config.json" if named and (folder / "config.json").is_file() else None
     return found
 
 
@@ -115,23 +111,19 @@ def _open_folder(path: Path, key: str | None) -> Checkpoint:
     if source is None:
         raise UserError(f"folder {str(path)!r} holds none of {', '.join(SOURCES)}: name a file in it")
     try:
-        index = (
-            json.loads(source.read_text("utf-8"))["weight_map"]
-            if source.name in INDICES
-            else {"": source.name}
-        )
-        files = [path / file for file in sorted(set(index.values()))]
+        index = json.loads(source.read_text("utf-8"))["weight_map"] if source.suffix == ".json" else {}
+        files = [path / file for file in sorted(set(index.values()))] or [source]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
-            f"{source} is not an index of shards ({type(error).__name__}): fetch it again"
+            f"{source} is not an index of shards ({first_line(error)}): fetch it again"
         ) from error
     if missing := [file.name for file in files if file.parent != path or not file.is_file()]:
         raise UserError(f"{source} names {missing[:5]}, which are not files of the folder: fetch them first")
     shards = [_open_file(file, key) for file in files]
     tensors = {name: tensor for shard in shards for name, tensor in shard.tensors.items()}
-    if absent := [name for name in index if name and name not in tensors]:
+    if absent := [name for name in index if name not in tensors]:
         raise UserError(f"{path} lacks tensors that its index names ({shorten(absent, 3)}): fetch it again")
-    return Checkpoint(path, tensors, metadata=shards[0].metadata if shards else None)
+    return Checkpoint(path, tensors, metadata=shards[0].metadata)
 
 
 def _open_file(path: Path, key: str | None) -> Checkpoint:
@@ -139,9 +131,7 @@ def _open_file(path: Path, key: str | None) -> Checkpoint:
         content = _load_torch(path)
         found = Checkpoint(path, *_weights_in(content, key, path), content)
     elif key is not None:
-        raise UserError(
-            f"key {key!r} is for torch files, and {str(path)!r} is a safetensors file: leave it out"
-        )
+        raise UserError(f"key {key!r} is for torch files, and {str(path)!r} is not one: leave it out")
     else:
         try:
             with safe_open(path, framework="pt", device="cpu") as file:
@@ -180,10 +170,8 @@ def _load_torch(path: Path) -> Any:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     except Exception as error:  # torch's message advises to load without the safety
-        raise UserError(
-            f"{path} cannot be read safely: it is damaged, or holds more than plain weights and would run code; "
-            "save the weights alone, best as safetensors, and use that file"
-        ) from error
+        unsafe = "it is damaged, or no torch file, or holds more than plain weights and would run code"
+        raise UserError(f"{path} cannot be read safely: {unsafe}; save the weights alone") from error
     raise UserError(f"{path} is {reason}: fetch or save it again")
 
 
@@ -191,9 +179,7 @@ def _weights_in(content: Any, key: str | None, path: Path) -> tuple[dict[str, Te
     """Return the tensors by name of the entry `key`, by default of the one that training resumes from, and its name."""
     top = content if isinstance(content, Mapping) else {}
     entries = [*((name, top[name]) for name in ENTRIES if name in top), ("", content)]
-    if (
-        "message_hub" in top and "ema_state_dict" in top
-    ):  # mmengine exchanges the average and the weights in its files
+    if "message_hub" in top and "ema_state_dict" in top:  # mmengine exchanges the average and the weights
         entries.insert(0, ("ema_state_dict", top["ema_state_dict"]))
     for word in key.split(".") if key is not None else ():
         content = content.get(word) if isinstance(content, Mapping) else None
@@ -202,7 +188,5 @@ def _weights_in(content: Any, key: str | None, path: Path) -> tuple[dict[str, Te
         items = entry.items() if isinstance(entry, Mapping) else ()
         if tensors := {n: t for n, t in items if isinstance(n, str) and isinstance(t, Tensor)}:
             return tensors, name
-    where = f"in entry {key!r}" if key is not None else "in it or in its usual entries"
-    raise UserError(
-        f"{path} contains no named tensors {where}; it holds {shorten([*map(str, top)])}: give one as --key"
-    )
+    holds = shorten([*map(str, top)]) or f"a {type(content).__name__}"
+    raise UserError(f"{path} contains no named tensors where they usually are; it holds {holds}: give --key")

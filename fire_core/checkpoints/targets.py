@@ -36,29 +36,25 @@ def targets_of(
     """
     source, copies = "names and shapes", followers_among(checkpoint.tensors)
     rows: list[Target] = list_targets(skeleton(checkpoint.tensors))
-    rows = [
-        _out(t, f"looks like a copy of {copies[t.parameter]}") if t.parameter in copies else t for t in rows
-    ]
+    for i, target in enumerate(rows):
+        if target.parameter in copies:
+            rows[i] = _out(target, f"looks like a copy of {copies[target.parameter]}")
+    listed = rows
     if model is not None or checkpoint.config is not None:
         described = _from_config(checkpoint) if model is None else build(model)
-        source = model or f"config.json ({type(described).__name__})"
-        known = _in_file(described, checkpoint, copies)
+        source, listed = model or f"config.json ({type(described).__name__})", list_targets(described)
+        known = _in_file(described, listed, checkpoint, copies)
         named = {name for target in known for name in target.aliases}
-        rows = [
-            *known,
-            *(_out(t, f"not in {source}") if t.included else t for t in rows if t.parameter not in named),
-        ]
+        others = [target for target in rows if target.parameter not in named]
+        rows = [*known, *(_out(t, f"not in {source}") if t.included else t for t in others)]
     rules = {item.removeprefix("-").removeprefix("no_") for item in split_rule(targets)}
-    if source == "names and shapes" and "head" in rules and not any(target.role == "head" for target in rows):
+    if "head" in rules and not any(target.role == "head" for target in listed):
         raise UserError(
-            f"targets={targets!r}: no tensor of {checkpoint.path} is certainly the output layer; name it "
-            "(--targets=-name excludes it, --targets=name chooses it), or the model with --model"
+            f"targets={targets!r}: no weight is certainly that of the output layer; name it (--targets=-name excludes it, "
+            "--targets=name chooses it), or the model with --model"
         )
-    source += f", entry {checkpoint.entry!r}" if checkpoint.entry else ""
-    try:
-        return choose(TargetTable(rows), targets, str(checkpoint.path)), f"targets from {source}"
-    except UserError as error:
-        raise UserError(f"{error} (targets from {source})") from None
+    source = f"targets from {source}{f', entry {checkpoint.entry!r}' if checkpoint.entry else ''}"
+    return choose(TargetTable(rows), targets, f"{checkpoint.path} ({source})"), source
 
 
 def build(model: str) -> nn.Module:
@@ -68,10 +64,8 @@ def build(model: str) -> nn.Module:
         with torch.device("meta"):
             module = getattr(importlib.import_module(where), name)()
     except Exception as error:
-        raise UserError(
-            f"model={model!r} cannot be built ({type(error).__name__}: {first_line(error)}): give "
-            "package.module:callable, where the callable needs no arguments"
-        ) from error
+        why = f"{type(error).__name__}: {first_line(error)}; it is package.module:callable and needs no arguments"
+        raise UserError(f"model={model!r} cannot be built ({why})") from error
     if not isinstance(module, nn.Module):
         raise UserError(f"model={model!r} made a {type(module).__name__}, not a torch module")
     return module
@@ -98,16 +92,17 @@ def _from_config(checkpoint: Checkpoint) -> nn.Module:
         with torch.device("meta"):
             return architecture(config)
     except Exception as error:
-        raise UserError(
-            f"{checkpoint.config} cannot be used ({type(error).__name__}: {first_line(error)}): name the model with --model"
-        ) from error
+        why = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{checkpoint.config} cannot be used ({why}): name the model with --model") from error
     finally:
         if sys.modules.get("torchvision", True) is None:
             del sys.modules["torchvision"]
 
 
-def _in_file(model: nn.Module, checkpoint: Checkpoint, copies: Mapping[str, str]) -> TargetTable:
-    """Return those targets of `model` that the file has, under its names.
+def _in_file(
+    model: nn.Module, listed: list[Target], checkpoint: Checkpoint, copies: Mapping[str, str]
+) -> list[Target]:
+    """Return those of the model's listed targets that the file has, under its names.
 
     Names in a file may begin with the path of the model in something larger ("model.", "module._orig_mod."), or lack the
     name of the inner model (transformers' `base_model_prefix`). Where several such paths fit equally, as for two critics,
@@ -118,8 +113,8 @@ def _in_file(model: nn.Module, checkpoint: Checkpoint, copies: Mapping[str, str]
     for name in tensors:
         for end in ends(name):
             before.setdefault(end, set()).add(name.removesuffix(end))
-    found: dict[str, TargetTable] = {}
-    for target in list_targets(model):
+    found: dict[str, list[Target]] = {}
+    for target in listed:
         shape = model.get_parameter(target.parameter).shape
         inner = f"{getattr(model, 'base_model_prefix', '')}."
         names = [target.parameter, *target.aliases]
@@ -129,15 +124,15 @@ def _in_file(model: nn.Module, checkpoint: Checkpoint, copies: Mapping[str, str]
             if here := [name for name in here if checkpoint.tensors[name].shape == shape]:
                 also = [name for name in names if name not in checkpoint.tensors]  # for patterns
                 moved = replace(target, name=prefix + target.name, parameter=here[0], aliases=(*here, *also))
-                found.setdefault(prefix, TargetTable()).append(moved)
+                found.setdefault(prefix, []).append(moved)
     tables = [table for table in found.values() if len(table) == max(map(len, found.values()))]
     tables = [table for table in tables if table[0].parameter not in copies] or tables
     if not tables:
         raise UserError(
             f"{type(model).__name__} has no weight of {checkpoint.path}: name the model of this file"
         )
-    return TargetTable(target for table in tables for target in table)
+    return [target for table in tables for target in table]
 
 
 def _out(target: Target, reason: str) -> Target:
-    return replace(target, included=False, reason=reason)
+    return replace(target, kind="unclear", included=False, reason=reason)

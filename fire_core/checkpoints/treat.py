@@ -25,7 +25,6 @@ def treat_file(
     table: TargetTable,
     output: str | Path | None,
     *,
-    dry_run: bool = False,
     progress: Callable[[int], object] = lambda done: None,
     **settings: Any,
 ) -> Report:
@@ -36,38 +35,36 @@ def treat_file(
 
     Args:
         table: the targets, as `fire_core.checkpoints.targets.targets_of` returns them.
-        output: file of the same format, which must not exist; a safetensors file for a folder. None only in a dry run.
-        dry_run: write nothing; the report says what would be done.
+        output: file of the same format, which must not exist; a safetensors file for a folder. With None, nothing is
+            changed or written, and the report says what would be done.
         progress: called with the number of matrices that are done.
         settings: as for `fire` (`FireSettings`).
     Raises: UserError for an output that cannot be written, and as `fire` does. There is no output then.
     """
     chosen, tensors = FireSettings.of(**settings), checkpoint.tensors
-    if not dry_run:
-        if output is None:
-            raise UserError("no output is given: name a file to write, or ask for a dry run")
-        checkpoint.check_output(Path(output))
-    options: dict[str, Any] = {
-        "degenerate": chosen.degenerate,
-        "min_norm": chosen.min_norm,
-        "dry_run": dry_run,
-    }
+    options: dict[str, Any] = {"degenerate": chosen.degenerate, "min_norm": chosen.min_norm}
     treatment = partial(project, settings=chosen)
-    report, rows = Report(method="fire", dry_run=dry_run), dict[str, Row]()
+    if output is not None:
+        checkpoint.check_output(Path(output))
+    action = {"unclear": "left out"}
+    rows = {t.name: Row(t.name, t.parameter, t.shape, action.get(t.kind, "skipped"), t.reason) for t in table}
+    report, done = Report(method="fire", dry_run=output is None), 0
     for name, group in groupby(table.included, key=lambda target: target.parameter):  # bounds the memory
-        part_table, own = TargetTable(group), {name: tensors[name]}
-        tied = _tied(part_table[0], tensors)
-        part = treat_tensors(own, part_table, treatment, action="projected", method="fire", **options)
+        targets = TargetTable(group)
+        tied = _tied(targets[0], tensors)
+        part = treat_tensors(
+            {name: tensors[name]}, targets, treatment, action="projected", dry_run=output is None, **options
+        )
         for other in tied if part.changed else ():
             tensors[other].copy_(tensors[name])
         report.changed |= {name, *tied} if part.changed else set()
         report.seconds += part.seconds
         rows |= {row.name: row for row in part.rows}
-        progress(len(rows))
-    if output is not None and not dry_run:
+        done += len(targets)
+        progress(done)
+    if output is not None:
         checkpoint.save(Path(output))
-    skipped = {t.name: Row(t.name, t.parameter, t.shape, "skipped", t.reason) for t in table}
-    report.rows.extend((skipped | rows).values())
+    report.rows.extend(rows.values())
     return report
 
 
@@ -103,10 +100,10 @@ def spectra(checkpoint: Checkpoint, table: TargetTable) -> Iterator[dict[str, ob
 
 def _tied(target: Target, tensors: dict[str, Tensor]) -> list[str]:
     """Return other names of the target's parameter in the file, where the model ties several names to it."""
-    own, others = tensors[target.parameter], sorted({*target.aliases} & tensors.keys() - {target.parameter})
-    if different := [name for name in others if not torch.equal(tensors[name], own)]:
+    own = target.parameter
+    others = sorted({*target.aliases} & tensors.keys() - {own})
+    if different := [name for name in others if not torch.equal(tensors[name], tensors[own])]:
         raise UserError(
-            f"{target.parameter} and {different[0]} are tied in the model, but differ in the file: leave them out with "
-            f"targets=-{target.parameter}"
+            f"{own} and {different[0]} are tied in the model, but differ in the file: exclude them with -{own}"
         )
     return others

@@ -29,9 +29,11 @@ CONVOLUTIONS: dict[int, type[nn.Module]] = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Co
 class Unclear(nn.Module):
     """Placeholder for a layer whose weight has this name and shape in more than one kind of layer."""
 
-    def __init__(self, kind: str, cannot_tell: str) -> None:
+    kind = "unclear"
+
+    def __init__(self, cannot_tell: str) -> None:
         super().__init__()
-        self.kind, self.cannot_tell = kind, f"{cannot_tell}, which a file does not show (pass --model)"
+        self.cannot_tell = f"{cannot_tell}, which a file does not show (pass --model)"
 
 
 def skeleton(tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -58,7 +60,7 @@ def skeleton(tensors: Mapping[str, Tensor]) -> nn.Module:
         elif holders[memory[name]] > 1:  # the Linear that holds the same weight decides
             layer = _empty(nn.Embedding)
         else:
-            layer = Unclear("embedding", tables[name])
+            layer = Unclear(tables[name])
         _holder(root, path.split(".") if path else [], layer)._parameters[attribute] = parameter
     return root
 
@@ -103,9 +105,9 @@ def _layer(word: str, attribute: str, tensor: Tensor) -> nn.Module:
     if attribute != "weight" or tensor.dim() not in (2, *CONVOLUTIONS):
         return nn.Module()
     if tensor.dim() == 2 and word in EITHER_WAY:
-        return Unclear("linear", "stored as (in, out) by GPT-2, (out, in) by others")
+        return Unclear("stored as (in, out) by GPT-2, (out, in) by others")
     if tensor.dim() > 2 and tensor.shape[1] == 1:
-        return Unclear("conv", "one input channel: a depthwise convolution or a grey image")
+        return Unclear("one input channel: a depthwise convolution or a grey image")
     layer = _empty(CONVOLUTIONS.get(tensor.dim(), nn.Linear))
     if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         layer.groups, layer.in_channels = 1, tensor.shape[1]

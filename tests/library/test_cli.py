@@ -159,7 +159,7 @@ def test_tied_weights_of_a_torch_file_are_projected_once(tmp_path: Path) -> None
     assert_same(both, model.state_dict())
     checkpoint = open_checkpoint(tmp_path / "differ.pt")
     with pytest.raises(UserError, match="tied in the model, but differ"):
-        treat_file(checkpoint, targets_of(checkpoint, "all", f"{__name__}:Tied")[0], None, dry_run=True)
+        treat_file(checkpoint, targets_of(checkpoint, "all", f"{__name__}:Tied")[0], None)
 
 
 LAYERS = [f"model.layers.{i}.{name}.weight" for i in range(2) for name in ("mlp.up_proj", "self_attn.q_proj")]
@@ -185,7 +185,7 @@ def test_heads_of_a_file_are_told_by_name_or_not_at_all(
         assert included(source, "head") == heads
         assert not included(source, f"no_head,-{next(iter(heads))}" if len(names) > 3 else "no_head") & heads
     for rule in ("no_head", "head", "-head", "mlp,no_head") if not heads else ():
-        with pytest.raises(UserError, match="is certainly the output layer"):
+        with pytest.raises(UserError, match="is certainly that of the output layer"):
             included(source, rule)
 
 

@@ -92,10 +92,10 @@ SPARSE, META = torch.eye(4).to_sparse(), torch.empty(4, 4, device="meta")
 @pytest.mark.parametrize(
     "name, make, said",
     [
-        ("x", lambda path: None, "is not a file or folder"),
-        ("x", lambda path: path.symlink_to("nowhere"), "is not a file or folder"),
-        ("x", lambda path: path.symlink_to("x"), "is not a file or folder"),
-        ("x", os.mkfifo, "is not a file or folder"),
+        ("x", lambda path: None, "is not a file of weights or a folder"),
+        ("x", lambda path: path.symlink_to("nowhere"), "is not a file of weights or a folder"),
+        ("x", lambda path: path.symlink_to("x"), "is not a file of weights or a folder"),
+        ("x", os.mkfifo, "is not a file of weights or a folder"),
         ("x", Path.mkdir, "holds none of"),
         ("x.pt", saved({"a": 1}), "contains no named tensors"),
         ("x.pt", saved({"fc.bias": torch.ones(3)}), "has no matrix to treat"),
@@ -154,7 +154,7 @@ def test_an_index_is_not_a_checkpoint_and_must_fit_its_shards(
     save_file(WEIGHTS, tmp_path / "1.safetensors")
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": dict.fromkeys([*WEIGHTS, "c.weight"], "1.safetensors")}))
-    assert f"name its folder, '{tmp_path}'" in fails(capsys, "inspect", index)
+    assert "of an index, name the folder" in fails(capsys, "inspect", index)
     assert "lacks tensors that its index names (c.weight)" in fails(capsys, "inspect", tmp_path)
 
 
@@ -189,7 +189,9 @@ def test_outputs_are_checked_before_any_work(
         (save_file if path.suffix == ".safetensors" else torch.save)(WEIGHTS, path)
     (tmp_path / f"link{source.suffix}").symlink_to("nowhere")
     contents = {path: path.read_bytes() for path in (source, other)}
-    monkeypatch.setattr("fire_core.checkpoints.treat.treat_tensors", None)
+    monkeypatch.setattr(
+        "fire_core.checkpoints.treat.project", lambda *arguments, **settings: pytest.fail("work")
+    )
     for output, said in (
         (source, "not overwritten"),
         (other, "not overwritten"),
