@@ -77,7 +77,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", default=str(OUT), help="default docs/figures/spectrum.png")
     options = parser.parse_args(given)
     try:
-        tensors = open_checkpoint(options.checkpoint, "net").shards[0].load()[0]
+        tensors = open_checkpoint(options.checkpoint, "net").tensors
         if options.parameter not in tensors:
             raise UserError(
                 f"no {options.parameter!r} in {options.checkpoint}; it holds {', '.join(tensors)}"

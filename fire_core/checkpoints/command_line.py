@@ -5,29 +5,20 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from fnmatch import fnmatch
 
 from fire_core.checkpoints.files import Checkpoint, open_checkpoint
-from fire_core.checkpoints.inspect import spectra
 from fire_core.checkpoints.targets import build, targets_of
-from fire_core.checkpoints.treat import treat_file
+from fire_core.checkpoints.treat import spectra, treat_file
 from fire_core.columns import columns
 from fire_core.engine import FireSettings
 from fire_core.errors import UserError, printable, reader_may_leave
-from fire_core.methods import available, list_methods
+from fire_core.methods import available
 from fire_core.targets import TargetTable, find_targets
 from fire_core.targets.table import shorten
 
-SETTINGS = {
-    "solver": "newton_schulz (published), exact or quintic",
-    "iterations": "steps of newton_schulz and quintic",
-    "normalize": "start of newton_schulz and quintic: frobenius or spectral",
-    "scale": "official: sqrt(out/in) / taps; none: 1",
-    "strength": "0 keeps the weights, 1 is FIRE",
-    "degenerate": "zero matrices: raise or skip",
-    "min_norm": "Frobenius norm below which a matrix counts as zero",
-    "tolerance": "deviation from isometry that exact allows",
-}
+SETTINGS = ("solver", "iterations", "normalize", "scale", "strength", "degenerate", "min_norm", "tolerance")
 """The settings of `fire` that make sense for a file, as options of `apply`."""
 
 
@@ -54,32 +45,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def inspect_command(options: argparse.Namespace) -> None:
     """Print the spectrum of every chosen matrix as a table."""
     checkpoint, table, source = _opened(options.checkpoint, options)
-    progress = _progress(len(table.included))
-    rows = []
+    rows: list[dict[str, object]] = []
     for spectrum in spectra(checkpoint, table):
         rows.append(spectrum)
-        progress(1)
+        _show(len(rows), len(table.included))
     print(columns(rows))
     print(printable(f"{len(rows)} matrices; {source}; dfi and norm are of the weights as stored"))
 
 
 def apply_command(options: argparse.Namespace) -> None:
-    """Apply FIRE to a checkpoint, write a new file or folder, and print the report."""
-    settings = {name: getattr(options, name) for name in SETTINGS}
+    """Apply FIRE to a checkpoint, write a new file, and print the report."""
+    if options.out is None and not options.dry_run:
+        raise UserError("no output is given: name a file to write, or ask for a --dry-run")
     checkpoint, table, source = _opened(options.checkpoint, options)
-    progress = _progress(len(table.included))
     report = treat_file(
-        checkpoint, table, options.out, dry_run=options.dry_run, progress=progress, **settings
+        checkpoint,
+        table,
+        None if options.dry_run else options.out,
+        progress=lambda done: _show(done, len(table.included)),
+        **{name: getattr(options, name) for name in SETTINGS},
     )
     print(report)
     print(printable(f"{len(report.treated())} matrices; {source}"))
-    if options.dry_run:
-        return
-    print(f"written to {printable(options.out)}")
-    if left := checkpoint.other_files()[1]:
-        names = printable(shorten([str(file.relative_to(checkpoint.path)) for file in left]))
-        print(f"not copied, because these may contain old weights or link outside the folder: {names}")
-    print("optimizer state saved with the old weights does not fit the new ones: start a new optimizer")
+    if copies := checkpoint.copies():
+        print(
+            f"left as they are, although they look like copies of these weights: {printable(shorten(copies))}"
+        )
+    if not options.dry_run:
+        print(f"written to {printable(options.out)}")
+        print("optimizer state and averages of the old weights do not fit the new ones: start both anew")
 
 
 def targets_command(options: argparse.Namespace) -> None:
@@ -87,83 +81,64 @@ def targets_command(options: argparse.Namespace) -> None:
     for name in options.source:
         if os.path.lexists(name):
             _, table, source = _opened(name, options)
+        elif options.model or options.key:
+            raise UserError(f"{name!r} is no checkpoint: --model and --key are for checkpoints")
         else:
-            if options.model or options.key or options.guess:
-                raise UserError(f"{name!r} is no checkpoint: --model, --key and --guess are for checkpoints")
             table, source = find_targets(build(name), options.targets), f"targets from {name}"
         print(printable(source), table, "", sep="\n")
 
 
 def methods_command(options: argparse.Namespace) -> None:
     """Print the name, summary and source of each method."""
-    if not (names := list_methods(options.pattern or "*")):
-        raise UserError(
-            f"no method is named {' or '.join(map(repr, options.pattern))}; fire-core methods lists all"
-        )
-    width = max(map(len, names), default=0)
-    for name in names:
-        method = available()[name]
-        print(f"{name:<{width}}  {method.summary}\n{'':<{width}}  [{method.source}]")
+    chosen = {name: method for name, method in available().items() if fnmatch(name, options.pattern)}
+    if not chosen:
+        raise UserError(f"no method is named {options.pattern!r}; fire-core methods lists all")
+    for name, method in sorted(chosen.items()):
+        print(f"{name}: {method.summary}\n    [{method.source}]")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fire-core", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
+    source = "safetensors or torch file, or a Hugging Face folder"
 
-    inspect = commands.add_parser(
-        "inspect", help="spectrum, norm, deviation from isometry of each matrix of a checkpoint"
-    )
-    inspect.add_argument("checkpoint", help="safetensors or torch file, or a Hugging Face folder")
+    inspect = commands.add_parser("inspect", help="spectrum of each matrix of a checkpoint")
     inspect.set_defaults(run=inspect_command)
+    inspect.add_argument("checkpoint", help=source)
 
-    change = commands.add_parser("apply", help="apply FIRE to a checkpoint and write a new file or folder")
-    change.add_argument("checkpoint", help="safetensors or torch file, or a Hugging Face folder")
-    change.add_argument("out", nargs="?", help="output of the same form; must not exist")
-    change.add_argument("--dry-run", action="store_true", help="print the report and write no weights")
-    for name, about in SETTINGS.items():
-        default = getattr(FireSettings, name)
-        change.add_argument(
-            f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"{about} (%(default)s)"
-        )
+    change = commands.add_parser("apply", help="apply FIRE to a checkpoint and write a new file")
     change.set_defaults(run=apply_command)
+    change.add_argument("checkpoint", help=source)
+    change.add_argument("out", nargs="?", help="new file of the same format, safetensors for a folder")
+    change.add_argument("--dry-run", action="store_true", help="print the report and write no weights")
+    for name in SETTINGS:
+        default, option = getattr(FireSettings, name), f"--{name.replace('_', '-')}"
+        change.add_argument(option, type=type(default), default=default, help="as in fire() (%(default)s)")
 
     targets = commands.add_parser("targets", help="which matrices are in or out, and why")
+    targets.set_defaults(run=targets_command)
     targets.add_argument(
         "source", nargs="+", help="checkpoint, or package.module:callable that makes a model"
     )
-    targets.set_defaults(run=targets_command)
-
-    methods = commands.add_parser("methods", help="list FIRE and the rival methods with their papers")
-    methods.add_argument("pattern", nargs="*", help="only methods whose name matches one of these")
-    methods.set_defaults(run=methods_command)
 
     for command in (inspect, change, targets):
-        command.add_argument(
-            "--targets", default="all", help="preset, pattern or comma list, '-' excludes (%(default)s)"
-        )
+        command.add_argument("--targets", default="all", help="preset, pattern or comma list, '-' excludes")
         command.add_argument("--model", help="package.module:callable that makes the model of the file")
-        command.add_argument(
-            "--guess", action="store_true", help="read from names and shapes what config.json does not tell"
-        )
         command.add_argument("--key", help="dotted path to the weights inside a torch file")
+
+    methods = commands.add_parser("methods", help="list FIRE and the rival methods with their papers")
+    methods.set_defaults(run=methods_command)
+    methods.add_argument("pattern", nargs="?", default="*", help="only methods whose name matches")
     return parser
 
 
 def _opened(source: str, options: argparse.Namespace) -> tuple[Checkpoint, TargetTable, str]:
-    """Return the checkpoint, its targets, and where these were read from."""
     checkpoint = open_checkpoint(source, options.key)
-    return checkpoint, *targets_of(checkpoint, options.targets, options.model, guess=options.guess)
+    return checkpoint, *targets_of(checkpoint, options.targets, options.model)
 
 
-def _progress(total: int) -> Callable[[int], None]:
-    """Return a function that adds to a count of matrices on the terminal, if there is one."""
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        if sys.stderr.isatty():
-            end = "\n" if done == total else ""
-            print(f"\r{done} of {total} matrices", end=end, file=sys.stderr, flush=True)
-
-    return advance
+def _show(done: int, total: int) -> None:
+    """Show the number of matrices that are done on the terminal, if there is one."""
+    if sys.stderr.isatty():
+        end = "\n" if done == total else ""
+        print(f"\r{done} of {total} matrices", end=end, file=sys.stderr, flush=True)

@@ -4,138 +4,135 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fire_core.checkpoints.files import Checkpoint
+from fire_core.copies import ends, followers_among
 from fire_core.errors import UserError, first_line
-from fire_core.targets import TargetTable, choose, list_targets
+from fire_core.targets import Target, TargetTable, choose, list_targets
 from fire_core.targets.skeleton import skeleton
-from fire_core.targets.table import shorten, split_rule
-
-GUESS = "--guess reads them from names and shapes, --model names the model"
+from fire_core.targets.table import split_rule
+from fire_core.targets.walk import unwrapped
 
 
 def targets_of(
-    checkpoint: Checkpoint,
-    targets: str | Sequence[str] = "all",
-    model: str | None = None,
-    *,
-    guess: bool = False,
+    checkpoint: Checkpoint, targets: str | Sequence[str] = "all", model: str | None = None
 ) -> tuple[TargetTable, str]:
     """Return the targets of a checkpoint, and one line that says where they were read from.
 
-    They come from the model that `model` or the config.json of a folder describes. Without either, they are read from
-    names and shapes, which do not show depthwise convolutions, fused layers, or weights that are stored transposed.
+    They come from `model`, else from the model that config.json describes, else from names and shapes. What these do not
+    tell stays out, with the reason: matrices that the model lacks, what may be a table, fused layers, and copies of other
+    weights in the file, such as averages.
 
     Args:
         targets: as for `find_targets`. "head" and "no_head" need an output layer that is known by the model, or by its
             name (`fire_core.targets.walk.heads_by_name`).
         model: "package.module:callable", called without arguments, which returns the module, on the meta device.
-        guess: also read targets from names and shapes if config.json cannot be used or does not describe all matrices.
     Raises: UserError if the model cannot be built or does not fit the file, and as `find_targets` does.
     """
-    outline = checkpoint.outline()
-    rows = list_targets(skeleton(outline))
-    architecture, source = None, "names and shapes"
-    if model is not None:
-        architecture, source = build(model), model
-    elif checkpoint.config is not None:
-        try:
-            architecture = _from_config(checkpoint, len(outline))
-            source = f"config.json ({type(architecture).__name__})"
-        except Exception as error:
-            why = f"{checkpoint.config} cannot be used ({type(error).__name__}: {first_line(error)})"
-            if not guess:
-                raise UserError(f"{why}, so the targets are not certain: {GUESS}") from error
-            source = f"{source}, because {why}"
-    if architecture is not None:
-        rows, guessed = _merge(list_targets(architecture), rows, architecture, outline)
-        if guessed and not guess:
-            raise UserError(
-                f"{source} does not describe {len(guessed)} of the matrices in {checkpoint.path} "
-                f"({shorten(guessed, 3)}): {GUESS}"
-            )
-        source += f", {len(guessed)} matrices from names and shapes" if guessed else ""
-    elif not any(target.role == "head" for target in rows) and "head" in {
-        item.removeprefix("-").removeprefix("no_") for item in split_rule(targets)
-    }:
+    source, copies = "names and shapes", followers_among(checkpoint.tensors)
+    rows: list[Target] = list_targets(skeleton(checkpoint.tensors))
+    for i, target in enumerate(rows):
+        if target.parameter in copies:
+            rows[i] = _out(target, f"looks like a copy of {copies[target.parameter]}")
+    listed = rows
+    if model is not None or checkpoint.config is not None:
+        described = _from_config(checkpoint) if model is None else build(model)
+        source, listed = model or f"config.json ({type(described).__name__})", list_targets(described)
+        known = _in_file(described, listed, checkpoint, copies)
+        named = {name for target in known for name in target.aliases}
+        others = [target for target in rows if target.parameter not in named]
+        rows = [*known, *(_out(t, f"not in {source}") if t.included else t for t in others)]
+    rules = {item.removeprefix("-").removeprefix("no_") for item in split_rule(targets)}
+    if "head" in rules and not any(target.role == "head" for target in listed):
         raise UserError(
-            f"targets={targets!r}: no tensor of {checkpoint.path} is certainly the output layer; name it "
-            "(--targets=-name excludes it, --targets=name chooses it), or the model with --model"
+            f"targets={targets!r}: no weight is certainly that of the output layer; name it (--targets=-name excludes it, "
+            "--targets=name chooses it), or the model with --model"
         )
-    try:
-        return choose(rows, targets, str(checkpoint.path)), f"targets from {source}"
-    except UserError as error:
-        raise UserError(f"{error} (targets from {source})") from None
+    source = f"targets from {source}{f', entry {checkpoint.entry!r}' if checkpoint.entry else ''}"
+    return choose(TargetTable(rows), targets, f"{checkpoint.path} ({source})"), source
 
 
 def build(model: str) -> nn.Module:
     """Return the module that "package.module:callable" makes, on the meta device: names and shapes without memory."""
     where, _, name = model.partition(":")
     try:
-        factory = getattr(importlib.import_module(where), name)
         with torch.device("meta"):
-            module = factory()
+            module = getattr(importlib.import_module(where), name)()
     except Exception as error:
-        raise UserError(
-            f"model={model!r} cannot be built ({type(error).__name__}: {first_line(error)}): give "
-            "package.module:callable, where the callable needs no arguments"
-        ) from error
+        why = f"{type(error).__name__}: {first_line(error)}; it is package.module:callable and needs no arguments"
+        raise UserError(f"model={model!r} cannot be built ({why})") from error
     if not isinstance(module, nn.Module):
         raise UserError(f"model={model!r} made a {type(module).__name__}, not a torch module")
     return module
 
 
-def _from_config(checkpoint: Checkpoint, tensors: int) -> nn.Module:
+def _from_config(checkpoint: Checkpoint) -> nn.Module:
     """Return the transformers model that config.json describes, on the meta device. No code of the folder is run."""
-    assert checkpoint.config is not None
     try:
         importlib.import_module("torchvision")
-    except (
-        Exception
-    ):  # absent or broken, as a CUDA build is beside a CPU build of torch: transformers works without it
+    except Exception:  # absent, or made for another torch: transformers works without it
         sys.modules["torchvision"] = None  # type: ignore[assignment]
     try:
         import transformers
 
+        folder = checkpoint.config.parent  # type: ignore[union-attr]
         config = transformers.AutoConfig.from_pretrained(
-            checkpoint.config.parent, local_files_only=True, trust_remote_code=False
+            folder, local_files_only=True, trust_remote_code=False
         )
-        name = (config.architectures or ["?"])[0]
-        architecture = getattr(transformers, name, None)
-        if not isinstance(architecture, type) or not issubclass(architecture, transformers.PreTrainedModel):
-            raise ValueError(f"transformers {transformers.__version__} has no model {name!r}")
-        if (layers := getattr(config, "num_hidden_layers", 0) or 0) > tensors:
-            raise ValueError(f"it describes {layers} layers, and there are {tensors} tensors")
+        architecture = getattr(transformers, (config.architectures or ["?"])[0])
+        if not issubclass(architecture, transformers.PreTrainedModel):
+            raise TypeError(f"{architecture} is not a model")
+        if getattr(config, "num_hidden_layers", 0) > len(checkpoint.tensors):  # could take all memory
+            raise ValueError("it describes more layers than there are tensors")
         with torch.device("meta"):
             return architecture(config)
+    except Exception as error:
+        why = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{checkpoint.config} cannot be used ({why}): name the model with --model") from error
     finally:
         if sys.modules.get("torchvision", True) is None:
             del sys.modules["torchvision"]
 
 
-def _merge(
-    described: TargetTable, rows: TargetTable, model: nn.Module, outline: dict[str, Tensor]
-) -> tuple[TargetTable, list[str]]:
-    """Return the described targets that are in the file, then the other rows of the file, and which of these are in.
+def _in_file(
+    model: nn.Module, listed: list[Target], checkpoint: Checkpoint, copies: Mapping[str, str]
+) -> list[Target]:
+    """Return those of the model's listed targets that the file has, under its names.
 
-    A described parameter is in the file if one of its names is, with the same shape. Files of transformers may leave
-    out the name of the inner model (`base_model_prefix`).
+    Names in a file may begin with the path of the model in something larger ("model.", "module._orig_mod."), or lack the
+    name of the inner model (transformers' `base_model_prefix`). Where several such paths fit equally, as for two critics,
+    all of them count, but for those of copies. Raises UserError if none fits.
     """
-    prefix = f"{getattr(model, 'base_model_prefix', '')}."
-    known = TargetTable()
-    for target in described:
-        names = [target.parameter, *target.aliases]
-        names += [name.removeprefix(prefix) for name in names]
+    tensors = {unwrapped(name): name for name in checkpoint.tensors}
+    before: dict[str, set[str]] = {}  # end of a name -> what may stand before it
+    for name in tensors:
+        for end in ends(name):
+            before.setdefault(end, set()).add(name.removesuffix(end))
+    found: dict[str, list[Target]] = {}
+    for target in listed:
         shape = model.get_parameter(target.parameter).shape
-        found = [name for name in names if name in outline and outline[name].shape == shape]
-        if found:
-            known.append(replace(target, parameter=found[0], aliases=tuple(names)))
-    named = {name for target in known for name in (target.parameter, *target.aliases)}
-    others = [target for target in rows if target.parameter not in named]
-    guessed = list(dict.fromkeys(target.parameter for target in others if target.included))
-    return TargetTable([*known, *others]), guessed
+        inner = f"{getattr(model, 'base_model_prefix', '')}."
+        names = [target.parameter, *target.aliases]
+        names += [name.removeprefix(inner) for name in names]
+        for prefix in {start for name in names for start in before.get(name, ())}:
+            here = [tensors[prefix + name] for name in names if prefix + name in tensors]
+            if here := [name for name in here if checkpoint.tensors[name].shape == shape]:
+                also = [name for name in names if name not in checkpoint.tensors]  # for patterns
+                moved = replace(target, name=prefix + target.name, parameter=here[0], aliases=(*here, *also))
+                found.setdefault(prefix, []).append(moved)
+    tables = [table for table in found.values() if len(table) == max(map(len, found.values()))]
+    tables = [table for table in tables if table[0].parameter not in copies] or tables
+    if not tables:
+        raise UserError(
+            f"{type(model).__name__} has no weight of {checkpoint.path}: name the model of this file"
+        )
+    return [target for table in tables for target in table]
+
+
+def _out(target: Target, reason: str) -> Target:
+    return replace(target, kind="unclear", included=False, reason=reason)

@@ -1,23 +1,23 @@
-"""FIRE on checkpoint files, with one shard in memory at a time."""
+"""FIRE on the weights of a checkpoint, and their singular values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import groupby
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fire_core.checkpoints.files import Checkpoint, copy_others, new_checkpoint
+from fire_core.checkpoints.files import Checkpoint
 from fire_core.engine import FireSettings, project, treat_tensors
 from fire_core.errors import UserError
+from fire_core.measure.metrics import deviation_from_isometry, effective_rank
 from fire_core.report import Report, Row
 from fire_core.targets import Target, TargetTable
-
-CHUNK_WEIGHTS = 1 << 26
 
 
 def treat_file(
@@ -25,92 +25,85 @@ def treat_file(
     table: TargetTable,
     output: str | Path | None,
     *,
-    dry_run: bool = False,
-    progress: Callable[[int], object] = lambda count: None,
+    progress: Callable[[int], object] = lambda done: None,
     **settings: Any,
 ) -> Report:
     """Apply FIRE to the targets of a checkpoint, write it to `output` with all other content, and return the report.
 
-    The output is written completely or not at all. Optimizer state in the file is kept, although it belongs to the old
-    weights: clear it.
+    `checkpoint` itself holds the new weights afterwards. Optimizer state and copies of the weights in the file stay as they
+    are, although they belong to the old weights.
 
     Args:
-        checkpoint: as `fire_core.checkpoints.files.open_checkpoint` returns it.
-        table: its targets, as `fire_core.checkpoints.targets.targets_of` returns them.
-        output: file or folder of the same form, which must not exist; None only in a dry run.
-        dry_run: write nothing; the report says what would be done.
-        progress: called with the number of matrices treated since its last call.
+        table: the targets, as `fire_core.checkpoints.targets.targets_of` returns them.
+        output: file of the same format, which must not exist; a safetensors file for a folder. With None, nothing is
+            changed or written, and the report says what would be done.
+        progress: called with the number of matrices that are done.
         settings: as for `fire` (`FireSettings`).
-    Raises: UserError for files that cannot be read or written, and as `fire` does.
+    Raises: UserError for an output that cannot be written, and as `fire` does. There is no output then.
     """
-    if output is None and not dry_run:
-        raise UserError("no output is given: name a file or folder to write, or ask for a dry run")
-    fire_settings = FireSettings.of(**settings)
-    done: dict[str, Row] = {}
-    changed: set[str] = set()
-    seconds = 0.0
-    writing = nullcontext() if output is None or dry_run else new_checkpoint(Path(output), checkpoint)
-    with writing as place:
-        for shard in checkpoint.shards:
-            tensors, content = shard.load()
-            for group in _groups([t for t in table.included if t.parameter in tensors]):
-                copies = _copies(group, tensors, {*tensors, *checkpoint.index})
-                part = treat_tensors(
-                    tensors,
-                    TargetTable(group),
-                    partial(project, settings=fire_settings),
-                    action="projected",
-                    method="fire",
-                    degenerate=fire_settings.degenerate,
-                    min_norm=fire_settings.min_norm,
-                    dry_run=dry_run,
-                )
-                for copy, own in copies.items() if not dry_run else ():
-                    tensors[copy].copy_(tensors[own])
-                    changed.add(copy)
-                changed |= part.changed
-                seconds += part.seconds
-                done |= {row.name: row for row in part.rows}
-                del part  # frees the tensors of this shard
-                progress(len(group))
-            if place is not None:
-                shard.save(place / shard.path.name if checkpoint.is_folder else place, tensors, content)
-        if place is not None:
-            copy_others(checkpoint, place)
-    rows = [done.get(t.name) or Row(t.name, t.parameter, t.shape, "skipped", t.reason) for t in table]
-    return Report(rows, changed, seconds=seconds, method="fire", dry_run=dry_run)
+    chosen, tensors = FireSettings.of(**settings), checkpoint.tensors
+    options: dict[str, Any] = {"degenerate": chosen.degenerate, "min_norm": chosen.min_norm}
+    treatment = partial(project, settings=chosen)
+    if output is not None:
+        checkpoint.check_output(Path(output))
+    action = {"unclear": "left out"}
+    rows = {t.name: Row(t.name, t.parameter, t.shape, action.get(t.kind, "skipped"), t.reason) for t in table}
+    report, done = Report(method="fire", dry_run=output is None), 0
+    for name, group in groupby(table.included, key=lambda target: target.parameter):  # bounds the memory
+        targets = TargetTable(group)
+        tied = _tied(targets[0], tensors)
+        part = treat_tensors(
+            {name: tensors[name]}, targets, treatment, action="projected", dry_run=output is None, **options
+        )
+        for other in tied if part.changed else ():
+            tensors[other].copy_(tensors[name])
+        report.changed |= {name, *tied} if part.changed else set()
+        report.seconds += part.seconds
+        rows |= {row.name: row for row in part.rows}
+        done += len(targets)
+        progress(done)
+    if output is not None:
+        checkpoint.save(Path(output))
+    report.rows.extend(rows.values())
+    return report
 
 
-def _copies(targets: list[Target], tensors: Mapping[str, Tensor], names: set[str]) -> dict[str, str]:
-    """Return {name of a copy: parameter to treat} for tied weights that are stored twice. names: all in the checkpoint.
+def spectra(checkpoint: Checkpoint, table: TargetTable) -> Iterator[dict[str, object]]:
+    """Yield a summary of the singular values of every chosen matrix of an open checkpoint, with its table of targets.
 
-    Raises UserError if a copy differs, or lies in another shard than the parameter.
+    Its keys are name, shape (out, in), and floats of the matrix as stored: norm (Frobenius), largest, median (the lower
+    one of two) and smallest singular value, condition (infinite if smallest is 0), and effective_rank and dfi as in
+    `fire_core.measure.metrics`. For a matrix with NaN or infinite weights, all of these are NaN.
     """
-    copies = {}
-    for target in targets:
-        own = tensors[target.parameter]
-        for name in sorted({*target.aliases} & names - {target.parameter}):
-            if name in tensors and tensors[name].data_ptr() == own.data_ptr():
-                continue
-            if name not in tensors or not torch.equal(tensors[name], own):
-                raise UserError(
-                    f"{target.parameter} and {name} are tied in the model, but differ in the file or lie in two shards: "
-                    f"leave them out with targets=-{target.parameter}"
-                )
-            copies[name] = target.parameter
-    return copies
+    for target in table.included:
+        matrix = target.matrix(checkpoint.tensors).detach().double()
+        peak = float(matrix.abs().max()) or 1.0
+        finite = peak < inf
+        # divided by the largest entry, so that no square overflows
+        values = torch.linalg.svdvals(matrix / peak if finite else torch.zeros_like(matrix))
+        largest, median, smallest = (float(value) for value in (values[0], values.median(), values[-1]))
+        figures = {
+            "norm": float(values.norm()) * peak,
+            "largest": largest * peak,
+            "median": median * peak,
+            "smallest": smallest * peak,
+            "condition": inf if smallest == 0 else largest / smallest,
+            "effective_rank": float(effective_rank(values)),
+            "dfi": float(deviation_from_isometry(matrix)),
+        }
+        yield {
+            "name": target.name,
+            "shape": target.shape,
+            **(figures if finite else dict.fromkeys(figures, nan)),
+        }
 
 
-def _groups(targets: list[Target]) -> Iterator[list[Target]]:
-    """Yield groups of targets of bounded size, sorted by shape, so that equal shapes are treated in one stack."""
-    group: list[Target] = []
-    weights = 0
-    for target in sorted(targets, key=lambda t: t.shape):
-        size = target.shape[0] * target.shape[1]
-        if group and weights + size > CHUNK_WEIGHTS:
-            yield group
-            group, weights = [], 0
-        group.append(target)
-        weights += size
-    if group:
-        yield group
+def _tied(target: Target, tensors: dict[str, Tensor]) -> list[str]:
+    """Return other names of the target's parameter in the file, where the model ties several names to it."""
+    own = target.parameter
+    others = sorted({*target.aliases} & tensors.keys() - {own})
+    if different := [name for name in others if not torch.equal(tensors[name], tensors[own])]:
+        raise UserError(
+            f"{own} and {different[0]} are tied in the model, but differ in the file: exclude them with -{own}"
+        )
+    return others

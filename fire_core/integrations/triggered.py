@@ -1,4 +1,4 @@
-"""The part that the callbacks of all frameworks share: apply FIRE and the policy for optimizer state at a firing."""
+"""What the callbacks of all frameworks share: when training begins, and what is done at a firing."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from fire_core.copies import Likeness
 from fire_core.engine import FireSettings
 from fire_core.errors import UserError, did_you_mean
 from fire_core.optim_state import check_policy, reset_optimizer_state
@@ -17,76 +19,93 @@ from fire_core.projection import fire
 from fire_core.report import Report
 from fire_core.targets import find_targets
 from fire_core.triggers import Trigger
+from fire_core.wrapped_models import unwrap
 
 
 class TriggeredFire:
-    """A trigger with the settings of `fire` and the policy for optimizer state ("clear_changed", "clear", "keep").
+    """Applies `fire` to the model whenever `trigger` fires, and appends (global step, Report) to `reports`.
 
-    The constructor checks the settings and `check` the targets, so that a mistake stops the run before training and not
-    at the first firing. Both raise UserError.
+    Averages of the weights in other callbacks start anew from the new weights, if they count their updates as torch's
+    `AveragedModel` does. Wrong settings raise UserError at once; wrong targets, and other copies of the weights in other
+    callbacks, when training begins; a metric that never arrives, after two evaluations.
+
+    Args:
+        optimizer_state: "clear_changed", "clear" or "keep", as in `reset_optimizer_state`.
+        keep_copies: leave other copies of the weights in other callbacks as they are.
+        name: tells several of these callbacks in one trainer apart.
+        settings: `targets` and the settings of `FireSettings`, by name; scale="initial" is not possible.
     """
 
-    def __init__(self, trigger: Trigger, optimizer_state: str, settings: Mapping[str, Any]) -> None:
-        FireSettings.of(**{name: value for name, value in settings.items() if name != "targets"})
+    def __init__(
+        self, trigger: Trigger, optimizer_state: str = "clear_changed", *, keep_copies: bool = False, name: str = "fire",
+        **settings: Any,
+    ) -> None:  # fmt: skip
+        FireSettings.of(**{key: value for key, value in settings.items() if key != "targets"})
         if settings.get("scale") == "initial":
             raise UserError(
-                "scale='initial' needs the starting weights, which a callback does not have: call fire() yourself"
+                "scale='initial' needs the starting weights, which a callback lacks: call fire() yourself"
             )
         check_policy(optimizer_state)
-        self.trigger, self.optimizer_state, self.settings = trigger, optimizer_state, dict(settings)
-        self._start = copy.deepcopy(trigger.state_dict())
+        self.trigger, self.optimizer_state, self.settings = trigger, optimizer_state, settings
+        self.keep_copies, self.key = keep_copies, f"FireCallback {name!r}"
         self.reports: list[tuple[int, Report]] = []
-        self._rounds = 0
-        self._names: set[str] = set()
+        self._start, self._names = copy.deepcopy(trigger.state_dict()), set[str]()
 
-    def restart(self) -> None:
-        """Put the trigger back to where it began, for training that starts at step 0 again."""
-        self.trigger.load_state_dict(copy.deepcopy(self._start))
-
-    def check(self, model: nn.Module) -> None:
-        """Raise UserError for targets that the model does not have."""
+    def begin(self, step: int, model: nn.Module, others: Iterable[Any]) -> None:
+        """Check the targets and the other callbacks; a trigger that has seen another training starts over at step 0."""
         find_targets(model, self.settings.get("targets", "all"))
+        self._averages(model, others)
+        if step == 0:
+            self.trigger.load_state_dict(copy.deepcopy(self._start))
 
-    def apply(self, model: nn.Module, optimizers: Iterable[Optimizer], step: int) -> Report:
-        """Apply FIRE to the model, then the policy to the optimizers; keep the report and return it.
-
-        With several processes, all of them treat the model together.
-        """
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        if distributed and torch.distributed.get_world_size() > 1:
-            report = fire(model, group=torch.distributed.group.WORLD, **self.settings)
-        else:
-            report = fire(model, **self.settings)
-        reset_optimizer_state(list(optimizers), self.optimizer_state, report)
-        self.reports.append((step, report))
-        return report
-
-    def is_due(self, step: int, observed: Mapping[str, float], device: torch.device) -> bool:
-        """Return whether the trigger fires; with several processes, the answer of rank 0, sent over `device`."""
-        self._names |= observed.keys()
-        due = self.trigger(step, observed)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            decision = torch.tensor(due, dtype=torch.uint8, device=device)
-            torch.distributed.broadcast(decision, 0)
-            due = bool(decision)
-        return due
-
-    def end_round(self) -> None:
-        """Count a round of training and evaluation. Raises UserError if two have not given a metric that is awaited."""
-        self._rounds += 1
-        if self._rounds > 1 and (missing := self.trigger.waits_for()):
+    def check_metric(self) -> None:
+        """Raise UserError if the trigger waits for a metric that no evaluation has given."""
+        if missing := self.trigger.waits_for():
+            known = did_you_mean(missing[0], self._names) if self._names else ""
             raise UserError(
-                f"the trigger waits for metric {missing[0]!r}, which two rounds of evaluation did not give"
-                f"{did_you_mean(missing[0], self._names)}; they gave {', '.join(sorted(self._names)) or 'none'}"
+                f"the trigger waits for metric {missing[0]!r}, which evaluations do not give{known}"
             )
 
+    def look(
+        self,
+        step: int,
+        metrics: Mapping[str, Any],
+        model: nn.Module,
+        optimizers: list[Optimizer],
+        others: Iterable[Any],
+    ) -> dict[str, float]:
+        """Ask the trigger, and act if it fires; return the summary of the report then. Of several ranks, 0 decides."""
+        single = {n: v for n, v in metrics.items() if not isinstance(v, torch.Tensor) or v.numel() == 1}
+        observed = {n: float(v) for n, v in single.items() if isinstance(v, int | float | torch.Tensor)}
+        self._names |= observed.keys()
+        due, group = self.trigger(step, observed), None
+        if dist.is_available() and dist.is_initialized():
+            decision = torch.tensor(due, dtype=torch.uint8, device=next(model.parameters()).device)
+            dist.broadcast(decision, 0)
+            due, group = bool(decision), dist.group.WORLD if dist.get_world_size() > 1 else None
+        if not due:
+            return {}
+        averages = self._averages(model, others)
+        report = fire(model, group=group, **self.settings)
+        reset_optimizer_state(optimizers, self.optimizer_state, report)
+        for average, updates in averages:
+            average.load_state_dict(unwrap(model).state_dict())
+            if updates is not None:
+                updates.zero_()
+        self.reports.append((step, report))
+        return {f"fire/{name}": value for name, value in report.summary().items()}
 
-def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics that are single numbers, as floats; booleans are left out."""
-    found = {}
-    for name, value in metrics.items():
-        if isinstance(value, bool) or (isinstance(value, torch.Tensor) and value.numel() != 1):
-            continue
-        if isinstance(value, int | float | torch.Tensor):
-            found[name] = float(value)
-    return found
+    def _averages(self, model: nn.Module, others: Iterable[Any]) -> list[tuple[Any, torch.Tensor | None]]:
+        """Return the averages of the model in other callbacks, each with the number of its updates so far."""
+        found, names = [], unwrap(model).state_dict().keys()
+        for path, owner, value in Likeness(dict(unwrap(model).named_parameters())).attributes(others):
+            average = value.module if hasattr(value, "n_averaged") else value
+            counting = next((holder for holder in (value, owner) if hasattr(holder, "n_averaged")), None)
+            if counting and isinstance(average, nn.Module) and average.state_dict().keys() == names:
+                found.append((average, counting.n_averaged))
+            elif not self.keep_copies:
+                raise UserError(
+                    f"{path} holds a copy of the weights, which FIRE does not change: remove that callback, or give "
+                    "keep_copies=True and start the copy anew yourself after each firing"
+                )
+        return found

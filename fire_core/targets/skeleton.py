@@ -1,33 +1,39 @@
 """Module trees around the tensors of a checkpoint, so that target rules work where only names and shapes are known.
 
-The kind of layer follows from the shape: a 2-D "weight" is a Linear, unless its name is that of an embedding; a 3-D to
-5-D "weight" is a convolution. Names and shapes do not show grouped or depthwise convolutions, transposed storage, or
-how a fused layer splits. Three kinds of weight are therefore left out, with the reason: convolutions with one input
-channel, weights that look fused, and layers that are transposed in GPT-2 but not in later models with the same names.
+The kind of layer follows from the shape: a 2-D "weight" is a Linear, a 3-D to 5-D "weight" is a convolution. A file does
+not show everything, so what may be something else is left out, with the reason: what may be a table that is looked up,
+convolutions with one input channel, weights that look fused, and layers that are transposed in GPT-2 but not in later
+models with the same names. Grouped convolutions cannot be told from others.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-EMBEDDING_NAMES = (
-    "wte wpe embed embeddings embedding embed_tokens embed_positions embed_in tok_embeddings token_embedding tok_emb "
-    "pos_emb word_embeddings position_embeddings token_type_embeddings position_embedding positional_embedding shared "
-    "relative_attention_bias"
+from fire_core.targets.walk import heads_by_name
+
+TABLES = re.compile(
+    r"emb|code_?book|vocab|look_?up|dictionary|word_?vec"  # anywhere in the path
+    r"|(?:^|\.)(?:wte|wpe|tok|tokens?|pos|positions?|table|shared|relative_attention_bias)\.weight$"
 )
-EMBEDDINGS = frozenset(EMBEDDING_NAMES.split())
+NO_TABLES = re.compile("ensembl|assembl|member|embed_out")  # the last is the output layer of GPT-NeoX
+TALL = 8  # times as many rows as columns: wider than the feed-forward layers of common models
 EITHER_WAY = ("c_fc", "c_proj")
 CONVOLUTIONS: dict[int, type[nn.Module]] = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
 
 
 class Unclear(nn.Module):
-    """Placeholder for a layer whose weight has this shape in more than one kind of layer."""
+    """Placeholder for a layer whose weight has this name and shape in more than one kind of layer."""
 
-    def __init__(self, kind: str, cannot_tell: str) -> None:
+    kind = "unclear"
+
+    def __init__(self, cannot_tell: str) -> None:
         super().__init__()
-        self.kind, self.cannot_tell = kind, f"{cannot_tell}, which a file does not show (pass --model)"
+        self.cannot_tell = f"{cannot_tell}, which a file does not show (pass --model)"
 
 
 def skeleton(tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -37,24 +43,56 @@ def skeleton(tensors: Mapping[str, Tensor]) -> nn.Module:
     with the same shape become one parameter. The module has no forward pass.
     """
     root = nn.Module()
+    known = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point() and not name.endswith(("running_mean", "running_var"))
+    }
+    memory = {n: n if t.is_meta else (t.data_ptr(), t.shape, t.stride()) for n, t in known.items()}
+    holders = Counter(memory.values())
     shared: dict[object, nn.Parameter] = {}
-    for name, tensor in tensors.items():
+    tables = _tables(known)
+    for name, tensor in known.items():
         path, _, attribute = name.rpartition(".")
-        if not tensor.is_floating_point() or attribute in ("running_mean", "running_var"):
-            continue
-        key = name if tensor.is_meta else (tensor.data_ptr(), tensor.shape, tensor.stride())
-        parameter = shared.setdefault(key, nn.Parameter(tensor, requires_grad=False))
-        _holder(root, path.split(".") if path else [], attribute, tensor)._parameters[attribute] = parameter
+        parameter = shared.setdefault(memory[name], nn.Parameter(tensor, requires_grad=False))
+        if name not in tables:
+            layer = _layer(path.rpartition(".")[2], attribute, tensor)
+        elif holders[memory[name]] > 1:  # the Linear that holds the same weight decides
+            layer = _empty(nn.Embedding)
+        else:
+            layer = Unclear(tables[name])
+        _holder(root, path.split(".") if path else [], layer)._parameters[attribute] = parameter
     return root
 
 
-def _holder(root: nn.Module, words: list[str], attribute: str, tensor: Tensor) -> nn.Module:
-    """Return the module at that path, made or replaced so that its kind fits the tensor; existing children are kept."""
+def _tables(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the weights that may be tables, by their name or because they have as many rows as a vocabulary.
+
+    The rows of what may be a table by its name, and those of output layers, count as vocabularies. An output layer has
+    a bias or a usual name, and no layer of the file has as many inputs as it has rows.
+    """
+    flat = {n: t for n, t in tensors.items() if t.dim() == 2 and n.rpartition(".")[2] == "weight"}
+    named = {name for name in flat if TABLES.search(NO_TABLES.sub("", name.lower()))}
+    layers = [n.removesuffix(".weight") for n in flat if n not in named]
+    heads = {f"{path}.weight" for path in heads_by_name(layers)}
+    heads |= {f"{path}.weight" for path in layers if f"{path}.bias" in tensors}
+    inputs = {tensor.shape[1] for tensor in tensors.values() if tensor.dim() > 1}
+    sizes = {flat[name].shape[0] for name in named | heads} - inputs
+    found = dict.fromkeys(named, "named like a table that is looked up, or near one")
+    for name, tensor in flat.items():
+        rows, columns = tensor.shape
+        if name not in named | heads and rows not in inputs and (rows in sizes or rows > TALL * columns):
+            found[name] = "as many rows as a vocabulary: a table that is looked up, or an output layer"
+    return found
+
+
+def _holder(root: nn.Module, words: list[str], layer: nn.Module) -> nn.Module:
+    """Return the module at that path, made or replaced so that its kind is that of `layer`; children are kept."""
     module = root
     for depth, word in enumerate(words, start=1):
         old, last = module._modules.get(word), depth == len(words)
         if old is None or (last and type(old) is nn.Module):
-            new = _layer(word, attribute, tensor) if last else nn.Module()
+            new = layer if last else nn.Module()
             if old is not None:
                 new._modules, new._parameters = old._modules, old._parameters
             module._modules[word] = new
@@ -67,13 +105,16 @@ def _layer(word: str, attribute: str, tensor: Tensor) -> nn.Module:
     if attribute != "weight" or tensor.dim() not in (2, *CONVOLUTIONS):
         return nn.Module()
     if tensor.dim() == 2 and word in EITHER_WAY:
-        return Unclear("linear", "stored as (in, out) by GPT-2, (out, in) by others")
+        return Unclear("stored as (in, out) by GPT-2, (out, in) by others")
     if tensor.dim() > 2 and tensor.shape[1] == 1:
-        return Unclear("conv", "one input channel: a depthwise convolution or a grey image")
-    flat = nn.Embedding if word in EMBEDDINGS else nn.Linear
-    kind = flat if tensor.dim() == 2 else CONVOLUTIONS[tensor.dim()]
-    layer: nn.Module = kind.__new__(kind)
-    nn.Module.__init__(layer)
+        return Unclear("one input channel: a depthwise convolution or a grey image")
+    layer = _empty(CONVOLUTIONS.get(tensor.dim(), nn.Linear))
     if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         layer.groups, layer.in_channels = 1, tensor.shape[1]
+    return layer
+
+
+def _empty(kind: type[nn.Module]) -> nn.Module:
+    layer = kind.__new__(kind)
+    nn.Module.__init__(layer)
     return layer

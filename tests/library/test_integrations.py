@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 import tests.architectures  # noqa: F401 (its import makes that of torchvision possible)
@@ -27,9 +28,10 @@ INPUTS, LABELS = torch.randn(32, 6, generator=torch.Generator().manual_seed(0)),
 class Module(lightning.LightningModule):
     """A small classifier whose validation metric is a script: best in epoch 0, flat afterwards."""
 
-    def __init__(self) -> None:
+    def __init__(self, learning_rate: float = 1e-2) -> None:
         super().__init__()
         torch.manual_seed(0)
+        self.learning_rate = learning_rate
         self.net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
         self.before: dict[str, Tensor] = {}
 
@@ -41,7 +43,7 @@ class Module(lightning.LightningModule):
         self.log("val_loss", torch.tensor(1.0))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=1e-2)
+        return torch.optim.Adam(self.parameters(), lr=self.learning_rate)
 
 
 class Spy(lightning.Callback):
@@ -55,12 +57,18 @@ class Spy(lightning.Callback):
 
 
 def lightning_run(
-    callback: LightningCallback, folder: Path, epochs: int, resume: str | None = None, **settings: object
+    callback: LightningCallback,
+    folder: Path,
+    epochs: int,
+    resume: str | None = None,
+    others: tuple = (),
+    learning_rate: float = 1e-2,
+    **settings: object,
 ) -> tuple[Module, Spy, object]:
-    module, spy = Module(), Spy()
+    module, spy = Module(learning_rate), Spy()
     trainer = lightning.Trainer(
         max_epochs=epochs,
-        callbacks=[spy, callback],
+        callbacks=[spy, callback, *others],
         accelerator="cpu",
         logger=False,
         enable_progress_bar=False,
@@ -131,6 +139,66 @@ def test_lightning_resumes_its_trigger(tmp_path: Path) -> None:
         assert torch.equal(value, actual.state_dict()[name]), name
 
 
+def far_from_orthogonal(weight: Tensor) -> float:
+    """Largest distance of a singular value from 1, divided by FIRE's scale."""
+    scale = (weight.shape[0] / weight.shape[1]) ** 0.5
+    return float((torch.linalg.svdvals(weight.detach()) / scale - 1).abs().max())
+
+
+@pytest.mark.parametrize("kind", ["ema", "mean", "swa"])
+def test_lightning_starts_averages_anew(tmp_path: Path, kind: str) -> None:
+    """One step after FIRE, validation sees the new weights, not an average with the old ones."""
+    averages = {
+        "ema": lambda: lightning.callbacks.EMAWeightAveraging(decay=0.999),
+        "mean": lightning.callbacks.WeightAveraging,
+        "swa": lambda: lightning.callbacks.StochasticWeightAveraging(swa_lrs=1e-9, swa_epoch_start=1),
+    }
+    callback = LightningCallback(EveryNSteps(7), solver="exact", targets="net.0")
+    module, _, _ = lightning_run(callback, tmp_path, 2, others=(averages[kind](),), learning_rate=1e-9)
+    assert [step for step, _ in callback.reports] == [7]
+    assert far_from_orthogonal(module.net[0].weight) < 1e-3, "what training ends with is the average"
+
+
+class Holder:
+    """Another callback, which holds something in an attribute."""
+
+    def __init__(self, held: object) -> None:
+        self.held = held
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        copy.deepcopy,
+        lambda model: {n: p.detach().clone() for n, p in model.named_parameters()},
+        lambda model: Holder(
+            [p.detach().clone() for p in model.parameters()]
+        ),  # as torch_ema and diffusers do
+    ],
+)
+def test_copies_that_cannot_start_anew_are_refused(make: object) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+    LightningCallback(EveryNSteps(1)).begin(0, model, [Holder(model), Holder(nn.Linear(6, 8)), Holder(None)])
+    with pytest.raises(UserError, match=r"Holder\.held.* holds a copy of the weights"):
+        LightningCallback(EveryNSteps(1)).begin(0, model, [Holder(make(model))])
+    LightningCallback(EveryNSteps(1), keep_copies=True).begin(0, model, [Holder(make(model))])
+
+
+class Average(transformers.TrainerCallback):
+    def on_train_begin(self, *args: object, model: nn.Module, **kwargs: object) -> None:
+        self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))
+
+    def on_step_end(self, *args: object, model: nn.Module, **kwargs: object) -> None:
+        self.average.update_parameters(model)
+
+
+def test_trainer_starts_averages_anew(tmp_path: Path) -> None:
+    average = Average()
+    callback = TrainerCallback(EveryNSteps(3), solver="exact", targets="*attn.c_proj")
+    trainer_run([average, callback], tmp_path, 4, learning_rate=1e-9)
+    assert far_from_orthogonal(average.average.module.transformer.h[0].attn.c_proj.weight) < 1e-3
+
+
 class Rows(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return 16
@@ -199,7 +267,7 @@ def test_trainer_names_a_metric_that_never_arrives(tmp_path: Path) -> None:
         callback = TrainerCallback(Plateau(metric, patience=9))
         return trainer_run(callback, tmp_path, steps=8, eval_steps=2, **settings)[1].state.global_step
 
-    with pytest.raises(UserError, match=r"'loss'.*eval_strategy='no'"):
+    with pytest.raises(UserError, match="waits for metric 'loss'"):
         train("loss")
     with pytest.raises(UserError, match="did you mean 'eval_loss'"):
         train("eval_los", eval_strategy="steps")
