@@ -114,12 +114,17 @@ def _code(kind: type) -> _Code:
             ) from None
         methods = [method for method in methods if isinstance(method, ast.FunctionDef)]
         texts = {method.name: ast.unparse(method) for method in methods}
-        training = "".join(text for name, text in texts.items() if name not in NOT_TRAINING)
+        starting = {
+            name
+            for name in texts
+            if f"self.{name}(" in texts.get("__init__", "")
+            and not any(f"self.{name}(" in text for other, text in texts.items() if other not in NOT_TRAINING)
+        } | {"__init__"}
+        training = "".join(text for name, text in texts.items() if name not in NOT_TRAINING | starting)
         code.read |= set(re.findall(r"\['(\w+)'\](?! = )", training))
         code.expected |= set(re.findall(r"'(\w+)' (?:not )?in |\.(?:get|setdefault)\('(\w+)'", training))
         for method in methods:
-            call = f"self.{method.name}("
-            starts = method.name == "__init__" or (call in texts.get("__init__", "") and call not in training)
+            starts = method.name in starting
             weights = _weights(method)
             for owner, key, value in _writes(method):
                 if method.name == "__init__" and owner == "self" and isinstance(value, ast.Constant):
