@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from fire_core.errors import UserError, check_range
 from fire_core.measure.dormancy import relative_to_layer
-from fire_core.measure.inputs import call
-from fire_core.measure.modes import in_mode
+from fire_core.passes import call
+from fire_core.passes import in_mode
 from fire_core.methods._units import UnitMethod, coming_inputs
 from fire_core.methods.method import register
 from fire_core.phases import Phase, State

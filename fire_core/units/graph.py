@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.hooks import RemovableHandle
 
-from fire_core.measure.inputs import call, first_input
-from fire_core.measure.modes import in_mode
+from fire_core.passes import call, first_input
+from fire_core.passes import in_mode
 from fire_core.targets.walk import NORMS
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

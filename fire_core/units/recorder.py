@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fire_core.measure.inputs import first_input
+from fire_core.passes import first_input
 from fire_core.units.graph import CONVOLUTIONS, UnitLayer
 
 
