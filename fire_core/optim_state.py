@@ -169,7 +169,7 @@ def _writes(method: ast.FunctionDef) -> Iterator[tuple[str, str, ast.expr]]:
                 targets, value = [node.func.value], node
             elif node.func.attr == "setdefault":
                 targets, value = [ast.Subscript(node.func.value, node.args[0])], node.args[-1]
-        for target in targets:
+        for target in [each for target in targets for each in getattr(target, "elts", [target])]:
             while isinstance(target, ast.Subscript) and not isinstance(target.slice, ast.Constant):
                 target = target.value  # self.copies[p] = ...
             if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
@@ -288,6 +288,11 @@ def _forget(part: Any, nest: list[Any], policy: str, chosen: Mapping[int, Tensor
                 dropped.add(id(parameter))
     if every:
         for key in [key for key in part.state if not isinstance(key, Tensor)]:
+            if key in started:
+                raise UserError(
+                    f"{type(part).__name__} keeps {key!r} in its state, and what it starts with is not known: build a new "
+                    "optimizer instead"
+                )
             del part.state[key]
         for name in code.constants.keys() & code.counters & vars(part).keys():
             if _is_number(getattr(part, name)):
