@@ -3,8 +3,8 @@
 Stale moments push changed weights along gradients of the old ones. What to do with them is a choice independent of the
 method, so the training script applies it on the line after the boundary and records it with the run.
 
-What an optimizer remembers is known of the classes of torch.optim. Of any other class, its source tells which entries of
-`param_groups` it counts in, and which tensors it fills with copies of the weights.
+The source of an optimizer's class tells what it remembers besides its state: the entries of `param_groups` that it counts
+in, and the tensors that it fills with copies of weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,19 @@ from fire_core.report import Report
 
 POLICIES = ("keep", "clear", "clear_changed")
 # methods that set up, save or switch an optimizer; what all others write is its memory
-NOT_TRAINING = {"__init__", "__setstate__", "load_state_dict", "state_dict", "add_param_group", "train", "eval"}
-BUFFERS = {"_dummy_overflow_buf"}  # workspace of apex
-ORIGINS = {"x0"}  # copies that new weights are computed from (MADGRAD, D-Adaptation): they cannot follow a change
+NOT_TRAINING = {
+    "__init__",
+    "__setstate__",
+    "load_state_dict",
+    "state_dict",
+    "add_param_group",
+    "train",
+    "eval",
+}
+WORKSPACE = {"_dummy_overflow_buf"}  # of apex
+ORIGINS = {
+    "x0"
+}  # copies that new weights are computed from (MADGRAD, D-Adaptation): they cannot follow a change
 
 
 def reset_optimizer_state(
@@ -57,14 +67,20 @@ def reset_optimizer_state(
         an optimizer with memory that cannot be told or cannot follow, which names the attribute.
     """
     check_policy(policy)
-    if isinstance(optimizers, Mapping):
-        optimizers = optimizers.values()
-    tops = list(optimizers) if isinstance(optimizers, Iterable) else [optimizers]
+    given = optimizers.values() if isinstance(optimizers, Mapping) else optimizers
     chosen = {id(p): p for p in _parameters(changed, policy)}
     masters = list(masters)
-    nests = [_nest(top) for top in tops]
-    copies = [_copies(nest, {id(copy) for _, copy in masters}) for nest in nests]
-    _check_copies(policy, changed, chosen, copies)
+    nests = [_nest(each) for each in (given if isinstance(given, Iterable) else [given])]
+    copies = [copy for nest in nests for copy in _copies(nest, {id(master) for _, master in masters})]
+    for copy in copies if policy == "keep" else ():
+        if changed is None or (copy.key in ORIGINS and id(copy.parameter) in chosen):
+            raise UserError(
+                f"optimizer_state='keep': {copy.key!r} of this optimizer holds copies of weights, and the next step would "
+                "bring the old ones back: "
+                + ("give the report as `changed`" if changed is None else "choose clear or clear_changed")
+            )
+    for part in [part for nest in nests for part in nest if policy != "keep"]:
+        _restarts(part)  # raises before anything is written
     with torch.no_grad():
         for parameter, master in masters:
             if id(parameter) in chosen:
@@ -72,26 +88,27 @@ def reset_optimizer_state(
                 del chosen[id(parameter)]
                 chosen[id(master)] = master
         _check_stepped([part for nest in nests for part in nest], chosen)
-        for key, _, parameter, copy in (entry for entries in copies for entry in entries):
-            if policy == "clear" or id(parameter) in chosen:
-                copy.copy_(parameter)
+        for copy in copies:
+            if policy == "clear" or id(copy.parameter) in chosen:
+                copy.tensor.copy_(copy.parameter)
         if policy == "keep":
             return 0
-        return sum(len({key for part in nest for key in _forget(part, nest, policy, chosen)}) for nest in nests)
+        dropped = [[_forget(part, nest, policy, chosen) for part in nest] for nest in nests]
+        return sum(len(set().union(*parts)) for parts in dropped)
 
 
 @dataclass
 class _Code:
     """What the source of a class says about the memory of its optimizers.
 
-    counters: keys of groups, and attributes, that it writes while it trains. read: keys that it reads. expected: keys that may be missing.
-    copies: keys of a state, and attributes, that it fills with copies of weights. started: keys of a state that it fills
-    before the first step. constants: attributes that start as a constant.
+    counters: keys of groups, and attributes, that it writes while it trains. read: keys that it reads. optional: keys that
+    may be missing. copies: keys of a state, and attributes, that hold copies of weights. started: keys of a state that it
+    fills before the first step. constants: attributes that start as a constant.
     """
 
     counters: set[str] = field(default_factory=set)
     read: set[str] = field(default_factory=set)
-    expected: set[str] = field(default_factory=set)
+    optional: set[str] = field(default_factory=set)
     copies: set[str] = field(default_factory=set)
     started: set[str] = field(default_factory=set)
     constants: dict[str, Any] = field(default_factory=dict)
@@ -101,59 +118,41 @@ class _Code:
 def _code(kind: type) -> _Code:
     """Return what the sources of a class and of its bases say. Raises UserError if one cannot be read."""
     code = _Code()
-    for base in kind.__mro__:
+    for base in inspect.getmro(kind):
         if base in (Optimizer, object) or base.__module__ in ("typing", "abc"):
             continue
         functions = [inspect.unwrap(value) for value in vars(base).values() if inspect.isfunction(value)]
         try:
-            methods = [ast.parse(textwrap.dedent(inspect.getsource(each))).body[0] for each in functions]
+            trees = [ast.parse(textwrap.dedent(inspect.getsource(each))).body[0] for each in functions]
         except (OSError, SyntaxError):
             raise UserError(
                 f"the source of {base.__name__} cannot be read, so what this optimizer remembers is not known: build a "
                 "new one instead"
             ) from None
-        methods = [method for method in methods if isinstance(method, ast.FunctionDef)]
-        texts = {method.name: ast.unparse(method) for method in methods}
-        starting = {
+        methods = {tree.name: tree for tree in trees if isinstance(tree, ast.FunctionDef)}
+        texts = {name: ast.unparse(tree) for name, tree in methods.items()}
+        later = [text for name, text in texts.items() if name not in NOT_TRAINING]
+        starting = {"__init__"} | {
             name
             for name in texts
             if f"self.{name}(" in texts.get("__init__", "")
-            and not any(f"self.{name}(" in text for other, text in texts.items() if other not in NOT_TRAINING)
-        } | {"__init__"}
+            and not any(f"self.{name}(" in text for text in later)
+        }
         training = "".join(text for name, text in texts.items() if name not in NOT_TRAINING | starting)
         code.read |= set(re.findall(r"\['(\w+)'\](?! = )", training))
-        code.expected |= set(re.findall(r"'(\w+)' (?:not )?in |\.(?:get|setdefault)\('(\w+)'", training))
-        for method in methods:
-            starts = method.name in starting
-            weights = _weights(method)
+        code.optional |= set(re.findall(r"'(\w+)' (?:not )?in ", training))
+        code.optional |= set(re.findall(r"\.(?:get|setdefault)\('(\w+)'", training))
+        for name, method in methods.items():
             for owner, key, value in _writes(method):
-                if method.name == "__init__" and owner == "self" and isinstance(value, ast.Constant):
+                if name == "__init__" and owner == "self" and isinstance(value, ast.Constant):
                     code.constants[key] = value.value
-                if starts and "state" in owner:
+                if name in starting and "state" in owner:
                     code.started.add(key)
-                if _is_copy(value, weights):
+                if _is_copy(value, method):
                     code.copies.add(key)
-                elif "state" not in owner and not starts and method.name not in NOT_TRAINING:
+                elif "state" not in owner and name not in NOT_TRAINING | starting:
                     code.counters.add(key)
-    code.expected = {name for pair in code.expected for name in pair if name}
     return code
-
-
-def _weights(method: ast.FunctionDef) -> set[str]:
-    """Return the names of loop variables of a method that run over parameters."""
-    loops = [node for node in ast.walk(method) if isinstance(node, ast.For | ast.comprehension)]
-    return {"p", "param", "parameter"} | {
-        loop.target.id
-        for loop in loops
-        if isinstance(loop.target, ast.Name) and re.search(r"params|active_p", ast.unparse(loop.iter))
-    }
-
-
-def _is_copy(value: ast.expr, weights: set[str]) -> bool:
-    """Return whether an expression copies a parameter."""
-    names = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
-    text = ast.unparse(value)
-    return bool(names & weights) and "grad" not in text and bool(re.search(r"\b(clone|copy_|deepcopy|float)\(", text))
 
 
 def _writes(method: ast.FunctionDef) -> Iterator[tuple[str, str, ast.expr]]:
@@ -169,32 +168,47 @@ def _writes(method: ast.FunctionDef) -> Iterator[tuple[str, str, ast.expr]]:
                 targets, value = [node.func.value], node
             elif node.func.attr == "setdefault":
                 targets, value = [ast.Subscript(node.func.value, node.args[0])], node.args[-1]
-        for target in [each for target in targets for each in getattr(target, "elts", [target])]:
-            while isinstance(target, ast.Subscript) and not isinstance(target.slice, ast.Constant):
-                target = target.value  # self.copies[p] = ...
-            if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
-                yield ast.unparse(target.value), str(target.slice.value), value
-            elif isinstance(target, ast.Attribute):
-                yield ast.unparse(target.value), target.attr, value
+        for place in [each for target in targets for each in getattr(target, "elts", [target])]:
+            while isinstance(place, ast.Subscript) and not isinstance(place.slice, ast.Constant):
+                place = place.value  # self.copies[p] = ...
+            if isinstance(place, ast.Subscript) and isinstance(ast.literal_eval(place.slice), str):
+                yield ast.unparse(place.value), ast.literal_eval(place.slice), value
+            elif isinstance(place, ast.Attribute):
+                yield ast.unparse(place.value), place.attr, value
+
+
+def _is_copy(value: ast.expr, method: ast.FunctionDef) -> bool:
+    """Return whether an expression in a method copies a parameter."""
+    loops = [node for node in ast.walk(method) if isinstance(node, ast.For | ast.comprehension)]
+    over = [loop for loop in loops if re.search(r"params|active_p", ast.unparse(loop.iter))]
+    weights = {"p", "param", "parameter"} | {
+        loop.target.id for loop in over if isinstance(loop.target, ast.Name)
+    }
+    names = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
+    text = ast.unparse(value)
+    return (
+        bool(names & weights and re.search(r"\b(clone|copy_|deepcopy|float)\(", text)) and "grad" not in text
+    )
 
 
 def _nest(optimizer: Any) -> list[Any]:
     """Return an optimizer and those that it holds, at any depth."""
     if not hasattr(optimizer, "param_groups"):
         raise UserError(f"{type(optimizer).__name__} is no optimizer: it has no param_groups")
-    nest, waiting = [], [optimizer]
+    nest: list[Any] = []
+    waiting = [optimizer]
     while waiting:
         part = waiting.pop()
         if not any(part is other for other in nest):
             nest.append(part)
-            waiting += [value for _, _, value in _held(part) if hasattr(value, "param_groups")]
+            waiting += [value for _, _, value in _held(part) if not isinstance(value, Tensor)]
     return nest
 
 
 def _held(part: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield (attribute, key, value) of the tensors and optimizers in the attributes of an optimizer."""
     for name, attribute in vars(part).items():
-        if name in ("param_groups", "state", "defaults") or attribute is getattr(part, "param_groups", None):
+        if name in ("param_groups", "state", "defaults") or attribute is part.param_groups:
             continue
         waiting = [(None, attribute)]
         while waiting:
@@ -203,105 +217,93 @@ def _held(part: Any) -> Iterator[tuple[str, Any, Any]]:
                 waiting += list(value.items())[::-1]
             elif isinstance(value, list | tuple):
                 waiting += [(key, each) for each in value[::-1]]
-            elif isinstance(value, Tensor) or (hasattr(value, "param_groups") and not isinstance(value, nn.Module)):
+            elif isinstance(value, Tensor) or (
+                hasattr(value, "param_groups") and not isinstance(value, nn.Module)
+            ):
                 yield name, key, value
 
 
-def _copies(nest: list[Any], declared: set[int]) -> list[tuple[str, Any, Tensor, Tensor]]:
-    """Return (key, optimizer, parameter, copy) of the copies of weights that the optimizers of one nest keep.
+class _Copy(NamedTuple):
+    """A copy of a parameter. key: of a state, or name of an attribute."""
+
+    key: str
+    parameter: Tensor
+    tensor: Tensor
+
+
+def _copies(nest: list[Any], declared: set[int]) -> list[_Copy]:
+    """Return the copies of weights that the optimizers of one nest keep, in their states and in their attributes.
 
     declared: identities of tensors that are left out. Raises UserError for other tensors in attributes.
     """
-    keys = set().union(*(_code(type(part)).copies for part in nest))
+    keys = set().union(*(_code(part.__class__).copies for part in nest))
     listed = {id(p): p for part in nest for group in part.param_groups for p in group["params"]}
-    states = {id(part.state): part.state for part in nest}.values()
-    in_state = {id(v) for state in states for entry in state.values() for v in _tensors(entry).values()}
+    entries = [(p, key, value) for part in nest for p in part.state for key, value in _tensors(part.state[p])]
     found = [
-        (key, state, parameter, value)
-        for state in states
-        for parameter, entry in state.items()
-        for key, value in _tensors(entry).items()
-        if key in keys and isinstance(parameter, Tensor) and value.shape == parameter.shape
+        _Copy(key, p, value)
+        for p, key, value in entries
+        if key in keys and isinstance(p, Tensor) and value.shape == p.shape
     ]
-    known = listed.keys() | in_state | declared | {id(p.grad) for p in listed.values()}
+    known = {
+        *listed,
+        *(id(value) for _, _, value in entries),
+        *declared,
+        *(id(p.grad) for p in listed.values()),
+    }
     for part in nest:
-        others: dict[str, list[tuple[Any, Tensor]]] = {}
-        for name, key, value in _held(part):
-            if isinstance(value, Tensor) and id(value) not in known and name not in BUFFERS:
-                others.setdefault(name, []).append((key, value))
-        for name, values in others.items():
+        held = [(name, key, value) for name, key, value in _held(part) if isinstance(value, Tensor)]
+        held = [each for each in held if id(each[2]) not in known and each[0] not in WORKSPACE]
+        for name in {name for name, _, _ in held}:
+            values = {i: (key, value) for i, (each, key, value) in enumerate(held) if each == name}.values()
             by_key = [listed.get(key if isinstance(key, int) else id(key)) for key, _ in values]
-            owners = by_key if None not in by_key else list(listed.values())
-            shapes = [None if p is None else p.shape for p in owners]
-            if name not in keys or shapes != [value.shape for _, value in values]:
+            owners = list(listed.values()) if None in by_key else [p for p in by_key if p is not None]
+            if name not in keys or [p.shape for p in owners] != [value.shape for _, value in values]:
                 raise UserError(
-                    f"{type(part).__name__} keeps {len(values)} tensors in its attribute {name!r}, and whether they are "
-                    "copies of weights is not known: give copies as masters=zip(parameters, copies), or build a new optimizer"
+                    f"{type(part).__name__} keeps {len(values)} tensors in its attribute {name!r}, and whether they copy "
+                    "weights is not known: give copies as masters=zip(parameters, copies), or build a new optimizer"
                 )
-            found += [(name, part, owner, value) for owner, (_, value) in zip(owners, values, strict=True)]
+            found += [_Copy(name, p, value) for p, (_, value) in zip(owners, values, strict=True)]
     return found
 
 
-def _tensors(entry: Any) -> dict[str, Tensor]:
-    """Return the tensors of the state of one parameter."""
+def _tensors(entry: Any) -> list[tuple[str, Tensor]]:
+    """Return keys and tensors of the state of one parameter."""
     found = entry.items() if isinstance(entry, Mapping) else ()
-    return {key: value for key, value in found if isinstance(value, Tensor)}
-
-
-def _check_copies(policy: str, changed: Any, chosen: Mapping[int, Tensor], copies: list[list[Any]]) -> None:
-    """Raise UserError if copies of weights cannot follow."""
-    for key, _, parameter, _ in (entry for entries in copies for entry in entries):
-        if policy == "keep" and changed is None:
-            raise UserError(
-                f"optimizer_state='keep': this optimizer keeps copies of weights ({key!r}), which would bring the old "
-                "ones back: give the report of the treatment as `changed`"
-            )
-        if policy == "keep" and key in ORIGINS and id(parameter) in chosen:
-            raise UserError(
-                f"optimizer_state='keep': this optimizer computes weights from {key!r}, the first ones, so the next step "
-                "undoes any change: choose clear or clear_changed"
-            )
+    return [(key, value) for key, value in found if isinstance(value, Tensor)]
 
 
 def _forget(part: Any, nest: list[Any], policy: str, chosen: Mapping[int, Tensor]) -> set[int]:
     """Clear the memory of one optimizer of a nest, and return the identities of the parameters whose state is dropped."""
-    code, dropped = _code(type(part)), set()
-    started = set().union(*(_code(type(other)).started for other in nest))
-    every = policy == "clear" or (
-        _touched(part.param_groups, chosen)
-        and (isinstance(part, LBFGS) or any(code.constants.keys() & code.counters & vars(part).keys()))
-    )
-    for group in part.param_groups:
-        counters = {key for key in code.counters - {"lr", "params"} if _is_number(group.get(key))}
-        whole = every or bool(counters and _touched([group], chosen))
-        for key in counters if whole else ():
-            _restart(part, group, key, code)
+    code, codes = _code(part.__class__), [_code(each.__class__) for each in nest]
+    started, copies = (set().union(*(getattr(each, of) for each in codes)) for of in ("started", "copies"))
+    numbers = [name for name in code.counters & code.constants.keys() if _is_number(vars(part).get(name))]
+    # LBFGS keeps the memory of all its parameters at one of them
+    together = bool(numbers) or isinstance(part, LBFGS)
+    dropped, restarts = set(), _restarts(part)
+    touched = [any(id(p) in chosen for p in group["params"]) for group in part.param_groups]
+    everything = policy == "clear" or (together and any(touched))
+    for group, changed in zip(part.param_groups, touched, strict=True):
+        counters = [(key, value) for owner, key, value in restarts if owner is group]
+        whole = everything or (changed and bool(counters))
+        for key, value in counters if whole else ():
+            if value is None:
+                del group[key]
+            else:
+                group[key] = value
         for parameter in group["params"]:
             if parameter in part.state and (whole or id(parameter) in chosen):
                 entry = part.state.pop(parameter)
-                kept = {key: value for key, value in entry.items() if key in started}
-                for key, value in _tensors(kept).items():
-                    if key not in set().union(*(_code(type(other)).copies for other in nest)):
-                        value.fill_(group.get("initial_accumulator_value", 0.0))  # Adagrad's
-                if kept:
+                for key, value in _tensors(entry):
+                    if key in started - copies:
+                        value.fill_(group.get("initial_accumulator_value", 0.0))  # of Adagrad
+                if kept := {key: value for key, value in entry.items() if key in started}:
                     part.state[parameter] = kept
                 dropped.add(id(parameter))
-    if every:
-        for key in [key for key in part.state if not isinstance(key, Tensor)]:
-            if key in started:
-                raise UserError(
-                    f"{type(part).__name__} keeps {key!r} in its state, and what it starts with is not known: build a new "
-                    "optimizer instead"
-                )
-            del part.state[key]
-        for name in code.constants.keys() & code.counters & vars(part).keys():
-            if _is_number(getattr(part, name)):
-                setattr(part, name, code.constants[name])
+    for key in [key for key in part.state if everything and not isinstance(key, Tensor)]:
+        del part.state[key]
+    for name in numbers if everything else ():
+        setattr(part, name, code.constants[name])
     return dropped
-
-
-def _touched(groups: Iterable[Any], chosen: Mapping[int, Tensor]) -> bool:
-    return any(id(p) in chosen for group in groups for p in group["params"])
 
 
 def _is_number(value: Any) -> bool:
@@ -309,19 +311,28 @@ def _is_number(value: Any) -> bool:
     return single or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def _restart(part: Any, group: dict[str, Any], key: str, code: _Code) -> None:
-    """Give one entry of a group the value that it has in a new optimizer."""
-    if key in getattr(part, "defaults", {}):
-        group[key] = part.defaults[key]
-    elif key in code.expected or key not in code.read:
-        del group[key]
-    elif isinstance(group[key], int):
-        group[key] = 0
-    else:
+def _restarts(part: Any) -> list[tuple[dict[str, Any], str, Any]]:
+    """Return (group, key, first value) of the counters in the groups of an optimizer; the value is None if it has none.
+
+    Raises UserError if one is not known, or that of a number in the state.
+    """
+    code = _code(part.__class__)
+    defaults = getattr(part, "defaults", {})
+    found = []
+    unknown = [(key, "state") for key in part.state if not isinstance(key, Tensor) and key in code.started]
+    for group in part.param_groups:
+        for key in code.counters - {"lr"}:
+            if _is_number(group.get(key)):
+                removable = key in code.optional or key not in code.read
+                if key not in defaults and not removable and not isinstance(group[key], int):
+                    unknown.append((key, "param_groups"))
+                found.append((group, key, defaults.get(key, None if removable else 0)))
+    for key, where in unknown:
         raise UserError(
-            f"{type(part).__name__} keeps {key!r} in its param_groups, and what it starts with is not known: build a new "
+            f"{type(part).__name__} keeps {key!r} in its {where}, and what it starts with is not known: build a new "
             "optimizer instead"
         )
+    return found
 
 
 def _parameters(changed: Report | Iterable[Tensor] | None, policy: str) -> list[Tensor]:

@@ -68,9 +68,9 @@ def dormancy_of(
         active = {n for n in source.groups if trace.groups[n].active and counts(n)}
         if source.labels is None or (core(source.labels) == MIXED).any():
             lost.update(trace.groups[n].place for n in source.lost if trace.groups[n].active and counts(n))
-        if not active:
-            return
         nonlocal seen
+        if source.labels is None or not active:
+            return
         labels, magnitudes = by_label(activations, source.labels)
         seen = torch.cat([seen, seen.new_zeros(trace.size - len(seen))])
         for place in sorted({trace.groups[n].place for n in active}):
@@ -105,7 +105,9 @@ def by_label(activations: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     found, place, count = small.flatten().unique(return_inverse=True, return_counts=True)
     if len(found) == means.numel() and (place[1:] > place[:-1]).all():
         return found, means.flatten()
-    sums = torch.zeros(len(found), dtype=torch.float64, device=a.device).index_add_(0, place, means.flatten().double())
+    sums = torch.zeros(len(found), dtype=torch.float64, device=a.device).index_add_(
+        0, place, means.flatten().double()
+    )
     return found, (sums / count).to(a.dtype)
 
 

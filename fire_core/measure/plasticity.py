@@ -57,8 +57,8 @@ def plasticity(
     figures: dict[str, Tensor] = {}
     parameters = dict(net.named_parameters())
     if parameters:
-        counted = [p for p in parameters.values() if all_frozen or p.requires_grad]
-        squares = [p.float().square().sum() for p in counted]
+        trained = [p for p in parameters.values() if all_frozen or p.requires_grad]
+        squares = [p.float().square().sum() for p in trained]
         figures["weight_norm"] = torch.stack(squares).sum().sqrt()
     if dormancy.scores:
         figures["dormant_share"] = (torch.cat(dormancy.scores) <= threshold).float().mean()

@@ -101,5 +101,7 @@ class ContinualBackprop(UnitMethod):
 @torch.no_grad()
 def outgoing_magnitude(net: nn.Module, layer: UnitLayer) -> Tensor:
     """Return the sum of |w| over all outgoing weights of each unit, (units,) float32."""
-    parts = [entries.read().float().abs().transpose(1, 2).flatten(1).sum(dim=1) for entries in outgoing(net, layer)]
-    return sum(part.to(parts[0].device) for part in parts)
+    parts = [
+        entries.read().float().abs().transpose(1, 2).flatten(1).sum(dim=1) for entries in outgoing(net, layer)
+    ]
+    return torch.stack([part.to(parts[0].device) for part in parts]).sum(dim=0)

@@ -11,7 +11,7 @@ others (residual stream), go through attention, run twice, or are the output lay
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,8 @@ class UnitLayer:
         return torch.arange(self.units * each).view(self.units, each)
 
 
-class Entries(NamedTuple):
+@dataclass(frozen=True)
+class Entries:
     """The entries of one parameter, or of a tensor of its shape such as its gradient, that belong to each unit.
 
     name: of the parameter. parameter: the parameter itself. index: place of each unit, empty if units are in order.
@@ -102,7 +103,9 @@ def outgoing(net: nn.Module, layer: UnitLayer) -> list[Entries]:
     for name, _ in layer.outgoing:
         module: Any = net.get_submodule(name)
         columns = layer.columns_in(name)
-        index = _members(module, columns, 1) if _is_stack(module) else (columns,) if name in layer.columns else ()
+        index = (
+            _members(module, columns, 1) if _is_stack(module) else (columns,) if name in layer.columns else ()
+        )
         found.append(Entries(f"{name}.weight".lstrip("."), module.weight, layer.units, index, columns=True))
     return found
 
@@ -161,7 +164,9 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
             names = tuple(str(modules[each]) for each in sorted(group))
             layer = layers.get(group) or UnitLayer(names[0], len(columns), names, (), ())
             channels = {norm: _columns(trace, place, trace.channels[norm]) for norm in sorted(source.norms)}
-            norms = {norm: found for norm, found in channels.items() if found is not None and found.shape[1] == 1}
+            norms = {
+                norm: found for norm, found in channels.items() if found is not None and found.shape[1] == 1
+            }
             layers[group] = replace(
                 layer,
                 norms=tuple(sorted({*layer.norms, *norms})),
@@ -173,10 +178,10 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
                     if not torch.equal(found.flatten(), torch.arange(found.numel()))
                 },
             )
-    for place, name in enumerate(modules):
-        groups = [group for group in layers if place in group]
-        if len(groups) != 1:
-            leave_out([place], "is read alone and gated" if groups else "is read by no layer")
+    for place in range(len(modules)):
+        count = sum(place in group for group in layers)
+        if count != 1:
+            leave_out([place], "is read alone and gated" if count else "is read by no layer")
     good = [layer for layer in layers.values() if not set(layer.incoming) & reasons.keys()]
     return sorted(good, key=lambda layer: modules.index(layer.name)), reasons
 

@@ -21,7 +21,9 @@ def samples_by_unit(activations: Tensor, layer: UnitLayer, name: str, reader: nn
         activations = activations.movedim(0, -2).flatten(-2)
     if name in layer.columns:
         activations = activations[..., layer.columns[name].to(activations.device)].flatten(-2)
-    return activations.reshape(-1, layer.units, activations.shape[-1] // layer.units).mT.reshape(-1, layer.units)
+    return activations.reshape(-1, layer.units, activations.shape[-1] // layer.units).mT.reshape(
+        -1, layer.units
+    )
 
 
 class Recorder:

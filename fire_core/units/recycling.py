@@ -80,7 +80,9 @@ def recycle(
     return len(chosen)
 
 
-def clear_moments(optimizers: Iterable[Optimizer], entries: Entries, chosen: Tensor | slice = slice(None)) -> None:
+def clear_moments(
+    optimizers: Iterable[Optimizer], entries: Entries, chosen: Tensor | slice = slice(None)
+) -> None:
     """Set what optimizers remember of the entries of the units `chosen` (default: all) to 0."""
     for optimizer in optimizers:
         for value in optimizer.state.get(entries.parameter, {}).values():

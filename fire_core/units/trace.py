@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from fire_core.passes import call, in_mode
+from fire_core.passes import call
 from fire_core.targets.walk import NORMS
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -63,7 +63,7 @@ class Source:
     multiplied with the labelled ones. norms: names of norms on the way.
     """
 
-    labels: Tensor | None = None
+    labels: Any = None
     groups: frozenset[int] = frozenset()
     lost: Mapping[int, str] = field(default_factory=dict)
     gates: frozenset[int] = frozenset()
@@ -202,18 +202,28 @@ class Trace(TorchDispatchMode):
         if name in ("addmm", "baddbmm", "addmv") and (added := self._sources.get(args[0])) is not None:
             self._trouble(self.places(added), "is added to another layer")
         reads = [(x, s) for x, s in zip((first, second), operands, strict=True) if s is not None]
-        stacked = name in ("bmm", "baddbmm") and len(reads) == 1 and _differs(second if operands[0] else first)
+        stacked = (
+            name in ("bmm", "baddbmm") and len(reads) == 1 and _differs(second if operands[0] else first)
+        )
         by_row = name != "convolution" and operands[0] is None  # W x instead of x W
         for tensor, source in reads:
             module = self._running[-1] if self._running and len(reads) == 1 else None
             dims = [1] if name == "convolution" else [-2 if by_row and tensor.ndim > 1 else -1]
-            columns = None if source.labels is None else constant(source.labels, [0, *dims] if stacked else dims)
+            columns = (
+                None if source.labels is None else constant(source.labels, [0, *dims] if stacked else dims)
+            )
             self.reads.append(Read(module, name, source, columns))
             self.on_read(tensor, source)
         if len(reads) == 2 or not result.ndim:
             self._set(result, Source())
         elif reads or name in LOOK_UPS:
-            dim = 1 if name == "convolution" else -2 if by_row and name not in LOOK_UPS and result.ndim > 1 else -1
+            dim = (
+                1
+                if name == "convolution"
+                else -2
+                if by_row and name not in LOOK_UPS and result.ndim > 1
+                else -1
+            )
             shape = [1] * result.ndim
             shape[dim] = result.shape[dim]
             if stacked:
@@ -256,50 +266,33 @@ class Trace(TorchDispatchMode):
     ) -> None:
         output = tree_leaves(result)[0]
         known = [(x, s) for x in read if (s := self._sources.get(x)) is not None]
-        labelled = [(x, s) for x, s in known if s.labels is not None]
-        if name == "_prelu_kernel" or len(labelled) == 1:
-            chosen = labelled[0][1]
-        else:  # an active one, not one that is broadcast, the later one
-            chosen = max(
-                (
-                    (any(self.groups[n].active for n in s.groups), x.numel() == output.numel(), max(self.places(s))),
-                    -index,
-                )
-                for index, (x, s) in enumerate(labelled)
-            )
-            chosen = labelled[-chosen[1]][1]
+
+        def rank(entry: tuple[Tensor, Source]) -> tuple[bool, bool, int]:
+            """Active units come first, then those of a tensor that is not broadcast, then those of the later product."""
+            active = any(self.groups[number].active for number in entry[1].groups)
+            return active, entry[0].numel() == output.numel(), max(self.places(entry[1]))
+
+        chosen = max([each for each in known if each[1].labels is not None], key=rank)[1]
         labels, groups, places = chosen.labels.expand(output.shape), chosen.groups, self.places(chosen)
-        lost, gates, norms = dict(chosen.lost), chosen.gates, chosen.norms
+        gates, norms = chosen.gates, chosen.norms
         for tensor, other in known:
-            if other is chosen:
-                continue
             if other.labels is None:
-                if not {self.groups[n].place for n in other.lost} & places:
+                if not {self.groups[number].place for number in other.lost} & places:
                     self._trouble(places, "is mixed with the input")
-                continue
-            others = self.places(other)
-            norms |= other.norms
-            gates |= other.gates
-            theirs = other.labels.expand(output.shape)
-            if (core(labels) < 0).any():
-                labels, groups = torch.where(labels < 0, theirs, labels), groups | other.groups
-            if others != places:
-                aligned = tensor.shape == output.shape and self._same_units(theirs, labels)
-                if name == "mul" and aligned:
+            elif other is not chosen:
+                theirs, others = other.labels.expand(output.shape), self.places(other)
+                gates, norms = gates | other.gates, norms | other.norms
+                aligned = tensor.shape == output.shape and _same_units(theirs, labels)
+                if others != places and name == "mul" and aligned:
                     gates |= others - places
-                else:
+                elif others != places or (other.groups != groups and not aligned):
                     self._trouble(others | places, "is added to another layer")
-            elif other.groups != chosen.groups and not self._same_units(theirs, labels):
-                self._trouble(places, "is combined with other units of its own")
-        source = Source(labels, groups, lost, gates, norms)
+                if (core(labels) < 0).any():
+                    labels, groups = torch.where(labels < 0, theirs, labels), groups | other.groups
+        source = Source(labels, groups, chosen.lost, gates, norms)
         if name not in COPIES and not self._is_affine(function, args, kwargs):
             source = self._activated(source)
         self._set(result, source)
-
-    def _same_units(self, labels: Tensor, others: Tensor) -> bool:
-        """Return whether labels are the same but for their first ones, as those of two branches are."""
-        a, b = core(labels), core(others)
-        return a.shape == b.shape and bool((a - a.min() == b - b.min()).all())
 
     def _activated(self, source: Source) -> Source:
         """Give new labels to the units that are not active yet."""
@@ -310,7 +303,9 @@ class Trace(TorchDispatchMode):
                 units = self.products[group.place].units
                 new = self._new_group(group.place, units, active=True)
                 inside = (core(labels) >= group.first) & (core(labels) < group.first + units)
-                labels = torch.where(inside, core(labels) + (new.first - group.first), core(labels)).expand(labels.shape)
+                labels = torch.where(inside, core(labels) + (new.first - group.first), core(labels)).expand(
+                    labels.shape
+                )
                 groups = groups - {number} | {len(self.groups) - 1}
         return replace(source, labels=labels, groups=frozenset(groups))
 
@@ -323,7 +318,7 @@ class Trace(TorchDispatchMode):
         lost = {key: value for s in known for key, value in s.lost.items()}
         lost |= {number: lost.get(number, name) for number in groups}
         gates, norms = (frozenset().union(*(getattr(s, of) for s in known)) for of in ("gates", "norms"))
-        first = next((s for x in read if (s := self._sources.get(x)) is not None and s.labels is not None))
+        first = next(s for s in known if s.labels is not None)
         in_place = any(word in name for word in ("norm", "softmax", "dropout"))
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         found: list[Tensor | None] = [None] * len(outputs)
@@ -366,14 +361,19 @@ class Trace(TorchDispatchMode):
         except (RuntimeError, TypeError, ValueError):
             return [None] * len(outputs)
         pairs = zip(tree_leaves(rising), tree_leaves(falling), outputs, strict=True)
-        return [self._labels_of(r, s) if r.is_floating_point() and r.shape == o.shape else None for r, s, o in pairs]
+        return [
+            self._labels_of(r, s) if r.is_floating_point() and r.shape == o.shape else None
+            for r, s, o in pairs
+        ]
 
     def _labels_of(self, rising: Tensor, falling: Tensor) -> Tensor:
         ratio = rising / falling
         share = (2 * ratio - 1) / (1 + ratio)  # (1 + t) / (2 - t) = ratio
         exact = share * (self.size + 3) - 3
         labels = exact.round().nan_to_num(OUTSIDE)
-        labels = labels.where((exact - labels).abs() < 1e-3, MIXED).where((rising != 0) | (falling != 0), OUTSIDE)
+        labels = labels.where((exact - labels).abs() < 1e-3, MIXED).where(
+            (rising != 0) | (falling != 0), OUTSIDE
+        )
         return labels.where((labels >= MIXED) & (labels < self.size), MIXED).long()
 
     def _is_affine(self, function: Any, args: Any, kwargs: Any) -> bool:
@@ -406,9 +406,12 @@ class Trace(TorchDispatchMode):
                 result = function(*tree_map(of, args), **tree_map(of, kwargs))
             return tree_leaves(result)[0].double()
 
-        units = {id(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and self._kind(x) == "units"}
+        units = {
+            id(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and self._kind(x) == "units"
+        }
         sides = [
-            {key: scale * (2 * torch.rand(64, generator=draw, dtype=torch.float64) - 1) for key in units} for _ in "ab"
+            {key: scale * (2 * torch.rand(64, generator=draw, dtype=torch.float64) - 1) for key in units}
+            for _ in "ab"
         ]
         a, b = (numbers(side) for side in sides)
         middle = numbers({key: (sides[0][key] + sides[1][key]) / 2 for key in units})
@@ -423,6 +426,12 @@ class Trace(TorchDispatchMode):
 def core(labels: Tensor) -> Tensor:
     """Return labels without the repetitions along expanded dimensions, which keep size 1."""
     return labels[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in labels.stride())]
+
+
+def _same_units(labels: Tensor, others: Tensor) -> bool:
+    """Return whether labels differ by a constant, as those of two layers or branches with the same units do."""
+    a, b = core(labels), core(others)
+    return a.shape == b.shape and bool((a - a.min() == b - b.min()).all())
 
 
 def constant(labels: Tensor, dims: list[int]) -> Tensor | None:
@@ -451,10 +460,3 @@ def _channel_dims(norm: Any, output: Tensor) -> list[int]:
 def _differs(weight: Tensor) -> bool:
     """Return whether the members of a stack of matrices are not one matrix, expanded."""
     return weight.shape[0] > 1 and weight.stride(0) != 0
-
-
-@contextmanager
-def evaluation(net: nn.Module) -> Iterator[None]:
-    """Run a net in evaluation mode without gradients."""
-    with in_mode(net, training=False), torch.no_grad():
-        yield
