@@ -2,33 +2,25 @@
 
     score(unit) = mean |activation| of the unit / mean of that over the layer       (ReDo, Sokar et al. 2023, Eq. 1)
 
-The activations of a layer are the tensor, after a nonlinearity, that the next matrix product or convolution reads. A
-pool after the nonlinearity and the product of a gated block are therefore part of them. Nonlinearities may be modules
-or functions; a sigmoid is taken for a gate and does not count.
+The activations of a layer are what the next matrix product or convolution reads of it, after a nonlinear function. A pool
+after that function and the product of a gated block are therefore part of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from fire_core.measure.inputs import call
+from fire_core.errors import UserError
+from fire_core.passes import call, in_mode
+from fire_core.units import Recorder, UnitLayer, find_unit_layers
+from fire_core.units.trace import MIXED, Source, Trace, core
 
 THRESHOLD = 0.025
-NONLINEAR = {
-    "relu", "gelu", "silu", "tanh", "leaky_relu", "elu", "hardtanh", "mish", "softplus", "hardswish", "threshold",
-    "clamp", "clamp_min", "maximum", "glu", "prelu", "_prelu_kernel", "celu", "log_sigmoid_forward", "rrelu_with_noise",
-}  # fmt: skip
-PRODUCTS = {
-    "mm", "addmm", "bmm", "baddbmm", "convolution", "mv", "addmv", "dot", "embedding", "_embedding_bag",
-}  # fmt: skip
-MIXERS = ("_scaled_dot_product", "lstm", "gru", "rnn", "mkldnn_rnn", "_thnn")
 
 
 def dormancy_scores(activations: Tensor) -> Tensor:
@@ -47,83 +39,124 @@ def relative_to_layer(magnitudes: Tensor) -> Tensor:
     return magnitudes / magnitudes.mean().clamp_min(torch.finfo(magnitudes.dtype).tiny)
 
 
-class _Source(NamedTuple):
-    """The product that values come from: its number in order of execution and its number of units.
+class Dormancy(NamedTuple):
+    """scores: (units,) of each layer that was measured. unmeasured: number of hidden layers that were not.
 
-    counted: whether its units are scored. active: whether a nonlinearity followed.
+    A layer is not measured if a product reads its activations after they were mixed, so that no unit can be told.
     """
 
-    place: int
-    units: int
-    counted: bool
-    active: bool = False
+    scores: list[Tensor]
+    unmeasured: int
 
 
-class WatchUnits(TorchDispatchMode):
-    """Context in which the scores of every layer whose activations a product reads are collected in `scores`.
+def dormancy_of(
+    net: nn.Module, inputs: Any, counted: Callable[[nn.Module | None], bool] = lambda module: True
+) -> Dormancy:
+    """Return the scores of each hidden layer in one pass of `inputs` through `net`, in its present mode.
 
-    counted: called at each product; if it returns False, the units of that product are left out (a frozen layer).
+    A layer counts once, where it is first read. Branches of one layer with a nonlinear function each (CReLU) are units of
+    their own. The sum of two layers, as on a residual stream, counts as the later of them. If no layer reads any units,
+    these are the scores of the output.
+
+    counted: function of the module that runs; where it returns False, the layer is left out.
     """
+    scores: dict[int, list[Tensor]] = {}
+    lost: set[int] = set()
+    seen = torch.zeros(0, dtype=torch.bool)  # labels that have been scored
 
-    def __init__(self, counted: Callable[[], bool] = lambda: True) -> None:
-        super().__init__()
-        self.counted = counted
-        self._scores: dict[int, Tensor] = {}
-        self._sources: Any = WeakTensorKeyDictionary()
-        self._products = 0
+    def note(activations: Tensor, source: Source) -> None:
+        active = {n for n in source.groups if trace.groups[n].active and counts(n)}
+        if source.labels is None or (core(source.labels) == MIXED).any():
+            lost.update(trace.groups[n].place for n in source.lost if trace.groups[n].active and counts(n))
+        nonlocal seen
+        if source.labels is None or not active:
+            return
+        labels, magnitudes = by_label(activations, source.labels)
+        seen = torch.cat([seen, seen.new_zeros(trace.size - len(seen))])
+        for place in sorted({trace.groups[n].place for n in active}):
+            new = torch.zeros_like(labels, dtype=torch.bool)
+            for group in (trace.groups[n] for n in active if trace.groups[n].place == place):
+                new |= (labels >= group.first) & (labels < group.first + trace.products[place].units)
+            new &= ~seen.to(labels.device)[labels.clamp_min(0)]
+            if new.any():
+                scores.setdefault(place, []).append(relative_to_layer(magnitudes[new]))
+                seen[labels[new].cpu()] = True
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one operation; score what a product reads, and remember which product other results come from."""
-        result = function(*args, **(kwargs or {}))
-        name = function.overloadpacket.__name__.rstrip("_")
-        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if name in PRODUCTS or name.startswith(MIXERS):
-            for tensor in read:
-                self.note(tensor)
-            if isinstance(result, Tensor) and name in PRODUCTS and result.ndim > 1:
-                self._products += 1
-                units = result.shape[1 if name == "convolution" else -1]
-                self._sources[result] = _Source(self._products, units, self.counted())
-            return result
-        known = [source for tensor in read if (source := self._sources.get(tensor)) is not None]
-        if known:
-            source = max(known, key=lambda source: (source.active, source.place))
-            source = source._replace(active=source.active or name in NONLINEAR)
-            for leaf in tree_leaves(result):
-                if isinstance(leaf, Tensor):
-                    self._sources[leaf] = source
-        return result
+    def counts(number: int) -> bool:
+        return trace.products[trace.groups[number].place].counted
 
-    def note(self, activations: Tensor) -> None:
-        """Compute the scores of a layer once, from the activations that the next layer reads."""
-        source = self._sources.get(activations)
-        if source is not None and source.active and source.counted and source.place not in self._scores:
-            self._scores[source.place] = dormancy_scores(by_unit(activations, source.units))
-
-    @property
-    def scores(self) -> list[Tensor]:
-        """Scores (units,) of each layer recorded so far."""
-        return list(self._scores.values())
+    trace = Trace(note, counted)
+    output = trace.run(net, inputs)
+    if not scores:
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor) and (source := trace.source(leaf)) is not None:
+                note(leaf, source)
+    return Dormancy([each for layer in scores.values() for each in layer], len(lost - scores.keys()))
 
 
-def by_unit(activations: Tensor, units: int) -> Tensor:
-    """Return activations with the units in dimension 1, (samples, units, ...); all other dimensions may be merged."""
-    if activations.ndim > 2 and activations.shape[1] == units:
-        return activations
-    if activations.shape[-1] == units or activations.shape[-1] % units:
-        return activations.flatten(0, -2)
-    return activations.reshape(-1, units, activations.shape[-1] // units)
+def by_label(activations: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the labels (units,) that occur, and the mean |activation| (units,) of the entries with each."""
+    a = (activations if activations.dtype == torch.float64 else activations.float()).abs()
+    small = core(labels)
+    if small.ndim and small.shape[0] > 1 and (small == small[:1]).all():
+        small = small[:1]  # the same for all samples
+    repeated = [dim for dim in range(a.ndim) if small.shape[dim] == 1]
+    means = a.mean(dim=repeated, keepdim=True) if repeated else a
+    found, place, count = small.flatten().unique(return_inverse=True, return_counts=True)
+    if len(found) == means.numel() and (place[1:] > place[:-1]).all():
+        return found, means.flatten()
+    sums = torch.zeros(len(found), dtype=torch.float64, device=a.device).index_add_(
+        0, place, means.flatten().double()
+    )
+    return found, (sums / count).to(a.dtype)
 
 
-def dormancy_of(net: nn.Module, inputs: Any, counted: Callable[[], bool] = lambda: True) -> list[Tensor]:
-    """Return the scores (units,) of each hidden layer in one pass of `inputs` through `net`, in its present mode.
+def dormancy(
+    net: nn.Module,
+    batches: Iterable[Any],
+    layers: list[UnitLayer] | None = None,
+    *,
+    compiled: bool = False,
+) -> dict[str, Tensor]:
+    """Return the dormancy score of every hidden unit: its mean `|activation|` over that of its layer (ReDo, Eq. 1).
 
-    If no layer reads any units, these are the scores of the output. counted: see `WatchUnits`.
+    Means are over all samples. Activations are what the next layer reads: after ReLU, squared ReLU or GELU, after a
+    pool, and after the product of a gated MLP. The passes run in evaluation mode without gradients, and all hooks are
+    removed.
+
+    Args:
+        batches: inputs of the net: tensors, tuples of arguments, or mappings of keyword arguments.
+        layers: from `find_unit_layers`; None finds them.
+        compiled: run the passes through torch.compile, as one graph that also returns the sums over activations.
+    Returns: layer name -> (units,) float32 with mean 1; all 0 where the whole layer is silent.
+    Raises: UserError without batches, and for a net without hidden units of their own.
     """
-    with torch.no_grad(), WatchUnits(counted) as watch:
-        output = call(net, inputs)
-        if not watch.scores:
-            for leaf in tree_leaves(output):
-                if isinstance(leaf, Tensor):
-                    watch.note(leaf)
-    return watch.scores
+    batches = list(batches)
+    if not batches:
+        raise UserError("dormancy needs at least one batch of inputs")
+    if layers is None:
+        layers, reasons = find_unit_layers(net, batches[0])
+        if not layers:
+            why = "; ".join(f"{name} {reason}" for name, reason in list(reasons.items())[:4])
+            raise UserError(f"{type(net).__name__} has no hidden units that can be told apart: {why}")
+    totals: dict[str, Tensor] = {}
+    recorder = Recorder(net, layers, _magnitude, always=True)
+
+    def read(inputs: Any) -> dict[str, Tensor]:
+        recorder.values = {}
+        call(net, inputs)
+        return recorder.values
+
+    run = torch.compile(read, fullgraph=True) if compiled else read
+    with in_mode(net, training=False), torch.no_grad(), recorder:
+        for inputs in batches:
+            for name, value in run(inputs).items():
+                totals[name] = totals[name] + value if name in totals else value
+    scores = {name: total[:-1] / total[-1] for name, total in totals.items()}
+    return {name: relative_to_layer(score) for name, score in scores.items()}
+
+
+def _magnitude(activations: Tensor) -> Tensor:
+    """Return the sum of |activation| of each unit, with the number of samples as the last entry, (units + 1,)."""
+    sums = activations.float().abs().sum(dim=0)
+    return torch.cat([sums, sums.new_full((1,), len(activations))])

@@ -12,9 +12,8 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fire_core.measure.dormancy import THRESHOLD, dormancy_of
-from fire_core.measure.inputs import arguments_of, call, first_input
 from fire_core.measure.metrics import deviation_from_isometry, feature_rank, hessian_norm
-from fire_core.measure.modes import in_mode
+from fire_core.passes import arguments_of, call, first_input, in_mode
 from fire_core.targets import list_targets
 
 
@@ -34,37 +33,39 @@ def plasticity(
     Returns: a dict, without the measures that the net does not define (no nonlinearity, no Linear).
 
     - "dormant_share": share of hidden units with dormancy score <= threshold, in [0, 1] (ReDo, Definition 3.1).
-    - "feature_rank": srank_delta of the input of the last Linear (Kumar et al. 2021).
+    - "unmeasured": number of hidden layers that dormant_share leaves out, because their units are mixed before the next
+      layer reads them; only where there are any.
+    - "feature_rank": srank_delta of the input of the Linear that runs last (Kumar et al. 2021).
     - "weight_norm": Frobenius norm of all measured parameters together.
     - "dfi": mean deviation from isometry of the target matrices as stored.
     """
-    features: list[Tensor] = []
+    features: dict[str, Tensor] = {}
     all_frozen = not _learns(net)
-    linears = [m for m in net.modules() if isinstance(m, nn.Linear) and (all_frozen or _learns(m))]
-    latest: list[nn.Module] = []  # the layer with a weight matrix or kernel that ran last
+
+    def counted(module: nn.Module | None) -> bool:
+        return all_frozen or module is None or _learns(module)
+
+    def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        features["of the head"] = first_input(arguments, keywords)  # the last one stays
 
     with ExitStack() as hooks:
         for module in net.modules():
-            if isinstance(weight := getattr(module, "weight", None), Tensor) and weight.ndim > 1:
-                handle = module.register_forward_pre_hook(lambda m, i: latest.append(m))
-                hooks.callback(handle.remove)
-        if linears:
-            handle = linears[-1].register_forward_pre_hook(
-                lambda m, i, keywords: features.append(first_input(i, keywords)), with_kwargs=True
-            )
-            hooks.callback(handle.remove)
+            if isinstance(module, nn.Linear) and counted(module):
+                hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
         hooks.enter_context(in_mode(net, training=False))
-        scores = dormancy_of(net, inputs, lambda: all_frozen or not latest or _learns(latest[-1]))
+        dormancy = dormancy_of(net, inputs, counted)
     figures: dict[str, Tensor] = {}
     parameters = dict(net.named_parameters())
     if parameters:
-        counted = [p for p in parameters.values() if all_frozen or p.requires_grad]
-        squares = [p.float().square().sum() for p in counted]
+        trained = [p for p in parameters.values() if all_frozen or p.requires_grad]
+        squares = [p.float().square().sum() for p in trained]
         figures["weight_norm"] = torch.stack(squares).sum().sqrt()
-    if scores:
-        figures["dormant_share"] = (torch.cat(scores) <= threshold).float().mean()
-    if features:
-        figures["feature_rank"] = feature_rank(features[0].flatten(0, -2), delta)
+    if dormancy.scores:
+        figures["dormant_share"] = (torch.cat(dormancy.scores) <= threshold).float().mean()
+    if dormancy.unmeasured:
+        figures["unmeasured"] = torch.tensor(dormancy.unmeasured)
+    for head_input in features.values():
+        figures["feature_rank"] = feature_rank(head_input.flatten(0, -2), delta)
     deviations = [deviation_from_isometry(t.matrix(parameters)) for t in list_targets(net).included]
     if deviations:
         figures["dfi"] = torch.stack(deviations).mean()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fire_core.errors import check_range
 from fire_core.methods._units import UnitMethod
 from fire_core.methods.method import register
-from fire_core.units import UnitLayer
+from fire_core.units import UnitLayer, outgoing
 
 
 @register
@@ -84,11 +84,15 @@ class ContinualBackprop(UnitMethod):
         if self.compensate:
             correction = 1 - self.decay ** memory["age"][chosen].double()
             mean = memory["mean"][chosen] / correction.to(memory["mean"])
-            for name, columns in layer.outgoing:
+            for entries, (name, _) in zip(outgoing(net, layer), layer.outgoing, strict=True):
                 reader: Any = net.get_submodule(name)
                 if reader.bias is not None:
-                    weight = reader.weight.unflatten(1, (layer.units, columns))[:, chosen]
-                    reader.bias += (weight.flatten(2).sum(dim=2) * mean.to(weight)).sum(dim=1)
+                    weight = entries.read(chosen=chosen).transpose(1, 2)  # (units, out, columns, ...)
+                    shift = weight.flatten(2).sum(dim=2) * mean.to(weight)[:, None]
+                    if reader.bias.ndim == 1:
+                        reader.bias += shift.sum(dim=0)
+                    else:  # one bias for each member of a stack
+                        reader.bias.index_add_(0, entries.index[0][chosen, 0].to(shift.device), shift)
         memory["age"][chosen] = 0
         memory["utility"][chosen] = 0.0
         memory["mean"][chosen] = 0.0
@@ -97,11 +101,7 @@ class ContinualBackprop(UnitMethod):
 @torch.no_grad()
 def outgoing_magnitude(net: nn.Module, layer: UnitLayer) -> Tensor:
     """Return the sum of |w| over all outgoing weights of each unit, (units,) float32."""
-    total: Tensor | None = None
-    for name, columns in layer.outgoing:
-        reader: Any = net.get_submodule(name)
-        weight = reader.weight.float().abs().unflatten(1, (layer.units, columns))
-        part = weight.transpose(0, 1).flatten(1).sum(dim=1)
-        total = part if total is None else part + total.to(part.device)
-    assert total is not None  # every unit layer has a reader
-    return total
+    parts = [
+        entries.read().float().abs().transpose(1, 2).flatten(1).sum(dim=1) for entries in outgoing(net, layer)
+    ]
+    return torch.stack([part.to(parts[0].device) for part in parts]).sum(dim=0)

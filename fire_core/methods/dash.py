@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from fire_core.errors import UserError, check_range
-from fire_core.measure.inputs import call
-from fire_core.measure.modes import undisturbed
 from fire_core.methods._units import inputs_of
 from fire_core.methods.method import Method, beside, register
+from fire_core.passes import call, undisturbed
 from fire_core.report import Report
 from fire_core.state import State
 from fire_core.targets import TargetTable, find_targets

@@ -1,7 +1,20 @@
-"""Hidden units of any net: finding them (`graph`), recording them (`recorder`), replacing them (`recycling`)."""
+"""Hidden units of any net: finding them, recording them, reading, drawing and writing their weights, replacing them."""
 
-from fire_core.units.graph import UnitLayer, find_unit_layers
+from fire_core.units.draws import LAWS, draw
+from fire_core.units.graph import Entries, UnitLayer, find_unit_layers, incoming, outgoing
 from fire_core.units.recorder import Recorder
-from fire_core.units.recycling import recycle, why_not
+from fire_core.units.recycling import clear_moments, recycle, why_not
 
-__all__ = ["Recorder", "UnitLayer", "find_unit_layers", "recycle", "why_not"]
+__all__ = [
+    "LAWS",
+    "Entries",
+    "Recorder",
+    "UnitLayer",
+    "clear_moments",
+    "draw",
+    "find_unit_layers",
+    "incoming",
+    "outgoing",
+    "recycle",
+    "why_not",
+]

@@ -8,15 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fire_core.measure.inputs import first_input
-from fire_core.units.graph import CONVOLUTIONS, UnitLayer
+from fire_core.passes import first_input
+from fire_core.units.graph import UnitLayer
+from fire_core.units.trace import CONVOLUTIONS
 
 
-def samples_by_unit(activations: Tensor, units: int, convolution: bool) -> Tensor:
+def samples_by_unit(activations: Tensor, layer: UnitLayer, name: str, reader: nn.Module) -> Tensor:
     """Return a reader's input as (samples, units); positions and the several columns of a unit count as samples."""
-    if convolution:
-        return activations.movedim(1, -1).reshape(-1, units)
-    return activations.reshape(-1, units, activations.shape[-1] // units).transpose(1, 2).reshape(-1, units)
+    if isinstance(reader, CONVOLUTIONS):
+        activations = activations.movedim(1, -1)
+    elif getattr(reader, "stacked_matrices", False):
+        activations = activations.movedim(0, -2).flatten(-2)
+    if name in layer.columns:
+        activations = activations[..., layer.columns[name].to(activations.device)].flatten(-2)
+    return activations.reshape(-1, layer.units, activations.shape[-1] // layer.units).mT.reshape(
+        -1, layer.units
+    )
 
 
 class Recorder:
@@ -55,7 +62,7 @@ class Recorder:
                 with torch.no_grad():
                     read = first_input(arguments, keywords).detach()
                     self.values[layer.name] = reduce(
-                        samples_by_unit(read, layer.units, isinstance(module, CONVOLUTIONS))
+                        samples_by_unit(read, layer, layer.outgoing[0][0], module)
                     )
 
         return hook

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.errors import UserError
-from fire_core.units.graph import UnitLayer
+from fire_core.units.draws import draw
+from fire_core.units.graph import Entries, UnitLayer, incoming, outgoing
 
 
 def why_not(net: nn.Module, layer: UnitLayer) -> str:
@@ -35,17 +35,19 @@ def recycle(
     chosen: Tensor,
     *,
     generator: torch.Generator,
+    law: str = "default",
     initial: Mapping[str, Tensor] | None = None,
     optimizers: Iterable[Optimizer] = (),
 ) -> int:
     """Give the chosen units new incoming weights and outgoing weights of zero, in place; return the number of units.
 
-    Incoming weights are drawn from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), PyTorch's default for Linear and convolution,
-    with bias 0. In the layer's norms, these channels get gain 1, bias 0, running mean 0 and variance 1.
+    Incoming weights are drawn from `law`, by default U(-1/sqrt(fan_in), 1/sqrt(fan_in)), PyTorch's own for Linear and
+    convolution, with bias 0. In the layer's norms, these channels get gain 1, bias 0, running mean 0 and variance 1.
 
     Args:
         chosen: bool (units,) or int64 indices of units.
         generator: CPU generator of the new weights.
+        law: one of `LAWS`.
         initial: state dict of the start; each unit then gets its own first weights and bias back instead.
         optimizers: their moments of the changed entries become 0. Step counts belong to whole parameters and stay.
     Raises: UserError if a layer or one that reads it has a reparametrised, shared or frozen weight.
@@ -55,39 +57,40 @@ def recycle(
         return 0
     if why := why_not(net, layer):
         raise UserError(f"the units of {layer.name!r} cannot be replaced: it {why}")
-    modules, optimizers = dict(net.named_modules()), list(optimizers)
-    for name in layer.incoming:
-        module = modules[name]
-        for kind, parameter in module.named_parameters(recurse=False):
-            fresh = torch.zeros_like(parameter[chosen], device="cpu")
-            if initial is not None:
-                fresh = initial[f"{name}.{kind}" if name else kind][chosen]
-            elif parameter.ndim > 1:
-                bound = parameter[0].numel() ** -0.5
-                fresh = torch.rand(fresh.shape, generator=generator).mul_(2 * bound).sub_(bound)
-            parameter[chosen] = fresh.to(parameter)
-            _clear_moments(optimizers, parameter, (chosen,))
+    optimizers = list(optimizers)
+    for entries in incoming(net, layer):
+        fresh: Tensor | float = 0.0
+        if initial is not None:
+            fresh = entries.read(initial[entries.name], chosen)
+        elif entries.read().ndim > 1:
+            fresh = draw(law, entries.read(chosen=chosen).shape, generator)
+        entries.write(fresh, chosen=chosen)
+        clear_moments(optimizers, entries, chosen)
     for name in layer.norms:
-        _restart_norm(modules[name], chosen, layer.units, optimizers)
-    for name, columns in layer.outgoing:
-        weight = modules[name].weight
-        places = (chosen[:, None] * columns + torch.arange(columns)).flatten()
-        weight[:, places] = 0.0
-        _clear_moments(optimizers, weight, (slice(None), places))
+        norm = net.get_submodule(name)
+        for key, value in {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}.items():
+            tensor = getattr(norm, key, None)
+            if isinstance(tensor, Tensor) and tensor.ndim:
+                entries = Entries(f"{name}.{key}", tensor, layer.units, _channels(layer, name, tensor))
+                entries.write(value, chosen=chosen)
+                clear_moments(optimizers, entries, chosen)
+    for entries in outgoing(net, layer):
+        entries.write(0.0, chosen=chosen)
+        clear_moments(optimizers, entries, chosen)
     return len(chosen)
 
 
-def _restart_norm(norm: nn.Module, chosen: Tensor, units: int, optimizers: Sequence[Optimizer]) -> None:
-    fresh = {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}
-    for key, value in fresh.items():
-        tensor = getattr(norm, key, None)
-        if tensor is not None and tensor.shape == (units,):
-            tensor[chosen] = value
-            _clear_moments(optimizers, tensor, (chosen,))
-
-
-def _clear_moments(optimizers: Sequence[Optimizer], parameter: Tensor, place: tuple[Any, ...]) -> None:
+def clear_moments(
+    optimizers: Iterable[Optimizer], entries: Entries, chosen: Tensor | slice = slice(None)
+) -> None:
+    """Set what optimizers remember of the entries of the units `chosen` (default: all) to 0."""
     for optimizer in optimizers:
-        for value in optimizer.state.get(parameter, {}).values():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:
-                value[place] = 0
+        for value in optimizer.state.get(entries.parameter, {}).values():
+            if isinstance(value, Tensor) and value.shape == entries.parameter.shape:
+                entries.write(0.0, value, chosen)
+
+
+def _channels(layer: UnitLayer, norm: str, tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the places of a layer's units in a tensor of a norm, (channels,) or (stack, channels)."""
+    channels = layer.columns_in(norm)[:, 0]
+    return (channels,) if tensor.ndim == 1 else (channels // tensor.shape[1], channels % tensor.shape[1])

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from fire_core.errors import UserError
 from fire_core.measure.metrics import deviation_from_isometry
-from fire_core.measure.modes import in_mode
 from fire_core.measure.plasticity import plasticity
+from fire_core.passes import in_mode
 from fire_core.targets import find_targets
 from rl.dqn.learn import Learner, td_loss, td_targets, with_actions
 from rl.replay import Batch

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.errors import UserError
-from fire_core.measure.modes import in_mode, undisturbed
+from fire_core.passes import in_mode, undisturbed
 from fire_core.report import Report
 from fire_core.state import State
 from fire_core.units import UnitLayer

@@ -1,0 +1,53 @@
+"""Forward passes of any net: how it is given a batch, and in which mode it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def arguments_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return positional and keyword arguments for a batch: a tensor, a tuple or list, or a mapping of keywords."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
+
+
+def call(net: nn.Module, inputs: Any) -> Any:
+    """Return the output of `net` for one batch of inputs (see `arguments_of`)."""
+    arguments, keywords = arguments_of(inputs)
+    return net(*arguments, **keywords)
+
+
+def first_input(arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Tensor:
+    """Return the tensor that a Linear or convolution was called with, by position or by name."""
+    return arguments[0] if arguments else keywords["input"]
+
+
+@contextmanager
+def in_mode(net: nn.Module, *, training: bool) -> Iterator[None]:
+    """Call `net.train(training)`; at the end restore the mode of every module (a frozen batch norm stays frozen)."""
+    before = [(module, module.training) for module in net.modules()]
+    net.train(training)
+    try:
+        yield
+    finally:
+        for module, flag in before:
+            module.training = flag
+
+
+@contextmanager
+def undisturbed(net: nn.Module, *, training: bool) -> Iterator[None]:
+    """Act as `in_mode`; also restore the CPU's random state and the net's buffers."""
+    buffers = {key: value.clone() for key, value in net.named_buffers()}
+    try:
+        with in_mode(net, training=training), torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        with torch.no_grad():
+            for key, value in net.named_buffers():
+                value.copy_(buffers[key])
