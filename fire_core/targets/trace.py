@@ -1,16 +1,18 @@
 """What one run of a model on an example shows: how the rows of each weight are used, and which layers are its heads.
 
-Every row of every weight gets a number. While the model runs, the numbers follow the values through operations that move,
-copy or change values one by one, up to the products. Rows of one weight that reach different factors of a product (the
-scores of attention, the mean of values, a gate) are different matrices; a rotation that adds rows makes them one. The
-model's arithmetic is not read, so the example may be small, or on the meta device.
+Every row of every weight has a number. While the model runs, the numbers follow the values through operations that move
+or change them one by one, up to the products. Rows of one weight that reach different factors (of the scores of attention,
+of the mean of values, of a gate) are different matrices; a rotation, which adds rows, makes them one. Only places are
+followed, not values, so the example may be small, and even on the meta device.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -26,36 +28,38 @@ from fire_core.measure.modes import undisturbed
 Rows = slice | tuple[int, ...]
 Parts = tuple[tuple[str, Rows], ...]
 
-MOVES = set(
-    "view _unsafe_view reshape _reshape_alias permute transpose t select slice split split_with_sizes chunk unbind expand "
-    "clone contiguous cat stack squeeze unsqueeze index_select gather roll narrow constant_pad_nd pad flip repeat alias "
-    "detach index unfold _to_copy to lift_fresh diagonal reflection_pad2d im2col max_pool2d_with_indices view_as_real "
-    "_pack_padded_sequence movedim unsafe_split unsafe_chunk".split()
+MOVES = frozenset(
+    "view _unsafe_view _reshape_alias permute transpose t select slice split split_with_sizes unbind expand clone cat stack "
+    "squeeze unsqueeze index_select gather roll constant_pad_nd flip repeat alias detach index unfold _to_copy diagonal "
+    "lift_fresh as_strided".split()
 )
-"""Operations that give each entry a place, and are repeated on the numbers of the rows."""
-PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "mv": (0, 1), "addmv": (1, 2), "dot": (0, 1)}
-KEEP = set(
-    "native_layer_norm native_batch_norm _native_batch_norm_legit_no_training native_group_norm _softmax _log_softmax "
-    "native_dropout cudnn_batch_norm _fused_rms_norm mkldnn_max_pool2d masked_fill bernoulli tril triu cumsum".split()
+"""Operations that give each entry a place; they are repeated on the numbers of the rows."""
+SAME_PLACES = {"clone", "_to_copy", "lift_fresh", "detach", "alias"}
+PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "mv": 0, "addmv": 1, "dot": 0, "convolution": 0}
+"""Operations that multiply matrices, and the argument that is the first factor; the second factor follows it."""
+EACH_ENTRY = frozenset(
+    "native_layer_norm native_batch_norm _native_batch_norm_legit_no_training native_group_norm _fused_rms_norm _softmax "
+    "_log_softmax _safe_softmax native_dropout hardswish prelu _prelu_kernel log_sigmoid_forward rrelu_with_noise tril triu "
+    "masked_fill cumsum".split()
 )
-"""Operations with a result for each entry that are no pointwise functions; what they mix stays within one factor."""
-REDUCE = set(
+"""Operations with one result for each entry that PyTorch does not count as pointwise, norms included."""
+MIXING = frozenset(
     "mean sum amax amin max min var std var_mean norm linalg_vector_norm logsumexp argmax argmin any all prod topk sort "
-    "_adaptive_avg_pool2d _adaptive_avg_pool1d adaptive_max_pool2d adaptive_max_pool1d avg_pool2d avg_pool1d index_add scatter_add scatter index_put nonzero equal "
-    "_local_scalar_dense item adaptive_avg_pool1d upsample_bilinear2d upsample_bicubic2d upsample_nearest2d embedding "
-    "native_layer_norm_backward _cdist_forward one_hot histc unique2 _unique2 is_nonzero bincount".split()
+    "_adaptive_avg_pool2d adaptive_max_pool2d avg_pool2d avg_pool1d max_pool2d_with_indices index_add scatter_add scatter "
+    "index_put nonzero equal _local_scalar_dense upsample_bilinear2d upsample_bicubic2d upsample_nearest2d embedding "
+    "_unique2 is_nonzero bincount histc one_hot".split()
 )
-"""Operations that mix entries. Their results are not followed; nor do they tell the rows of a weight apart."""
+"""Operations whose results depend on many entries alike, and are not followed."""
 
 
 class Flow(NamedTuple):
     """Where the entries of a tensor come from.
 
     rows: the number of a row for each entry, -1 for none; None if not followed. layers: the weights whose outputs they
-    are. weight: whether they depend on weights alone. product: the product that they are the result of, if any.
+    are. weight: whether they depend on weights alone. product: the last product that they are the result of, if any.
     """
 
-    rows: Tensor | None
+    rows: Tensor | None = None
     layers: frozenset[int] = frozenset()
     weight: bool = False
     product: int | None = None
@@ -66,7 +70,7 @@ class Traced:
     """Result of `trace`, by `id` of the parameter.
 
     parts: rows of the weights whose rows are used in more than one way. whole: weights that are one matrix. unclear: why
-    the use of the others is not known. heads: weights whose outputs reach the model's output, and no other weight.
+    the use of others is not known. heads: weights whose outputs reach the model's output, and no other weight.
     """
 
     parts: dict[int, Parts] = field(default_factory=dict)
@@ -94,273 +98,229 @@ def trace(model: nn.Module, example: Any) -> Traced:
     return follow.result(output)
 
 
+@cache
+def _is_pointwise(packet: Any) -> bool:
+    """Return whether an operation, or the one that it does in place, has one result for each entry."""
+    name = packet.__name__
+    plain = getattr(torch.ops.aten, name.rstrip("_"), packet) if not name.startswith("_") else packet
+    return name.rstrip("_") in EACH_ENTRY or any(
+        torch.Tag.pointwise in getattr(p, overload).tags for p in (packet, plain) for overload in p.overloads()
+    )
+
+
 class _Follow(TorchDispatchMode):
     """Context in which the rows of `weights` are followed."""
 
     def __init__(self, weights: dict[int, Tensor]) -> None:
         super().__init__()
         self.flows: Any = WeakTensorKeyDictionary()
-        self.first: dict[int, int] = {}  # weight -> number of its first row
-        self.sizes: dict[int, int] = {}
-        self.uses: dict[int, set[tuple[str, int, int]]] = defaultdict(set)  # row -> (kind, operation, operand)
-        self.lost: dict[int, str] = {}  # weight -> operation that it could not be followed through
+        self.keys, self.starts = list(weights), [0]  # weights, and the number of the first row of each
+        self.uses: dict[int, set[tuple[str, int, int]]] = defaultdict(set)  # row -> (kind, operation, factor)
+        self.same: dict[int, int] = {}  # row -> a row that it is added to
+        self.unclear: dict[int, str] = {}
         self.read: set[int] = set()  # weights whose outputs another weight reads
-        self.same: dict[int, int] = {}  # row -> row that it was added to
         self.softened: set[int] = set()  # products that a softmax follows
         self.operations = 0
-        number = 0
         for key, weight in weights.items():
-            self.first[key], self.sizes[key] = number, len(weight)
-            # of an expert stack or a Conv1D, too, the first dimension is counted; `result` leaves these out
-            rows = torch.arange(number, number + len(weight), dtype=torch.int32)
+            rows = torch.arange(self.starts[-1], self.starts[-1] + len(weight), dtype=torch.int32)
             rows = rows.view(-1, *[1] * (weight.dim() - 1)).expand(weight.shape)
             self.flows[weight] = Flow(rows, frozenset({key}), weight=True)
-            number += len(weight)
+            self.starts.append(self.starts[-1] + len(weight))
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one operation and follow it."""
+        """Run one operation, and follow the entries of its results."""
         result = function(*args, **(kwargs or {}))
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        flows = [self.flows.get(tensor) for tensor in read]
-        if not any(flows):
+        known = [flow for tensor in read if (flow := self.flows.get(tensor)) is not None]
+        if not known:
             return result
-        name = function.overloadpacket.__name__
-        inplace = name.endswith("_") and not name.startswith("_")
-        name = name.rstrip("_") if inplace else name
         self.operations += 1
-        known = [flow for flow in flows if flow is not None]
-        layers = frozenset().union(*(flow.layers for flow in known))
-        whole = Flow(None, layers, all(flow.weight for flow in known) and len(known) == len(read),
-                     next((f.product for f in known if f.product is not None), None))  # fmt: skip
-        if name in PRODUCTS or name in ("convolution", "_convolution"):
-            a, b = (args[i] for i in PRODUCTS.get(name, (0, 1)))
-            out = self.product(name, a, b, result)
-        elif name.startswith("_scaled_dot_product") or name.startswith("_flash") or name.startswith("_efficient"):
-            for operand, tensor in enumerate(args[:3]):
-                self.note("sdpa", operand, self.flows.get(tensor))
-            out = whole._replace(weight=False)
-        elif name == "glu":
-            if (flow := known[0]).rows is not None:
-                for operand, half in enumerate(flow.rows.chunk(2, args[1] if len(args) > 1 else -1)):
-                    self.note("gate", operand, Flow(half))
-            out = whole
+        name = function.overloadpacket.__name__
+        name = name if name.startswith("__") else name.rstrip("_")
+        flow = Flow(
+            None,
+            frozenset().union(*(f.layers for f in known)),
+            len(known) == len(read) and all(f.weight for f in known),
+            next((f.product for f in known if f.product is not None), None),
+        )
+        rows: list[Any] = []
+        if name in PRODUCTS:
+            first = PRODUCTS[name]
+            flow = self._product(name, args[first], args[first + 1], result)
+            rows = [flow.rows]
+        elif name.startswith("_scaled_dot_product"):
+            for factor, tensor in enumerate(args[:3]):
+                self._note("attention", factor, self.flows.get(tensor, flow).rows)
+        elif name == "glu" and known[0].rows is not None:
+            for factor, half in enumerate(known[0].rows.chunk(2, args[1] if len(args) > 1 else -1)):
+                self._note("gate", factor, half)
         elif name in MOVES:
-            return self.moved(function, name, args, kwargs or {}, result, whole, inplace)
-        elif torch.Tag.pointwise in function.tags or name in KEEP or inplace and name in ("copy", "fill"):
-            if name == "_softmax" and whole.product is not None:
-                self.softened.add(whole.product)
-            first = next((leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)), None)
-            out = whole if first is None else whole._replace(rows=self.pointwise(name, read, first.shape))
-            if name == "copy":
-                out = self.written(args[0], args[1], out)
-        else:
-            if name not in REDUCE:
-                for flow in known:
-                    if flow.rows is not None and not flow.weight:
-                        self.lost.update({key: name for key in self.owners(flow.rows)})
-            out = whole
-        for leaf in tree_leaves(result):
+            rows = self._moved(function, name, args, kwargs or {}, result)
+        elif name == "copy":
+            rows = [self._written(args[0], args[1])]
+        elif _is_pointwise(function.overloadpacket):
+            if "softmax" in name and flow.product is not None:
+                self.softened.add(flow.product)
+            rows = [self._pointwise(name, read, flow.weight, tree_leaves(result)[0].shape)]
+        elif name not in MIXING:
+            self._lose(name, [f.rows for f in known if not f.weight])
+        for leaf, own in zip(tree_leaves(result), [*rows, *[None] * len(tree_leaves(result))]):
             if isinstance(leaf, Tensor):
-                self.flows[leaf] = out if out.rows is not None and out.rows.shape == leaf.shape else out._replace(rows=None)
+                fits = isinstance(own, Tensor) and own.dtype == torch.int32 and own.shape == leaf.shape
+                self.flows[leaf] = flow._replace(rows=own if fits else None)
         return result
 
-    def written(self, place: Tensor, values: Tensor, out: Flow) -> Flow:
-        """Follow `place.copy_(values)`: what is written into a part of another tensor is lost."""
-        flow = self.flows.get(values)
-        rows = None if flow is None else flow.rows
-        if place._is_view():
-            for lost in (rows, self.flows.get(place, Flow(None)).rows):
-                if lost is not None:
-                    self.lost.update({key: "copy_ into a part of a tensor" for key in self.owners(lost)})
-            return out._replace(rows=None)
-        return out._replace(rows=None if rows is None else rows.expand(place.shape))
-
-    def moved(self, function, name, args, kwargs, result, whole, inplace):  # type: ignore[no-untyped-def]
+    def _moved(self, function: Any, name: str, args: Any, kwargs: Any, result: Any) -> list[Any]:
         """Repeat an operation that moves entries on the numbers of the rows."""
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        followed = [flow.rows for t in tensors if (flow := self.flows.get(t)) is not None]
+        if all(rows is None for rows in followed):
+            return []
+        if name in SAME_PLACES:
+            return followed[:1]
+        if name in ("view", "_unsafe_view", "_reshape_alias"):
+            return [followed[0].reshape(result.shape)]  # type: ignore[union-attr]
 
         def numbers(leaf: Any) -> Any:
-            flow = self.flows.get(leaf) if isinstance(leaf, Tensor) else None
-            if flow is not None and flow.rows is not None:
-                return flow.rows
-            if isinstance(leaf, Tensor) and leaf.is_floating_point():
-                return torch.full(leaf.shape, -1, dtype=torch.int32)
-            return leaf
+            if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+                return leaf
+            rows = self.flows.get(leaf, Flow()).rows
+            return torch.full(leaf.shape, -1, dtype=torch.int32) if rows is None else rows
 
-        if all(self.flows.get(t) is None or self.flows.get(t).rows is None for t in tree_leaves(args) if isinstance(t, Tensor)):
-            rows = None
-        elif name in ("view", "_unsafe_view", "_reshape_alias"):
-            rows = numbers(args[0]).reshape(result.shape)
-        elif any(t.is_meta and self.flows.get(t) is None and not t.is_floating_point() for t in tree_leaves(args) if isinstance(t, Tensor)):
-            rows = None  # places that have no values
-            for flow in map(self.flows.get, [t for t in tree_leaves(args) if isinstance(t, Tensor)]):
-                if flow is not None and flow.rows is not None:
-                    self.lost.update({key: name for key in self.owners(flow.rows)})
-        elif name in ("_to_copy", "to", "clone", "contiguous", "lift_fresh"):
-            rows = numbers(args[0])
-        elif name == "constant_pad_nd":
-            rows = torch.nn.functional.pad(numbers(args[0]), args[1], value=-1)
-        else:
-            try:
-                rows = function(*tree_map(numbers, args), **tree_map(numbers, kwargs))
-            except (RuntimeError, NotImplementedError):
-                for flow in map(self.flows.get, [t for t in tree_leaves(args) if isinstance(t, Tensor)]):
-                    if flow is not None and flow.rows is not None:
-                        self.lost.update({key: name for key in self.owners(flow.rows)})
-                rows = None
-        parts = tree_leaves(rows)
-        for i, leaf in enumerate(tree_leaves(result)):
-            if isinstance(leaf, Tensor):
-                part = parts[i] if rows is not None and i < len(parts) else None
-                same = isinstance(part, Tensor) and part.shape == leaf.shape and part.dtype == torch.int32
-                self.flows[leaf] = whole._replace(rows=part if same else None)
-        return result
+        if any(t.is_meta and not t.is_floating_point() for t in tensors):
+            self._lose(name, followed)  # places without values
+            return []
+        if name == "constant_pad_nd":
+            return [torch.nn.functional.pad(numbers(args[0]), args[1], value=-1)]
+        try:
+            return tree_leaves(function(*tree_map(numbers, args), **tree_map(numbers, kwargs)))
+        except (RuntimeError, NotImplementedError):
+            self._lose(name, followed)
+            return []
 
-    def product(self, name: str, a: Tensor, b: Tensor, result: Tensor) -> Flow:
-        """Follow a matrix product or a convolution: a layer if one factor depends on weights alone."""
-        left, right = self.flows.get(a), self.flows.get(b)
-        weights = [flow for flow in (left, right) if flow is not None and flow.weight]
-        if len(weights) == 2:
-            return Flow(None, left.layers | right.layers, True)
-        if not weights:
-            for operand, flow in enumerate((left, right)):
-                self.note("product", operand, flow)
-            layers = frozenset().union(*(flow.layers for flow in (left, right) if flow is not None))
-            return Flow(None, layers, product=self.operations)
-        weight = weights[0]
-        inside = right if weight is left else left
-        if inside is not None:
-            self.read |= inside.layers
-        rows = weight.rows
-        if rows is not None and "convolution" in name:
-            depthwise = b.shape[1] == 1 and len(b) == a.shape[1]
-            if depthwise:  # each channel of the input stays a channel of its own
-                kept = None
-                if inside is not None and inside.rows is not None:
-                    channels = inside.rows.movedim(1, -1).flatten(0, -2)
-                    kept = channels[0] if (channels == channels[0]).all() else None
-                    if kept is None:
-                        self.lost.update({key: "depthwise convolution" for key in self.owners(inside.rows)})
-                if kept is not None:
-                    shape = [1, -1, *[1] * (result.dim() - 2)]
-                    return Flow(kept.view(shape).expand(result.shape), inside.layers | weight.layers)
-                return Flow(None, (inside.layers if inside else frozenset()) | weight.layers)
-            channels = rows.flatten(1)[:, 0]
-            shape = [1, -1, *[1] * (result.dim() - 2)]
-            fits = len(channels) == result.shape[1]
-            rows = channels.view(shape).expand(result.shape) if fits else None
-        elif rows is not None:
-            line = rows.select(-2, 0).unsqueeze(-2) if weight is right and rows.dim() > 1 else rows.select(-1, 0).unsqueeze(-1)
-            constant = rows.dim() > 1 and bool((rows == (line)).all())
-            rows = line.expand(result.shape) if constant and result.dim() == rows.dim() else None
-        return Flow(rows, weight.layers)
+    def _written(self, place: Tensor, values: Tensor) -> Tensor | None:
+        """Return the rows of `place.copy_(values)`; what is written into a part of another tensor is not followed."""
+        old, new = (self.flows.get(tensor, Flow()).rows for tensor in (place, values))
+        if place._is_view():
+            self._lose("a copy into a part of a tensor", [old, new])
+            return None
+        return None if new is None else new.expand(place.shape)
 
-    def pointwise(self, name: str, read: list[Tensor], shape: torch.Size) -> Tensor | None:
-        """Return the rows of a result computed entry by entry; factors of a product are noted, terms of a sum joined."""
-        found: list[Tensor] = []
-        for tensor in read:
-            flow = self.flows.get(tensor)
-            if flow is None or flow.rows is None or (flow.weight and not all(self._weight(t) for t in read)):
-                continue
-            try:
-                found.append(flow.rows.expand(shape))
-            except RuntimeError:
-                continue
+    def _product(self, name: str, left: Tensor, right: Tensor, result: Tensor) -> Flow:
+        """Follow a matrix product or a convolution: it is a layer if one of its factors depends on weights alone."""
+        a, b = self.flows.get(left, Flow()), self.flows.get(right, Flow())
+        if a.weight and b.weight:
+            return Flow(None, a.layers | b.layers, weight=True)
+        if not (a.weight or b.weight):
+            for factor, flow in enumerate((a, b)):
+                self._note("product", factor, flow.rows)
+            return Flow(None, a.layers | b.layers, product=self.operations)
+        weight, inputs = (a, b) if a.weight else (b, a)
+        self.read |= inputs.layers
+        if weight.rows is None:
+            return Flow(None, weight.layers)
+        if name != "convolution":
+            line = weight.rows.select(-2, 0).unsqueeze(-2) if b.weight else weight.rows.select(-1, 0).unsqueeze(-1)
+            stored = bool((weight.rows == line).all()) and line.dim() == result.dim()
+            return Flow(line.expand(result.shape) if stored else None, weight.layers)
+        channels = weight.rows.flatten(1)[:, 0]
+        if right.shape[1] == 1 and len(right) == left.shape[1]:  # depthwise: channels of the input stay apart
+            if inputs.rows is not None:
+                entries = inputs.rows.movedim(1, -1).flatten(0, -2)
+                if (entries != entries[0]).any():
+                    self._lose("a depthwise convolution", [inputs.rows])
+                channels = entries[0]
+            weight = Flow(None, inputs.layers | weight.layers)
+        shaped = channels.view(1, -1, *[1] * (result.dim() - 2))
+        return Flow(shaped.expand(result.shape) if shaped.shape[1] == result.shape[1] else None, weight.layers)
+
+    def _pointwise(self, name: str, read: list[Tensor], weight: bool, shape: torch.Size) -> Tensor | None:
+        """Return the rows of results for each entry; factors are noted, terms of a sum are joined."""
+        flows = [flow for tensor in read if (flow := self.flows.get(tensor)) is not None]
+        found = [f.rows for f in flows if f.rows is not None and f.weight == weight]
+        found = [rows.expand(shape) for rows in found if _expands(rows.shape, shape)]
         if not found:
             return None
         rows = found[0]
         for other in found[1:]:
             a, b = _without_copies(rows, other)
             differ = (a != b) & (a >= 0) & (b >= 0)
-            if differ.any():
-                if name in ("mul", "div", "addcmul", "addcdiv"):
-                    self.note("gate", 0, Flow(a[differ]))
-                    self.note("gate", 1, Flow(b[differ]))
-                    return None
-                self.join(a[differ], b[differ])
-            if (a < 0).any():
-                rows = torch.where(a < 0, b, a).expand(shape)
+            if differ.any() and name in ("mul", "div", "addcmul", "addcdiv"):
+                self._note("gate", 0, a[differ])
+                self._note("gate", 1, b[differ])
+                return None
+            for pair in (a[differ].long() * 2**31 + b[differ]).unique().tolist():
+                first, second = sorted((self._root(pair // 2**31), self._root(pair % 2**31)))
+                self.same[second] = first
+            rows = torch.where(a < 0, b, a).expand(shape)
         return rows
 
-    def _weight(self, tensor: Tensor) -> bool:
-        flow = self.flows.get(tensor)
-        return flow is not None and flow.weight
+    def _note(self, kind: str, factor: int, rows: Tensor | None) -> None:
+        """Note that rows reach one factor of the present operation."""
+        for row in _numbers(rows):
+            self.uses[row].add((kind, self.operations, factor))
 
-    def note(self, kind: str, operand: int, flow: Flow | None) -> None:
-        """Note that rows reach one operand of an operation."""
-        if flow is not None and flow.rows is not None and not flow.weight:
-            for row in _without_copies(flow.rows)[0].unique().tolist():
-                self.uses[row].add((kind, self.operations, operand))
+    def _lose(self, name: str, followed: Iterable[Tensor | None]) -> None:
+        """Note that the rows cannot be followed through an operation."""
+        for rows in followed:
+            for row in _numbers(rows):
+                self.unclear[self.keys[bisect_right(self.starts, row) - 1]] = f"its rows cannot be followed through {name}"
 
-    def join(self, rows: Tensor, others: Tensor) -> None:
-        """Note that rows are added to each other."""
-        for pair in (rows.long() * 2**31 + others).unique().tolist():
-            a, b = self.root(pair // 2**31), self.root(pair % 2**31)
-            self.same[max(a, b)] = min(a, b)
-
-    def root(self, row: int) -> int:
+    def _root(self, row: int) -> int:
         """Return the first of the rows that are added to each other."""
         while (above := self.same.get(row, row)) != row:
             row = above
         return row
 
-    def owners(self, rows: Tensor) -> set[int]:
-        """Return the weights that have some of these rows."""
-        present = _without_copies(rows)[0].unique().tolist()
-        owners = sorted(self.first, key=self.first.__getitem__)
-        starts = [self.first[key] for key in owners]
-        return {owners[bisect_right(starts, row) - 1] for row in present if row >= 0}
-
     def result(self, output: Any) -> Traced:
-        """Return what was seen."""
-        joined: dict[int, set[tuple[str, int, int]]] = defaultdict(set)
-        for row, uses in self.uses.items():
-            joined[self.root(row)] |= uses
+        """Return what was seen, given the output of the model."""
+        uses: dict[int, set[tuple[str, int, int]]] = defaultdict(set)
+        for row, seen in self.uses.items():
+            uses[self._root(row)] |= seen
         parts: dict[int, Parts] = {}
-        whole = set()
-        for key, first in self.first.items():
-            if key in self.lost:
-                continue
+        for key, start, end in zip(self.keys, self.starts, self.starts[1:]):
             groups: dict[frozenset, list[int]] = defaultdict(list)
-            for row in range(self.sizes[key]):
-                groups[frozenset(joined.get(self.root(first + row), ()))].append(row)
-            if len(groups) == 1:
-                whole.add(key)
-            else:
-                names = self.names(list(groups))
-                parts[key] = tuple((name, _as_slice(rows)) for name, rows in zip(names, groups.values(), strict=True))
+            for row in range(start, end):
+                groups[frozenset(uses.get(self._root(row), ()))].append(row - start)
+            if len(groups) > 1:
+                parts[key] = tuple(zip(self._names(groups), map(_as_slice, groups.values())))
         heads: set[int] = set()
         for leaf in tree_leaves(output):
-            flow = self.flows.get(leaf) if isinstance(leaf, Tensor) else None
-            if flow is not None and not flow.layers & self.read:
-                heads |= flow.layers
-        unclear = {key: f"its rows cannot be followed through {name}" for key, name in self.lost.items()}
-        return Traced(parts, frozenset(whole), unclear, frozenset(heads))
+            layers = self.flows.get(leaf, Flow()).layers if isinstance(leaf, Tensor) else frozenset()
+            heads |= layers if not layers & self.read else frozenset()
+        clear = {key: cut for key, cut in parts.items() if key not in self.unclear}
+        whole = frozenset(self.keys) - self.unclear.keys() - parts.keys()
+        return Traced(clear, whole, self.unclear, frozenset(heads))
 
-    def names(self, groups: list[frozenset]) -> list[str]:
-        """Return names of the parts: q, k and v of attention, else ordinals."""
-        roles = {0: "q", 1: "k", 2: "v"}
-        named = []
+    def _names(self, groups: Iterable[frozenset]) -> list[str]:
+        """Return the names of parts: q, k and v of attention, else numbers."""
+        names = []
         for uses in groups:
-            fused = {roles[operand] for kind, _, operand in uses if kind == "sdpa"}
-            inside = {(number, operand) for kind, number, operand in uses if kind == "product"}
-            scores = {roles[operand] for number, operand in inside if number in self.softened}
-            values = {"v"} if inside and not scores else set()
-            (role,) = candidates if len(candidates := fused or scores or values) == 1 else [""]
-            named.append(role)
-        if "" in named or len(set(named)) < len(named):
-            return [f"part {i}" for i in range(len(groups))]
-        return named
+            inside = {(number, factor) for kind, number, factor in uses if kind == "product"}
+            roles = {"qkv"[factor] for kind, _, factor in uses if kind == "attention"}
+            roles = roles or {"qk"[factor] for number, factor in inside if number in self.softened}
+            roles = roles or ({"v"} if inside else set())
+            names.append(roles.pop() if len(roles) == 1 else "")
+        clear = all(names) and len(set(names)) == len(names)
+        return names if clear else [f"part {i}" for i in range(len(names))]
 
 
-def _without_copies(*rows: Tensor) -> list[Tensor]:
+def _numbers(rows: Tensor | None) -> list[int]:
+    """Return the numbers of rows in a tensor, once each."""
+    return [] if rows is None else [row for row in _without_copies(rows)[0].unique().tolist() if row >= 0]
+
+
+def _without_copies(*tensors: Tensor) -> list[Tensor]:
     """Return tensors of one shape with a single entry along each dimension in which all of them are expanded."""
-    index = tuple(
-        slice(0, 1) if all(r.stride(d) == 0 for r in rows) else slice(None) for d in range(rows[0].dim())
-    )
-    return [r[index] for r in rows]
+    dims = range(tensors[0].dim())
+    index = tuple(slice(0, 1) if all(t.stride(d) == 0 for t in tensors) else slice(None) for d in dims)
+    return [t[index] for t in tensors]
+
+
+def _expands(small: torch.Size, large: torch.Size) -> bool:
+    return len(small) <= len(large) and all(s in (1, n) for s, n in zip(reversed(small), reversed(large)))
 
 
 def _as_slice(rows: list[int]) -> Rows:
     """Return ascending row numbers as a slice where they are consecutive."""
-    consecutive = rows[-1] - rows[0] + 1 == len(rows)
-    return slice(rows[0], rows[-1] + 1) if consecutive else tuple(rows)
+    return slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else tuple(rows)
