@@ -168,7 +168,9 @@ def left_out(unclear: Sequence[Target | Any], rows: Sequence[Target | Any]) -> s
     if not unclear:
         return ""
     weights = {row.parameter for row in (*rows, *unclear) if row.shape or row in unclear}
-    return f"\n{len(unclear)} of {len(weights)} weights left out: {shorten([row.parameter for row in unclear])}"
+    return (
+        f"\n{len(unclear)} of {len(weights)} weights left out: {shorten([row.parameter for row in unclear])}"
+    )
 
 
 def names(table: Iterable[Target]) -> list[str]:

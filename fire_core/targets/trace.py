@@ -28,28 +28,31 @@ from fire_core.measure.modes import undisturbed
 Rows = slice | tuple[int, ...]
 Parts = tuple[tuple[str, Rows], ...]
 
-MOVES = frozenset(
+MOVE_NAMES = (
     "view _unsafe_view _reshape_alias permute transpose t select slice split split_with_sizes unbind expand clone cat stack "
     "squeeze unsqueeze index_select gather roll constant_pad_nd flip repeat alias detach index unfold _to_copy diagonal "
-    "lift_fresh as_strided".split()
+    "lift_fresh"
 )
+MOVES = frozenset(MOVE_NAMES.split())
 """Operations that give each entry a place; they are repeated on the numbers of the rows."""
 SAME_PLACES = {"clone", "_to_copy", "lift_fresh", "detach", "alias"}
 PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "mv": 0, "addmv": 1, "dot": 0, "convolution": 0}
 """Operations that multiply matrices, and the argument that is the first factor; the second factor follows it."""
-EACH_ENTRY = frozenset(
+EACH_ENTRY_NAMES = (
     "native_layer_norm native_batch_norm _native_batch_norm_legit_no_training native_group_norm _fused_rms_norm _softmax "
     "_log_softmax _safe_softmax native_dropout hardswish prelu _prelu_kernel log_sigmoid_forward rrelu_with_noise tril triu "
-    "masked_fill cumsum".split()
+    "masked_fill cumsum"
 )
+EACH_ENTRY = frozenset(EACH_ENTRY_NAMES.split())
 """Operations with one result for each entry that PyTorch does not count as pointwise, norms included."""
-MIXING = frozenset(
-    "mean sum amax amin max min var std var_mean norm linalg_vector_norm logsumexp argmax argmin any all prod topk sort "
-    "_adaptive_avg_pool2d adaptive_max_pool2d avg_pool2d avg_pool1d max_pool2d_with_indices index_add scatter_add scatter "
-    "index_put nonzero equal _local_scalar_dense upsample_bilinear2d upsample_bicubic2d upsample_nearest2d embedding "
-    "_unique2 is_nonzero bincount histc one_hot".split()
+MEANS = {"mean", "sum", "amax", "amin"}
+"""Operations along some dimensions: results are followed where these have the same row throughout."""
+DECISION_NAMES = (
+    "max min var std var_mean norm linalg_vector_norm logsumexp argmax argmin any all prod topk sort equal nonzero "
+    "_local_scalar_dense is_nonzero bincount histc one_hot _unique2 embedding"
 )
-"""Operations whose results depend on many entries alike, and are not followed."""
+DECISIONS = frozenset(DECISION_NAMES.split())
+"""Operations whose results are statistics or choices; they are not followed."""
 
 
 class Flow(NamedTuple):
@@ -104,7 +107,9 @@ def _is_pointwise(packet: Any) -> bool:
     name = packet.__name__
     plain = getattr(torch.ops.aten, name.rstrip("_"), packet) if not name.startswith("_") else packet
     return name.rstrip("_") in EACH_ENTRY or any(
-        torch.Tag.pointwise in getattr(p, overload).tags for p in (packet, plain) for overload in p.overloads()
+        torch.Tag.pointwise in getattr(p, overload).tags
+        for p in (packet, plain)
+        for overload in p.overloads()
     )
 
 
@@ -162,7 +167,9 @@ class _Follow(TorchDispatchMode):
             if "softmax" in name and flow.product is not None:
                 self.softened.add(flow.product)
             rows = [self._pointwise(name, read, flow.weight, tree_leaves(result)[0].shape)]
-        elif name not in MIXING:
+        elif name in MEANS or "pool" in name or "upsample" in name:
+            rows = [self._averaged(name, args, kwargs or {}, tree_leaves(result)[0])]
+        elif name not in DECISIONS:
             self._lose(name, [f.rows for f in known if not f.weight])
         for leaf, own in zip(tree_leaves(result), [*rows, *[None] * len(tree_leaves(result))]):
             if isinstance(leaf, Tensor):
@@ -198,6 +205,20 @@ class _Follow(TorchDispatchMode):
             self._lose(name, followed)
             return []
 
+    def _averaged(self, name: str, args: Any, kwargs: Any, result: Tensor) -> Tensor | None:
+        """Return the rows of a mean along some dimensions, or of a pool over the places of an image."""
+        rows = self.flows.get(args[0], Flow()).rows
+        if rows is None or (name in MEANS and len(args) < 2):
+            return None
+        dims, keep = (args[1], kwargs.get("keepdim", args[2] if len(args) > 2 else False)) if name in MEANS else (
+            tuple(range(2, rows.dim())), True)  # fmt: skip
+        low, high = rows.amin(dims, keepdim=keep), rows.amax(dims, keepdim=keep)
+        if torch.equal(low, high):
+            return low.expand(result.shape) if _expands(low.shape, result.shape) else None
+        if name not in MEANS:
+            self._lose(name, [rows])
+        return None
+
     def _written(self, place: Tensor, values: Tensor) -> Tensor | None:
         """Return the rows of `place.copy_(values)`; what is written into a part of another tensor is not followed."""
         old, new = (self.flows.get(tensor, Flow()).rows for tensor in (place, values))
@@ -220,7 +241,11 @@ class _Follow(TorchDispatchMode):
         if weight.rows is None:
             return Flow(None, weight.layers)
         if name != "convolution":
-            line = weight.rows.select(-2, 0).unsqueeze(-2) if b.weight else weight.rows.select(-1, 0).unsqueeze(-1)
+            line = (
+                weight.rows.select(-2, 0).unsqueeze(-2)
+                if b.weight
+                else weight.rows.select(-1, 0).unsqueeze(-1)
+            )
             stored = bool((weight.rows == line).all()) and line.dim() == result.dim()
             return Flow(line.expand(result.shape) if stored else None, weight.layers)
         channels = weight.rows.flatten(1)[:, 0]
@@ -232,7 +257,9 @@ class _Follow(TorchDispatchMode):
                 channels = entries[0]
             weight = Flow(None, inputs.layers | weight.layers)
         shaped = channels.view(1, -1, *[1] * (result.dim() - 2))
-        return Flow(shaped.expand(result.shape) if shaped.shape[1] == result.shape[1] else None, weight.layers)
+        return Flow(
+            shaped.expand(result.shape) if shaped.shape[1] == result.shape[1] else None, weight.layers
+        )
 
     def _pointwise(self, name: str, read: list[Tensor], weight: bool, shape: torch.Size) -> Tensor | None:
         """Return the rows of results for each entry; factors are noted, terms of a sum are joined."""
@@ -264,7 +291,9 @@ class _Follow(TorchDispatchMode):
         """Note that the rows cannot be followed through an operation."""
         for rows in followed:
             for row in _numbers(rows):
-                self.unclear[self.keys[bisect_right(self.starts, row) - 1]] = f"its rows cannot be followed through {name}"
+                self.unclear[self.keys[bisect_right(self.starts, row) - 1]] = (
+                    f"its rows cannot be followed through {name}"
+                )
 
     def _root(self, row: int) -> int:
         """Return the first of the rows that are added to each other."""

@@ -19,7 +19,7 @@ from torch.nn.modules import conv
 from torch.nn.parameter import UninitializedParameter
 
 from fire_core.errors import UserError
-from fire_core.targets.architectures import ADDED, NORMS, Layout, Place, layout_of, size_of
+from fire_core.targets.architectures import NORMS, Layout, Place, layout_of, size_of
 from fire_core.targets.table import ATTENTION, Target, TargetTable, choose, names, role_of, selector, shorten
 from fire_core.targets.trace import Rows, Traced, trace
 
@@ -37,6 +37,15 @@ HEADS = {
 PERHAPS_HEADS = {"fc", "output", "out", "output_layer", "last_layer", "linear"}
 
 
+ADDED = (
+    "pos_embed",
+    "cls_token",
+    "dist_token",
+    "reg_token",
+    "position_embedding",
+    "mask_token",
+    "class_embedding",
+)
 EVERYTHING = slice(None)
 REPARAMETRISED = "beside the weight: a gain, or part of a reparametrised weight (weight_norm): remove the reparametrisation"
 
@@ -261,9 +270,7 @@ def _conv(place: Place, module: conv._ConvNd, layout: Layout) -> Iterator[Target
     elif groups > 1:
         why = f"{why}, one group"
         parts = [(f"group {g}", slice(g * first, (g + 1) * first)) for g in range(groups)]
-    for (part, rows), tap in itertools.product(
-        parts, itertools.product(*map(range, parameter.shape[2:]))
-    ):
+    for (part, rows), tap in itertools.product(parts, itertools.product(*map(range, parameter.shape[2:]))):
         size = first if rows == EVERYTHING else size_of(rows)
         yield _part(
             place,

@@ -304,6 +304,8 @@ def test_heads_follow_execution_or_are_refused(make: type[nn.Module], heads: set
 
 
 def test_a_plain_sequential_runs_in_its_order() -> None:
-    model = nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), nn.Sequential(nn.Linear(8, 3), nn.Tanh()))
+    model = nn.Sequential(
+        nn.Sequential(nn.Linear(4, 8), nn.ReLU()), nn.Sequential(nn.Linear(8, 3), nn.Tanh())
+    )
     assert [t.name for t in find_targets(model, "head").included] == ["1.0.weight"]
     assert [t.name for t in find_targets(torch.compile(model), "head").included] == ["_orig_mod.1.0.weight"]
