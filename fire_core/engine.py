@@ -12,7 +12,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from functools import partial
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -20,17 +19,17 @@ import torch
 from torch import Tensor
 
 from fire_core.errors import UserError, did_you_mean, unknown_word
-from fire_core.report import Report, Row, Treated, fill_in
+from fire_core.report import Report, Row, Treated, figures_of, fill_in
 from fire_core.solvers.polar import (
     ITERATIONS,
     STACK_BYTES,
     Normalize,
     Solver,
     check_solver,
-    polar,
+    solve,
 )
 from fire_core.targets import Target, TargetTable, shorten
-from fire_core.targets.walk import sharing
+from fire_core.targets.walk import tied_to
 
 Scale = Literal["official", "none", "initial"]
 Degenerate = Literal["raise", "skip"]
@@ -108,13 +107,8 @@ def project(
 
     Raises UserError where scale="initial" has no starting weights, or zero ones.
     """
-    factor, residual, iterations, completed = polar(
-        stack,
-        settings.solver,
-        iterations=settings.iterations,
-        normalize=settings.normalize,
-        tolerance=settings.tolerance,
-        measure=False,
+    factor, residual, iterations, completed = solve(
+        stack, settings.solver, settings.iterations, settings.normalize, settings.tolerance, measure=False
     )
     scale: Tensor | None = None
     if settings.scale == "official":
@@ -168,9 +162,9 @@ def treat_tensors(
 ) -> Report:
     """Run `treatment` on all included targets, write the results in place, and return the report.
 
-    Targets of one shape, device and type are treated in stacks. All results are computed and checked (their shape, and
-    that they are finite in the type of the weights) before the first is written. Until then, and until the rows of the
-    report are read, the old and the new matrices are kept, both in float32 at least.
+    Targets of one shape, device and type are treated in stacks. All results are computed, measured, and checked (that they
+    are finite in the type of the weights) before the first is written. Until then the new matrices are kept, in float32
+    at least.
 
     Args:
         parameters: name -> tensor of any floating type.
@@ -187,37 +181,25 @@ def treat_tensors(
     with torch.no_grad():
         check_targets(table.included, parameters)
         _check_initial(table.included, parameters, initial or {})
-        stacks = [(group, _stack(group, parameters)) for group in _groups(table.included, parameters)]
-        skipped = _degenerate(stacks, degenerate, min_norm)
-        rows = {
-            t.name: Row(t.name, t.parameter, t.shape, "skipped", skipped.get(t.name, t.reason)) for t in table
-        }
+        skipped = _degenerate(table.included, parameters, degenerate, min_norm)
+        rows = {t.name: row_of(t, skipped.get(t.name, t.reason)) for t in table}
         results: list[tuple[list[Target], Tensor]] = []
-        measurements: list[Callable[[], None]] = []
-        for group, old in stacks:
-            kept = [i for i, t in enumerate(group) if t.name not in skipped]
-            if len(kept) < len(group):
-                group, old = [group[i] for i in kept], old[kept]
-            if not group:
-                continue
-            treated = treatment(old, group)
-            _check_shape(group, old, treated.matrices)
-            treated = treated.as_stored(parameters[group[0].parameter].dtype)
+        figures: list[tuple[list[Row], dict[str, Tensor]]] = []
+        for group in _groups([t for t in table.included if t.name not in skipped], parameters):
+            old = _stack(group, parameters)
+            treated = treatment(old, group).as_stored(parameters[group[0].parameter].dtype)
             results.append((group, treated.matrices))
             for t in group:
                 rows[t.name] = Row(t.name, t.parameter, t.shape, action, t.reason)
-            measurements.append(
-                partial(_measure, [rows[t.name] for t in group], group, old, treated, initial)
-            )
+            figures.append(([rows[t.name] for t in group], _figures(group, old, treated, initial)))
         _check_finite(results)
         if not dry_run:
             for group, new in results:
                 for target, matrix in zip(group, new, strict=True):
                     target.write(parameters, matrix)
+    fill_in(figures)
     changed = set() if dry_run else {t.parameter for group, _ in results for t in group}
-    if changed:
-        shared = sharing(parameters)
-        changed = changed.union(*(shared.get(name, ()) for name in changed))
+    changed = tied_to(parameters, changed)
     return Report(
         rows.values(),
         changed,
@@ -225,7 +207,7 @@ def treat_tensors(
         seconds=time.perf_counter() - started,
         method=method,
         dry_run=dry_run,
-        measurements=measurements,
+        total=sum(p.numel() for p in parameters.values()),
     )
 
 
@@ -245,43 +227,42 @@ def measure_change(
     with torch.no_grad():
         differs = fetch([torch.ne(before[name], new).any() for name, new in after.items()])
         report.changed |= {name for name, different in zip(after, differs, strict=True) if different}
-        rows = {}
-        for t in table:
-            reason = "not changed" if t.included else t.reason
-            rows[t.name] = Row(t.name, t.parameter, t.shape, "skipped", reason)
+        rows = {t.name: row_of(t, "not changed" if t.included else t.reason) for t in table}
+        figures = []
         for group in _groups([t for t in table.included if t.parameter in report.changed], after):
             for t in group:
                 rows[t.name] = Row(t.name, t.parameter, t.shape, action, t.reason)
             old, new = (_stack(group, source) for source in (before, after))
-            _measure([rows[t.name] for t in group], group, old, Treated(new), initial)
+            figures.append(([rows[t.name] for t in group], _figures(group, old, Treated(new), initial)))
+    fill_in(figures)
     report.rows.extend(rows.values())
+    report.total = sum(p.numel() for p in after.values())
 
 
-def _measure(
-    rows: list[Row], group: list[Target], old: Tensor, treated: Treated, initial: Mapping[str, Tensor] | None
-) -> None:
-    start = None
-    if initial is not None and all(t.parameter in initial for t in group):
-        start = _stack(group, initial)
-    fill_in(rows, old, treated, start)
+def row_of(target: Target, reason: str) -> Row:
+    """Return the row of a target that is not treated."""
+    action = "left out" if target.kind == "unclear" else "skipped"
+    return Row(target.name, target.parameter, target.shape, action, reason)
+
+
+def _figures(
+    group: list[Target], old: Tensor, treated: Treated, initial: Mapping[str, Tensor] | None
+) -> dict[str, Tensor]:
+    known = initial is not None and all(t.parameter in initial for t in group)
+    return figures_of(old, treated, _stack(group, initial) if known else None)  # type: ignore[arg-type]
 
 
 def _degenerate(
-    stacks: list[tuple[list[Target], Tensor]], degenerate: Degenerate, min_norm: float
+    targets: list[Target], parameters: Mapping[str, Tensor], degenerate: Degenerate, min_norm: float
 ) -> dict[str, str]:
     """Return the names of degenerate targets with the reason to skip each, with one transfer per device.
 
     Raises UserError for NaN and infinite weights, and for degenerate matrices where degenerate="raise".
     """
-    if degenerate not in get_args(Degenerate):
-        raise unknown_word("degenerate", degenerate, Degenerate)
-    peaks: list[Tensor] = []
-    norms: list[Tensor] = []
-    for _, stack in stacks:
-        peaks += _peaks(stack)
-        if min_norm > 0.0:
-            norms += torch.linalg.matrix_norm(stack).double()
-    names = [t.name for group, _ in stacks for t in group]
+    matrices = [_matrix(t, parameters) for t in targets]
+    peaks = [_peak(matrix) for matrix in matrices]
+    norms = [torch.linalg.matrix_norm(m).double() for m in matrices] if min_norm > 0.0 else []
+    names = [t.name for t in targets]
     found = fetch([*peaks, *norms])
     bad = [name for name, peak in zip(names, found) if not peak < float("inf")]
     if bad:
@@ -301,9 +282,9 @@ def _degenerate(
     return small
 
 
-def _peaks(stack: Tensor) -> Tensor:
-    """Return the largest absolute entry of each matrix, (count,) float64; NaN and infinity survive."""
-    low, high = map(torch.stack, zip(*map(torch.aminmax, stack), strict=True))
+def _peak(matrix: Tensor) -> Tensor:
+    """Return the largest absolute entry, a float64 scalar; NaN and infinity survive."""
+    low, high = torch.aminmax(matrix)
     return torch.maximum(high, -low).double()
 
 
@@ -340,35 +321,29 @@ def _check_initial(
 
 
 def _stack(group: list[Target], parameters: Mapping[str, Tensor]) -> Tensor:
-    """Return the matrices of a group, (count, out, in). Raises UserError if a shape differs from the table's."""
-    matrices = []
-    for t in group:
-        try:
-            matrix = t.matrix(parameters)
-        except IndexError:
-            matrix = parameters[t.parameter]
-        if tuple(matrix.shape) != tuple(t.shape):
-            raise UserError(
-                f"target {t.name!r} is {tuple(t.shape)} in the table and {tuple(matrix.shape)} in the model: make the "
-                "table with find_targets(model)"
-            )
-        matrix = matrix.detach()
-        matrices.append(matrix if matrix.dtype == torch.float64 else matrix.float())
-    return torch.stack(matrices)
+    """Return the matrices of a group, (count, out, in)."""
+    return torch.stack([_matrix(t, parameters) for t in group])
 
 
-def _check_shape(group: list[Target], old: Tensor, new: Tensor) -> None:
-    if new.shape != old.shape:
+def _matrix(t: Target, parameters: Mapping[str, Tensor]) -> Tensor:
+    """Return the matrix (out, in) of a target, float32 or float64. Raises UserError if its shape is not the table's."""
+    try:
+        matrix = t.matrix(parameters)
+    except IndexError:
+        matrix = parameters[t.parameter]
+    if tuple(matrix.shape) != tuple(t.shape):
         raise UserError(
-            f"the treatment made {tuple(new.shape)} of a stack {tuple(old.shape)} ({shorten([t.name for t in group])}): "
-            "nothing was written; it must keep the shape"
+            f"target {t.name!r} is {tuple(t.shape)} in the table and {tuple(matrix.shape)} in the model: make the "
+            "table with find_targets(model)"
         )
+    matrix = matrix.detach()
+    return matrix if matrix.dtype == torch.float64 else matrix.float()
 
 
 def _check_finite(stacks: list[tuple[list[Target], Tensor]]) -> None:
     """Raise UserError for results with NaN or infinity, with one transfer per device."""
     targets = [t for group, _ in stacks for t in group]
-    peaks = fetch([peak for _, new in stacks for peak in _peaks(new)])
+    peaks = fetch([_peak(matrix) for _, new in stacks for matrix in new])
     bad = [t.name for t, peak in zip(targets, peaks, strict=True) if not peak < float("inf")]
     if bad:
         raise UserError(

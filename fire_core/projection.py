@@ -6,18 +6,16 @@ Han et al., "FIRE: Frobenius-Isometry Reinitialization", ICLR 2026, Eq. 4-5 and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import partial
-from inspect import Parameter, getdoc, signature
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from fire_core.engine import FireSettings, project
+from fire_core.engine import Degenerate, FireSettings, Scale, project
 from fire_core.errors import UserError
 from fire_core.report import Report
-from fire_core.solvers.polar import check_matrices, polar
+from fire_core.solvers.polar import ITERATIONS, Normalize, Solver, check_matrices, polar
 from fire_core.targets import shorten
 from fire_core.targets.walk import overlaps_itself
 from fire_core.wrapped_models import table_of, treat_model, unwrap_with
@@ -30,32 +28,45 @@ def fire(
     model: nn.Module,
     *,
     targets: Any = "all",
+    example: Any = None,
     initial: Mapping[str, Tensor] | None = None,
     dry_run: bool = False,
     group: ProcessGroup | None = None,
-    **settings: Any,
+    solver: Solver = "newton_schulz",
+    iterations: int = ITERATIONS,
+    normalize: Normalize = "frobenius",
+    scale: Scale = "official",
+    variance_factor: float = 1.0,
+    strength: float = 1.0,
+    degenerate: Degenerate = "raise",
+    min_norm: float = 0.0,
+    tolerance: float = 1e-8,
 ) -> Report:
     """Replace every target matrix W of `model` by scale * polar(W), in place.
 
-    The result is deterministic and needs neither data nor gradients. Biases, normalisation layers, embeddings (unless
-    tied to a Linear) and buffers stay as they are. If several processes share the model (FSDP2,
-    DistributedDataParallel), every rank calls this function, and all of them treat the model together.
+    The result is deterministic and needs no gradients. Biases, normalisation layers, embeddings (unless tied to a
+    Linear) and buffers stay as they are. If several processes share the model (FSDP2, DistributedDataParallel), every
+    rank calls this function, and all of them treat the model together.
 
     Args:
         targets: the matrices to treat: a preset, a pattern, a list of these, a callable (see `find_targets`), or a
             TargetTable.
+        example: a batch that shows how fused weights are cut (see `find_targets`). Its values do not matter.
         initial: starting weights by parameter name. scale="initial" needs them; they also let the report give the
             distance moved relative to a full reset.
         dry_run: write nothing; the report says what would be done.
         group: process group whose ranks hold plain replicas of this model, to share the work among them.
-        settings: the fields of `FireSettings`.
+        solver, iterations, normalize, scale, variance_factor, strength, degenerate, min_norm, tolerance: see
+            `FireSettings`.
     Returns: a Report with one row per target, skipped ones included.
     Raises: UserError for wrong settings, an empty target set, zero matrices (see degenerate), NaN or infinite weights
         or results. Nothing is written then.
     """
-    chosen = FireSettings.of(**settings)
+    chosen = FireSettings(
+        solver, iterations, normalize, scale, variance_factor, strength, degenerate, min_norm, tolerance
+    )
     _, initial = unwrap_with(model, initial)
-    table = table_of(model, targets)
+    table = table_of(model, targets, example)
     if isinstance(initial, Mapping) and initial and not any(t.parameter in initial for t in table):
         raise UserError(
             f"initial holds {shorten(list(initial))}, but no target of this model: its names are those of state_dict()"
@@ -66,27 +77,12 @@ def fire(
         partial(project, settings=chosen, initial=initial),
         action="projected",
         method="fire",
-        degenerate=chosen.degenerate,
-        min_norm=chosen.min_norm,
+        degenerate=degenerate,
+        min_norm=min_norm,
         initial=initial,
         dry_run=dry_run,
         group=group,
     )
-
-
-def _with_settings(function: Any) -> None:
-    """Replace `**settings`, in the signature and text that help() and the documentation show, by `FireSettings`."""
-    own = list(signature(function).parameters.values())[:-1]
-    known = [
-        Parameter(f.name, Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
-        for f in fields(FireSettings)
-    ]
-    function.__signature__ = signature(function).replace(parameters=[*own, *known])
-    described = (getdoc(FireSettings) or "").partition("Args:\n")[2].strip()
-    function.__doc__ = (getdoc(function) or "").replace("settings: the fields of `FireSettings`.", described)
-
-
-_with_settings(fire)
 
 
 def project_(weight: Tensor, *, solver: str = "exact", scale: float | None = None, **settings: Any) -> Tensor:

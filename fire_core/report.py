@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from fire_core.measure.metrics import (
     squared_frobenius_error,
 )
 from fire_core.solvers.kernels import deviation_of_gram
+from fire_core.targets.table import left_out
 
 
 @dataclass
@@ -24,7 +26,7 @@ class Row:
     """What happened to one target, of shape (out, in). A figure that is undefined or was not measured is None.
 
     Args:
-        action: what was done, or "skipped".
+        action: what was done, "skipped", or "left out" where it is not known how the weight is cut.
         reason: why the target was skipped, or why it was included.
         dfi_before, dfi_after: deviation from isometry, `||W^T W - I||_F^2`, of the weight as stored. The Gram matrix is
             the smaller of the two.
@@ -77,12 +79,12 @@ class Treated(NamedTuple):
         return rounded._replace(matrices=self.matrices.to(dtype).to(self.matrices.dtype))
 
 
+@dataclass
 class Report:
     """The rows of a treatment, one per target, and the parameters that it changed.
 
-    The figures are computed when `rows` is first read, from matrices that the report keeps until then.
-
     Attributes:
+        rows: one per target.
         changed: names of the parameters whose values changed. `fire` and the controls leave out the prefix of a
             DistributedDataParallel around the model.
         parameters: those parameters themselves, for `reset_optimizer_state(optimizer, "clear_changed", report)`. They are
@@ -90,32 +92,25 @@ class Report:
         seconds: time of the treatment.
         method: name of the method.
         dry_run: whether the report is that of a dry run, which writes nothing.
+        total: number of entries of all parameters of the model, for `share`.
     """
 
-    def __init__(
-        self,
-        rows: Iterable[Row] = (),
-        changed: Iterable[str] = (),
-        *,
-        parameters: Iterable[Tensor] = (),
-        seconds: float = 0.0,
-        method: str = "",
-        dry_run: bool = False,
-        measurements: Iterable[Callable[[], None]] = (),
-    ) -> None:
-        self._rows = list(rows)
-        self._measurements = list(measurements)
-        self.changed = set(changed)
-        self.parameters = list(parameters)
-        self.seconds, self.method, self.dry_run = seconds, method, dry_run
+    rows: list[Row] = field(default_factory=list)
+    changed: set[str] = field(default_factory=set)
+    parameters: list[Tensor] = field(default_factory=list, kw_only=True, compare=False)
+    seconds: float = field(default=0.0, kw_only=True)
+    method: str = field(default="", kw_only=True)
+    dry_run: bool = field(default=False, kw_only=True)
+    total: int = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.rows, self.changed = list(self.rows), set(self.changed)
 
     @property
-    def rows(self) -> list[Row]:
-        """The rows, one per target. The first access computes the figures."""
-        measurements, self._measurements = self._measurements, []
-        for measure in measurements:
-            measure()
-        return self._rows
+    def share(self) -> float | None:
+        """Share of all entries of the model's parameters that are in treated matrices; None if their number is unknown."""
+        treated = sum(prod(row.shape) for row in self.treated())
+        return treated / self.total if self.total else None
 
     def treated(self) -> list[Row]:
         """Return the rows of the matrices that were changed, or would be in a dry run."""
@@ -142,6 +137,7 @@ class Report:
             "method": self.method,
             "seconds": self.seconds,
             "changed": sorted(self.changed),
+            "share": self.share,
             "summary": self.summary(),
             "rows": [asdict(row) for row in self.rows],
         }
@@ -162,7 +158,10 @@ class Report:
         done = "would change (dry run)" if self.dry_run else "changed"
         count = len(self.treated())
         last = f"{self.method or 'report'}: {count} targets {done} in {self.seconds:.3f} s"
-        return f"{columns(rows)}\n{last}"
+        if self.share is not None:
+            last += f", {self.share:.1%} of {self.total:,} parameters"
+        unclear = [row for row in self.rows if row.action == "left out"]
+        return f"{columns(rows)}\n{last}{left_out(unclear, self.rows)}"
 
     @staticmethod
     def merge(reports: Mapping[str, Report], method: str) -> Report:
@@ -177,13 +176,14 @@ class Report:
             parameters=[parameter for report in reports.values() for parameter in report.parameters],
             seconds=sum(report.seconds for report in reports.values()),
             method=method,
+            total=sum(report.total for report in reports.values()),
         )
 
 
-def fill_in(rows: list[Row], old: Tensor, treated: Treated, initial: Tensor | None) -> None:
-    """Fill in the figures of one stack, with a single transfer from the device.
+def figures_of(old: Tensor, treated: Treated, initial: Tensor | None) -> dict[str, Tensor]:
+    """Return the figures (count,) of a stack, by the names of the fields of `Row`, without any transfer from the device.
 
-    rows: of the matrices of the stack, in order. old, initial: (count, out, in), before the treatment and at the start.
+    old, initial: (count, out, in), before the treatment and at the start.
     """
     new = treated.matrices
     gram = smaller_gram(new)
@@ -203,13 +203,17 @@ def fill_in(rows: list[Row], old: Tensor, treated: Treated, initial: Tensor | No
     }
     if initial is not None:
         columns["sfe_relative"] = relative_squared_error(old, new, initial.to(old))
-    known = {name: column for name, column in columns.items() if column is not None}
-    for row, figures in zip(
-        rows, torch.stack([c.double() for c in known.values()], dim=1).tolist(), strict=True
-    ):
-        for name, value in zip(known, figures, strict=True):
-            if value == value:  # NaN: not defined
-                setattr(row, name, value)
-        row.iterations = None if row.iterations is None else int(row.iterations)
-        row.completed = None if row.completed is None else bool(row.completed)
-        row.residual = row.dfi_factor if row.residual is None else row.residual
+    return {name: column for name, column in columns.items() if column is not None}
+
+
+def fill_in(figures: Iterable[tuple[list[Row], dict[str, Tensor]]]) -> None:
+    """Write the figures of stacks into the rows of their matrices."""
+    for rows, known in figures:
+        values = torch.stack([column.double() for column in known.values()], dim=1).tolist()
+        for row, numbers in zip(rows, values, strict=True):
+            for name, value in zip(known, numbers, strict=True):
+                if value == value:  # NaN: not defined
+                    setattr(row, name, value)
+            row.iterations = None if row.iterations is None else int(row.iterations)
+            row.completed = None if row.completed is None else bool(row.completed)
+            row.residual = row.dfi_factor if row.residual is None else row.residual

@@ -83,7 +83,7 @@ def observe(
     report.parameters = [p for name, p in parameters.items() if name in report.changed]
 
 
-def table_of(model: nn.Module, targets: Any) -> TargetTable:
+def table_of(model: nn.Module, targets: Any, example: Any = None) -> TargetTable:
     """Return the table of the module inside `model` under this rule, or the given table, with the names of that module."""
     check_module(model)
     inner, prefix = _inside(model)
@@ -95,7 +95,7 @@ def table_of(model: nn.Module, targets: Any) -> TargetTable:
             else replace(t, **{key: getattr(t, key).removeprefix(prefix) for key in keys})
             for t in targets
         )
-    return targets if isinstance(targets, TargetTable) else find_targets(inner, targets)
+    return targets if isinstance(targets, TargetTable) else find_targets(inner, targets, example=example)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -161,6 +161,7 @@ class Decoder(nn.Module):
             self.embedding_lambdas = nn.Parameter(torch.zeros(shape.layers))
         self.ln_f = nn.LayerNorm(shape.width, bias=shape.bias)
         self.lm_head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self.lm_head.is_head = True
         if shape.tied:
             self.lm_head.weight = self.wte.weight
         self._initialise()

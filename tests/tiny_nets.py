@@ -82,6 +82,7 @@ class Conv(nn.Module):
         self.conv2, self.bn2 = nn.Conv2d(6, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
         self.relu2, self.pool = nn.ReLU(), nn.MaxPool2d(2)
         self.fc1, self.relu3, self.fc2 = nn.Linear(128, 12), nn.ReLU(), nn.Linear(12, 5)
+        self.fc2.is_head = True
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.relu1(self.bn1(self.conv1(x)))
@@ -114,6 +115,7 @@ class ViT(nn.Module):
         self.norm1, self.attention = nn.LayerNorm(12), Attention()
         self.norm2, self.fc1, self.fc2 = nn.LayerNorm(12), nn.Linear(12, 48), nn.Linear(48, 12)
         self.norm, self.head = nn.LayerNorm(12), nn.Linear(12, 5)
+        self.head.is_head = True
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.cat((self.class_token.expand(len(x), -1, -1), self.embed(x)), dim=1) + self.positions

@@ -90,19 +90,30 @@ def polar(
     """
     check_solver(solver, iterations, normalize, tolerance)
     check_matrices(matrices)
-    batch_shape, (rows, columns) = matrices.shape[:-2], matrices.shape[-2:]
+    working = matrices.detach().to(torch.float64 if matrices.dtype == torch.float64 else torch.float32)
+    working = working.reshape(-1, *matrices.shape[-2:])
+    _check_values(working, matrices.shape[:-2])
+    result = solve(working, solver, iterations, normalize, tolerance, measure)
+    return Polar(
+        result.factor.reshape(matrices.shape), *(part.reshape(matrices.shape[:-2]) for part in result[1:])
+    )
+
+
+@torch.no_grad()
+def solve(
+    matrices: Tensor, solver: str, iterations: int, normalize: str, tolerance: float, measure: bool
+) -> Polar:
+    """Return `polar` of matrices (b, m, n), float32 or float64, whose values and settings have been checked."""
+    _, rows, columns = matrices.shape
     exact = solver == "exact"
-    with torch.no_grad(), full_precision(matrices.device):
-        working = matrices.detach().to(torch.float64 if matrices.dtype == torch.float64 else torch.float32)
-        working = working.reshape(-1, rows, columns)
-        moderate = _check_values(working, batch_shape)
-        tall = working if rows >= columns else working.mT
+    with full_precision(matrices.device):
+        tall = matrices if rows >= columns else matrices.mT
         # the default allows at most 4e-10 per column, which is a relative error of 1e-5
         allowed = tolerance * max(1.0, min(rows, columns) / 768) * min(1.0, min(rows, columns) / 25)
         stacks = tall.split(_stack_length(tall, exact))
         result = None if len(tall) == len(stacks[0]) > 0 else _empty(tall)
         for number, stack in enumerate(stacks if len(tall) else ()):
-            stack = stack if moderate else _moderate(stack)
+            stack = _moderate(stack)
             if exact:
                 solved = solve_exact(stack, allowed, rational=matrices.device.type == "cpu")
             else:
@@ -118,8 +129,7 @@ def polar(
                 del solved  # frees its memory for the next stack
         result = solved if result is None else result
     factor = result.factor if rows >= columns else result.factor.mT
-    parts = (result.residual, result.iterations, result.completed)
-    return Polar(factor.reshape(matrices.shape), *(part.reshape(batch_shape) for part in parts))
+    return Polar(factor, result.residual, result.iterations, result.completed)
 
 
 def _stack_length(tall: Tensor, exact: bool) -> int:
@@ -143,10 +153,15 @@ def _empty(tall: Tensor) -> Solved:
 
 
 def _moderate(matrices: Tensor) -> Tensor:
-    """Return `matrices` (b, m, n) divided by powers of two, which is exact; largest entries are then near 1."""
-    largest = matrices.abs().amax(dim=(-2, -1), keepdim=True)
+    """Return `matrices` (b, m, n), those with very large or small entries divided by powers of two, which is exact.
+
+    All are divided, most of them by 1: a test of the values would make the device wait.
+    """
+    low, high = matrices.aminmax(dim=-1)
+    largest = torch.maximum(high.amax(dim=-1), -low.amin(dim=-1)).view(-1, 1, 1)
     mantissa, _ = torch.frexp(largest)
-    return matrices / (largest / (2 * mantissa))
+    moderate = (largest >= 2.0**-20) & (largest <= 2.0**20)
+    return matrices / torch.where(moderate, 1.0, largest / (2 * mantissa))
 
 
 def check_solver(solver: str, iterations: int, normalize: str, tolerance: float) -> None:
@@ -191,17 +206,15 @@ def check_matrices(matrices: object, name: str = "matrices") -> None:
         )
 
 
-def _check_values(working: Tensor, batch_shape: torch.Size) -> bool:
-    """Raise UserError for zero or non-finite matrices; return whether all largest entries lie in [2^-20, 2^20]."""
+def _check_values(working: Tensor, batch_shape: torch.Size) -> None:
+    """Raise UserError for zero or non-finite matrices (b, m, n)."""
     if not len(working):
-        return True
+        return
     entries = working.flatten(1)
     largest = torch.maximum(entries.amax(dim=1), -entries.amin(dim=1))  # NaN and infinity survive
     bad = ~(largest.isfinite() & (largest > 0))
-    immoderate = (largest < 2.0**-20) | (largest > 2.0**20)
-    any_bad, any_immoderate = torch.stack([bad.any(), immoderate.any()]).tolist()
-    if not any_bad:
-        return not any_immoderate
+    if not bad.any():
+        return
     index = int(bad.nonzero()[0])
     what = "zero" if largest[index] == 0 else "not finite"
     where = ""

@@ -1,24 +1,43 @@
-"""Fused, transposed and stacked layers of well-known architectures, as one table.
+"""Which weights hold several matrices, and in which order their rows lie.
 
-Each entry of `LAYERS` names a class (a pattern for fnmatch, compared with base classes too), one attribute of that
-class (a layer or a parameter), and a function that reads the parts and their sizes from an instance. Sizes are never
-guessed: a weight that looks fused is left out, with the reason, if they are not known or do not add up to its rows.
+The order is known where a module declares it, where a run on an example shows it (`trace`), and for the classes in
+known_layers.csv, whose code was read. It is never concluded from a name or a shape: these can only show that a weight
+*may* hold several matrices, and such a weight is left out, with the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import csv
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from functools import cache, reduce
+from importlib.resources import files
+from math import prod
 from typing import Any
 
 from torch import nn
-from torch.nn.modules import conv
+from torch.nn.modules import batchnorm, conv, instancenorm
 
 from fire_core.errors import UserError
-from fire_core.targets.table import role_of
+from fire_core.targets.table import role_of, shorten
+from fire_core.targets.trace import Parts, Rows, Traced
 
-Sizes = tuple[tuple[str, int], ...]
+NORMS = (
+    batchnorm._BatchNorm,
+    instancenorm._InstanceNorm,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.LocalResponseNorm,
+)
+FUSED = re.compile(
+    r"qkv|kvq|(?<![a-z])w?(kv|qk|q_k|k_v)(?![a-z])|q_?k_?v|query_key|key_value|w_?pack|c_attn|att_proj|in_proj|w_?12|w_?13"
+    r"|gate_?(and_)?up|up_?gate|fused|packed"
+)
+"""Names of weights that hold several matrices in some models, at any place of the path."""
+GATED = re.compile(r"gate|gating|glu(?![a-z])")
+"""Names of gates, of which some are stored together with what they multiply."""
 
 
 @dataclass(frozen=True)
@@ -49,231 +68,213 @@ class Place:
 class Layout:
     """How the output rows of one weight are divided into parts.
 
-    sizes: the parts in the order of the rows, as (name, number of rows); if empty, the weight is one matrix.
-    transposed: stored as (in, out). why: the reason that targets give. why_out: if not empty, the reason that the whole
-    weight is left out.
+    parts: (name, rows) of each; if empty, the weight is one matrix. transposed: stored as (in, out). why: the reason that
+    targets give. why_out: if not empty, the reason that the whole weight is left out.
     """
 
-    sizes: Sizes = ()
+    parts: Parts = ()
     transposed: bool = False
     kind: str = "linear"
     why: str = ""
     why_out: str = ""
 
-    @property
-    def total(self) -> int:
-        """Number of output rows of all parts together."""
-        return sum(size for _, size in self.sizes)
 
-    def picks(self) -> Iterator[tuple[str, slice, int]]:
-        """Yield (name, rows, number of rows) of each part."""
-        start = 0
-        for name, size in self.sizes:
-            yield name, slice(start, start + size), size
-            start += size
+def size_of(rows: Rows) -> int:
+    """Return the number of rows."""
+    return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One entry of `LAYERS`.
+def in_order(sizes: Mapping[str, int]) -> Parts:
+    """Return parts of the given numbers of rows, one after the other."""
+    start, parts = 0, []
+    for name, size in sizes.items():
+        parts.append((name, slice(start, start + size)))
+        start += size
+    return tuple(parts)
 
-    owner: pattern for the class that holds the attribute `name`, a layer or a parameter.
-    read: returns the Layout of that attribute, given the owner, or None where the entry does not apply.
+
+@cache
+def known_layers() -> dict[tuple[str, str], list[tuple[str, str]]]:
+    """Return (parts, condition) by (class, attribute), from known_layers.csv.
+
+    A class is that whose forward pass was read, as package.file.class. `parts` are names in the order of the rows; a part
+    with a size has it after "=" (attributes of the owner or of its config, multiplied), the others share the rest equally.
+    The condition is an attribute that must be true, or false with "not" before it.
     """
-
-    owner: str
-    name: str
-    read: Callable[[Any], Layout | None]
-
-
-def integer(owner: Any, *names: str) -> int | None:
-    """Return the first of these attributes that is an integer, of `owner` or else of its `config`, or None."""
-    for holder in (owner, getattr(owner, "config", None)):
-        for name in names:
-            value = getattr(holder, name, None)
-            if isinstance(value, int) and not isinstance(value, bool):
-                return value
-    return None
+    table: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    with files(__package__).joinpath("known_layers.csv").open(encoding="utf-8") as lines:
+        for row in csv.DictReader(lines):
+            table.setdefault((row["class"], row["attribute"]), []).append((row["parts"], row["when"]))
+    return table
 
 
-def qkv(q: int, k: int, v: int) -> Layout:
-    """Return the layout of a fused q/k/v, in whole blocks of rows."""
-    return Layout((("q", q), ("k", k), ("v", v)), why="part of a fused q/k/v")
+def known_parts(owner: nn.Module, attribute: str, rows: int) -> Parts:
+    """Return the parts of a layer of `owner` whose forward pass was read, or () if it is not known."""
+    forward = type(owner).forward
+    words = forward.__module__.split(".")
+    read = f"{words[0]}.{words[-1].removeprefix('modeling_')}.{forward.__qualname__.removesuffix('.forward')}"
+    for parts, when in known_layers().get((read, attribute), ()):
+        if when and bool(getattr(owner, when.split()[-1])) == when.startswith("not "):
+            continue
+        sizes = {
+            name: _value(owner, size) for name, _, size in (part.partition("=") for part in parts.split())
+        }
+        shared = [name for name, size in sizes.items() if size is None]
+        rest = rows - sum(size for size in sizes.values() if size is not None)
+        sizes |= dict.fromkeys(shared, rest // max(1, len(shared)))
+        return in_order(sizes) if sum(sizes.values()) == rows else ()  # type: ignore[arg-type]
+    return ()
 
 
-def qkv_in_order(name: str) -> Callable[[Any], Layout | None]:
-    """Return a reader for `name` with q, then k, then v: sizes are numbers of heads times the width of one head.
+def _value(owner: Any, text: str) -> int | None:
+    """Return the value of "2", "head_dim", "heads*head_dim" or "in_split.1" (an entry of a list), or None for ""."""
 
-    The owner holds the numbers of heads. The width of one head is the owner's, or else the model's width, or the
-    layer's number of inputs, divided by the number of heads.
-    """
-
-    def read(owner: Any) -> Layout | None:
-        """Return None for an unknown number of heads, and where k or v have a width of their own."""
-        heads = integer(owner, "num_heads", "num_attention_heads", "n_head", "n_heads", "heads", "nhead")
-        kv_heads = integer(
-            owner, "num_kv_heads", "num_key_value_heads", "n_kv_head", "n_kv_heads", "kv_heads"
-        )
-        width = integer(owner, "head_dim", "head_size", "attention_head_size", "dim_head", "d_head")
-        if heads is None or any(
-            "key_dim" in attribute or "val_dim" in attribute for attribute in vars(owner)
-        ):
-            return None
-        if width is None:
-            model = integer(owner, "embed_dim", "n_embd", "hidden_size", "d_model", "inner_dim", "dim")
-            width = (model or inputs_of(getattr(owner, name))) // heads
-        return qkv(heads * width, (kv_heads or heads) * width, (kv_heads or heads) * width)
-
-    return read
-
-
-def kv_in_order(name: str) -> Callable[[Any], Layout | None]:
-    """Return a reader for `name` with k, then v; sizes as in `qkv_in_order`."""
-
-    def read(owner: Any) -> Layout | None:
-        """Return None where `qkv_in_order` does."""
-        whole = qkv_in_order(name)(owner)
-        return None if whole is None else replace(whole, sizes=whole.sizes[1:], why="part of a fused k/v")
-
-    return read
-
-
-def inputs_of(layer: Any) -> int:
-    """Return the number of inputs of a Linear, or of transformers' Conv1D, which stores (in, out)."""
-    return int(layer.weight.shape[0 if hasattr(layer, "nf") else 1])
-
-
-def gate_and_up(mate: str, *parts: str) -> Callable[[Any], Layout | None]:
-    """Return a reader for two halves named `parts`, each as wide as the input of the next layer, `mate`."""
-
-    def read(owner: Any) -> Layout | None:
-        """Return None for an owner without a Linear layer `mate`."""
-        width = integer(getattr(owner, mate, None), "in_features")
+    def attribute(holder: Any, name: str) -> Any:
         return (
-            None
-            if width is None
-            else Layout(tuple((part, width) for part in parts), why="half of a gated layer")
+            holder[int(name)]
+            if name.isdigit()
+            else getattr(holder, name, None) or getattr(holder.config, name)
         )
 
-    return read
-
-
-def experts(name: str) -> Callable[[Any], Layout | None]:
-    """Return a reader for stacks of experts in transformers, by the owner's `is_transposed` and `is_concatenated`."""
-
-    def read(owner: Any) -> Layout | None:
-        """Return None for an owner without `is_transposed`."""
-        transposed = getattr(owner, "is_transposed", None)
-        if transposed is None:
-            return None
-        layout = Layout(transposed=transposed, kind="expert", why="one expert")
-        if name != "gate_up_proj":
-            return layout
-        if not owner.is_concatenated:
-            return replace(
-                layout, why_out="interleaved gate and up halves: set stacked_matrices to treat them whole"
-            )
-        width = getattr(owner, name).shape[2 if transposed else 1] // 2
-        return replace(layout, sizes=(("gate", width), ("up", width)), why="gate or up half of one expert")
-
-    return read
-
-
-def of_unknown_parts(owner: Any) -> Layout:
-    """Return the layout of a weight that is fused in an order of its own: it is left out."""
-    return Layout(why_out=UNKNOWN_PARTS)
-
-
-UNKNOWN_PARTS = "looks fused, but its parts are not known: set fused_rows on the layer"
-
-ADDED = (
-    "pos_embed",
-    "cls_token",
-    "dist_token",
-    "reg_token",
-    "position_embedding",
-    "mask_token",
-    "class_embedding",
-)
-
-LAYERS: tuple[Layer, ...] = (
-    # torch
-    Layer("MultiheadAttention", "in_proj_weight", lambda m: qkv(m.embed_dim, m.embed_dim, m.embed_dim)),
-    Layer("MultiheadAttention", "q_proj_weight", lambda m: Layout(why="q of MultiheadAttention")),
-    Layer("MultiheadAttention", "k_proj_weight", lambda m: Layout(why="k of MultiheadAttention")),
-    Layer("MultiheadAttention", "v_proj_weight", lambda m: Layout(why="v of MultiheadAttention")),
-    # rows of q, k and v interleaved, or in another order than their names say
-    Layer("GPTBigCodeAttention", "c_attn", of_unknown_parts),
-    Layer("CodeGenAttention", "qkv_proj", of_unknown_parts),
-    Layer("Qwen3NextAttention", "q_proj", of_unknown_parts),
-    # timm
-    Layer(
-        "*ParallelScalingBlock",
-        "in_proj",
-        lambda m: Layout(tuple(zip(("mlp", "q", "k", "v"), m.in_split)), why="part of a fused MLP and q/k/v"),
-    ),
-    # gated feed-forward layers
-    Layer("GluMlp", "fc1", gate_and_up("fc2", "first", "second")),
-    Layer("ModernBertMLP", "Wi", gate_and_up("Wo", "up", "gate")),
-    Layer("*", "gate_up_proj", gate_and_up("down_proj", "gate", "up")),
-    # experts
-    *(Layer("*Experts", name, experts(name)) for name in ("gate_up_proj", "up_proj", "down_proj")),
-    Layer("*Router", "weight", lambda m: Layout(kind="router", why="router of experts")),
-    # any other class: these names mean q, k, v (or k, v) one after the other
-    *(
-        Layer("*", name, qkv_in_order(name))
-        for name in ("qkv", "to_qkv", "c_attn", "Wqkv", "qkv_proj", "in_proj_qkv", "att_proj")
-    ),
-    *(Layer("*", name, kv_in_order(name)) for name in ("kv", "to_kv", "Wkv")),
-)
-
-LAYERS_BY_NAME = {
-    name: [layer for layer in LAYERS if layer.name == name] for name in {l.name for l in LAYERS}
-}
-
-LOOKS_FUSED = {layer.name for layer in LAYERS if layer.owner == "*"}
-LOOKS_FUSED |= {"query_key_value", "kv_proj", "in_proj_qkvz", "kv_b_proj", "kv_a_proj_with_mqa"}
-
-
-def known_layout(place: Place) -> Layout | None:
-    """Return the layout of one parameter of at least two dimensions, or None for an ordinary one.
-
-    `fused_rows` of the parameter's module comes first, then the entries of `LAYERS` for that module, then those for the
-    module around it. Raises UserError if `fused_rows` is not a dict of integers.
-    """
-    module: Any = place.module
-    attribute, layout = place.attribute, None
-    convolution = isinstance(module, conv._ConvNd) and not isinstance(module, conv._ConvTransposeNd)
-    convolution = convolution and module.groups == 1
-    outputs = place.parameter.shape[0 if convolution else -2]
-    transposed = hasattr(module, "nf") and any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
-    if transposed:
-        outputs = place.parameter.shape[-1]
-        layout = Layout(transposed=True, why="weight of Conv1D, stored (in, out)")
-    if attribute == "weight" and hasattr(module, "fused_rows"):
-        sizes = _declared(place)
-        return Layout(sizes, transposed=transposed, why="part of a fused layer, as the module declares")
-    leaf = place.path.rpartition(".")[2]
-    layered = attribute == "weight" and (transposed or convolution or isinstance(module, nn.Linear))
-    found = _read(module, attribute) or (
-        _read(place.parents[-1], leaf) if layered and place.parents else None
+    return (
+        prod(int(f) if f.isdigit() else reduce(attribute, f.split("."), owner) for f in text.split("*"))
+        if text
+        else None
     )
-    if found is not None:
-        found = replace(found, transposed=found.transposed or transposed)
-    elif layered and leaf in LOOKS_FUSED:
-        return Layout(why_out=UNKNOWN_PARTS)
-    elif layered and outputs == 3 * inputs_of(module) and role_of(place.name, place.parents) == "attention":
-        return Layout(
-            why_out="looks fused (three times its inputs, in attention): set fused_rows on the layer"
+
+
+def outputs_of(module: nn.Module) -> tuple[int, int] | None:
+    """Return (outputs, inputs) of a Linear, a convolution, or transformers' Conv1D with a weight of its own, else None."""
+    weight = module._parameters.get("weight")
+    if weight is None or weight.dim() < 2:
+        return None
+    first, second = weight.shape[:2]
+    if isinstance(module, conv._ConvNd):
+        outwards = (second * module.groups, first), (first, second * module.groups)
+        return outwards[not isinstance(module, conv._ConvTransposeNd)]
+    if is_transposed(module):
+        return second, first
+    return (first, second) if isinstance(module, nn.Linear) else None
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Return whether the module is transformers' Conv1D, which stores (in, out)."""
+    return hasattr(module, "nf") and any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
+
+
+def layout_of(place: Place, traced: Traced | None) -> Layout:
+    """Return the layout of a parameter of at least two dimensions.
+
+    `fused_rows` of the module comes first, then what is known of its class, then `traced`. Raises UserError if
+    `fused_rows` is not a dict of integers that add up to the rows.
+    """
+    module = place.module
+    sizes = outputs_of(module) if place.attribute == "weight" else None
+    transposed = sizes is not None and is_transposed(module)
+    layout = Layout(transposed=transposed, why="weight of Conv1D, stored (in, out)" if transposed else "")
+    if place.attribute == "weight" and hasattr(module, "fused_rows"):
+        parts = _declared(place, sizes[0] if sizes else place.parameter.shape[-2])
+        _prove(place, parts, traced)
+        return replace(layout, parts=parts, why="part of a fused layer, as the module declares")
+    if type(module) is nn.MultiheadAttention:
+        if place.attribute == "in_proj_weight":
+            return Layout(in_order(dict.fromkeys("qkv", module.embed_dim)), why="part of a fused q/k/v")
+        return Layout(why=f"{place.attribute[0]} of MultiheadAttention")
+    if sizes is None or not place.parents:
+        return _of_experts(place) or layout
+    parts = known_parts(place.parents[-1], place.path.rpartition(".")[2], sizes[0])
+    key = id(place.parameter)
+    if parts:
+        return replace(layout, parts=parts, why=f"part of a fused {'/'.join(dict(parts))}")
+    if traced is not None and not transposed:
+        if key in traced.whole:
+            return layout
+        if key in traced.parts and (not isinstance(module, conv._ConvNd) or module.groups == 1):
+            return replace(layout, parts=traced.parts[key], why="part of a fused layer, as the example shows")
+    if not (reason := may_be_fused(place, *sizes)):
+        return layout
+    unseen = "give find_targets an example, or set fused_rows on the layer"
+    if traced is not None:
+        unseen = traced.unclear.get(key, "the example does not use it")
+    elif type(place.parents[0]) is nn.Module:
+        unseen = "which a file does not show (pass --model)"
+    return replace(layout, kind="unclear", why_out=f"may hold several matrices ({reason}): {unseen}")
+
+
+def may_be_fused(place: Place, outputs: int, inputs: int) -> str:
+    """Return why a weight may hold several matrices, by its names and by what reads it, or "".
+
+    The reader is unknown: it is looked for among the layers that are declared after this one, in the smallest module around
+    it that has any other. A norm of the outputs counts as one that reads all of them.
+    """
+    path, convolution = place.path.lower(), isinstance(place.module, conv._ConvNd)
+    if outputs < 2 or (convolution and place.module.groups > 1):
+        return ""
+    if found := FUSED.search(path):
+        return f"{found.group()} is in its name"
+    leaf, role = path.rpartition(".")[2], role_of(place.name, place.parents)
+    before, after = _neighbours(place)
+    if outputs not in {reads for _, reads in after}:
+        share = next((n for n in (2, 3) if (outputs / n) in {reads for _, reads in after}), 0)
+        if share and max(place.parameter.shape[2:], default=1) == 1:
+            return f"its {outputs} outputs are {share} times what a later layer takes"
+        plain = role != "attention" or re.match(r"(q|k|v|o|query|key|value)(_|$)", leaf)
+        if not plain and after and outputs > after[0][1]:
+            return f"in attention, with {outputs} outputs where the next layer takes {after[0][1]}"
+        around = (leaf, type(place.parents[-1]).__name__.lower())
+        if any(map(GATED.search, around)) and not any(made % inputs == 0 for made, _ in before):
+            return "a gate is in its name"
+    three = role == "attention" and outputs == 3 * inputs
+    return "three times as many outputs as inputs, in attention" if three else ""
+
+
+def _neighbours(place: Place) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Return (outputs, inputs) of the layers and norms before and after this one in the smallest module that has others."""
+    for parent in reversed(place.parents):
+        modules = list(parent.modules())
+        here = next(i for i, module in enumerate(modules) if module is place.module)
+        before, after = (
+            [s for m in part if (s := _widths(m))] for part in (modules[:here], modules[here + 1 :])
         )
-    one_matrix = convolution or place.parameter.dim() == 2
-    if found is not None and found.sizes and one_matrix and found.total != outputs:
-        sizes_text = " + ".join(f"{name} {size}" for name, size in found.sizes)
-        return Layout(why_out=f"looks fused, but {sizes_text} is not its {outputs} rows: set fused_rows")
-    return found or layout
+        if before or after:
+            return before, after
+    return [], []
 
 
-def _declared(place: Place) -> Sizes:
+def _widths(module: nn.Module) -> tuple[int, int] | None:
+    if isinstance(module, NORMS) or "norm" in type(module).__name__.lower():
+        gain = module._parameters.get("weight")
+        return None if gain is None or gain.dim() != 1 else (len(gain), len(gain))
+    sizes = outputs_of(module)
+    if sizes is not None and isinstance(module, conv._ConvNd) and module.groups == sizes[1]:
+        return sizes[1], sizes[1]
+    return sizes
+
+
+def _of_experts(place: Place) -> Layout | None:
+    """Return the layout of routers and of stacks of experts in transformers, by what their modules say of themselves."""
+    module, name = place.module, place.attribute
+    if not type(module).__module__.startswith("transformers."):
+        return None
+    if place.parameter.dim() == 2:
+        router = name == "weight" and "Router" in type(module).__name__
+        return Layout(kind="router", why="router of experts") if router else None
+    transposed = getattr(module, "is_transposed", None)
+    if transposed is None or name not in ("gate_up_proj", "up_proj", "down_proj"):
+        return None
+    layout = Layout(transposed=transposed, kind="expert", why="one expert")
+    if name != "gate_up_proj":
+        return layout
+    if not module.is_concatenated:
+        return replace(
+            layout, why_out="interleaved gate and up halves: set stacked_matrices to treat them whole"
+        )
+    rows = place.parameter.shape[2 if transposed else 1]
+    halves = in_order({"gate": rows // 2, "up": rows // 2})
+    return replace(layout, parts=halves, why="gate or up half of one expert")
+
+
+def _declared(place: Place, rows: int) -> Parts:
     """Return the parts that the user's `fused_rows` declares: a name and a number of rows for each."""
     declared: Any = place.module.fused_rows
     if not isinstance(declared, Mapping) or not all(
@@ -283,16 +284,27 @@ def _declared(place: Place) -> Sizes:
             f"fused_rows of {place.name!r} is {declared!r}: give a dict of part and number of rows, "
             'as in {"q": 768, "k": 128, "v": 128}'
         )
-    return tuple((str(name), size) for name, size in declared.items())
+    if sum(declared.values()) != rows:
+        sizes = " + ".join(f"{name} {size}" for name, size in declared.items())
+        raise UserError(
+            f"{place.name!r} has {rows} output rows, but its parts add up to {sum(declared.values())} ({sizes}): "
+            "correct fused_rows on the module"
+        )
+    return in_order({str(name): size for name, size in declared.items()})
 
 
-def _read(owner: nn.Module, name: str) -> Layout | None:
-    for layer in LAYERS_BY_NAME.get(name, ()):
-        if any(fnmatchcase(cls.__name__, layer.owner) for cls in type(owner).__mro__):
-            try:
-                layout = layer.read(owner)
-            except AttributeError:
-                continue
-            if layout is not None:
-                return layout
-    return None
+def _prove(place: Place, parts: Parts, traced: Traced | None) -> None:
+    """Raise UserError if the example shows that rows of one declared part are used in different ways."""
+    seen = traced.parts.get(id(place.parameter), ()) if traced is not None else ()
+    used = {row: name for name, rows in seen for row in _listed(rows)}
+    for name, rows in parts:
+        uses = {used[row] for row in _listed(rows)} if used else set()
+        if len(uses) > 1:
+            raise UserError(
+                f"fused_rows of {place.name!r}: the example shows that the rows called {name!r} belong to "
+                f"{shorten(sorted(uses))}; correct fused_rows, or delete it to cut the weight as the example shows"
+            )
+
+
+def _listed(rows: Rows) -> Iterator[int]:
+    yield from range(rows.start, rows.stop) if isinstance(rows, slice) else rows

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,7 +94,8 @@ class Target:
     def matrix(self, source: nn.Module | Mapping[str, Tensor]) -> Tensor:
         """Return the (out, in) matrix of this target from a model or a dict from parameter names to tensors.
 
-        The matrix is a view of the parameter: writing into it (under `torch.no_grad()`) changes the parameter.
+        The matrix is a view of the parameter: writing into it (under `torch.no_grad()`) changes the parameter. Of a part
+        whose rows lie apart (interleaved heads), it is a copy; `write` serves both.
         """
         block = _parameter(self, source)[self.index]
         return block.mT if self.transposed else block
@@ -110,7 +112,12 @@ class TargetTable(list):
 
     `str()` formats it, with the parts of a parameter and repeated layers ("h.*.attn.c_attn.weight") in one line; biases
     and norm parameters are only counted.
+
+    Attributes:
+        head_known: whether it is known which layers are the output layers.
     """
+
+    head_known: bool = True
 
     @property
     def included(self) -> list[Target]:
@@ -145,7 +152,25 @@ class TargetTable(list):
         weights = sum(target.shape[0] * target.shape[1] for target in self.included)
         vectors = sum(target.kind in ("bias", "norm") for target in self)
         count = f"{len(self.included)} matrices with {weights:,} weights are in"
-        return f"{columns(rows)}\n{count}; {vectors} biases and norm parameters are out"
+        return f"{columns(rows)}\n{count}; {vectors} biases and norm parameters are out{left_out(self.unclear, self)}"
+
+    @property
+    def unclear(self) -> list[Target]:
+        """The weights that may hold several matrices in an order that is not known, and are out for that reason."""
+        return [target for target in self if target.kind == "unclear"]
+
+
+def left_out(unclear: Sequence[Target | Any], rows: Sequence[Target | Any]) -> str:
+    """Return the line about weights that are out because it is not known how they are cut, or "".
+
+    rows: all targets, or rows of a report; weights are those with a shape, and the unclear ones.
+    """
+    if not unclear:
+        return ""
+    weights = {row.parameter for row in (*rows, *unclear) if row.shape or row in unclear}
+    return (
+        f"\n{len(unclear)} of {len(weights)} weights left out: {shorten([row.parameter for row in unclear])}"
+    )
 
 
 def names(table: Iterable[Target]) -> list[str]:
@@ -176,7 +201,7 @@ PRESETS: dict[str, tuple[str, Test]] = {
     "attention": ("all projections of attention", lambda t: t.role in ATTENTION),
     "mlp": ("feed-forward blocks, experts included", lambda t: t.role == "mlp"),
     "head": (
-        "the output layer: as the model names it, else the Linear tied to an embedding, else the last one",
+        "the output layers: as declared or named by the model, tied to an embedding, or shown by an example",
         lambda t: t.role == "head",
     ),
     "embedding": ("embedding tables, which are in only where tied to a Linear", lambda t: t.tied),
@@ -241,6 +266,11 @@ def split_rule(rule: object) -> list[str]:
 def _test(table: TargetTable, item: str, matrices_only: bool) -> Test:
     preset = PRESETS.get(item) or PRESETS.get(item.removeprefix("no_"))
     if preset is not None:
+        if preset is PRESETS["head"] and not table.head_known:
+            raise UserError(
+                f"targets: {item!r} needs the output layers, and which they are is not known: set is_head = True on each, "
+                "give find_targets an example, or name them"
+            )
         inside = preset[1]
         if item in PRESETS:
             return lambda target: target.included and inside(target)

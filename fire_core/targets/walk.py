@@ -1,9 +1,8 @@
 """The targets of a model: the place of every parameter, and how each is cut into matrices, one function per kind of layer.
 
-Sizes are always read from the module. A layer that looks fused but whose parts are not known is left out, with the
-reason. Your own model can declare them: `layer.fused_rows = {"q": 768, "k": 128, "v": 128}` splits the rows of a Linear
-or the output channels of a convolution, and `module.stacked_matrices = True` makes the 3-D parameters of a module
-stacks of (out, in) matrices (`= "in_out"` for stacks of (in, out)).
+Your own model can declare what no rule can know: `layer.fused_rows = {"q": 768, "k": 128, "v": 128}` splits the rows of a
+Linear or the output channels of a convolution, `module.stacked_matrices = True` makes the 3-D parameters of a module
+stacks of (out, in) matrices (`= "in_out"` for stacks of (in, out)), and `layer.is_head = True` marks an output layer.
 """
 
 from __future__ import annotations
@@ -12,27 +11,19 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import batchnorm, conv, instancenorm
+from torch.nn.modules import conv
 from torch.nn.parameter import UninitializedParameter
 
 from fire_core.errors import UserError
-from fire_core.targets.architectures import ADDED, Layout, Place, known_layout
+from fire_core.targets.architectures import NORMS, Layout, Place, layout_of, size_of
 from fire_core.targets.table import ATTENTION, Target, TargetTable, choose, names, role_of, selector, shorten
+from fire_core.targets.trace import Rows, Traced, trace
 
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "module.")
-NORMS = (
-    batchnorm._BatchNorm,
-    instancenorm._InstanceNorm,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
-    nn.LocalResponseNorm,
-)
 HEADS = {
     "lm_head",
     "embed_out",
@@ -46,17 +37,30 @@ HEADS = {
 PERHAPS_HEADS = {"fc", "output", "out", "output_layer", "last_layer", "linear"}
 
 
+ADDED = (
+    "pos_embed",
+    "cls_token",
+    "dist_token",
+    "reg_token",
+    "position_embedding",
+    "mask_token",
+    "class_embedding",
+)
 EVERYTHING = slice(None)
 REPARAMETRISED = "beside the weight: a gain, or part of a reparametrised weight (weight_norm): remove the reparametrisation"
 
 
 def find_targets(
-    model: nn.Module, targets: str | Sequence[str] | Callable[[Target], bool] = "all"
+    model: nn.Module,
+    targets: str | Sequence[str] | Callable[[Target], bool] = "all",
+    *,
+    example: Any = None,
 ) -> TargetTable:
     """Return a table of every matrix and every other parameter of `model`, with `included` set by the rule `targets`.
 
     A rule chooses among matrices. Biases, norm layers, embeddings that are not tied to a Linear layer and other
-    parameters without matrices stay out whatever the rule is, each with its reason.
+    parameters without matrices stay out whatever the rule is, each with its reason. So do weights that may hold several
+    matrices (a fused q/k/v, a gate) in an order that is not known.
 
     Args:
         targets: a preset (`"all"`, `"linear"`, `"conv"`, `"qk"`, `"attention"`, `"mlp"`, `"head"`, `"embedding"`, or
@@ -64,9 +68,13 @@ def find_targets(
             list or comma-separated string of these (one match is enough; a leading `-` excludes, and so does a `"no_"`
             preset in a list); a list of `Target`; or a callable(Target) -> bool. Where a module has the name of a
             preset, `"name:head"` is the module.
-    Raises: UserError if a pattern matches nothing or no matrix is left, and for lazy, FSDP1 or ZeRO-3 parameters.
+        example: a batch on which the model is run once, in evaluation mode: a tensor, a tuple of arguments, or a dict of
+            keyword arguments. It shows how fused weights are cut and which layers are the heads.
+    Raises: UserError if a pattern matches nothing or no matrix is left, for `"head"` where the output layers are not
+        known, for a declaration that the example refutes, for parameters that overlap in memory, and for lazy, FSDP1 or
+        ZeRO-3 parameters.
     """
-    return choose(list_targets(model), targets, type(model).__name__)
+    return choose(list_targets(model, example=example), targets, type(model).__name__)
 
 
 def match_parameters(model: nn.Module, rule: str | Sequence[str] | Callable[[Target], bool]) -> list[str]:
@@ -86,29 +94,22 @@ def match_parameters(model: nn.Module, rule: str | Sequence[str] | Callable[[Tar
     return [name for name, _ in model.named_parameters() if name in matched]
 
 
-def list_targets(model: nn.Module) -> TargetTable:
-    """Return the table of all targets of `model` before any rule.
+def list_targets(model: nn.Module, *, example: Any = None) -> TargetTable:
+    """Return the table of all targets of `model` before any rule; arguments and errors as in `find_targets`.
 
-    Every matrix is included unless it is frozen while other parameters train, or overlaps the memory of an earlier one.
-    Raises UserError for what is not a module, and for lazy, FSDP1 or ZeRO-3 parameters.
+    Every matrix is included unless it is frozen while other parameters train.
     """
     check_module(model)
+    traced = None if example is None else trace(model, example)
     table = TargetTable()
-    all_places = places(model)
-    some_train = any(place.parameter.requires_grad for place in all_places)
-    shared = sharing({place.parameter_name: place.parameter for place in all_places})
-    treated: set[str] = set()
-    for place in all_places:
-        over = sorted(shared.get(place.parameter_name, set()) & treated)
-        for target in split(place):
+    found, table.head_known = places(model, traced)
+    some_train = any(place.parameter.requires_grad for place in found)
+    refuse_overlaps({place.parameter_name: place.parameter for place in found})
+    for place in found:
+        for target in split(place, traced):
             if target.included and some_train and not place.parameter.requires_grad:
                 reason = "frozen (requires_grad is False while other parameters train)"
                 target = replace(target, included=False, reason=reason)
-            elif target.included and over:
-                reason = f"lies over the memory of {over[0]}, which is treated"
-                target = replace(target, included=False, reason=reason)
-            elif target.included:
-                treated.add(place.parameter_name)
             table.append(target)
     return table
 
@@ -147,31 +148,34 @@ def _part(
     )
 
 
-def split(place: Place) -> list[Target]:
+def split(place: Place, traced: Traced | None = None) -> list[Target]:
     """Return the targets in one parameter: at least one, included or not."""
     role = "head" if place.head else role_of(place.name, (*place.parents, place.module))
-    return [target if target.role or not role else replace(target, role=role) for target in _split(place)]
+    return [
+        target if target.role or not role else replace(target, role=role) for target in _split(place, traced)
+    ]
 
 
-def _split(place: Place) -> Iterator[Target]:
+def _split(place: Place, traced: Traced | None) -> Iterator[Target]:
     module, parameter = place.module, place.parameter
     skipped = _skipped(place)
-    layout = known_layout(place) if skipped is None and parameter.dim() >= 2 else None
     if skipped is not None:
         yield _part(place, *skipped)
+        return
+    layout = layout_of(place, traced)
+    if layout.why_out:
+        yield _part(place, layout.kind, layout.why_out)
     elif parameter.dim() == 3 and getattr(module, "stacked_matrices", False):
-        why = f"one member of {class_name(module)}"
-        yield from _known(
-            place, Layout(transposed=module.stacked_matrices == "in_out", kind="ensemble", why=why)
-        )
+        transposed, why = module.stacked_matrices == "in_out", f"one member of {class_name(module)}"
+        yield from _matrices(place, Layout(transposed=transposed, kind="ensemble", why=why))
     elif isinstance(module, conv._ConvNd) and place.attribute == "weight":
-        yield from _conv(place, module, layout or Layout())
-    elif layout is not None and parameter.dim() in (2, 3):
-        yield from _known(place, layout)
+        yield from _conv(place, module, layout)
+    elif layout.why and parameter.dim() in (2, 3):
+        yield from _matrices(place, layout)
     elif isinstance(module, nn.Linear | conv._ConvNd) and place.attribute != "weight":
         yield _part(place, "other", REPARAMETRISED)
     elif isinstance(module, nn.Linear) and parameter.dim() == 2:
-        yield _part(place, "linear", f"weight of {class_name(module)}", True, shape=tuple(parameter.shape))
+        yield from _matrices(place, replace(layout, why=f"weight of {class_name(module)}"))
     elif isinstance(module, nn.Embedding | nn.EmbeddingBag):
         reason = "embedding table: rows are looked up, not multiplied (tied to no Linear)"
         yield _part(place, "embedding", reason)
@@ -191,6 +195,10 @@ def _split(place: Place) -> Iterator[Target]:
 def _skipped(place: Place) -> tuple[str, str] | None:
     """Return the kind of a parameter that holds no matrix in any layer, with the reason, or None."""
     module, parameter, attribute = place.module, place.parameter, place.attribute
+    if type(parameter).__torch_dispatch__ is not Tensor.__torch_dispatch__ and not hasattr(
+        parameter, "full_tensor"
+    ):  # quantised: its dtype is that of the result of dequantize()
+        return "other", f"stored as {type(parameter).__name__}: only plain weights can be treated"
     if not parameter.dtype.is_floating_point or parameter.dtype.itemsize < 2:
         return "other", f"stored as {parameter.dtype}: only real floating-point weights can be treated"
     if parameter.layout is not torch.strided:
@@ -217,37 +225,26 @@ def _skipped(place: Place) -> tuple[str, str] | None:
     return None
 
 
-def _known(place: Place, layout: Layout) -> Iterator[Target]:
-    """Yield the parts of a parameter with a known layout: fused rows, transposed storage, stacks of experts."""
-    parameter = place.parameter
-    if layout.why_out:
-        yield _part(place, layout.kind, layout.why_out)
-    elif parameter.dim() == 3:
-        for i in range(parameter.shape[0]):
-            yield from _blocks(place, layout, (i,), tuple(parameter.shape[1:]))
-    else:
-        yield from _blocks(place, layout, (), tuple(parameter.shape))
-
-
-def _blocks(place: Place, layout: Layout, lead: tuple, stored: tuple[int, ...]) -> Iterator[Target]:
-    """Yield the row blocks of one stored matrix, or blocks of columns with `layout.transposed`."""
+def _matrices(place: Place, layout: Layout) -> Iterator[Target]:
+    """Yield the parts of each matrix of a parameter; a 3-D parameter is a stack of matrices."""
+    stored = tuple(place.parameter.shape[-2:])
     outputs, inputs = reversed(stored) if layout.transposed else stored
-    _check_sizes(place, layout, outputs)
-    for name, picked, size in layout.picks() if layout.sizes else [("", None, outputs)]:
-        index = lead
-        if picked is not None:
-            index = (*lead, EVERYTHING, picked) if layout.transposed else (*lead, picked)
-        yield _part(
-            place,
-            layout.kind,
-            layout.why,
-            True,
-            label=",".join([*map(str, lead), *([name] if name else [])]),
-            index=index,
-            transposed=layout.transposed,
-            shape=(size, inputs),
-            role=_role(place, name),
-        )
+    for lead in [(i,) for i in range(place.parameter.shape[0])] if place.parameter.dim() == 3 else [()]:
+        for name, rows in layout.parts or ((("", None),)):
+            index: tuple = lead
+            if rows is not None:
+                index = (*lead, EVERYTHING, rows) if layout.transposed else (*lead, rows)
+            yield _part(
+                place,
+                layout.kind,
+                layout.why,
+                True,
+                label=",".join([*map(str, lead), *([name] if name else [])]),
+                index=index,
+                transposed=layout.transposed,
+                shape=(outputs if rows is None else size_of(rows), inputs),
+                role=_role(place, name),
+            )
 
 
 def _conv(place: Place, module: conv._ConvNd, layout: Layout) -> Iterator[Target]:
@@ -258,24 +255,23 @@ def _conv(place: Place, module: conv._ConvNd, layout: Layout) -> Iterator[Target
     """
     parameter, groups = place.parameter, module.groups
     transposed, first = isinstance(module, conv._ConvTransposeNd), parameter.shape[0] // groups
-    reason = layout.why_out
     if groups > 1 and module.in_channels == groups:
-        reason = "depthwise convolution: each filter sees one channel, so there is no matrix"
-    elif layout.sizes and (groups > 1 or transposed):
-        reason = "fused parts of a grouped or transposed convolution are not known"
-    if reason:
-        yield _part(place, "conv", reason)
+        yield _part(
+            place, "conv", "depthwise convolution: each filter sees one channel, so there is no matrix"
+        )
         return
-    why, parts = f"one tap of {class_name(module)}", [("", EVERYTHING, first)]
-    if layout.sizes:
-        _check_sizes(place, layout, first)
-        why, parts = f"{why}, {layout.why}", list(layout.picks())
+    if layout.parts and (groups > 1 or transposed):
+        yield _part(place, "conv", "fused parts of a grouped or transposed convolution are not known")
+        return
+    parts: list[tuple[str, Rows]] = [("", EVERYTHING)]
+    why = f"one tap of {class_name(module)}"
+    if layout.parts:
+        why, parts = f"{why}, {layout.why}", list(layout.parts)
     elif groups > 1:
         why = f"{why}, one group"
-        parts = [(f"group {g}", slice(g * first, (g + 1) * first), first) for g in range(groups)]
-    for (part, rows, size), tap in itertools.product(
-        parts, itertools.product(*map(range, parameter.shape[2:]))
-    ):
+        parts = [(f"group {g}", slice(g * first, (g + 1) * first)) for g in range(groups)]
+    for (part, rows), tap in itertools.product(parts, itertools.product(*map(range, parameter.shape[2:]))):
+        size = first if rows == EVERYTHING else size_of(rows)
         yield _part(
             place,
             "conv",
@@ -286,7 +282,7 @@ def _conv(place: Place, module: conv._ConvNd, layout: Layout) -> Iterator[Target
             transposed=transposed,
             shape=(parameter.shape[1], size) if transposed else (size, parameter.shape[1]),
             taps=math.prod(parameter.shape[2:]),
-            role=_role(place, part) if layout.sizes else "",
+            role=_role(place, part) if layout.parts else "",
         )
 
 
@@ -296,18 +292,11 @@ def _role(place: Place, part: str) -> str:
     return name if name in ATTENTION else "attention" if part and whole in ATTENTION else ""
 
 
-def _check_sizes(place: Place, layout: Layout, outputs: int) -> None:
-    """Raise UserError if the parts of a fused layer do not add up to its outputs."""
-    if layout.sizes and layout.total != outputs:
-        sizes = " + ".join(f"{name} {size}" for name, size in layout.sizes)
-        raise UserError(
-            f"{place.name!r} has {outputs} output rows, but its parts add up to {layout.total} ({sizes}): "
-            "correct fused_rows on the module"
-        )
+def places(model: nn.Module, traced: Traced | None = None) -> tuple[list[Place], bool]:
+    """Return the place of every parameter of `model`, once, and whether it is known which layers are the output layers.
 
-
-def places(model: nn.Module) -> list[Place]:
-    """Return the place of every parameter of `model`, once; a tied one in its Linear layer, not its Embedding."""
+    A tied parameter is placed in its Linear layer, not its Embedding.
+    """
     modules = dict(model.named_modules())
     refuse_flat_shards(modules)
     owners: dict[object, list[tuple[str, str]]] = {}
@@ -316,14 +305,13 @@ def places(model: nn.Module) -> list[Place]:
             if parameter is not None:
                 refuse_without_values(f"{path}.{attribute}".lstrip("."), parameter)
                 owners.setdefault(_identity(parameter), []).append((path, attribute))
-    heads = _heads(model, modules)
-    return [_place(modules, owned, heads) for owned in owners.values()]
+    heads = _heads(model, modules, traced)
+    return [_place(modules, owned, heads or set()) for owned in owners.values()], heads is not None
 
 
-def _identity(parameter: nn.Parameter) -> object:
+def _identity(parameter: Tensor) -> object:
     """Return a key that is equal for one Parameter found twice and for two with the same memory, shape and strides."""
-    without_memory = parameter.is_meta or parameter.numel() == 0 or parameter.layout is not torch.strided
-    if type(parameter) is not nn.Parameter or without_memory:
+    if not _in_memory(parameter):
         return id(parameter)
     return (parameter.data_ptr(), parameter.shape, parameter.stride(), parameter.device)
 
@@ -396,13 +384,16 @@ def class_name(module: nn.Module) -> str:
     return name.removeprefix("FSDP") if name.startswith("FSDP") and len(type(module).__mro__) > 2 else name
 
 
-def _heads(model: nn.Module, modules: dict[str, nn.Module]) -> set[str]:
-    """Return the paths of the output layers.
+def _heads(model: nn.Module, modules: dict[str, nn.Module], traced: Traced | None) -> set[str] | None:
+    """Return the paths of the output layers, or None where they are not known.
 
-    Those are the Linear layers that the model itself names, else the Linear tied to an embedding, else the last Linear.
-    The last one counts only outside every ModuleList and outside attention: the end of a repeated block is not a head. In
-    a file (`skeleton`), the order of layers means nothing, and names decide.
+    Those are the layers that are declared (`is_head`), else the Linear layers that the model itself names, else the
+    Linear tied to an embedding, else those that an example shows, else the end of a plain nn.Sequential, which runs in
+    the order of its layers. In a file (`skeleton`), names decide.
     """
+    declared = {path for path, module in modules.items() if getattr(module, "is_head", False)}
+    if declared:
+        return declared
     for question in ("get_output_embeddings", "get_classifier"):
         answers = _ask(model, question)
         if answers and all(isinstance(layer, nn.Linear) for layer in answers):
@@ -412,18 +403,26 @@ def _heads(model: nn.Module, modules: dict[str, nn.Module]) -> set[str]:
     # not m.weight: where spectral_norm computes it, reading it changes the state of the computation
     weights = {path: m._parameters.get("weight") for path, m in modules.items()}
     tables = {id(weights[p]) for p, m in modules.items() if isinstance(m, nn.Embedding)} - {id(None)}
-    layers = [
-        p for p, m in modules.items() if isinstance(m, nn.Linear) or getattr(m, "stacked_matrices", False)
-    ]
+    layers = [p for p, m in modules.items() if isinstance(m, nn.Linear)]
     tied = [p for p in layers if id(weights[p]) in tables]
     if tied:
         return {tied[-1]}
     if type(model) is nn.Module:
-        return heads_by_name(layers)
-    repeated = tuple(path + "." for path, m in modules.items() if isinstance(m, nn.ModuleList) and path)
-    if not layers or layers[-1].startswith(repeated):
-        return set()
-    return set() if role_of(layers[-1], _parents(modules, layers[-1])) in ATTENTION else {layers[-1]}
+        return heads_by_name(layers) or None
+    if traced is not None and traced.heads:
+        return {p for p, m in modules.items() if any(id(w) in traced.heads for w in m._parameters.values())}
+    last = _last(model)
+    return None if last is None else {path for path, module in modules.items() if module is last}
+
+
+def _last(module: nn.Module) -> nn.Module | None:
+    """Return the Linear that runs last in a plain nn.Sequential, compiled or not, or None."""
+    if isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
+        return _last(inner)
+    if type(module).forward is nn.Sequential.forward:
+        layers = [child for child in module if any(p.dim() > 1 for p in child.parameters())]  # type: ignore[attr-defined]
+        return _last(layers[-1]) if layers else None
+    return module if isinstance(module, nn.Linear) else None
 
 
 def heads_by_name(layers: list[str]) -> set[str]:
@@ -474,59 +473,35 @@ def check_module(model: object) -> None:
         )
 
 
-def sharing(tensors: Mapping[str, Tensor]) -> dict[str, set[str]]:
-    """Return, for each tensor that shares entries with others, the names of these others.
+def tied_to(tensors: Mapping[str, Tensor], changed: set[str]) -> set[str]:
+    """Return the names of `changed`, and of all tensors over the same memory with the same shape and strides."""
+    keys = {_identity(tensors[name]) for name in changed}
+    return {name for name, tensor in tensors.items() if _identity(tensor) in keys}
 
-    Meta, sparse and empty tensors and subclasses such as DTensor are ignored.
-    """
-    spans = sorted((*_span(tensor), name) for name, tensor in tensors.items() if _in_memory(tensor))
-    found: dict[str, set[str]] = {}
-    reaching: list[tuple[int, str]] = []  # earlier tensors that may reach into the next one
-    for start, end, name in spans:
-        reaching = [(other_end, other) for other_end, other in reaching if other_end > start]
-        for _, other in reaching:
-            if np.shares_memory(_addresses(tensors[name]), _addresses(tensors[other])):
-                found.setdefault(name, set()).add(other)
-                found.setdefault(other, set()).add(name)
-        reaching.append((end, name))
-    return found
+
+def refuse_overlaps(tensors: Mapping[str, Tensor]) -> None:
+    """Raise UserError for different tensors over one range of memory. Tied ones must be given once."""
+    reached: dict[torch.device, tuple[int, str]] = {}
+    for start, name, tensor in sorted((t.data_ptr(), n, t) for n, t in tensors.items() if _in_memory(t)):
+        end, other = reached.get(tensor.device, (0, ""))
+        if start < end:
+            raise UserError(
+                f"parameters {other!r} and {name!r} overlap in memory, and are neither one tied parameter nor apart: give "
+                "one of them memory of its own, as in layer.weight = nn.Parameter(layer.weight.detach().clone())"
+            )
+        reached[tensor.device] = (start + _reach(tensor) * tensor.element_size(), name)
 
 
 def overlaps_itself(tensor: Tensor) -> bool:
-    """Return whether two entries of a tensor share one place in memory, as after `expand` and `as_strided`."""
-    reach = 0
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)) if _in_memory(tensor) else ():
-        if size > 1 and stride <= reach:
-            places = torch.zeros((), dtype=torch.int64)
-            for step, count in zip(tensor.stride(), tensor.shape, strict=True):
-                places = places[..., None] + step * torch.arange(count)
-            return len(places.unique()) < tensor.numel()
-        reach += (size - 1) * stride
-    return False
+    """Return whether a tensor has more entries than places in memory, as after `expand`."""
+    return _in_memory(tensor) and _reach(tensor) < tensor.numel()
+
+
+def _reach(tensor: Tensor) -> int:
+    """Return the number of entries from the first place in memory to the last."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _in_memory(tensor: Tensor) -> bool:
-    plain = type(tensor) in (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    plain = type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
     return plain and tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """Return the addresses of the first byte and of the one after the last."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.data_ptr()
-    return start, start + (last + 1) * tensor.element_size()
-
-
-def _addresses(tensor: Tensor) -> np.ndarray:
-    """Return an array over the memory of a tensor on any device, whose entries must not be read."""
-    size = tensor.element_size()
-    described = SimpleNamespace(
-        __array_interface__={
-            "version": 3,
-            "shape": tuple(tensor.shape),
-            "strides": tuple(stride * size for stride in tensor.stride()),
-            "typestr": f"|V{size}",
-            "data": (tensor.data_ptr(), True),
-        }
-    )
-    return np.asarray(described)

@@ -12,6 +12,8 @@ class ActionValues(nn.Linear):
     """The last layer. It keeps the precision of its weights under autocast, because in bfloat16 a value of 9 has a
     resolution of only 1/16."""
 
+    is_head = True
+
     def forward(self, features: Tensor) -> Tensor:
         with torch.autocast(features.device.type, enabled=False):
             return super().forward(features.to(self.weight.dtype))

@@ -151,6 +151,7 @@ class GaussianHead(nn.Module):
         super().__init__()
         self.mean = linear(width, actions, None, "orthogonal", generator)
         self.log_std = linear(width, actions, None, "orthogonal", generator)
+        self.mean.is_head = self.log_std.is_head = True
 
     def forward(self, features: Tensor) -> Tensor:
         with torch.autocast(features.device.type, enabled=False):
@@ -185,11 +186,6 @@ class Actor(nn.Module):
         log_std = LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (1 + torch.tanh(raw))
         return mean, log_std
 
-    def get_classifier(self) -> tuple[nn.Module, ...]:
-        """Return the output layers. The target search asks a model for them under this name."""
-        heads = [module for module in self.modules() if isinstance(module, GaussianHead)]
-        return tuple(layer for head in heads for layer in (head.mean, head.log_std))
-
 
 class Critics(nn.Module):
     """`critics` independent action values: (batch, observations), (batch, actions) -> (critics, batch).
@@ -213,7 +209,7 @@ class Critics(nn.Module):
         self.embed = linear(observations + actions, width, critics, "orthogonal", generator)
         layers = hidden(width, blocks, norm, critics, generator)
         self.head = nn.Sequential(*layers, linear(width, 1, critics, "orthogonal", generator))
-        self.head[-1].full_precision = True
+        self.head[-1].full_precision = self.head[-1].is_head = True
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Return the action values (critics, batch)."""

@@ -53,6 +53,7 @@ class ResNet(nn.Module):
         self.hidden = nn.Linear(inputs, inputs)
         self.relu2 = nn.ReLU()
         self.head = nn.Linear(inputs, classes)
+        self.head.is_head = True
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.relu1(self.bn1(self.conv1(x)))

@@ -37,6 +37,7 @@ class MLP(nn.Module):
             inputs = width
         self.hidden = nn.Sequential(*layers)
         self.head = nn.Linear(inputs, classes)
+        self.head.is_head = True
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.hidden(torch.flatten(x, 1)))
@@ -72,6 +73,7 @@ class CNN(nn.Module):
         self.convolutions = nn.Sequential(*layers)
         self.hidden = nn.Sequential(nn.Linear(inputs * size * size, 4 * width), *activation(4 * width, norm))
         self.head = nn.Linear(4 * width, classes)
+        self.head.is_head = True
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.hidden(torch.flatten(self.convolutions(x), 1)))

@@ -44,6 +44,7 @@ class VGG(nn.Module):
             nn.ReLU(),
         )
         self.head = nn.Linear(16 * width, classes)
+        self.head.is_head = True
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.hidden(torch.flatten(self.convolutions(x), 1)))

@@ -107,6 +107,7 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, classes)
+        self.head.is_head = True
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.embedding_norm(self.patch_embedding(self.patch_norm(flatten_patches(x, self.patch))))
