@@ -2,6 +2,6 @@
 
 from fire_core.units.graph import UnitLayer, find_unit_layers
 from fire_core.units.recorder import Recorder
-from fire_core.units.recycling import recycle, why_not
+from fire_core.units.recycling import recycle, uniform, why_not
 
-__all__ = ["Recorder", "UnitLayer", "find_unit_layers", "recycle", "why_not"]
+__all__ = ["Recorder", "UnitLayer", "find_unit_layers", "recycle", "uniform", "why_not"]

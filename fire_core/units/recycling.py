@@ -36,6 +36,7 @@ def recycle(
     *,
     generator: torch.Generator,
     initial: Mapping[str, Tensor] | None = None,
+    linear_gain: float = 1.0,
     optimizers: Iterable[Optimizer] = (),
 ) -> int:
     """Give the chosen units new incoming weights and outgoing weights of zero, in place; return the number of units.
@@ -46,6 +47,7 @@ def recycle(
     Args:
         chosen: bool (units,) or int64 indices of units.
         generator: CPU generator of the new weights.
+        linear_gain: in Linear layers, the range of the new weights as a multiple of that.
         initial: state dict of the start; each unit then gets its own first weights and bias back instead.
         optimizers: their moments of the changed entries become 0. Step counts belong to whole parameters and stay.
     Raises: UserError if a layer or one that reads it has a reparametrised, shared or frozen weight.
@@ -63,8 +65,8 @@ def recycle(
             if initial is not None:
                 fresh = initial[f"{name}.{kind}" if name else kind][chosen]
             elif parameter.ndim > 1:
-                bound = parameter[0].numel() ** -0.5
-                fresh = torch.rand(fresh.shape, generator=generator).mul_(2 * bound).sub_(bound)
+                gain = linear_gain if isinstance(module, nn.Linear) else 1.0
+                fresh = uniform(fresh.shape, gain * parameter[0].numel() ** -0.5, generator)
             parameter[chosen] = fresh.to(parameter)
             _clear_moments(optimizers, parameter, (chosen,))
     for name in layer.norms:
@@ -75,6 +77,11 @@ def recycle(
         weight[:, places] = 0.0
         _clear_moments(optimizers, weight, (slice(None), places))
     return len(chosen)
+
+
+def uniform(shape: Sequence[int], bound: float, generator: torch.Generator) -> Tensor:
+    """Return a new tensor drawn from U(-bound, bound) on the CPU."""
+    return torch.rand(*shape, generator=generator).mul_(2 * bound).sub_(bound)
 
 
 def _restart_norm(norm: nn.Module, chosen: Tensor, units: int, optimizers: Sequence[Optimizer]) -> None:
