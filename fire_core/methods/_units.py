@@ -122,8 +122,8 @@ class UnitMethod(LayerMethod):
     """Base class of methods that replace units during training.
 
     Args:
-        fresh: new incoming weights of a unit: "default" (PyTorch's default draw), "kaiming" (He's uniform draw in Linear
-            layers, 2.45 times as wide) or "initial" (the unit's own first weights, for nets with an initialisation of
+        fresh: new incoming weights of a unit: "default" (PyTorch's default draw), "kaiming" (He's uniform draw, 2.45
+            times as wide) or "initial" (the unit's own first weights, for nets with an initialisation of
             their own).
         reset_moments: clear the optimizers' moments of the entries that change.
     """
@@ -165,16 +165,18 @@ class UnitMethod(LayerMethod):
                 f"method {self.name!r} sees no activations of {', '.join(state.nets)}: compiled nets ignore hooks, "
                 "train with compile=false"
             )
+        due = []  # all layers are scored before the first one changes
         for name, net in state.nets.items():
             for layer in self.layers[name]:
                 measured = self.recorders[name].values.pop(layer.name, None)
                 if measured is None:  # the first step of a run that starts in phase 0 was not recorded
                     continue
                 memory = self.memory[name][layer.name]
-                chosen = self.choose(net, layer, memory, measured)
-                if len(chosen):
-                    self.before_recycling(net, layer, memory, chosen)
-                    self.recycle(state, name, layer, chosen)
+                if len(chosen := self.choose(net, layer, memory, measured)):
+                    due.append((name, layer, memory, chosen))
+        for name, layer, memory, chosen in due:
+            self.before_recycling(state.nets[name], layer, memory, chosen)
+            self.recycle(state, name, layer, chosen)
 
     def recycle(self, state: State, name: str, layer: UnitLayer, chosen: Tensor) -> None:
         """Replace the units `chosen` of a layer of net `name`."""
@@ -184,7 +186,7 @@ class UnitMethod(LayerMethod):
             chosen,
             generator=self.stream(state),
             initial=state.initial[name] if self.fresh == "initial" else None,
-            linear_gain=6**0.5 if self.fresh == "kaiming" else 1.0,
+            gain=6**0.5 if self.fresh == "kaiming" else 1.0,
             optimizers=state.optimizers.values() if self.reset_moments else (),
         )
 

@@ -72,7 +72,7 @@ class ReGraMa(UnitMethod):
         """Return the indices of the units to replace (on the CPU)."""
         scores = gradient_scores(net, layer).cpu()
         count = min(int((scores <= self.threshold).sum()), int(self.most * layer.units))
-        return scores.topk(count, largest=False).indices
+        return scores.argsort(stable=True)[:count]
 
     def after_step(self, state: State) -> None:
         """Replace the units that `before_step` has chosen."""

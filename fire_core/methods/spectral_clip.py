@@ -49,11 +49,11 @@ def spectral_clip(
 
     def treat(stack: Tensor, group: list[Target]) -> Treated:
         scale = official_scales(group, stack) if unit == "scale" else torch.ones_like(stack[:, :1, :1])
-        result = polar(stack, "exact", measure=False)
-        figures = result.iterations, result.completed
         if low == high:
-            return Treated(result.factor * (scale * low), result.factor, *figures)
-        return Treated(clip(stack, result.factor, scale * low, scale * high), None, *figures)
+            factor, _, iterations, completed = polar(stack, "exact", measure=False)
+            return Treated(factor * (scale * low), factor, iterations, completed)
+        factor, _, iterations, completed = polar(stack.double(), "exact", measure=False)
+        return Treated(clip(stack, factor, scale * low, scale * high), None, iterations, completed)
 
     return treat_model(
         model, table_of(model, targets), treat, action="clipped", method="spectral_clip", **options
@@ -61,12 +61,13 @@ def spectral_clip(
 
 
 def clip(matrices: Tensor, factors: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return matrices (n, out, in) with their singular values clipped to [low, high] (n, 1, 1); factors: their U V^T.
+    """Return matrices (n, out, in) with their singular values clipped to [low, high] (n, 1, 1).
 
-    With Q the factor of a tall W, Q^T W = V S V^T is symmetric, and the result is Q V clip(S) V^T, computed in float64.
+    factors: their U V^T, float64. With Q the factor of a tall W, Q^T W = V S V^T is symmetric, and the result is
+    Q V clip(S) V^T.
     """
     wide = matrices.shape[-2] < matrices.shape[-1]
-    tall, factor = ((each.mT if wide else each).double() for each in (matrices, factors))
+    tall, factor = (each.mT if wide else each for each in (matrices.double(), factors))
     inner = factor.mT @ tall
     singular, vectors = torch.linalg.eigh((inner + inner.mT) / 2)
     singular = singular.clamp_min(0.0)

@@ -36,7 +36,7 @@ def recycle(
     *,
     generator: torch.Generator,
     initial: Mapping[str, Tensor] | None = None,
-    linear_gain: float = 1.0,
+    gain: float = 1.0,
     optimizers: Iterable[Optimizer] = (),
 ) -> int:
     """Give the chosen units new incoming weights and outgoing weights of zero, in place; return the number of units.
@@ -47,7 +47,7 @@ def recycle(
     Args:
         chosen: bool (units,) or int64 indices of units.
         generator: CPU generator of the new weights.
-        linear_gain: in Linear layers, the range of the new weights as a multiple of that.
+        gain: the range of the new weights as a multiple of that; 6**0.5 is He's uniform draw.
         initial: state dict of the start; each unit then gets its own first weights and bias back instead.
         optimizers: their moments of the changed entries become 0. Step counts belong to whole parameters and stay.
     Raises: UserError if a layer or one that reads it has a reparametrised, shared or frozen weight.
@@ -65,7 +65,6 @@ def recycle(
             if initial is not None:
                 fresh = initial[f"{name}.{kind}" if name else kind][chosen]
             elif parameter.ndim > 1:
-                gain = linear_gain if isinstance(module, nn.Linear) else 1.0
                 fresh = uniform(fresh.shape, gain * parameter[0].numel() ** -0.5, generator)
             parameter[chosen] = fresh.to(parameter)
             _clear_moments(optimizers, parameter, (chosen,))

