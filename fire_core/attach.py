@@ -152,7 +152,8 @@ class Attached:
             state.copy_followers()
         renews = self.acting.changes_structure
         changed = [*([] if renews else report.parameters), *(also() if also else ())]
-        reset_optimizer_state(state.optimizers, self.optimizer_state, changed)
+        policy = self.acting.optimizer_state or self.optimizer_state
+        reset_optimizer_state(state.optimizers, policy, changed)
         if renews:
             self._own = dict(self.renew() if self.renew else renewed(state.nets, self._own))
         self._choose_optimizers()

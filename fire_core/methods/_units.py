@@ -1,4 +1,4 @@
-"""Base class of ReDo, continual backprop and SNR: it finds unit layers, records activations and replaces units."""
+"""Base classes of methods of hidden units: they find unit layers, record activations or gradients, and replace units."""
 
 from __future__ import annotations
 
@@ -15,96 +15,39 @@ from fire_core.methods.method import Method
 from fire_core.report import Report
 from fire_core.seeding import derive
 from fire_core.state import State
-from fire_core.units import Recorder, UnitLayer, find_unit_layers, recycle, why_not
+from fire_core.units import Recorder, UnitLayer, find_unit_layers, incoming, recycle, why_not
 from fire_core.wrapped_models import replicas_in
 
 MOST_UNHEARD = 3  # steps in a row that may pass without a recorded forward pass
 
 
 @dataclass
-class UnitMethod(Method):
-    """Base class of methods that replace units during training.
+class LayerMethod(Method):
+    """Base class of methods that know the hidden layers of their nets, and remember something of each.
 
     Before phase `first_phase` the method does nothing and places no hooks. `close()` removes the hooks.
-
-    Args:
-        fresh: new incoming weights of a unit: "default" (PyTorch's default draw) or "initial" (the unit's own first
-            weights, for nets with an initialisation of their own).
-        reset_moments: clear the optimizers' moments of the entries that change.
     """
-
-    fresh: str = "default"
-    reset_moments: bool = True
 
     takes_whole_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.fresh not in ("default", "initial"):
-            raise UserError(f"fresh={self.fresh!r}: choose 'default' or 'initial'")
         self.layers: dict[str, list[UnitLayer]] = {}
         self.memory: dict[str, dict[str, dict[str, Tensor]]] = {}
         self.recorders: dict[str, Any] = {}
         self.counts = {"steps": 0, "recycled": 0, "draws": 0}
-        self._unheard = 0
-
-    def measure(self, activations: Tensor) -> Tensor:
-        """Return what to keep of a layer's activations (samples, units) at every step."""
-        raise NotImplementedError
 
     def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
         """Return the tensors that the method remembers of one layer, by name, as they are at the start."""
         raise NotImplementedError
 
-    def choose(self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], measured: Tensor) -> Tensor:
-        """Update `memory` by one step and return the indices of the units to replace (on the CPU)."""
-        raise NotImplementedError
-
-    def before_recycling(
-        self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], chosen: Tensor
-    ) -> None:
-        """Do what the method needs just before the units `chosen` are replaced; by default nothing."""
+    def watch(self, net: nn.Module, layers: list[UnitLayer]) -> Any:
+        """Place the hooks of the method in `net`, and return the object that holds them; by default none."""
+        return Recorder(net, (), torch.abs)
 
     def boundary(self, state: State) -> Report:
         """Place the hooks, and return an empty report."""
         self._start(state)
         return Report(method=self.name)
-
-    def after_step(self, state: State) -> None:
-        """Replace the units that `choose` picks from the activations of this step.
-
-        Raises UserError if no activations were recorded in more than MOST_UNHEARD steps in a row.
-        """
-        self._start(state)
-        self.counts["steps"] += 1
-        self._unheard = (
-            0 if any(recorder.values for recorder in self.recorders.values()) else self._unheard + 1
-        )
-        if self._unheard > MOST_UNHEARD:
-            raise UserError(
-                f"method {self.name!r} sees no activations of {', '.join(state.nets)}: compiled nets ignore hooks, "
-                "train with compile=false"
-            )
-        for name, net in state.nets.items():
-            for layer in self.layers[name]:
-                measured = self.recorders[name].values.pop(layer.name, None)
-                if measured is None:  # the first step of a run that starts in phase 0 was not recorded
-                    continue
-                memory = self.memory[name][layer.name]
-                chosen = self.choose(net, layer, memory, measured)
-                if len(chosen):
-                    self.before_recycling(net, layer, memory, chosen)
-                    self.recycle(state, name, layer, chosen)
-
-    def recycle(self, state: State, name: str, layer: UnitLayer, chosen: Tensor) -> None:
-        """Replace the units `chosen` of a layer of net `name`."""
-        self.counts["recycled"] += recycle(
-            state.nets[name],
-            layer,
-            chosen,
-            generator=self.stream(state),
-            initial=state.initial[name] if self.fresh == "initial" else None,
-            optimizers=state.optimizers.values() if self.reset_moments else (),
-        )
 
     def stream(self, state: State) -> torch.Generator:
         """Return a new CPU generator, whose seed depends on `state.generator`, the method and the earlier streams."""
@@ -136,10 +79,6 @@ class UnitMethod(Method):
                 )
             self.layers[name] = found
         return self.layers[name]
-
-    def watch(self, net: nn.Module, layers: list[UnitLayer]) -> Any:
-        """Place hooks that keep `measure` of every layer's activations, and return the object that holds them."""
-        return Recorder(net, layers, self.measure)
 
     def _start(self, state: State) -> None:
         for name, net in state.nets.items():
@@ -178,6 +117,84 @@ class UnitMethod(Method):
             self._start(state)
 
 
+@dataclass
+class UnitMethod(LayerMethod):
+    """Base class of methods that replace units during training.
+
+    Args:
+        fresh: new incoming weights of a unit: "default" (PyTorch's default draw), "kaiming" (He's uniform draw, 2.45
+            times as wide) or "initial" (the unit's own first weights, for nets with an initialisation of
+            their own).
+        reset_moments: clear the optimizers' moments of the entries that change.
+    """
+
+    fresh: str = "default"
+    reset_moments: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.fresh not in ("default", "kaiming", "initial"):
+            raise UserError(f"fresh={self.fresh!r}: choose 'default', 'kaiming' or 'initial'")
+        self._unheard = 0
+
+    def measure(self, activations: Tensor) -> Tensor:
+        """Return what to keep of a layer's activations (samples, units) at every step."""
+        raise NotImplementedError
+
+    def choose(self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], measured: Tensor) -> Tensor:
+        """Update `memory` by one step and return the indices of the units to replace (on the CPU)."""
+        raise NotImplementedError
+
+    def before_recycling(
+        self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], chosen: Tensor
+    ) -> None:
+        """Do what the method needs just before the units `chosen` are replaced; by default nothing."""
+
+    def after_step(self, state: State) -> None:
+        """Replace the units that `choose` picks from the activations of this step.
+
+        Raises UserError if no activations were recorded in more than MOST_UNHEARD steps in a row.
+        """
+        self._start(state)
+        self.counts["steps"] += 1
+        self._unheard = (
+            0 if any(recorder.values for recorder in self.recorders.values()) else self._unheard + 1
+        )
+        if self._unheard > MOST_UNHEARD:
+            raise UserError(
+                f"method {self.name!r} sees no activations of {', '.join(state.nets)}: compiled nets ignore hooks, "
+                "train with compile=false"
+            )
+        due = []  # all layers are scored before the first one changes
+        for name, net in state.nets.items():
+            for layer in self.layers[name]:
+                measured = self.recorders[name].values.pop(layer.name, None)
+                if measured is None:  # the first step of a run that starts in phase 0 was not recorded
+                    continue
+                memory = self.memory[name][layer.name]
+                if len(chosen := self.choose(net, layer, memory, measured)):
+                    due.append((name, layer, memory, chosen))
+        for name, layer, memory, chosen in due:
+            self.before_recycling(state.nets[name], layer, memory, chosen)
+            self.recycle(state, name, layer, chosen)
+
+    def recycle(self, state: State, name: str, layer: UnitLayer, chosen: Tensor) -> None:
+        """Replace the units `chosen` of a layer of net `name`."""
+        self.counts["recycled"] += recycle(
+            state.nets[name],
+            layer,
+            chosen,
+            generator=self.stream(state),
+            initial=state.initial[name] if self.fresh == "initial" else None,
+            law="he_uniform" if self.fresh == "kaiming" else "default",
+            optimizers=state.optimizers.values() if self.reset_moments else (),
+        )
+
+    def watch(self, net: nn.Module, layers: list[UnitLayer]) -> Any:
+        """Place hooks that keep `measure` of every layer's activations, and return the object that holds them."""
+        return Recorder(net, layers, self.measure)
+
+
 def coming_inputs(batches: Callable[[], Iterable[Any]] | None, net: str, method: str) -> Iterator[Any]:
     """Yield the inputs for `net` in the coming batches. Raises UserError if there are none."""
     found = () if batches is None else batches()
@@ -193,3 +210,16 @@ def coming_inputs(batches: Callable[[], Iterable[Any]] | None, net: str, method:
 def inputs_of(net: str, inputs: Any) -> Any:
     """Return a batch's inputs for one net: the entry `net` if `inputs` is a mapping with that key, else `inputs`."""
     return inputs[net] if isinstance(inputs, Mapping) and net in inputs else inputs
+
+
+def gradient_scores(net: nn.Module, layer: UnitLayer) -> Tensor:
+    """Return mean |gradient| of the incoming weights of each unit over the mean of its layer, (units,) float32.
+
+    Biases do not count. Gated layers, which have two incoming modules, count both.
+    """
+    weights = [entries for entries in incoming(net, layer) if entries.parameter.ndim > 1]
+    rows = [
+        w.read(w.parameter.grad).float().abs().flatten(1) for w in weights if w.parameter.grad is not None
+    ]
+    means = torch.cat(rows, dim=1).mean(dim=1)
+    return means / (means.mean() + 1e-8)

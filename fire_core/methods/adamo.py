@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.errors import UserError, check_range
-from fire_core.methods.method import Method, register
+from fire_core.methods.method import FIXTURE, Method, register
 from fire_core.state import State
 
 
@@ -28,53 +28,65 @@ def isometry_gradient(matrices: Tensor) -> Tensor:
 @register
 @dataclass
 class AdamO(Method):
-    """Moves every weight W by -rate * coefficient * `isometry_gradient`(W) at each optimizer step.
+    """Moves every weight W by -rate * coefficient * the gradient of a pull towards isometry, beside each optimizer step.
 
-    The gradient is that at the weights before the step, and `rate` is the learning rate that the weight's parameter group
-    has at that step. The moments of Adam follow the loss alone, as those of AdamW do. A weight is taken as one matrix
-    (out, everything else), and a stack of matrices as these matrices.
+    `rate` is the learning rate that the weight's parameter group has at that step. The moments of Adam follow the loss
+    alone, as those of AdamW do. A weight is taken as one matrix (out, everything else), and a stack of matrices as these
+    matrices.
 
-    The paper's text was not available to us, only summaries of it. They give the update, the penalty with the smaller
-    Gram matrix, and the equal step sizes of both parts, but neither the coefficients, so that the default is ours, nor
-    the layers: we take those of `targets`.
+    Args:
+        reading: "paper" is `isometry_gradient`, at the weights before the step: equation 16 as two independent readers give
+            it, with the paper's coefficient as default. "code" is half of it, at the weights after the step: the port by
+            the paper's first author, which searched coefficients of 1e-3, 1e-2 and 1e-1.
+        targets: the weights, a rule of `find_targets`. Paper and port leave out embeddings and the output layer of
+            language models; here they are taken too unless `targets` says otherwise.
 
-    Cost: three matrix products per weight and step, and one copy of the weights during the step.
+    Cost: three matrix products per weight and step, and with "paper" one copy of the weights during the step.
     """
 
-    coefficient: float = 1e-2
+    coefficient: float = 1e-3
     targets: str | list[str] = "all"
+    reading: str = "paper"
 
     name: ClassVar[str] = "adamo"
     summary: ClassVar[str] = "step towards isometric weights, decoupled from Adam's moments"
     source: ClassVar[str] = "Rosseau et al. 2026 (AdamO, arXiv 2606.09762)"
+    proven_by: ClassVar[str] = FIXTURE
     takes_whole_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_range(self, "[0, inf)", "coefficient")
-        self._gradients: list[tuple[float, nn.Parameter, Tensor]] = []
+        if self.reading not in ("paper", "code"):
+            raise UserError(f"reading={self.reading!r}: choose 'paper' or 'code' (the author's port)")
+        self._pulls: list[tuple[float, nn.Parameter, Tensor]] = []
 
-    @torch.no_grad()
-    def penalty(self, state: State) -> Tensor | float:
-        """Compute the step from the weights as they are, and return 0.0."""
-        self._gradients = []
-        groups = [group for optimizer in state.optimizers.values() for group in optimizer.param_groups]
-        if not groups:
-            raise UserError(
-                "method 'adamo' moves by the learning rate: give State(optimizers={'net': optimizer})"
-            )
-        rates = {parameter: group["lr"] for group in groups for parameter in group["params"]}
-        for net in state.nets.values():
-            parameters = dict(net.named_parameters())
-            for key, view in self.weights(net).items():
-                gradient = isometry_gradient(view.matrices(parameters[key]))
-                step = view.weight(gradient, parameters[key])
-                rate = rates.get(parameters[key], 0.0)  # a weight without an optimizer stays
-                self._gradients.append((rate * self.coefficient, parameters[key], step))
-        return 0.0
+    def before_step(self, state: State) -> None:
+        """Compute the pull from the weights as they are."""
+        if self.reading == "paper":
+            self._pulls = self._compute(state, 1.0)
 
     @torch.no_grad()
     def after_step(self, state: State) -> None:
-        """Take the step that `penalty` computed."""
-        for size, parameter, gradient in self._gradients:
-            parameter.sub_(gradient, alpha=size)
-        self._gradients = []
+        """Take the step that the pull asks for."""
+        if self.reading == "code":
+            self._pulls = self._compute(state, 0.5)
+        for size, parameter, pull in self._pulls:
+            parameter.sub_(pull, alpha=size)
+        self._pulls = []
+
+    @torch.no_grad()
+    def _compute(self, state: State, factor: float) -> list[tuple[float, nn.Parameter, Tensor]]:
+        """Return (step size, weight, gradient) of every weight."""
+        groups = [group for optimizer in state.optimizers.values() for group in optimizer.param_groups]
+        if not groups:
+            raise UserError("method 'adamo' moves by the learning rate: give attach() the optimizer")
+        rates = {parameter: group["lr"] for group in groups for parameter in group["params"]}
+        pulls = []
+        for net in state.nets.values():
+            parameters = dict(net.named_parameters())
+            for key, view in self.weights(net).items():
+                parameter = parameters[key]
+                pull = view.weight(isometry_gradient(view.matrices(parameter)), parameter)
+                rate = rates.get(parameter, 0.0)  # a weight without an optimizer stays
+                pulls.append((factor * rate * self.coefficient, parameter, pull))
+        return pulls

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import check_range
+from fire_core.errors import UserError, check_range
 from fire_core.methods._units import UnitMethod
-from fire_core.methods.method import register
-from fire_core.units import UnitLayer, outgoing
+from fire_core.methods.method import FIXTURE, added, register
+from fire_core.units import UnitLayer, incoming, outgoing
 
 
 @register
@@ -27,6 +27,14 @@ class ContinualBackprop(UnitMethod):
     Args:
         compensate: add a replaced unit's mean contribution to the readers' biases, where they have one, so that the
             output does not jump.
+        utility: "contribution" is the one above, in which mean or sum over the outgoing weights makes no difference.
+            "adaptable" is the mean |h - average h| times sum |w_out| over the mean |w_in|: the choice of the authors'
+            configurations for MNIST and ImageNet.
+
+    The authors' code (loss-of-plasticity) chooses the same units in every step that was recorded from it, with either
+    utility. It differs in three things, of which two can be set: its compensation has no effect (`compensate=false`), its
+    new weights of Linear layers, but not of convolutions, are 2.45 times as wide (`fresh=kaiming`, which widens both), and
+    its own version of Adam counts the steps of each entry and has lost its bias correction.
 
     Cost: three numbers per unit, and one pass over the outgoing weights at every step.
     """
@@ -35,10 +43,12 @@ class ContinualBackprop(UnitMethod):
     maturity: int = 1000
     decay: float = 0.99
     compensate: bool = True
+    utility: str = added("contribution")
 
     name: ClassVar[str] = "cbp"
     summary: ClassVar[str] = "continual backprop: replace the least useful units slowly"
     source: ClassVar[str] = "Dohare et al. 2024 (Nature 632), Algorithm 1"
+    proven_by: ClassVar[str] = FIXTURE
     needs: ClassVar[frozenset[str]] = frozenset({"activations", "batches"})
 
     def __post_init__(self) -> None:
@@ -46,10 +56,14 @@ class ContinualBackprop(UnitMethod):
         check_range(self, "[0, 1]", "replacement_rate")
         check_range(self, "[0, 1)", "decay")
         check_range(self, "[0, inf)", "maturity")
+        if self.utility not in ("contribution", "adaptable"):
+            raise UserError(f"utility={self.utility!r}: choose 'contribution' or 'adaptable'")
 
     def measure(self, activations: Tensor) -> Tensor:
-        """Return mean |activation| and mean activation of each unit, (2, units)."""
+        """Return mean |activation| and mean activation of each unit, (2, units); all of them for "adaptable"."""
         values = activations.float()
+        if self.utility == "adaptable":
+            return values
         return torch.stack([values.abs().mean(dim=0), values.mean(dim=0)])
 
     def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
@@ -63,10 +77,14 @@ class ContinualBackprop(UnitMethod):
 
     def choose(self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], measured: Tensor) -> Tensor:
         """Update utilities, ages and quota, and return the mature units of least utility that the quota allows."""
-        usefulness = measured[0] * outgoing_magnitude(net, layer)
-        for key, value in (("utility", usefulness), ("mean", measured[1])):
-            memory[key] = torch.lerp(value, memory[key].to(value.device), self.decay)
         memory["age"] += 1
+        adaptable = self.utility == "adaptable"
+        self._average(memory, "mean", measured.mean(dim=0) if adaptable else measured[1])
+        size = measured[0]
+        if adaptable:
+            centre = memory["mean"] / (1 - self.decay ** memory["age"].double()).to(memory["mean"])
+            size = (measured - centre).abs().mean(dim=0) / incoming_magnitude(net, layer)
+        self._average(memory, "utility", size * outgoing_magnitude(net, layer))
         mature = memory["age"] > self.maturity
         memory["due"] += self.replacement_rate * int(mature.sum())
         count = min(int(memory["due"]), int(mature.sum()))
@@ -75,6 +93,9 @@ class ContinualBackprop(UnitMethod):
             return torch.empty(0, dtype=torch.int64)
         utility = memory["utility"].cpu() / (1 - self.decay ** memory["age"].double())
         return utility.masked_fill(~mature, torch.inf).topk(count, largest=False).indices
+
+    def _average(self, memory: dict[str, Tensor], key: str, value: Tensor) -> None:
+        memory[key] = torch.lerp(value, memory[key].to(value.device), self.decay)
 
     @torch.no_grad()
     def before_recycling(
@@ -105,3 +126,10 @@ def outgoing_magnitude(net: nn.Module, layer: UnitLayer) -> Tensor:
         entries.read().float().abs().transpose(1, 2).flatten(1).sum(dim=1) for entries in outgoing(net, layer)
     ]
     return torch.stack([part.to(parts[0].device) for part in parts]).sum(dim=0)
+
+
+@torch.no_grad()
+def incoming_magnitude(net: nn.Module, layer: UnitLayer) -> Tensor:
+    """Return the mean of |w| over all incoming weights of each unit, (units,) float32."""
+    weights = [entries.read().float().abs() for entries in incoming(net, layer)]
+    return torch.cat([w.flatten(1) for w in weights if w.ndim > 1], dim=1).mean(dim=1).clamp_min(1e-30)

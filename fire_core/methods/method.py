@@ -17,6 +17,11 @@ from fire_core.targets import Target, find_targets
 from fire_core.wrapped_models import is_sharded
 
 PUBLISHED = "published"
+# what shows that a method here is the one of its source
+FIXTURE = "fixture"  # numbers recorded from the authors' code (tests/official)
+TEXT = "paper's text"
+PORT = "port"  # numbers recorded from somebody else's code
+OWN = "own reading"  # of summaries, where neither text nor code was available; also what has no source but this suite
 
 
 def added(default: Any) -> Any:
@@ -55,10 +60,14 @@ class Method:
     variant: ClassVar[str] = PUBLISHED
     summary: ClassVar[str] = ""
     source: ClassVar[str] = ""
+    proven_by: ClassVar[str] = OWN  # FIXTURE, TEXT, PORT or OWN
     changes_optimizer: ClassVar[bool] = False  # overrides `build`
     changes_structure: ClassVar[bool] = False  # adds modules, and overrides `rebuild`
     takes_whole_weights: ClassVar[bool] = False  # cannot work with the shards of FSDP2
     needs: ClassVar[frozenset[str]] = frozenset()  # of NEEDS
+    optimizer_state: ClassVar[str | None] = (
+        None  # what happens to the optimizers' memory, whatever attach() was given
+    )
 
     def check(self, state: State) -> None:
         """Raise `UserError` if the settings do not fit these nets. Called before training starts and at boundaries.

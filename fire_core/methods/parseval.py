@@ -45,6 +45,7 @@ class Parseval(Method):
 
     def __post_init__(self) -> None:
         check_range(self, "[0, inf)", "coefficient", "scale")
+        self._goals: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
         if self.gram not in ("rows", "smaller"):
             raise UserError(f"gram={self.gram!r}: choose 'rows' (published) or 'smaller'")
 
@@ -68,20 +69,33 @@ class Parseval(Method):
         total: Any = 0.0
         for net in state.nets.values():
             parameters, weights = dict(net.named_parameters()), self.weights(net)
-            total = total + sum(self.of(view.matrices(parameters[key])) for key, view in weights.items())
-            gains = self._gains(net) if self.norms else []
-            total = total + sum((gain.square() - self.scale).square().sum() for gain in gains)
+            grams = [self.gram_of(view.matrices(parameters[key])) for key, view in weights.items()]
+            total = total + sum(_squared_sums(grams, [self._goal(gram) for gram in grams]))
+            if self.norms and (gains := self._gains(net)):
+                total = total + sum(_squared_sums(torch._foreach_mul(gains, gains), self.scale))
         return self.coefficient * total
 
-    def of(self, matrices: Tensor) -> Tensor:
-        """Return ||W W^T - scale I||_F^2 of a matrix, or the sum over matrices (..., out, in)."""
+    def gram_of(self, matrices: Tensor) -> Tensor:
+        """Return the Gram matrix W W^T, or the smaller one, of each matrix (..., out, in)."""
         if self.gram == "smaller" and matrices.shape[-2] > matrices.shape[-1]:
             matrices = matrices.mT
-        gram = matrices @ matrices.mT
-        return (gram - torch.diag_embed(gram.new_full(gram.shape[:-1], self.scale))).square().sum()
+        return matrices @ matrices.mT
+
+    def _goal(self, gram: Tensor) -> Tensor:
+        """Return scale I beside a Gram matrix, made once for each size."""
+        key = gram.shape[-1], gram.dtype, gram.device
+        if key not in self._goals:
+            self._goals[key] = self.scale * torch.eye(key[0], dtype=gram.dtype, device=gram.device)
+        return self._goals[key]
 
     def _gains(self, net: nn.Module) -> list[Tensor]:
         """Return the gains of the norm layers, once each."""
         norms = (m for m in net.modules() if isinstance(m, NORMS) or getattr(m, "is_norm", False))
         gains = (getattr(m, "weight", None) for m in norms)
         return list({id(gain): gain for gain in gains if isinstance(gain, nn.Parameter)}.values())
+
+
+def _squared_sums(values: Any, goals: Any) -> list[Tensor]:
+    """Return sum (value - goal)^2 of each tensor."""
+    distances = torch._foreach_sub(values, goals)
+    return [square.sum() for square in torch._foreach_mul(distances, distances)]

@@ -22,8 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fire_core.errors import UserError, first_line
-from fire_core.measure.inputs import call
-from fire_core.measure.modes import undisturbed
+from fire_core.passes import call, undisturbed
 
 Rows = slice | tuple[int, ...]
 Parts = tuple[tuple[str, Rows], ...]

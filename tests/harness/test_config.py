@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from fire_core.errors import UserError
 from fire_core.methods import create
-from harness.config import compose, domain_of, file_of, options, parse, read_yaml, resolve, in_file
+from harness.config import compose, domain_of, file_of, in_file, options, parse, read_yaml, resolve
 from harness.domains import find, known
 from harness.manual import manual
 from harness.naming import LABEL_LENGTH, changes, identity, label, phase_0

@@ -1,0 +1,81 @@
+"""Controls that change no weight at a boundary: the optimizer's memory cleared, or kept with a new warm-up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fire_core.errors import check_range
+from fire_core.methods.method import Method, register
+from fire_core.report import Report
+from fire_core.state import State
+
+
+@register
+@dataclass
+class Clear(Method):
+    """Clears the optimizers' memory at the boundary, whatever `optimizer_state` is, and keeps the weights.
+
+    If it does as well as a method whose runs clear the memory too, that method's treatment explains nothing. Where
+    `optimizer_state` is "clear", `none` is the same, and the comparison is with `none` and optimizer_state "keep".
+    """
+
+    name: ClassVar[str] = "clear"
+    summary: ClassVar[str] = "control: Adam's moments cleared, weights kept"
+    source: ClassVar[str] = "control of this suite"
+    optimizer_state: ClassVar[str | None] = "clear"
+
+
+@register
+@dataclass
+class Rewarm(Method):
+    """Keeps weights and optimizer memory at the boundary, and lets the learning rate rise again.
+
+    In the first `steps` optimizer steps after a boundary, step t has t / steps of the rate that the loop has set, which it
+    gets back after the step. Where the loop's own schedule starts each phase with a warm-up, use steps=1: the memory is then
+    all that differs from `clear`.
+    """
+
+    steps: int = 500
+
+    name: ClassVar[str] = "rewarm"
+    summary: ClassVar[str] = "control: learning rate warmed up again, moments and weights kept"
+    source: ClassVar[str] = "2025 (arXiv 2507.20057)"
+    optimizer_state: ClassVar[str | None] = "keep"
+
+    def __post_init__(self) -> None:
+        check_range(self, "[1, inf)", "steps")
+        self.done = self.steps  # since the last boundary
+        self._rates: list[tuple[dict[str, Any], float]] = []
+
+    def boundary(self, state: State) -> Report:
+        """Begin a warm-up."""
+        self.done = 0
+        return Report()
+
+    def before_step(self, state: State) -> None:
+        """Lower the rates for this step."""
+        self._restore()  # if the last step was skipped
+        if self.done < self.steps:
+            groups = [group for optimizer in state.optimizers.values() for group in optimizer.param_groups]
+            self._rates = [(group, group["lr"]) for group in groups]
+            for group, rate in self._rates:
+                group["lr"] = rate * (self.done + 1) / self.steps
+
+    def after_step(self, state: State) -> None:
+        """Put the rates back."""
+        self._restore()
+        self.done = min(self.done + 1, self.steps)
+
+    def _restore(self) -> None:
+        for group, rate in self._rates:
+            group["lr"] = rate
+        self._rates = []
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the number of steps since the last boundary."""
+        return {"done": self.done}
+
+    def load_state_dict(self, saved: dict[str, int], state: State) -> None:
+        """Restore what `state_dict` returned."""
+        self.done = saved["done"]

@@ -1,0 +1,89 @@
+"""NaP, the projection of Normalize-and-Project: weights keep the norms that they had at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from fire_core.errors import check_range
+from fire_core.methods.full_reset import check_initial, initial_of
+from fire_core.methods.method import PORT, MatrixView, Method, find_weights, register
+from fire_core.state import State
+from fire_core.wrapped_models import unwrap_with
+
+
+@torch.no_grad()
+def project_norms(model: nn.Module, norms: Mapping[str, Tensor], weights: Mapping[str, MatrixView]) -> None:
+    """Scale each of the `weights` of `model` to its Frobenius norm in `norms`, in place; see `norms_of`.
+
+    A stack of matrices has one norm for each. A weight whose norm is 0, here or there, stays as it is.
+    """
+    for key, view in weights.items():
+        weight = model.get_parameter(key)
+        now = torch.linalg.matrix_norm(view.matrices(weight), keepdim=True)
+        factor = torch.where((norms[key] > 0) & (now > 0), norms[key] / now, 1.0)
+        weight.mul_(view.weight(factor.expand_as(view.matrices(weight)), weight))
+
+
+def norms_of(values: Mapping[str, Tensor], weights: Mapping[str, MatrixView]) -> dict[str, Tensor]:
+    """Return the Frobenius norm of each matrix of the `weights`, (..., 1, 1), from tensors by name."""
+    return {
+        key: torch.linalg.matrix_norm(view.matrices(values[key]), keepdim=True)
+        for key, view in weights.items()
+    }
+
+
+@register
+@dataclass
+class NaP(Method):
+    """Calls `project_norms` every `every_steps` optimizer steps, with the norms of the starting weights.
+
+    Biases, gains of norm layers and the optimizer's state stay. The method adds no norm layers by itself: give it a net
+    that has them, or the function that the net computes changes with each projection.
+
+    No code of the authors is known; the rule is that of a port (RLE-Foundation/Plasticine), which projects every 10
+    iterations of PPO and every 10,000 steps of DQN. The port also brings pairs of gain and bias to the norm sqrt(2),
+    whatever their width, which squeezes the gains; that is left out.
+
+    Cost: one pass over the weights per projection.
+    """
+
+    every_steps: int = 1
+    targets: str | list[str] = "all"
+
+    name: ClassVar[str] = "nap"
+    summary: ClassVar[str] = "weights scaled back to their initial norm during training"
+    source: ClassVar[str] = "Lyle et al. 2024 (NaP, arXiv 2407.01800)"
+    proven_by: ClassVar[str] = PORT
+    takes_whole_weights: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_range(self, "[1, inf)", "every_steps")
+        self.steps = 0
+        self._norms: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
+
+    def after_step(self, state: State) -> None:
+        """Scale the weights of all nets, if it is time."""
+        self.steps += 1
+        if self.steps % self.every_steps == 0:
+            for name in state.nets:
+                net, start = unwrap_with(state.nets[name], initial_of(state, name))
+                if net not in self._norms:
+                    views = find_weights(net, self.targets)
+                    check_initial(start, views)
+                    norms = norms_of(start, views).items()
+                    self._norms[net] = {key: norm.to(net.get_parameter(key)) for key, norm in norms}
+                project_norms(net, self._norms[net], self.weights(net))
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the number of steps."""
+        return {"steps": self.steps}
+
+    def load_state_dict(self, saved: dict[str, int], state: State) -> None:
+        """Restore what `state_dict` returned."""
+        self.steps = saved["steps"]

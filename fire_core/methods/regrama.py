@@ -1,0 +1,83 @@
+"""ReGraMa: replace hidden units whose weights get little gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fire_core.errors import check_range
+from fire_core.methods._units import LayerMethod, UnitMethod, gradient_scores
+from fire_core.methods.method import PORT, register
+from fire_core.state import State
+from fire_core.units import UnitLayer
+
+
+@register
+@dataclass
+class ReGraMa(UnitMethod):
+    """Gives units with little gradient new incoming weights, bias 0 and outgoing weights 0, every `every_steps` steps.
+
+    The score of a unit is the mean |gradient| of its incoming weights in one step, before clipping, over the mean of its
+    layer. The first replacement comes after step `every_steps` + 1. The output layer stays, and so do layers whose units
+    are mixed with others.
+
+    No code of the authors is known; the rule is that of a port (LucMc/continual-learning). It means to clear Adam's
+    moments, but does not, where gradients are clipped (`reset_moments=false`). It has no norm layers; here, the channels
+    of a replaced unit start again.
+
+    Args:
+        threshold: largest score of a unit that is replaced; 0.25 in the port, 0.1 for incremental CIFAR.
+        most: largest share of a layer that is replaced at once; those of the lowest scores come first.
+
+    Cost: nothing between replacements; one pass over the gradients for each.
+    """
+
+    threshold: float = 0.1
+    every_steps: int = 100
+    most: float = 1.0
+    fresh: str = "kaiming"
+
+    name: ClassVar[str] = "regrama"
+    summary: ClassVar[str] = "replace units with little gradient"
+    source: ClassVar[str] = "2025 (ReGraMa, arXiv 2505.24061)"
+    proven_by: ClassVar[str] = PORT
+    needs: ClassVar[frozenset[str]] = frozenset({"gradients", "batches"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "[0, inf)", "threshold")
+        check_range(self, "[1, inf)", "every_steps")
+        check_range(self, "[0, 1]", "most")
+        self._chosen: list[tuple[str, UnitLayer, Tensor]] = []
+
+    watch = LayerMethod.watch  # gradients are scored, not activations
+
+    def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
+        """Return nothing."""
+        return {}
+
+    def before_step(self, state: State) -> None:
+        """Choose the units, if it is time."""
+        self._start(state)
+        self._chosen = []
+        if self.counts["steps"] and self.counts["steps"] % self.every_steps == 0:
+            for name, net in state.nets.items():
+                for layer in self.layers[name]:
+                    self._chosen.append((name, layer, self.due(net, layer)))
+
+    def due(self, net: nn.Module, layer: UnitLayer) -> Tensor:
+        """Return the indices of the units to replace (on the CPU)."""
+        scores = gradient_scores(net, layer).cpu()
+        count = min(int((scores <= self.threshold).sum()), int(self.most * layer.units))
+        return scores.argsort(stable=True)[:count]
+
+    def after_step(self, state: State) -> None:
+        """Replace the units that `before_step` has chosen."""
+        for name, layer, chosen in self._chosen:
+            if len(chosen):
+                self.recycle(state, name, layer, chosen)
+        self._chosen = []
+        self.counts["steps"] += 1
