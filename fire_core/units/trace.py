@@ -352,13 +352,12 @@ class Trace(TorchDispatchMode):
             found[0] = first.labels.narrow(args[1] if len(args) > 1 else -1, 0, half)
         elif in_place and outputs[0].shape == first.labels.shape:
             found[0] = first.labels
-        else:
+        elif not function._schema.is_mutable:  # running it again must not write
             found = self._followed(function, args, kwargs, outputs)
         idle = [number for number in groups if not self.groups[number].active]
-        if idle and found[0] is None or (core(found[0]) == MIXED).any():
-            if not self._is_linear_here(function, args, kwargs, outputs[0]):
-                active = self._activated(first)
-                lost |= dict.fromkeys(active.groups, name)
+        mixed = found[0] is None or bool((core(found[0]) == MIXED).any())
+        if idle and mixed and not self._is_linear_here(function, args, kwargs, outputs[0]):
+            lost |= dict.fromkeys(self._activated(first).groups, name)
         for output, labels in zip(outputs, found, strict=True):
             if labels is None or not (core(labels) >= 0).any():
                 self._sources[output] = Source(lost=lost)
@@ -376,8 +375,12 @@ class Trace(TorchDispatchMode):
 
             return tree_leaves(function(*tree_map(of, args), **tree_map(of, kwargs)))[0].double()
 
-        ends = (output.double() + result(1.0)) / 2
-        return _close(result(0.5), ends, 1e-3)
+        try:
+            return not function._schema.is_mutable and _close(
+                result(0.5), (output.double() + result(1.0)) / 2, 1e-3
+            )
+        except (RuntimeError, TypeError, ValueError):
+            return False
 
     def _followed(self, function: Any, args: Any, kwargs: Any, outputs: list[Tensor]) -> list[Tensor | None]:
         """Return the labels of the results: run the operation on numbers r and s of the labels, and look up the ratio r/s.
@@ -442,7 +445,7 @@ class Trace(TorchDispatchMode):
                     x = points[id(leaf)].to(leaf.device, copy=True)
                     return x > 0 if leaf.dtype == torch.bool else x
                 one = leaf.flatten()[:1].to(torch.float64 if leaf.is_floating_point() else leaf.dtype)
-                return one.expand(64) if len(one) else one
+                return one.expand(64).clone() if len(one) else one
 
             with torch.random.fork_rng(devices=[]):
                 result = function(*tree_map(of, args), **tree_map(of, kwargs))
