@@ -65,17 +65,19 @@ def dormancy_of(
     seen = torch.zeros(0, dtype=torch.bool)  # labels that have been scored
 
     def note(activations: Tensor, source: Source) -> None:
-        active = {n for n in source.groups if trace.groups[n].active and counts(n)}
-        if source.labels is None or (core(source.labels) == MIXED).any():
-            lost.update(trace.groups[n].place for n in source.lost if trace.groups[n].active and counts(n))
         nonlocal seen
+        active = [trace.groups[n] for n in source.groups if trace.groups[n].active and counts(n)]
+        mixed: set[int] = set()
+        if source.labels is None or (core(source.labels) == MIXED).any():
+            mixed = {trace.groups[n].place for n in source.lost if trace.groups[n].active and counts(n)}
+            lost.update(mixed)
         if source.labels is None or not active:
             return
         labels, magnitudes = by_label(activations, source.labels)
         seen = torch.cat([seen, seen.new_zeros(trace.size - len(seen))])
-        for place in sorted({trace.groups[n].place for n in active}):
+        for place in sorted({group.place for group in active} - mixed):
             new = torch.zeros_like(labels, dtype=torch.bool)
-            for group in (trace.groups[n] for n in active if trace.groups[n].place == place):
+            for group in (group for group in active if group.place == place):
                 new |= (labels >= group.first) & (labels < group.first + trace.products[place].units)
             new &= ~seen.to(labels.device)[labels.clamp_min(0)]
             if new.any():

@@ -142,20 +142,20 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
 
     for leaf in tree_leaves(output):
         if isinstance(leaf, Tensor) and (source := trace.source(leaf)) is not None:
-            groups = {*source.groups, *source.lost}
-            leave_out({trace.groups[n].place for n in groups} | source.gates, "feeds the output")
+            lost = {trace.groups[number].place for number in source.lost}
+            leave_out(trace.present(source) | lost | source.gates, "feeds the output")
     for place, why in trace.troubles.items():
         leave_out([place], why)
     layers: dict[frozenset[int], UnitLayer] = {}
     for read in trace.reads:
-        source, places = read.source, trace.places(read.source)
+        source, places = read.source, trace.present(read.source)
         if source.labels is None or (core(source.labels) == MIXED).any():
             for number, operation in source.lost.items():
                 leave_out([trace.groups[number].place], f"goes through {operation}")
         if read.module is None:
             leave_out(places | source.gates, f"goes through {read.operation}")
             continue
-        for place in places:
+        for place in (place for place in places if modules[place]):
             group = frozenset({place} | source.gates)
             columns = None if read.columns is None else _columns(trace, place, read.columns)
             if columns is None or getattr(net.get_submodule(read.module), "groups", 1) > 1:

@@ -130,6 +130,15 @@ class Trace(TorchDispatchMode):
         """Return the places of the products whose units have labels in `source`."""
         return {self.groups[number].place for number in source.groups}
 
+    def present(self, source: Source) -> set[int]:
+        """Return those places that occur among the labels: after a slice, there may be fewer."""
+        if source.labels is None:
+            return set()
+        found = core(source.labels).unique()
+        groups = [self.groups[number] for number in source.groups]
+        ends = [(g, g.first + self.products[g.place].units) for g in groups]
+        return {g.place for g, end in ends if ((found >= g.first) & (found < end)).any()}
+
     def _watch(self, name: str, module: nn.Module) -> Iterator[Any]:
         def before(module: nn.Module, arguments: Any) -> None:
             self._latest = module
@@ -165,6 +174,7 @@ class Trace(TorchDispatchMode):
         name = function.overloadpacket.__name__.rstrip("_")
         if name == "copy":
             args = args[1:]  # what was there before is gone
+            whole = result._base if result._is_view() else None
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         sources = [source for tensor in read if (source := self._sources.get(tensor)) is not None]
         if name in MATRIX_PRODUCTS or name == "convolution" or name in LOOK_UPS:
@@ -182,7 +192,21 @@ class Trace(TorchDispatchMode):
             self._elementwise(function, name, args, kwargs, read, result)
         else:
             self._other(function, name, args, kwargs, read, result)
+        if name == "copy" and sources and whole is not None:
+            self._write_part(whole, result)
         return result
+
+    def _write_part(self, whole: Tensor, part: Tensor) -> None:
+        """Give the entries of `whole` that `part` is a view of the source of `part`."""
+        old, new = self._sources.get(whole) or Source(), self._sources[part]
+        labels = torch.full(whole.shape, OUTSIDE, device=whole.device) if old.labels is None else old.labels
+        kept = torch.empty_strided(
+            whole.shape, whole.stride(), dtype=labels.dtype, device=whole.device
+        ).copy_(labels)
+        place = kept.as_strided(part.shape, part.stride(), part.storage_offset() - whole.storage_offset())
+        place.copy_(new.labels if new.labels is not None else torch.tensor(MIXED if new.lost else OUTSIDE))
+        groups, lost = old.groups | new.groups, dict(old.lost) | dict(new.lost)
+        self._sources[whole] = Source(kept, groups, lost, old.gates | new.gates, old.norms | new.norms)
 
     def _set(self, result: Any, source: Source) -> None:
         for leaf in tree_leaves(result):
@@ -286,7 +310,8 @@ class Trace(TorchDispatchMode):
                 if others != places and name == "mul" and aligned:
                     gates |= others - places
                 elif others != places or (other.groups != groups and not aligned):
-                    self._trouble(others | places, "is added to another layer")
+                    done = "multiplied by" if name == "mul" else "added to"
+                    self._trouble(others | places, f"is {done} another layer")
                 if (core(labels) < 0).any():
                     labels, groups = torch.where(labels < 0, theirs, labels), groups | other.groups
         source = Source(labels, groups, chosen.lost, gates, norms)
@@ -327,8 +352,12 @@ class Trace(TorchDispatchMode):
             found[0] = first.labels.narrow(args[1] if len(args) > 1 else -1, 0, half)
         elif in_place and outputs[0].shape == first.labels.shape:
             found[0] = first.labels
-        else:
+        elif not function._schema.is_mutable:  # running it again must not write
             found = self._followed(function, args, kwargs, outputs)
+        idle = [number for number in groups if not self.groups[number].active]
+        mixed = found[0] is None or bool((core(found[0]) == MIXED).any())
+        if idle and mixed and not self._is_linear_here(function, args, kwargs, outputs[0]):
+            lost |= dict.fromkeys(self._activated(first).groups, name)
         for output, labels in zip(outputs, found, strict=True):
             if labels is None or not (core(labels) >= 0).any():
                 self._sources[output] = Source(lost=lost)
@@ -336,45 +365,60 @@ class Trace(TorchDispatchMode):
             source = Source(labels, groups, lost if (core(labels) == MIXED).any() else {}, gates, norms)
             self._sources[output] = self._activated(source) if name == "glu" or "softmax" in name else source
 
+    def _is_linear_here(self, function: Any, args: Any, kwargs: Any, output: Tensor) -> bool:
+        """Return whether an operation treats the mean of its input and of the reversed input as a linear one does."""
+
+        def result(share: float) -> Tensor:
+            def of(leaf: Any) -> Any:
+                units = isinstance(leaf, Tensor) and self._kind(leaf) == "units"
+                return torch.lerp(leaf, leaf.flip(*range(leaf.ndim)), share) if units else leaf
+
+            return tree_leaves(function(*tree_map(of, args), **tree_map(of, kwargs)))[0].double()
+
+        try:
+            return not function._schema.is_mutable and _close(
+                result(0.5), (output.double() + result(1.0)) / 2, 1e-3
+            )
+        except (RuntimeError, TypeError, ValueError):
+            return False
+
     def _followed(self, function: Any, args: Any, kwargs: Any, outputs: list[Tensor]) -> list[Tensor | None]:
         """Return the labels of the results: run the operation on numbers r and s of the labels, and look up the ratio r/s.
 
-        It is that of one label where an entry is a sum, mean or maximum of entries of one unit only.
+        r rises and s falls with a random number u of each label, so the ratio is that of one label where an entry is a
+        sum, mean or maximum of entries of one unit, and of no label, but for a chance of 1e-10 for each, elsewhere.
         """
+        draw = torch.Generator().manual_seed(0)
+        u = torch.rand(self.size + 2, generator=draw, dtype=torch.float64).to(outputs[0].device)
 
         def numbers(slope: float, start: float) -> Any:
             def of(leaf: Any) -> Any:
                 if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
                     return leaf
-                source = self._sources.get(leaf)
-                labels = torch.full_like(leaf, OUTSIDE, dtype=torch.float64)
-                if source is not None and source.labels is not None:
-                    labels = source.labels.double()
-                elif source is not None and source.lost:
-                    labels.fill_(MIXED)
-                return start + slope * (labels + 3) / (self.size + 3)
+                source = self._sources.get(leaf) or Source()
+                labels = torch.tensor(MIXED if source.lost else OUTSIDE, device=leaf.device).expand(
+                    leaf.shape
+                )
+                labels = labels if source.labels is None else source.labels
+                return start + slope * u[labels + 2]
 
-            return function(*tree_map(of, args), **tree_map(of, kwargs))
+            return tree_leaves(function(*tree_map(of, args), **tree_map(of, kwargs)))
 
         try:
-            rising, falling = numbers(1.0, 1.0), numbers(-1.0, 2.0)
+            pairs = zip(numbers(1.0, 1.0), numbers(-1.0, 2.0), outputs, strict=True)
+            return [self._labels_of(r, s, u) if r.is_floating_point() else None for r, s, _ in pairs]
         except (RuntimeError, TypeError, ValueError):
             return [None] * len(outputs)
-        pairs = zip(tree_leaves(rising), tree_leaves(falling), outputs, strict=True)
-        return [
-            self._labels_of(r, s) if r.is_floating_point() and r.shape == o.shape else None
-            for r, s, o in pairs
-        ]
 
-    def _labels_of(self, rising: Tensor, falling: Tensor) -> Tensor:
+    def _labels_of(self, rising: Tensor, falling: Tensor, u: Tensor) -> Tensor:
         ratio = rising / falling
-        share = (2 * ratio - 1) / (1 + ratio)  # (1 + t) / (2 - t) = ratio
-        exact = share * (self.size + 3) - 3
-        labels = exact.round().nan_to_num(OUTSIDE)
-        labels = labels.where((exact - labels).abs() < 1e-3, MIXED).where(
-            (rising != 0) | (falling != 0), OUTSIDE
-        )
-        return labels.where((labels >= MIXED) & (labels < self.size), MIXED).long()
+        found = ((2 * ratio - 1) / (1 + ratio)).contiguous()  # (1 + u) / (2 - u) = ratio
+        values, order = u.sort()
+        above = torch.searchsorted(values, found).clamp_max(len(u) - 1)
+        below = (above - 1).clamp_min(0)
+        near = torch.where((values[above] - found).abs() < (values[below] - found).abs(), above, below)
+        labels = (order[near] - 2).where((values[near] - found).abs() < 1e-10, MIXED)
+        return labels.where((rising != 0) | (falling != 0), OUTSIDE)  # padding
 
     def _is_affine(self, function: Any, args: Any, kwargs: Any) -> bool:
         """Return whether an elementwise function is affine in its arguments with labels, jointly."""
@@ -398,9 +442,10 @@ class Trace(TorchDispatchMode):
                 if not isinstance(leaf, Tensor):
                     return leaf
                 if self._kind(leaf) == "units":
-                    x = points[id(leaf)].to(leaf.device)
+                    x = points[id(leaf)].to(leaf.device, copy=True)
                     return x > 0 if leaf.dtype == torch.bool else x
-                return leaf.flatten()[:1].to(torch.float64 if leaf.is_floating_point() else leaf.dtype)
+                one = leaf.flatten()[:1].to(torch.float64 if leaf.is_floating_point() else leaf.dtype)
+                return one.expand(64).clone() if len(one) else one
 
             with torch.random.fork_rng(devices=[]):
                 result = function(*tree_map(of, args), **tree_map(of, kwargs))
@@ -413,10 +458,12 @@ class Trace(TorchDispatchMode):
             {key: scale * (2 * torch.rand(64, generator=draw, dtype=torch.float64) - 1) for key in units}
             for _ in "ab"
         ]
-        a, b = (numbers(side) for side in sides)
-        middle = numbers({key: (sides[0][key] + sides[1][key]) / 2 for key in units})
-        size = float(a.nan_to_num(0.0, 0.0, 0.0).abs().max())
-        return bool(torch.allclose(middle, (a + b) / 2, rtol=0.0, atol=5e-3 * size, equal_nan=True))
+        try:
+            a, b = (numbers(side) for side in sides)
+            middle = numbers({key: (sides[0][key] + sides[1][key]) / 2 for key in units})
+        except (RuntimeError, TypeError, ValueError):  # it takes no such numbers
+            return False
+        return _close(middle, (a + b) / 2, 5e-3)
 
     def _trouble(self, places: set[int], why: str) -> None:
         for place in places:
@@ -432,6 +479,12 @@ def _same_units(labels: Tensor, others: Tensor) -> bool:
     """Return whether labels differ by a constant, as those of two layers or branches with the same units do."""
     a, b = core(labels), core(others)
     return a.shape == b.shape and bool((a - a.min() == b - b.min()).all())
+
+
+def _close(values: Tensor, others: Tensor, share: float) -> bool:
+    """Return whether two tensors agree up to a share of the largest finite value."""
+    size = others.nan_to_num(0.0, 0.0, 0.0).abs().max()
+    return bool(torch.allclose(values, others, rtol=0.0, atol=share * float(size), equal_nan=True))
 
 
 def constant(labels: Tensor, dims: list[int]) -> Tensor | None:
