@@ -113,7 +113,7 @@ class Trace(TorchDispatchMode):
         """Run `inputs` through `net` in its present mode and return the output."""
         inputs = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, inputs)
         for leaf in tree_leaves(inputs):
-            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            if isinstance(leaf, Tensor):
                 self._sources[leaf] = Source()
         with ExitStack() as hooks:
             for name, module in net.named_modules():
