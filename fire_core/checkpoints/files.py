@@ -99,7 +99,7 @@ def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
         found, folder = _open_file(path, key), path.parent
     else:
         raise UserError(
-            f"checkpoint {str(path)!r} is not a file of weights or a folder (of an index, name the folder)"
+            f"{str(path)!r} is neither a file of weights nor a folder (of an index, name the folder)"
         )
     named = path.is_dir() or re.match(r"(pytorch_)?model\b.*\.(safetensors|bin)$", path.name)
     found.config = folder / "config.json" if named and (folder / "config.json").is_file() else None

@@ -125,13 +125,13 @@ def _in_file(
                 also = [name for name in names if name not in checkpoint.tensors]  # for patterns
                 moved = replace(target, name=prefix + target.name, parameter=here[0], aliases=(*here, *also))
                 found.setdefault(prefix, []).append(moved)
-    tables = [table for table in found.values() if len(table) == max(map(len, found.values()))]
+    if not found:
+        raise UserError(f"{type(model).__name__} has no weight of {checkpoint.path}: name its own model")
+    tables = [found[prefix] for prefix in sorted(found, key=len, reverse=True)]
+    tables = [table for table in tables if len(table) == max(map(len, tables))]
     tables = [table for table in tables if table[0].parameter not in copies] or tables
-    if not tables:
-        raise UserError(
-            f"{type(model).__name__} has no weight of {checkpoint.path}: name the model of this file"
-        )
-    return [target for table in tables for target in table]
+    # with and without the name of the inner model, the same parameters may fit
+    return [target for table in {table[0].parameter: table for table in tables}.values() for target in table]
 
 
 def _out(target: Target, reason: str) -> Target:

@@ -19,6 +19,8 @@ from fire_core.measure.metrics import deviation_from_isometry, effective_rank
 from fire_core.report import Report, Row
 from fire_core.targets import Target, TargetTable
 
+LARGE = 1 << 20
+
 
 def treat_file(
     checkpoint: Checkpoint,
@@ -49,15 +51,14 @@ def treat_file(
     action = {"unclear": "left out"}
     rows = {t.name: Row(t.name, t.parameter, t.shape, action.get(t.kind, "skipped"), t.reason) for t in table}
     report, done = Report(method="fire", dry_run=output is None), 0
-    for name, group in groupby(table.included, key=lambda target: target.parameter):  # bounds the memory
+    for _, group in groupby(sorted(table.included, key=_stack), key=_stack):
         targets = TargetTable(group)
-        tied = _tied(targets[0], tensors)
-        part = treat_tensors(
-            {name: tensors[name]}, targets, treatment, action="projected", dry_run=output is None, **options
-        )
-        for other in tied if part.changed else ():
+        own = {target.parameter: tensors[target.parameter] for target in targets}
+        tied = {other: name for name in own for other in _tied(name, targets, tensors)}
+        part = treat_tensors(own, targets, treatment, action="projected", dry_run=output is None, **options)
+        for other, name in tied.items() if output is not None else ():
             tensors[other].copy_(tensors[name])
-        report.changed |= {name, *tied} if part.changed else set()
+        report.changed |= part.changed | {other for other, name in tied.items() if name in part.changed}
         report.seconds += part.seconds
         rows |= {row.name: row for row in part.rows}
         done += len(targets)
@@ -98,10 +99,15 @@ def spectra(checkpoint: Checkpoint, table: TargetTable) -> Iterator[dict[str, ob
         }
 
 
-def _tied(target: Target, tensors: dict[str, Tensor]) -> list[str]:
-    """Return other names of the target's parameter in the file, where the model ties several names to it."""
-    own = target.parameter
-    others = sorted({*target.aliases} & tensors.keys() - {own})
+def _stack(target: Target) -> tuple[tuple[int, ...], str]:
+    """Return the key of matrices that are treated together: those of one shape; large ones parameter by parameter."""
+    return target.shape, target.parameter if target.shape[0] * target.shape[1] > LARGE else ""
+
+
+def _tied(own: str, targets: list[Target], tensors: dict[str, Tensor]) -> list[str]:
+    """Return other names of a parameter in the file, where the model ties several names to it."""
+    aliases = {name for target in targets if target.parameter == own for name in target.aliases}
+    others = sorted(aliases & tensors.keys() - {own})
     if different := [name for name in others if not torch.equal(tensors[name], tensors[own])]:
         raise UserError(
             f"{own} and {different[0]} are tied in the model, but differ in the file: exclude them with -{own}"

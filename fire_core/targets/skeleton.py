@@ -73,11 +73,14 @@ def _tables(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """
     flat = {n: t for n, t in tensors.items() if t.dim() == 2 and n.rpartition(".")[2] == "weight"}
     named = {name for name in flat if TABLES.search(NO_TABLES.sub("", name.lower()))}
+    # a stack of tables, unlike the convolution of a "patch_embed.proj", is itself named like one
+    stacks = [n for n, t in tensors.items() if t.dim() == 3 and n.endswith(".weight")]
+    named |= {n for n in stacks if TABLES.search(".".join(n.lower().split(".")[-2:]))}
     layers = [n.removesuffix(".weight") for n in flat if n not in named]
     heads = {f"{path}.weight" for path in heads_by_name(layers)}
     heads |= {f"{path}.weight" for path in layers if f"{path}.bias" in tensors}
     inputs = {tensor.shape[1] for tensor in tensors.values() if tensor.dim() > 1}
-    sizes = {flat[name].shape[0] for name in named | heads} - inputs
+    sizes = {tensors[name].shape[-2] for name in named | heads} - inputs
     found = dict.fromkeys(named, "named like a table that is looked up, or near one")
     for name, tensor in flat.items():
         rows, columns = tensor.shape

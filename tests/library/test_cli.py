@@ -190,8 +190,9 @@ def test_heads_of_a_file_are_told_by_name_or_not_at_all(
 
 
 TABLES = """emb value_embeds.1 label_emb embedder tok_embed item_embedding word_emb class_embedding embeddings.word wte
-    encoder.embed.0 emb_l.3 char_embeddings pos_embedding time_emb codebook vq.codebooks.0 Emb.table tok_emb lookup_table
-    x.EMBED.y transformer.WTE vocab word_vectors encoder user_factors net.patch_embed.proj""".split()  # noqa: SIM905
+    encoder.embed.0 emb_l.3 char_embeddings pos_embedding time_emb codebook vq.codebooks.0 vq.codebooks Emb.table tok_emb
+    lookup_table
+    x.EMBED.y transformer.WTE vocab word_vectors encoder user_factors net.patch_embed""".split()  # noqa: SIM905
 V, D = 50, 16  # rows of a vocabulary, width of the model
 BODY = {
     f"blocks.{i}.{n}.weight": s
@@ -203,14 +204,20 @@ BODY = {
 @pytest.mark.parametrize("name", TABLES)
 def test_what_may_be_a_table_stays_out_of_a_bare_file(tmp_path: Path, name: str) -> None:
     """By its name, or because it has as many rows as the output layer, as `encoder` of torch's language model has."""
-    rows = 20 * D if name == "user_factors" else V
-    shapes = {f"{name}.weight": (rows, D), **BODY, "decoder.weight": (V, D), "decoder.bias": (V,)}
+    shape = {"user_factors": (20 * D, D), "vq.codebooks": (2, V, D)}.get(name, (V, D))
+    shapes = {
+        f"{name}.weight": shape,
+        **BODY,
+        "patch_embed.proj.weight": (D, 3, 4),
+        "decoder.weight": (V, D),
+        "decoder.bias": (V,),
+    }
     tensors = {n: torch.randn(shape) for n, shape in shapes.items()}
     save_file(tensors, tmp_path / "in.safetensors")
     assert run("apply", tmp_path / "in.safetensors", tmp_path / "out.safetensors") == 0
     new = load_file(tmp_path / "out.safetensors")
     changed = {n for n, tensor in tensors.items() if not torch.equal(tensor, new[n])}
-    assert changed == {*BODY, "decoder.weight"}
+    assert changed == {*BODY, "decoder.weight", "patch_embed.proj.weight"}
 
 
 def test_words_that_only_look_like_a_table_do_not_keep_a_weight_out(tmp_path: Path) -> None:

@@ -92,10 +92,10 @@ SPARSE, META = torch.eye(4).to_sparse(), torch.empty(4, 4, device="meta")
 @pytest.mark.parametrize(
     "name, make, said",
     [
-        ("x", lambda path: None, "is not a file of weights or a folder"),
-        ("x", lambda path: path.symlink_to("nowhere"), "is not a file of weights or a folder"),
-        ("x", lambda path: path.symlink_to("x"), "is not a file of weights or a folder"),
-        ("x", os.mkfifo, "is not a file of weights or a folder"),
+        ("x", lambda path: None, "is neither a file of weights nor a folder"),
+        ("x", lambda path: path.symlink_to("nowhere"), "is neither a file of weights nor a folder"),
+        ("x", lambda path: path.symlink_to("x"), "is neither a file of weights nor a folder"),
+        ("x", os.mkfifo, "is neither a file of weights nor a folder"),
         ("x", Path.mkdir, "holds none of"),
         ("x.pt", saved({"a": 1}), "contains no named tensors"),
         ("x.pt", saved({"fc.bias": torch.ones(3)}), "has no matrix to treat"),
