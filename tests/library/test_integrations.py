@@ -31,6 +31,7 @@ class Module(lightning.LightningModule):
         super().__init__()
         torch.manual_seed(0)
         self.net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+        self.net[-1].is_head = True
         self.before: dict[str, Tensor] = {}
 
     def training_step(self, batch: list, index: int) -> Tensor:

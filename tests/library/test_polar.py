@@ -7,6 +7,7 @@ shape, condition, scale and kind.
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -348,3 +349,15 @@ def test_ten_thousand_matrices_up_to_condition_1e8(matrix: Tensor) -> None:
     assert result.factor.isfinite().all() and result.residual <= 1e-8
     if condition <= 1e5:  # float32 rounding of the input alone moves the factor by about eps * condition
         assert relative_error(result.factor, matrix) <= 1e-5 + 2e-7 * condition and not result.completed
+
+
+def test_the_table_of_norms_is_what_the_solver_gives() -> None:
+    """Median DfI of 20 Gaussian matrices, as docs/concepts/solvers.md has it."""
+    text = (Path(__file__).parents[2] / "docs/concepts/solvers.md").read_text()
+    for norm in ("frobenius", "spectral"):
+        (row,) = (line for line in text.splitlines() if f"64 x 64 | {norm}" in line.lower()[2:])
+        told = [float(cell) for cell in row.split("|")[3:7]]
+        matrices = gaussian(20, 64, 64)
+        for steps, value in zip((5, 10, 15, 20), told, strict=True):
+            measured = polar(matrices, "newton_schulz", iterations=steps, normalize=norm).residual.median()
+            assert value / 3 < float(measured) < 3 * value or max(value, float(measured)) < 1e-3
