@@ -3,6 +3,8 @@
 fire-core targets tests.architectures:gpt2 tests.architectures:llama ...
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 from torch import nn
@@ -53,3 +55,107 @@ def mha() -> nn.Module:
 
 
 ALL = ("gpt2", "llama", "phi3", "mixtral", "vit", "convnext", "mha")
+
+
+def timm_families() -> Iterator[tuple[str, str]]:
+    """Yield the name of every family of timm, and a small model of it."""
+    import timm
+
+    small = (
+        "test_",
+        "tiny",
+        "nano",
+        "atto",
+        "pico",
+        "xxs",
+        "_xs",
+        "_s_",
+        "small",
+        "_18",
+        "b0",
+        "_m0",
+        "_t0",
+        "femto",
+    )
+    for family in timm.list_modules():
+        models = timm.list_models(module=family)
+        if models:
+            yield family, next((name for name in models if any(word in name for word in small)), models[0])
+
+
+def shortened(name: str) -> nn.Module:
+    """Return a model of timm with at most two of each run of equal blocks, or all of them where it needs them all."""
+    import timm
+
+    model = timm.create_model(name)
+    if name.startswith(("edgenext", "efficientvit_m", "hgnet", "res2net")):
+        return model
+    for module in list(model.modules()):
+        if type(module) in (nn.Sequential, nn.ModuleList) and len(module) > 2:
+            kept, previous, run = [], None, 0
+            for child in module.named_children():
+                kind = (type(child[1]), tuple(p.shape for p in child[1].parameters()))
+                run = run + 1 if kind == previous and kind[1] else 1
+                previous = kind
+                kept += [child] if run <= 2 else []
+            numbered = type(module) is nn.ModuleList
+            module._modules = {str(i) if numbered else key: child for i, (key, child) in enumerate(kept)}
+    return model
+
+
+@contextmanager
+def without_initialisation() -> Iterator[None]:
+    """Build modules whose parameters have no values yet, which is fast."""
+    names = [name for name in dir(nn.init) if name.endswith("_") and not name.startswith("_")]
+    before = {name: getattr(nn.init, name) for name in names}
+    try:
+        for name in names:
+            setattr(nn.init, name, lambda tensor, *arguments, **settings: tensor)
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(nn.init, name, function)
+
+
+def causal_language_models() -> list[str]:
+    """Return the names of all causal language models of transformers."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "n_embd": 32, "n_layer": 2, "n_head": 4, "d_model": 32, "n_heads": 4,
+    "n_layers": 2, "max_seq_len": 32, "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16, "ffn_dim": 48,
+    "decoder_ffn_dim": 48, "decoder_layers": 2, "decoder_attention_heads": 4, "num_layers": 2, "rotary_dim": 4,
+    "n_positions": 64, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 1,
+    "n_inner": None, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "q_lora_rank": 16, "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8,
+}  # fmt: skip
+
+
+def small_language_model(name: str) -> nn.Module | None:
+    """Return a tiny model of transformers that runs on twelve tokens, or None where these sizes do not fit it."""
+    import torch
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.for_model(name)
+        for part in (config, getattr(config, "text_config", None)):
+            for key, value in SIZES.items():
+                if part is not None and hasattr(part, key) and not callable(getattr(part, key)):
+                    setattr(part, key, value)
+            for key in ("layer_types", "mlp_layer_types"):
+                if part is not None and isinstance(getattr(part, key, None), list):
+                    setattr(part, key, getattr(part, key)[:2])
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        if sum(p.numel() for p in model.parameters()) > 2e7:
+            return None
+        with torch.no_grad():
+            model(input_ids=torch.arange(2, 14)[None])
+    except Exception:
+        return None
+    return model

@@ -99,7 +99,8 @@ def known_layers() -> dict[tuple[str, str], list[tuple[str, str]]]:
 
     A class is that whose forward pass was read, as package.file.class. `parts` are names in the order of the rows; a part
     with a size has it after "=" (attributes of the owner or of its config, multiplied), the others share the rest equally.
-    The condition is an attribute that must be true, or false with "not" before it.
+    The condition is an attribute that must be true, or false with "not" before it. Without parts, the rows are used in
+    more ways than a table can say, and the weight is left out.
     """
     table: dict[tuple[str, str], list[tuple[str, str]]] = {}
     with files(__package__).joinpath("known_layers.csv").open(encoding="utf-8") as lines:
@@ -108,8 +109,8 @@ def known_layers() -> dict[tuple[str, str], list[tuple[str, str]]]:
     return table
 
 
-def known_parts(owner: nn.Module, attribute: str, rows: int) -> Parts:
-    """Return the parts of a layer of `owner` whose forward pass was read, or () if it is not known."""
+def known_parts(owner: nn.Module, attribute: str, rows: int) -> Parts | None:
+    """Return the parts of a layer of `owner` whose forward pass was read; () if it has no table of them, None if unknown."""
     forward = type(owner).forward
     words = forward.__module__.split(".")
     read = f"{words[0]}.{words[-1].removeprefix('modeling_')}.{forward.__qualname__.removesuffix('.forward')}"
@@ -122,8 +123,8 @@ def known_parts(owner: nn.Module, attribute: str, rows: int) -> Parts:
         shared = [name for name, size in sizes.items() if size is None]
         rest = rows - sum(size for size in sizes.values() if size is not None)
         sizes |= dict.fromkeys(shared, rest // max(1, len(shared)))
-        return in_order(sizes) if sum(sizes.values()) == rows else ()  # type: ignore[arg-type]
-    return ()
+        return in_order(sizes) if sum(sizes.values()) == rows else None  # type: ignore[arg-type]
+    return None
 
 
 def _value(owner: Any, text: str) -> int | None:
@@ -191,7 +192,8 @@ def layout_of(place: Place, traced: Traced | None) -> Layout:
             return layout
         if key in traced.parts and (not isinstance(module, conv._ConvNd) or module.groups == 1):
             return replace(layout, parts=traced.parts[key], why="part of a fused layer, as the example shows")
-    if not (reason := may_be_fused(place, *sizes)):
+    reason = may_be_fused(place, *sizes) if parts is None else "its class uses them in several ways"
+    if not reason:
         return layout
     unseen = "give find_targets an example, or set fused_rows on the layer"
     if traced is not None:
@@ -214,22 +216,28 @@ def may_be_fused(place: Place, outputs: int, inputs: int) -> str:
         return f"{found.group()} is in its name"
     leaf, role = path.rpartition(".")[2], role_of(place.name, place.parents)
     before, after = _neighbours(place)
-    if outputs not in {reads for _, reads in after}:
-        share = next((n for n in (2, 3) if (outputs / n) in {reads for _, reads in after}), 0)
-        if share and max(place.parameter.shape[2:], default=1) == 1:
+    read_by_layers = {takes for _, takes, norm in after if not norm}
+    if outputs not in {takes for _, takes, _ in after}:
+        share = next((n for n in (2, 3) if outputs / n in read_by_layers), 0)
+        if (
+            share
+            and max(place.parameter.shape[2:], default=1) == 1
+            and not (role == "o" and outputs <= inputs)
+        ):
             return f"its {outputs} outputs are {share} times what a later layer takes"
-        plain = role != "attention" or re.match(r"(q|k|v|o|query|key|value)(_|$)", leaf)
-        if not plain and after and outputs > after[0][1]:
+        named = re.match(r"(q|k|v|o|query|key|value)(_|$)", leaf)
+        if role == "attention" and not named and after and outputs > max(inputs, after[0][1]):
             return f"in attention, with {outputs} outputs where the next layer takes {after[0][1]}"
-        around = (leaf, type(place.parents[-1]).__name__.lower())
-        if any(map(GATED.search, around)) and not any(made % inputs == 0 for made, _ in before):
-            return "a gate is in its name"
+    around = (*path.split(".")[-2:], type(place.parents[-1]).__name__.lower())
+    is_reader = any(made % inputs == 0 for made, _, _ in before)
+    if outputs not in read_by_layers and not is_reader and any(map(GATED.search, around)):
+        return "a gate is in its name"
     three = role == "attention" and outputs == 3 * inputs
     return "three times as many outputs as inputs, in attention" if three else ""
 
 
-def _neighbours(place: Place) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return (outputs, inputs) of the layers and norms before and after this one in the smallest module that has others."""
+def _neighbours(place: Place) -> tuple[list[tuple[int, int, bool]], list[tuple[int, int, bool]]]:
+    """Return the layers before and after this one in the smallest module that has others: (outputs, inputs, is a norm)."""
     for parent in reversed(place.parents):
         modules = list(parent.modules())
         here = next(i for i, module in enumerate(modules) if module is place.module)
@@ -241,14 +249,12 @@ def _neighbours(place: Place) -> tuple[list[tuple[int, int]], list[tuple[int, in
     return [], []
 
 
-def _widths(module: nn.Module) -> tuple[int, int] | None:
+def _widths(module: nn.Module) -> tuple[int, int, bool] | None:
     if isinstance(module, NORMS) or "norm" in type(module).__name__.lower():
         gain = module._parameters.get("weight")
-        return None if gain is None or gain.dim() != 1 else (len(gain), len(gain))
+        return None if gain is None or gain.dim() != 1 else (len(gain), len(gain), True)
     sizes = outputs_of(module)
-    if sizes is not None and isinstance(module, conv._ConvNd) and module.groups == sizes[1]:
-        return sizes[1], sizes[1]
-    return sizes
+    return None if sizes is None else (*sizes, False)
 
 
 def _of_experts(place: Place) -> Layout | None:

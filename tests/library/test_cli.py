@@ -23,6 +23,7 @@ class Net(nn.Module):
         self.bn = nn.BatchNorm2d(8)
         self.fc = nn.Linear(8, 16)
         self.head = nn.Linear(16, 4)
+        self.head.is_head = True
 
 
 class Tied(nn.Module):

@@ -33,6 +33,7 @@ class Module(lightning.LightningModule):
         torch.manual_seed(0)
         self.learning_rate = learning_rate
         self.net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+        self.net[-1].is_head = True
         self.before: dict[str, Tensor] = {}
 
     def training_step(self, batch: list, index: int) -> Tensor:

@@ -1,15 +1,24 @@
-"""The polar factor against float64 SVD and the published formula, and its behaviour on awkward input."""
+"""The polar factor against float64 SVD, torch and the published formula, and its behaviour on awkward input.
+
+Lost rank is completed by a rule that depends on the matrix alone. What must hold for any matrix is drawn by hypothesis:
+shape, condition, scale and kind.
+"""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
 from fire_core import UserError, fire, project_
+from fire_core.solvers.completion import complete
 from fire_core.solvers.polar import STACK_BYTES, polar
-from tests.polar_cases import deviation, gaussian, published, relative_error, spread, with_spectrum
+from tests.polar_cases import deviation, gaussian, oracle, published, relative_error, spread, with_spectrum
 
 SHAPES = [(64, 64), (192, 192), (100, 70), (70, 100), (768, 64), (33, 500), (5, 5), (40, 1), (1, 40), (1, 1)]
 
@@ -197,3 +206,158 @@ def test_a_loose_tolerance_is_kept_as_it_is() -> None:
     matrices = torch.stack([with_spectrum(128, 128, spread(128, 6.0), seed=seed) for seed in range(4)])
     loose, tight = polar(matrices, tolerance=1.0), polar(matrices)
     assert tight.residual.max() <= 1e-8 < loose.residual.max() <= 1.0
+
+
+@pytest.mark.skipif(not hasattr(torch.linalg, "polar"), reason="torch.linalg.polar exists from torch 2.14 on")
+@pytest.mark.parametrize("shape", [(64, 64), (100, 70), (768, 64)])
+def test_exact_is_what_torch_computes(shape: tuple[int, int]) -> None:
+    matrices = gaussian(3, *shape)
+    theirs = torch.linalg.polar(matrices.double())[0]
+    torch.testing.assert_close(polar(matrices).factor.double(), theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.reference
+def test_quintic_is_the_iteration_of_timm() -> None:
+    """A second reference for Muon, in float32; timm divides by the norm plus 1e-7."""
+    pytest.importorskip("timm")
+    from timm.optim.muon import zeropower_via_newtonschulz
+
+    steps = [(3.4445, -4.7750, 2.0315)]
+    for shape in ((4, 48, 32), (4, 32, 48)):
+        matrices = gaussian(*shape)
+        theirs = zeropower_via_newtonschulz(matrices, 5, steps, dtype=torch.float32)
+        torch.testing.assert_close(polar(matrices, "quintic", iterations=5).factor, theirs, rtol=0, atol=1e-4)
+
+
+def of_rank(rows: int, columns: int, rank: int, seed: int = 0) -> torch.Tensor:
+    return gaussian(rows, rank, seed=seed) @ gaussian(rank, columns, seed=seed + 1)
+
+
+@pytest.mark.parametrize(
+    "rows, columns, rank",
+    [(30, 30, 1), (64, 64, 6), (64, 64, 63), (192, 192, 20), (200, 40, 7), (12, 90, 3), (3, 2, 1)],
+)
+def test_lost_rank_is_completed_and_named(rows: int, columns: int, rank: int) -> None:
+    matrix = of_rank(rows, columns, rank)
+    result = polar(matrix)
+    assert result.completed
+    assert deviation(result.factor) <= 1e-8
+    # nearest: <Q, W> is the sum of the singular values, which no orthogonal matrix exceeds
+    total = torch.linalg.svdvals(matrix.double()).sum()
+    assert (result.factor.double() * matrix).sum() >= total * (1 - 1e-6)
+
+
+def test_a_diagonal_matrix_with_zeros_becomes_the_identity() -> None:
+    result = polar(torch.diag(torch.tensor([3.0, -2.0, 0.0, 0.0])))
+    torch.testing.assert_close(result.factor, torch.diag(torch.tensor([1.0, -1.0, 1.0, 1.0])))
+
+
+def test_the_completion_is_the_nearest_to_the_identity() -> None:
+    """No other completion of the same matrix lies nearer to the identity: 200 random ones are farther."""
+    matrix = of_rank(20, 12, 5)
+    factor = polar(matrix).factor.double()
+    left, singular, right = torch.linalg.svd(matrix.double(), full_matrices=True)
+    rank = int((singular > 1e-5 * singular[0]).sum())
+    identity = torch.eye(20, 12, dtype=torch.float64)
+    distance = (factor - identity).norm()
+    for seed in range(200):
+        between = oracle(gaussian(20 - rank, 12 - rank, seed=seed))
+        other = left[:, :rank] @ right[:rank] + left[:, rank:] @ between @ right[rank:]
+        assert deviation(other) < 1e-20
+        assert distance <= (other - identity).norm() + 1e-6
+
+
+def test_the_completion_does_not_depend_on_the_basis_of_the_null_space() -> None:
+    left, _, right = torch.linalg.svd(gaussian(15, 9).double(), full_matrices=False)
+    rotation = oracle(gaussian(4, 4, seed=3))
+    plain = complete(left[:, :4], right[:4].mT)
+    rotated = complete(left[:, :4] @ rotation, right[:4].mT @ rotation)
+    torch.testing.assert_close(plain, rotated, rtol=0, atol=1e-12)
+
+
+def test_completion_where_the_identity_has_nothing_to_offer() -> None:
+    """W = e1 e2^T: between the null spaces e2 -> e1 the identity is zero, so the second reference decides."""
+    matrix = torch.zeros(2, 2)
+    matrix[0, 1] = 5.0
+    factor = polar(matrix).factor
+    assert factor[0, 1] == 1.0
+    assert factor[1, 0].abs() == 1.0
+    assert torch.equal(factor, polar(matrix).factor)
+
+
+def test_newton_schulz_leaves_lost_rank_lost() -> None:
+    factor = polar(of_rank(20, 20, 3), "newton_schulz", iterations=15).factor
+    assert int((torch.linalg.svdvals(factor) > 1e-2).sum()) == 3
+
+
+DRAWS = settings(max_examples=40, deadline=None, derandomize=True)
+
+
+@st.composite
+def matrices(draw: st.DrawFn, decades: float = 3.0, most: int = 60) -> Tensor:
+    """Any shape up to most x most, condition number up to 10^decades: one small value, an even spread, one large."""
+    rows, columns = draw(st.integers(1, most)), draw(st.integers(1, most))
+    steps = torch.linspace(0, 1, min(rows, columns), dtype=torch.float64)
+    singular = 10 ** (-draw(st.floats(0, decades)) * steps ** draw(st.sampled_from([100.0, 1.0, 0.01])))
+    return with_spectrum(rows, columns, singular, seed=draw(st.integers(0, 10**6)))
+
+
+@DRAWS
+@given(matrices(), st.integers(0, 10**6))
+def test_rotations_pass_through(matrix: Tensor, seed: int) -> None:
+    """polar(A W B) = A polar(W) B for orthogonal A and B."""
+    left = oracle(gaussian(len(matrix), len(matrix), seed=seed)).float()
+    right = oracle(gaussian(matrix.shape[1], matrix.shape[1], seed=seed + 1)).float()
+    expected = left @ polar(matrix).factor @ right
+    torch.testing.assert_close(polar(left @ matrix @ right).factor, expected, rtol=0, atol=2e-3)
+
+
+@DRAWS
+@given(matrices(decades=6.0), st.integers(0, 10**6))
+def test_no_random_orthogonal_matrix_is_nearer(matrix: Tensor, seed: int) -> None:
+    distance = (polar(matrix).factor.double() - matrix).norm()
+    for other in oracle(gaussian(20, *matrix.shape, seed=seed)):
+        assert distance <= (other - matrix).norm() * (1 + 1e-6) + 1e-6
+
+
+@DRAWS
+@given(matrices(decades=12.0))
+def test_the_residual_is_below_the_tolerance(matrix: Tensor) -> None:
+    result = polar(matrix)
+    assert result.residual <= 1e-8
+    assert deviation(result.factor) <= 1e-8
+
+
+@DRAWS
+@given(st.integers(1, 12), st.integers(1, 12), st.data(), st.sampled_from(["newton_schulz", "exact"]))
+def test_finite_entries_never_give_nan(rows: int, columns: int, data: st.DataObject, solver: str) -> None:
+    entry = st.one_of(st.just(0.0), st.floats(-(2.0**127), 2.0**127, width=32))
+    entries = data.draw(st.lists(entry, min_size=rows * columns, max_size=rows * columns).filter(any))
+    result = polar(torch.tensor(entries).view(rows, columns), solver)
+    assert result.factor.isfinite().all()
+    if solver == "exact":
+        assert result.residual <= 1e-8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@settings(max_examples=10_000, deadline=None, derandomize=True)
+@given(matrices(decades=8.0, most=300))
+def test_ten_thousand_matrices_up_to_condition_1e8(matrix: Tensor) -> None:
+    result, singular = polar(matrix), torch.linalg.svdvals(matrix.double())
+    condition = float(singular[0] / singular[-1])
+    assert result.factor.isfinite().all() and result.residual <= 1e-8
+    if condition <= 1e5:  # float32 rounding of the input alone moves the factor by about eps * condition
+        assert relative_error(result.factor, matrix) <= 1e-5 + 2e-7 * condition and not result.completed
+
+
+def test_the_table_of_norms_is_what_the_solver_gives() -> None:
+    """Median DfI of 20 Gaussian matrices, as docs/concepts/solvers.md has it."""
+    text = (Path(__file__).parents[2] / "docs/concepts/solvers.md").read_text()
+    for norm in ("frobenius", "spectral"):
+        (row,) = (line for line in text.splitlines() if f"64 x 64 | {norm}" in line.lower()[2:])
+        told = [float(cell) for cell in row.split("|")[3:7]]
+        matrices = gaussian(20, 64, 64)
+        for steps, value in zip((5, 10, 15, 20), told, strict=True):
+            measured = polar(matrices, "newton_schulz", iterations=steps, normalize=norm).residual.median()
+            assert value / 3 < float(measured) < 3 * value or max(value, float(measured)) < 1e-3

@@ -43,21 +43,19 @@ FUSED = {
     "phi3": {"intermediate_size": 48, "num_key_value_heads": 2},
     "llama": {"intermediate_size": 48, "num_key_value_heads": 2},
 }
+GATED_QUERY = {
+    "intermediate_size": 48,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "layer_types": ["full_attention"],
+    "num_experts": 0,
+}
 INTERLEAVED = {  # their fused layers lie in an order of their own
     "gpt_bigcode": ("attn.c_attn", {"n_embd": 32, "n_layer": 1, "n_head": 4, "multi_query": False}),
     "gpt_neox": ("attention.query_key_value", {"intermediate_size": 48}),
     "codegen": ("attn.qkv_proj", {"n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4}),
     "falcon": ("self_attention.query_key_value", {"new_decoder_architecture": True, "num_kv_heads": 2}),
-    "qwen3_next": (
-        "self_attn.q_proj",
-        {
-            "intermediate_size": 48,
-            "num_key_value_heads": 2,
-            "head_dim": 8,
-            "layer_types": ["full_attention"],
-            "num_experts": 0,
-        },
-    ),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text"), ("self_attn.q_proj", GATED_QUERY)),
     "mamba": ("mixer.in_proj", {}),
     "gpt_oss": (
         "mlp.experts.gate_up_proj",
@@ -73,7 +71,7 @@ def test_interleaved_layers_stay_out_with_a_reason(name: str) -> None:
         t for t in find_targets(build(name, **settings)) if f".{layer}" in t.parameter and t.kind != "bias"
     ]
     assert len(found) == 1 and not found[0].included
-    assert any(word in found[0].reason for word in ("not known", "interleaved"))
+    assert any(word in found[0].reason for word in ("not known", "interleaved", "may hold several matrices"))
 
 
 @pytest.mark.parametrize("name", FUSED)
@@ -161,8 +159,8 @@ def test_timm_vit_and_convnext() -> None:
     "name, rows, said",
     [
         ("query_key_value", 24, "set fused_rows"),
-        ("everything", 24, "looks fused"),
-        ("qkv", 32, "is not its 32 rows"),  # a gate in it
+        ("everything", 24, "may hold several matrices"),
+        ("qkv", 32, "qkv is in its name"),  # a gate in it
     ],
 )
 def test_a_fused_layer_of_unknown_form_stays_out_until_it_is_declared(
@@ -180,52 +178,3 @@ def test_a_fused_layer_of_unknown_form_stays_out_until_it_is_declared(
     assert [t.name for t in table.included] == ["0.out.weight", "1.weight"] and said in table[0].reason
     getattr(model[0], name).fused_rows = {"q": 8, "k": 8, "v": rows - 16}
     assert len(find_targets(model).included) == 5
-
-
-def assert_sound(model: nn.Module) -> None:
-    """Every target has a reason; every included one is a matrix of the shape it says."""
-    table = find_targets(model)
-    for target in table:
-        assert target.reason, target.name
-        if target.included:
-            assert tuple(target.matrix(model).shape) == target.shape, target.name
-    assert len({target.name for target in table}) == len(table)
-
-
-def layers_shortened(config: object) -> object:
-    """At most four layers, where the configuration lets us."""
-    for name in ("num_hidden_layers", "layer_types", "mlp_layer_types"):
-        value = getattr(config, name, None)
-        if isinstance(value, int) and value > 4:
-            setattr(config, name, 4)
-        elif isinstance(value, list):
-            setattr(config, name, value[:4])
-    return config
-
-
-@pytest.mark.slow
-def test_every_causal_language_model_of_transformers() -> None:
-    """Their own default sizes, on the meta device; a few need more than a configuration and are not built."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    built = 0
-    for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        try:
-            config = layers_shortened(transformers.AutoConfig.for_model(name))
-            with torch.device("meta"):
-                model = transformers.AutoModelForCausalLM.from_config(config)
-        except Exception:
-            continue
-        assert_sound(model)
-        built += 1
-    assert built > 150
-
-
-@pytest.mark.slow
-def test_one_model_of_every_family_of_timm() -> None:
-    families = [models for name in timm.list_modules() if (models := timm.list_models(module=name))]
-    assert len(families) > 90
-    for models in families:
-        with torch.device("meta"):
-            model = timm.create_model(models[0])
-        assert_sound(model)

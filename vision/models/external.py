@@ -1,11 +1,13 @@
 """Networks of timm and torchvision by name; the packages are imported on use."""
 
+import copy
 import inspect
 
 import torch
 from torch import nn
 
 from fire_core.errors import UserError, first_line
+from fire_core.targets import find_targets
 from vision.torchvision_import import import_torchvision
 
 
@@ -62,4 +64,10 @@ def _build_torchvision(model: str, classes: int, channels: int, image_size: int,
     if "image_size" in inspect.signature(builder).parameters or model.startswith("vit_"):
         settings = {**settings, "image_size": image_size}
     with torch.no_grad():
-        return builder(weights=None, num_classes=classes, **settings)
+        net = builder(weights=None, num_classes=classes, **settings)
+    shape = copy.deepcopy(net).to("meta")  # torchvision does not say which layer is the head: one run without values does
+    heads = find_targets(shape, example=torch.empty(1, 3, image_size, image_size, device="meta"))
+    for target in heads:
+        if target.role == "head":
+            net.get_submodule(target.module).is_head = True
+    return net
