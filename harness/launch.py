@@ -99,8 +99,8 @@ def _command(domain: Domain, job: Job, arguments: list[str]) -> None:
                 f"{CONFIG_DIR} {folder}: there is no file like experiment/<name>.yaml in this folder"
             )
         add_folder(folder)
-    if line.help:
-        _help(domain)
+    if line.help is not None:
+        _help(domain, line.help)
         return
     if line.multirun and line.cfg:
         raise UserError("--cfg job shows the config of one run: leave out -m and give one value of each key")
@@ -196,9 +196,9 @@ class Job:
         return [*filter(None, [".".join(path)]), "harness.launch", "torch._dynamo"]
 
 
-def _help(domain: Domain) -> None:
+def _help(domain: Domain, what: str = "") -> None:
     with reader_may_leave():
-        print(manual(domain))
+        print(manual(domain, everything=what == "all"))
 
 
 def needs(domain: Domain) -> None:

@@ -30,7 +30,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from training_scripts import SCRIPTS, SMALLEST, Script, killed  # noqa: E402
 
 from fire_core.methods import create  # noqa: E402
-from harness.config import domain_of, options, in_file  # noqa: E402
+from harness.config import domain_of, in_file, options  # noqa: E402
 from harness.domains import find, methods_of  # noqa: E402
 from harness.naming import identity  # noqa: E402
 from harness.overrides import compose_config  # noqa: E402

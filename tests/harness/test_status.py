@@ -4,6 +4,7 @@ from synthetic_runs import write_run
 
 from harness import status
 
+
 def test_status_knows_the_missing(tmp_path, capsys):
     write_run(tmp_path, "random_label", "none", 1, [{"step": 1}])
     write_run(tmp_path, "random_label", "none", 2, [], end="FAILED")
@@ -14,5 +15,3 @@ def test_status_knows_the_missing(tmp_path, capsys):
     assert "missing: random_label small fire seed 2" in text
     assert "failed: random_label small none seed 2" in text
     assert "loss is nan" in text and "(empty)" in text and "never run: " in text
-
-

@@ -87,13 +87,23 @@ def test_the_display_reads_the_folders(tmp_path, capsys):
         write_run(tmp_path, "random_label", "none", seed, [{"step": 1}], end=end)
     names = [RunName(tmp_path, "random_label", "small", "none", seed) for seed in (1, 2, 3, 4)]
     display = sweep.Display(names, ["train_accuracy"])
-    assert [display.count(state) for state in ("done", "waiting", "failed")] == [1, 3, 0]  # 2 is about to run again
+    assert [display.count(state) for state in ("done", "waiting", "failed")] == [
+        1,
+        3,
+        0,
+    ]  # 2 is about to run again
     write_run(tmp_path, "random_label", "none", 3, [{"phase": 1, "step": 7}], end="FAILED")
     path = write_run(tmp_path, "random_label", "none", 4, [{"phase": 1, "step": 7}], end=None)
     (path / "RUNNING").write_text(str(os.getpid()))
     display.look()
     said = capsys.readouterr().out
-    assert said.startswith("failed: none seed 3: ") and said.rstrip().endswith("log.txt)") and said.count("\n") == 1
-    assert display.summary().startswith("sweep: 1 of 4 done, 1 running (none seed 4 phase 1 step 7), 1 failed")
+    assert (
+        said.startswith("failed: none seed 3: ")
+        and said.rstrip().endswith("log.txt)")
+        and said.count("\n") == 1
+    )
+    assert display.summary().startswith(
+        "sweep: 1 of 4 done, 1 running (none seed 4 phase 1 step 7), 1 failed"
+    )
     display.look()
     assert not capsys.readouterr().out  # each run is told once
