@@ -83,7 +83,7 @@ class Display:
                     first = (read_text(folder / "FAILED").strip().splitlines() or ["no message"])[0]
                     self._show(f"failed: {name}: {first} ({folder / LOG})")
                 else:
-                    self._show(f"{name}: {self._result(folder)}{self.minutes[-1]:.1f} min")
+                    self._show(f"{name}: {self._result(folder)}{_duration(self.minutes[-1])}")
                 self.state[folder] = "failed" if state == "failed" else "done"
             else:
                 self.state[folder] = "running" if state == "running" else "waiting"
@@ -102,7 +102,7 @@ class Display:
         left = self.count("waiting") + running / 2  # on average, half of a running run is left
         if left and self.minutes:
             minutes = sum(self.minutes) / len(self.minutes) * left / self.most_running
-            line += f"; about {f'{minutes:.0f} min' if minutes < 90 else f'{minutes / 60:.1f} h'} left"
+            line += f"; about {_duration(minutes)} left"
         return line
 
     def _watch(self) -> None:
@@ -168,6 +168,12 @@ def _minutes(folder: Path) -> float:
     with suppress(OSError):
         return max(0.0, ((_mark(folder) or 0) / 1e9 - (folder / "meta.json").stat().st_mtime) / 60)
     return 0.0
+
+
+def _duration(minutes: float) -> str:
+    if minutes < 1.5:
+        return f"{60 * minutes:.0f} s"
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
 def _position(folder: Path) -> str:
