@@ -59,12 +59,12 @@ def manual(domain: Domain, everything: bool = False) -> str:
         return "\n".join([*lines, "\n--help all lists every experiment, setting and file of settings."])
     own = [f"method.{key}" for key in config.method if key != "name"]
     lines += ["", *_filled(f"settings of method={config.method.name}: ", own)]
-    found = {
+    files_of = {
         group: files(domain, group) for group in choosable(domain) if group not in ("experiment", "method")
     }
-    lines += ["\nfiles of settings, chosen as <group>=<name>:"] if any(found.values()) else []
+    lines += ["\nfiles of settings, chosen as <group>=<name>:"] if any(files_of.values()) else []
     return "\n".join(
-        lines + [text for group, names in found.items() if names for text in _filled(f"{group}: ", names)]
+        lines + [text for group, names in files_of.items() if names for text in _filled(f"{group}: ", names)]
     )
 
 
@@ -86,8 +86,10 @@ def _experiment(name: str, everything: bool) -> str:
     lines = [line for line in lines if "@package" not in line]
     end = next((number for number, line in enumerate(lines, 1) if line.endswith((".", "?"))), len(lines))
     minutes, sizes = in_file(name, "minutes") or {}, in_file(name, "at") or {}
-    known = [f"{size} {minutes[size]:g} min" if size in minutes else size for size in SIZES if size in sizes]
-    return " ".join([*lines[:end], f"[{', '.join(known)}]"] if everything else lines[:end])
+    with_minutes = [
+        f"{size} {minutes[size]:g} min" if size in minutes else size for size in SIZES if size in sizes
+    ]
+    return " ".join([*lines[:end], f"[{', '.join(with_minutes)}]"] if everything else lines[:end])
 
 
 def _columns(rows: Iterable[tuple[str, str]], whole: bool) -> list[str]:

@@ -68,7 +68,7 @@ class Display:
 
     def count(self, state: str) -> int:
         """Return the number of runs in a state: done, failed, running or waiting."""
-        return sum(found == state for found in self.state.values())
+        return sum(current == state for current in self.state.values())
 
     def look(self) -> None:
         """Read the folders, and print a line for each run that has ended since the last look."""
@@ -126,9 +126,9 @@ class Display:
 
     def _result(self, folder: Path) -> str:
         summary = read_json(folder / "summary.json")
-        found = {name: summary.get(name) for name in self.results} if isinstance(summary, dict) else {}
+        values = {name: summary.get(name) for name in self.results} if isinstance(summary, dict) else {}
         return "".join(
-            f"{name} {value:.4g}, " for name, value in found.items() if isinstance(value, int | float)
+            f"{name} {value:.4g}, " for name, value in values.items() if isinstance(value, int | float)
         )
 
 

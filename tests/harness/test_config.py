@@ -21,7 +21,7 @@ from harness.config import (
     resolve,
     settings_of,
 )
-from harness.domains import find, known
+from harness.domains import find, names
 from harness.manual import manual
 from harness.naming import LABEL_LENGTH, changes, identity, label, phase_0
 from harness.overrides import check_overrides, check_sweep, compose_config, read_line
@@ -118,7 +118,7 @@ def test_options_may_stand_anywhere_and_others_are_refused():
 
 def test_every_value_of_conf_is_a_key_of_the_schema_and_every_key_has_a_meaning():
     hidden = ("experiment", "size", "method", "minutes")
-    for domain in map(find, known()):
+    for domain in map(find, names()):
         assert all(entry.metadata["meaning"] for entry, _ in keys(domain).values())
         assert set(keys(domain)) >= {"seed", "run.root"}
         text = manual(domain, everything=True)
@@ -252,7 +252,7 @@ VALUES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("domain", known())
+@pytest.mark.parametrize("domain", names())
 def test_no_override_is_a_traceback(domain):
     """Fifteen overrides for each script, over every key and misspelt ones."""
     draw = random.Random(f"fuzz {domain}")
