@@ -68,8 +68,8 @@ def compose(domain: Domain, overrides: list[str]) -> DictConfig:
             experiment = (
                 group.removeprefix("at/") if group != "size" else chosen(domain, "experiment", overrides)[0]
             )
-            known = ", ".join(sections(experiment)) or "no sizes"
-            raise UserError(f"size={name!r}: experiment {experiment} has {known}") from error
+            sizes = ", ".join(sections(experiment)) or "no sizes"
+            raise UserError(f"size={name!r}: experiment {experiment} has {sizes}") from error
         reason, _, _ = " ".join(str(error).split()).partition(" Config search path:")
         raise UserError(f"cannot compose the config: {reason}") from error
 
@@ -231,14 +231,14 @@ def is_group(override: Override) -> bool:
 @functools.cache
 def groups_in(searched: tuple[Path, ...]) -> tuple[str, ...]:
     """Return the names of the groups: the folders that contain YAML files, and `method`."""
-    found = {path.parent.name for folder in searched for path in folder.glob("*/*.yaml")}
-    return tuple(sorted(found | {"method"}))
+    names = {path.parent.name for folder in searched for path in folder.glob("*/*.yaml")}
+    return tuple(sorted(names | {"method"}))
 
 
 def options(group: str) -> list[str]:
     """Return the names that can be chosen from a group: its files, without .yaml, and all methods."""
-    found = {path.stem for folder in folders() for path in (folder / group).glob("*.yaml")}
-    return sorted(found | set(available() if group == "method" else ()))
+    names = {path.stem for folder in folders() for path in (folder / group).glob("*.yaml")}
+    return sorted(names | set(available() if group == "method" else ()))
 
 
 def file_of(group: str, option: str) -> Path:

@@ -12,7 +12,7 @@ from harness.config import folders, read_yaml
 from harness.settings import Domain
 
 
-def known() -> list[str]:
+def names() -> list[str]:
     """Return the names of all domains."""
     return sorted(_modules())
 
@@ -20,7 +20,7 @@ def known() -> list[str]:
 def find(name: str) -> Domain:
     """Return the domain of this name. Raises UserError if there is none."""
     if name not in (modules := _modules()):
-        raise UserError(f"domain {name!r} does not exist{did_you_mean(name, known())}")
+        raise UserError(f"domain {name!r} does not exist{did_you_mean(name, names())}")
     return importlib.import_module(modules[name]).DOMAIN
 
 

@@ -99,8 +99,8 @@ def _command(domain: Domain, job: Job, arguments: list[str]) -> None:
                 f"{CONFIG_DIR} {folder}: there is no file like experiment/<name>.yaml in this folder"
             )
         add_folder(folder)
-    if line.help:
-        _help(domain)
+    if line.help is not None:
+        _help(domain, line.help)
         return
     if line.multirun and line.cfg:
         raise UserError("--cfg job shows the config of one run: leave out -m and give one value of each key")
@@ -191,14 +191,14 @@ class Job:
 
     def modules(self) -> list[str]:
         """Return the modules that a process needs for a run: the script's, and what PyTorch imports at the first step."""
-        known = self.script.is_relative_to(CONF.parent)
-        path = self.script.relative_to(CONF.parent).with_suffix("").parts if known else ()
+        ours = self.script.is_relative_to(CONF.parent)
+        path = self.script.relative_to(CONF.parent).with_suffix("").parts if ours else ()
         return [*filter(None, [".".join(path)]), "harness.launch", "torch._dynamo"]
 
 
-def _help(domain: Domain) -> None:
+def _help(domain: Domain, what: str = "") -> None:
     with reader_may_leave():
-        print(manual(domain))
+        print(manual(domain, everything=what == "all"))
 
 
 def needs(domain: Domain) -> None:
@@ -265,13 +265,13 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, no
             print(end, flush=True)
         except Exception as caught:
             error = _about_disk(caught, cfg) or caught
-            known = isinstance(error, UserError)
-            text = str(error) if known else traceback.format_exc()
-            print_error(text) if known else print(text, file=sys.stderr, flush=True)
+            user_error = isinstance(error, UserError)
+            text = str(error) if user_error else traceback.format_exc()
+            print_error(text) if user_error else print(text, file=sys.stderr, flush=True)
             if folder is not None:
                 with suppress(OSError):
                     write_atomic(folder / "FAILED", f"{error}\n\n{traceback.format_exc()}")
-            return BAD_INPUT if known else 1
+            return BAD_INPUT if user_error else 1
     if not is_sweep():
         root = "" if cfg.run.root == "runs" else f" --root {shlex.quote(cfg.run.root)}"
         print(f"table: python -m analysis tables --experiment {cfg.experiment} --size {cfg.size}{root}")

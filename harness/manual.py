@@ -1,4 +1,4 @@
-"""`--help` of a training script: its experiments, sizes and methods, and every key with its meaning."""
+"""`--help` of a training script: its experiments, methods and the settings used most; `--help all` has everything."""
 
 from __future__ import annotations
 
@@ -9,81 +9,98 @@ from collections.abc import Iterable
 from omegaconf import OmegaConf
 
 from fire_core.methods import available
-from harness.config import SIZES, compose, file_of, in_file, options, resolve
+from harness.config import SIZES, compose, file_of, in_file, resolve
 from harness.domains import methods_of
 from harness.overrides import choosable, files
 from harness.settings import Domain, keys, wanted
 
 WIDTH = 110
+MOST_USED = (
+    "seed",
+    "learning_rate",
+    "batch_size",
+    "optimizer_state",
+    "device",
+    "threads",
+    "run.root",
+    "run.jobs",
+)
+COMPOSED = ("experiment", "size", "method", "minutes")  # keys that the other parts of the text explain
 
 
-def manual(domain: Domain) -> str:
+def manual(domain: Domain, everything: bool = False) -> str:
     """Return the text of `--help`, with the values of the default experiment at its default size."""
     cfg = compose(domain, [])
     config, default = resolve(domain, cfg), cfg.hydra.runtime.choices["experiment"]
-    experiments = files(domain, "experiment")
-    methods = available()
-    here = [name for name in options("method") if name in methods_of(domain)]
+    experiments, methods = files(domain, "experiment"), available()
+    figures = (
+        experiments if everything else [name for name in experiments if name.startswith("fig")] or experiments
+    )
+    settings = [name for name in keys(domain) if name not in COMPOSED]
+    if not everything:
+        settings = [name for name in settings if name in (*MOST_USED, *domain.shown)]
     lines = [
         f"python {domain.script} [key=value ...]           one run; the same command resumes it",
         f"python {domain.script} -m method=none,fire seed=1,2,3   a sweep: every combination",
+        f"python {domain.script} --cfg job [key=value ...]  print the config and run nothing",
         f"\nsize: {', '.join(SIZES)}; here {config.size}",
-        f"\nexperiment [sizes, minutes of a run on a CPU] (of conf/experiment; default {default}):",
-        *_columns((name, _experiment(name)) for name in experiments),
-        "\nmethod (of conf/method):",
-        *_columns((name, methods[name].summary) for name in here),
-        f"\nkey [value of {default} at size={config.size}]:",
+        f"\nexperiment [sizes, minutes of a run on a CPU] (default {default}):",
+        *_columns(((name, _experiment(name, everything)) for name in figures), whole=everything),
     ]
-    rows = []
-    for name, (entry, kind) in keys(domain).items():
-        if name in ("experiment", "size", "method", "minutes"):
-            continue
-        value = OmegaConf.select(config, name)
-        value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-        shown = json.dumps(value) if value is None or isinstance(value, bool) else value
-        must = wanted(entry, kind).removeprefix("give ").removeprefix("choose ")
-        rows.append((f"{name} [{shown}]", f"{entry.metadata['meaning']} ({must})"))
-    settings = ", ".join(f"method.{key}" for key in config.method if key != "name")
-    found = {
+    if others := [name for name in experiments if name not in figures]:
+        lines += _filled("others: ", others)
+    lines += [
+        "\nmethod:",
+        *_columns(((name, methods[name].summary) for name in methods_of(domain)), whole=everything),
+        f"\nkey [value of {default} at size={config.size}]:",
+        *_columns((_key(domain, config, name) for name in settings), whole=True),
+    ]
+    if not everything:
+        return "\n".join([*lines, "\n--help all lists every experiment, setting and file of settings."])
+    own = [f"method.{key}" for key in config.method if key != "name"]
+    lines += ["", *_filled(f"settings of method={config.method.name}: ", own)]
+    files_of = {
         group: files(domain, group) for group in choosable(domain) if group not in ("experiment", "method")
     }
-    groups = [f"{group}: {', '.join(names)}" for group, names in found.items() if names]
+    lines += ["\nfiles of settings, chosen as <group>=<name>:"] if any(files_of.values()) else []
     return "\n".join(
-        [
-            *lines,
-            *_columns(rows),
-            *(
-                "",
-                textwrap.fill(
-                    f"settings of method={config.method.name}: {settings}; of any other: conf/method/<name>.yaml",
-                    WIDTH,
-                ),
-            ),
-            *(["\nfiles of settings, chosen as <group>=<name>:"] if groups else []),
-            *(textwrap.fill(g, WIDTH, initial_indent="  ", subsequent_indent="    ") for g in groups),
-            "\n--cfg job prints the config of a command line and runs nothing.",
-        ]
+        lines + [text for group, names in files_of.items() if names for text in _filled(f"{group}: ", names)]
     )
 
 
-def _experiment(name: str) -> str:
-    """Return what an experiment is, in the first sentence of its file's comments, and its sizes with their minutes."""
+def _key(domain: Domain, config: OmegaConf, name: str) -> tuple[str, str]:
+    """Return a key with its value, and what it means and may be."""
+    entry, kind = keys(domain)[name]
+    value = OmegaConf.select(config, name)
+    value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+    shown = json.dumps(value) if value is None or isinstance(value, bool) else value
+    must = wanted(entry, kind).removeprefix("give ").removeprefix("choose ")
+    return f"{name} [{shown}]", f"{entry.metadata['meaning']} ({must})"
+
+
+def _experiment(name: str, everything: bool) -> str:
+    """Return the sizes of an experiment with their minutes, and the first sentence of its file's comments."""
     lines = [
         line[1:].strip() for line in file_of("experiment", name).read_text().splitlines() if line[:1] == "#"
     ]
     lines = [line for line in lines if "@package" not in line]
     end = next((number for number, line in enumerate(lines, 1) if line.endswith((".", "?"))), len(lines))
     minutes, sizes = in_file(name, "minutes") or {}, in_file(name, "at") or {}
-    known = [f"{size} {minutes[size]:g} min" if size in minutes else size for size in SIZES if size in sizes]
-    return " ".join([*lines[:end], f"[{', '.join(known)}]"])
+    with_minutes = [
+        f"{size} {minutes[size]:g} min" if size in minutes else size for size in SIZES if size in sizes
+    ]
+    return " ".join([*lines[:end], f"[{', '.join(with_minutes)}]"] if everything else lines[:end])
 
 
-def _columns(rows: Iterable[tuple[str, str]]) -> list[str]:
+def _columns(rows: Iterable[tuple[str, str]], whole: bool) -> list[str]:
+    """Return rows as two columns. Unless they are shown whole, a row is one line."""
     rows = list(rows)
     width = min(34, max((len(name) for name, _ in rows), default=0))
-    return [
-        textwrap.fill(
-            f"{name:<{width}}  {text}", WIDTH, initial_indent="  ", subsequent_indent=" " * (width + 4)
-        )
-        for name, text in rows
-    ]
+    texts = [f"  {name:<{width}}  {text}" for name, text in rows]
+    if whole:
+        return [textwrap.fill(text, WIDTH, subsequent_indent=" " * (width + 4)) for text in texts]
+    return [text if len(text) <= WIDTH else text[: WIDTH - 3] + "..." for text in texts]
+
+
+def _filled(start: str, names: Iterable[str]) -> list[str]:
+    return [textwrap.fill(start + ", ".join(names), WIDTH, initial_indent="  ", subsequent_indent="    ")]

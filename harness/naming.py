@@ -64,13 +64,13 @@ def changes(domain: Domain, typed: list[Override]) -> list[str]:
     The folder names experiment, size, method and seed already. A key that does not define every run, such as
     `run.root` or `data.folder`, is not part of a label.
     """
-    known = keys(domain)
+    entries = keys(domain)
     changed = []
     for override in typed:
         key = override.key_or_group
         named_elsewhere = key in ("experiment", "size", "method", "seed", "search") or is_hydra(override)
         if not named_elsewhere and (
-            is_group(override) or key not in known or known[key][0].metadata["numbers"] is True
+            is_group(override) or key not in entries or entries[key][0].metadata["numbers"] is True
         ):
             changed.append(override.input_line or "")
     return sorted(changed)

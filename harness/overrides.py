@@ -50,7 +50,7 @@ def read_line(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("-m", "--multirun", action="store_true")
-    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("-h", "--help", nargs="?", const="")  # --help all
     parser.add_argument("-c", "--cfg", choices=["job"])
     parser.add_argument(CONFIG_DIR, action="append", default=[])
     try:
@@ -86,6 +86,8 @@ def check_overrides(domain: Domain, overrides: list[str], sweep: bool = True) ->
         key, typed = override.key_or_group, override.input_line
         if key in OUR_FOLDERS:
             raise UserError(f"{typed}: {OUR_FOLDERS[key]}")
+        if key.startswith("hydra.sweeper.params"):
+            raise UserError(f"{typed}: what a sweep varies is written directly, as in -m seed=1,2")
         if is_hydra(override):
             if override.is_sweep_override():
                 raise UserError(f"{typed}: settings of Hydra have one value; sweep over seed, method, ...")
@@ -152,11 +154,8 @@ def check_sweep(
     sweeper = compose(domain, [o.input_line for o in parsed if not o.is_sweep_override()]).hydra.sweeper
     if not str(sweeper.get("_target_", "")).endswith("BasicSweeper"):
         return []
-    params = sweeper.get("params") or {}
-    if isinstance(params, str):
-        raise UserError(f"hydra.sweeper.params={params}: give key=value1,value2 on the command line instead")
     typed = {o.key_or_group for o in parsed}
-    own = [f"{key}={value}" for key, value in params.items() if key not in typed]
+    own = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items() if key not in typed]
     axes = {o.key_or_group: typed_values(o) for o in parse([*own, *overrides]) if not is_hydra(o)}
     hydras = [o.input_line for o in parsed if is_hydra(o)]
     seeds = axes.pop("seed", [])

@@ -250,9 +250,9 @@ def _checked(cls: type, config: Any, prefix: str) -> dict[str, Any]:
     for name, (entry, kind) in entries.items():
         value = config.get(name, {} if is_dataclass(kind) else MISSING)
         if is_dataclass(kind):
-            found = _checked(kind, value, f"{prefix}{name}.")
+            values = _checked(kind, value, f"{prefix}{name}.")
             sparse = entry.metadata.get("without_nulls")
-            result[name] = {k: v for k, v in found.items() if v is not None} if sparse else found
+            result[name] = {k: v for k, v in values.items() if v is not None} if sparse else values
         else:
             result[name] = _value(typed, entry, kind, value, f"{prefix}{name}")
     return result

@@ -18,7 +18,7 @@ from harness.config import options as files_of
 from harness.runs.folders import find_folders, identify, read_meta, read_text
 
 STATES = ("done", "damaged", "running", "failed", "unfinished", "missing")
-TO_NAME = ("damaged", "failed", "unfinished", "missing")
+NEED_ATTENTION = ("damaged", "failed", "unfinished", "missing")
 
 
 def with_missing(
@@ -31,12 +31,12 @@ def with_missing(
     """
     rows = []
     for (experiment, size), group in groupby(sorted(runs, key=_place), key=_place):
-        known = {(run["label"], run["seed"]): run for run in group}
-        labels = methods or {run["label"] for run in known.values() if run["label"] == run["method"]}
-        wanted = {(label, seed) for label in labels for seed in (seeds or {seed for _, seed in known})}
-        for label, seed in sorted(wanted | set(known)):
+        by_name = {(run["label"], run["seed"]): run for run in group}
+        labels = methods or {run["label"] for run in by_name.values() if run["label"] == run["method"]}
+        wanted = {(label, seed) for label in labels for seed in (seeds or {seed for _, seed in by_name})}
+        for label, seed in sorted(wanted | set(by_name)):
             absent = {"experiment": experiment, "size": size, "label": label, "seed": seed}
-            rows.append(known.get((label, seed), absent | {"status": "missing"}))
+            rows.append(by_name.get((label, seed), absent | {"status": "missing"}))
     return rows
 
 
@@ -73,15 +73,15 @@ def main(given: Sequence[str] | None = None) -> int:
     rows = with_missing(identify(path, read_meta(path)) | {"path": path} for path in folders)
     lines = overview(rows) if rows else [f"no runs in '{options.root}' yet"]
     for row in rows:
-        if options.detail or row["status"] in TO_NAME:
+        if options.detail or row["status"] in NEED_ATTENTION:
             lines.append(
                 f"{row['status']}: {row['experiment']} {row['size']} {row['label']} seed {row['seed']}"
             )
         if row["status"] == "failed":
             said = read_text(row["path"] / "FAILED").strip().splitlines()
             lines.append(f"  {row['path']}/FAILED: {said[0] if said else '(empty)'}")
-    never = [name for name in files_of("experiment") if name not in {row["experiment"] for row in rows}]
-    lines.append(f"never run: {', '.join(never) or 'none'}")
+    never_run = [name for name in files_of("experiment") if name not in {row["experiment"] for row in rows}]
+    lines.append(f"never run: {', '.join(never_run) or 'none'}")
     print("\n".join(map(printable, lines)))
     return 0
 

@@ -16,13 +16,13 @@ from types import FrameType
 SIGNALS = tuple(getattr(signal, n) for n in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, n))
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
     SIGNALS += (signal.SIGHUP,)
-SAID = "stopped; the same command resumes\n"
+STOPPED_TEXT = "stopped; the same command resumes\n"
 
 
 def say_stopped() -> None:
     """Write to stderr that the process stops, if anybody reads it still."""
     with suppress(OSError):
-        os.write(2, SAID.encode())
+        os.write(2, STOPPED_TEXT.encode())
 
 
 def exit_at_once() -> None:

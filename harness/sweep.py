@@ -68,7 +68,7 @@ class Display:
 
     def count(self, state: str) -> int:
         """Return the number of runs in a state: done, failed, running or waiting."""
-        return sum(found == state for found in self.state.values())
+        return sum(current == state for current in self.state.values())
 
     def look(self) -> None:
         """Read the folders, and print a line for each run that has ended since the last look."""
@@ -83,7 +83,7 @@ class Display:
                     first = (read_text(folder / "FAILED").strip().splitlines() or ["no message"])[0]
                     self._show(f"failed: {name}: {first} ({folder / LOG})")
                 else:
-                    self._show(f"{name}: {self._result(folder)}{self.minutes[-1]:.1f} min")
+                    self._show(f"{name}: {self._result(folder)}{_duration(self.minutes[-1])}")
                 self.state[folder] = "failed" if state == "failed" else "done"
             else:
                 self.state[folder] = "running" if state == "running" else "waiting"
@@ -102,7 +102,7 @@ class Display:
         left = self.count("waiting") + running / 2  # on average, half of a running run is left
         if left and self.minutes:
             minutes = sum(self.minutes) / len(self.minutes) * left / self.most_running
-            line += f"; about {f'{minutes:.0f} min' if minutes < 90 else f'{minutes / 60:.1f} h'} left"
+            line += f"; about {_duration(minutes)} left"
         return line
 
     def _watch(self) -> None:
@@ -126,9 +126,9 @@ class Display:
 
     def _result(self, folder: Path) -> str:
         summary = read_json(folder / "summary.json")
-        found = {name: summary.get(name) for name in self.results} if isinstance(summary, dict) else {}
+        values = {name: summary.get(name) for name in self.results} if isinstance(summary, dict) else {}
         return "".join(
-            f"{name} {value:.4g}, " for name, value in found.items() if isinstance(value, int | float)
+            f"{name} {value:.4g}, " for name, value in values.items() if isinstance(value, int | float)
         )
 
 
@@ -168,6 +168,12 @@ def _minutes(folder: Path) -> float:
     with suppress(OSError):
         return max(0.0, ((_mark(folder) or 0) / 1e9 - (folder / "meta.json").stat().st_mtime) / 60)
     return 0.0
+
+
+def _duration(minutes: float) -> str:
+    if minutes < 1.5:
+        return f"{60 * minutes:.0f} s"
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
 def _position(folder: Path) -> str:

@@ -13,7 +13,7 @@ from vision.models import own_settings
 from vision.protocols import phase_count
 
 DATA_SETS = ("fashion_mnist", "fashion_mnist_full", "cifar10", "cifar100", "tiny_imagenet", "image_folder")
-WHOSE = ("official", "ours")
+OFFICIAL_OR_OURS = ("official", "ours")
 
 
 @dataclass
@@ -85,11 +85,11 @@ class Vision(Keys):
         form="give a number from 0 to 1, or one for each phase as in [0.1,0]",
     )
     clip_norm: float = key("largest norm of the gradient; inf does not clip", above=0)
-    compat: str = key("default of the next four keys, see DEVIATIONS.md", choices=WHOSE)
-    schedule: str = key("learning rate in each epoch", choices=WHOSE)
-    splits: str = key("which images or classes each phase holds", choices=WHOSE)
-    batch_norm_start: str = key("running statistics before the first step", choices=WHOSE)
-    normalisation: str = key("mean and deviation by which images are normalised", choices=WHOSE)
+    compat: str = key("default of the next four keys, see DEVIATIONS.md", choices=OFFICIAL_OR_OURS)
+    schedule: str = key("learning rate in each epoch", choices=OFFICIAL_OR_OURS)
+    splits: str = key("which images or classes each phase holds", choices=OFFICIAL_OR_OURS)
+    batch_norm_start: str = key("running statistics before the first step", choices=OFFICIAL_OR_OURS)
+    normalisation: str = key("mean and deviation by which images are normalised", choices=OFFICIAL_OR_OURS)
     mode_at_boundary: str = key("mode of the network while a method acts", choices=("train", "eval"))
     eval_every: int = key("epochs between evaluations", least=1)
     metrics_samples: int = key("training images on which plasticity is measured", least=1)

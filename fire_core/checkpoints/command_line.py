@@ -129,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     methods = commands.add_parser("methods", help="list FIRE and the rival methods with their papers")
     methods.set_defaults(run=methods_command)
     methods.add_argument("pattern", nargs="?", default="*", help="only methods whose name matches")
+    methods.add_argument("--markdown", action="store_true", help="the table of docs/concepts/methods.md")
     return parser
 
 

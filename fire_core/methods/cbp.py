@@ -33,7 +33,7 @@ class ContinualBackprop(UnitMethod):
 
     The authors' code (loss-of-plasticity) chooses the same units in every step that was recorded from it, with either
     utility. It differs in three things, of which two can be set: its compensation has no effect (`compensate=false`), its
-    new weights of Linear layers, but not of convolutions, are 2.45 times as wide (`fresh=kaiming`, which widens both), and
+    new weights of Linear layers, but not of convolutions, are 2.45 times as wide (`fresh=he_uniform`, which widens both), and
     its own version of Adam counts the steps of each entry and has lost its bias correction.
 
     Cost: three numbers per unit, and one pass over the outgoing weights at every step.

@@ -8,6 +8,7 @@ import io
 import itertools
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,9 +24,10 @@ import fire_core.methods
 from analysis import paper, spectrum
 from fire_core import State, UserError, triggers
 from fire_core.checkpoints.command_line import main
-from fire_core.methods import create
+from fire_core.methods import available, create
 from fire_core.targets.table import PRESETS
 from harness import campaign
+from harness.config import options
 
 ROOT = Path(__file__).resolve().parents[2]
 CONCEPTS, HOW_TO = ROOT / "docs/concepts", ROOT / "docs/how-to"
@@ -223,27 +225,27 @@ def test_checkpoint_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_make_targets_and_scripts_that_are_named_exist() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    named = 0
+    targets, named = dict[str, str](), 0
     for page in LINKED:
         for line in "\n".join(blocks(page, "bash") + blocks(page, "")).splitlines():
             words = line.partition("#")[0].split()
             if words[:1] == ["make"]:
-                assert re.search(rf"^(?:.*\s)?{words[1]}(?:\s.*)?:", makefile, re.MULTILINE), (
-                    f"{page}: {line}"
-                )
+                targets.setdefault(words[1], f"{page}: {line}")
             elif words[:1] == ["python"] and words[1].endswith(".py"):
                 assert (ROOT / words[1]).exists(), f"{page}: {line}"
                 for word in words[2:]:
                     if re.match(r"(experiment|method)=[\w,]+$", word):
                         kind, _, values = word.partition("=")
                         for value in values.split(","):
-                            known = (ROOT / f"conf/{kind}/{value}.yaml").exists() or value == "shrink"
+                            known = value in options(kind) or value == "shrink"
                             assert known, f"{page}: {line}"
             else:
                 continue
             named += 1
     assert named > 20
+    for target, place in targets.items():
+        told = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True)
+        assert told.returncode == 0, place
 
 
 def test_the_commands_of_the_campaign_page_are_understood() -> None:
@@ -251,10 +253,10 @@ def test_the_commands_of_the_campaign_page_are_understood() -> None:
     commands = [shlex.split(line.partition("#")[0]) for line in lines if line.startswith("python")]
     for words in commands:
         assert words[:3] == ["python", "-m", "harness.campaign"]
-        options = campaign.parser().parse_intermixed_args(words[3:])
-        assert (ROOT / f"conf/campaign/{options.campaign}.yaml").exists()
-        assert not options.override or campaign.load("smoke", "runs", options.override).sweeps
-        assert not options.budget or campaign.duration(options.budget) > 0
+        asked = campaign.parser().parse_intermixed_args(words[3:])
+        assert (ROOT / f"conf/campaign/{asked.campaign}.yaml").exists()
+        assert not asked.override or campaign.load("smoke", asked.override)
+        assert not asked.budget or campaign.duration(asked.budget) > 0
     assert len(commands) > 5
 
 
@@ -273,7 +275,7 @@ TRIGGERS = {kind for kind in vars(triggers).values() if inspect.isclass(kind)} -
     "page, names",
     [
         ("targets", [f'`"{preset}"`' for preset in PRESETS]),
-        ("methods", [f"`{path.stem}`" for path in ROOT.glob("conf/method/*.yaml")]),
+        ("methods", [f"`{name}`" for name in available()]),
         ("triggers", [f"`{kind.__name__}(" for kind in TRIGGERS if issubclass(kind, triggers.Trigger)]),
     ],
 )

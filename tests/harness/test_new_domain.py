@@ -83,7 +83,8 @@ if __name__ == "__main__":
 """
 SCRIPT_CONFIG = """
 defaults:
-  [toy_keys, _self_, size: small, method: fire, trigger: boundary, experiment: two_phases, at: '${experiment}/${size}', noise: null, runtime]
+  [toy_keys, _self_, size: small, method: fire, trigger: boundary, experiment: two_phases,
+   at: '${experiment}/${size}', noise: null, runtime]
 domain: toy
 declared_in: settings
 seed: 1
@@ -117,7 +118,7 @@ def test_a_fifth_domain_runs_resumes_sweeps_and_is_in_a_table(tmp_path):
         (toy / name).write_text(text.lstrip())
     script = Script(str(toy / "train.py"), "harness.launch", "torch._dynamo")
 
-    code, text = script.run(["--help"])
+    code, text = script.run(["--help", "all"])
     assert code == 0 and "steps of each of the two phases" in text and "noise: more_noise" in text
     assert "shrink_perturb " in text and "cbp " not in text
     code, text = script.run(["method=cbp"])

@@ -3,18 +3,16 @@
 A method that fire_core/methods/__init__.py imports is picked up here without another edit.
 """
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_leaves
 
 from fire_core import Phase, State, UserError, reset_optimizer_state, snapshot
-from fire_core.methods import Method, available, create, variants
+from fire_core.methods import available, create, variants
 from fire_core.methods.fire import Projection
 from vision.models import build
 
@@ -43,7 +41,6 @@ OFTEN_OFFICIAL = {
 for name in (name for name in NAMES if "official" in variants(name)):
     CASES[f"{name} official"] = name, {"variant": "official", **OFTEN_OFFICIAL.get(name, {})}
 ROOT = Path(__file__).resolve().parents[2]
-CONF = ROOT / "conf" / "method"
 
 
 def batches(size, dtype=torch.float32):
@@ -208,23 +205,6 @@ def test_does_nothing_before_its_first_phase(name):
     run.method.first_phase = 2
     before = run.weights()
     assert not run.boundary(1).changed and torch.equal(run.weights(), before)
-
-
-@pytest.mark.parametrize("name", available())
-def test_yaml_has_the_settings_of_the_class_and_its_defaults(name):
-    path = CONF / f"{name}.yaml"
-    assert path.exists(), f"write conf/method/{name}.yaml"
-    settings = OmegaConf.create({"method": OmegaConf.load(path)})
-    values = OmegaConf.to_container(settings, resolve=True)["method"]
-    assert values.pop("name") == name
-    assert values.pop("variant", "published") == "published"
-    method = create(name, **values)
-    assert {k: getattr(method, k) for k in values} == {k: getattr(create(name), k) for k in values}
-    assert set(values) == {f.name for f in dataclasses.fields(method)}
-    boundary_only = type(method).treat is not Method.treat and not method.changes_optimizer
-    settings.tuned = {"first_phase": 0}
-    first = 1 if boundary_only or name == "none" or method.changes_structure else 0
-    assert settings.method.first_phase == first, "write first_phase: ${oc.select:tuned.first_phase,1}"
 
 
 def small_state():

@@ -335,7 +335,7 @@ def test_a_search_covers_the_values_of_the_run_scripts(name):
             tuned[OUR_NAMES.get((name, key), key)].add(value.split()[0])
     for key, values in grid.items():
         assert set(map(float, tuned[key])) <= values
-    assert check_sweep(VISION, line) == math.prod(map(len, grid.values()))
+    assert len(check_sweep(VISION, line)) == math.prod(map(len, grid.values()))
 
 
 @pytest.fixture(scope="module", params=CELLS)
