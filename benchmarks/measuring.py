@@ -10,8 +10,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -40,19 +40,12 @@ def seconds(work: Callable[[], object], device: torch.device | str = "cpu", wall
     return clock() - started
 
 
-@dataclass
-class Peak:
-    """Result of `peak_memory`. `extra` is the largest rise above the start in bytes, set when the block ends."""
-
-    extra: int = 0
-
-
 @contextmanager
-def peak_memory(gpu: bool = False) -> Iterator[Peak]:
+def peak_memory(gpu: bool = False) -> Iterator[SimpleNamespace]:
     """Measure the peak of the memory inside the block: resident memory of this process (Linux only), or with `gpu` that
     of tensors. On a CPU, memory that the process had freed before and uses again is not seen. Raises OSError where
-    /proc has no such figures."""
-    found = Peak()
+    /proc has no such figures. What is yielded has the rise above the start in bytes as `extra` when the block ends."""
+    found = SimpleNamespace(extra=0)
     if gpu:
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()

@@ -4,11 +4,10 @@
     python -m benchmarks.speed dqn size=paper device=cuda compile=true channels_last=true run.emulator_threads=4
     python -m benchmarks.speed language size=paper corpus.a.folder=... corpus.b.folder=...
 
-What follows the domain are overrides of its script, as on the script's own command line. The run has the networks, batches
-and data of its experiment and size with `method=none`; SHORT makes it end soon, and says which experiment it is unless
-another one is given. Rates are those of whole loops: in DQN and SAC with acting, everywhere with logging and without
-evaluation. The first window is left out, because it compiles; the rate is the median of the others. Writes a line into
-analysis/results/speed.csv.
+What follows the domain are overrides of its script. The run has the networks, batches and data of its experiment and size,
+with `method=none`; SHORT makes it end soon, and names the experiment unless another one is given. Rates are those of whole
+loops, with acting in DQN and SAC, and without evaluation. The first window is left out, because it compiles; the rate is the
+median of the others. Writes a line into analysis/results/speed.csv.
 """
 
 from __future__ import annotations
@@ -30,23 +29,16 @@ from harness.launch import pick_device
 Lines = list[dict[str, Any]]
 ROOT = Path(__file__).resolve().parents[1]
 
-SHORT = {
-    "vision": ["experiment=fig2a_cifar10_resnet18", "protocol.epochs=[1,6]", "eval_every=1000"],
-    "language": [
-        "experiment=fig3_best", "boundary.fork=last", "eval_windows=60", "phase_1.passes=null", "phase_1.iterations=60",
-        "phase_1.stop_at=null", "phase_1.save_at=[]", "phase_1.eval_every=10", "phase_2.passes=null",
-        "phase_2.iterations=1", "phase_2.eval_every=1",
-    ],
-    "dqn": [
-        "experiment=fig4a_asterix", "total_steps=6000", "midpoint=4000", "replay_capacity=8000", "learning_starts=1000",
-        "log_every=1000", "eval_every=6000", "eval_steps=400", "eval_episodes=4", "eval_max_steps=100",
-        "random_episodes=4",
-    ],
-    "sac": [
-        "experiment=fig4b_hopper", "steps=3000", "midpoint=1500", "learning_starts=500", "eval_every=500",
-        "eval_episodes=1", "random_episodes=1",
-    ],
-}  # fmt: skip
+SHORT = {  # overrides
+    "vision": "experiment=fig2a_cifar10_resnet18 protocol.epochs=[1,6] eval_every=1000",
+    "language": "experiment=fig3_best boundary.fork=last eval_windows=60 phase_1.passes=null phase_1.iterations=60 "
+    "phase_1.stop_at=null phase_1.save_at=[] phase_1.eval_every=10 phase_2.passes=null phase_2.iterations=1 "
+    "phase_2.eval_every=1",
+    "dqn": "experiment=fig4a_asterix total_steps=6000 midpoint=4000 replay_capacity=8000 learning_starts=1000 "
+    "log_every=1000 eval_every=6000 eval_steps=400 eval_episodes=4 eval_max_steps=100 random_episodes=4",
+    "sac": "experiment=fig4b_hopper steps=3000 midpoint=1500 learning_starts=500 eval_every=500 eval_episodes=1 "
+    "random_episodes=1",
+}
 
 
 def epochs(timing: Lines, metrics: Lines) -> list[float]:
@@ -73,7 +65,7 @@ RATES: dict[str, tuple[str, Callable[[Lines, Lines], list[float]]]] = {
 def measure(domain: str, changes: list[str]) -> dict[str, Any]:
     """Return the line of speed.csv of one short run of a script with `changes`."""
     given = {change.partition("=")[0]: change.partition("=")[2] for change in changes}
-    short = [line for line in SHORT[domain] if line.partition("=")[0] not in given]
+    short = [line for line in SHORT[domain].split() if line.partition("=")[0] not in given]
     with tempfile.TemporaryDirectory() as root:
         fixed = ["method=none", "run.trunk=false", "run.progress=false", f"run.root={root}"]
         command = [sys.executable, str(ROOT / find(domain).script), *short, *changes, *fixed]

@@ -134,9 +134,11 @@ class FrameReplay:
     def transitions(self, times: Array, games: Array, device: torch.device | str = "cpu") -> Batch:
         """Return the transitions at `times` (rows since the start of the run) of the environments `games`, each (B,)."""
         rewards, last = self._rewards(times, games)  # the last of the steps that the rewards are from
-        now = following = self._stacks(times, games, device)
-        if self.n_step > 1:
-            following = self._stacks(last, games, device)
+        if self.n_step == 1:
+            now = following = self._stacks(times, games, device)
+        else:
+            both = np.concatenate([times, last]), np.concatenate([games, games])
+            now, following = self._stacks(*both, device).chunk(2)
         actions = self.facts["actions"][times % self.length, games]
         terminated = self.facts["terminated"][last % self.length, games]
         numbers = np.stack([actions, rewards, terminated, last - times + 1]).astype(np.float32)
@@ -145,6 +147,8 @@ class FrameReplay:
 
     def _rewards(self, times: Array, games: Array) -> tuple[Array, Array]:
         """Return the discounted sums of rewards (B,) float32 and the times (B,) of the last step of each."""
+        if self.n_step == 1:
+            return self.facts["rewards"][times % self.length, games], times
         later = times[:, None] + np.arange(self.n_step)
         slots = later % self.length, games[:, None]
         over = self.facts["terminated"][slots] | self.facts["ended"][slots]
