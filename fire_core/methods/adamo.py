@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -45,8 +45,10 @@ class AdamO(Method):
     targets: str | list[str] = "all"
 
     name: ClassVar[str] = "adamo"
+    title: ClassVar[str] = "AdamO"
     summary: ClassVar[str] = "step towards isometric weights, decoupled from Adam's moments"
     source: ClassVar[str] = "Rosseau et al. 2026 (AdamO, arXiv 2606.09762)"
+    off: ClassVar[dict[str, Any] | None] = {"coefficient": 0.0}
     takes_whole_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

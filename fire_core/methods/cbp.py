@@ -37,8 +37,10 @@ class ContinualBackprop(UnitMethod):
     compensate: bool = True
 
     name: ClassVar[str] = "cbp"
+    title: ClassVar[str] = "CBP"
     summary: ClassVar[str] = "continual backprop: replace the least useful units slowly"
     source: ClassVar[str] = "Dohare et al. 2024 (Nature 632), Algorithm 1"
+    off: ClassVar[dict[str, Any] | None] = {"replacement_rate": 0.0}
     needs: ClassVar[frozenset[str]] = frozenset({"activations", "batches"})
 
     def __post_init__(self) -> None:

@@ -33,8 +33,10 @@ class HareTortoise(Method):
     period: int = 1000
 
     name: ClassVar[str] = "hare_tortoise"
+    title: ClassVar[str] = "Hare & Tortoise"
     summary: ClassVar[str] = "averaged weights are evaluated, and training restarts from them at intervals"
     source: ClassVar[str] = "Lee et al. 2024 (Hare & Tortoise, arXiv 2406.02596)"
+    off: ClassVar[dict[str, Any] | None] = {"momentum": 0.0}
 
     def __post_init__(self) -> None:
         check_range(self, "[0, 1)", "momentum")

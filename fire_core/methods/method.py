@@ -51,6 +51,7 @@ class Method:
     first_phase: int = 1
 
     name: ClassVar[str] = ""
+    title: ClassVar[str] = ""  # in tables and figures; by default the name, with spaces
     variant: ClassVar[str] = PUBLISHED
     summary: ClassVar[str] = ""
     source: ClassVar[str] = ""
@@ -58,6 +59,9 @@ class Method:
     changes_structure: ClassVar[bool] = False  # adds modules, and overrides `rebuild`
     takes_whole_weights: ClassVar[bool] = False  # cannot work with the shards of FSDP2
     needs: ClassVar[frozenset[str]] = frozenset()  # of NEEDS
+    off: ClassVar[dict[str, Any] | None] = (
+        None  # settings with which all calls are made and nothing changes, if any
+    )
 
     def check(self, state: State) -> None:
         """Raise `UserError` if the settings do not fit these nets. Called before training starts and at boundaries.
@@ -110,12 +114,16 @@ class Method:
         return 0.0
 
     def before_step(self, state: State) -> None:
-        """Called when the gradients of a step are complete: unscaled, and not yet clipped."""
+        """Called when the gradients of a step are complete: unscaled, and not yet clipped.
+
+        They are not finite where a GradScaler is going to skip the step: keep nothing of them before `after_step`. In
+        SAC, whose networks step one after another, it is called for each with only that network in `state.nets`.
+        """
 
     def after_step(self, state: State) -> None:
         """Called after the optimizer step of each batch (SAC: after the steps of actor, temperature and critics).
 
-        It is not called where a GradScaler has skipped the step.
+        The gradients are still there, clipped. It is not called where a GradScaler has skipped the step.
         """
 
     def after_pass(self, state: State) -> None:

@@ -38,8 +38,10 @@ class Spectral(Method):
     targets: str | list[str] = "all"
 
     name: ClassVar[str] = "spectral"
+    title: ClassVar[str] = "spectral regularisation"
     summary: ClassVar[str] = "penalty that keeps the largest singular value of every layer near 1"
     source: ClassVar[str] = "Lewandowski et al. 2025 (arXiv 2406.06811)"
+    off: ClassVar[dict[str, Any] | None] = {"coefficient": 0.0}
 
     def __post_init__(self) -> None:
         check_range(self, "[0, inf)", "coefficient")

@@ -128,6 +128,7 @@ class UPGD(Method):
     adaptive: bool = True
 
     name: ClassVar[str] = "upgd"
+    title: ClassVar[str] = "UPGD"
     summary: ClassVar[str] = "optimizer choice: smaller steps for useful weights, noise for the others"
     source: ClassVar[str] = "Elsayed & Mahmood 2024 (UPGD, arXiv 2404.00781)"
     changes_optimizer: ClassVar[bool] = True

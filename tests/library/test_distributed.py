@@ -234,7 +234,7 @@ def towards_the_start(
         for parameter in model.parameters():
             parameter.mul_(0.5)
     state = State({"net": model}, initial={"net": initial or make().state_dict()})
-    report = create(method, **settings).at_boundary(state, Phase(1))
+    report = create(method, **settings).boundary(state)
     names = {id(parameter): name.removeprefix("module.") for name, parameter in model.named_parameters()}
     return full(model), report.to_dict(), sorted(report.changed), [names[id(p)] for p in report.parameters]
 

@@ -88,7 +88,7 @@ def test_fire(case, targets, fidelity):
     kind = case.split(".")[0]
     model = net(kind)
     before = copy_of(model)
-    create("fire", targets=targets).at_boundary(state_of(model), Phase(1))
+    create("fire", targets=targets).boundary(state_of(model))
     changed = [key for key, value in model.state_dict().items() if not torch.equal(value, before[key])]
     assert sorted(changed) == sorted(settings["cases"][case]["changed"])
     fidelity("method", "fire", f"weights, {case}", worst(model, arrays, f"{case}.after"), 2e-6)
@@ -117,7 +117,7 @@ def test_shrink_perturb(fidelity):
         for coefficient in settings["coefficients"]:
             state = state_of(net(kind, 500))
             fill(state.nets["net"])
-            create("shrink_perturb", shrink=coefficient).at_boundary(state, Phase(1))
+            create("shrink_perturb", shrink=coefficient).boundary(state)
             difference = worst(state.nets["net"], arrays, f"{kind}.after{coefficient}")
             fidelity("method", "shrink_perturb", f"weights, {kind}, {coefficient}", difference, 3e-7)
 
@@ -126,7 +126,7 @@ def test_full_reset(fidelity):
     arrays, _ = load("full_reset")
     state = state_of(load_into(net("conv"), arrays, "init"))
     load_into(state.nets["net"], arrays, "old")
-    create("full_reset").at_boundary(state, Phase(1))
+    create("full_reset").boundary(state)
     difference = worst(state.nets["net"], arrays, "after")
     fidelity("method", "full_reset", "weights and buffers", difference, 0.0)
 
@@ -142,7 +142,7 @@ def test_dash(case, fidelity):
     model.train(values["mode"] == "train")
     before = copy_of(model)
     method = create("dash", variant="official", alpha=values["alpha"], floor=values["floor"])
-    method.at_boundary(state, Phase(1))
+    method.boundary(state)
     # batch norm takes the gradient of conv1's bias away in training mode: what is left is rounding
     noise = ("conv1.bias",) if case.startswith("conv.train") else ()
     fidelity("method", "dash", f"weights, {case}", worst(model, arrays, f"{case}.after", noise), 2e-6)
@@ -513,7 +513,7 @@ def test_hooks_hold_the_end_of_the_stage_before(name):
     state.extras["last_inputs"] = {512: batches[1:]}.get
     before = copy_of(model)
     model.eval()
-    method.at_boundary(state, Phase(1))
+    method.boundary(state)
     assert not model.training and all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     memory = method.memory["net"]
     assert memory.keys() == watched.keys()
@@ -527,10 +527,10 @@ def test_hooks_hold_the_end_of_the_stage_before(name):
         if name == "snr":
             assert (memory[layer]["tau"] == 512).all()
     state.extras["last_inputs"] = None
-    method.at_boundary(state, Phase(2))  # the hooks were there all the time
+    method.boundary(state)  # the hooks were there all the time
     method.close()
     with pytest.raises(UserError, match=f"{name}: variant=official looks at the last training images"):
-        create(name, variant="official").at_boundary(state, Phase(1))
+        create(name, variant="official").boundary(state)
 
 
 @pytest.mark.parametrize("cell", OFFICIAL_NETS)
