@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from fire_core import Phase, State, UserError, find_targets, fire, reset_optimizer_state
+from fire_core import State, UserError, find_targets, fire, reset_optimizer_state
 from fire_core.methods import create
 from fire_core.methods.controls import random_orthogonal
 from fire_core.methods.dash import dash

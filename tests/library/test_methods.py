@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from fire_core import State, UserError, attach, snapshot
-from fire_core.methods import Method, available, create, variants
+from fire_core.methods import Method, available, create
 from fire_core.methods.fire import Projection
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from tiny_nets import linear
 from torch import nn
 from torch.nn import functional
 
-from fire_core import Phase, State, UserError, find_targets, reset_optimizer_state, snapshot
+from fire_core import State, UserError, attach, find_targets, reset_optimizer_state, snapshot
 from fire_core.measure.plasticity import curvature, plasticity
 from fire_core.methods import create
 from fire_core.methods.dash import shrink
@@ -156,11 +156,11 @@ def test_matrices_stored_as_in_out_are_treated_as_the_same_matrices(name):
     nets[1].weight, nets[1].stacked_matrices = nn.Parameter(nets[0].weight.detach().mT.clone()), "in_out"
     for net, own in zip(nets, (gradient, gradient.mT), strict=True):
         method = create(name, first_phase=0, targets="all")
-        optimizer = method.optimizer(net, torch.optim.SGD(net.parameters(), lr=0.1), Phase(0))
-        state = State({"net": net}, {"net": optimizer})
-        ((net.weight * own).sum() + method.penalty(state)).backward()
-        optimizer.step()
-        method.after_step(state)
+        treatment = attach(method, net, torch.optim.SGD(net.parameters(), lr=0.1))
+        ((net.weight * own).sum() + treatment.penalty()).backward()
+        treatment.before_step()
+        treatment.optimizer.step()
+        treatment.after_step()
     torch.testing.assert_close(nets[0].weight, nets[1].weight.mT)
 
 
@@ -170,7 +170,7 @@ def test_muon_treats_each_matrix_of_a_stack_alone():
     stack = Stack()
     alone = [nn.Parameter(matrix.detach().clone()) for matrix in stack.weight]
     adam = torch.optim.Adam(stack.parameters(), lr=1e-2)
-    ours = create("muon", targets="all").optimizer(stack, adam, Phase(1))
+    ours = create("muon", targets="all").build(stack, adam)
     theirs = torch.optim.Muon(alone, lr=0.1, momentum=0.95, weight_decay=0.0)
     for _ in range(3):
         stack.weight.grad = torch.randn(2, 2, 2)
@@ -355,10 +355,12 @@ def test_muon_shares_out_the_parameters():
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)
     )
     default = torch.optim.Adam(net.parameters(), lr=1e-3, eps=1.5e-4)
-    method = create("muon", first_phase=1)
-    assert method.optimizer(net, default, Phase(0)) is default
-    both = method.optimizer(net, default, Phase(1))
-    assert both is method.optimizer(net, default, Phase(2)) and isinstance(both, CombinedOptimizer)
+    treatment = attach("muon", net, default)
+    assert treatment.optimizer is default
+    treatment.boundary(1)
+    both = treatment.optimizer
+    treatment.boundary(2)
+    assert both is treatment.optimizer and isinstance(both, CombinedOptimizer)
     groups = {type(part).__name__: part.param_groups[0] for part in both.parts}
     assert [id(p) for p in groups["Muon"]["params"]] == [id(net[3].weight)]
     assert [id(p) for p in groups["ConvMuon"]["params"]] == [id(net[0].weight)]
@@ -380,7 +382,8 @@ def test_muon_shares_out_the_parameters():
     both.step()
     assert (added < 1.0).all()
     net[5] = nn.Linear(4, 3)
-    assert method.optimizer(net, default, Phase(3)) is not both
+    treatment.boundary(3)
+    assert treatment.optimizer is not both
 
 
 class Gated(nn.Module):
@@ -481,8 +484,7 @@ def compiled(state):
 
 
 def without_batches(state):
-    state.batches = None
-    create("dash").boundary(state)
+    attach("dash", state.nets, state.optimizers, loss=state.loss)
 
 
 def with_no_batch(state):
@@ -500,7 +502,7 @@ def twice(state):
     [
         (Shared, lambda state: create("cbp").boundary(state), "no layer in net .net."),
         (tiny, compiled, "compile=false"),
-        (tiny, without_batches, r"state\.batches"),
+        (tiny, without_batches, r"batches of the coming phase: give attach\(batches"),
         (tiny, with_no_batch, "at least one batch"),
         (tiny, twice, "'net' and 'same' share"),
     ],

@@ -513,22 +513,24 @@ def test_hooks_hold_the_end_of_the_stage_before(name):
     state.extras["last_inputs"] = {512: batches[1:]}.get
     before = copy_of(model)
     model.eval()
+    state.phase = 1
     method.boundary(state)
     assert not model.training and all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     memory = method.memory["net"]
     assert memory.keys() == watched.keys()
     for layer, rows in watched.items():
         assert len(rows) == 512 and torch.equal(memory[layer]["kept"], rows)
-    state.phase = 1
     model.train()(batch("conv", 1010, 256)[0])
     method.after_step(state)
     for layer, rows in watched.items():
         assert torch.equal(memory[layer]["kept"][:256], rows[256:])
         if name == "snr":
             assert (memory[layer]["tau"] == 512).all()
-    state.extras["last_inputs"] = None
+    del state.extras["last_inputs"]
+    state.phase = 2
     method.boundary(state)  # the hooks were there all the time
     method.close()
+    state.phase = 1
     with pytest.raises(UserError, match=f"{name}: variant=official looks at the last training images"):
         create(name, variant="official").boundary(state)
 
@@ -539,7 +541,7 @@ def test_muon_groups(cell, fidelity):
     recorded = json.loads((METHODS / "muon.json").read_text())["groups"][cell]["groups"]
     model = build(**OFFICIAL_NETS[cell], channels=3)
     adam = torch.optim.Adam(model.parameters(), lr=1e-3)
-    made = create("muon", variant="official").optimizer(model, adam, Phase(1))
+    made = create("muon", variant="official").build(model, adam)
     muon, rest = made.parts
     matrices = [p for group in muon.param_groups for p in group["params"]]
     found = [len(matrices), sum(p.numel() for p in matrices)]
@@ -567,7 +569,7 @@ def test_muon_steps(fidelity):
     names = [key.removeprefix("before.") for key in arrays if key.startswith("before.")]
     model = Tensors({name: arrays[f"before.{name}"] for name in names})
     default = torch.optim.Adam(model.parameters(), lr=settings["lr_adam"])
-    optimizer = create("muon", variant="official").optimizer(model, default, Phase(1))
+    optimizer = create("muon", variant="official").build(model, default)
     for step in (1, 2):
         start = {name: p.detach().clone() for name, p in model.named_parameters()}
         for name, p in model.named_parameters():

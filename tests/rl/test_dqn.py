@@ -175,7 +175,7 @@ def test_the_experiment_treats_convolutions_and_resets_linear_layers(name):
     net, state = trained()
     before = {k: v.clone() for k, v in net.state_dict().items()}
     cfg = compose_config("dqn", ["experiment=fig4a_asterix", f"method={name}"])
-    create(**cfg.method).boundary(state)
+    create(**cfg.method).at_boundary(state, Phase(1))
     initial = state.initial["net"]
     for key, value in net.state_dict().items():
         if key.startswith("head"):
@@ -198,7 +198,7 @@ def test_plasticity_injection_renews_adam_as_published_or_carries_the_encoder_ov
     old = torch.optim.Adam(net.parameters(), lr=1e-3)
     net(torch.zeros(1, 4, 14, 14)).sum().backward()
     old.step()
-    create("plasticity_injection").boundary(state)
+    create("plasticity_injection").at_boundary(state, Phase(1))
     new = renewed(old, net, cfg)
     remembered = {name for name, p in net.named_parameters() if p in new.state}
     encoder = {name for name, _ in net.named_parameters() if name.startswith("encoder")}
@@ -306,5 +306,5 @@ def test_plasticity_injection_may_choose_the_encoder():
     net, state = trained()
     pictures = torch.randint(0, 256, (2, 4, 14, 14), dtype=torch.uint8)
     before = net(pictures)
-    create("plasticity_injection", head="encoder").boundary(state)
+    create("plasticity_injection", head="encoder").at_boundary(state, Phase(1))
     torch.testing.assert_close(net(pictures), before)
