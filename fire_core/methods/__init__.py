@@ -1,8 +1,8 @@
 """Methods that change a network or its training between phases, one file per method.
 
-A method is a dataclass. Its fields are its settings (`conf/method/<name>.yaml` holds the same ones), and its class
-variables tell the training scripts what it needs. The loop calls the method; the method never calls the loop. Each
-boundary method is also a plain function beside its class. `fire-core methods` lists all methods.
+A method is a dataclass. Its fields are its settings, and its class variables tell the training scripts what it needs, and
+tables and figures what to call it. The loop calls the method; the method never calls the loop. Each boundary method is
+also a plain function beside its class. `fire-core methods` lists all methods.
 
 A method may have variants beside `published`, which follows its own paper: classes of the same name and settings that
 another package registers when it is imported.
@@ -10,47 +10,22 @@ another package registers when it is imported.
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Iterable
 from dataclasses import fields
 from fnmatch import fnmatchcase
 from typing import Any
 
 from fire_core.errors import UserError, check_range, did_you_mean
-
-# Importing a method's file registers the method: a new file needs a line here.
-from fire_core.methods import (  # noqa: F401
-    adamo,
-    cbp,
-    clear,
-    controls,
-    cpr,
-    dash,
-    fire,
-    fire_muon,
-    full_reset,
-    hare_tortoise,
-    l2_er,
-    l2_init,
-    muon,
-    nap,
-    none,
-    parseval,
-    plasticity_injection,
-    redo,
-    regrama,
-    shrink_perturb,
-    snr,
-    spectral,
-    spectral_clip,
-    swr,
-    upgd,
-    weight_clipping,
-)
 from fire_core.methods.method import NEEDS as NEEDS
 from fire_core.methods.method import PUBLISHED, Method, registry
 from fire_core.methods.method import added as added
 from fire_core.methods.method import register as register
 from fire_core.methods.method import without_added as without_added
+
+for _file in pkgutil.iter_modules(__path__):  # a method is registered when its file is imported
+    importlib.import_module(f"{__name__}.{_file.name}")
 
 
 def available() -> dict[str, type[Method]]:
@@ -70,6 +45,20 @@ def list_methods(filter: str | Iterable[str] = "*", with_description: bool = Fal
         if any(fnmatchcase(name, pattern) for pattern in patterns)
     ]
     return found if with_description else [name for name, _ in found]
+
+
+def title(name: str) -> str:
+    """Return what tables and figures call a method, which need not be known here."""
+    cls = registry.get((name, PUBLISHED))
+    return vars(cls or Method).get("title", "") or name.replace("_", " ")
+
+
+def table() -> str:
+    """Return the table of all methods in Markdown."""
+    rows = [
+        f"| `{name}` | {title(name)} | {cls.summary} | {cls.source} |" for name, cls in available().items()
+    ]
+    return "\n".join(["| name | in figures | what it does | source |", "| --- | --- | --- | --- |", *rows])
 
 
 def variants(name: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -49,9 +49,11 @@ class AdamO(Method):
     reading: str = "paper"
 
     name: ClassVar[str] = "adamo"
+    title: ClassVar[str] = "AdamO"
     summary: ClassVar[str] = "step towards isometric weights, decoupled from Adam's moments"
     source: ClassVar[str] = "Rosseau et al. 2026 (AdamO, arXiv 2606.09762)"
     proven_by: ClassVar[str] = FIXTURE
+    off: ClassVar[dict[str, Any] | None] = {"coefficient": 0.0}
     takes_whole_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -33,7 +33,7 @@ class ContinualBackprop(UnitMethod):
 
     The authors' code (loss-of-plasticity) chooses the same units in every step that was recorded from it, with either
     utility. It differs in three things, of which two can be set: its compensation has no effect (`compensate=false`), its
-    new weights of Linear layers, but not of convolutions, are 2.45 times as wide (`fresh=he_uniform`, which widens both), and
+    new weights of Linear layers, but not of convolutions, are 2.45 times as wide (`fresh=he_uniform` widens both), and
     its own version of Adam counts the steps of each entry and has lost its bias correction.
 
     Cost: three numbers per unit, and one pass over the outgoing weights at every step.
@@ -46,9 +46,11 @@ class ContinualBackprop(UnitMethod):
     utility: str = added("contribution")
 
     name: ClassVar[str] = "cbp"
+    title: ClassVar[str] = "CBP"
     summary: ClassVar[str] = "continual backprop: replace the least useful units slowly"
     source: ClassVar[str] = "Dohare et al. 2024 (Nature 632), Algorithm 1"
     proven_by: ClassVar[str] = FIXTURE
+    off: ClassVar[dict[str, Any] | None] = {"replacement_rate": 0.0}
     needs: ClassVar[frozenset[str]] = frozenset({"activations", "batches"})
 
     def __post_init__(self) -> None:

@@ -138,12 +138,8 @@ def shrink_factor(vectors: Tensor, directions: Tensor, floor: float, strength: f
 
 
 def coming(name: str, state: State) -> tuple[Iterator[tuple[Any, Any]], Callable[[Any, Any], Tensor]]:
-    """Return the batches (inputs, targets) of the coming phase for net `name`, and the loss.
-
-    Raises UserError if the script gave none.
-    """
-    if state.batches is None or state.loss is None:
-        raise UserError("method 'dash' needs gradients of the coming data: set state.batches and state.loss")
+    """Return the batches (inputs, targets) of the coming phase for net `name`, and the loss."""
+    assert state.batches is not None and state.loss is not None  # `needs` asks for both
     return ((inputs_of(name, inputs), targets) for inputs, targets in state.batches()), state.loss
 
 
@@ -174,9 +170,15 @@ class Dash(Method):
     targets: str | list[str] = "all"
 
     name: ClassVar[str] = "dash"
+    title: ClassVar[str] = "DASH"
     summary: ClassVar[str] = "direction-aware shrinking by the gradient of the new data"
     source: ClassVar[str] = "Shin et al. 2024 (DASH, arXiv 2410.23495), Algorithm 1"
-    needs: ClassVar[frozenset[str]] = frozenset({"batches", "loss"})
+    off: ClassVar[dict[str, Any] | None] = {"floor": 1.0}
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        """Gradients of the coming data at boundaries, those of training with `every_steps`."""
+        return frozenset({"gradients"} if self.every_steps else {"batches", "loss"})
 
     def __post_init__(self) -> None:
         check_range(self, "(0, 1]", "alpha")

@@ -34,6 +34,8 @@ class Projection(Method):
     degenerate: str = "skip"
     min_norm: float = added(FireSettings.min_norm)
 
+    off: ClassVar[dict[str, Any] | None] = {"min_norm": 1e30}
+
     def check(self, state: State) -> None:
         """Raise UserError for targets that a net does not have, and for layers both projected and reset."""
         for net in map(unwrap, state.nets.values()):
@@ -79,6 +81,7 @@ class Fire(Projection):
     strength: float = FireSettings.strength
 
     name: ClassVar[str] = "fire"
+    title: ClassVar[str] = "FIRE"
     summary: ClassVar[str] = "nearest orthogonal matrix, published Newton-Schulz iterations"
     source: ClassVar[str] = "Han et al. 2026 (FIRE), Eq. 4-5, Algorithm 1"
 
@@ -120,6 +123,7 @@ class FireExact(Fire):
     solver: str = "exact"
 
     name: ClassVar[str] = "fire_exact"
+    title: ClassVar[str] = "FIRE exact"
     summary: ClassVar[str] = "nearest orthogonal matrix to a tolerance, whatever the conditioning"
     source: ClassVar[str] = "Schoenemann 1966 (orthogonal Procrustes); Han et al. 2026, Eq. 5"
 
@@ -146,5 +150,6 @@ class FireAll(Fire):
     """
 
     name: ClassVar[str] = "fire_all"
+    title: ClassVar[str] = "FIRE, all layers"
     summary: ClassVar[str] = "published FIRE on every layer, nothing reset"
     source: ClassVar[str] = "ablation of Han et al. 2026, DQN setting"

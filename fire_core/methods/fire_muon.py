@@ -30,6 +30,7 @@ class FireMuon(Muon):
     projected: str | list[str] = "all"
 
     name: ClassVar[str] = "fire_muon"
+    title: ClassVar[str] = "FIRE with Muon"
     summary: ClassVar[str] = "FIRE at boundaries with Muon as the optimizer"
     source: ClassVar[str] = "combination of Han et al. 2026 (FIRE) and Jordan et al. 2024 (Muon)"
 

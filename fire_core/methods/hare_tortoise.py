@@ -44,9 +44,11 @@ class HareTortoise(Method):
     passes: int = 10
 
     name: ClassVar[str] = "hare_tortoise"
+    title: ClassVar[str] = "Hare & Tortoise"
     summary: ClassVar[str] = "averaged weights are evaluated, and training restarts from them at intervals"
     source: ClassVar[str] = "Lee et al. 2024 (Hare & Tortoise, arXiv 2406.02596)"
     proven_by: ClassVar[str] = FIXTURE
+    off: ClassVar[dict[str, Any] | None] = {"momentum": 0.0}
 
     def __post_init__(self) -> None:
         check_range(self, "[0, 1)", "momentum")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -28,9 +28,11 @@ class L2Init(Method):
     coefficient: float = 1e-4
 
     name: ClassVar[str] = "l2_init"
+    title: ClassVar[str] = "L2 init"
     summary: ClassVar[str] = "L2 penalty towards the initial weights"
     source: ClassVar[str] = "Kumar et al. 2023 (arXiv 2308.11958), Eq. 1"
     needs: ClassVar[frozenset[str]] = frozenset({"initial"})
+    off: ClassVar[dict[str, Any] | None] = {"coefficient": 0.0}
     takes_whole_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

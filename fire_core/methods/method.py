@@ -57,6 +57,7 @@ class Method:
     first_phase: int = 1
 
     name: ClassVar[str] = ""
+    title: ClassVar[str] = ""  # in tables and figures; by default the name, with spaces
     variant: ClassVar[str] = PUBLISHED
     summary: ClassVar[str] = ""
     source: ClassVar[str] = ""
@@ -67,6 +68,9 @@ class Method:
     needs: ClassVar[frozenset[str]] = frozenset()  # of NEEDS
     optimizer_state: ClassVar[str | None] = (
         None  # what happens to the optimizers' memory, whatever attach() was given
+    )
+    off: ClassVar[dict[str, Any] | None] = (
+        None  # settings with which all calls are made and nothing changes, if any
     )
 
     def check(self, state: State) -> None:
@@ -120,12 +124,16 @@ class Method:
         return 0.0
 
     def before_step(self, state: State) -> None:
-        """Called when the gradients of a step are complete: unscaled, and not yet clipped."""
+        """Called when the gradients of a step are complete: unscaled, and not yet clipped.
+
+        They are not finite where a GradScaler is going to skip the step: keep nothing of them before `after_step`. In
+        SAC, whose networks step one after another, it is called for each with only that network in `state.nets`.
+        """
 
     def after_step(self, state: State) -> None:
         """Called after the optimizer step of each batch (SAC: after the steps of actor, temperature and critics).
 
-        It is not called where a GradScaler has skipped the step.
+        The gradients are still there, clipped. It is not called where a GradScaler has skipped the step.
         """
 
     def after_pass(self, state: State) -> None:

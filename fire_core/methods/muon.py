@@ -147,6 +147,7 @@ class Muon(Method):
     targets: str | list[str] = "no_head"
 
     name: ClassVar[str] = "muon"
+    title: ClassVar[str] = "Muon"
     summary: ClassVar[str] = "optimizer choice: orthogonalised momentum for hidden matrices"
     source: ClassVar[str] = "Jordan et al. 2024 (Muon)"
     changes_optimizer: ClassVar[bool] = True

@@ -1,7 +1,7 @@
 """No intervention: the baseline with which every method is compared."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fire_core.methods.method import Method, register
 
@@ -12,5 +12,7 @@ class NoReset(Method):
     """Does nothing. Cost: nothing."""
 
     name: ClassVar[str] = "none"
+    title: ClassVar[str] = "none (continue)"
     summary: ClassVar[str] = "no intervention: train on from the old weights"
     source: ClassVar[str] = "baseline"
+    off: ClassVar[dict[str, Any] | None] = {}

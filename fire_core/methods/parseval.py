@@ -40,8 +40,10 @@ class Parseval(Method):
     targets: str | list[str] = "all"
 
     name: ClassVar[str] = "parseval"
+    title: ClassVar[str] = "Parseval"
     summary: ClassVar[str] = "orthogonality penalty on all weights"
     source: ClassVar[str] = "Chung et al. 2024 (arXiv 2412.07224), Eq. 4; Cisse et al. 2017"
+    off: ClassVar[dict[str, Any] | None] = {"coefficient": 0.0}
 
     def __post_init__(self) -> None:
         check_range(self, "[0, inf)", "coefficient", "scale")

@@ -25,7 +25,7 @@ class ReDo(UnitMethod):
     """Gives dormant units new incoming weights and outgoing weights 0, after every epoch or every `every_steps` steps.
 
     Args:
-        threshold: largest score (see `dormancy`) of a dormant unit.
+        threshold: largest score (see `dormancy`) of a dormant unit; -1: no unit is dormant.
         every_steps: number of optimizer steps between checks; 0 checks after every epoch.
         samples: number of samples of the phase to measure on, rounded up to whole batches.
 
@@ -37,14 +37,25 @@ class ReDo(UnitMethod):
     samples: int = 512
 
     name: ClassVar[str] = "redo"
+    title: ClassVar[str] = "ReDo"
     summary: ClassVar[str] = "recycle dormant units every epoch"
     source: ClassVar[str] = "Sokar et al. 2023 (ReDo), Definition 3.1, Algorithm 1"
+    off: ClassVar[dict[str, Any] | None] = {"threshold": -1.0}
 
     needs: ClassVar[frozenset[str]] = frozenset({"batches"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range(self, "[0, inf)", "threshold", "every_steps", "samples")
+        check_range(self, "[0, inf)", "every_steps", "samples")
+        check_range(self, "[-1, inf)", "threshold")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts. Layers are found again."""
+        return {"counts": dict(self.counts)}
+
+    def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
+        """Restore what `state_dict` returned."""
+        self.counts = dict(saved["counts"])
 
     def boundary(self, state: State) -> Report:
         """Do nothing, and return an empty report."""

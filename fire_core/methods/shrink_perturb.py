@@ -70,9 +70,11 @@ class ShrinkPerturb(Method):
     reset: str | list[str] | None = None
 
     name: ClassVar[str] = "shrink_perturb"
+    title: ClassVar[str] = "shrink & perturb"
     summary: ClassVar[str] = "weighted mean of old and initial weights"
     source: ClassVar[str] = "Ash & Adams 2020; D'Oro et al. 2023 (SR)"
     needs: ClassVar[frozenset[str]] = frozenset({"initial"})
+    off: ClassVar[dict[str, Any] | None] = {"shrink": 0.0}
 
     def __post_init__(self) -> None:
         _check_shrink(self.shrink)

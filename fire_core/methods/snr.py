@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +37,13 @@ class SelfNormalizedResets(UnitMethod):
     expansion: float = 2.0
 
     name: ClassVar[str] = "snr"
+    title: ClassVar[str] = "SNR"
     summary: ClassVar[str] = "self-normalised resets of units that fell silent"
     source: ClassVar[str] = "Farias & Jozefiak 2024 (arXiv 2410.20098), Algorithm 1"
+    off: ClassVar[dict[str, Any] | None] = {
+        "update_every": 2**30,
+        "longest": 2**14,
+    }  # nothing is silent for 2^13 steps
     needs: ClassVar[frozenset[str]] = frozenset({"activations", "batches"})
 
     def __post_init__(self) -> None:

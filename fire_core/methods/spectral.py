@@ -43,9 +43,11 @@ class Spectral(Method):
     warm_up: int = 100
 
     name: ClassVar[str] = "spectral"
+    title: ClassVar[str] = "spectral regularisation"
     summary: ClassVar[str] = "penalty that keeps the largest singular value of every layer near 1"
     source: ClassVar[str] = "Lewandowski et al. 2025 (arXiv 2406.06811)"
     proven_by: ClassVar[str] = PORT
+    off: ClassVar[dict[str, Any] | None] = {"coefficient": 0.0}
 
     def __post_init__(self) -> None:
         check_range(self, "[0, inf)", "coefficient")

@@ -162,6 +162,7 @@ class UPGD(Method):
     maximum: str = "raw"
 
     name: ClassVar[str] = "upgd"
+    title: ClassVar[str] = "UPGD"
     summary: ClassVar[str] = "optimizer choice: smaller steps for useful weights, noise for the others"
     source: ClassVar[str] = "Elsayed & Mahmood 2024 (UPGD, arXiv 2404.00781)"
     proven_by: ClassVar[str] = FIXTURE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -53,6 +53,7 @@ class WeightClipping(Method):
     summary: ClassVar[str] = "weights clipped to a multiple of their initial range after every step"
     source: ClassVar[str] = "Elsayed et al. 2024 (arXiv 2407.01704)"
     proven_by: ClassVar[str] = FIXTURE
+    off: ClassVar[dict[str, Any] | None] = {"factor": 1e30}
 
     def __post_init__(self) -> None:
         check_range(self, "(0, inf)", "factor")

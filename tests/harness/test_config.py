@@ -8,11 +8,6 @@ import pytest
 from omegaconf import OmegaConf
 
 from fire_core.errors import UserError
-<<<<<<< HEAD
-from fire_core.methods import create
-from harness.config import compose, domain_of, file_of, in_file, options, parse, read_yaml, resolve
-from harness.domains import find, known
-=======
 from fire_core.methods import Method, available, create
 from harness.config import (
     CONF,
@@ -27,7 +22,6 @@ from harness.config import (
     settings_of,
 )
 from harness.domains import find, names
->>>>>>> config
 from harness.manual import manual
 from harness.naming import LABEL_LENGTH, changes, identity, label, phase_0
 from harness.overrides import check_overrides, check_sweep, compose_config, read_line

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from fire_core import Phase, State, UserError, find_targets, fire, reset_optimizer_state
+from fire_core import State, UserError, find_targets, fire, reset_optimizer_state
 from fire_core.methods import create
 from fire_core.methods.controls import random_orthogonal
 from fire_core.methods.dash import dash
@@ -234,7 +234,7 @@ def towards_the_start(
         for parameter in model.parameters():
             parameter.mul_(0.5)
     state = State({"net": model}, initial={"net": initial or make().state_dict()})
-    report = create(method, **settings).at_boundary(state, Phase(1))
+    report = create(method, **settings).boundary(state)
     names = {id(parameter): name.removeprefix("module.") for name, parameter in model.named_parameters()}
     return full(model), report.to_dict(), sorted(report.changed), [names[id(p)] for p in report.parameters]
 

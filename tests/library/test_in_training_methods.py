@@ -7,7 +7,7 @@ import tiny_nets
 import torch
 from torch import nn
 
-from fire_core import Phase, State, UserError, reset_optimizer_state, snapshot
+from fire_core import State, UserError, attach, reset_optimizer_state, snapshot
 from fire_core.methods import create
 from fire_core.methods.adamo import isometry_gradient
 from fire_core.methods.method import find_weights
@@ -241,10 +241,11 @@ def test_the_noise_of_upgd_falls_on_useless_weights_is_repeatable_and_leaves_the
 def test_upgd_has_the_rate_and_epsilon_of_the_run_times_its_factor():
     net = linear([[1.0]])
     default = torch.optim.Adam(net.parameters(), lr=1e-2, eps=1e-5)
-    method = create("upgd", rate_factor=3.0)
-    (group,) = method.optimizer(net, default, Phase(1)).param_groups
+    treatment = attach(create("upgd", rate_factor=3.0), net, default)
+    assert treatment.optimizer is default
+    treatment.boundary(1)
+    (group,) = treatment.optimizer.param_groups
     assert (group["lr"], group["rate_factor"], group["eps"]) == (pytest.approx(3e-2), 3.0, 1e-5)
-    assert method.optimizer(net, default, phase=Phase(0)) is default
 
 
 @pytest.mark.parametrize("name", ["upgd", "muon"])
@@ -252,11 +253,13 @@ def test_an_optimizer_with_two_learning_rates_is_not_replaced_by_one_with_one(na
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     groups = [{"params": net[0].parameters()}, {"params": net[1].parameters(), "lr": 0.001}]
     adam = torch.optim.Adam(groups, lr=0.01)
+    treatment = attach(name, net, adam)
     with pytest.raises(UserError, match=r"groups of yours have 0\.001, 0\.01"):
-        create(name).optimizer(net, adam, Phase(1))
-    assert create(name).optimizer(net, adam, Phase(0)) is adam
+        treatment.boundary(1)
+    assert treatment.optimizer is adam
     adam.param_groups[1]["lr"] = 0.01
-    assert create(name).optimizer(net, adam, Phase(1)) is not adam
+    treatment.boundary(1)
+    assert treatment.optimizer is not adam
 
 
 def test_upgd_in_bfloat16_goes_on_as_if_it_had_not_stopped():

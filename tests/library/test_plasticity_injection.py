@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from fire_core import UserError
+from fire_core import UserError, attach
 from fire_core.methods import create
 from fire_core.methods.plasticity_injection import inject
-from fire_core.state import Phase, State, snapshot
+from fire_core.state import State, snapshot
 
 
 class Net(nn.Module):
@@ -62,7 +62,7 @@ def test_predictions_do_not_change_and_only_the_new_head_and_the_encoder_learn()
     state, net, target = trained_state()
     x = torch.randn(6, 3)
     before, old_head = net(x), copy.deepcopy(net.head)
-    report = create("plasticity_injection").at_boundary(state, Phase(1))
+    report = create("plasticity_injection").boundary(state)
     state.copy_followers()
     torch.testing.assert_close(net(x), before, rtol=0, atol=1e-6)
     torch.testing.assert_close(target(x), before, rtol=0, atol=1e-6)
@@ -84,21 +84,20 @@ def test_predictions_do_not_change_and_only_the_new_head_and_the_encoder_learn()
 
 @pytest.mark.parametrize("boundaries, first_phase", [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_a_rebuilt_net_takes_the_checkpoint_of_an_injected_one(boundaries, first_phase):
-    state, net, target = trained_state()
-    method = create("plasticity_injection", first_phase=first_phase)
-    for k in range(1, boundaries + 1):
-        method.at_boundary(state, Phase(k))
-        state.copy_followers()
-    fresh = State({"net": Net()}, phase=boundaries)
-    fresh.followers = [(Net(), fresh.nets["net"])]
-    method.rebuild(fresh)
-    fresh.nets["net"].load_state_dict(net.state_dict())
-    fresh.followers[0][0].load_state_dict(target.state_dict())
+    def attached(net, target):
+        method = create("plasticity_injection", first_phase=first_phase)
+        return attach(method, net, torch.optim.Adam(net.parameters()), followers=[(target, net)])
+
+    _, net, target = trained_state()
+    treatment = attached(net, target)
+    for phase in range(1, boundaries + 1):
+        treatment.boundary(phase)
+    fresh, other = Net(), Net()
+    attached(fresh, other).load_state_dict(treatment.state_dict())
+    other.load_state_dict(target.state_dict())
     x = torch.randn(4, 3)
-    assert torch.equal(fresh.nets["net"](x), net(x))
-    assert [p.requires_grad for p in fresh.nets["net"].parameters()] == [
-        p.requires_grad for p in net.parameters()
-    ]
+    assert torch.equal(fresh(x), net(x))
+    assert [p.requires_grad for p in fresh.parameters()] == [p.requires_grad for p in net.parameters()]
 
 
 def test_heads_with_two_outputs_are_combined_entry_by_entry():
@@ -115,5 +114,5 @@ def test_heads_with_two_outputs_are_combined_entry_by_entry():
     state = State({"actor": net}, initial=snapshot({"actor": net}))
     x = torch.randn(5, 3)
     before = net.head(x)
-    create("plasticity_injection").at_boundary(state, Phase(1))
+    create("plasticity_injection").boundary(state)
     torch.testing.assert_close(net.head(x), before)

@@ -8,7 +8,7 @@ from tiny_nets import linear
 from torch import nn
 from torch.nn import functional
 
-from fire_core import Phase, State, UserError, find_targets, reset_optimizer_state, snapshot
+from fire_core import State, UserError, attach, find_targets, reset_optimizer_state, snapshot
 from fire_core.measure.plasticity import curvature, plasticity
 from fire_core.methods import create
 from fire_core.methods.dash import shrink
@@ -45,7 +45,7 @@ def test_dash_shrinks_rows_by_the_cosine_with_descent():
     net = linear([[3.0, 4.0], [3.0, 4.0]], [2.0, 2.0])
     # loss = out[0] - out[1] at x = (1, 0): gradient rows (1, 0) and (-1, 0), so the cosines with descent are -3/5, 3/5
     state = state_of(net, torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, -1.0]]))
-    report = create("dash", alpha=0.5, floor=0.05).at_boundary(state, Phase(1))
+    report = create("dash", alpha=0.5, floor=0.05).boundary(state)
     torch.testing.assert_close(net.weight.data, torch.tensor([[0.15, 0.2], [1.8, 2.4]]))
     torch.testing.assert_close(net.bias.data, torch.tensor([0.1, 2.0]))
     assert report.changed == {"net.weight", "net.bias"} and net.weight.grad is None
@@ -57,7 +57,7 @@ def test_dash_averages_the_gradients_of_all_batches():
     one = torch.tensor([[1.0, 0.0]]), torch.tensor([[-1.0]])
     two = torch.tensor([[0.0, 1.0]]), torch.tensor([[-1.0]])
     state.batches = lambda: iter([one, two])
-    create("dash", alpha=0.25, floor=0.0).at_boundary(state, Phase(1))
+    create("dash", alpha=0.25, floor=0.0).boundary(state)
     # descent after two batches: (0.75 * 0.25, 0.25) along (3, 4); cosine = (3*3 + 4*4) / (5 * 5) = 1
     torch.testing.assert_close(net.weight.data, torch.tensor([[3.0, 4.0]]))
 
@@ -83,7 +83,7 @@ def test_dash_leaves_alone_what_is_not_its_own():
     before = {key: value.clone() for key, value in before.items() if "1.weight" != key != "1.bias"}
     for training in (True, False):
         net[1].train(training)
-        assert create("dash").at_boundary(state, Phase(1)).changed
+        assert create("dash").boundary(state).changed
         dormancy(net, [X])
         assert [module.training for module in net] == [True, training, True, True, True] and net.training
     after = {**net[1].state_dict(prefix="1."), **net.unused.state_dict()}
@@ -98,7 +98,7 @@ def test_dash_per_step_stays_within_its_bounds(wrap):
     state.nets["net"] = wrap(net)
     net.weight.grad = torch.tensor([[-1.0, 0.0], [1.0, 0.0]])
     method = create("dash", every_steps=1, rate=0.1, floor=0.0, alpha=1.0)
-    assert not method.at_boundary(state, Phase(1)).changed
+    assert not method.boundary(state).changed
     method.after_step(state)
     expected = torch.tensor([[3.0, 4.0], [3.0, 4.0]]) * torch.tensor([[0.96], [0.9]])
     torch.testing.assert_close(net.weight.data, expected)
@@ -156,11 +156,11 @@ def test_matrices_stored_as_in_out_are_treated_as_the_same_matrices(name):
     nets[1].weight, nets[1].stacked_matrices = nn.Parameter(nets[0].weight.detach().mT.clone()), "in_out"
     for net, own in zip(nets, (gradient, gradient.mT), strict=True):
         method = create(name, first_phase=0, targets="all")
-        optimizer = method.optimizer(net, torch.optim.SGD(net.parameters(), lr=0.1), Phase(0))
-        state = State({"net": net}, {"net": optimizer})
-        ((net.weight * own).sum() + method.penalty(state)).backward()
-        optimizer.step()
-        method.after_step(state)
+        treatment = attach(method, net, torch.optim.SGD(net.parameters(), lr=0.1))
+        ((net.weight * own).sum() + treatment.penalty()).backward()
+        treatment.before_step()
+        treatment.optimizer.step()
+        treatment.after_step()
     torch.testing.assert_close(nets[0].weight, nets[1].weight.mT)
 
 
@@ -170,7 +170,7 @@ def test_muon_treats_each_matrix_of_a_stack_alone():
     stack = Stack()
     alone = [nn.Parameter(matrix.detach().clone()) for matrix in stack.weight]
     adam = torch.optim.Adam(stack.parameters(), lr=1e-2)
-    ours = create("muon", targets="all").optimizer(stack, adam, Phase(1))
+    ours = create("muon", targets="all").build(stack, adam)
     theirs = torch.optim.Muon(alone, lr=0.1, momentum=0.95, weight_decay=0.0)
     for _ in range(3):
         stack.weight.grad = torch.randn(2, 2, 2)
@@ -210,7 +210,7 @@ def test_continual_backprop_by_hand():
     net = tiny()
     state = state_of(net)
     method = create("cbp", replacement_rate=0.2, maturity=0, decay=0.5)
-    method.at_boundary(state, Phase(1))
+    method.boundary(state)
     steps(method, state, 1, net)
     memory = method.memory["net"]["0"]
     # mean |h| (2, 1, 3) times |w_out| (1, 4, .5) = (2, 4, 1.5), halved by the decay; 3 mature units are due 0.6
@@ -235,7 +235,7 @@ def test_continual_backprop_spares_immature_units():
     net = tiny()
     state = state_of(net)
     method = create("cbp", replacement_rate=1.0, maturity=3)
-    method.at_boundary(state, Phase(1))
+    method.boundary(state)
     steps(method, state, 3, net)
     assert method.counts["recycled"] == 0
     steps(method, state, 1, net)
@@ -255,7 +255,7 @@ def test_redo_recycles_the_dormant_unit_and_clears_its_moments():
     net(X).sum().backward()
     state.optimizers["net"].step()
     net.load_state_dict(state.initial["net"])
-    create("redo", threshold=0.5).after_epoch(state)
+    create("redo", threshold=0.5).after_pass(state)
     assert net[2].weight.tolist() == [[1.0, 0.0, 0.5]]
     assert net[0].weight[0].tolist() == [1.0, 0.0] and net[0].weight[2].tolist() == [1.0, 1.0]
     assert not torch.equal(net[0].weight[1], torch.tensor([0.0, 1.0]))
@@ -270,10 +270,10 @@ def test_a_layer_before_a_frozen_one_keeps_its_units():
     net = tiny()
     net[2].weight.requires_grad_(False)
     with pytest.raises(UserError, match="0 is frozen, or has a frozen layer behind it"):
-        create("redo", threshold=0.5).after_epoch(state_of(net))
+        create("redo", threshold=0.5).after_pass(state_of(net))
     nn.utils.parametrizations.weight_norm(net.requires_grad_(True)[2])
     with pytest.raises(UserError, match="0 has a reparametrised weight"):
-        create("redo", threshold=0.5).after_epoch(state_of(net))
+        create("redo", threshold=0.5).after_pass(state_of(net))
 
 
 def test_redo_by_steps_and_with_initial_weights():
@@ -283,7 +283,7 @@ def test_redo_by_steps_and_with_initial_weights():
         net[0].weight[1] = torch.tensor([-1.0, -1.0])  # silent on X
     method = create("redo", threshold=0.0, every_steps=2, fresh="initial")
     method.after_step(state)
-    method.after_epoch(state)
+    method.after_pass(state)
     assert net[0].weight[1].tolist() == [-1.0, -1.0]
     before = net(X)
     method.after_step(state)
@@ -322,7 +322,7 @@ def test_snr_watches_training_only():
     net = tiny()
     state = state_of(net)
     method = create("snr", update_every=1, longest=4)
-    method.at_boundary(state, Phase(1))
+    method.boundary(state)
     net.eval()
     net(X)
     method.after_step(state)
@@ -355,10 +355,12 @@ def test_muon_shares_out_the_parameters():
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)
     )
     default = torch.optim.Adam(net.parameters(), lr=1e-3, eps=1.5e-4)
-    method = create("muon", first_phase=1)
-    assert method.optimizer(net, default, Phase(0)) is default
-    both = method.optimizer(net, default, Phase(1))
-    assert both is method.optimizer(net, default, Phase(2)) and isinstance(both, CombinedOptimizer)
+    treatment = attach("muon", net, default)
+    assert treatment.optimizer is default
+    treatment.boundary(1)
+    both = treatment.optimizer
+    treatment.boundary(2)
+    assert both is treatment.optimizer and isinstance(both, CombinedOptimizer)
     groups = {type(part).__name__: part.param_groups[0] for part in both.parts}
     assert [id(p) for p in groups["Muon"]["params"]] == [id(net[3].weight)]
     assert [id(p) for p in groups["ConvMuon"]["params"]] == [id(net[0].weight)]
@@ -380,7 +382,8 @@ def test_muon_shares_out_the_parameters():
     both.step()
     assert (added < 1.0).all()
     net[5] = nn.Linear(4, 3)
-    assert method.optimizer(net, default, Phase(3)) is not both
+    treatment.boundary(3)
+    assert treatment.optimizer is not both
 
 
 class Gated(nn.Module):
@@ -476,31 +479,30 @@ def test_units_of_shared_reparametrised_and_frozen_weights_are_not_replaced():
 def compiled(state):
     """The hooks see nothing of training."""
     method = create("cbp")
-    method.at_boundary(state, Phase(1))
+    method.boundary(state)
     steps(method, state, 5, nn.Identity())
 
 
 def without_batches(state):
-    state.batches = None
-    create("dash").at_boundary(state, Phase(1))
+    attach("dash", state.nets, state.optimizers, loss=state.loss)
 
 
 def with_no_batch(state):
     state.batches = lambda: iter([])
-    create("dash").at_boundary(state, Phase(1))
+    create("dash").boundary(state)
 
 
 def twice(state):
     state.nets["same"] = nn.Sequential(state.nets["net"])
-    create("fire").at_boundary(state, Phase(1))
+    create("fire").boundary(state)
 
 
 @pytest.mark.parametrize(
     "net, act, said",
     [
-        (Shared, lambda state: create("cbp").at_boundary(state, Phase(1)), "no layer in net .net."),
+        (Shared, lambda state: create("cbp").boundary(state), "no layer in net .net."),
         (tiny, compiled, "compile=false"),
-        (tiny, without_batches, r"state\.batches"),
+        (tiny, without_batches, r"batches of the coming phase: give attach\(batches"),
         (tiny, with_no_batch, "at least one batch"),
         (tiny, twice, "'net' and 'same' share"),
     ],
@@ -524,10 +526,10 @@ def test_batches_may_be_mappings_tuples_and_lists(inputs):
     draw = torch.Generator().manual_seed(0)
     assert curvature(net, inputs, torch.ones(2, 2), functional.mse_loss, generator=draw) > 0
     state = state_of(net, inputs, torch.ones(2, 2))
-    assert create("dash").at_boundary(state, Phase(1)).changed
-    create("redo", threshold=10.0).after_epoch(state)
+    assert create("dash").boundary(state).changed
+    create("redo", threshold=10.0).after_pass(state)
     method = create("cbp", replacement_rate=1.0, maturity=0)
-    method.at_boundary(state, Phase(1))
+    method.boundary(state)
     net(X)
     method.after_step(state)
     assert method.counts["recycled"] == 3

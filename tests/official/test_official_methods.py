@@ -88,7 +88,7 @@ def test_fire(case, targets, fidelity):
     kind = case.split(".")[0]
     model = net(kind)
     before = copy_of(model)
-    create("fire", targets=targets).at_boundary(state_of(model), Phase(1))
+    create("fire", targets=targets).boundary(state_of(model))
     changed = [key for key, value in model.state_dict().items() if not torch.equal(value, before[key])]
     assert sorted(changed) == sorted(settings["cases"][case]["changed"])
     fidelity("method", "fire", f"weights, {case}", worst(model, arrays, f"{case}.after"), 2e-6)
@@ -117,7 +117,7 @@ def test_shrink_perturb(fidelity):
         for coefficient in settings["coefficients"]:
             state = state_of(net(kind, 500))
             fill(state.nets["net"])
-            create("shrink_perturb", shrink=coefficient).at_boundary(state, Phase(1))
+            create("shrink_perturb", shrink=coefficient).boundary(state)
             difference = worst(state.nets["net"], arrays, f"{kind}.after{coefficient}")
             fidelity("method", "shrink_perturb", f"weights, {kind}, {coefficient}", difference, 3e-7)
 
@@ -126,7 +126,7 @@ def test_full_reset(fidelity):
     arrays, _ = load("full_reset")
     state = state_of(load_into(net("conv"), arrays, "init"))
     load_into(state.nets["net"], arrays, "old")
-    create("full_reset").at_boundary(state, Phase(1))
+    create("full_reset").boundary(state)
     difference = worst(state.nets["net"], arrays, "after")
     fidelity("method", "full_reset", "weights and buffers", difference, 0.0)
 
@@ -142,7 +142,7 @@ def test_dash(case, fidelity):
     model.train(values["mode"] == "train")
     before = copy_of(model)
     method = create("dash", variant="official", alpha=values["alpha"], floor=values["floor"])
-    method.at_boundary(state, Phase(1))
+    method.boundary(state)
     # batch norm takes the gradient of conv1's bias away in training mode: what is left is rounding
     noise = ("conv1.bias",) if case.startswith("conv.train") else ()
     fidelity("method", "dash", f"weights, {case}", worst(model, arrays, f"{case}.after", noise), 2e-6)
@@ -513,24 +513,26 @@ def test_hooks_hold_the_end_of_the_stage_before(name):
     state.extras["last_inputs"] = {512: batches[1:]}.get
     before = copy_of(model)
     model.eval()
-    method.at_boundary(state, Phase(1))
+    state.phase = 1
+    method.boundary(state)
     assert not model.training and all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     memory = method.memory["net"]
     assert memory.keys() == watched.keys()
     for layer, rows in watched.items():
         assert len(rows) == 512 and torch.equal(memory[layer]["kept"], rows)
-    state.phase = 1
     model.train()(batch("conv", 1010, 256)[0])
     method.after_step(state)
     for layer, rows in watched.items():
         assert torch.equal(memory[layer]["kept"][:256], rows[256:])
         if name == "snr":
             assert (memory[layer]["tau"] == 512).all()
-    state.extras["last_inputs"] = None
-    method.at_boundary(state, Phase(2))  # the hooks were there all the time
+    del state.extras["last_inputs"]
+    state.phase = 2
+    method.boundary(state)  # the hooks were there all the time
     method.close()
+    state.phase = 1
     with pytest.raises(UserError, match=f"{name}: variant=official looks at the last training images"):
-        create(name, variant="official").at_boundary(state, Phase(1))
+        create(name, variant="official").boundary(state)
 
 
 @pytest.mark.parametrize("cell", OFFICIAL_NETS)
@@ -539,7 +541,7 @@ def test_muon_groups(cell, fidelity):
     recorded = json.loads((METHODS / "muon.json").read_text())["groups"][cell]["groups"]
     model = build(**OFFICIAL_NETS[cell], channels=3)
     adam = torch.optim.Adam(model.parameters(), lr=1e-3)
-    made = create("muon", variant="official").optimizer(model, adam, Phase(1))
+    made = create("muon", variant="official").build(model, adam)
     muon, rest = made.parts
     matrices = [p for group in muon.param_groups for p in group["params"]]
     found = [len(matrices), sum(p.numel() for p in matrices)]
@@ -567,7 +569,7 @@ def test_muon_steps(fidelity):
     names = [key.removeprefix("before.") for key in arrays if key.startswith("before.")]
     model = Tensors({name: arrays[f"before.{name}"] for name in names})
     default = torch.optim.Adam(model.parameters(), lr=settings["lr_adam"])
-    optimizer = create("muon", variant="official").optimizer(model, default, Phase(1))
+    optimizer = create("muon", variant="official").build(model, default)
     for step in (1, 2):
         start = {name: p.detach().clone() for name, p in model.named_parameters()}
         for name, p in model.named_parameters():

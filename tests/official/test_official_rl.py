@@ -1,5 +1,8 @@
 """compat=official against the official pipelines, rebuilt here from OpenCV, gymnasium and two-pass statistics."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -88,6 +91,7 @@ def make_seed(cfg) -> int:
 def sac(tmp_path_factory) -> dict[str, dict]:
     """Checkpoints of official Hopper runs one agent step after the midpoint at 60; updates begin at step 30."""
     pytest.importorskip("mujoco")
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "rl"))
     from test_sac_train import after_one_update
 
     folder = tmp_path_factory.mktemp("sac")
@@ -98,11 +102,11 @@ def sac(tmp_path_factory) -> dict[str, dict]:
 def test_the_normaliser_counts_what_the_policy_acted_on(sac, method, unseen, fidelity):
     """Not the last observation of an episode, and not the first of a process: a treated run is a new one at step 60."""
     saved = sac[method]
-    acted_on = saved["replay"]["columns"]["observations"].double().numpy()
+    acted_on = saved["kept"]["replay"]["columns"]["observations"].double().numpy()
     # episodes ended, so there is something to leave out
     assert len(acted_on) == 61 and saved["at"]["episode"] >= 2
     counted = np.delete(acted_on, unseen, axis=0)
-    found, n, prior = saved["normaliser"], len(counted), 1e-4
+    found, n, prior = saved["kept"]["normaliser"], len(counted), 1e-4
     assert found["count"] == pytest.approx(prior + n, abs=1e-9)
     # two passes over them, and a prior of mean 0, variance 1 and that count
     mean = counted.sum(axis=0) / (prior + n)
@@ -116,7 +120,9 @@ def test_the_normaliser_counts_what_the_policy_acted_on(sac, method, unseen, fid
 def test_the_first_update_follows_the_last_transition_of_the_warm_up(sac, fidelity):
     """`none` keeps its optimizers over the midpoint, so they count all updates of the run; `fire` has new ones."""
     taken = {
-        method: {float(memory["step"]) for memory in saved["optimizers"]["actor"]["state"].values()}
+        method: {
+            float(memory["step"]) for memory in saved["treatment"]["optimizers"]["actor"]["state"].values()
+        }
         for method, saved in sac.items()
     }
     fidelity("cell", "fig4b", "updates after 61 steps with 30 of warm-up", abs(max(taken["none"]) - 32), 0)
@@ -129,6 +135,6 @@ def test_a_treated_run_begins_a_new_episode_and_none_goes_on(sac):
 
 def test_a_treated_run_begins_its_second_half_with_a_uniform_action(sac):
     uniform = numpy_generator(1, "warm_up", 60).uniform(-1, 1, 3).astype(np.float32)
-    actions = {name: saved["replay"]["columns"]["actions"][60].numpy() for name, saved in sac.items()}
+    actions = {name: saved["kept"]["replay"]["columns"]["actions"][60].numpy() for name, saved in sac.items()}
     assert (actions["fire"] == uniform).all()
     assert (actions["none"] != uniform).all()

@@ -113,7 +113,7 @@ def test_what_each_method_did_is_in_its_report(grid):
     assert len(treated) == 5 + 2 * 4
     assert all(row["dfi_factor"] < 1e-6 for row in treated)
     # Injection keeps every prediction, so the policy right after it is the one of `none`, up to rounding.
-    after = {m: metrics(grid, m, "fig4b_hopper")[2]["eval_return"] for m in METHODS}
+    after = {m: metrics(grid, m, "fig4b_hopper")[2]["after_eval_return"] for m in METHODS}
     assert after["plasticity_injection"] == pytest.approx(after["none"], rel=1e-3)
     assert after["full_reset"] != after["none"]
 
@@ -182,7 +182,7 @@ def test_steps_and_returns_are_those_of_the_environment(tmp_path):
     what = [f"experiment={experiment}", "method=none", "run.checkpoint_steps=60", f"run.root={tmp_path}"]
     codes, output = drive((what, 60))
     assert codes == [9], output[-2000:]
-    [path] = tmp_path.glob("trunks/*/checkpoint/step_*60.pt")
+    [path] = tmp_path.glob("trunks/*/checkpoint/end.pt")
     stored = torch.load(path, weights_only=True)["kept"]["replay"]["columns"]
     rewards, terminated = (stored[name][:60].numpy().ravel() for name in ("rewards", "terminated"))
     ends = np.flatnonzero(terminated) + 1

@@ -65,7 +65,9 @@ def _build_torchvision(model: str, classes: int, channels: int, image_size: int,
         settings = {**settings, "image_size": image_size}
     with torch.no_grad():
         net = builder(weights=None, num_classes=classes, **settings)
-    shape = copy.deepcopy(net).to("meta")  # torchvision does not say which layer is the head: one run without values does
+    shape = copy.deepcopy(net).to(
+        "meta"
+    )  # torchvision does not say which layer is the head: one run without values does
     heads = find_targets(shape, example=torch.empty(1, 3, image_size, image_size, device="meta"))
     for target in heads:
         if target.role == "head":

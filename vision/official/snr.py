@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ class OfficialSNR(WatchesOutputs, ResetsRows, SelfNormalizedResets):
     """
 
     variant: ClassVar[str] = "official"
+    off: ClassVar[dict[str, Any] | None] = None
 
     def __post_init__(self) -> None:
         refuse_changed(self, "longest", "fresh", "reset_moments")

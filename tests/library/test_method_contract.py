@@ -1,0 +1,259 @@
+"""The contract that every method keeps. A file in fire_core/methods is picked up here without another edit."""
+
+import math
+from copy import deepcopy
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils._pytree import tree_leaves
+
+import vision.official  # noqa: F401 (registers the official variants)
+from fire_core import attach
+from fire_core.methods import Method, available, create, variants
+from vision.models import build
+
+NETS = {
+    "resnet18": {"width": 4, "image_size": 16},
+    "vit_tiny": {"width": 24, "depth": 1, "heads": 2, "image_size": 16},
+    "vgg16": {"width": 4, "image_size": 32},
+}
+# Settings with which methods act within the few steps of these tests: those with a period, a threshold or an age in steps.
+SOON = {
+    "cbp": {"replacement_rate": 0.2, "maturity": 1},
+    "snr": {"update_every": 2, "longest": 4},
+    "redo": {"every_steps": 2, "threshold": 0.9, "samples": 16},
+    "hare_tortoise": {"period": 2, "momentum": 0.5},
+    "weight_clipping": {"factor": 0.5},
+}
+SOON_OFFICIAL = {
+    "cbp": {"replacement_rate": 0.2, "maturity": 2},
+    "redo": {"threshold": 0.5},
+    "snr": {"percentile": 0.5},
+}
+CASES = {name: (name, SOON.get(name, {})) for name in available()}
+CASES["dash every two steps"] = "dash", {"every_steps": 2}
+for _name in (name for name in available() if "official" in variants(name)):
+    CASES[f"{_name} official"] = _name, {"variant": "official", **SOON_OFFICIAL.get(_name, {})}
+DURING = [  # those that act between boundaries
+    case
+    for case, (name, settings) in CASES.items()
+    if name != "none" and (type(create(name, **settings)).treat is Method.treat or "every_steps" in settings)
+]
+IN_PLACE = [case for case in CASES if "official" not in case and not create(CASES[case][0]).changes_structure]
+
+
+class Training:
+    """A few steps of a small net with a method, as any loop makes them: two boundaries and a test after each pass."""
+
+    def __init__(self, case="none", net="vgg16", dtype=torch.float32, first_phase=0, **settings):
+        torch.manual_seed(0)
+        shape = NETS[net]
+        self.net = build(net, classes=5, channels=3, **shape).to(dtype)
+        g = torch.Generator().manual_seed(5)
+        inputs = torch.randn(16, 3, shape["image_size"], shape["image_size"], generator=g).to(dtype)
+        labels = torch.randint(5, (16,), generator=g)
+        self.data = [(inputs[:8], labels[:8]), (inputs[8:], labels[8:])]
+        name, usual = CASES[case]
+        self.treatment = attach(
+            create(name, first_phase=first_phase, **{**usual, **settings}),
+            {"net": self.net},
+            {"net": torch.optim.Adam(self.net.parameters(), lr=1e-3)},
+            loss=cross_entropy,
+            batches=self.batches,
+            optimizer_state="clear_changed",
+        )
+        self.treatment.state.extras["test_inputs"] = lambda count: self.data[0][0]
+        self.loading = False
+        self.steps, self.tested = 0, []
+
+    def batches(self):
+        assert not self.loading  # the data are not there yet when a checkpoint is loaded
+        return iter(self.data)
+
+    def train(self, steps):
+        for _ in range(steps):
+            inputs, labels = self.data[self.steps % 2]
+            loss = cross_entropy(self.net(inputs), labels) + self.treatment.penalty()
+            self.treatment.optimizer.zero_grad()
+            loss.backward()
+            self.treatment.before_step()
+            self.treatment.optimizer.step()
+            self.treatment.after_step()
+            self.steps += 1
+            if self.steps % 2 == 0:
+                self.treatment.after_pass()
+                with self.treatment.evaluating(), torch.no_grad():
+                    self.tested.append(self.weights())
+        return self
+
+    def boundary(self, phase=1):
+        return self.treatment.boundary(phase)
+
+    def all_phases(self):
+        self.train(2).boundary()
+        self.train(3).boundary(2)
+        return self.train(3)
+
+    def weights(self):
+        return torch.cat([value.flatten().double() for value in self.net.state_dict().values()])
+
+    def everything(self):
+        """All numbers of the run: weights, those that were tested, the optimizer's memory, the random stream."""
+        memory = [
+            leaf for leaf in tree_leaves(self.treatment.optimizer.state_dict()) if torch.is_tensor(leaf)
+        ]
+        return [self.weights(), *self.tested, *memory, torch.get_rng_state()]
+
+    def save(self):
+        own = {"random": torch.get_rng_state(), "steps": self.steps, "tested": self.tested}
+        return deepcopy({"treatment": self.treatment.state_dict(), **own})
+
+    def load(self, saved):
+        self.loading = True
+        self.treatment.load_state_dict(deepcopy(saved["treatment"]))
+        self.loading = False
+        torch.set_rng_state(saved["random"])
+        self.steps, self.tested = saved["steps"], list(saved["tested"])
+        return self
+
+
+def same(one, other):
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return Training().all_phases().everything()
+
+
+def hooks(net):
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules())
+
+
+@pytest.mark.parametrize("case", IN_PLACE)
+@pytest.mark.parametrize("net", NETS)
+def test_runs_in_every_model_keeps_parameter_identity_and_reports_what_changed(case, net):
+    run = Training(case, net)
+    identity = {n: (id(p), p.data_ptr(), p.shape, p.dtype) for n, p in run.net.named_parameters()}
+    placed = hooks(run.net)
+    run.train(2)
+    before, weights = {n: p.detach().clone() for n, p in run.net.named_parameters()}, run.weights()
+    report = run.boundary()
+    assert identity == {n: (id(p), p.data_ptr(), p.shape, p.dtype) for n, p in run.net.named_parameters()}
+    assert torch.equal(weights, run.weights()) == (not report.changed)
+    changed = {f"net.{n}" for n, p in run.net.named_parameters() if not torch.equal(p, before[n])}
+    assert changed <= report.changed
+    assert {row.parameter for row in report.treated()} <= {f"net.{n}" for n in before}
+    assert all(row.dfi_after is not None or row.reason for row in report.rows)
+    run.boundary(2)
+    assert run.train(2).weights().isfinite().all()
+    if hasattr(run.treatment.method, "close"):
+        run.treatment.method.close()
+        assert placed == hooks(run.net)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_changes_something_and_leaves_the_random_stream_alone(case, plain):
+    found = Training(case).all_phases().everything()
+    assert same(found, plain) == (case == "none")
+    assert torch.equal(found[-1], plain[-1])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_does_nothing_before_its_first_phase(case, plain):
+    run = Training(case, first_phase=3)
+    fresh = deepcopy(run.treatment.method.state_dict())
+    assert same(run.all_phases().everything(), plain)
+    assert run.treatment.method.state_dict() == fresh
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_turned_off_it_changes_nothing(case, plain):
+    """All calls, the same cost, and every bit is that of a run without a method."""
+    cls = type(create(CASES[case][0], **CASES[case][1]))
+    if cls.off is None:
+        # An optimizer, a structure or all weights are replaced or not, and the threshold of the other one is its own.
+        assert cls.changes_optimizer or cls.changes_structure or case in ("full_reset", "snr official"), case
+        return
+    assert same(Training(case, **cls.off).all_phases().everything(), plain)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resumes_and_needs_every_key_of_its_state(case, tmp_path):
+    """Saved after the first step, and in the middle of the second phase."""
+    whole, saves = Training(case), []
+    for steps in (1, 4):
+        whole.train(steps)
+        torch.save(whole.save(), tmp_path / f"{whole.steps}.pt")
+        saves.append(torch.load(tmp_path / f"{whole.steps}.pt", weights_only=True))
+        if whole.steps == 1:
+            whole.train(1).boundary()
+    wanted = whole.train(5).everything()
+
+    def resumed(saved):
+        again = Training(case).load(saved)
+        if again.steps == 1:
+            again.train(1).boundary()
+        return again.train(11 - again.steps).everything()
+
+    def differs(saved):
+        try:
+            return not same(resumed(saved), wanted)
+        except AssertionError:  # it looks at data that are not there yet
+            return True
+
+    assert not any(map(differs, saves))
+    fresh, used, needed = Training(case).treatment.method.state_dict(), set(), set()
+    for saved in saves:
+        state = saved["treatment"]["method"]["state"]
+        for key in (key for key, blank in fresh.items() if str(state[key]) != str(blank)):
+            used.add(key)
+            without = deepcopy(saved)
+            without["treatment"]["method"]["state"][key] = fresh[key]
+            needed |= {key} if differs(without) else set()
+    assert needed == used, f"a run of {case} resumes without some of its state"
+
+
+@pytest.mark.parametrize("case", IN_PLACE)
+@pytest.mark.parametrize("net", NETS)
+def test_trains_in_every_model_on_bf16_weights(case, net):
+    run = Training(case, net, dtype=torch.bfloat16).all_phases()
+    assert all(p.dtype == torch.bfloat16 for p in run.net.parameters())
+    assert run.weights().isfinite().all()
+
+
+@pytest.mark.parametrize("case", DURING)
+def test_a_step_that_overflows_leaves_no_trace(case):
+    """A GradScaler skips it: neither weights nor what the method remembers change, and training goes on finite."""
+    run = Training(case)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    treatment, method = run.treatment, run.treatment.method
+    for step in range(6):
+        inputs, labels = run.data[step % 2]
+        loss = cross_entropy(run.net(inputs), labels) + treatment.penalty()
+        treatment.optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        if step == 3:
+            next(run.net.parameters()).grad.fill_(math.inf)
+        weights, memory = [p.detach().clone() for p in run.net.parameters()], deepcopy(method.state_dict())
+        scaler.unscale_(treatment.optimizer)
+        treatment.before_step()
+        scale = scaler.get_scale()
+        scaler.step(treatment.optimizer)
+        scaler.update()
+        treatment.after_step(skipped=scaler.get_scale() < scale)
+        if step == 3:
+            assert all(map(torch.equal, weights, run.net.parameters()))
+            assert str(method.state_dict()) == str(memory)
+        if step % 2:
+            treatment.after_pass()
+    assert run.weights().isfinite().all()
+
+
+def test_the_state_of_another_method_is_left_alone():
+    """Runs may share a first phase, which another method trained."""
+    other = Training("cbp").train(3).save()
+    run = Training("hare_tortoise").load(other)
+    assert torch.equal(run.weights(), Training("cbp").train(3).weights())
+    assert run.treatment.method.state_dict() == Training("hare_tortoise").treatment.method.state_dict()
