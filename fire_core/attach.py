@@ -170,8 +170,7 @@ class Attached:
         """Call it after the optimizer's step. skipped: whether a GradScaler left the step out."""
         if "gradients" in self.acting.needs and not self._has_gradients:
             raise UserError(f"method {self.method.name!r} needs {NEEDS['gradients']}")
-        if not skipped:
-            self.acting.after_step(self.state)
+        (self.acting.after_skip if skipped else self.acting.after_step)(self.state)
 
     def after_pass(self) -> None:
         """Call it after each pass over the data of the phase."""

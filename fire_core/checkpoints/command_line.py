@@ -14,7 +14,7 @@ from fire_core.checkpoints.treat import treat_file
 from fire_core.columns import columns
 from fire_core.engine import FireSettings
 from fire_core.errors import UserError, printable, reader_may_leave
-from fire_core.methods import available, list_methods
+from fire_core.methods import available, list_methods, moments, table
 from fire_core.targets import TargetTable, find_targets
 from fire_core.targets.table import shorten
 
@@ -95,7 +95,10 @@ def targets_command(options: argparse.Namespace) -> None:
 
 
 def methods_command(options: argparse.Namespace) -> None:
-    """Print the name, summary and source of each method."""
+    """Print the name, summary, moments, source and proof of each method."""
+    if options.markdown:
+        print(table())
+        return
     if not (names := list_methods(options.pattern or "*")):
         raise UserError(
             f"no method is named {' or '.join(map(repr, options.pattern))}; fire-core methods lists all"
@@ -103,7 +106,8 @@ def methods_command(options: argparse.Namespace) -> None:
     width = max(map(len, names), default=0)
     for name in names:
         method = available()[name]
-        print(f"{name:<{width}}  {method.summary}\n{'':<{width}}  [{method.source}]")
+        print(f"{name:<{width}}  {method.summary}")
+        print(f"{'':<{width}}  acts: {moments(method)}; proven by: {method.proven_by} [{method.source}]")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -135,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
 
     methods = commands.add_parser("methods", help="list FIRE and the rival methods with their papers")
     methods.add_argument("pattern", nargs="*", help="only methods whose name matches one of these")
+    methods.add_argument("--markdown", action="store_true", help="the table of docs/concepts/methods.md")
     methods.set_defaults(run=methods_command)
 
     for command in (inspect, change, targets):

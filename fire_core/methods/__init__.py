@@ -71,6 +71,35 @@ def list_methods(filter: str | Iterable[str] = "*", with_description: bool = Fal
     return found if with_description else [name for name, _ in found]
 
 
+def moments(cls: type[Method]) -> str:
+    """Return when a method acts, from the calls that it overrides: "boundary", "loss", "every step" and so on."""
+    calls = {
+        "boundary": ("treat",),
+        "optimizer": ("build",),
+        "loss": ("penalty",),
+        "every step": ("before_step", "after_step"),
+        "end of a pass": ("after_pass",),
+        "evaluation": ("before_evaluation",),
+    }
+    found = [
+        moment
+        for moment, names in calls.items()
+        if any(getattr(cls, name) is not getattr(Method, name) for name in names)
+        or (moment == "boundary" and cls.optimizer_state)
+    ]
+    return ", ".join(found) or "never"
+
+
+def table() -> str:
+    """Return all methods as a Markdown table: what each changes, when, its source, and what proves that it is that."""
+    rows = [("method", "what it does", "when", "source", "proven by"), ("---",) * 5]
+    rows += [
+        (f"`{name}`", cls.summary, moments(cls), cls.source, cls.proven_by)
+        for name, cls in available().items()
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
 def variants(name: str) -> list[str]:
     """Return the variants of method `name` that are registered, "published" first. Raises UserError for an unknown name."""
     if name not in available():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.errors import UserError, check_range
-from fire_core.methods.method import FIXTURE, Method, register
+from fire_core.methods.method import PORT, Method, register
 from fire_core.state import State
 
 
@@ -51,7 +51,7 @@ class AdamO(Method):
     name: ClassVar[str] = "adamo"
     summary: ClassVar[str] = "step towards isometric weights, decoupled from Adam's moments"
     source: ClassVar[str] = "Rosseau et al. 2026 (AdamO, arXiv 2606.09762)"
-    proven_by: ClassVar[str] = FIXTURE
+    proven_by: ClassVar[str] = PORT
     takes_whole_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from fire_core.errors import UserError, check_range
 from fire_core.measure.inputs import call
 from fire_core.measure.modes import undisturbed
 from fire_core.methods._units import inputs_of
-from fire_core.methods.method import Method, beside, register
+from fire_core.methods.method import TEXT, Method, beside, register
 from fire_core.report import Report
 from fire_core.state import State
 from fire_core.targets import TargetTable, find_targets
@@ -177,6 +177,7 @@ class Dash(Method):
     name: ClassVar[str] = "dash"
     summary: ClassVar[str] = "direction-aware shrinking by the gradient of the new data"
     source: ClassVar[str] = "Shin et al. 2024 (DASH, arXiv 2410.23495), Algorithm 1"
+    proven_by: ClassVar[str] = TEXT
     needs: ClassVar[frozenset[str]] = frozenset({"batches", "loss"})
 
     def __post_init__(self) -> None:

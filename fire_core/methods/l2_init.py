@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fire_core.errors import check_range
 from fire_core.methods.full_reset import check_initial, initial_of
-from fire_core.methods.method import Method, register
+from fire_core.methods.method import FIXTURE, Method, register
 from fire_core.state import State
 from fire_core.wrapped_models import unwrap_with
 
@@ -30,6 +30,7 @@ class L2Init(Method):
     name: ClassVar[str] = "l2_init"
     summary: ClassVar[str] = "L2 penalty towards the initial weights"
     source: ClassVar[str] = "Kumar et al. 2023 (arXiv 2308.11958), Eq. 1"
+    proven_by: ClassVar[str] = FIXTURE
     takes_whole_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from fire_core.measure.dormancy import relative_to_layer
 from fire_core.measure.inputs import call
 from fire_core.measure.modes import in_mode
 from fire_core.methods._units import UnitMethod, coming_inputs
-from fire_core.methods.method import register
+from fire_core.methods.method import TEXT, register
 from fire_core.report import Report
 from fire_core.state import State
 from fire_core.units import Recorder, UnitLayer, find_unit_layers, recycle
@@ -94,6 +94,7 @@ class ReDo(UnitMethod):
     name: ClassVar[str] = "redo"
     summary: ClassVar[str] = "recycle dormant units every epoch"
     source: ClassVar[str] = "Sokar et al. 2023 (ReDo), Definition 3.1, Algorithm 1"
+    proven_by: ClassVar[str] = TEXT
 
     needs: ClassVar[frozenset[str]] = frozenset({"batches"})
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fire_core.errors import UserError
 from fire_core.methods.fire import combine
 from fire_core.methods.full_reset import check_initial, initial_of, reset_layers
-from fire_core.methods.method import Method, register
+from fire_core.methods.method import FIXTURE, Method, register
 from fire_core.report import Report
 from fire_core.state import State
 from fire_core.targets import match_parameters
@@ -72,6 +72,7 @@ class ShrinkPerturb(Method):
     name: ClassVar[str] = "shrink_perturb"
     summary: ClassVar[str] = "weighted mean of old and initial weights"
     source: ClassVar[str] = "Ash & Adams 2020; D'Oro et al. 2023 (SR)"
+    proven_by: ClassVar[str] = FIXTURE
 
     def __post_init__(self) -> None:
         _check_shrink(self.shrink)

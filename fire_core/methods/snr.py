@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fire_core.errors import check_range
 from fire_core.methods._units import UnitMethod
-from fire_core.methods.method import register
+from fire_core.methods.method import TEXT, register
 from fire_core.units import UnitLayer
 
 
@@ -39,6 +39,7 @@ class SelfNormalizedResets(UnitMethod):
     name: ClassVar[str] = "snr"
     summary: ClassVar[str] = "self-normalised resets of units that fell silent"
     source: ClassVar[str] = "Farias & Jozefiak 2024 (arXiv 2410.20098), Algorithm 1"
+    proven_by: ClassVar[str] = TEXT
     needs: ClassVar[frozenset[str]] = frozenset({"activations", "batches"})
 
     def __post_init__(self) -> None:
