@@ -63,7 +63,7 @@ class AdamO(Method):
     def before_step(self, state: State) -> None:
         """Compute the pull from the weights as they are."""
         if self.reading == "paper":
-            self._pulls = self._compute(state, 1.0)
+            self._pulls += self._compute(state, 1.0)
 
     @torch.no_grad()
     def after_step(self, state: State) -> None:
@@ -72,6 +72,10 @@ class AdamO(Method):
             self._pulls = self._compute(state, 0.5)
         for size, parameter, pull in self._pulls:
             parameter.sub_(pull, alpha=size)
+        self._pulls = []
+
+    def after_skip(self, state: State) -> None:
+        """Forget the pull."""
         self._pulls = []
 
     @torch.no_grad()
