@@ -183,10 +183,9 @@ class Attached:
         acting = self.acting
         if "gradients" in acting.needs and not self._has_gradients:
             raise UserError(f"method {self.method.name!r} needs {NEEDS['gradients']}")
-        if type(acting).after_step is not Method.after_step and not (
-            skipped() if callable(skipped) else skipped
-        ):
-            acting.after_step(self.state)
+        if type(acting).after_step is not Method.after_step:
+            left_out = skipped() if callable(skipped) else skipped
+            (acting.after_skip if left_out else acting.after_step)(self.state)
 
     def after_pass(self) -> None:
         """Call it after each pass over the data of the phase."""

@@ -14,7 +14,7 @@ from fire_core.checkpoints.treat import spectra, treat_file
 from fire_core.columns import columns
 from fire_core.engine import FireSettings
 from fire_core.errors import UserError, printable, reader_may_leave
-from fire_core.methods import available
+from fire_core.methods import available, moments, table
 from fire_core.targets import TargetTable, find_targets
 from fire_core.targets.table import shorten
 
@@ -89,12 +89,16 @@ def targets_command(options: argparse.Namespace) -> None:
 
 
 def methods_command(options: argparse.Namespace) -> None:
-    """Print the name, summary and source of each method."""
+    """Print the name, summary, moments, source and proof of each method."""
+    if options.markdown:
+        print(table())
+        return
     chosen = {name: method for name, method in available().items() if fnmatch(name, options.pattern)}
     if not chosen:
         raise UserError(f"no method is named {options.pattern!r}; fire-core methods lists all")
-    for name, method in sorted(chosen.items()):
-        print(f"{name}: {method.summary}\n    [{method.source}]")
+    for name, method in chosen.items():
+        print(f"{name}: {method.summary}")
+        print(f"    acts: {moments(method)}; proven by: {method.proven_by} [{method.source}]")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -53,12 +53,33 @@ def title(name: str) -> str:
     return vars(cls or Method).get("title", "") or name.replace("_", " ")
 
 
-def table() -> str:
-    """Return the table of all methods in Markdown."""
-    rows = [
-        f"| `{name}` | {title(name)} | {cls.summary} | {cls.source} |" for name, cls in available().items()
+def moments(cls: type[Method]) -> str:
+    """Return when a method acts, from the calls that it overrides: "boundary", "loss", "every step" and so on."""
+    calls = {
+        "boundary": ("treat",),
+        "optimizer": ("build",),
+        "loss": ("penalty",),
+        "every step": ("before_step", "after_step"),
+        "end of a pass": ("after_pass",),
+        "evaluation": ("before_evaluation",),
+    }
+    found = [
+        moment
+        for moment, names in calls.items()
+        if any(getattr(cls, name) is not getattr(Method, name) for name in names)
+        or (moment == "boundary" and cls.optimizer_state)
     ]
-    return "\n".join(["| name | in figures | what it does | source |", "| --- | --- | --- | --- |", *rows])
+    return ", ".join(found) or "never"
+
+
+def table() -> str:
+    """Return all methods as a Markdown table: what each changes, when, its source, and what proves that it is that."""
+    rows = [("method", "in figures", "what it does", "when", "source", "proven by"), ("---",) * 6]
+    rows += [
+        (f"`{name}`", title(name), cls.summary, moments(cls), cls.source, cls.proven_by)
+        for name, cls in available().items()
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def variants(name: str) -> list[str]:

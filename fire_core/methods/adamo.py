@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.errors import UserError, check_range
-from fire_core.methods.method import FIXTURE, Method, register
+from fire_core.methods.method import PORT, Method, register
 from fire_core.state import State
 
 
@@ -52,7 +52,7 @@ class AdamO(Method):
     title: ClassVar[str] = "AdamO"
     summary: ClassVar[str] = "step towards isometric weights, decoupled from Adam's moments"
     source: ClassVar[str] = "Rosseau et al. 2026 (AdamO, arXiv 2606.09762)"
-    proven_by: ClassVar[str] = FIXTURE
+    proven_by: ClassVar[str] = PORT
     off: ClassVar[dict[str, Any] | None] = {"coefficient": 0.0}
     takes_whole_weights: ClassVar[bool] = True
 
@@ -65,7 +65,7 @@ class AdamO(Method):
     def before_step(self, state: State) -> None:
         """Compute the pull from the weights as they are."""
         if self.reading == "paper":
-            self._pulls = self._compute(state, 1.0)
+            self._pulls += self._compute(state, 1.0)
 
     @torch.no_grad()
     def after_step(self, state: State) -> None:
@@ -74,6 +74,10 @@ class AdamO(Method):
             self._pulls = self._compute(state, 0.5)
         for size, parameter, pull in self._pulls:
             parameter.sub_(pull, alpha=size)
+        self._pulls = []
+
+    def after_skip(self, state: State) -> None:
+        """Forget the pull."""
         self._pulls = []
 
     @torch.no_grad()

@@ -31,10 +31,10 @@ class ContinualBackprop(UnitMethod):
             "adaptable" is the mean |h - average h| times sum |w_out| over the mean |w_in|: the choice of the authors'
             configurations for MNIST and ImageNet.
 
-    The authors' code (loss-of-plasticity) chooses the same units in every step that was recorded from it, with either
-    utility. It differs in three things, of which two can be set: its compensation has no effect (`compensate=false`), its
-    new weights of Linear layers, but not of convolutions, are 2.45 times as wide (`fresh=he_uniform` widens both), and
-    its own version of Adam counts the steps of each entry and has lost its bias correction.
+    The authors' code (loss-of-plasticity) replaces units of the same utility in every step that was recorded from it. It
+    differs in three things, of which two can be set. Its compensation has no effect (`compensate=false`). Its new weights
+    of Linear layers, but not of convolutions, are 2.45 times as wide (`fresh=he_uniform` widens both). Its own version of
+    Adam counts the steps of each entry and has lost its bias correction.
 
     Cost: three numbers per unit, and one pass over the outgoing weights at every step.
     """

@@ -55,19 +55,18 @@ class Rewarm(Method):
 
     def before_step(self, state: State) -> None:
         """Lower the rates for this step."""
-        self._restore()  # if the last step was skipped
         if self.done < self.steps:
-            groups = [group for optimizer in state.optimizers.values() for group in optimizer.param_groups]
-            self._rates = [(group, group["lr"]) for group in groups]
-            for group, rate in self._rates:
-                group["lr"] = rate * (self.done + 1) / self.steps
+            for group in [group for name in state.nets for group in state.optimizers[name].param_groups]:
+                self._rates.append((group, group["lr"]))
+                group["lr"] *= (self.done + 1) / self.steps
 
     def after_step(self, state: State) -> None:
         """Put the rates back."""
-        self._restore()
+        self.after_skip(state)
         self.done = min(self.done + 1, self.steps)
 
-    def _restore(self) -> None:
+    def after_skip(self, state: State) -> None:
+        """Put the rates back."""
         for group, rate in self._rates:
             group["lr"] = rate
         self._rates = []

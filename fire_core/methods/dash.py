@@ -13,7 +13,7 @@ from torch.nn.functional import cosine_similarity
 
 from fire_core.errors import UserError, check_range
 from fire_core.methods._units import inputs_of
-from fire_core.methods.method import Method, beside, register
+from fire_core.methods.method import TEXT, Method, beside, register
 from fire_core.passes import call, undisturbed
 from fire_core.report import Report
 from fire_core.state import State
@@ -174,6 +174,7 @@ class Dash(Method):
     summary: ClassVar[str] = "direction-aware shrinking by the gradient of the new data"
     source: ClassVar[str] = "Shin et al. 2024 (DASH, arXiv 2410.23495), Algorithm 1"
     off: ClassVar[dict[str, Any] | None] = {"floor": 1.0}
+    proven_by: ClassVar[str] = TEXT
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fire_core.engine import FireSettings
 from fire_core.errors import UserError
 from fire_core.methods.full_reset import check_initial, initial_of, reset_layers
-from fire_core.methods.method import Method, added, register
+from fire_core.methods.method import FIXTURE, TEXT, Method, added, register
 from fire_core.projection import fire
 from fire_core.report import Report
 from fire_core.state import State
@@ -84,6 +84,7 @@ class Fire(Projection):
     title: ClassVar[str] = "FIRE"
     summary: ClassVar[str] = "nearest orthogonal matrix, published Newton-Schulz iterations"
     source: ClassVar[str] = "Han et al. 2026 (FIRE), Eq. 4-5, Algorithm 1"
+    proven_by: ClassVar[str] = FIXTURE
 
     def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
         """Call `fire` on one net."""
@@ -126,6 +127,7 @@ class FireExact(Fire):
     title: ClassVar[str] = "FIRE exact"
     summary: ClassVar[str] = "nearest orthogonal matrix to a tolerance, whatever the conditioning"
     source: ClassVar[str] = "Schoenemann 1966 (orthogonal Procrustes); Han et al. 2026, Eq. 5"
+    proven_by: ClassVar[str] = TEXT
 
 
 @register
@@ -153,3 +155,4 @@ class FireAll(Fire):
     title: ClassVar[str] = "FIRE, all layers"
     summary: ClassVar[str] = "published FIRE on every layer, nothing reset"
     source: ClassVar[str] = "ablation of Han et al. 2026, DQN setting"
+    proven_by: ClassVar[str] = FIXTURE

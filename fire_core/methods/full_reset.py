@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.errors import UserError
-from fire_core.methods.method import Method, register
+from fire_core.methods.method import FIXTURE, Method, register
 from fire_core.report import Report
 from fire_core.state import State
 from fire_core.targets import match_parameters, shorten
@@ -74,6 +74,7 @@ class FullReset(Method):
     summary: ClassVar[str] = "back to the initial weights and buffers"
     source: ClassVar[str] = "baseline"
     needs: ClassVar[frozenset[str]] = frozenset({"initial"})
+    proven_by: ClassVar[str] = FIXTURE
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
         """Call `full_reset` with the starting weights in `state.initial`."""

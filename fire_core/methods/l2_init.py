@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fire_core.errors import check_range
 from fire_core.methods.full_reset import check_initial, initial_of
-from fire_core.methods.method import Method, register
+from fire_core.methods.method import FIXTURE, Method, register
 from fire_core.state import State
 from fire_core.wrapped_models import unwrap_with
 
@@ -33,6 +33,7 @@ class L2Init(Method):
     source: ClassVar[str] = "Kumar et al. 2023 (arXiv 2308.11958), Eq. 1"
     needs: ClassVar[frozenset[str]] = frozenset({"initial"})
     off: ClassVar[dict[str, Any] | None] = {"coefficient": 0.0}
+    proven_by: ClassVar[str] = FIXTURE
     takes_whole_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

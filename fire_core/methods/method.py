@@ -18,7 +18,9 @@ from fire_core.wrapped_models import is_sharded
 
 PUBLISHED = "published"
 # what shows that a method here is the one of its source
-FIXTURE = "fixture"  # numbers recorded from the authors' code (tests/official)
+FIXTURE = (
+    "fixture"  # numbers recorded from the authors' code, or from that of FIRE's authors (tests/official)
+)
 TEXT = "paper's text"
 PORT = "port"  # numbers recorded from somebody else's code
 OWN = "own reading"  # of summaries, where neither text nor code was available; also what has no source but this suite
@@ -135,6 +137,9 @@ class Method:
 
         The gradients are still there, clipped. It is not called where a GradScaler has skipped the step.
         """
+
+    def after_skip(self, state: State) -> None:
+        """Called in place of `after_step` where a GradScaler has skipped the step."""
 
     def after_pass(self, state: State) -> None:
         """Called after each pass over the phase's data and before its evaluation.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.errors import UserError, check_range
-from fire_core.methods.method import MatrixView, Method, find_weights, register
+from fire_core.methods.method import TEXT, MatrixView, Method, find_weights, register
 from fire_core.solvers.schedules import MUON_QUINTIC
 
 
@@ -150,6 +150,7 @@ class Muon(Method):
     title: ClassVar[str] = "Muon"
     summary: ClassVar[str] = "optimizer choice: orthogonalised momentum for hidden matrices"
     source: ClassVar[str] = "Jordan et al. 2024 (Muon)"
+    proven_by: ClassVar[str] = TEXT
     changes_optimizer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.errors import UserError, check_range
-from fire_core.methods.method import Method, register
+from fire_core.methods.method import FIXTURE, Method, register
 from fire_core.state import State
 from fire_core.targets.walk import NORMS
 
@@ -44,6 +44,7 @@ class Parseval(Method):
     summary: ClassVar[str] = "orthogonality penalty on all weights"
     source: ClassVar[str] = "Chung et al. 2024 (arXiv 2412.07224), Eq. 4; Cisse et al. 2017"
     off: ClassVar[dict[str, Any] | None] = {"coefficient": 0.0}
+    proven_by: ClassVar[str] = FIXTURE
 
     def __post_init__(self) -> None:
         check_range(self, "[0, inf)", "coefficient", "scale")

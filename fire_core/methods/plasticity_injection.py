@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fire_core.errors import UserError
 from fire_core.methods.full_reset import initial_of
-from fire_core.methods.method import Method, register
+from fire_core.methods.method import TEXT, Method, register
 from fire_core.report import Report, Row
 from fire_core.state import State
 from fire_core.wrapped_models import replicas_in, unwrap, unwrap_with
@@ -75,6 +75,7 @@ class PlasticityInjection(Method):
     summary: ClassVar[str] = "frozen old head plus a trainable new one that starts at zero contribution"
     source: ClassVar[str] = "Nikishin et al. 2023 (Deep RL with Plasticity Injection), section 3"
     needs: ClassVar[frozenset[str]] = frozenset({"initial"})
+    proven_by: ClassVar[str] = TEXT
     changes_structure: ClassVar[bool] = True
 
     def check(self, state: State) -> None:

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from fire_core.errors import check_range
 from fire_core.measure.dormancy import dormancy
 from fire_core.methods._units import UnitMethod, coming_inputs
-from fire_core.methods.method import register
+from fire_core.methods.method import TEXT, register
 from fire_core.report import Report
 from fire_core.state import State
 from fire_core.units import recycle
@@ -41,6 +41,7 @@ class ReDo(UnitMethod):
     summary: ClassVar[str] = "recycle dormant units every epoch"
     source: ClassVar[str] = "Sokar et al. 2023 (ReDo), Definition 3.1, Algorithm 1"
     off: ClassVar[dict[str, Any] | None] = {"threshold": -1.0}
+    proven_by: ClassVar[str] = TEXT
 
     needs: ClassVar[frozenset[str]] = frozenset({"batches"})
 

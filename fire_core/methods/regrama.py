@@ -62,7 +62,6 @@ class ReGraMa(UnitMethod):
     def before_step(self, state: State) -> None:
         """Choose the units, if it is time."""
         self._start(state)
-        self._chosen = []
         if self.counts["steps"] and self.counts["steps"] % self.every_steps == 0:
             for name, net in state.nets.items():
                 for layer in self.layers[name]:
@@ -81,3 +80,7 @@ class ReGraMa(UnitMethod):
                 self.recycle(state, name, layer, chosen)
         self._chosen = []
         self.counts["steps"] += 1
+
+    def after_skip(self, state: State) -> None:
+        """Forget the choice."""
+        self._chosen = []

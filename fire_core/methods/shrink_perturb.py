@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fire_core.errors import UserError
 from fire_core.methods.fire import combine
 from fire_core.methods.full_reset import check_initial, initial_of, reset_layers
-from fire_core.methods.method import Method, register
+from fire_core.methods.method import FIXTURE, Method, register
 from fire_core.report import Report
 from fire_core.state import State
 from fire_core.targets import match_parameters
@@ -75,6 +75,7 @@ class ShrinkPerturb(Method):
     source: ClassVar[str] = "Ash & Adams 2020; D'Oro et al. 2023 (SR)"
     needs: ClassVar[frozenset[str]] = frozenset({"initial"})
     off: ClassVar[dict[str, Any] | None] = {"shrink": 0.0}
+    proven_by: ClassVar[str] = FIXTURE
 
     def __post_init__(self) -> None:
         _check_shrink(self.shrink)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fire_core.errors import check_range
 from fire_core.methods._units import UnitMethod
-from fire_core.methods.method import register
+from fire_core.methods.method import TEXT, register
 from fire_core.units import UnitLayer
 
 
@@ -44,6 +44,7 @@ class SelfNormalizedResets(UnitMethod):
         "update_every": 2**30,
         "longest": 2**14,
     }  # nothing is silent for 2^13 steps
+    proven_by: ClassVar[str] = TEXT
     needs: ClassVar[frozenset[str]] = frozenset({"activations", "batches"})
 
     def __post_init__(self) -> None:

@@ -1,0 +1,224 @@
+"""The dial between `none` and FIRE against the SVD, the controls that change no weight, and resume of the later rivals."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_nets import Conv, batch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fire_core import UserError, attach, fire
+from fire_core.methods import available, create, moments, table
+from fire_core.methods.spectral_clip import spectral_clip
+
+SHAPES = {"tall": (12, 5), "wide": (5, 12), "square": (8, 8), "conv": (6, 4, 3, 3)}
+
+
+def layer(kind: str, lost: bool = False) -> nn.Module:
+    shape = SHAPES[kind]
+    made = (
+        nn.Conv2d(shape[1], shape[0], 3, bias=False)
+        if kind == "conv"
+        else nn.Linear(*shape[::-1], bias=False)
+    )
+    with torch.no_grad():
+        made.weight.copy_(torch.randn(shape, generator=torch.Generator().manual_seed(3)))
+        if lost:
+            made.weight[:, 1] = made.weight[:, 0]
+    return made
+
+
+def taps(weight: torch.Tensor) -> torch.Tensor:
+    """The matrices of a weight, float64."""
+    weight = weight.detach().double()
+    return weight.flatten(2).movedim(2, 0) if weight.ndim == 4 else weight[None]
+
+
+@pytest.mark.parametrize("unit", ["scale", "absolute"])
+@pytest.mark.parametrize("low, high", [(0.5, 2.0), (0.0, 1.0), (0.9, math.inf), (0.3, 0.3)])
+@pytest.mark.parametrize("kind", SHAPES)
+def test_the_dial_is_the_clipped_svd(kind, low, high, unit):
+    net = layer(kind)
+    before = taps(net.weight)
+    scale = (before.shape[1] / before.shape[2]) ** 0.5 / len(before) if unit == "scale" else 1.0
+    left, singular, right = torch.linalg.svd(before, full_matrices=False)
+    wanted = left * singular.clamp(low * scale, high * scale).unsqueeze(-2) @ right
+    spectral_clip(net, low, high, unit=unit)
+    assert float((taps(net.weight) - wanted).abs().max()) < 1e-6 * float(singular.max())
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_both_ends_of_the_dial(kind):
+    """[1, 1] is the exact projection, [0, inf] keeps every bit, and so does an interval that holds all values."""
+    clipped, projected = layer(kind), layer(kind)
+    spectral_clip(clipped, 1.0, 1.0), fire(projected, solver="exact")
+    assert torch.equal(clipped.weight, projected.weight)
+    for low, high in ((0.0, math.inf), (0.0, 1e4)):
+        net = layer(kind)
+        spectral_clip(net, low, high)
+        assert torch.equal(net.weight, layer(kind).weight)
+
+
+def test_a_cap_leaves_the_small_values_and_lost_rank():
+    net = layer("square", lost=True)
+    singular = torch.linalg.svdvals(net.weight.detach().double())
+    attach(create("cap", high=2.0), net).boundary(1)
+    after = torch.linalg.svdvals(net.weight.detach().double())
+    torch.testing.assert_close(after, singular.clamp(max=2.0), atol=1e-6, rtol=0)
+    assert singular[0] > 2.0 and after[-1] < 1e-6
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"low": 2.0, "high": 1.0},
+        {"low": -1.0},
+        {"high": 0.0, "low": 0.0},
+        {"low": math.inf, "high": math.inf},
+    ],
+)
+def test_wrong_bounds_are_one_line(settings):
+    with pytest.raises(UserError, match="give 0 <= low <= high") as caught:
+        create("spectral_clip", **settings)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match="unit='norm': choose 'scale'"):
+        create("cap", unit="norm")
+
+
+def trained(name: str, policy: str, **settings):
+    net = nn.Linear(2, 2)
+    adam = torch.optim.Adam(net.parameters(), lr=0.1)
+    treatment = attach(create(name, **settings), net, adam, optimizer_state=policy)
+    step(treatment)
+    return net, adam, treatment
+
+
+def step(treatment) -> list[float]:
+    """One step; return the rates that it was made with."""
+    net, adam = treatment.state.nets["net"], treatment.optimizer
+    net(torch.ones(1, 2)).sum().backward()
+    treatment.before_step()
+    rates = [group["lr"] for group in adam.param_groups]
+    adam.step()
+    treatment.after_step()
+    return rates
+
+
+@pytest.mark.parametrize("policy", ["keep", "clear", "clear_changed"])
+def test_clear_and_rewarm_decide_about_moments_themselves(policy):
+    for name, kept in (("clear", False), ("rewarm", True), ("none", policy != "clear")):
+        net, adam, treatment = trained(name, policy)
+        before = [p.clone() for p in net.parameters()]
+        report = treatment.boundary(1)
+        assert bool(adam.state) == kept and not report.changed
+        assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+
+
+def test_the_rate_rises_again_and_the_loop_keeps_its_own():
+    _, adam, treatment = trained("rewarm", "clear", steps=4)
+    assert step(treatment) == [0.1]  # before its first boundary
+    treatment.boundary(1)
+    rates = [step(treatment)[0]]
+    treatment.before_step(), treatment.after_step(skipped=True)  # by a GradScaler; the step is made again
+    saved = treatment.state_dict()
+    rates.append(step(treatment)[0])
+    adam.param_groups[0]["lr"] = 0.2  # the schedule goes on
+    rates += [step(treatment)[0] for _ in range(3)]
+    assert rates == pytest.approx([0.025, 0.05, 0.15, 0.2, 0.2]) and adam.param_groups[0]["lr"] == 0.2
+    _, _, again = trained("rewarm", "clear", steps=4)
+    again.load_state_dict(saved)
+    assert step(again) == pytest.approx([0.05])
+
+
+# settings with which each acts within these steps
+SOON = {
+    "cpr": {"every_steps": 2, "rate": 0.5},
+    "regrama": {"every_steps": 2, "threshold": 0.9},
+    "swr": {"every_steps": 2, "factor": 0.3, "decay": 0.5},
+    "nap": {"every_steps": 2},
+    "l2_er": {"every_steps": 2, "rate": 0.1},
+    "rewarm": {"steps": 5},
+    "hare_tortoise": {"momentum": 0.5, "passes": 2},
+    "adamo": {"coefficient": 0.1},
+    "spectral": {"coefficient": 0.1},
+    "upgd": {"sigma": 0.1},
+    "cbp": {"replacement_rate": 0.3, "maturity": 1, "utility": "adaptable"},
+    "spectral_clip": {},
+    "cap": {},
+    "singular_clip": {"high": 0.5},
+    "clear": {},
+}
+
+
+class Run:
+    """A loop that saves and goes on; passes of two steps."""
+
+    def __init__(self, name: str, dtype: torch.dtype = torch.float32) -> None:
+        torch.manual_seed(0)
+        self.net = Conv().to(dtype)
+        self.data = [(x.to(dtype), y) for x, y in (batch("conv", 200 + i, 8) for i in range(2))]
+        adam = torch.optim.Adam(self.net.parameters(), lr=1e-2)
+        method = create(name, **SOON[name])
+        self.treatment = attach(method, self.net, adam, batches=lambda: iter(self.data), loss=cross_entropy)
+        self.steps = 0
+
+    def train(self, steps: int) -> "Run":
+        for _ in range(steps):
+            inputs, labels = self.data[self.steps % 2]
+            loss = cross_entropy(self.net(inputs), labels) + self.treatment.penalty()
+            self.treatment.optimizer.zero_grad()
+            loss.backward()
+            self.treatment.before_step()
+            nn.utils.clip_grad_norm_(self.net.parameters(), 0.5)
+            self.treatment.optimizer.step()
+            self.treatment.after_step()
+            self.steps += 1
+            if self.steps % 2 == 0:
+                self.treatment.after_pass()
+        return self
+
+    def weights(self) -> torch.Tensor:
+        return torch.cat([value.flatten().float() for value in self.net.state_dict().values()])
+
+
+@pytest.mark.parametrize("name", SOON)
+def test_a_rival_goes_on_as_if_it_had_not_stopped_and_does_something(name, tmp_path):
+    whole = Run(name).train(2)
+    whole.treatment.boundary(1)
+    whole.train(3)
+    torch.save(whole.treatment.state_dict(), tmp_path / "saved.pt")
+    wanted = whole.train(4).weights()
+    again = Run(name)
+    again.treatment.load_state_dict(torch.load(tmp_path / "saved.pt", weights_only=True))
+    again.steps = 5
+    assert torch.equal(again.train(4).weights(), wanted) and wanted.isfinite().all()
+    plain = Run("clear").train(2)
+    plain.treatment.boundary(1)
+    assert torch.equal(plain.train(7).weights(), wanted) == (name == "clear")
+
+
+@pytest.mark.parametrize("name", SOON)
+def test_a_rival_trains_in_bfloat16(name):
+    run = Run(name, torch.bfloat16).train(2)
+    run.treatment.boundary(1)
+    assert run.train(5).weights().isfinite().all()
+    assert all(p.dtype == torch.bfloat16 for p in run.net.parameters())
+
+
+def test_a_gradient_method_says_what_it_misses():
+    run = Run("cpr")
+    run.treatment.boundary(1)
+    with pytest.raises(UserError, match=r"'cpr' needs the gradients .*call before_step\(\)"):
+        run.treatment.after_step()
+    with pytest.raises(UserError, match="'l2_er' needs the activations"):
+        attach("l2_er", run.net, batches=lambda: iter(run.data), compiled=True)
+
+
+def test_the_page_has_the_table_of_the_classes():
+    """Update it with `fire-core methods --markdown`."""
+    page = Path(__file__).resolve().parents[2] / "docs/concepts/methods.md"
+    assert table() in page.read_text()
+    assert moments(available()["none"]) == "never"
+    assert moments(available()["dash"]) == "boundary, every step"
