@@ -122,7 +122,7 @@ class UnitMethod(LayerMethod):
     """Base class of methods that replace units during training.
 
     Args:
-        fresh: new incoming weights of a unit: "default" (PyTorch's default draw), "kaiming" (He's uniform draw, 2.45
+        fresh: new incoming weights of a unit: "default" (PyTorch's default draw), "he_uniform" (He's uniform draw, 2.45
             times as wide) or "initial" (the unit's own first weights, for nets with an initialisation of
             their own).
         reset_moments: clear the optimizers' moments of the entries that change.
@@ -133,7 +133,7 @@ class UnitMethod(LayerMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.fresh not in ("default", "kaiming", "initial"):
+        if self.fresh not in ("default", "he_uniform", "initial"):
             raise UserError(f"fresh={self.fresh!r}: choose 'default', 'kaiming' or 'initial'")
         self._unheard = 0
 
@@ -186,7 +186,7 @@ class UnitMethod(LayerMethod):
             chosen,
             generator=self.stream(state),
             initial=state.initial[name] if self.fresh == "initial" else None,
-            law="he_uniform" if self.fresh == "kaiming" else "default",
+            law="he_uniform" if self.fresh == "he_uniform" else "default",
             optimizers=state.optimizers.values() if self.reset_moments else (),
         )
 

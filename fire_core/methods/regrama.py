@@ -38,7 +38,7 @@ class ReGraMa(UnitMethod):
     threshold: float = 0.1
     every_steps: int = 100
     most: float = 1.0
-    fresh: str = "kaiming"
+    fresh: str = "he_uniform"
 
     name: ClassVar[str] = "regrama"
     summary: ClassVar[str] = "replace units with little gradient"

@@ -454,7 +454,7 @@ def test_cbp(utility, monkeypatch):
     """The units of least utility in all 12 steps. Where several have it, theirs are taken; so are their drawn weights."""
     known, net = recorded("cbp_lop", utility), net_of("mlp")
     inputs, labels = RECORDED["inputs/mlp.x"], RECORDED["inputs/mlp.y"]
-    settings = {"replacement_rate": 0.03, "decay": 0.9, "maturity": 3, "fresh": "kaiming"}
+    settings = {"replacement_rate": 0.03, "decay": 0.9, "maturity": 3, "fresh": "he_uniform"}
     method = create("cbp", utility=utility, compensate=False, **settings)
     sgd = torch.optim.SGD(net.parameters(), lr=0.05)
     treatment = attach(method, net, sgd, batches=lambda: iter([(inputs[0], labels[0])]))
