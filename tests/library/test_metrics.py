@@ -177,3 +177,135 @@ def test_plasticity_leaves_out_what_a_net_does_not_define_and_modes_alone():
     assert set(figures) == {"weight_norm"}  # no layer, so no units
     assert net.training and not net[0].training and net[1].training
     assert plasticity(nn.Sequential(nn.Flatten()), torch.ones(2, 3)) == {}
+
+
+class Net(nn.Module):
+    """`forward(net, *inputs)` with Linear layers of the given sizes; the first 2 units of each but the last are silent."""
+
+    def __init__(self, forward, **sizes):
+        super().__init__()
+        self.function = forward
+        for name, (inputs, outputs) in sizes.items():
+            layer = nn.Linear(inputs, outputs)
+            setattr(self, name, layer)
+            with torch.no_grad():
+                layer.weight[:2], layer.bias[:2] = 0.0, -30.0
+
+    def forward(self, *inputs):
+        return self.function(self, *inputs)
+
+
+def share(*layers):
+    return float((torch.cat([dormancy_scores(h) for h in layers]) <= 0.025).float().mean())
+
+
+def critic(net, x, action):
+    net.read = [torch.relu(net.a(x))]
+    return net.b(torch.cat([net.read[0], action], dim=-1))
+
+
+def crelu(net, x):
+    z = net.a(x)
+    net.read = [torch.cat([torch.relu(z), torch.relu(-z)], dim=-1)]
+    return net.b(net.read[0])
+
+
+def densenet(net, x):
+    h = torch.relu(net.a(x))
+    net.read = [h, torch.relu(net.b(h))]
+    return net.c(torch.cat(net.read, dim=-1))
+
+
+def buffer(net, x):
+    h = torch.zeros(len(x), 12)
+    h[:, :8] = torch.relu(net.a(x))
+    net.read = [h[:, :8].clone(), torch.relu(net.b(h[:, :8]))]
+    h[:, 8:] = net.read[1]
+    return net.c(h)
+
+
+def shuffled(net, x):
+    h = torch.relu(net.a(x))
+    net.read = [h]
+    return net.b(h.view(-1, 2, 4).transpose(1, 2).flatten(1).roll(3, dims=1))
+
+
+def fused_gate(net, x):
+    gate, up = net.a(x).chunk(2, dim=-1)
+    net.read = [nn.functional.silu(gate) * up]
+    return net.b(net.read[0])
+
+
+DENSE = {"a": (6, 8), "b": (8, 4), "c": (12, 3)}
+
+
+@pytest.mark.parametrize(
+    "forward, sizes",
+    [
+        (critic, {"a": (6, 8), "b": (12, 1)}),
+        (crelu, {"a": (6, 8), "b": (16, 3)}),
+        (densenet, DENSE),
+        (buffer, DENSE),
+        (shuffled, {"a": (6, 8), "b": (8, 3)}),
+        (fused_gate, {"a": (6, 16), "b": (8, 3)}),
+    ],
+)
+def test_units_are_followed_to_their_reader(forward, sizes):
+    torch.manual_seed(0)
+    net, x = Net(forward, **sizes), torch.randn(64, 6)
+    inputs = (x, 50 * torch.randn(64, 4)) if forward is critic else x
+    figures = plasticity(net, inputs)
+    assert figures["dormant_share"] == pytest.approx(share(*net.read)) and share(*net.read) > 0
+    assert "unmeasured" not in figures
+
+
+ACTIVATIONS = {
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "where": lambda x: torch.where(x > 0, x, 0.0),
+    "mask": lambda x: x * (x > 0),
+    "erf": lambda x: 0.5 * x * (1 + torch.erf(x / 2**0.5)),
+    "relu_": lambda x: x.clone().relu_(),
+    "relu6_": lambda x: nn.functional.relu6(x.clone(), inplace=True),
+    "sigmoid": torch.sigmoid,
+    "log1p": lambda x: torch.relu(x).log1p(),
+    "rms": lambda x: nn.functional.rms_norm(torch.relu(x), (8,)),
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_elementwise_function_is_known_by_what_it_does(name):
+    torch.manual_seed(0)
+
+    def forward(net, x):
+        net.read = [ACTIVATIONS[name](net.a(x))]
+        return net.b(net.read[0])
+
+    net = Net(forward, a=(6, 8), b=(8, 3))
+    assert plasticity(net, torch.randn(64, 6))["dormant_share"] == pytest.approx(share(*net.read)) == 0.25
+
+
+@pytest.mark.parametrize(
+    "mix", [lambda h: h.cumsum(-1), lambda h: h.sort(-1).values, lambda h: h.view(-1, 4, 2).mean(-1)]
+)
+def test_layers_that_cannot_be_measured_are_counted(mix):
+    torch.manual_seed(0)
+    net = Net(
+        lambda net, x: net.c(mix(torch.relu(net.b(torch.relu(net.a(x)))))), a=(6, 8), b=(8, 8), c=(8, 3)
+    )
+    net.c = nn.LazyLinear(3)
+    net(torch.randn(2, 6))
+    figures = plasticity(net, torch.randn(64, 6))
+    assert figures["dormant_share"] == 0.25 and figures["unmeasured"] == 1  # of a alone
+
+
+def test_affine_functions_make_no_hidden_layer():
+    net = Net(lambda net, x: net.b(2 * net.a(x) / 3 - 1).to(torch.float64), a=(6, 8), b=(8, 3))
+    assert "dormant_share" not in plasticity(net, torch.randn(4, 6))
+
+
+def test_features_are_read_by_the_layer_that_runs_last():
+    torch.manual_seed(0)
+    net = Net(lambda net, x: net.out(torch.relu(net.b(net.a(x)))), out=(64, 4), a=(10, 64), b=(64, 64))
+    with torch.no_grad():
+        net.b.weight[8:], net.b.bias[8:] = 0.0, 0.0
+    assert plasticity(net, torch.randn(200, 10))["feature_rank"] <= 8

@@ -3,6 +3,8 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from fire_core import UserError, fire, reset_optimizer_state
 
@@ -95,3 +97,198 @@ def test_float32_copies_of_half_precision_weights_are_not_missed():
     assert reset_optimizer_state(optimizer, "clear_changed", report, masters=masters) == 1
     step()
     assert torch.equal(net.weight, treated)
+
+
+class GroupStepAdam(torch.optim.Optimizer):
+    """Counts steps in its group, as apex's FusedAdam does (issues 1615 of apex, 857 of sd-scripts)."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, dict(lr=lr))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            group["step"] = group["step"] + 1 if "step" in group else 1
+            for p in group["params"]:
+                moments = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                moments.lerp_(p.grad, 0.1)
+                p.sub_(group["lr"] * moments / (1 - 0.9 ** group["step"]))
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Slow weights in an attribute, a counter in the groups, another optimizer inside (mgrankin/over9000)."""
+
+    def __init__(self, base):
+        super().__init__(base.param_groups, base.defaults)
+        self.base, self.param_groups = base, base.param_groups
+        self.slow = [[p.clone().detach() for p in group["params"]] for group in self.param_groups]
+        for group in self.param_groups:
+            group["counter"] = 0
+
+    @torch.no_grad()
+    def step(self):
+        self.base.step()
+        for group, slow in zip(self.param_groups, self.slow, strict=True):
+            group["counter"] += 1
+            if group["counter"] % 2 == 0:
+                for p, q in zip(group["params"], slow, strict=True):
+                    q.lerp_(p, 0.5)
+                    p.copy_(q)
+
+
+class SAM(torch.optim.Optimizer):
+    """Shares nothing but the groups with the optimizer inside (issue 73 of davda54/sam)."""
+
+    def __init__(self, params):
+        super().__init__(params, dict(rho=0.05))
+        self.base_optimizer = torch.optim.Adam(self.param_groups, lr=0.1)
+        self.param_groups = self.base_optimizer.param_groups
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["old_p"] = p.data.clone()
+        self.base_optimizer.step()
+
+
+class AveragingFree(torch.optim.Optimizer):
+    """As Schedule-Free: counters in the defaults, z in the state (issue 39 of schedule_free)."""
+
+    def __init__(self, params):
+        super().__init__(params, dict(lr=0.1, k=0, weight_sum=0.0))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            group["weight_sum"] = group["weight_sum"] + 1.0
+            for y in group["params"]:
+                state = self.state[y]
+                if "z" not in state:
+                    state["z"] = torch.clone(y)
+                state["z"].sub_(group["lr"] * y.grad)
+                y.lerp_(state["z"], 1 / group["weight_sum"])
+            group["k"] = group["k"] + 1
+
+
+class Masters(torch.optim.Optimizer):
+    """Float32 copies inside, although the bfloat16 parameters are listed (issue 1731 of apex)."""
+
+    def __init__(self, params):
+        super().__init__(params, dict(lr=0.1))
+        self.masters = {}
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                master = self.masters.setdefault(p, p.float().clone())
+                master.sub_(group["lr"] * p.grad)
+                p.copy_(master)
+
+
+class Hidden(torch.optim.SGD):
+    def __init__(self, params):
+        super().__init__(params, lr=0.1)
+        self.buffers = [torch.zeros(3)]
+
+
+class Anchored(torch.optim.SGD):
+    """Weights are computed from the first ones, as in MADGRAD."""
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if "x0" not in state:
+                    state["x0"] = p.clone()
+                p.copy_(state["x0"] - group["lr"] * p.grad)
+
+
+OTHERS = {
+    "group_step": GroupStepAdam,
+    "lookahead": lambda p: Lookahead(torch.optim.Adam(p, lr=0.1)),
+    "sam": SAM,
+    "averaging": AveragingFree,
+    "masters": Masters,
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.3),
+    "rprop": torch.optim.Rprop,
+}
+
+
+@pytest.mark.parametrize("policy", ["clear", "clear_changed"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_memory_outside_of_the_state_equals_that_of_a_new_optimizer(name, policy):
+    net, optimizer, inputs = trained(OTHERS[name])
+    report = [net.weight, net.bias]
+    with torch.no_grad():
+        for parameter in report:
+            parameter.mul_(-2.0)
+    twin = nn.Linear(4, 3)
+    twin.load_state_dict(net.state_dict())
+    fresh = OTHERS[name](list(twin.parameters()))
+    assert reset_optimizer_state(optimizer, policy, report) == (0 if name == "masters" else 2)
+    for _ in range(4):
+        for model, opt in ((net, optimizer), (twin, fresh)):
+            opt.zero_grad()
+            model(inputs).square().sum().backward()
+            opt.step()
+    assert torch.equal(net.weight, twin.weight) and torch.equal(net.bias, twin.bias)
+
+
+@pytest.mark.parametrize("name", ["lookahead", "averaging", "masters"])
+def test_keep_does_not_bring_old_weights_back_through_copies(name):
+    net, optimizer, inputs = trained(OTHERS[name])
+    with torch.no_grad():
+        net.weight.mul_(-2.0)
+    new = net.weight.detach().clone()
+    with pytest.raises(UserError, match=r"keep.*copies of weights.*report"):
+        reset_optimizer_state(optimizer, "keep")
+    assert reset_optimizer_state(optimizer, "keep", net.weight) == 0
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    for _ in range(3):
+        net(inputs).square().sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(net.weight.detach(), new)
+
+
+def test_clear_changed_forgets_a_whole_group_that_counts_its_steps_together():
+    net, optimizer, _ = trained(GroupStepAdam)
+    assert reset_optimizer_state(optimizer, "clear_changed", net.weight) == 2
+    assert not optimizer.state and "step" not in optimizer.param_groups[0]
+
+
+def test_memory_that_cannot_be_told_is_an_error_before_anything_is_written():
+    net, optimizer, _ = trained(Hidden)
+    with pytest.raises(UserError, match="Hidden keeps 1 tensors in its attribute 'buffers'"):
+        reset_optimizer_state(optimizer, "clear", net.weight)
+    net, optimizer, _ = trained(lambda p: Anchored(p, lr=0.1))
+    with pytest.raises(UserError, match=r"'x0'.*choose clear"):
+        reset_optimizer_state(optimizer, "keep", net.weight)
+    assert len(optimizer.state) == 2 and reset_optimizer_state(optimizer, "clear", net.weight) == 2
+
+
+def test_adams_counter_starts_again_under_fsdp2(tmp_path):
+    """torchtitan 4382."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/s", rank=0, world_size=1)
+    try:
+        net = nn.Sequential(nn.Linear(4, 3))
+        fully_shard(net, mesh=init_device_mesh("cpu", (1,)))
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+
+        def step():
+            net(torch.ones(2, 4)).square().sum().backward()
+            optimizer.step()
+
+        step(), step()
+        report = fire(net)
+        assert reset_optimizer_state(optimizer, "clear", report) == 2
+        step()
+        assert {float(state["step"]) for state in optimizer.state.values()} == {1.0}
+        assert reset_optimizer_state(optimizer, "clear_changed", report) == 1
+        step()
+        assert sorted(float(state["step"]) for state in optimizer.state.values()) == [1.0, 2.0]
+    finally:
+        torch.distributed.destroy_process_group()

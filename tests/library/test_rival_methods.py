@@ -242,6 +242,31 @@ def test_continual_backprop_spares_immature_units():
     assert method.counts["recycled"] == 3
 
 
+def test_continual_backprop_gathers_no_quota_before_a_unit_is_mature():
+    """asi 370: otherwise many units go at once when the first ones are."""
+    net = tiny()
+    state = state_of(net)
+    method = create("cbp", replacement_rate=0.3, maturity=10)
+    method.at_boundary(state, Phase(1))
+    steps(method, state, 10, net)
+    assert float(method.memory["net"]["0"]["due"]) == 0.0
+    steps(method, state, 1, net)
+    assert float(method.memory["net"]["0"]["due"]) == pytest.approx(0.9) and method.counts["recycled"] == 0
+
+
+def test_continual_backprop_compares_utilities_that_are_corrected_for_age():
+    """asi 2343: a young unit's average has not grown yet, which is no reason to replace it."""
+    method = create("cbp", replacement_rate=0.5, maturity=0, decay=0.9)
+    net = tiny()
+    (layer,), _ = find_unit_layers(net, X)
+    memory = method.start_memory(layer, torch.device("cpu"))
+    memory["age"] = torch.tensor([100, 1, 100])
+    memory["utility"] = torch.tensor([0.5, 0.2, 0.9])
+    chosen = method.choose(net, layer, memory, torch.tensor([[0.5, 0.5, 0.9], [0.0, 0.0, 0.0]]))
+    # unit 1: (0.9 0.2 + 0.1 2.0) / (1 - 0.81) = 2, although its average of 0.38 is the smallest
+    assert memory["utility"].argmin() == 1 and chosen.tolist() == [0]
+
+
 def test_dormancy_by_hand():
     net = tiny()
     scores = dormancy(net, [X[:1], X[1:]])

@@ -1,0 +1,122 @@
+"""The units' tools: any net's layers, the entries of their weights, and a method of a stranger written with them."""
+
+import pytest
+import torch
+from torch import nn
+
+from fire_core import UserError
+from fire_core.measure.dormancy import dormancy, dormancy_scores
+from fire_core.units import LAWS, draw, find_unit_layers, incoming, outgoing, recycle
+
+
+class StackedLinear(nn.Module):
+    """Members (stack, out, in), as the critics of SAC."""
+
+    stacked_matrices = True
+
+    def __init__(self, stack, inputs, outputs):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(stack, outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(stack, outputs))
+
+    def forward(self, x):
+        return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
+
+
+class Joined(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.side = nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3), nn.Linear(4, 2)
+        self.out = nn.Linear(14, 5)
+
+    def forward(self, x):
+        image = torch.relu(self.norm(self.conv(x))).permute(0, 2, 3, 1).flatten(1)
+        return self.out(torch.cat([torch.relu(self.side(x.flatten(1))), image], dim=1))
+
+
+def test_joined_layers_know_their_columns():
+    torch.manual_seed(0)
+    net, x = Joined(), torch.randn(8, 1, 2, 2)
+    layers, reasons = find_unit_layers(net, x)
+    assert reasons == {"out": "feeds the output"}
+    columns = {layer.name: layer.columns_in("out").tolist() for layer in layers}
+    assert columns == {"side": [[0], [1]], "conv": [[2 + i, 5 + i, 8 + i, 11 + i] for i in range(3)]}
+    conv = next(layer for layer in layers if layer.name == "conv")
+    image = torch.relu(net.eval().norm(net.conv(x)))
+    torch.testing.assert_close(dormancy(net, [x])["conv"], dormancy_scores(image).detach())
+    before = net.out.weight.detach().clone()
+    assert recycle(net, conv, torch.tensor([1]), generator=torch.Generator()) == 1
+    assert (net.out.weight == before).all(dim=0).tolist() == [i not in (3, 6, 9, 12) for i in range(14)]
+    assert (net.out.weight[:, 3] == 0).all()
+
+
+def test_entries_are_read_and_written_unit_by_unit():
+    net = nn.Sequential(StackedLinear(2, 3, 4), nn.ReLU(), StackedLinear(2, 4, 1))
+    (layer,), _ = find_unit_layers(net, torch.randn(2, 5, 3))
+    assert layer.units == 8 and layer.outgoing == (("2", 1),)
+    weight, bias = incoming(net, layer)
+    (read,) = outgoing(net, layer)
+    assert (weight.name, bias.name, read.name) == ("0.weight", "0.bias", "2.weight")
+    assert torch.equal(weight.read(), net[0].weight.flatten(0, 1)) and bias.read().shape == (8,)
+    assert torch.equal(read.read()[:, 0, 0], net[2].weight.flatten())
+    read.write(7.0, chosen=torch.tensor([5]))
+    assert (net[2].weight.flatten() == 7).tolist() == [i == 5 for i in range(8)]
+    moments = torch.zeros_like(net[0].weight)
+    weight.write(torch.ones(8, 3), moments)
+    assert (moments == 1).all() and not (net[0].weight == 1).any()
+    scores = dormancy(net, [torch.randn(2, 5, 3)])["0"]
+    assert scores.shape == (8,)
+    recycle(net, layer, torch.tensor([6]), generator=torch.Generator(), law="he_uniform")
+    assert net[2].weight[1, 0, 2] == 0 and net[0].bias[1, 2] == 0
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_laws_have_their_spread(law):
+    values = draw(law, (2000, 50), torch.Generator().manual_seed(0))
+    kind, width = LAWS[law]
+    deviation = width * 50**-0.5 / (3**0.5 if kind == "uniform" else 1)
+    assert float(values.std()) == pytest.approx(deviation, rel=0.02)
+    assert kind == "normal" or values.abs().max() <= width * 50**-0.5
+    with pytest.raises(UserError, match="law='xavier'"):
+        draw("xavier", (2, 2), torch.Generator())
+
+
+def partial_redraw(net, layer, utility, rate, generator):
+    """A unit's weights move towards a fresh draw, its outgoing weights towards 0, the more the less it is used (CPR)."""
+    share = rate * (2 * torch.sigmoid(-16 * (utility - 1))).clamp(max=1)
+    for entries in incoming(net, layer):
+        if (weight := entries.read()).ndim > 1:
+            fresh = draw("he_uniform", weight.shape, generator).to(weight)
+            entries.write(torch.lerp(weight, fresh, share.view(-1, *[1] * (weight.ndim - 1))))
+    for entries in outgoing(net, layer):
+        weight = entries.read()
+        entries.write(weight * (1 - share).view(-1, *[1] * (weight.ndim - 1)))
+
+
+@pytest.mark.parametrize(
+    "net, x",
+    [
+        (nn.Sequential(StackedLinear(2, 3, 4), nn.ReLU(), StackedLinear(2, 4, 1)), torch.randn(2, 5, 3)),
+        (
+            nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2)),
+            torch.randn(5, 1, 4, 4),
+        ),
+        (Joined(), torch.randn(8, 1, 2, 2)),
+    ],
+    ids=["stack", "flattened", "joined"],
+)
+def test_a_method_by_gradients_of_units_works_in_any_net(net, x):
+    net(x).square().sum().backward()
+    layers, _ = find_unit_layers(net, x)
+    for layer in layers:
+        (weight, *_) = incoming(net, layer)
+        size = weight.read(weight.parameter.grad).flatten(1).abs().mean(dim=1)
+        utility = torch.where(torch.arange(layer.units) == 0, 0.0, 100.0)  # unit 0 alone is replaced
+        assert size.shape == utility.shape
+        old = [entries.read().clone() for entries in (weight, *outgoing(net, layer))]
+        partial_redraw(net, layer, utility, 0.5, torch.Generator().manual_seed(0))
+        new = [entries.read() for entries in (weight, *outgoing(net, layer))]
+        assert all(
+            torch.equal(a[1:], b[1:]) and not torch.equal(a[0], b[0]) for a, b in zip(old, new, strict=True)
+        )
+        assert all(torch.equal(b[0], a[0] / 2) for a, b in zip(old[1:], new[1:], strict=True))
