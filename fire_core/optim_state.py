@@ -321,7 +321,7 @@ def _restarts(part: Any) -> list[tuple[dict[str, Any], str, Any]]:
     found = []
     unknown = [(key, "state") for key in part.state if not isinstance(key, Tensor) and key in code.started]
     for group in part.param_groups:
-        for key in code.counters - {"lr"}:
+        for key in code.counters - {"lr"} - set(getattr(part, "not_memory", ())):
             if _is_number(group.get(key)):
                 removable = key in code.optional or key not in code.read
                 if key not in defaults and not removable and not isinstance(group[key], int):

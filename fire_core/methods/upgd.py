@@ -29,6 +29,8 @@ class PerturbedDescent(Optimizer):
     so that no noise comes twice.
     """
 
+    not_memory = ("drawn",)  # how often noise was drawn: no noise comes again after the memory is cleared
+
     def __init__(
         self,
         params: Any,

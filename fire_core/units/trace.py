@@ -112,8 +112,8 @@ class Trace(TorchDispatchMode):
     def run(self, net: nn.Module, inputs: Any) -> Any:
         """Run `inputs` through `net` in its present mode and return the output."""
         inputs = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, inputs)
-        for leaf in tree_leaves(inputs):
-            if isinstance(leaf, Tensor):
+        for leaf in tree_leaves(inputs):  # numbers and pictures; masks and indices carry no units
+            if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.dtype == torch.uint8):
                 self._sources[leaf] = Source()
         with ExitStack() as hooks:
             for name, module in net.named_modules():

@@ -42,12 +42,12 @@ def test_adamo_by_hand():
     0.01 the step is 0.12, taken from the weights before the optimizer's own step, which moves both by 1."""
     net = linear([[2.0, 0.0], [0.0, 1.0]])
     state, method = state_of(net), create("adamo", coefficient=0.01)
-    assert method.penalty(state) == 0.0
+    method.before_step(state)
     with torch.no_grad():
         net[0].weight += torch.eye(2)
     method.after_step(state)
     torch.testing.assert_close(net[0].weight.data, torch.tensor([[2.88, 0.0], [0.0, 2.0]]))
-    method.after_step(state)  # a step without a penalty before it
+    method.after_step(state)  # a step without a pull before it
     assert net[0].weight[0, 0] == 2.88
 
 
@@ -56,18 +56,19 @@ def test_adamo_takes_the_rate_of_each_weights_own_group():
     state = state_of(nn.Sequential(body, head, bare))
     groups = [{"params": body.parameters(), "lr": 0.0}, {"params": head.parameters(), "lr": 0.1}]
     method, state.optimizers["net"] = create("adamo", coefficient=0.01), torch.optim.SGD(groups)
-    method.penalty(state), method.after_step(state)
+    method.before_step(state), method.after_step(state)
     moved = [part[0].weight.item() for part in (body, head, bare)]
     assert moved == pytest.approx([3.0, 3.0 - 0.1 * 0.01 * 4 * 3 * (9 - 1), 3.0])
-    with pytest.raises(UserError, match="give State"):
-        method.penalty(State({"net": body}, phase=1))
+    with pytest.raises(UserError, match=r"give attach\(\) the optimizer"):
+        method.before_step(State({"net": body}, phase=1))
 
 
 def test_adamo_leaves_the_moments_to_the_loss():
     net = linear([[2.0, 0.0], [0.0, 1.0]])
     state, method = state_of(net), create("adamo", coefficient=1.0)
     adam = state.optimizers["net"] = torch.optim.Adam(net.parameters(), lr=0.1)
-    (net(torch.eye(2)).sum() + method.penalty(state)).backward()
+    net(torch.eye(2)).sum().backward()
+    method.before_step(state)
     adam.step()
     method.after_step(state)
     torch.testing.assert_close(adam.state[net[0].weight]["exp_avg"], torch.full((2, 2), 0.1))
@@ -87,7 +88,7 @@ def test_spectral_by_hand():
 
 def test_the_power_iteration_climbs_to_the_largest_singular_value_of_each_matrix():
     matrices = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(2))
-    _, left = largest_singular_value(0 * matrices, first_vector("a", matrices))  # a weight of zeros keeps it
+    _, left = largest_singular_value(0 * matrices, first_vector("a", matrices, 0))  # a weight of zeros keeps it
     before = torch.zeros(3)
     exact = torch.linalg.matrix_norm(matrices, 2)
     for _ in range(100):
@@ -189,7 +190,9 @@ def test_no_noise_of_upgd_comes_twice_though_the_state_is_cleared():
 def test_upgd_by_hand():
     """Weights 2 and -1 with gradients -1 and -1 have the utilities 2 and -1, so U is sigmoid(1) and sigmoid(-1/2)."""
     w = nn.Parameter(torch.tensor([2.0, -1.0]))
-    optimizer = PerturbedDescent([w], lr=0.5, sigma=0.0, decay=0.9, weight_decay=0.1, adaptive=False)
+    optimizer = PerturbedDescent(
+        [w], lr=0.5, sigma=0.0, decay=0.9, weight_decay=0.1, adaptive=False, maximum="corrected"
+    )
     w.grad = torch.tensor([-1.0, -1.0])
     optimizer.step()
     free = 1 - torch.sigmoid(torch.tensor([1.0, -0.5]))
@@ -205,7 +208,9 @@ def test_upgd_by_hand():
 
 def test_upgd_with_adams_direction_makes_part_of_adams_step():
     ours, theirs = (nn.Parameter(torch.tensor([2.0, -1.0, 0.5])) for _ in range(2))
-    upgd = PerturbedDescent([ours], lr=0.1, sigma=0.0, decay=0.9, weight_decay=0.0, adaptive=True)
+    upgd = PerturbedDescent(
+        [ours], lr=0.1, sigma=0.0, decay=0.9, weight_decay=0.0, adaptive=True, maximum="corrected"
+    )
     adam = torch.optim.Adam([theirs], lr=0.1)
     for p in (ours, theirs):
         p.grad = torch.tensor([-1.0, 3.0, 0.2])
@@ -219,7 +224,7 @@ def test_upgd_with_adams_direction_makes_part_of_adams_step():
 def test_the_noise_of_upgd_falls_on_useless_weights_is_repeatable_and_leaves_the_global_stream_alone():
     def stepped(steps):
         w = nn.Parameter(torch.cat([torch.full((4000,), 1.0), torch.full((4000,), -1.0)]))
-        settings = {"lr": 1.0, "sigma": 0.1, "decay": 0.9, "weight_decay": 0.0}
+        settings = {"lr": 1.0, "sigma": 0.1, "decay": 0.9, "weight_decay": 0.0, "maximum": "corrected"}
         optimizer = PerturbedDescent([w], adaptive=False, seed=3, **settings)
         for _ in range(steps):
             w.grad = torch.full_like(w, -1.0)
