@@ -59,7 +59,10 @@ class Sweep(NamedTuple):
 
     def runs(self) -> Iterator[dict[str, str]]:
         """Yield the settings of each run, {key: value as typed}, in the order of training."""
-        axes = [typed_values(o) for o in parse([o for o in self.overrides if not o.startswith("hydra")])]
+        axes = [
+            typed_values(o)
+            for o in parse([o for o in self.overrides if not o.lstrip("+").startswith("hydra")])
+        ]
         for line in itertools.product(*axes):
             yield dict(text.split("=", 1) for text in line)
 
@@ -109,7 +112,9 @@ def _sweep(settings: dict[str, Any], typed: dict[str, str]) -> Sweep:
     domain = find(domain_of(experiments[0]))
     first = {key: settings[key] for key in ("experiment", "size", "method", "seed")}
     texts = {key: f"{key}={_text(value)}" for key, value in (first | settings).items()}
-    texts |= {key: text for key, text in typed.items() if key in keys(domain) or key.startswith("hydra")}
+    texts |= {
+        key: text for key, text in typed.items() if key in keys(domain) or key.lstrip("+").startswith("hydra")
+    }
     check_overrides(domain, list(texts.values()))
     return Sweep(domain.name, list(texts.values()))
 
@@ -124,7 +129,7 @@ def _text(value: Any) -> str:
 def plan(name: str, more: Sequence[str] = ()) -> str:
     """Return the plan: the sweeps with their unfinished runs and hours, the total, and what the hours assume."""
     content, sweeps = load(name, more)
-    lines, total = [], 0.0
+    lines, unfinished, total, work = [], 0, 0.0, 0.0
     for number, sweep in enumerate(sweeps, 1):
         runs = list(sweep.runs())
         left = [run for run in runs if not (folder_of(sweep.domain, run) / "DONE").exists()]
@@ -134,6 +139,7 @@ def plan(name: str, more: Sequence[str] = ()) -> str:
             or 0.0
             for name in (run["experiment"] for run in left)
         ]
+        unfinished, work = unfinished + len(left), work + sum(minutes) / 60
         total += sum(minutes) / 60 / max(1, min(len(left), int(runs[0].get("run.jobs", 1))))
         what = " | ".join(
             ",".join(dict.fromkeys(run[key] for run in runs)) for key in ("experiment", "method")
@@ -143,7 +149,11 @@ def plan(name: str, more: Sequence[str] = ()) -> str:
             f"{number:4}  {len(left):3} of {len(runs):3} runs left, done after {total:7.1f} h  {what} | seed {seeds}"
         )
     assumed = content.get("assumed", "minutes of the experiments' files: a CPU, from scratch")
-    return "\n".join([*lines, f"{name}, size={content['size']}: {total:.1f} hours; assumed: {assumed}"])
+    summary = (
+        f"{name}, size={content['size']}: {unfinished} runs left, {total:.1f} hours, {work:.1f} if one at a time; assumed: "
+        f"{assumed}"
+    )
+    return "\n".join([*lines, summary])
 
 
 def folder_of(domain: str, run: dict[str, str]) -> Path:

@@ -147,7 +147,8 @@ def parse(overrides: list[str]) -> list[Override]:
 @functools.cache
 def _parse(text: str) -> Override:
     try:
-        return OverridesParser.create().parse_override(text)
+        [override] = OverridesParser.create().parse_overrides([text])
+        return override
     except HydraException as error:
         raise UserError(
             f"cannot read the command line ({str(error).splitlines()[0]}): settings are written as key=value, as in "

@@ -87,7 +87,8 @@ def test_a_plan_worked_by_hand(tiny, tmp_path):
         ["2", "of", "2"],
         ["1", "of", "2"],
     ]
-    assert lines[4].endswith(f"{ends[-1]:.1f} hours; assumed: a worked example")
+    assert f"{ends[-1]:.1f} hours, " in lines[4] and lines[4].endswith("assumed: a worked example")
+    assert f": 6 runs left, {ends[-1]:.1f} hours, {2.5 + minutes / 60:.1f} if one at a time" in lines[4]
     assert lines[3].endswith("random_label | none | seed 3,4")
 
 
