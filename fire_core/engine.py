@@ -201,7 +201,7 @@ def treat_tensors(
     changed = set() if dry_run else {t.parameter for group, _ in results for t in group}
     changed = tied_to(parameters, changed)
     return Report(
-        rows.values(),
+        list(rows.values()),
         changed,
         parameters=[parameters[name] for name in parameters if name in changed],
         seconds=time.perf_counter() - started,

@@ -174,9 +174,9 @@ def layout_of(place: Place, traced: Traced | None) -> Layout:
     transposed = sizes is not None and is_transposed(module)
     layout = Layout(transposed=transposed, why="weight of Conv1D, stored (in, out)" if transposed else "")
     if place.attribute == "weight" and hasattr(module, "fused_rows"):
-        parts = _declared(place, sizes[0] if sizes else place.parameter.shape[-2])
-        _prove(place, parts, traced)
-        return replace(layout, parts=parts, why="part of a fused layer, as the module declares")
+        declared = _declared(place, sizes[0] if sizes else place.parameter.shape[-2])
+        _prove(place, declared, traced)
+        return replace(layout, parts=declared, why="part of a fused layer, as the module declares")
     if type(module) is nn.MultiheadAttention:
         if place.attribute == "in_proj_weight":
             return Layout(in_order(dict.fromkeys("qkv", module.embed_dim)), why="part of a fused q/k/v")
@@ -209,8 +209,8 @@ def may_be_fused(place: Place, outputs: int, inputs: int) -> str:
     The reader is unknown: it is looked for among the layers that are declared after this one, in the smallest module around
     it that has any other. A norm of the outputs counts as one that reads all of them.
     """
-    path, convolution = place.path.lower(), isinstance(place.module, conv._ConvNd)
-    if outputs < 2 or (convolution and place.module.groups > 1):
+    path = place.path.lower()
+    if outputs < 2 or (isinstance(place.module, conv._ConvNd) and place.module.groups > 1):
         return ""
     if found := FUSED.search(path):
         return f"{found.group()} is in its name"

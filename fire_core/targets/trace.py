@@ -88,7 +88,9 @@ def trace(model: nn.Module, example: Any) -> Traced:
         example: a tensor, a tuple or list of arguments, or a mapping of keyword arguments.
     Raises: UserError if the model cannot be run on it.
     """
-    weights = {id(p): p for p in model.parameters() if p.dim() >= 2 and p.layout is torch.strided}
+    weights: dict[int, Tensor] = {
+        id(p): p for p in model.parameters() if p.dim() >= 2 and p.layout is torch.strided
+    }
     with torch.no_grad(), undisturbed(model, training=False), _Follow(weights) as follow:
         try:
             output = call(model, example)
