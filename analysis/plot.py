@@ -32,6 +32,7 @@ from analysis import claims, paper
 from analysis.runs import Results
 from analysis.stats import estimate
 from fire_core.files import write_atomic, written_aside
+from fire_core.methods import title as title_of
 
 BAND = (
     "Lines are means over the seeds; thick ones have bands from the lowest to the highest seed. Where a title names a "
@@ -55,7 +56,7 @@ class Look:
 
 NAMES = yaml.safe_load((Path(__file__).parent / "names.yaml").read_text(encoding="utf-8"))
 METHODS = {
-    key: Look(*entry) for key, entry in NAMES["methods"].items()
+    key: Look(title_of(key), *entry) for key, entry in NAMES["methods"].items()
 }  # in the order of every legend and table
 INTEREST = ("fire", "none", "shrink_perturb", "full_reset", "dash", "plasticity_injection")
 STYLE = {
@@ -81,7 +82,7 @@ def look(label: str) -> Look:
         number = int.from_bytes(hashlib.sha256(method.encode()).digest()[:4], "big")
         colours, markers = NAMES["others"]["colours"], NAMES["others"]["markers"]
         place = number % len(colours), number // len(colours) % len(markers)
-        known = Look(method.replace("_", " "), colours[place[0]], markers[place[1]])
+        known = Look(title_of(method), colours[place[0]], markers[place[1]])
     overrides = re.sub(r"-(?=[\w.]+=)", ", ", changes)
     return Look(f"{known.name} [{overrides}]", known.colour, known.marker) if overrides else known
 

@@ -24,7 +24,7 @@ from torch.nn.functional import cross_entropy, linear
 from analysis.plot import Figure, look, plt
 from analysis.results_file import merge
 from analysis.runs import RESULTS
-from fire_core import Phase, State, UserError, find_targets
+from fire_core import State, UserError, find_targets
 from fire_core.errors import print_error
 from fire_core.measure.bounds import (
     activity_bound,
@@ -128,7 +128,7 @@ def _curvature(
 def treated(net: nn.Module, initial: dict[str, Tensor], method: str, seed: int, **settings: Any) -> nn.Module:
     """Apply the method's boundary to `net` in place and return `net`."""
     state = State({"net": net}, initial={"net": initial}, generator=generator(seed, "method"))
-    create(method, **settings).at_boundary(state, Phase(1))
+    create(method, **settings).boundary(state)
     return net
 
 

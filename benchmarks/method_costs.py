@@ -25,8 +25,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.measuring import in_new_process, parser, peak_memory, record, seconds
-from fire_core import Phase, State, snapshot
-from fire_core.methods import Method, create
+from fire_core import Attached, attach, snapshot
+from fire_core.methods import create
 from harness.device import pick_device
 from harness.domains import find, methods_of
 from vision.models import build
@@ -34,45 +34,46 @@ from vision.models import build
 TABLE_1 = ("fire", "shrink_perturb", "full_reset", "dash")
 
 
-def prepared(method: str, images: int, batch: int, device: str) -> tuple[Method, State]:
-    """Return the method in its first phase, and the state of a ResNet-18 whose weights are a little away from their
-    first values, with random images as data of the next phase."""
+def prepared(method: str, images: int, batch: int, device: str) -> Attached:
+    """Return the method with a ResNet-18 whose weights are a little away from their first values, and with random images
+    as data of the next phase."""
     torch.manual_seed(1)
     net = build("resnet18", classes=10, channels=3, image_size=32).to(device)
-    state = State({"net": net}, initial=snapshot({"net": net}), loss=cross_entropy, phase=1)
+    initial = snapshot({"net": net})
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(0.01 * torch.randn_like(parameter))
     pictures = torch.randint(256, (images, 3, 32, 32), dtype=torch.uint8).to(device).split(batch)
     parts = list(zip(pictures, torch.randint(10, (images,)).to(device).split(batch), strict=True))
-    state.batches = lambda: ((part.float() / 128 - 1, wanted) for part, wanted in parts)
-    state.generator = torch.Generator().manual_seed(1)
-    return create(method, first_phase=1), state
+    adam = torch.optim.Adam(net.parameters(), lr=1e-3, fused=True)
+    coming = lambda: ((part.float() / 128 - 1, wanted) for part, wanted in parts)  # noqa: E731
+    return attach(
+        create(method, first_phase=0), net, adam, initial=initial, loss=cross_entropy, batches=coming, seed=1
+    )
 
 
-def boundary(method: Method, state: State) -> dict[str, float]:
+def boundary(treatment: Attached) -> dict[str, float]:
     """Return seconds and peak MB of the method's own work at a boundary."""
-    device = next(state.nets["net"].parameters()).device
+    device = next(treatment.state.nets["net"].parameters()).device
     with peak_memory(gpu=device.type == "cuda") as peak:
-        taken = seconds(lambda: method.at_boundary(state, Phase(1)), device)
+        taken = seconds(lambda: treatment.boundary(1), device)
     return {"boundary_seconds": taken, "boundary_mb": peak.extra / 2**20}
 
 
-def step(method: Method, state: State) -> dict[str, float]:
+def step(treatment: Attached) -> dict[str, float]:
     """Return the seconds of the second of two training steps, and the peak MB of both with the optimizer."""
-    net = state.nets["net"]
-    inputs, labels = next(iter(state.batches()))  # type: ignore[misc]
+    net = treatment.state.nets["net"]
+    inputs, labels = next(iter(treatment.state.batches()))  # type: ignore[misc]
     with peak_memory() as peak:
-        adam = torch.optim.Adam(net.parameters(), lr=1e-3, fused=True)
-        state.optimizers["net"] = method.optimizer(net, adam, Phase(1))
 
         def train() -> None:
-            loss = cross_entropy(net(inputs), labels) + method.penalty(state)
-            state.optimizers["net"].zero_grad(set_to_none=True)
+            loss = cross_entropy(net(inputs), labels) + treatment.penalty()
+            treatment.optimizer.zero_grad(set_to_none=True)
             loss.backward()
+            treatment.before_step()
             nn.utils.clip_grad_norm_(net.parameters(), 0.5)
-            state.optimizers["net"].step()
-            method.after_step(state)
+            treatment.optimizer.step()
+            treatment.after_step()
 
         _, second = seconds(train), seconds(train)
     return {"step_seconds": second, "step_mb": peak.extra / 2**20}
@@ -81,8 +82,8 @@ def step(method: Method, state: State) -> dict[str, float]:
 def measure(part: str, method: str, images: int, batch: int, device: str) -> dict[str, float]:
     """Return the cost of a "boundary" or of a "step"."""
     if device != "cpu":  # no warm-up on a CPU: memory that it freed would hide what the boundary takes
-        boundary(*prepared(method, batch, batch, device))
-    return {"boundary": boundary, "step": step}[part](*prepared(method, images, batch, device))
+        boundary(prepared(method, batch, batch, device))
+    return {"boundary": boundary, "step": step}[part](prepared(method, images, batch, device))
 
 
 def main() -> None:

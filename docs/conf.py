@@ -9,6 +9,8 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
+from fire_core.methods import table
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = {  # caption in the sidebar: folder and pages
     "Library": ("docs/concepts", "targets solvers report optimizer triggers methods architectures"),
@@ -76,6 +78,8 @@ def edit_page(app: Sphinx, name: str, source: list[str]) -> None:
 
     if name.endswith("README") or "/" not in name:
         source[0] = FOLDER_LINK.sub(plain, source[0])
+    if name == "docs/concepts/methods":
+        source[0] = source[0].replace("<!-- methods -->", table())
     if name == root_doc:
         source[0] += "".join(contents(pages, caption) for caption, pages in CONTENTS.items())
     if name == "REPRODUCED":

@@ -22,9 +22,9 @@ from torch.utils.data import TensorDataset
 
 import fire_core.methods
 from analysis import paper, spectrum
-from fire_core import State, UserError, triggers
+from fire_core import State, UserError, attach, triggers
 from fire_core.checkpoints.command_line import main
-from fire_core.methods import available, create
+from fire_core.methods import create
 from fire_core.targets.table import PRESETS
 from harness import campaign
 from harness.config import options
@@ -193,24 +193,29 @@ def test_framework_recipes(name: str, tmp_path: Path) -> None:
     assert names["callback"] in callbacks
 
 
-def test_the_example_method_registers_and_does_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_method_does_what_the_page_says_and_keeps_the_contract(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(fire_core.methods.method.registry, ("shrink", "published"), None)
     page = HOW_TO / "add_a_method.md"
     names = run(page, __name__="fire_core.methods.shrink")
     model = names["model"]
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    report = create("shrink").treat("net", model, State({"net": model}))
-    assert {row.name: row.action for row in report.treated()}["4.weight"] == "shrunk"
+    report = attach(create("shrink", factor=0.6), model, names["optimizer"]).boundary(1)
+    assert {row.name: row.action for row in report.treated()}["net.4.weight"] == "shrunk"
     for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name] * (0.5 if name.endswith("weight") else 1.0)), name
-    with pytest.raises(UserError, match="outside"):
+        assert torch.equal(value, before[name] * (0.6 if name.endswith("weight") else 1.0)), name
+    with pytest.raises(UserError, match=r"factor=2\.0"):
         create("shrink", factor=2.0)
-    (settings,) = blocks(page, "yaml")
-    defaults = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
-    method = create("shrink")
-    assert defaults == {"name": "shrink", "first_phase": method.first_phase, "factor": method.factor}
     code = blocks(page, "python")[0]  # `fire_core.methods` imports it, so it cannot import that
     assert "fire_core.methods.method" in code and not re.search(r"from fire_core(\.methods)? import", code)
+    contract = importlib.import_module("library.test_method_contract")
+    monkeypatch.setitem(contract.CASES, "shrink", ("shrink", {}))
+    plain = contract.Training().all_phases().everything()
+    contract.test_changes_something_and_leaves_the_random_stream_alone("shrink", plain)
+    contract.test_turned_off_it_changes_nothing("shrink", plain)
+    contract.test_resumes_and_needs_every_key_of_its_state("shrink", tmp_path)
+    contract.test_a_step_that_overflows_leaves_no_trace("shrink")
 
 
 def test_checkpoint_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +280,6 @@ TRIGGERS = {kind for kind in vars(triggers).values() if inspect.isclass(kind)} -
     "page, names",
     [
         ("targets", [f'`"{preset}"`' for preset in PRESETS]),
-        ("methods", [f"`{name}`" for name in available()]),
         ("triggers", [f"`{kind.__name__}(" for kind in TRIGGERS if issubclass(kind, triggers.Trigger)]),
     ],
 )

@@ -14,8 +14,8 @@ from harness.config import compose, resolve
 from harness.domains import find
 from harness.runs import Run
 
-HOOKS = ("penalty", "after_step", "after_epoch", "before_evaluation", "after_evaluation", "at_boundary")
-LETTERS = dict(zip(HOOKS, "pse[]b"))
+NOTED = {"penalty": "p", "before_step": "g", "after_step": "s", "after_pass": "e", "boundary": "b"}
+NONE = ("method=none", "method.first_phase=0")
 
 
 def run(script, folder, *overrides):
@@ -34,12 +34,14 @@ def run(script, folder, *overrides):
 def runs(request, tmp_path_factory):
     """A run that does nothing, and one whose evaluations see zeros for weights: the calls of the latter, in order."""
     script, calls, kept = request.param, [], {}
-    plain = run(script, tmp_path_factory.mktemp("plain"), "method=none")
+    plain = run(script, tmp_path_factory.mktemp("plain"), *NONE)
 
     def note(name):
-        def hook(self, state, *phase):
-            calls.append((LETTERS[name], all(net.training for net in state.nets.values())))
-            return getattr(type(self).__mro__[1], name)(self, state, *phase)
+        def hook(self, state):
+            calls.append((NOTED[name], all(net.training for net in state.nets.values())))
+            if name in ("before_step", "after_step"):
+                assert any(p.grad is not None for net in state.nets.values() for p in net.parameters())
+            return getattr(type(self).__mro__[1], name)(self, state)
 
         hook.__name__ = name
         return hook
@@ -57,17 +59,17 @@ def runs(request, tmp_path_factory):
             for name, p in net.named_parameters():
                 p.data.copy_(kept[key][name])
 
-    hooks = [note(name) for name in ("penalty", "after_step", "after_epoch", "at_boundary")]
     with pytest.MonkeyPatch.context() as patch:
-        for hook in (*hooks, before_evaluation, after_evaluation):
+        for hook in (*map(note, NOTED), before_evaluation, after_evaluation):
             patch.setattr(available()["none"], hook.__name__, hook)
-        zeros = run(script, tmp_path_factory.mktemp("zeros"), "method=none")
+        zeros = run(script, tmp_path_factory.mktemp("zeros"), *NONE)
     return script, calls, plain, zeros
 
 
-def test_every_step_has_one_penalty_and_no_evaluation_is_inside_one(runs):
+def test_every_step_has_one_penalty_and_its_gradients_and_no_evaluation_is_inside_one(runs):
     text = "".join(letter for letter, _ in runs[1])
-    assert re.fullmatch(r"((ps)|(\[\])|e|b)+", text), text
+    step = "pggs" if runs[0] == "sac" else "pgs"  # actor and critics step one after another
+    assert re.fullmatch(rf"(({step})|(\[\])|e|b)+", text), text
     assert text.count("b") == 1
     assert all(training for letter, training in runs[1] if letter == "s")
     assert runs[0] != "sac" or text.count("s") == 120 - 30  # from the step after learning starts

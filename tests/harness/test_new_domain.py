@@ -40,42 +40,38 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch
 from torch.nn.functional import cross_entropy
 
-from fire_core import Phase, State, snapshot
-from fire_core.methods import create
-from harness.launch import launch, open_run
+from harness.launch import launch
 from harness.runs import generator, seeded
+from harness.session import Session
 from settings import DOMAIN
 
 
 @launch(DOMAIN)
 def train(cfg):
-    method = create(**cfg.method)
-    run = open_run(DOMAIN, cfg, method)
-    if run.finished:
+    session = Session(DOMAIN, cfg)
+    if session.finished:
         return
     draw = generator(cfg.seed, "data")
     inputs, labels = torch.randn(2 * cfg.noise.points, 4, generator=draw), torch.arange(2).repeat(cfg.noise.points)
     with seeded(cfg.seed, "init"):
         net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     sgd = torch.optim.SGD(net.parameters(), lr=cfg.learning_rate)
-    state = State({"net": net}, initial=snapshot({"net": net}), optimizers={"net": sgd})
-    with run:
-        step = 0
-        if (saved := run.resume()) is not None:
-            net.load_state_dict(saved["net"])
-            step = saved["step"]
-        for step in range(step, 2 * cfg.steps):
-            if step == cfg.steps:
-                run.leave_trunk(step, {"net": net.state_dict(), "step": step})
-                run.boundary(1, method.at_boundary(state, Phase(1)))
-            sgd.zero_grad()
+    treatment = session.attach({"net": net}, {"net": sgd})
+    with session as at:
+        while at["step"] < 2 * cfg.steps:
+            session.intervene(int(at["step"] >= cfg.steps), dict)
+            treatment.optimizer.zero_grad()
             cross_entropy(net(inputs), labels).backward()
-            sgd.step()
-            right = (net(inputs).argmax(1) == labels).float().mean()
-            run.log(phase=int(step >= cfg.steps), step=step + 1, train_accuracy=right)
-            if run.due(step + 1):
-                run.save(step + 1, {"net": net.state_dict(), "step": step + 1})
-        run.finish({"train_accuracy": float(right)})
+            treatment.before_step()
+            treatment.optimizer.step()
+            treatment.after_step()
+            at["step"] += 1
+            right = float((net(inputs).argmax(1) == labels).float().mean())
+            session.log(train_accuracy=right)
+            if at["step"] == cfg.steps:
+                session.leave_trunk()
+            session.save_if_due()
+        session.finish({"net": net.state_dict()}, {"train_accuracy": right}, f"accuracy {right:.2f}")
 
 
 if __name__ == "__main__":

@@ -88,7 +88,9 @@ def test_spectral_by_hand():
 
 def test_the_power_iteration_climbs_to_the_largest_singular_value_of_each_matrix():
     matrices = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(2))
-    _, left = largest_singular_value(0 * matrices, first_vector("a", matrices, 0))  # a weight of zeros keeps it
+    _, left = largest_singular_value(
+        0 * matrices, first_vector("a", matrices, 0)
+    )  # a weight of zeros keeps it
     before = torch.zeros(3)
     exact = torch.linalg.matrix_norm(matrices, 2)
     for _ in range(100):
