@@ -30,7 +30,7 @@ from analysis import (
 )
 from analysis.export import export
 from analysis.rendering import markdown, plain
-from analysis.runs import RESULTS, SIZES, at_most, load, open_results, settings
+from analysis.runs import RESULTS, RUNS_FILE, SIZES, at_most, load, open_results, settings
 from fire_core.errors import UserError, print_error, reader_may_leave
 from fire_core.files import write_atomic
 from harness import status
@@ -81,7 +81,7 @@ def draw_figures(given: Sequence[str]) -> int:
     formats = options.formats.split(",")
     if wrong := [name for name in formats if name not in FigureCanvasBase.get_supported_filetypes()]:
         raise UserError(f"--formats {options.formats!r}: {wrong[0]!r} cannot be drawn; give png, pdf or svg")
-    exported = (Path(options.root) / "runs.csv").exists()
+    exported = (Path(options.root) / RUNS_FILE).exists()
     names = PAPER if options.paper_curves else [name for name in FIGURES if name != "readme" or exported]
     out, ending = _out(options, "figures"), "-with-paper" if options.paper_curves else ""
     names = options.name or names

@@ -32,7 +32,7 @@ def write_run(
         "hardware": "test processor, 2 cores",
         "command": f"python vision/train.py experiment={experiment} size={size} method={label} seed={seed}",
         "started": "2026-01-01T00:00:00", "experiment": experiment, "size": size,
-        "method": label.partition("-")[0], "label": label, "seed": seed, "data": data, "domain": "vision",
+        "method": label.partition("-")[0], "overrides": label.split("-")[1:], "label": label, "seed": seed, "data": data, "domain": "vision",
     }  # fmt: skip
     (folder / "meta.json").write_text(json.dumps(meta))
     (folder / "config.yaml").write_text(f"protocol: {{name: {protocol}}}\nseed: {seed}\n")
