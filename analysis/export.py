@@ -23,21 +23,6 @@ from fire_core.files import written_aside
 
 CURVES = ["label", "seed", "metric", "phase", "step"]  # sorting order of exported curves
 POINTS = 60  # values per phase that an exported curve keeps at least, if it has them; see `thin`
-ALSO_EXPORTED = (
-    "dormant_share",
-    "feature_rank",
-    "hessian_norm",
-    "after_hessian_norm",
-    "random_return",
-    "eval_unfinished",
-    # what `analysis.predictors` compares with the gain of FIRE
-    "before_weight_norm",
-    "before_dormant_share",
-    "before_feature_rank",
-    "before_dfi",
-    "after_weight_norm",
-    "after_dfi",
-)
 
 
 def export(results: Results, folder: Path = RESULTS) -> list[Path]:
@@ -47,9 +32,8 @@ def export(results: Results, folder: Path = RESULTS) -> list[Path]:
     settings = sorted(set(zip(own["experiment"], own["size"])))
     for experiment, size in settings:
         part = results.select(experiment=experiment, size=size)
-        wanted = {measure.metric for measure in [*measures.of(part), *measures.OTHERWISE]} | set(
-            ALSO_EXPORTED
-        )
+        wanted = {measure.metric for measure in [*measures.of(part), *measures.OTHERWISE]}
+        wanted |= set(measures.EXPORTED)
         curves.append(thin(part.metrics[part.metrics["metric"].isin(wanted)]))
     thinned = pd.concat(curves, ignore_index=True) if curves else results.metrics
     done = Results(own, thinned, results.boundaries, results.costs)

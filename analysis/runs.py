@@ -265,7 +265,7 @@ def _what_was_changed(path: Path) -> dict[str, str]:
     changed = [text for text in meta.get("overrides") or [] if not text.partition("=")[0].endswith(".folder")]
     if not changed and path.parent.name != (meta.get("method") or path.parent.name):
         raise UserError("meta.json does not list its overrides")
-    return {"identity": str(meta.get("identity") or ""), "overrides": json.dumps(changed)}
+    return {"identity": str(meta.get("identity") or ""), "overrides": json.dumps([*map(printable, changed)])}
 
 
 def _read_metrics(path: Path, values: list[tuple[Any, ...]]) -> int:
