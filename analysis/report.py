@@ -308,15 +308,14 @@ TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
 # ------------------------------------------------------------------------------------------------ documents
 def write() -> list[Path]:
     """Fill the tables of every document from the committed results and return the paths."""
-    written = texts()
+    written = texts(Material(load_exported()))
     for path, text in written.items():
         write_atomic(path, text)
     return list(written)
 
 
-def texts() -> dict[Path, str]:
+def texts(material: Material) -> dict[Path, str]:
     """Return {path: text} of every document."""
-    material = Material(load_exported())
     make = {
         "table": {name: partial(_text, table, material) for name, table in TABLES.items()},
         "figure": {name: partial(str, drawing.caption) for name, drawing in FIGURES.items()},
