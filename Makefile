@@ -147,9 +147,8 @@ figures: $(VENV)/.with-suite ## draw Figures 2 to 5 and the probes from the runs
 	$(PY) -m analysis figures --root $(RUNS)
 
 .PHONY: tables
-tables: $(VENV)/.with-suite ## regenerate REPRODUCED.md, its pages and its figures from analysis/results
+tables: $(VENV)/.with-suite ## regenerate the figures and tables of the documents from analysis/results
 	$(PY) -m analysis figures --root analysis/results --formats png
-	$(PY) -m analysis figures --root analysis/results --formats png --paper-curves --size medium
 	$(PY) -m analysis tables --write
 
 .PHONY: explore

@@ -13,7 +13,7 @@ from analysis import explore, plot, report, sweep, tables
 from analysis.export import export
 from analysis.figures import FIGURES, Drawing
 from analysis.rendering import markdown, plain
-from analysis.runs import RESULTS, SIZES, Results, at_most, load, open_results, settings
+from analysis.runs import RESULTS, RUNS_FILE, SIZES, Results, at_most, load, open_results, settings
 from fire_core.errors import UserError, print_error, reader_may_leave
 from fire_core.files import write_atomic
 from harness import status
@@ -51,8 +51,9 @@ def draw_figures(given: Sequence[str]) -> int:
     found = open_results(
         options.root, None, [start for each in drawings.values() for start in each.experiments]
     )
+    exported = (Path(options.root) / RUNS_FILE).exists() and not options.size  # the documents show one size
     for name, drawing in drawings.items():
-        shown = _by_size(found, drawing, options.size)
+        shown = _by_size(found, drawing, options.size, drawing.once or exported)
         if not shown:
             print(f"{name}: no finished run of {', '.join(drawing.experiments)} in '{options.root}'")
         for size, parts in shown.items():
@@ -69,13 +70,14 @@ def draw_figures(given: Sequence[str]) -> int:
     return 0
 
 
-def _by_size(found: Results, drawing: Drawing, only: str | None) -> dict[str, list[Results]]:
-    """Return {size: settings with values} that a figure shows."""
+def _by_size(found: Results, drawing: Drawing, only: str | None, once: bool) -> dict[str, list[Results]]:
+    """Return {size: settings with values} that a figure shows; `once`: only the largest size, up to medium if it is there,
+    for which comparisons are planned."""
     names = drawing.experiments
     results = found.select(experiment=names) if drawing.exact else found.starting(names)
     known = set(results.finished["size"])
     sizes = [size for size in SIZES if size in known and only in (None, size)]
-    if drawing.once:  # the documents link it at medium, where comparisons are planned
+    if once:
         sizes = ([size for size in sizes if size != "paper"] or sizes)[:1]
     shown = {}
     for size in sizes:
