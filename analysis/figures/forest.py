@@ -15,21 +15,22 @@ from analysis.runs import Results
 
 PREFIXES = (*fig2.PREFIXES, *fig3.PREFIXES, *fig4.PREFIXES)
 RIVALS = ("dash", "muon", "redo", "adamo", "spectral", "weight_clipping", "hare_tortoise", "upgd")
+REACH, WITHIN = 9.0, 7.5  # of the axis and of the marks on it, in standard deviations
 ABOUT = (
     "panel by panel, in the measure at the end of training. To the right of 0, FIRE ends ahead. Marks: mean difference "
-    "with its 95 % interval, paired by seed, in standard deviations of the differences; arrows lie beyond the axis."
+    "with its 95 % interval, paired by seed, in standard deviations of the differences; arrows lie beyond "
+    f"{WITHIN}."
 )
 CAPTION = (
-    f"FIRE against four rivals, {ABOUT} Orange: confirming seeds, a dot for the first round and a square for the second. "
-    "Pale: exploring seeds, where the comparison is open. Hollow: the premise is not met. Small triangles at the edge: the "
-    "side on which the paper's FIRE ends. Diamonds: random-effects mean over the panels that count and are complete, of "
+    f"FIRE against four rivals, {ABOUT} Orange: confirmatory seeds, a dot for the first round and a square for the second. "
+    "Pale: exploratory seeds, where the comparison is open. Hollow: the premise is not met. Small triangles at the edge: "
+    "the side on which the paper's FIRE ends. Diamonds: random-effects mean over the panels that count and are complete, of "
     "which the three starts of Figure 3 are one, with the Hartung-Knapp interval; I² is the share of the variation that is "
     "not chance."
 )
 RIVALS_CAPTION = f"FIRE against the rivals with planned seeds, {ABOUT} Grey: not decided."
 SHORT = {"none": "none", "shrink_perturb": "S&P", "hare_tortoise": "Hare & T.", "weight_clipping": "clipping"}
 SHORT |= {"spectral": "spectral reg."}
-REACH = 8.0  # of the axis, in standard deviations
 COLOUR, PALE, GREY, THEIRS = "#D55E00", "#F0B48A", "#A8A8A8", "#222222"
 
 
@@ -72,9 +73,9 @@ def draw(parts: Sequence[Results]) -> Figure:
     grid[0].set_ylim(-len(panels) - 0.9, 0.6)
     dots = {"marker": "o", "markersize": 4}
     handles = [
-        Line2D([], [], color=COLOUR, **dots, label="confirming seeds"),
+        Line2D([], [], color=COLOUR, **dots, label="confirmatory seeds"),
         Line2D([], [], color=COLOUR, marker="s", markersize=4, label="second round"),
-        Line2D([], [], color=PALE, **dots, label="open: exploring seeds"),
+        Line2D([], [], color=PALE, **dots, label="open: exploratory seeds"),
         Line2D([], [], color=GREY, **dots, markerfacecolor="white", label="premise not met"),
         Line2D(
             [], [], color=THEIRS, marker=">", markersize=3, linestyle="", label="side of the paper's FIRE"
@@ -141,12 +142,13 @@ def comparison(table: pd.DataFrame, experiment: str, rival: str) -> dict[str, An
 
 def draw_row(axis: Axes, y: float, row: dict[str, Any], marker: str) -> None:
     """Draw one comparison."""
+    inside = abs(row["mean"]) < WITHIN
     low, high = np.clip([row["low"], row["high"]], -REACH, REACH)
-    axis.plot([low, high], [y, y], color=row["colour"], linewidth=1.4, solid_capstyle="butt", zorder=3)
-    inside = abs(row["mean"]) < REACH
+    if inside:
+        axis.plot([low, high], [y, y], color=row["colour"], linewidth=1.4, solid_capstyle="butt", zorder=3)
     marker = marker if inside else ">" if row["mean"] > 0 else "<"
     filled = "white" if row["hollow"] else row["colour"]
-    place = float(np.clip(row["mean"], -REACH + 1.2, REACH - 1.2))
+    place = row["mean"] if inside else np.sign(row["mean"]) * WITHIN
     axis.plot(place, y, marker, color=row["colour"], markerfacecolor=filled, markersize=4, zorder=4)
 
 

@@ -17,7 +17,7 @@ PREFIXES = ("sensitivity_",)
 TARGETS = "method.targets"
 CAPTION = (
     "Gain of FIRE on one layer at a time over no treatment, at the end of training (above 0 is better, for losses too; "
-    "paired by seed, means over the seeds); `all`: FIRE as published. Grey: the 95 % interval includes 0 (exploring seeds, "
+    "paired by seed, means over the seeds); `all`: FIRE as published. Grey: the 95 % interval includes 0 (exploratory, "
     "not corrected). One seed has no interval. The colours end where 85 % of the layers lie."
 )
 
