@@ -390,51 +390,6 @@ def test_committed_notebooks_have_small_pictures_and_no_errors(name):
     assert "/work" not in path.read_text(encoding="utf-8")
 
 
-def prose(name):
-    cells = json.loads((notebooks.HERE / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
-    return " ".join(" ".join("".join(c["source"]).split()) for c in cells if c["cell_type"] == "markdown")
-
-
-def printed(name):
-    path = notebooks.HERE / f"{name}.ipynb"
-    return "".join("".join(output.get("text", "")) for output in outputs(path))
-
-
-def test_the_prose_of_the_five_minutes_agrees_with_what_the_notebook_printed():
-    text = prose("fire_in_five_minutes")
-    found = re.findall(
-        r"^(\S.*?) +memorised (\S+) +DfI +\S+ +moved \(SFE\) +(\S+)$", printed("fire_in_five_minutes"), re.M
-    )
-    learned = {label: float(share) for label, share, _ in found}
-    moved = {label: float(distance) for label, _, distance in found}
-    assert "`random_orthogonal` learns nearly as well as FIRE" in text
-    assert abs(learned["random orthogonal"] - learned["FIRE"]) < 0.06
-    assert "`rescale`, which changes the norms alone, repairs only a part" in text
-    assert learned["none (continue)"] + 0.1 < learned["rescale"] < learned["FIRE"] - 0.1
-    assert "moves them less than half as far" in text and moved["FIRE"] < moved["random orthogonal"] / 2
-
-
-def test_the_prose_of_the_failures_agrees_with_what_the_notebook_printed():
-    text, said = prose("failures"), printed("failures")
-    series = re.findall(r"^(.*?) +(frobenius|spectral) +N=5: (.*)$", said, re.M)
-    dfi = {
-        (what.strip(), norm): [float(x) for x in re.findall(r"(?:^|: )([\d.e+-]+)", rest)]
-        for what, norm, rest in series
-    }
-    assert "It falls at every step" in text and len(dfi) == 6
-    assert all(values == sorted(values, reverse=True) and len(values) == 5 for values in dfi.values())
-    assert "DfI is at most 64" in text
-    assert max(max(values) for (what, _), values in dfi.items() if "64 x 64" in what) <= 64
-    five, exact = (
-        re.search(rf"^{row} +(\S+) +(\S+) +(\S+)$", said, re.M).groups() for row in ("N = 5", "exact")
-    )
-    assert "directions and DfI hardly change" in text and float(five[0]) > 0.99 and float(five[2]) > 0.8 * 768
-    assert '`solver="exact"` is the projection' in text and float(exact[2]) < 1e-6
-    floors = [float(x) for x in re.findall(r"^ +(?:20|30|60) +(\S+) +\S+$", said, re.M)]
-    assert "bfloat16 stops at a DfI near 1e-3" in text and len(floors) == 3
-    assert 5e-4 < min(floors) <= max(floors) < 5e-3
-
-
 @pytest.mark.parametrize("number", [2, 3, 4])
 def test_the_notebook_of_a_figure_shows_the_verdicts_of_reproduced(number):
     table = (
