@@ -89,9 +89,8 @@ status: $(call with,suite) ## list which runs are done, running, failed or missi
 # ---- analysis
 figures: $(call with,suite) ## draw Figures 2 to 5 and the probes from the runs in RUNS
 	$(PY) -m analysis figures --root $(RUNS)
-tables: $(call with,suite) ## regenerate REPRODUCED.md, its pages and its figures from analysis/results
+tables: $(call with,suite) ## regenerate the figures and tables of the documents from analysis/results
 	$(PY) -m analysis figures --root analysis/results --formats png
-	$(PY) -m analysis figures --root analysis/results --formats png --paper-curves --size medium
 	$(PY) -m analysis tables --write
 explore: $(call with,suite explore) ## write one page to explore the runs in RUNS, and the committed results: explore.html
 	$(PY) -m analysis explore --root $(RUNS)

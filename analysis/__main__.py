@@ -9,71 +9,37 @@ from pathlib import Path
 
 from matplotlib.backend_bases import FigureCanvasBase
 
-from analysis import (
-    claims,
-    claims_figure,
-    documents,
-    explore,
-    fig2,
-    fig3,
-    fig4,
-    fig5,
-    plot,
-    predictors,
-    probes,
-    ranking,
-    readme_figure,
-    scaling,
-    sensitivity,
-    sweep,
-    tables,
-)
+from analysis import explore, plot, report, sweep, tables
 from analysis.export import export
+from analysis.figures import FIGURES, Drawing
 from analysis.rendering import markdown, plain
-from analysis.runs import RESULTS, SIZES, at_most, load, open_results, settings
+from analysis.runs import RESULTS, RUNS_FILE, SIZES, Results, at_most, load, open_results, settings
 from fire_core.errors import UserError, print_error, reader_may_leave
 from fire_core.files import write_atomic
 from harness import status
 from harness.runs.folders import refuse_link
 
-FIGURES = {
-    "fig2": fig2,
-    "fig3": fig3,
-    "fig4": fig4,
-    "fig5": fig5,
-    "claims": claims_figure,
-    "predictors": predictors,
-    "ranking": ranking,
-    "probes": probes,
-    "scaling": scaling,
-    "sensitivity": sensitivity,
-    "readme": readme_figure,
-}
-
-ONE_SIZE = ("claims", "predictors", "ranking")  # drawn once, each experiment at its largest size
-PAPER = ("fig2", "fig3", "fig4", "fig5")  # figures that the paper has too
-
 
 def draw_figures(given: Sequence[str]) -> int:
-    """Draw the figures of finished runs: Figures 2 to 5 of the paper, the probes and the sensitivity of each layer,
-    one picture for each size; from an export also the picture of README.md."""
+    """Draw the figures of finished runs: Figures 2 to 5 of the paper, the verdicts, and the studies beside the paper."""
     parser = _parser("figures", draw_figures)
     parser.add_argument("name", nargs="*", metavar="FIGURE", help=f"{' '.join(FIGURES)}; default: all")
     _inputs(parser, "folder for the pictures; default <root>/figures")
     parser.add_argument("--formats", default="png,svg,pdf", help="default png,svg,pdf")
+    paper = [name for name, drawing in FIGURES.items() if drawing.paper]
     help_text = (
-        f"draw the paper's panels under ours, in files that end in -with-paper; {' '.join(PAPER)} alone"
+        f"draw the paper's panels under ours, in files that end in -with-paper; {' '.join(paper)} alone"
     )
     parser.add_argument("--paper-curves", action="store_true", help=help_text)
     parser.add_argument("--metric", help="what Figure 4 shows, as in eval_return; default: as in the paper")
     options = parser.parse_args(given)
-    unknown = [name for name in options.name if name not in FIGURES]
-    if unknown:
-        raise UserError(f"there is no figure {unknown[0]!r}; choose from {', '.join(FIGURES)}")
-    if options.paper_curves and (others := [name for name in options.name if name not in PAPER]):
-        raise UserError(
-            f"--paper-curves: the paper has no figure {others[0]!r}; choose from {', '.join(PAPER)}"
-        )
+    for name in options.name:
+        if name not in FIGURES:
+            raise UserError(f"there is no figure {name!r}; choose from {', '.join(FIGURES)}")
+        if options.paper_curves and name not in paper:
+            raise UserError(
+                f"--paper-curves: the paper has no figure {name!r}; choose from {', '.join(paper)}"
+            )
     if options.metric and options.name and "fig4" not in options.name:
         raise UserError(
             f"--metric {options.metric!r} is for fig4: add it to the figures, or leave --metric out"
@@ -81,55 +47,58 @@ def draw_figures(given: Sequence[str]) -> int:
     formats = options.formats.split(",")
     if wrong := [name for name in formats if name not in FigureCanvasBase.get_supported_filetypes()]:
         raise UserError(f"--formats {options.formats!r}: {wrong[0]!r} cannot be drawn; give png, pdf or svg")
-    exported = (Path(options.root) / "runs.csv").exists()
-    names = PAPER if options.paper_curves else [name for name in FIGURES if name != "readme" or exported]
-    out, ending = _out(options, "figures"), "-with-paper" if options.paper_curves else ""
-    names = options.name or names
-    found = open_results(options.root, None, [start for name in names for start in FIGURES[name].PREFIXES])
-    for name in names:
-        module = FIGURES[name]
-        filled = name in ("fig4", "probes", *ONE_SIZE)  # panels not run at this size show a smaller one
-        exact = name == "fig4"  # its panels have variants with longer names
-        results = found.select(experiment=module.PREFIXES) if exact else found.starting(module.PREFIXES)
-        known = set(results.finished["size"])
-        sizes = [size for size in SIZES if size in known and options.size in (None, size)]
-        if not sizes:
-            print(f"{name}: no finished run of {', '.join(module.PREFIXES)}* in '{options.root}'")
-        if name == "fig2":  # a size at which one panel was run is not worth a figure beside another
-            sizes = [s for s in sizes if s == sizes[0] or len(settings(results.select(size=s))) > 1]
-        if name in ONE_SIZE:  # the documents link it at medium, where comparisons are planned
-            sizes = ([size for size in sizes if size != "paper"] or sizes)[:1]
-        for size in sizes:
-            shown = at_most(results, size) if filled else results.select(size=size)
-            parts = [part for part in settings(shown) if len(part.metrics)]
-            more = {"paper_curves": True} if options.paper_curves and name in PAPER else {}
+    drawings = {name: FIGURES[name] for name in options.name or (paper if options.paper_curves else FIGURES)}
+    found = open_results(
+        options.root, None, [start for each in drawings.values() for start in each.experiments]
+    )
+    exported = (Path(options.root) / RUNS_FILE).exists() and not options.size  # the documents show one size
+    for name, drawing in drawings.items():
+        shown = _by_size(found, drawing, options.size, drawing.once or exported)
+        if not shown:
+            print(f"{name}: no finished run of {', '.join(drawing.experiments)} in '{options.root}'")
+        for size, parts in shown.items():
+            more = {"paper_curves": True} if options.paper_curves else {}
             if name == "fig4" and options.metric:
                 logged = sorted({metric for part in parts for metric in part.metrics["metric"].unique()})
                 if options.metric not in logged:
                     raise UserError(f"no run logged {options.metric!r}; logged: {', '.join(logged)}")
                 more |= {"metric": options.metric}
-            figure, stem = module.draw(parts, **more), out / f"{name}-{size}{ending}"
-            for path in plot.save(figure, stem, formats, module.CAPTION, parts):
+            stem = _out(options, "figures") / f"{name}-{size}{'-with-paper' if options.paper_curves else ''}"
+            for path in plot.save(drawing.draw(parts, **more), stem, formats, drawing.caption, parts):
                 print(f"{name}, size {size}: {path}")
     _tell(found.problems)
     return 0
 
 
+def _by_size(found: Results, drawing: Drawing, only: str | None, once: bool) -> dict[str, list[Results]]:
+    """Return {size: settings with values} that a figure shows; `once`: only the largest size, up to medium if it is there,
+    for which comparisons are planned."""
+    names = drawing.experiments
+    results = found.select(experiment=names) if drawing.exact else found.starting(names)
+    known = set(results.finished["size"])
+    sizes = [size for size in SIZES if size in known and only in (None, size)]
+    if once:
+        sizes = ([size for size in sizes if size != "paper"] or sizes)[:1]
+    shown = {}
+    for size in sizes:
+        part = at_most(results, size) if drawing.filled else results.select(size=size)
+        shown[size] = [each for each in settings(part) if len(each.metrics)]
+    return shown
+
+
 def write_tables(given: Sequence[str]) -> int:
     """Write every table as Markdown, CSV and LaTeX. With --experiment, show the table and the figure of one sweep
-    instead. With --write, regenerate REPRODUCED.md, its pages and the table of README.md from the committed results."""
+    instead. With --write, fill the tables of README.md, REPRODUCED.md and docs/findings.md from the committed results."""
     parser = _parser("tables", write_tables)
     _inputs(parser, "folder for the tables; default <root>/tables")
-    parser.add_argument(
-        "--write", action="store_true", help="regenerate REPRODUCED.md, its pages and README.md's table"
-    )
+    parser.add_argument("--write", action="store_true", help="fill the tables of the documents")
     parser.add_argument("--experiment", nargs="+", help="the experiments of a sweep")
     for name in ("methods", "seeds"):
         help_text = f"with --experiment: {name} that must be present, separated by commas"
         parser.add_argument(f"--{name}", default="", help=help_text)
     options = parser.parse_args(given)
     if options.experiment and options.write:
-        raise UserError("--write regenerates every document: leave out --experiment")
+        raise UserError("--write fills the tables of every document: leave out --experiment")
     if options.experiment:
         return sweep.show(options)
     if options.methods or options.seeds:
@@ -137,7 +106,7 @@ def write_tables(given: Sequence[str]) -> int:
     if options.write:
         if options.root != parser.get_default("root") or options.size or options.out:
             raise UserError("--write always reads analysis/results: leave out --root, --size and --out")
-        for path in documents.write():
+        for path in report.write():
             print(path)
         return 0
     results = open_results(options.root, options.size)
@@ -150,40 +119,33 @@ def write_tables(given: Sequence[str]) -> int:
 
 
 def count_claims(given: Sequence[str]) -> int:
-    """Print the verdicts on the paper's comparisons as counts, and the pooled estimates: with the exploring seeds 1 to 5,
-    and with the confirming seeds from 6 on (docs/concepts/statistics.md)."""
+    """Print the verdicts on the paper's comparisons as counts, and the pooled estimates, with the exploring and with the
+    confirming seeds (docs/concepts/statistics.md)."""
     parser = _parser("claims", count_claims)
     parser.add_argument(
         "--root", default=str(RESULTS), help="folder of runs, or an export; default the committed results"
     )
-    options = parser.parse_args(given)
-    results = open_results(options.root)
-    found = documents.report_tables(results, claims.verdicts(results))
-    print(f"{markdown(found['counts'])}\n\n{markdown(found['pooled'])}")
+    results = open_results(parser.parse_args(given).root)
+    material = report.Material(results)
+    print(f"{markdown(report.counts(material))}\n\n{markdown(report.pooled(material))}")
     _tell(results.problems)
     return 0
 
 
 def write_export(given: Sequence[str]) -> int:
-    """Write the finished runs into analysis/results as CSV files that are small enough to commit."""
+    """Write the finished runs into analysis/results as compressed CSV files that are small enough to commit."""
     parser = _parser("export", write_export)
     parser.add_argument("--root", default="runs")
     parser.add_argument("--experiment", nargs="*", default=None)
     sizes = [size for size in SIZES if size != "smoke"]
-    parser.add_argument(
-        "--size",
-        nargs="*",
-        default=sizes,
-        choices=SIZES,
-        help=f"default {' '.join(sizes)}; smoke is for tests",
-    )
+    help_text = f"default {' '.join(sizes)}; smoke is for tests"
+    parser.add_argument("--size", nargs="*", default=sizes, choices=SIZES, help=help_text)
     parser.add_argument("--out", default=str(RESULTS))
     options = parser.parse_args(given)
     results = load(options.root, options.experiment).select(size=options.size)
     if results.finished.empty:
-        raise UserError(
-            f"no finished run of {' '.join(options.experiment or ['any experiment'])} in {options.root!r}"
-        )
+        wanted = " ".join(options.experiment or ["any experiment"])
+        raise UserError(f"no finished run of {wanted} in {options.root!r}")
     for path in export(results, Path(options.out)):
         print(path)
     _tell(results.problems)
@@ -207,7 +169,7 @@ def write_explorer(given: Sequence[str]) -> int:
 
 def compare_with_official(given: Sequence[str]) -> int:
     """Compare the suite with numbers that were recorded from the official code."""
-    from analysis import fidelity
+    from analysis import fidelity  # which builds the networks
 
     return fidelity.main(given)
 
@@ -252,9 +214,8 @@ def main(given: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, or 2 for bad input, which is reported in one line."""
     given = list(sys.argv[1:] if given is None else given)
     if not given or given[0] not in COMMANDS:
-        wrong = (
-            f"error: there is no command {given[0]!r}\n" if given and given[0] not in ("-h", "--help") else ""
-        )
+        unknown = bool(given) and given[0] not in ("-h", "--help")
+        wrong = f"error: there is no command {given[0]!r}\n" if unknown else ""
         print(f"{wrong}usage: python -m analysis {' | '.join(COMMANDS)}  (each has --help)", file=sys.stderr)
         return 2 if wrong or not given else 0
     try:

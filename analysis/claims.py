@@ -1,8 +1,8 @@
 """The verdict on every comparison, by the rule of docs/concepts/statistics.md; no other module gives one.
 
-`verdicts` returns one row per pair of methods and setting. Exploring seeds (1 to 5) decide whether the premise holds,
-confirming seeds (from 6 on) decide the comparison. A positive gain agrees with the claim; for controls and rivals the
-claim is that FIRE ends ahead.
+`verdicts` returns one row per pair of methods and setting. Exploring seeds decide whether the premise holds, confirming
+seeds decide the comparison. In the first round, seeds 1 to 5 explore; in a panel that has a second round, all seeds before
+it do. A positive gain agrees with the claim; for controls and rivals the claim is that FIRE ends ahead.
 """
 
 from __future__ import annotations
@@ -19,38 +19,50 @@ import yaml
 from scipy import stats as scipy_stats
 
 from analysis import measures, paper
-from analysis.estimates import Values
+from analysis.measures import Values
 from analysis.runs import Results, at_largest_size, settings
 from analysis.stats import LEVEL, Estimate, estimate, holm
 
 EXPLORING = range(1, 6)
+ROUNDS = 2  # of confirming seeds, in plan.yaml
+DECIDED = ("holds", "contradicted", "FIRE ahead", "FIRE behind")
 LEARNED = 1.2  # times the return of random actions
 CONTROLS = ("rescale", "keep_norm", "random_orthogonal", "fire_exact")
 GROUPS = ("none", "shrink_perturb", "full_reset", "dash")  # the rivals of the pooled question
 COLUMNS = [
     "experiment", "figure", "panel", "size", "data", "kind", "better", "worse", "source", "premise",
     "measured", "planned", "seeds", "gain", "low", "high", "p", "p_holm", "verdict",
-    "exploring_seeds", "exploring_gain", "exploring_low", "exploring_high", "gains", "exploring_gains", "decimals",
+    "exploring_seeds", "exploring_gain", "exploring_low", "exploring_high", "gains", "exploring_gains", "decimals", "note",
 ]  # fmt: skip
 
 
 @cache
-def confirming_plan() -> dict[tuple[str, str], range]:
-    """Return {(experiment, method): seeds that were planned at size medium}."""
+def confirming_plan(rounds: int = ROUNDS) -> dict[tuple[str, str], range]:
+    """Return {(experiment, method): seeds that were planned at size medium}, in the last of so many rounds in which the
+    panel has a plan."""
     entries = yaml.safe_load((Path(__file__).parent / "plan.yaml").read_text(encoding="utf-8"))
     return {
         (experiment, method): range(entry["seeds"][0], entry["seeds"][1] + 1)
-        for entry in entries
-        if entry.get("round", 1) == 1
+        for entry in sorted(entries, key=lambda entry: entry.get("round", 1))
+        if entry.get("round", 1) <= rounds
         for experiment in entry["experiments"]
         for method in entry["methods"]
     }
 
 
-def planned_seeds(experiment: str, size: str, *methods: str) -> list[int]:
+def planned_seeds(experiment: str, size: str, *methods: str, rounds: int = ROUNDS) -> list[int]:
     """Return the confirming seeds that were planned for all of the methods."""
-    known = confirming_plan() if size == "medium" else {}
+    known = confirming_plan(rounds) if size == "medium" else {}
     return sorted(set.intersection(*(set(known.get((experiment, method), ())) for method in methods)))
+
+
+def explored(values: dict[int, float], experiment: str, size: str, rounds: int = ROUNDS) -> dict[int, float]:
+    """Return the values of the exploring seeds: those before the panel's second round or, without one, 1 to 5. At size
+    paper, where nothing is planned, all seeds explore."""
+    second = planned_seeds(experiment, size, "fire", "none", rounds=rounds)
+    second = second if second != planned_seeds(experiment, size, "fire", "none", rounds=1) else []
+    early = range(1, second[0]) if second else EXPLORING
+    return {seed: value for seed, value in values.items() if seed in early or size == "paper"}
 
 
 # ------------------------------------------------------------------------------------------------ premise
@@ -62,9 +74,9 @@ class Premise(NamedTuple):
     measured: Estimate | None
 
 
-def premise(part: Results, which: str = "confirming") -> Premise:
-    """Return the premise of one setting, measured without looking at FIRE: on the exploring seeds, if `which` is "all" on
-    all seeds, and if it is "fresh" on the seeds from 6 on, which the rule does not ask."""
+def premise(part: Results, which: str = "confirming", rounds: int = ROUNDS) -> Premise:
+    """Return the premise of one setting, measured without looking at FIRE: on the exploring seeds or, if `which` is "all",
+    on all seeds."""
     figure, measure = part.first["figure"], measures.of(part)[0]
     if figure == "fig3":
         return Premise(True, None)
@@ -76,48 +88,50 @@ def premise(part: Results, which: str = "confirming") -> Premise:
         ends = measures.values(part.metrics, measure)
         values = paired(ends, "full_reset", "none", measure.higher_is_better)
     if which != "all":
-        early = explored(values, part.first["size"])
-        values = {seed: values[seed] for seed in values if (seed in early) == (which != "fresh")}
+        values = explored(values, part.first["experiment"], part.first["size"], rounds)
     found = estimate([values[seed] for seed in sorted(values)]) if values else None
     level = LEARNED if figure.startswith("fig4") else 0.0
     return Premise(None if found is None or found.n < 2 else bool(found.low > level), found)
 
 
 # ------------------------------------------------------------------------------------------------ verdicts
-def verdicts(results: Results | Sequence[Results], seeds: str = "confirming") -> pd.DataFrame:
+def verdicts(
+    results: Results | Sequence[Results], seeds: str = "confirming", rounds: int = ROUNDS
+) -> pd.DataFrame:
     """Return the frame of comparisons of all settings (columns COLUMNS). `gains` holds the paired differences by seed.
 
     With seeds="exploring" or "all", the same rule is applied to these seeds, as far as they were run. What it says then
     is no verdict on a panel: the settings were chosen with the exploring seeds. A sweep of one's own uses "all", for the
-    premise too.
+    premise too. With rounds=1, the second round is left out, and the frame is what the first one said.
     """
     parts = settings(results) if isinstance(results, Results) else results
-    parts = [_compared(part, seeds) for part in parts if measures.of(part)]
+    parts = [_compared(part, seeds, rounds) for part in parts if measures.of(part)]
     return pd.concat(
         [part for part in parts if len(part)] or [pd.DataFrame(columns=COLUMNS)], ignore_index=True
     )
 
 
-def _compared(part: Results, which: str) -> pd.DataFrame:
+def _compared(part: Results, which: str, rounds: int) -> pd.DataFrame:
     first, measure = part.first, measures.of(part)[0]
     plain = part.select(label=part.runs["label"][part.runs["label"] == part.runs["method"]].unique())
-    ends, (holds, measured) = measures.values(plain.metrics, measure), premise(part, which)
+    ends, (holds, measured) = measures.values(plain.metrics, measure), premise(part, which, rounds)
     decimals = measures.digits(measure.metric, chain.from_iterable(each.values() for each in ends.values()))
     rows, ran = [], set(ends)
     if which == "confirming" and first["size"] == "medium":  # what was planned is open until it has run
-        ran |= {method for experiment, method in confirming_plan() if experiment == first["experiment"]}
+        ran |= {method for experiment, method in confirming_plan(rounds) if experiment == first["experiment"]}
+    note = "" if which != "confirming" or holds is not True else later_premise(part)
     for pair in _pairs(first["experiment"], ran):
         better, worse = pair["better"], pair["worse"]
         gains = paired(ends, better, worse, measure.higher_is_better)
-        planned = planned_seeds(first["experiment"], first["size"], better, worse)
-        early = explored(gains, first["size"])
+        planned = planned_seeds(first["experiment"], first["size"], better, worse, rounds=rounds)
+        early = explored(gains, first["experiment"], first["size"], rounds)
         seeds = {"exploring": sorted(early), "all": sorted(gains)}.get(which, planned)
         exploring = early or ({} if planned else gains)  # shown; no verdict of any kind uses the others
         used = {seed: gains[seed] for seed in seeds if seed in gains}
         complete = 0 < len(seeds) == len(used) if which == "confirming" else len(used) > 1
         row = first[["experiment", "figure", "panel", "size", "data"]].to_dict() | pair
         row |= {"premise": holds, "measured": measured, "planned": len(seeds), "complete": complete}
-        row["decimals"] = decimals
+        row |= {"decimals": decimals, "note": note if planned else ""}
         for prefix, each in (("", used), ("exploring_", exploring)):
             found = estimate(list(each.values())) if each else Estimate(*[float("nan")] * 4, 0)
             row |= {f"{prefix}gains": each, f"{prefix}seeds": len(each), f"{prefix}gain": found.mean}
@@ -135,6 +149,12 @@ def _compared(part: Results, which: str) -> pd.DataFrame:
     table.loc[~table["complete"].astype(bool), ["gain", "low", "high", "p", "p_holm"]] = np.nan
     table["verdict"] = [verdict(row) for row in table.to_dict("records")]
     return table[COLUMNS]
+
+
+def later_premise(part: Results) -> str:
+    """Return a note where the premise is met by the exploring seeds and not by all seeds that ran, else ""."""
+    found = premise(part, "all")
+    return f"premise not met on all {found.measured.n} seeds" if found.holds is False else ""
 
 
 def verdict(row: Mapping[str, Any]) -> str:
@@ -171,11 +191,6 @@ def paired(ends: Values, better: str, worse: str, higher: bool) -> dict[int, flo
     sign = 1.0 if higher else -1.0
     pair = ends.get(better, {}), ends.get(worse, {})
     return {seed: sign * (pair[0][seed] - pair[1][seed]) for seed in sorted(set(pair[0]) & set(pair[1]))}
-
-
-def explored(gains: dict[int, float], size: str) -> dict[int, float]:
-    """Return the values of the exploring seeds: 1 to 5, and at size paper, where nothing is planned, all."""
-    return {seed: gain for seed, gain in gains.items() if seed in EXPLORING or size == "paper"}
 
 
 # ------------------------------------------------------------------------------------------------ counts

@@ -1,27 +1,28 @@
-"""Means, intervals and paired differences of all runs in one frame, from which every table and sentence is written.
+"""Means, intervals and paired differences of all runs in one frame, from which every table is written.
 
 The frame has one row per setting (experiment, size, data), measure, label and reference. The reference is the label
-that this label is compared with: "none" (no intervention, under the same overrides where such a run exists), "fire",
-"unchanged" (the same method without overrides), "muon" (for FIRE with Muon), "random_actions", or "" if
-no other label shares a seed with it. A difference is label minus reference, paired by seed. `kind` is "result" (the
-first measure of a setting is its `headline`), "learning" or "boundary".
+that this label is compared with: "none" (no intervention, in the same network and protocol where such a run exists),
+"fire", "unchanged" (the same method at its own settings), "muon" (for FIRE with Muon), "random_actions", or "" if no other
+label shares a seed with it. A difference is label minus reference, paired by seed. `kind` is "result" (the first measure
+of a setting is its `headline`), "learning" or "boundary". Labels come in the order of every table; `name` is what tables
+call them, and `changed` the settings that they changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pandas as pd
 
-from analysis import measures
-from analysis.measures import Measure
+from analysis import measures, names
+from analysis.measures import HESSIAN, Measure, Values
 from analysis.runs import Results, settings
 from analysis.stats import estimate, paired_difference
 
 SETTING = ["experiment", "figure", "panel", "size", "data"]
 COLUMNS = [
-    *SETTING, "kind", "headline", "metric", "measure", "higher_is_better", "method", "label",
+    *SETTING, "kind", "headline", "metric", "measure", "higher_is_better", "method", "label", "name", "changed",
     "n", "mean", "low", "high", "lowest", "highest",
     "reference", "difference", "difference_low", "difference_high", "pairs", "p",
 ]  # fmt: skip
@@ -37,8 +38,6 @@ BOUNDARY = {
     "common_sfe_share": "SFE / SFE of a full reset, FIRE's matrices",
     "seconds": "seconds",
 }
-HESSIAN = "after_hessian_norm"  # of the whole network, on data of the next phase
-Values = dict[str, dict[int, float]]  # {label: {seed: value}}
 
 
 def frame(results: Results) -> pd.DataFrame:
@@ -46,6 +45,7 @@ def frame(results: Results) -> pd.DataFrame:
     rows = []
     for part in settings(results):
         setting = part.first[SETTING].to_dict()
+        looks, changed = names.looks(part), part.overrides
         methods = dict(zip(part.runs["label"], part.runs["method"]))
         for kind, headline, measure, values in numbers(part):
             shared = setting | {
@@ -55,11 +55,15 @@ def frame(results: Results) -> pd.DataFrame:
                 "measure": measure.title,
             }
             shared["higher_is_better"] = measure.higher_is_better
-            for label in values:
+            for label in [*filter(values.get, looks), *(label for label in values if label not in looks)]:
                 known = shared | {"method": methods.get(label, label), "label": label}
+                known["name"] = (looks.get(label) or names.look(label)).name
+                known["changed"] = names.changes(changed.get(label, {}))
+                compared = (
+                    references(label, values, methods, changed) if kind in ("result", "learning") else {}
+                )
                 rows += [
-                    known | row
-                    for row in _rows(label, values, methods, compared=kind in ("result", "learning"))
+                    known | row for row in _rows(values[label], {r: values[to] for r, to in compared.items()})
                 ]
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -86,45 +90,51 @@ def numbers(part: Results) -> Iterator[tuple[str, bool, Measure, Values]]:
     for column, title in BOUNDARY.items():
         values = measures.by_label(pd.to_numeric(last.set_index(["label", "seed"])[column]))
         yield "boundary", False, Measure(column, title, higher_is_better=False), values
-    if HESSIAN in set(part.metrics["metric"]):
-        measure = Measure(HESSIAN, "largest Hessian eigenvalue on the data to come", higher_is_better=False)
-        yield "boundary", False, measure, measures.values(part.metrics, measure)
+    if HESSIAN.metric in set(part.metrics["metric"]):
+        yield "boundary", False, HESSIAN, measures.values(part.metrics, HESSIAN)
 
 
 def _first(metrics: pd.DataFrame, metric: str) -> pd.Series:
     return measures.ordered_rows(metrics, metric).groupby(["label", "seed"])["value"].first()
 
 
-def _rows(label: str, values: Values, methods: dict[str, str], compared: bool) -> Iterator[dict[str, object]]:
+def _rows(own: dict[int, float], compared: Values) -> Iterator[dict[str, object]]:
     """Yield the mean of one label once per reference with which it shares a seed; once with "" if there is none."""
-    numbers = list(values[label].values())
-    found = estimate(numbers)
+    found = estimate(list(own.values()))
     row = {"n": found.n, "mean": found.mean, "low": found.low, "high": found.high}
-    row |= {"lowest": min(numbers), "highest": max(numbers), "reference": "", "pairs": 0, "p": np.nan}
-    references = _references(label, values, methods) if compared else {}
-    alone = True
-    for name, reference in references.items():
-        gap = paired_difference(values[label], values[reference])
-        if gap is not None:
-            alone = False
-            compare = {"difference": gap.mean, "difference_low": gap.low, "difference_high": gap.high}
-            yield row | compare | {"reference": name, "pairs": gap.n, "p": gap.p}
-    if alone:
+    row |= {
+        "lowest": min(own.values()),
+        "highest": max(own.values()),
+        "reference": "",
+        "pairs": 0,
+        "p": np.nan,
+    }
+    gaps = {name: gap for name, other in compared.items() if (gap := paired_difference(own, other))}
+    for name, gap in gaps.items():
+        compare = {"difference": gap.mean, "difference_low": gap.low, "difference_high": gap.high}
+        yield row | compare | {"reference": name, "pairs": gap.n, "p": gap.p}
+    if not gaps:
         yield row
 
 
-def _references(label: str, values: Values, methods: dict[str, str]) -> dict[str, str]:
-    """Return {name of the reference: its label}, without references that were not run."""
-    method = methods.get(label, label)
-    overrides = label.removeprefix(method)
+def references(
+    label: str, known: Iterable[str], methods: dict[str, str], changed: dict[str, dict[str, str]]
+) -> dict[str, str]:
+    """Return {name of the reference: its label} among the labels `known`."""
+
+    def beside(label: str) -> dict[str, str]:  # what was changed beside the method's own settings
+        return {k: v for k, v in changed.get(label, {}).items() if not k.startswith("method.")}
+
+    method, known = methods.get(label, label), list(known)
+    same = [each for each in known if methods.get(each) == "none" and changed.get(each) == beside(label)]
     wanted = {
-        "none": f"none{overrides}" if f"none{overrides}" in values else "none",
+        "none": same[0] if same else "none",
         "fire": "fire",
-        "unchanged": method if overrides else "",
+        "unchanged": method,
         "muon": "muon" if method == "fire_muon" else "",
         "random_actions": "random_actions",
     }
-    return {name: other for name, other in wanted.items() if other in values and other != label}
+    return {name: other for name, other in wanted.items() if other in known and other != label}
 
 
 def of(frame: pd.DataFrame, part: Results) -> pd.DataFrame:

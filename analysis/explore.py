@@ -11,20 +11,22 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from markupsafe import Markup
 
-from analysis import estimates, fig4, measures, paper, plot
+from analysis import estimates, measures, names, paper, plot
 from analysis.export import thin
+from analysis.figures import fig4
 from analysis.measures import Measure
-from analysis.rendering import TEMPLATES, difference_text, mean_text, p_text, short
+from analysis.rendering import difference_text, mean_text, p_text, short
 from analysis.runs import SIZES, Results, settings
 from fire_core.errors import UserError
 
 KINDS = {"result": "result", "boundary": "right after the last boundary"}  # kind of estimate: its heading
+OPEN = ("fire", "none", "shrink_perturb", "full_reset")  # shown at first, with the best of the others
 SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
@@ -33,7 +35,8 @@ def page(results: Results) -> str:
     if results.finished.empty:
         raise UserError("no finished run to explore: run something first, as in make vision-sweep")
     text = json.dumps(page_data(results), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    html = TEMPLATES.get_template("explore.html.j2").render(library=Markup(library()), data=Markup(text))
+    html = Path(__file__).with_name("explore.html").read_text(encoding="utf-8")
+    html = html.replace("{{ library }}", library(), 1).replace("{{ data }}", text, 1)
     hashes = (hashlib.sha256(script.encode()).digest() for script in SCRIPT.findall(html))
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes)
     return html.replace("SCRIPTS-OF-THIS-PAGE", allowed, 1)  # the browser runs no other
@@ -51,12 +54,21 @@ def library() -> str:
 def page_data(results: Results) -> dict[str, Any]:
     """Return what the page knows: the methods in the order of every legend, and the settings, the paper's panels first.
     Methods are named by their place in that order, and runs by their place in the list of their setting."""
-    labels = {label: place for place, label in enumerate(plot.ordered(results.finished["label"]))}
-    looks = [(plot.look(label), label in plot.INTEREST) for label in labels]
+    looks, plain = names.looks(results), set(results.runs["method"])
+    labels = {label: place for place, label in enumerate(looks)}
+    methods = [
+        {
+            "method": look.name,
+            "colour": look.colour,
+            "bright": label in names.INTEREST,
+            "variant": label not in plain,
+        }
+        for label, look in looks.items()
+    ]
     frame = estimates.sides(estimates.frame(results))
     panels = [_setting(part, estimates.of(frame, part), labels) for part in _in_order(settings(results))]
     return {
-        "methods": [{"method": look.name, "colour": look.colour, "bright": bright} for look, bright in looks],
+        "methods": methods,
         "settings": [panel for panel in panels if panel["measures"]],
     }
 
@@ -74,7 +86,7 @@ def _in_order(parts: Iterable[Results]) -> list[Results]:
 def _setting(part: Results, rows: pd.DataFrame, labels: dict[str, int]) -> dict[str, Any]:
     """Return one experiment at one size on one data set: its runs, its measures and the curves these are read from.
 
-    The script in templates/explore.html.j2 reads the keys.
+    The script in explore.html reads the keys.
     """
     first, runs = part.first, part.finished.assign(place=part.finished["label"].map(labels))
     changed = runs["dirty"].astype(str).map({"True": " with changes"}).fillna("")
@@ -94,16 +106,26 @@ def _setting(part: Results, rows: pd.DataFrame, labels: dict[str, int]) -> dict[
         told.append(about | _measure(of_measure, labels))
     return {
         "experiment": first["experiment"],
-        "panel": plot.panel_name(figure, first["panel"]),
+        "panel": names.panel(figure, first["panel"]),
         "group": f"Figure {figure.removeprefix('fig')[:1]}" if figure else "Beside the paper's panels",
-        "size": f"{first['size']}, {plot.data_name(first['data'])}",
-        "title": plot.title(part).replace("\n", ", "),
+        "size": f"{first['size']}, {names.data(first['data'])}",
+        "title": names.one_line(part),
         "premise": plot.premise_text(part),
         "source": plot.provenance(runs),
         "runs": runs[["place", "seed", "code", "trunk_commit"]].to_numpy().tolist(),
+        "open": _opening(rows, labels),
         "measures": told,
         "curves": curves,
     }
+
+
+def _opening(rows: pd.DataFrame, labels: dict[str, int]) -> list[int]:
+    """Return the methods that are shown at first: those of OPEN, and the one that ends best among the others."""
+    ends = estimates.means(rows[rows["headline"] & (rows["label"] == rows["method"])]).set_index("label")
+    ends = ends if len(ends) else estimates.means(rows[rows["headline"]]).set_index("label")
+    others = ends["mean"][~ends.index.isin(OPEN)] * ends["higher_is_better"].map({True: 1, False: -1})
+    best = [others.idxmax()] if others.notna().any() else []
+    return [labels[label] for label in [*ends.index.intersection(OPEN), *best]]
 
 
 def _measure(rows: pd.DataFrame, labels: dict[str, int]) -> dict[str, Any]:

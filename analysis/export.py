@@ -1,7 +1,8 @@
-"""Run folders as the CSV files of analysis/results, small enough to commit."""
+"""Run folders as the compressed CSV files of analysis/results, small enough to commit."""
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pandas as pd
@@ -18,25 +19,10 @@ from analysis.runs import (
     load_exported,
     merged,
 )
-from fire_core.files import write_atomic
+from fire_core.files import written_aside
 
 CURVES = ["label", "seed", "metric", "phase", "step"]  # sorting order of exported curves
 POINTS = 60  # values per phase that an exported curve keeps at least, if it has them; see `thin`
-ALSO_EXPORTED = (
-    "dormant_share",
-    "feature_rank",
-    "hessian_norm",
-    "after_hessian_norm",
-    "random_return",
-    "eval_unfinished",
-    # what `analysis.predictors` compares with the gain of FIRE
-    "before_weight_norm",
-    "before_dormant_share",
-    "before_feature_rank",
-    "before_dfi",
-    "after_weight_norm",
-    "after_dfi",
-)
 
 
 def export(results: Results, folder: Path = RESULTS) -> list[Path]:
@@ -46,9 +32,8 @@ def export(results: Results, folder: Path = RESULTS) -> list[Path]:
     settings = sorted(set(zip(own["experiment"], own["size"])))
     for experiment, size in settings:
         part = results.select(experiment=experiment, size=size)
-        wanted = {measure.metric for measure in [*measures.of(part), *measures.OTHERWISE]} | set(
-            ALSO_EXPORTED
-        )
+        wanted = {measure.metric for measure in [*measures.of(part), *measures.OTHERWISE]}
+        wanted |= set(measures.EXPORTED)
         curves.append(thin(part.metrics[part.metrics["metric"].isin(wanted)]))
     thinned = pd.concat(curves, ignore_index=True) if curves else results.metrics
     done = Results(own, thinned, results.boundaries, results.costs)
@@ -57,11 +42,11 @@ def export(results: Results, folder: Path = RESULTS) -> list[Path]:
     paths = []
     for experiment, size in settings:
         rows = metrics[(metrics["experiment"] == experiment) & (metrics["size"] == size)]
-        paths.append(_write(rows[METRIC_COLUMNS], folder / "metrics" / f"{experiment}-{size}.csv"))
+        paths.append(_write(rows[METRIC_COLUMNS], folder / "metrics" / f"{experiment}-{size}.csv.gz"))
     for name, columns in (("runs", RUN_COLUMNS), ("boundaries", BOUNDARY_COLUMNS), ("costs", COST_COLUMNS)):
         order = [c for c in ("experiment", "size", "label", "seed", "phase") if c in columns]
         frame = getattr(table, name).sort_values(order, kind="stable")
-        paths.append(_write(frame[columns], folder / f"{name}.csv"))
+        paths.append(_write(frame[columns], folder / f"{name}.csv.gz"))
     return paths
 
 
@@ -76,7 +61,10 @@ def thin(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _write(frame: pd.DataFrame, path: Path) -> Path:
+    """Write a frame as compressed CSV, without the time, so that the same numbers give the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # A column that also holds None would be written with all digits.
-    write_atomic(path, frame.infer_objects().to_csv(index=False, float_format="%.6g", lineterminator="\n"))
+    text = frame.infer_objects().to_csv(index=False, float_format="%.6g", lineterminator="\n")
+    with written_aside(path) as aside:
+        aside.write_bytes(gzip.compress(text.encode(), mtime=0))
     return path

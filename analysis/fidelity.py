@@ -1,4 +1,4 @@
-"""Comparison with the official code: writes FIDELITY.md and prints the largest difference of each cell and method.
+"""Comparison with the official code: fills docs/FIDELITY.md and prints the largest difference of each cell and method.
 
     python -m analysis fidelity          # from the committed record
     python -m analysis fidelity --run    # runs the tests and renews the record first, a few minutes on a laptop
@@ -15,20 +15,20 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
-from markupsafe import Markup
 
 import vision.official  # noqa: F401 (registers the variants)
-from analysis.rendering import render
+from analysis.rendering import fill
 from fire_core.errors import UserError
 from fire_core.methods import variants
 from harness.runs.machine import describe
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "analysis" / "results" / "fidelity.csv"
-PAGE = ROOT / "FIDELITY.md"
+PAGE = ROOT / "docs" / "FIDELITY.md"
 QUANTITY = ["kind", "row", "what"]
 ASPECTS = ("net", "data", "schedule", "boundary", "optimizer", "tuned", "evaluation")
 TESTS = (  # in addition to tests/official/test_official_*.py; these compare with something other than the official code
@@ -43,7 +43,7 @@ TESTS = (  # in addition to tests/official/test_official_*.py; these compare wit
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Print the comparison with the official code and write FIDELITY.md, with --run after renewing the record. Return
+    """Print the comparison with the official code and fill docs/FIDELITY.md, with --run after renewing the record. Return
     1 if a difference exceeds its tolerance or a test fails, else 0."""
     parser = argparse.ArgumentParser(prog="python -m analysis fidelity", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -75,7 +75,9 @@ def main(given: Sequence[str] | None = None) -> int:
 def compare() -> tuple[pd.DataFrame, int]:
     """Run the tests and return (one line per quantity, with the largest difference that any test measured, the tests' exit
     code)."""
-    tests = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").glob("test_official_*.py"))
+    tests = sorted(
+        str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "official").glob("test_official_*.py")
+    )
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder) / "record.jsonl"
         command = [sys.executable, "-m", "pytest", "-q", *tests, *TESTS]
@@ -103,7 +105,7 @@ def failed(record: pd.DataFrame) -> pd.DataFrame:
 
 
 def shown(lines: pd.DataFrame) -> str:
-    """Return the largest difference of `lines` as FIDELITY.md prints it, marked where one exceeds its tolerance."""
+    """Return the largest difference of `lines` as docs/FIDELITY.md prints it, marked where one exceeds its tolerance."""
     if len(wrong := failed(lines)):
         return f"**differs: {wrong['difference'].max():.2g}**"
     largest = lines["difference"].max()
@@ -111,7 +113,7 @@ def shown(lines: pd.DataFrame) -> str:
 
 
 def page(record: pd.DataFrame) -> str:
-    """Return the text of FIDELITY.md."""
+    """Return the text of docs/FIDELITY.md with the tables of `record`."""
     figure_2 = record[(record["kind"] == "cell") & record["row"].str.startswith("fig2")]
     figure_2 = figure_2.assign(aspect=figure_2["what"].str.split(":").str[0])
     panels = [
@@ -127,16 +129,17 @@ def page(record: pd.DataFrame) -> str:
     ]
     others = record[~record["row"].str.startswith("fig2") & (record["kind"] != "method")]
     head = ["largest difference", "allowed", "test"]
-    return render(
-        "fidelity",
-        panels=table(["panel", *ASPECTS], panels),
-        quantities=table(["quantity", *head], compared_rows(grouped, ["quantity"])),
-        methods=table(["method", "variant", "quantities", head[0], "test"], methods),
-        others=table(
+    found = {
+        "panels": (["panel", *ASPECTS], panels),
+        "quantities": (["quantity", *head], compared_rows(grouped, ["quantity"])),
+        "methods": (["method", "variant", "quantities", head[0], "test"], methods),
+        "others": (
             ["experiment", "quantity", *head],
             compared_rows(others.sort_values(["row", "what"]), ["row", "what"]),
         ),
-    )
+    }
+    made = {name: partial(table, *each) for name, each in found.items()}
+    return fill(PAGE.read_text(encoding="utf-8"), {"table": made})
 
 
 def variant_of(method: str) -> str:
@@ -160,4 +163,4 @@ def tests_of(lines: pd.DataFrame) -> str:
 def table(head: list[str], rows: list[list[object]]) -> str:
     """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
-    return Markup("".join(f"| {' | '.join(map(str, line))} |\n" for line in lines))
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)

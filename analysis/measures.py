@@ -10,6 +10,7 @@ import pandas as pd
 
 from analysis.runs import Results
 
+Values = dict[str, dict[int, float]]  # {label: {seed: number}}
 TAIL = 0.1  # share of the steps that "tail" averages over
 
 
@@ -36,6 +37,11 @@ class Measure:
 TEST = Measure("test_accuracy", "test accuracy, end")
 OLD = Measure("old_accuracy", "test accuracy on the classes of earlier phases, end")
 NEW = Measure("new_accuracy", "test accuracy on the classes of the last phase, end")
+# What is measured at a boundary is named here, and nowhere else in the analysis.
+HESSIAN = Measure(  # of the whole network
+    "after_hessian_norm", "largest Hessian eigenvalue on the data to come", higher_is_better=False
+)
+NORM_BEFORE, NORM_AFTER = "before_weight_norm", "after_weight_norm"
 TEST_AFTER = Measure("after_test_accuracy", "test accuracy right after the last boundary, before training")
 MEMORISED = Measure(
     "train_accuracy", "training accuracy at the end of a task, last quarter of the tasks", "late_phases"
@@ -59,6 +65,11 @@ AROUND = [
     Measure("eval_return", "evaluation return, right before the boundary", "before"),
 ]
 CUT = Measure("eval_unfinished", "evaluation episodes that the step limit ended", "final", False)
+AT_BOUNDARY = {  # right before it, right after it, and at the end of training
+    "fig2": (Measure("test_accuracy", "test accuracy", "before"), TEST_AFTER, TEST),
+    "fig3": (Measure("val_loss_mix", "validation loss", "before", False), LOSSES[3], LOSSES[0]),
+    "fig4": (*reversed(AROUND), EVALUATED),
+}
 BY_PROTOCOL = {
     "warm_start": [TEST, TEST_AFTER],
     "continual": [TEST, TEST_AFTER],
@@ -76,6 +87,9 @@ BY_FIGURE = {
     "fig4a": [PLAYED, EVALUATED, *AROUND, CUT],
     "fig4b": [EVALUATED, PLAYED, *AROUND],
 }
+# metrics that an export holds beside those of `of`
+EXPORTED = ("dormant_share", "feature_rank", "hessian_norm", "random_return", "eval_unfinished", "before_dormant_share",
+            "before_feature_rank", "before_dfi", "after_dfi", HESSIAN.metric, NORM_BEFORE, NORM_AFTER)  # fmt: skip
 OTHERWISE = [TEST, LOSSES[0], EVALUATED, PLAYED, Measure("train_accuracy", "training accuracy, end")]
 
 
@@ -104,7 +118,7 @@ def phase_ends(metrics: pd.DataFrame, metric: str) -> pd.DataFrame:
     return rows.groupby(["label", "seed", "phase"], as_index=False)[["step", "value"]].last()
 
 
-def values(metrics: pd.DataFrame, measure: Measure) -> dict[str, dict[int, float]]:
+def values(metrics: pd.DataFrame, measure: Measure) -> Values:
     """Return {label: {seed: number}}. Runs that did not log the metric, or whose number is not finite, are absent. So are
     those whose last phase logged no finite value, if the number is the final one."""
     ended = metrics.groupby(["label", "seed"])[["phase", "step"]].max().add_prefix("ended_")
@@ -126,9 +140,9 @@ def values(metrics: pd.DataFrame, measure: Measure) -> dict[str, dict[int, float
     return by_label(rows[keep].groupby(["label", "seed"])["value"].agg(reduce))
 
 
-def by_label(series: pd.Series) -> dict[str, dict[int, float]]:
+def by_label(series: pd.Series) -> Values:
     """Return a series with the index (label, seed) as {label: {seed: value}}, without values that are not finite."""
-    found: dict[str, dict[int, float]] = {}
+    found: Values = {}
     for (label, seed), value in series.items():
         if np.isfinite(value):
             found.setdefault(str(label), {})[int(seed)] = float(value)

@@ -1,16 +1,14 @@
-"""Parts that the figures share: the look of each method, curves, levels, boundaries, legend, files with captions.
+"""Parts that the figures share: curves, marks, levels, boundaries, legend, and files with captions.
 
-Methods of interest have thick lines with a band, the others thin and paler ones. A band is the range over the seeds,
-lowest to highest; a dashed line is always a level, never a curve. Intervals are in the tables.
+A band, a bar and an error bar have one meaning everywhere: the 95 % interval of the mean over the seeds, Student's t, as in
+the tables. A dashed line is always a level, never a curve.
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
+import io
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -21,44 +19,23 @@ if "ipykernel" not in sys.modules:  # a notebook shows figures through its own b
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import yaml
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
+from PIL import Image, PngImagePlugin
+from scipy import stats as scipy_stats
 
 from analysis import claims, paper
+from analysis.names import INTEREST, METHODS, Look, look, ordered
 from analysis.runs import Results
-from analysis.stats import estimate
+from analysis.stats import CONFIDENCE, estimate
 from fire_core.files import write_atomic, written_aside
-from fire_core.methods import title as title_of
 
-BAND = (
-    "Lines are means over the seeds; thick ones have bands from the lowest to the highest seed. Where a title names a "
-    "range of seeds, the tables have the number of each method."
-)
-PREMISE = (
-    "Grey text: the premise of the paper's claims is not met in a panel: that plasticity was lost, or that the agent had "
-    "learned before the reset."
-)
+BAND = "Lines and marks are means over the seeds, bands and bars 95 % intervals."
+PREMISE = "Grey text: the premise of the paper's claims is not met in a panel (docs/concepts/statistics.md)."
 BINS = 50
-
-
-@dataclass(frozen=True)
-class Look:
-    """Name in legends, colour and marker of a method."""
-
-    name: str
-    colour: str
-    marker: str
-
-
-NAMES = yaml.safe_load((Path(__file__).parent / "names.yaml").read_text(encoding="utf-8"))
-METHODS = {
-    key: Look(title_of(key), *entry) for key, entry in NAMES["methods"].items()
-}  # in the order of every legend and table
-INTEREST = ("fire", "none", "shrink_perturb", "full_reset", "dash", "plasticity_injection")
 STYLE = {
     "font.size": 8, "axes.titlesize": 8.5, "axes.labelsize": 8, "legend.fontsize": 7.5,
     "xtick.labelsize": 7.5, "ytick.labelsize": 7.5, "axes.titlelocation": "left",
@@ -70,56 +47,9 @@ STYLE = {
 plt.rcParams.update(STYLE)
 
 
-def look(label: str) -> Look:
-    """Return the name, colour and marker of a run's label.
-
-    They are those of its method. The overrides in the label are added to the name. The colour and marker of a method
-    that METHODS does not list are computed from its name.
-    """
-    method, _, changes = label.partition("-")
-    known = METHODS.get(method)
-    if known is None:
-        number = int.from_bytes(hashlib.sha256(method.encode()).digest()[:4], "big")
-        colours, markers = NAMES["others"]["colours"], NAMES["others"]["markers"]
-        place = number % len(colours), number // len(colours) % len(markers)
-        known = Look(title_of(method), colours[place[0]], markers[place[1]])
-    overrides = re.sub(r"-(?=[\w.]+=)", ", ", changes)
-    return Look(f"{known.name} [{overrides}]", known.colour, known.marker) if overrides else known
-
-
-def ordered(labels: Iterable[str]) -> list[str]:
-    """Return the labels, without duplicates, in the order of METHODS, then unknown methods by name. Labels with
-    overrides follow their method."""
-    known = list(METHODS)
-
-    def rank(label: str) -> tuple[int, str, str]:
-        method, _, overrides = label.partition("-")
-        return known.index(method) if method in known else len(known), method, overrides
-
-    return sorted(set(labels), key=rank)
-
-
 def pale(colour: str) -> tuple[float, ...]:
     """Return the colour mixed with white."""
     return tuple(0.7 * part + 0.3 for part in to_rgb(colour))
-
-
-def title(part: Results) -> str:
-    """Return the title of a panel: network and data, then resolution or shape, protocol, variant and seeds."""
-    run = part.first
-    data = data_name(run["data"])
-    model = run["model"] or run["domain"]
-    model = "GPT" if model.startswith("gpt") else NAMES["models"].get(model, model)
-    seeds = seeds_text(part.finished.groupby("label")["seed"].nunique())
-    protocol = "" if run["figure"].startswith("fig2") else NAMES["protocols"].get(run["protocol"], "")
-    variant = NAMES["variants"].get(run["experiment"], "")
-    return f"{model} on {data}\n{', '.join(filter(None, [run['detail'], protocol, variant, seeds]))}"
-
-
-def seeds_text(counts: pd.Series) -> str:
-    """Return `5 seeds`, or `3-5 seeds` where the methods have different numbers."""
-    fewest, most = counts.min(), counts.max()
-    return f"{fewest}-{most} seeds" if fewest < most else f"{most} seed{'s' if most > 1 else ''}"
 
 
 def premise_text(part: Results) -> str:
@@ -129,33 +59,16 @@ def premise_text(part: Results) -> str:
         return ""
     if part.first["figure"].startswith("fig4"):
         told = "little learned" if measured.low > 1 else "learning not shown"
-        return f"{told}: {measured.mean:.2f} × random actions"
-    return "premise not met on seeds 1 to 5"
+        return f"{told}: {measured.mean:.2f} × random (at least {measured.low:.2f})"
+    return "premise not met"
 
 
 def draw_premise(axis: Axes, part: Results) -> None:
-    """Mark a panel in which the premise of the paper's claims is not met (docs/concepts/statistics.md)."""
-    text = premise_text(part)
-    if not text:
-        return
-    axis.text(
-        0.02, 0.98, text, transform=axis.transAxes, va="top", color="#6F6F6F", fontsize=6.5, zorder=5,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
-    )  # fmt: skip
-
-
-def panel_name(figure: str, panel: str) -> str:
-    """Return for example `2a ResNet-18` for a panel of the paper, and the name itself for another experiment."""
-    known = NAMES["panels"].get(panel)
-    if figure and known:
-        return f"{figure.removeprefix('fig')} {known}"
-    return "_".join(filter(None, (figure, panel)))
-
-
-def data_name(name: str) -> str:
-    """Return the usual name of a data set, corpus, game or task."""
-    words = name.replace("+", ", then ").replace("_", " ")
-    return NAMES["data"].get(name, words.capitalize() if words.islower() and " " not in words else words)
+    """Mark a panel in which the premise of the paper's claims is not met."""
+    style = {"va": "top", "color": "#6F6F6F", "fontsize": 6.5, "zorder": 5}
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+    if text := premise_text(part):
+        axis.text(0.02, 0.98, text, transform=axis.transAxes, bbox=box, **style)
 
 
 # ------------------------------------------------------------------------------------------------ curves
@@ -174,8 +87,8 @@ def boundaries(rows: pd.DataFrame) -> list[float]:
 
 
 def band(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return mean, low, high and seeds for each `x`, from the rows of one label. Seeds that were measured at different
-    `x` (returns at the end of episodes) are first averaged in BINS equal bins."""
+    """Return mean, low and high (the 95 % interval) and seeds for each `x`, from the rows of one label. Seeds that were
+    measured at different `x` (returns at the end of episodes) are first averaged in BINS equal bins."""
     per_seed = rows.groupby(["seed", "x"], as_index=False)["value"].last()
     points, seeds = per_seed["x"].nunique(), per_seed["seed"].nunique()
     if points > BINS and points > 1.5 * len(per_seed) / seeds:
@@ -183,44 +96,51 @@ def band(rows: pd.DataFrame) -> pd.DataFrame:
         bins = np.clip(np.digitize(per_seed["x"], edges) - 1, 0, BINS - 1)
         per_seed["x"] = ((edges[:-1] + edges[1:]) / 2)[bins]
         per_seed = per_seed.groupby(["seed", "x"], as_index=False)["value"].mean()
-    return per_seed.groupby("x")["value"].agg(mean="mean", low="min", high="max", seeds="count").reset_index()
+    table = per_seed.groupby("x")["value"].agg(["mean", "sem", "count"]).reset_index()
+    reach = table["sem"] * scipy_stats.t.ppf((1 + CONFIDENCE) / 2, (table["count"] - 1).clip(lower=1))
+    low, high = table["mean"] - reach.fillna(0), table["mean"] + reach.fillna(0)
+    return table[["x", "mean"]].assign(low=low, high=high, seeds=table["count"])
 
 
-def draw_curves(axis: Axes, rows: pd.DataFrame, interest: Sequence[str] = INTEREST) -> pd.DataFrame:
-    """Draw every label of `rows` (columns label, seed, x, value). Return what was drawn (columns x, mean, low, high,
-    seeds, label, place)."""
-    drawn = []
-    for place, label in enumerate(ordered(rows["label"])):
-        table, known, bright = band(rows[rows["label"] == label]), look(label), label in interest
-        style = {"marker": known.marker, "markevery": None if len(table) <= 10 else [len(table) - 1]}
+def draw_curves(
+    axis: Axes,
+    rows: pd.DataFrame,
+    looks: Mapping[str, Look],
+    interest: Sequence[str] = INTEREST,
+    bands: Sequence[str] | None = None,
+) -> pd.DataFrame:
+    """Draw every label of `rows` (columns label, seed, x, value): those of interest thick, with a band (or only those of
+    `bands`), the others thin and paler. Return what was drawn (columns x, mean, low, high, seeds, label)."""
+    drawn, present = [], set(rows["label"])
+    for label, known in looks.items():
+        if label not in present:
+            continue
+        table, bright = band(rows[rows["label"] == label]), label in interest
+        style = {"color": pale(known.colour), "linewidth": 0.9, "markersize": 3, "zorder": 2}
         if bright:
-            style |= {
+            style = {
                 "color": known.colour,
                 "linewidth": 1.5,
                 "markersize": 4,
                 "zorder": 5 if label == "fire" else 4,
             }
-        else:
-            style |= {"color": pale(known.colour), "linewidth": 0.9, "markersize": 3, "zorder": 2}
-        axis.plot(table["x"], table["mean"], label=known.name, **style)
-        if bright and (table["seeds"] > 1).any():
-            draw_band(axis, table["x"], table["low"], table["high"], known.colour)
-        drawn.append(table.assign(label=label, place=place))
+        every = None if len(table) <= 10 else [len(table) - 1]
+        axis.plot(table["x"], table["mean"], marker=known.marker, markevery=every, label=known.name, **style)
+        if label in (interest if bands is None else bands) and (table["seeds"] > 1).any():
+            axis.fill_between(
+                table["x"], table["low"], table["high"], color=known.colour, alpha=0.13, linewidth=0
+            )
+        drawn.append(table.assign(label=label))
     return pd.concat(drawn, ignore_index=True)
 
 
-def draw_band(
-    axis: Axes, x: pd.Series, low: pd.Series, high: pd.Series, colour: str, alpha: float = 0.11
-) -> None:
-    axis.fill_between(x, low, high, color=colour, alpha=alpha, linewidth=0)
-
-
-def draw_ends(axis: Axes, ends: dict[str, dict[int, float]], last: float) -> list[float]:
-    """Draw mean and 95 % interval of the values at the end of training of each label, side by side to the right of x =
-    `last`. Return the means."""
+def draw_ends(
+    axis: Axes, ends: Mapping[str, dict[int, float]], looks: Mapping[str, Look], last: float
+) -> list[float]:
+    """Draw the values at the end of training of each label side by side to the right of x = `last`. Return the means."""
     means = []
-    for place, (label, seeds) in enumerate(ends.items()):
-        found, known, x = estimate(list(seeds.values())), look(label), last * (1.05 + 0.045 * place)
+    for place, label in enumerate(label for label in looks if label in ends):
+        found, known, x = estimate(list(ends[label].values())), looks[label], last * (1.05 + 0.045 * place)
         if found.n > 1:
             axis.plot([x, x], [found.low, found.high], color=pale(known.colour), linewidth=1.0, zorder=2)
         axis.plot(x, found.mean, known.marker, color=known.colour, markersize=3.5, label=known.name, zorder=3)
@@ -228,9 +148,9 @@ def draw_ends(axis: Axes, ends: dict[str, dict[int, float]], last: float) -> lis
     return means
 
 
-def draw_level(axis: Axes, value: float, label: str) -> None:
-    """Draw a dashed horizontal line in the colour of `label`."""
-    known = look(label)
+def draw_level(axis: Axes, value: float, method: str) -> None:
+    """Draw a dashed horizontal line in the colour of a method."""
+    known = look(method)
     axis.axhline(value, color=known.colour, linestyle=(0, (4, 2)), linewidth=1.2, label=known.name, zorder=3)
 
 
@@ -251,15 +171,11 @@ def fit_limits(axis: Axes, drawn: pd.DataFrame, after: float, levels: Sequence[f
 def draw_empty(axis: Axes, text: str) -> None:
     """Draw a panel of the paper that was not run as an empty frame with the text "not run"."""
     axis.set_title(f"{text}\n", color="#8A8A8A")
-    axis.text(
-        0.5, 0.5, "not run", transform=axis.transAxes, ha="center", va="center", color="#8A8A8A", fontsize=10
-    )
-    axis.set_xticks([])
-    axis.set_yticks([])
+    style = {"ha": "center", "va": "center", "color": "#8A8A8A", "fontsize": 10}
+    axis.text(0.5, 0.5, "not run", transform=axis.transAxes, **style)
+    axis.set(xticks=[], yticks=[])
     axis.grid(False)
-    for spine in axis.spines.values():
-        spine.set_visible(True)
-        spine.set_color("#D8D8D8")
+    axis.spines[:].set(visible=True, color="#D8D8D8")
 
 
 def draw_paper(axis: Axes, figure: str, panel: str, text: str, thousands: bool = False) -> None:
@@ -299,17 +215,13 @@ def legend(figure: Figure, axes: Iterable[Axes], where: Axes | None = None) -> N
     handles = [found[text] for text in texts]
     if where is not None:
         where.axis("off")
-        columns = 1 if len(texts) < 10 else 2
         close = {"frameon": False, "columnspacing": 0.8, "handlelength": 1.4, "handletextpad": 0.6}
-        drawn = where.legend(
-            handles, texts, loc="center left", ncol=columns, bbox_to_anchor=(-0.18, 0.5), **close
-        )
-        drawn.set_in_layout(False)
+        close |= {"loc": "center left", "ncol": 1 if len(texts) < 10 else 2, "bbox_to_anchor": (-0.18, 0.5)}
+        where.legend(handles, texts, **close).set_in_layout(False)
     elif texts:
         columns = max(1, min(len(texts), int(figure.get_figwidth() // 1.5)))
-        figure.legend(
-            handles, texts, loc="upper center", ncol=columns, frameon=False, bbox_to_anchor=(0.5, 0.0)
-        )
+        below = {"loc": "upper center", "ncol": columns, "frameon": False, "bbox_to_anchor": (0.5, 0.0)}
+        figure.legend(handles, texts, **below)
 
 
 def provenance(runs: pd.DataFrame) -> str:
@@ -334,7 +246,6 @@ def save(
     source = provenance(pd.concat([part.runs for part in parts]))
     title, about = {"Title": stem.name}, f"{caption} {source}"
     told = {
-        "png": title | {"Description": about, "Software": None},
         "svg": title | {"Description": about, "Date": None, "Creator": None},
         "pdf": title | {"Subject": about, "CreationDate": None, "Producer": None},
     }
@@ -342,9 +253,26 @@ def save(
     for ending in formats:
         path = stem.with_name(f"{stem.name}.{ending}")
         with written_aside(path) as aside:  # which replaces a link and writes nothing through it
-            figure.savefig(aside, format=ending, metadata=told.get(ending))
+            if ending == "png":
+                _save_small(figure, aside, title | {"Description": about})
+            else:
+                figure.savefig(aside, format=ending, metadata=told.get(ending))
         paths.append(path)
     plt.close(figure)
     text = stem.with_name(f"{stem.name}.md")
     write_atomic(text, f"{caption}\n\nRuns: {source}.\n")
     return [*paths, text]
+
+
+def _save_small(figure: Figure, path: Path, about: dict[str, str]) -> None:
+    """Write a PNG with 256 colours, a third of the size of one with all."""
+    whole, info = io.BytesIO(), PngImagePlugin.PngInfo()
+    figure.savefig(whole, format="png")
+    for key, text in about.items():
+        info.add_text(key, text)
+    picture = (
+        Image.open(whole)
+        .convert("RGB")
+        .quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE)
+    )
+    picture.save(path, format="png", pnginfo=info, optimize=True)

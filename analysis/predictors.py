@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from analysis import claims, measures, plot
-from analysis.plot import Figure, plt
+from analysis import claims, measures
+from analysis.rendering import short
 from analysis.runs import Results, plain
 
 PREFIXES = ("fig2", "fig3", "fig4", "random_label", "label_noise", "permuted", "pictures", "language_")
@@ -25,13 +25,6 @@ PREDICTORS = {
     "norm": "weight norm before / of new weights",
     "lost": "full reset minus none, relative",
 }
-CAPTION = (
-    "When does FIRE help? Each mark is a panel: the gain of FIRE over none at the end of training, relative to the level of "
-    "none, against what was measured before the boundary (the last: how much a full reset gains in the end). Means over "
-    "the seeds. In brackets: error of a straight line in panels that it has not seen, divided by that of their mean, and "
-    "its range when any one panel is missing; only if all of it is below 1, the measure predicts something."
-)
-COLOURS = {"vision": "#D55E00", "language": "#0072B2", "dqn": "#009E73", "sac": "#8E44AD"}
 
 
 def panels(parts: Sequence[Results]) -> pd.DataFrame:
@@ -53,7 +46,7 @@ def panels(parts: Sequence[Results]) -> pd.DataFrame:
         row["rank"] = np.log10(_before(part, "feature_rank"))
         dfi = _boundary(part, "fire", "common_dfi_before"), _boundary(part, "full_reset", "common_dfi_after")
         row["dfi"] = np.log10(dfi[0] / dfi[1])
-        norms = _logged(part, "none", "before_weight_norm"), _logged(part, "full_reset", "after_weight_norm")
+        norms = _logged(part, "none", measures.NORM_BEFORE), _logged(part, "full_reset", measures.NORM_AFTER)
         row["norm"] = norms[0] / norms[1]
         rows.append(row)
     return pd.DataFrame(rows, columns=["experiment", "size", "domain", "gain", *PREDICTORS])
@@ -105,24 +98,8 @@ def unseen_errors(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     return float(np.sqrt(np.mean(np.square(line)))), float(np.sqrt(np.mean(np.square(mean))))
 
 
-def draw(parts: Sequence[Results]) -> Figure:
-    """Return the figure, one panel per measure."""
-    table = panels(parts)
-    found = errors(table).to_dict("records")
-    rows = max(1, -(-len(found) // 3))
-    figure, grid = plt.subplots(rows, 3, figsize=(7.2, 2.5 * rows), sharey=True, squeeze=False)
-    for axis in grid.ravel()[len(found) :]:
-        axis.axis("off")
-    for axis, row in zip(grid.ravel(), found):
-        for domain, colour in COLOURS.items():
-            part, name = table[table["domain"] == domain], plot.NAMES["models"].get(domain, domain)
-            axis.plot(part[row["measure"]], part["gain"], "o", color=colour, markersize=4, label=name)
-        axis.axhline(0, color="#8A8A8A", linewidth=0.8)
-        axis.set_yscale("symlog", linthresh=0.1)
-        axis.set_title("error [{ratio:.2f}; {lowest:.2f} to {highest:.2f}]".format(**row))
-        axis.set_xlabel(row["title"])
-    for axis in grid[:, 0]:
-        axis.set_ylabel("gain of FIRE over none, relative")
-    plot.legend(figure, grid.ravel())
-    figure.tight_layout()
-    return figure
+def table(found: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `errors` as text."""
+    titles = {"title": "measured", "correlation": "rank correlation", "error_of_mean": "error of the mean"}
+    titles |= {"lowest": "lowest ratio", "highest": "highest ratio"}
+    return found.drop(columns="measure", errors="ignore").rename(columns=titles).map(short)

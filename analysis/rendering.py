@@ -1,44 +1,41 @@
-"""Numbers, tables and the templates of the documents as text."""
+"""Numbers and tables as text."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Callable
 
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from analysis.measures import digits
-from analysis.plot import look
+from fire_core.errors import UserError
+
+BLOCK = re.compile(r"(<!-- (?P<kind>table|figure) (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def number(value: float | None, decimals: int = 4, sign: bool = False) -> str:
     """Return `value` with that many decimals, or "-" if it is missing."""
-    if value is None or pd.isna(value):
-        return "-"
-    return f"{value:{'+' if sign else ''}.{decimals}f}"
+    return "-" if value is None or pd.isna(value) else f"{value:{'+' if sign else ''}.{decimals}f}"
 
 
 def spread(mean: float, low: float, high: float, decimals: int = 4, sign: bool = False) -> str:
     """Return for example `0.8443 [0.8359, 0.8528]`, without brackets for one seed."""
-    if pd.isna(mean):
-        return "-"
     text = number(mean, decimals, sign)
-    return text if pd.isna(low) else f"{text} [{number(low, decimals, sign)}, {number(high, decimals, sign)}]"
+    if pd.isna(mean) or pd.isna(low):
+        return text
+    return f"{text} [{number(low, decimals, sign)}, {number(high, decimals, sign)}]"
 
 
 def mean_text(row: pd.Series, decimals: int | None = None) -> str:
     """Return the mean of a row of estimates with its interval."""
-    return spread(
-        row["mean"], row["low"], row["high"], digits(row.get("metric", "")) if decimals is None else decimals
-    )
+    places = digits(row.get("metric", "")) if decimals is None else decimals
+    return spread(row["mean"], row["low"], row["high"], places)
 
 
 def difference_text(row: pd.Series, decimals: int | None = None) -> str:
     """Return the difference of a row of estimates with its interval."""
-    mean, low, high = row["difference"], row["difference_low"], row["difference_high"]
-    return spread(mean, low, high, digits(row.get("metric", "")) if decimals is None else decimals, sign=True)
+    places = digits(row.get("metric", "")) if decimals is None else decimals
+    return spread(row["difference"], row["difference_low"], row["difference_high"], places, sign=True)
 
 
 def p_text(p: float) -> str:
@@ -53,30 +50,27 @@ def short(value: object) -> str:
 
 def plain(text: object) -> str:
     """Return a text that came from a file so that it stays text in Markdown and HTML: one line without control
-    characters, tags, links, code fences and column marks. A Markup, which is our own Markdown, is returned unchanged."""
-    if isinstance(text, Markup):
-        return text
+    characters, tags, links, code fences and column marks."""
     line = "".join(letter if letter.isprintable() else " " for letter in str(text))
     line = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", line).replace("](", "]\\(").replace("```", "``")
     return line.replace("|", "\\|")
 
 
-def markdown(table: pd.DataFrame) -> Markup:
+def markdown(table: pd.DataFrame) -> str:
     """Return a table as Markdown, its cells as plain text."""
-    shown = table.map(lambda cell: plain(cell) if isinstance(cell, str) else cell)
-    text = shown.to_markdown(index=False, disable_numparse=True) if len(table) else "Nothing was run yet."
-    return Markup(text)
+    if table.empty:
+        return "Nothing was run yet."
+    return table.map(plain).to_markdown(index=False, disable_numparse=True)
 
 
-TEMPLATES = Environment(
-    loader=FileSystemLoader(Path(__file__).parent / "templates"),
-    trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined,
-    finalize=lambda value: plain(value) if isinstance(value, str) else value,
-)  # fmt: skip
-TEMPLATES.filters |= {"markdown": markdown, "difference": difference_text, "mean": mean_text}
-TEMPLATES.filters |= {"number": number, "p": p_text, "name": lambda label: look(label).name, "own": Markup}
+def fill(text: str, make: dict[str, dict[str, Callable[[], str]]]) -> str:
+    """Return a document with what `make`[kind][name] returns between `<!-- kind name -->` and `<!-- end -->`. Raises
+    UserError for a name that is not known."""
 
+    def filled(match: re.Match[str]) -> str:
+        kind, name = match["kind"], match["name"]
+        if name not in make[kind]:
+            raise UserError(f"there is no {kind} {name!r}: choose from {', '.join(make[kind])}")
+        return f"{match[1]}{make[kind][name]()}\n{match[4]}"
 
-def render(template: str, **values: object) -> str:
-    """Return the text of templates/`template`.md.j2 with `values`."""
-    return TEMPLATES.get_template(f"{template}.md.j2").render(values)
+    return BLOCK.sub(filled, text)

@@ -1,13 +1,16 @@
 """Run folders or committed results as tidy pandas frames.
 
 Four frames describe any number of runs: `runs` (one row per run), `metrics` (one row per logged value), `boundaries`
-(one row per report, summed over its matrices) and `costs` (one row per finished run). `analysis.export` writes them as CSV,
-`load_exported` reads them.
+(one row per report, summed over its matrices) and `costs` (one row per finished run). `analysis.export` writes them as
+compressed CSV, `load_exported` reads them. The settings that a run changed are the column `overrides`, a JSON list as in
+`["method.iterations=5"]`; nothing is read from the name of a folder, which is cut where it would be too long.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fire_core.errors import UserError, first_line, printable
+from fire_core.errors import UserError, printable
 from harness.runs.folders import (
     describe_run,
     find_folders,
@@ -33,8 +36,8 @@ RESULTS = Path(__file__).resolve().parent / "results"
 SIZES = ("paper", "medium", "small", "smoke")  # the largest first
 KEYS = ["experiment", "size", "data", "method", "label", "seed"]
 RUN_COLUMNS = [
-    "experiment", "figure", "panel", "size", "data", "method", "label", "seed", "status", "commit", "trunk_commit",
-    "dirty", "machine", "domain", "protocol", "model", "detail", "command", "started", "path",
+    "experiment", "figure", "panel", "size", "data", "method", "label", "overrides", "seed", "identity", "status",
+    "commit", "trunk_commit", "dirty", "machine", "domain", "protocol", "model", "detail", "command", "started", "path",
 ]  # fmt: skip
 METRIC_COLUMNS = [
     "experiment", "figure", "panel", "size", "data", "method", "label", "seed", "phase", "step", "epoch", "metric", "value",
@@ -44,6 +47,7 @@ BOUNDARY_COLUMNS = [
     "common_matrices", "common_dfi_before", "common_dfi_after", "common_sfe_share",
 ]  # fmt: skip
 COST_COLUMNS = [*KEYS, "train_seconds", "shared_seconds", "boundary_seconds", "machine"]
+RUNS_FILE = "runs.csv.gz"
 TEXT = dict.fromkeys([c for c in RUN_COLUMNS if c not in ("seed", "dirty")] + ["metric"], str)
 COORDINATES = ("phase", "step", "epoch")
 
@@ -77,6 +81,12 @@ class Results:
         return self.select(experiment=names)
 
     @property
+    def overrides(self) -> dict[str, dict[str, str]]:
+        """The settings that each label changed, as {label: {setting: value}}."""
+        rows = self.runs.drop_duplicates("label")
+        return {label: settings_of(text) for label, text in zip(rows["label"], rows["overrides"])}
+
+    @property
     def finished(self) -> pd.DataFrame:
         """Rows of the finished runs."""
         return self.runs[self.runs["status"] == "done"]
@@ -85,6 +95,12 @@ class Results:
     def first(self) -> pd.Series:
         """The first finished run. Properties that all runs of one setting share are read from it."""
         return self.finished.iloc[0]
+
+
+def settings_of(overrides: str) -> dict[str, str]:
+    """Return {setting: value} of the column `overrides`, as {"method.iterations": "5"}."""
+    pairs = (override.partition("=")[::2] for override in json.loads(overrides))
+    return {key: re.sub(r"[\[\]'\"\\]", "", value) for key, value in pairs}
 
 
 def settings(results: Results) -> list[Results]:
@@ -128,7 +144,7 @@ def open_results(root: str | Path, size: str | None = None, prefixes: Sequence[s
         raise UserError(
             f"there is no folder {str(root)!r}: give the folder that holds the runs, or an export"
         )
-    if (root / "runs.csv").exists():
+    if (root / RUNS_FILE).exists():
         results = load_exported(root)
     else:
         names = (
@@ -171,7 +187,7 @@ def load(
 ) -> Results:
     """Read the runs below `root`. Unfinished runs are in `runs` and in `problems`, but not in the other frames. A run that
     cannot be read is in `problems` alone. Logged values that are not numbers are skipped without a note. Raises UserError
-    if `root` does not exist."""
+    if `root` does not exist, or if one run counts twice."""
     rows, problems, values = [], [], list[tuple[Any, ...]]()
     boundaries, costs = list[tuple[dict[str, Any], dict[str, Any]]](), list[dict[str, Any]]()
     for path in find_folders(root, experiments, size):
@@ -194,9 +210,8 @@ def load(
     runs = pd.DataFrame(rows, columns=RUN_COLUMNS)
     long = pd.DataFrame(values, columns=["run", *COORDINATES, "metric", "value"])
     metrics = long.join(runs[METRIC_COLUMNS[:8]], on="run")[METRIC_COLUMNS]
-    return Results(
-        runs, metrics, _boundary_frame(boundaries), pd.DataFrame(costs, columns=COST_COLUMNS), problems
-    )
+    costs = pd.DataFrame(costs, columns=COST_COLUMNS)
+    return checked(Results(runs, metrics, _boundary_frame(boundaries), costs, problems))
 
 
 # what damaged or hostile files make their readers raise
@@ -206,7 +221,7 @@ UNREADABLE = (UserError, ValueError, TypeError, AttributeError, KeyError, OSErro
 def _read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list[tuple[Any, ...]]]:
     """Return (row of the frame of runs, boundary reports, logged values) of one folder; what it raises is in UNREADABLE."""
     config = read_config(path)
-    told = describe_run(path, config) | _what_was_trained(config)
+    told = describe_run(path, config) | _what_was_trained(config) | _what_was_changed(path)
     row = {key: printable(value) if isinstance(value, str) else value for key, value in told.items()}
     row["path"] = str(path)
     row["figure"], row["panel"] = figure_and_panel(row["experiment"])
@@ -241,6 +256,16 @@ def _what_was_trained(config: dict[str, Any]) -> dict[str, str]:
     pixels = data.get("image_size") or env.get("frame_size")
     shape = f"{model['layers']} layers, width {model['width']}" if "layers" in model else ""
     return {"model": str(model.get("name") or ""), "detail": f"{pixels} px" if pixels else shape}
+
+
+def _what_was_changed(path: Path) -> dict[str, str]:
+    """Return `identity` and `overrides`, without folders of data, which differ by machine. Raises UserError if the name of
+    the folder says that settings were changed and meta.json does not say which."""
+    meta = read_meta(path)
+    changed = [text for text in meta.get("overrides") or [] if not text.partition("=")[0].endswith(".folder")]
+    if not changed and path.parent.name != (meta.get("method") or path.parent.name):
+        raise UserError("meta.json does not list its overrides")
+    return {"identity": str(meta.get("identity") or ""), "overrides": json.dumps([*map(printable, changed)])}
 
 
 def _read_metrics(path: Path, values: list[tuple[Any, ...]]) -> int:
@@ -317,26 +342,40 @@ def _seconds(folder: Path) -> float | None:
 
 
 def load_exported(folder: str | Path = RESULTS) -> Results:
-    """Return the results that `export` wrote; the frames are empty where nothing was exported yet.
-
-    Raises UserError for a file that is damaged.
-    """
+    """Return the results that `export` wrote; the frames are empty where nothing was exported yet. Raises UserError for
+    runs that were exported twice."""
     folder = Path(folder)
 
-    def read(paths: list[Path], columns: list[str]) -> pd.DataFrame:
+    def read(paths: Iterable[Path], columns: list[str]) -> pd.DataFrame:
         empty = {column: [""] for column in columns if column not in TEXT}
-        frames = []
-        for path in filter(Path.exists, paths):
-            try:
-                frame = pd.read_csv(path, dtype=TEXT, keep_default_na=False, na_values=empty)
-                frames.append(frame[columns])
-            except (ValueError, KeyError) as error:
-                raise UserError(f"{path} is not what an export writes: {first_line(error)}") from error
-        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
+        read = [pd.read_csv(path, dtype=TEXT, keep_default_na=False, na_values=empty) for path in paths]
+        return pd.concat(read, ignore_index=True)[columns] if read else pd.DataFrame(columns=columns)
 
-    return Results(
-        read([folder / "runs.csv"], RUN_COLUMNS),
-        read(sorted((folder / "metrics").glob("*.csv")), METRIC_COLUMNS),
-        read([folder / "boundaries.csv"], BOUNDARY_COLUMNS),
-        read([folder / "costs.csv"], COST_COLUMNS),
+    tables = {"boundaries": BOUNDARY_COLUMNS, "costs": COST_COLUMNS}
+    return checked(
+        Results(
+            read(folder.glob(RUNS_FILE), RUN_COLUMNS),
+            read(sorted((folder / "metrics").glob("*.csv.gz")), METRIC_COLUMNS),
+            *(read(folder.glob(f"{name}.csv.gz"), columns) for name, columns in tables.items()),
+        )
     )
+
+
+def checked(results: Results) -> Results:
+    """Return `results`. Raises UserError if one run counts twice: the same seed, or the same numbers under two seeds."""
+    run = ["experiment", "size", "data", "label", "seed"]
+    logged = pd.util.hash_pandas_object(results.metrics[["phase", "step", "metric", "value"]], index=False)
+    numbers = logged.groupby([results.metrics[name] for name in run]).sum().rename("numbers").reset_index()
+    for frame, same, what in (
+        (results.runs, run, "are in two folders"),
+        (numbers, [*run[:-1], "numbers"], "have the same numbers"),
+    ):
+        twice = frame[frame.duplicated(same, keep=False)]
+        if len(twice):
+            first = twice[twice[same].eq(twice[same].iloc[0]).all(axis=1)]
+            experiment, size, _, label, _ = first.iloc[0][run]
+            raise UserError(
+                f"{experiment} {size} {label}: seeds {', '.join(map(str, first['seed']))} {what}, and a run that counts "
+                "twice makes every interval too narrow: delete one"
+            )
+    return results

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import claims, estimates, plot, probes, tables
+from analysis import claims, estimates, names, plot, tables
+from analysis.figures import probes
 from analysis.rendering import markdown, p_text, plain, spread
 from analysis.runs import Results, load, settings
 from fire_core.errors import UserError
@@ -69,7 +70,7 @@ def show(options: argparse.Namespace) -> int:
 
 def text_of(part: Results, rows: pd.DataFrame) -> str:
     """Return one setting as Markdown: a heading, and a table per measure."""
-    blocks = [f"## {part.first['experiment']}: {plot.title(part).replace(chr(10), ', ')}\n"]
+    blocks = [f"## {part.first['experiment']}: {names.one_line(part)}\n"]
     for metric, group in rows.groupby("metric", sort=False):
         title = group["measure"].iloc[0]
         blocks.append(f"{title[0].upper()}{title[1:]}\n\n{markdown(tables.end_table(rows, metric))}\n")

@@ -1,6 +1,7 @@
 """Settings of Sphinx. The site shows the repository's own Markdown files and notebooks, in their own folders.
 
-So a relative link works on the site as it does in a checkout, and nothing is written twice.
+So a relative link works on the site as it does in a checkout, and nothing is written twice. The pages of the experiments are
+written from the committed results when the site is built.
 """
 
 import re
@@ -9,6 +10,7 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
+from analysis import report
 from fire_core.methods import table
 
 ROOT = Path(__file__).parents[1]
@@ -27,7 +29,8 @@ FOLDERS = {  # caption in the sidebar: folder and pages
     ),
     "Results": (
         ".",
-        "docs/findings docs/explore REPRODUCED DEVIATIONS FIDELITY analysis/paper/README tests/official/README",
+        "docs/findings docs/studies docs/explore REPRODUCED docs/DEVIATIONS docs/FIDELITY analysis/paper/README "
+        "tests/official/README",
     ),
     "Notebooks": ("analysis/notebooks", "fire_in_five_minutes figure_2 figure_3 figure_4 figure_5 failures"),
 }
@@ -36,9 +39,7 @@ CONTENTS = {
     for caption, (folder, pages) in FOLDERS.items()
 }
 CONTENTS["Library"].insert(0, "fire_core/README")
-RESULTS = sorted(
-    path.relative_to(ROOT).with_suffix("").as_posix() for path in ROOT.glob("analysis/results/pages/*.md")
-)
+RESULTS = [path.relative_to(ROOT).with_suffix("").as_posix() for path in report.write_pages()]
 FOLDER_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:]+)\)")
 ONE_LINE = re.compile(r"^(Returns|Raises): +(?:UserError\b)?(.*)")
 ENDS_SECTION = re.compile(r"\s*$|[A-Z]\w*:")  # a blank line, or the start of the next section

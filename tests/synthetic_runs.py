@@ -27,12 +27,15 @@ def write_run(
     """One run folder; `end` is the marker file, None leaves the run unfinished."""
     folder = root / experiment / size / label / f"seed_{seed}"
     folder.mkdir(parents=True, exist_ok=True)
+    changes = label.split("-")[1:]
+    overrides = [text if "." in text.partition("=")[0] else f"method.{text}" for text in changes]
     meta = {
         "commit": commit, "dirty": False, "versions": {"torch": "2.13.0"},
         "hardware": "test processor, 2 cores",
         "command": f"python vision/train.py experiment={experiment} size={size} method={label} seed={seed}",
         "started": "2026-01-01T00:00:00", "experiment": experiment, "size": size,
-        "method": label.partition("-")[0], "label": label, "seed": seed, "data": data, "domain": "vision",
+        "method": label.partition("-")[0], "overrides": overrides, "label": label, "seed": seed, "data": data,
+        "domain": "vision",
     }  # fmt: skip
     (folder / "meta.json").write_text(json.dumps(meta))
     (folder / "config.yaml").write_text(f"protocol: {{name: {protocol}}}\nseed: {seed}\n")

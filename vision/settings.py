@@ -85,7 +85,7 @@ class Vision(Keys):
         form="give a number from 0 to 1, or one for each phase as in [0.1,0]",
     )
     clip_norm: float = key("largest norm of the gradient; inf does not clip", above=0)
-    compat: str = key("default of the next four keys, see DEVIATIONS.md", choices=OFFICIAL_OR_OURS)
+    compat: str = key("default of the next four keys, see docs/DEVIATIONS.md", choices=OFFICIAL_OR_OURS)
     schedule: str = key("learning rate in each epoch", choices=OFFICIAL_OR_OURS)
     splits: str = key("which images or classes each phase holds", choices=OFFICIAL_OR_OURS)
     batch_norm_start: str = key("running statistics before the first step", choices=OFFICIAL_OR_OURS)

@@ -1,7 +1,9 @@
 """Run folders read back: exact numbers, and everything that is not whole is named."""
 
+import gzip
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -244,18 +246,35 @@ def test_an_export_is_read_back_and_keeps_other_experiments(root, tmp_path):
     assert {path: path.read_bytes() for path in paths} == before
 
 
-@pytest.mark.parametrize("text", ["", "experiment,size\na,b\n"])
-def test_a_damaged_export_is_one_line(root, tmp_path, text):
-    export(load(root), tmp_path / "out")
-    (tmp_path / "out" / "runs.csv").write_text(text)
-    with pytest.raises(UserError, match=r"runs\.csv is not what an export writes"):
-        load_exported(tmp_path / "out")
+def test_a_seed_counts_once(root):
+    """The same seed in two folders, and one run copied to another seed, as in modded-nanogpt 358."""
+    folder = root / "fig2a_cifar10_resnet18" / "small" / "fire"
+    shutil.copytree(folder / "seed_1", folder / "seed_01")
+    with pytest.raises(UserError, match="small fire: seeds 1, 1 are in two folders"):
+        load(root)
+    (folder / "seed_01").rename(folder / "seed_4")
+    with pytest.raises(UserError, match="small fire: seeds 1, 4 have the same numbers"):
+        load(root)
+
+
+def test_settings_come_from_the_record_and_not_from_the_name_of_the_folder(root):
+    """A name that would be longer than 60 letters is cut to a hash."""
+    changed = ["method.targets=[attention,head]", "data.folder=/somewhere", "optimizer_state=clear_changed"]
+    folder = write_run(root, "random_label", "fire-0123abcd", 1, task_lines([0.5] * 4, 0))
+    meta = json.loads((folder / "meta.json").read_text()) | {"overrides": changed, "identity": "f00d"}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    results = load(root, ["random_label"])
+    known = {"method.targets": "attention,head", "optimizer_state": "clear_changed"}
+    assert results.overrides == {"fire-0123abcd": known} and results.first["identity"] == "f00d"
+    (folder / "meta.json").write_text(json.dumps({"method": "fire"}))
+    assert "does not list its overrides" in load(root, ["random_label"]).problems[0]
 
 
 def test_an_export_replaces_the_same_runs_alone(tmp_path):
     first, second, out = tmp_path / "first", tmp_path / "second", tmp_path / "out"
     for label, seed in (("none", 1), ("none", 2), ("fire", 1)):
-        write_run(first, "random_label", label, seed, task_lines([0.5] * 4, 0), protocol="random_label")
+        level = 0.5 + 0.01 * (seed == 2)
+        write_run(first, "random_label", label, seed, task_lines([level] * 4, 0), protocol="random_label")
     write_run(second, "random_label", "none", 2, task_lines([0.75] * 4, 0), protocol="random_label")
     export(load(first), out)
     export(load(second), out)
@@ -270,7 +289,7 @@ def test_an_export_replaces_the_same_runs_alone(tmp_path):
 def test_numbers_beside_none_are_written_with_the_same_digits(tmp_path):
     numbers, nothing = pd.DataFrame({"x": [1.0, 1 / 3]}), pd.DataFrame({"x": [None]}, dtype=object)
     _write(pd.concat([nothing, numbers]), tmp_path / "x.csv")
-    assert (tmp_path / "x.csv").read_text().split() == ["x", '""', "1", "0.333333"]
+    assert gzip.decompress((tmp_path / "x.csv").read_bytes()).decode().split() == ["x", '""', "1", "0.333333"]
 
 
 def test_own_runs_do_not_hide_the_committed_ones(tmp_path, monkeypatch, capsys):

@@ -141,7 +141,19 @@ def test_curves_pass_through_the_logged_values(results: Results) -> None:
     assert tasks["grids"] == [list(range(1, 21))]
     band = next(band for band in tasks["bands"] if band[0] == 1)  # none
     assert band[2][-1] == pytest.approx(0.9 - 0.04 * 19 + 0.002)
-    assert [band[3][-1], band[4][-1]] == pytest.approx([0.9 - 0.04 * 19 + 0.001, 0.9 - 0.04 * 19 + 0.003])
+    half = 4.302653 * 0.001 / 3**0.5  # the 95 % interval of three seeds that are .001 apart
+    assert [band[3][-1], band[4][-1]] == pytest.approx([band[2][-1] - half, band[2][-1] + half], abs=1e-6)
+
+
+def test_a_panel_opens_with_four_methods_and_the_best_of_the_others(tmp_path: Path) -> None:
+    levels = LEVELS | {"shrink_perturb": 0.5, "muon": 0.9, "fire-iterations=5": 0.95}
+    for label, level in levels.items():
+        for seed in (1, 2):
+            write_run(tmp_path, "fig2a_cifar10_resnet18", label, seed, warm_start_lines(level, seed))
+    told = explore.page_data(load(tmp_path))
+    names = [told["methods"][place]["method"] for place in told["settings"][0]["open"]]
+    assert sorted(names) == ["FIRE", "Muon", "full reset", "none (continue)", "shrink & perturb"]
+    assert [method["method"] for method in told["methods"] if method["variant"]] == ["FIRE [iterations=5]"]
 
 
 def test_only_returns_have_the_level_of_random_actions(results: Results) -> None:

@@ -36,7 +36,6 @@ LINKED = [
     *PAGES,
     *ROOT.glob("*.md"),
     *ROOT.glob("[alrv]*/**/README.md"),
-    *ROOT.glob("analysis/results/pages/*.md"),
 ]
 # pages whose names or packages need more than `surroundings`: each has a test of its own
 SPECIAL = {HOW_TO / f"{name}.md" for name in ("add_a_method", "parallel", "lightning", "transformers")}

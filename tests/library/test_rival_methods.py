@@ -247,7 +247,7 @@ def test_continual_backprop_gathers_no_quota_before_a_unit_is_mature():
     net = tiny()
     state = state_of(net)
     method = create("cbp", replacement_rate=0.3, maturity=10)
-    method.at_boundary(state, Phase(1))
+    method.boundary(state)
     steps(method, state, 10, net)
     assert float(method.memory["net"]["0"]["due"]) == 0.0
     steps(method, state, 1, net)

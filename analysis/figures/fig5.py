@@ -1,0 +1,156 @@
+"""Figure 5: accuracy against the number of Newton-Schulz iterations (a); curvature, DfI and SFE right after the reset (b).
+
+Panel (a) needs runs of `fire` with `method.iterations=5,20,40` beside the others; panel (b) reads the boundary reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from analysis import estimates, measures, names, plot
+from analysis.figures.fig2 import PAIRS
+from analysis.plot import Axes, Figure, plt
+from analysis.runs import Results
+
+PREFIXES = ("fig2a", "fig5a", "ablation_iterations")
+INSTEAD = {"cifar10_resnet18": "ablation_iterations"}  # drawn if the pair's own experiment has no scan
+ITERATIONS = 10  # of `fire` without overrides in the vision experiments
+BARS = {
+    measures.HESSIAN.metric: "Largest Hessian eigenvalue",
+    "common_dfi_after": "DfI of the stored weights",
+    "common_sfe_share": "SFE / SFE of a full reset",
+}
+SHOWN = ("fire", "fire_exact", "shrink_perturb", "dash", "none", "full_reset")
+CAPTION = (
+    "Figure 5. (a) Accuracy at the end of training against the number of Newton-Schulz iterations of FIRE; dashed: levels "
+    "of other methods. (b) Right after the reset: largest eigenvalue of the Hessian on the data to come, deviation from "
+    "isometry, and distance moved relative to a full reset, both summed over the matrices that FIRE changes. "
+    f"{plot.BAND} Panels without runs are left out."
+)
+
+
+def draw(parts: Sequence[Results], interest: Sequence[str] = SHOWN) -> Figure:
+    """Return the figure: the panels of (a) that were run above those of (b)."""
+    frame = pd.concat(map(estimates.frame, parts), ignore_index=True)
+    known = {part.first["experiment"]: part for part in parts}
+    scans = {panel: part for panel in PAIRS if (part := scan_of(panel, known, frame)) is not None}
+    seeds_of = hessians(frame).set_index("experiment")["n"]
+    shown = known[max(known, key=lambda name: (seeds_of.get(name, 0), len(bars(frame, known[name]))))]
+    table = bars(frame, shown)
+    metrics = [metric for metric in BARS if metric in set(table["metric"])]
+    rows = [row for row in (list(scans), metrics) if row]
+    columns, count = max(map(len, rows), default=1), max(1, len(rows))
+    figure, grid = plt.subplots(count, columns, figsize=(3.1 * columns + 0.2, 2.8 * count), squeeze=False)
+    for axis in [*grid[0, len(scans or metrics) :], *grid[-1, len(metrics or scans) :]]:
+        axis.set_visible(False)
+    for axis, (panel, part) in zip(grid[0], scans.items()):
+        draw_iterations(axis, part, frame, known.get(f"fig2a_{panel}", part))
+    for axis, metric in zip(grid[-1], metrics):
+        part = table[(table["metric"] == metric) & table["label"].isin(interest) & (table["mean"] > 0)]
+        draw_bars(axis, part)
+        seeds = names.seeds_text(part["n"])
+        axis.set_title(f"{BARS[metric]}\n{names.title(shown).splitlines()[0]}\n{seeds}")
+    if scans:
+        plot.row_heading(grid[0, 0], "a  Number of iterations")
+        plot.legend(figure, grid[0])
+    if metrics:
+        plot.row_heading(grid[-1, 0], "b  Right after the reset", up=38)
+    figure.tight_layout(h_pad=1.6)
+    return figure
+
+
+def of(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
+    """Return the estimates of one setting without their comparisons."""
+    return estimates.means(estimates.of(frame, part))
+
+
+def bars(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
+    """Return what panel (b) shows of one setting. The weights that `none` trains on are those that FIRE finds; they have
+    not moved."""
+    rows = of(frame, part)
+    found = rows[rows["metric"].isin(BARS) & rows["label"].isin(SHOWN)]
+    before = rows[(rows["metric"] == "common_dfi_before") & (rows["label"] == "fire")]
+    untreated = before.assign(metric="common_dfi_after", label="none", method="none")
+    return pd.concat([found, untreated]) if "none" in set(rows["label"]) else found
+
+
+def hessians(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the largest Hessian eigenvalue right after the reset, one row per setting, for FIRE and S&P, with the
+    smaller number of seeds."""
+    rows = frame[(frame["metric"] == measures.HESSIAN.metric) & frame["figure"].eq("fig2a")]
+    rows = estimates.means(rows[rows["label"].isin(["fire", "shrink_perturb"])])
+    wide = rows.pivot(index=["experiment", "size"], columns="label", values="mean")
+    wide = wide.reindex(columns=["fire", "shrink_perturb"]).dropna()
+    return wide.join(rows.groupby(["experiment", "size"])["n"].min()).reset_index()
+
+
+def scan_of(panel: str, known: dict[str, Results], frame: pd.DataFrame) -> Results | None:
+    """Return the runs that panel (a) shows for `panel`, a data set and network of the paper: the first of
+    `fig5a_<panel>`, `fig2a_<panel>` and INSTEAD[panel] that have FIRE with more than one number of iterations."""
+    for name in (f"fig5a_{panel}", f"fig2a_{panel}", INSTEAD.get(panel)):
+        if name in known and len(iterations(frame, known[name])) > 1:
+            return known[name]
+    return None
+
+
+def iterations(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
+    """Return the headline estimates of `fire`, one row per number of iterations, in ascending order."""
+    numbers = {
+        label: int(changed.get("method.iterations", ITERATIONS))
+        for label, changed in part.overrides.items()
+        if set(changed) <= {"method.iterations"}
+    }
+    rows = of(frame, part)
+    rows = rows[rows["headline"] & (rows["method"] == "fire") & rows["label"].isin(numbers)]
+    rows = rows.assign(iterations=rows["label"].map(numbers))
+    return rows.drop_duplicates("iterations").sort_values("iterations")
+
+
+def draw_iterations(axis: Axes, part: Results, frame: pd.DataFrame, others: Results) -> None:
+    """Draw accuracy against iterations for `part`, with other methods as levels; the levels are from `others` if
+    `part` has no run of `none`."""
+    table, look = iterations(frame, part), names.look("fire")
+    axis.plot(
+        table["iterations"],
+        table["mean"],
+        color=look.colour,
+        marker=look.marker,
+        markersize=4,
+        label=look.name,
+    )
+    axis.fill_between(
+        table["iterations"], table["low"], table["high"], color=look.colour, alpha=0.13, linewidth=0
+    )
+    levels = of(frame, part).query("headline").set_index("label")["mean"]
+    if "none" not in levels:
+        levels = of(frame, others).query("headline").set_index("label")["mean"]
+    for label in ("none", "full_reset", "fire_exact"):
+        if label in levels:
+            plot.draw_level(axis, levels[label], label)
+    axis.set_xscale("log")
+    axis.set_xticks(table["iterations"], [f"{number:.0f}" for number in table["iterations"]])
+    axis.minorticks_off()
+    axis.set_title(names.title(part))
+    axis.set(xlabel="Newton-Schulz iterations", ylabel=table["measure"].iloc[0].split(",")[0])
+
+
+def draw_bars(axis: Axes, rows: pd.DataFrame) -> None:
+    """Draw one bar per method with its value above. The axis is logarithmic where the means span more than a factor of
+    20; an interval that reaches 0 ends at a tenth of the mean there."""
+    rows = rows.set_index("label").loc[plot.ordered(rows["label"])]
+    looks = [names.look(label) for label in rows.index]
+    axis.bar(range(len(rows)), rows["mean"], color=[look.colour for look in looks], width=0.65)
+    axis.set_xticks(range(len(looks)), [look.name for look in looks], rotation=30, ha="right")
+    axis.grid(False, axis="x")
+    wide = rows["mean"].max() / rows["mean"].min() > 20
+    low = rows["low"].fillna(rows["mean"]).clip(lower=rows["mean"] / 10 if wide else 0)
+    high = rows["high"].fillna(rows["mean"])
+    errors = [rows["mean"] - low, high - rows["mean"]]
+    axis.errorbar(range(len(rows)), rows["mean"], errors, fmt="none", ecolor="#222222", elinewidth=1)
+    for place, (value, top) in enumerate(zip(rows["mean"], high)):
+        above = f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+        axis.annotate(above, (place, top), (0, 3), textcoords="offset points", ha="center", fontsize=6.5)
+    axis.set_yscale("log" if wide else "linear")
+    axis.set_ylim(low.min() / 3 if wide else 0, high.max() * (4 if wide else 1.15))

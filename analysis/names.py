@@ -1,0 +1,102 @@
+"""Names, colours and marks of methods, and the titles of panels, from names.yaml."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from analysis.runs import Results
+from fire_core.methods import title
+
+NAMES = yaml.safe_load((Path(__file__).parent / "names.yaml").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Look:
+    """Name in legends and tables, colour and marker."""
+
+    name: str
+    colour: str
+    marker: str
+
+
+METHODS = {
+    key: Look(title(key), *entry) for key, entry in NAMES["methods"].items()
+}  # in the order of every table
+INTEREST = ("fire", "none", "shrink_perturb", "full_reset", "dash", "plasticity_injection")
+
+
+def look(method: str, changed: Mapping[str, str] | None = None) -> Look:
+    """Return the look of a method, with the settings that were changed in its name. The colour and the marker of a method
+    that METHODS does not list are computed from its name."""
+    known = METHODS.get(method)
+    if known is None:
+        number = int.from_bytes(hashlib.sha256(method.encode()).digest()[:4], "big")
+        colours, markers = NAMES["others"]["colours"], NAMES["others"]["markers"]
+        place = number % len(colours), number // len(colours) % len(markers)
+        known = Look(title(method), colours[place[0]], markers[place[1]])
+    return Look(f"{known.name} [{changes(changed)}]", known.colour, known.marker) if changed else known
+
+
+def changes(changed: Mapping[str, str]) -> str:
+    """Return changed settings as text, as in `iterations=20, scale=initial`."""
+    return ", ".join(f"{key.removeprefix('method.')}={value}" for key, value in changed.items())
+
+
+def ordered(methods: Iterable[str]) -> list[str]:
+    """Return the methods, without duplicates, in the order of METHODS, then unknown ones by name."""
+    known = list(METHODS)
+    return sorted(set(methods), key=lambda name: (known.index(name) if name in known else len(known), name))
+
+
+def looks(results: Results) -> dict[str, Look]:
+    """Return {label: look} in the order of every table; a method is followed by its runs with changed settings."""
+    changed = results.overrides
+    rows = results.runs.drop_duplicates("label").sort_values("label")
+    labels = dict(zip(rows["label"], rows["method"]))
+    order = {method: place for place, method in enumerate(ordered(labels.values()))}
+    names = sorted(labels, key=lambda label: (order[labels[label]], label != labels[label], label))
+    return {label: look(labels[label], changed[label]) for label in names}
+
+
+def title(part: Results) -> str:
+    """Return the title of a panel: network and data, then resolution or shape, protocol, variant and seeds."""
+    run = part.first
+    model = run["model"] or run["domain"]
+    model = "GPT" if model.startswith("gpt") else NAMES["models"].get(model, model)
+    seeds = seeds_text(part.finished.groupby("label")["seed"].nunique())
+    protocol = "" if run["figure"].startswith("fig2") else NAMES["protocols"].get(run["protocol"], "")
+    variant = NAMES["variants"].get(run["experiment"], "")
+    return f"{model} on {data(run['data'])}\n{', '.join(filter(None, [run['detail'], protocol, variant, seeds]))}"
+
+
+def one_line(part: Results) -> str:
+    """Return the title of a panel on one line."""
+    return title(part).replace("\n", ", ")
+
+
+def seeds_text(counts: pd.Series) -> str:
+    """Return `5 seeds`, or `3-5 seeds` where the methods have different numbers."""
+    fewest, most = counts.min(), counts.max()
+    return f"{fewest}-{most} seeds" if fewest < most else f"{most} seed{'s' if most > 1 else ''}"
+
+
+def panel(figure: str, name: str) -> str:
+    """Return for example `2a ResNet-18` for a panel of the paper, and the name itself for another experiment."""
+    known = NAMES["panels"].get(name)
+    return (
+        f"{figure.removeprefix('fig')} {known}"
+        if figure and known
+        else "_".join(filter(None, (figure, name)))
+    )
+
+
+def data(name: str) -> str:
+    """Return the usual name of a data set, corpus, game or task."""
+    words = name.replace("+", ", then ").replace("_", " ")
+    return NAMES["data"].get(name, words.capitalize() if words.islower() and " " not in words else words)

@@ -1,0 +1,130 @@
+"""The documents say what the committed results say: their tables are the generated ones, and their sentences hold."""
+
+import re
+
+import pytest
+
+from analysis import claims, report
+from analysis.figures import FIGURES, findings, forest
+from analysis.runs import RESULTS, load_exported
+
+
+@pytest.fixture(scope="module")
+def material():
+    return report.Material(load_exported())
+
+
+def prose(name):
+    """The text of a document without its tables, on one line."""
+    text = (report.ROOT / name).read_text(encoding="utf-8")
+    return " ".join(re.sub(r"<!-- (table|figure).*?<!-- end -->", "", text, flags=re.DOTALL).split())
+
+
+def test_committed_tables_are_those_of_the_committed_results(material):
+    for path, text in report.texts(material).items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} is old: run make tables"
+
+
+def test_the_documents_show_every_figure_that_is_committed_and_no_other():
+    shown = {
+        name
+        for document in report.DOCUMENTS
+        for name in re.findall(r"results/figures/(\S+)\.png", (report.ROOT / document).read_text())
+    }
+    committed = {path.stem for path in (RESULTS / "figures").glob("*.png")}
+    assert shown == committed and {name.rpartition("-")[0] for name in committed} == set(FIGURES)
+
+
+def test_a_caption_is_that_of_its_figure():
+    for path in (RESULTS / "figures").glob("*.md"):
+        assert path.read_text().startswith(FIGURES[path.stem.rpartition("-")[0]].caption), (
+            f"{path.name} is old"
+        )
+
+
+def test_reproduced_is_short_and_findings_leave_numbers_to_tables():
+    assert len((report.ROOT / "REPRODUCED.md").read_text().splitlines()) <= 250
+    assert not re.findall(r"\d\.\d", re.sub(r"\(.*?\)", "", prose("docs/findings.md")))
+
+
+def test_the_counts_of_the_readme(material):
+    found = claims.counts(claims.largest(claims.of_paper(material.verdicts)))
+    held = claims.largest(claims.of_paper(material.verdicts)).query("verdict == 'holds'")
+    text = prose("README.md")
+    holds, contradicted, undecided = (found[name] for name in ("holds", "contradicted", "not decided"))
+    assert f"**{holds} hold, {contradicted} are contradicted, and {undecided} are not decided.**" in text
+    assert f"Another {found['open']} wait for a second round of seeds" in text
+    assert f"{found['all'] + found['premise not met']} of the paper's comparisons were run" in text
+    assert f"{held['figure'].eq('fig3').sum()} are about the three starts of Figure 3" in text
+
+
+def ends(material, rival, *experiments):
+    """Where FIRE ends against a rival in each panel, by the verdict."""
+    rows = material.verdicts[material.verdicts["planned"] > 0].to_dict("records")
+    said = {
+        (row["experiment"], *{row["better"], row["worse"]} - {"fire"}): report.side(row)
+        for row in rows
+        if "fire" in (row["better"], row["worse"])
+    }
+    return [said[experiment, rival] for experiment in experiments]
+
+
+def test_what_findings_say_of_panels(material):
+    resnet, vgg, *language = findings.GAINS
+    vits = ("fig2b_cifar100_vit_tiny", "fig2c_cifar100_vit_tiny")
+    humanoid = ("fig4b_walk", "fig4b_balance_simple", "fig4b_run")
+    assert set(ends(material, "none", resnet, vgg, "fig2b_cifar10_resnet18", *language)) == {"beats"}
+    assert set(ends(material, "none", *vits, *humanoid)) == {"not decided"}
+    early = [
+        row for row in material.verdicts.to_dict("records") if row["verdict"] == "open" and row["planned"]
+    ]
+    assert (
+        len({row["experiment"] for row in early}) == 4
+    )  # "Asterix, BeamRider and two panels of Figure 2 wait"
+
+
+def test_what_findings_say_of_the_parts_of_the_gain(material):
+    rows = material.gaps("none", *findings.GAINS).set_index(["experiment", "label"])
+    gains = rows["difference"] * rows["higher_is_better"].map({True: 1, False: -1})
+    most = [gains[name, "rescale"] > gains[name, "fire"] / 2 for name in findings.GAINS]
+    assert sum(most) == 3 and "most of the gain in three of five panels" in prose("docs/findings.md")
+    assert ends(material, "rescale", *findings.GAINS) == ["beats"] * 5
+    assert all(rows.loc[(name, "fire_exact"), "word"] == "worse" for name in findings.GAINS[2:])
+    asterix = material.gaps("fire", "fig4a_asterix").set_index("label").loc["rescale"]
+    assert asterix["word"] == ""  # "rescale ends as high as FIRE"
+
+
+def test_what_findings_say_of_costs(material):
+    table = report.TABLES["costs"](material).set_index(["panel", "method"])
+    after = table["right after"].str.split().str[0].astype(float)
+    before = table["before"].str.split().str[0].astype(float)
+    assert after["2a ResNet-18", "FIRE"] == pytest.approx(0.1, abs=0.005)  # chance among ten classes
+    assert after["4b H1 walk", "FIRE"] < before["4b H1 walk", "FIRE"] / 2
+    assert after["2a ViT-Tiny", "FIRE"] > 0.85 * before["2a ViT-Tiny", "FIRE"]
+    assert after["3 from 60,000", "FIRE"] < before["3 from 60,000", "FIRE"]
+
+
+def test_what_findings_say_of_rivals(material):
+    resnet, vgg = findings.GAINS[:2]
+    for rival in ("dash", "muon", "redo"):
+        assert ends(material, rival, resnet, vgg) == ["loses to", "beats"]
+    for rival in forest.RIVALS[3:]:
+        assert ends(material, rival, resnet, vgg, "fig3_60k") == ["beats"] * 3
+        assert ends(material, rival, "fig2c_cifar100_vit_tiny") == ["not decided"]
+    table = report.TABLES["random_labels"](material)
+    above = table[table["minus FIRE [95 %]"].str.contains(r"\[\+")]["method"].tolist()
+    assert len(above) == 7 and above[:3] == ["Muon", "SNR", "ReDo"]  # "seven methods above FIRE, ..."
+    assert "seven methods above FIRE, Muon, SNR and ReDo first" in prose("docs/findings.md")
+
+
+def test_what_studies_say(material):
+    ratios = report.TABLES["predictors"](material)
+    assert (ratios["highest ratio"].astype(float) >= 1).all()  # "none has a ratio below 1 throughout"
+    theorems = report.TABLES["theorems"](material)
+    assert (
+        theorems["layers with a bound"].str.split().str[0] == theorems["bound holds in"].astype(str)
+    ).all()
+    scaling = report.TABLES["scaling"](material)["FIRE minus full reset"]
+    assert scaling.str.startswith("+").all()  # "the order does not turn"
+    resets = report.TABLES["boundaries"](material)["full reset"]
+    assert not resets.str.contains(r"\[\+0\.\d*[1-9]").any()  # "a full reset never beats none"
