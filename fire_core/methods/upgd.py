@@ -25,6 +25,8 @@ class PerturbedDescent(Optimizer):
     state does not reach it, so that no noise comes twice.
     """
 
+    never_cleared = ("drawn",)  # noise does not come twice
+
     def __init__(
         self,
         params: Any,
