@@ -60,8 +60,8 @@ class Source:
 
     labels: label of each entry, None if no entry has a unit. groups: numbers of the groups among the labels. lost: groups
     that are mixed in entries without a label -> the operation that mixed them. gates: places of products that were
-    multiplied with the labelled ones. norms: names of norms on the way. discrete: whether only integers of the input, such as
-    masks, reach the tensor.
+    multiplied with the labelled ones. norms: names of norms on the way. discrete: whether only integers of the input, as
+    masks are, reach the tensor.
     """
 
     labels: Any = None
