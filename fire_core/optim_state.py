@@ -53,7 +53,8 @@ def reset_optimizer_state(
 
     The optimizer rebuilds a dropped entry at its next step, as a new optimizer does. Learning rates, settings, parameter
     groups and parameter identity stay. Optimizers inside an optimizer (Lookahead, SAM) are included. Counters and
-    estimates in `param_groups` return to their first values; a group that has any is cleared as a whole. Copies of
+    estimates in `param_groups` return to their first values, but for those that a class lists as `never_cleared` (the
+    position of a random stream); a group that has any is cleared as a whole. Copies of
     changed weights (slow weights, float32 masters, z of Schedule-Free) get the new weights under every policy.
 
     Args:
@@ -152,6 +153,7 @@ def _code(kind: type) -> _Code:
                     code.copies.add(key)
                 elif "state" not in owner and name not in NOT_TRAINING | starting:
                     code.counters.add(key)
+    code.counters -= {"lr", *getattr(kind, "never_cleared", ())}
     return code
 
 
@@ -321,7 +323,7 @@ def _restarts(part: Any) -> list[tuple[dict[str, Any], str, Any]]:
     found = []
     unknown = [(key, "state") for key in part.state if not isinstance(key, Tensor) and key in code.started]
     for group in part.param_groups:
-        for key in code.counters - {"lr"} - set(getattr(part, "not_memory", ())):
+        for key in code.counters:
             if _is_number(group.get(key)):
                 removable = key in code.optional or key not in code.read
                 if key not in defaults and not removable and not isinstance(group[key], int):

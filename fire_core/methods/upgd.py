@@ -29,7 +29,7 @@ class PerturbedDescent(Optimizer):
     so that no noise comes twice.
     """
 
-    not_memory = ("drawn",)  # how often noise was drawn: no noise comes again after the memory is cleared
+    never_cleared = ("drawn",)  # noise does not come twice
 
     def __init__(
         self,

@@ -60,7 +60,8 @@ class Source:
 
     labels: label of each entry, None if no entry has a unit. groups: numbers of the groups among the labels. lost: groups
     that are mixed in entries without a label -> the operation that mixed them. gates: places of products that were
-    multiplied with the labelled ones. norms: names of norms on the way.
+    multiplied with the labelled ones. norms: names of norms on the way. discrete: whether only integers of the input, as
+    masks are, reach the tensor.
     """
 
     labels: Any = None
@@ -68,6 +69,7 @@ class Source:
     lost: Mapping[int, str] = field(default_factory=dict)
     gates: frozenset[int] = frozenset()
     norms: frozenset[str] = frozenset()
+    discrete: bool = False
 
 
 class Read(NamedTuple):
@@ -112,9 +114,9 @@ class Trace(TorchDispatchMode):
     def run(self, net: nn.Module, inputs: Any) -> Any:
         """Run `inputs` through `net` in its present mode and return the output."""
         inputs = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, inputs)
-        for leaf in tree_leaves(inputs):  # numbers and pictures; masks and indices carry no units
-            if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.dtype == torch.uint8):
-                self._sources[leaf] = Source()
+        for leaf in tree_leaves(inputs):
+            if isinstance(leaf, Tensor):
+                self._sources[leaf] = Source(discrete=not leaf.is_floating_point())
         with ExitStack() as hooks:
             for name, module in net.named_modules():
                 for handle in self._watch(name, module):
@@ -185,7 +187,7 @@ class Trace(TorchDispatchMode):
             self._mix(name, read, result)
         elif all(source.labels is None for source in sources):
             lost = {key: value for source in sources for key, value in source.lost.items()}
-            self._set(result, Source(lost=lost))
+            self._set(result, Source(lost=lost, discrete=all(source.discrete for source in sources)))
         elif function.is_view or name in ("_unsafe_view", "unsafe_split", "unsafe_chunk"):
             self._view(function, name, args, kwargs, result)
         elif torch.Tag.pointwise in function.tags or name in UNMARKED:
@@ -222,7 +224,7 @@ class Trace(TorchDispatchMode):
     def _product(self, name: str, args: Any, result: Tensor) -> None:
         """Note what a product reads, and label its results where one operand is an activation and the other a weight."""
         first, second = args[1:3] if name in ("addmm", "baddbmm", "addmv") else args[:2]
-        operands = [self._sources.get(first), self._sources.get(second)]
+        operands = [None if name in LOOK_UPS else self._sources.get(x) for x in (first, second)]
         if name in ("addmm", "baddbmm", "addmv") and (added := self._sources.get(args[0])) is not None:
             self._trouble(self.places(added), "is added to another layer")
         reads = [(x, s) for x, s in zip((first, second), operands, strict=True) if s is not None]
@@ -301,7 +303,7 @@ class Trace(TorchDispatchMode):
         gates, norms = chosen.gates, chosen.norms
         for tensor, other in known:
             if other.labels is None:
-                if not {self.groups[number].place for number in other.lost} & places:
+                if not other.discrete and not {self.groups[number].place for number in other.lost} & places:
                     self._trouble(places, "is mixed with the input")
             elif other is not chosen:
                 theirs, others = other.labels.expand(output.shape), self.places(other)

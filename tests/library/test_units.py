@@ -50,6 +50,19 @@ def test_joined_layers_know_their_columns():
     assert (net.out.weight[:, 3] == 0).all()
 
 
+def test_integers_of_the_input_are_followed():
+    """Frames of Atari are uint8."""
+    layers = [nn.Conv2d(1, 3, 1), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)]
+    frames = torch.randint(0, 255, (4, 1, 2, 2), dtype=torch.uint8)
+
+    class Scaled(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x.float() / 255)
+
+    (layer,), _ = find_unit_layers(Scaled(*layers), frames)
+    assert layer.name == "0" and layer.outgoing == (("3", 4),)
+
+
 def test_entries_are_read_and_written_unit_by_unit():
     net = nn.Sequential(StackedLinear(2, 3, 4), nn.ReLU(), StackedLinear(2, 4, 1))
     (layer,), _ = find_unit_layers(net, torch.randn(2, 5, 3))
