@@ -179,7 +179,9 @@ def _curve(
 
 def _points(part: Results, measure: Measure) -> tuple[pd.DataFrame, str, list[float], list[float] | None]:
     """Return (rows with a column `x`, its unit, the boundaries on `x`, limits of the vertical axis or None)."""
-    own = part.metrics[part.metrics["metric"] == measure.metric]
+    images = part.first["domain"] == "vision"
+    own = part.metrics if images else measures.with_acts(part.metrics, measure.metric)
+    own = own[own["metric"] == measure.metric]
     own = own[np.isfinite(own["value"]) & np.isfinite(own["step"])]
     if measure.reduce == "late_phases":
         rows = measures.phase_ends(own, measure.metric)

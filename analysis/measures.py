@@ -19,14 +19,19 @@ class Measure:
     """A metric of the log and the rule that reduces it to one number per run.
 
     `reduce`: "final" (last value), "late_phases" (mean over the last values of the last quarter of the phases), "tail"
-    (mean over the last tenth of the steps), "after" (first value after the last boundary), "before" (last value before
-    it).
+    (mean over the last tenth of the steps), "after" (what was measured right after the last boundary), "before" (last value
+    before it).
     """
 
     metric: str
     title: str
     reduce: str = "final"
     higher_is_better: bool = True
+
+    @property
+    def logged(self) -> str:
+        """Name under which the metric was logged."""
+        return f"after_{self.metric}" if self.reduce == "after" else self.metric
 
     @property
     def key(self) -> str:
@@ -99,7 +104,7 @@ def of(part: Results) -> list[Measure]:
     logged = set(part.metrics["metric"])
     otherwise = LOSSES if LOSSES[0].metric in logged else OTHERWISE
     wanted = BY_PROTOCOL.get(part.first["protocol"]) or BY_FIGURE.get(part.first["figure"]) or otherwise
-    return [m for m in wanted if m.metric in logged] or [m for m in OTHERWISE if m.metric in logged][:1]
+    return [m for m in wanted if m.logged in logged] or [m for m in OTHERWISE if m.metric in logged][:1]
 
 
 def digits(metric: str, values: Iterable[float] = (np.inf,)) -> int:
@@ -112,6 +117,12 @@ def ordered_rows(metrics: pd.DataFrame, metric: str) -> pd.DataFrame:
     return metrics[metrics["metric"] == metric].sort_values(["label", "seed", "phase", "step"], kind="stable")
 
 
+def with_acts(metrics: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Return the rows of one metric and those of what was measured right after a boundary, ordered as `ordered_rows`."""
+    acts = metrics[metrics["metric"] == f"after_{metric}"].assign(metric=metric)
+    return ordered_rows(pd.concat([acts, metrics[metrics["metric"] == metric]]), metric)
+
+
 def phase_ends(metrics: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Return the last value of every phase (columns label, seed, phase, step, value)."""
     rows = ordered_rows(metrics, metric)
@@ -122,7 +133,7 @@ def values(metrics: pd.DataFrame, measure: Measure) -> Values:
     """Return {label: {seed: number}}. Runs that did not log the metric, or whose number is not finite, are absent. So are
     those whose last phase logged no finite value, if the number is the final one."""
     ended = metrics.groupby(["label", "seed"])[["phase", "step"]].max().add_prefix("ended_")
-    rows = ordered_rows(metrics, measure.metric)
+    rows = ordered_rows(metrics, measure.logged)
     if measure.reduce == "late_phases":
         rows = phase_ends(metrics, measure.metric)
     if rows.empty:
@@ -134,9 +145,9 @@ def values(metrics: pd.DataFrame, measure: Measure) -> Values:
         "late_phases": rows["phase"] > last_phase - np.maximum(1, (last_phase + 1) // 4),
         "tail": rows["step"] >= (1 - TAIL) * rows["ended_step"],
         "before": rows["phase"] < last_phase,
-        "after": (rows["phase"] == last_phase) & (last_phase > 0),
+        "after": rows["phase"] == last_phase,
     }[measure.reduce]
-    reduce = {"late_phases": "mean", "tail": "mean", "after": "first"}.get(measure.reduce, "last")
+    reduce = {"late_phases": "mean", "tail": "mean"}.get(measure.reduce, "last")
     return by_label(rows[keep].groupby(["label", "seed"])["value"].agg(reduce))
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 import yaml
 
 from analysis.runs import Results
-from fire_core.methods import title
+from fire_core.methods import title as title_of
 
 NAMES = yaml.safe_load((Path(__file__).parent / "names.yaml").read_text(encoding="utf-8"))
 
@@ -26,7 +26,7 @@ class Look:
 
 
 METHODS = {
-    key: Look(title(key), *entry) for key, entry in NAMES["methods"].items()
+    key: Look(title_of(key), *entry) for key, entry in NAMES["methods"].items()
 }  # in the order of every table
 INTEREST = ("fire", "none", "shrink_perturb", "full_reset", "dash", "plasticity_injection")
 
@@ -39,7 +39,7 @@ def look(method: str, changed: Mapping[str, str] | None = None) -> Look:
         number = int.from_bytes(hashlib.sha256(method.encode()).digest()[:4], "big")
         colours, markers = NAMES["others"]["colours"], NAMES["others"]["markers"]
         place = number % len(colours), number // len(colours) % len(markers)
-        known = Look(title(method), colours[place[0]], markers[place[1]])
+        known = Look(title_of(method), colours[place[0]], markers[place[1]])
     return Look(f"{known.name} [{changes(changed)}]", known.colour, known.marker) if changed else known
 
 

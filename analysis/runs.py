@@ -49,7 +49,8 @@ BOUNDARY_COLUMNS = [
 COST_COLUMNS = [*KEYS, "train_seconds", "shared_seconds", "boundary_seconds", "machine"]
 RUNS_FILE = "runs.csv.gz"
 TEXT = dict.fromkeys([c for c in RUN_COLUMNS if c not in ("seed", "dirty")] + ["metric"], str)
-COORDINATES = ("phase", "step", "epoch")
+COORDINATES = ("phase", "step", "epoch")  # of a logged value
+PLACES = (*COORDINATES, "act")
 
 
 @dataclass
@@ -231,7 +232,7 @@ def _read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list[tu
     row["torn"] = _read_metrics(path / "metrics.jsonl", values) if row["status"] == "done" else 0
     reports = read_boundaries(path) if row["status"] == "done" else []
     for report in reports:  # raises here, and not when all runs are put together
-        report["phase"] = int(report.get("phase", 1))
+        report["phase"] = int(report.get("act", report.get("phase", 1)))
         report["rows"] = [row for row in report.get("rows", []) if row.get("dfi_after") is not None]
         _sums(report["rows"])
     return row, reports, values
@@ -279,7 +280,7 @@ def _read_metrics(path: Path, values: list[tuple[Any, ...]]) -> int:
             torn += 1
             continue
         for key, value in record.items():
-            if key not in COORDINATES and isinstance(value, int | float) and not isinstance(value, bool):
+            if key not in PLACES and isinstance(value, int | float) and not isinstance(value, bool):
                 values.append((*place, key, float(value)))
     return torn
 

@@ -60,7 +60,7 @@ def heading(rows: pd.DataFrame, text: str) -> str:
 
 def panel_data(part: Results) -> pd.DataFrame:
     """Return the rows of the loss in phase 2 with a column `x`: the iteration of that phase."""
-    rows = measures.ordered_rows(part.metrics, METRIC)
+    rows = measures.with_acts(part.metrics, METRIC)
     rows = rows[rows["phase"] == rows["phase"].max()]
     return rows.assign(x=rows["step"] - rows.groupby(["label", "seed"])["step"].transform("min"))
 

@@ -63,7 +63,7 @@ def draw(
 def panel_data(part: Results, metric: str) -> pd.DataFrame:
     """Return the rows of `metric` with a column `x` in thousands of environment steps. The part before the boundary,
     which all methods share, is kept for one label only; training returns are means over BINS equal parts of the run."""
-    rows = measures.ordered_rows(part.metrics, metric)
+    rows = measures.with_acts(part.metrics, metric)
     labels = set(rows["label"])
     shared = "none" if "none" in labels else min(labels)
     rows = rows[(rows["label"] == shared) | (rows["phase"] > 0)]
