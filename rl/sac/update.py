@@ -214,8 +214,10 @@ def set_gradients(
     slopes: dict[str, tuple[Tensor | None, ...]],
 ) -> None:
     """Put the gradients of the parameters of optimizer `name`, with those of a penalty, into `.grad`."""
-    parameters = learner.trained[name]
-    for parameter, gradient in zip(parameters, gradients[name], strict=True):
+    parameters, found = learner.trained[name], gradients[name]
+    if learner.compile:  # the next replay of a CUDA graph overwrites them: keep copies, made in one launch
+        found = torch._foreach_mul(found, 1.0)
+    for parameter, gradient in zip(parameters, found, strict=True):
         parameter.grad = gradient
     for parameter, slope in zip(parameters, slopes.get(name, ())):
         if slope is not None:
