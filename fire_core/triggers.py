@@ -79,16 +79,17 @@ class Trigger(ABC):
 
 
 class EveryNSteps(Trigger):
-    """Fires at steps n, 2n, ...; a step that jumps over several multiples fires once."""
+    """Fires at steps first, first + n, ..., by default n, 2n, ...; a step that jumps over several of them fires once."""
 
     MEMORY = ("done",)
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, first: int | None = None) -> None:
         self.n = _positive("n", n)
+        self.first = self.n if first is None else _positive("first", first)
         self.done = 0
 
     def __call__(self, step: int, observed: Observed | None = None) -> bool:
-        reached = step // self.n
+        reached = max(0, step - self.first + self.n) // self.n
         due = reached > self.done
         self.done = max(self.done, reached)
         return due

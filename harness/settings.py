@@ -140,7 +140,8 @@ class TriggerKeys:
     share: float | None = key(
         "rank, gradient: the method acts below this share of the highest value", above=0, most=1
     )
-    steps: int | None = key("every: steps between two interventions", least=1)
+    steps: int | None = key("every, shifted: steps between two interventions", least=1)
+    first: int | None = key("shifted: step of the first intervention", least=1)
     cooldown: int | None = key("smallest number of steps between two interventions", least=0)
 
 

@@ -16,6 +16,7 @@ from fire_core.triggers import Above, Cooldown, EveryNSteps, Fall, Plateau, Trig
 OFF = "boundary"
 KINDS: dict[str, Callable[..., Trigger]] = {  # name -> function of its settings
     "every": lambda steps: EveryNSteps(steps),
+    "shifted": lambda steps, first: EveryNSteps(steps, first),
     "plateau": Plateau,
     "dormancy": lambda level: Above("dormant_share", level),
     "dfi": lambda level: Above("dfi", level),

@@ -67,6 +67,25 @@ def make_batch(
     return images.normalise(phase.arrange(pictures[indices]), test=test), labels
 
 
+def pick(
+    phases: Sequence[PhaseData], phase: PhaseData, batch: Tensor, done: float, gradual: float
+) -> tuple[Tensor, Tensor]:
+    """Return the training images and labels at the positions `batch` (n,) of a phase, both (n,).
+
+    In the first share `gradual` of each phase but the first, images of the phase before take the place of some: of all at
+    its start, and of fewer and fewer until its end. done: share of the phase that is over.
+    """
+    indices, labels = phase.indices[batch], phase.labels[batch]
+    if phase.index == 0 or done >= gradual:
+        return indices, labels
+    before, new = phases[phase.index - 1], round(len(batch) * done / gradual)
+    places = batch[new:] % len(before.indices)
+    return (
+        torch.cat([indices[:new], before.indices[places]]),
+        torch.cat([labels[:new], before.labels[places]]),
+    )
+
+
 def batch_indices(
     seed: int, phase: int, epoch: int, count: int, batch_size: int, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, ...]:

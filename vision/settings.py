@@ -91,6 +91,12 @@ class Vision(Keys):
     batch_norm_start: str = key("running statistics before the first step", choices=OFFICIAL_OR_OURS)
     normalisation: str = key("mean and deviation by which images are normalised", choices=OFFICIAL_OR_OURS)
     mode_at_boundary: str = key("mode of the network while a method acts", choices=("train", "eval"))
+    gradual: float | None = key(
+        "share of each later phase in which images of the phase before are mixed in, fewer and fewer; null: none",
+        above=0,
+        most=1,
+        added=True,
+    )
     eval_every: int = key("epochs between evaluations", least=1)
     metrics_samples: int = key("training images on which plasticity is measured", least=1)
     eval_batch_size: int = key("images per evaluation batch", least=1, numbers=False)
@@ -124,7 +130,7 @@ DOMAIN = Domain(
     phases=phases,
     check=check,
     shown=("data.name", "model.name"),
-    at_boundary=("mode_at_boundary",),
+    at_boundary=("mode_at_boundary", "gradual"),
     refuses={
         "fire_all": "fire does the same here",
         "plasticity_injection": "it needs an encoder and a head, as in DQN and SAC",

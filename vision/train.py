@@ -33,7 +33,7 @@ from vision.images import Images
 from vision.models import build
 from vision.official import switches
 from vision.official.inputs import show_images
-from vision.protocols import PhaseData, batch_indices, make_batch, make_phases
+from vision.protocols import PhaseData, batch_indices, make_batch, make_phases, pick
 from vision.settings import DOMAIN
 
 
@@ -97,7 +97,9 @@ def train(cfg: DictConfig) -> None:
             count = len(phase.indices)
             order = batch_indices(cfg.seed, phase.index, epoch, count, cfg.batch_size, device)
             for batch in order[at["batch"] :]:
-                inputs, labels = make_batch(images, phase, phase.indices[batch], phase.labels[batch])
+                done = (epoch + at["batch"] / len(order)) / phase.epochs
+                chosen = pick(phases, phase, batch, done, cfg.gradual or 0.0)
+                inputs, labels = make_batch(images, phase, *chosen)
                 with torch.autocast(device.type, torch.bfloat16, enabled=cfg.precision == "bf16"):
                     loss = cross_entropy(forward(inputs), labels)
                 treatment.optimizer.zero_grad(set_to_none=True)

@@ -217,9 +217,7 @@ def gradient_scores(net: nn.Module, layer: UnitLayer) -> Tensor:
 
     Biases do not count. Gated layers, which have two incoming modules, count both.
     """
-    weights = [entries for entries in incoming(net, layer) if entries.parameter.ndim > 1]
-    rows = [
-        w.read(w.parameter.grad).float().abs().flatten(1) for w in weights if w.parameter.grad is not None
-    ]
+    weights = [entries for entries in incoming(net, layer) if entries.read().ndim > 1]
+    rows = [each.read(each.parameter.grad).float().abs().flatten(1) for each in weights]
     means = torch.cat(rows, dim=1).mean(dim=1)
     return means / (means.mean() + 1e-8)

@@ -41,6 +41,7 @@ class Rewarm(Method):
     name: ClassVar[str] = "rewarm"
     summary: ClassVar[str] = "control: learning rate warmed up again, moments and weights kept"
     source: ClassVar[str] = "2025 (arXiv 2507.20057)"
+    off: ClassVar[dict[str, Any] | None] = {"steps": 1}
     optimizer_state: ClassVar[str | None] = "keep"
 
     def __post_init__(self) -> None:

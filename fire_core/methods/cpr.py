@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -41,10 +41,12 @@ class CPR(LayerMethod):
     sharpness: float = 16.0
 
     name: ClassVar[str] = "cpr"
+    title: ClassVar[str] = "CPR"
     summary: ClassVar[str] = "mix new weights into units with little gradient, a small share at a time"
     source: ClassVar[str] = "2026 (CPR, arXiv 2607.24996)"
     proven_by: ClassVar[str] = FIXTURE
     needs: ClassVar[frozenset[str]] = frozenset({"gradients", "batches"})
+    off: ClassVar[dict[str, Any] | None] = {"rate": 0.0}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,21 +54,28 @@ class CPR(LayerMethod):
         check_range(self, "[1, inf)", "every_steps")
         check_range(self, "[0, 1)", "decay")
         check_range(self, "(0, inf)", "sharpness")
+        self._scores: list[tuple[dict[str, Tensor], Tensor]] = []
 
     def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
         """Return utilities of 1, (units,)."""
         return {"utility": torch.ones(layer.units, device=device)}
 
     def before_step(self, state: State) -> None:
-        """Update the utilities."""
+        """Score the units."""
         self._start(state)
         for name, net in state.nets.items():
-            for layer in self.layers[name]:
-                memory, scores = self.memory[name][layer.name], gradient_scores(net, layer)
-                memory["utility"] = torch.lerp(scores, memory["utility"].to(scores.device), self.decay)
+            memory = self.memory[name]
+            self._scores += [(memory[each.name], gradient_scores(net, each)) for each in self.layers[name]]
+
+    def after_skip(self, state: State) -> None:
+        """Forget the scores."""
+        self._scores = []
 
     def after_step(self, state: State) -> None:
-        """Mix, if it is time."""
+        """Update the utilities, and mix, if it is time."""
+        for memory, scores in self._scores:
+            memory["utility"] = torch.lerp(scores, memory["utility"].to(scores.device), self.decay)
+        self._scores = []
         if self.counts["steps"] and self.counts["steps"] % self.every_steps == 0:
             for name, net in state.nets.items():
                 for layer in self.layers[name]:

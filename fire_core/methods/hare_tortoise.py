@@ -54,13 +54,13 @@ class HareTortoise(Method):
         check_range(self, "[0, 1)", "momentum")
         check_range(self, "[0, inf)", "period")
         check_range(self, "[1, inf)", "passes")
-        self.steps, self.passed = 0, 0  # passed: passes over the data of this phase
+        self.count = 0  # of steps, or without a period of passes over the data of this phase
         self.tortoise: dict[str, dict[str, Tensor]] = {}
         self._hare: dict[str, dict[str, Tensor]] = {}  # during an evaluation
 
     def boundary(self, state: State) -> Report:
         """Count the passes from 0, and at the first boundary start the tortoise."""
-        self.passed = 0
+        self.count = self.count if self.period else 0
         for name, net in state.nets.items():
             self._follow(name, net.state_dict(), net.state_dict())
         return Report()
@@ -68,7 +68,6 @@ class HareTortoise(Method):
     @torch.no_grad()
     def after_step(self, state: State) -> None:
         """Follow the hare, and at the end of a period copy the tortoise into it."""
-        self.steps += 1
         for name, net in state.nets.items():
             hare = net.state_dict()
             tortoise = self._follow(name, hare, state.initial.get(name, {}))
@@ -77,14 +76,17 @@ class HareTortoise(Method):
             torch._foreach_lerp_([tortoise[key] for key in averaged], precise, 1.0 - self.momentum)
             for key in hare.keys() - averaged:
                 tortoise[key].copy_(hare[key])
-        if self.period and self.steps % self.period == 0:
-            self._copy(state)
+        if self.period:
+            self.count += 1
+            if self.count % self.period == 0:
+                self._copy(state)
 
     def after_pass(self, state: State) -> None:
         """Copy the tortoise into the hare after the passes that are due."""
-        if not self.period and self.passed % self.passes == 0:
-            self._copy(state)
-        self.passed += 1
+        if not self.period:
+            if self.count % self.passes == 0:
+                self._copy(state)
+            self.count += 1
 
     def _follow(
         self, name: str, hare: Mapping[str, Tensor], start: Mapping[str, Tensor]
@@ -115,12 +117,12 @@ class HareTortoise(Method):
         self._hare = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the tortoise and the numbers of steps and passes."""
-        return {"steps": self.steps, "passed": self.passed, "tortoise": self.tortoise}
+        """Return the tortoise, and the number of steps or passes."""
+        return {"count": self.count, "tortoise": self.tortoise}
 
     def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
         """Restore what `state_dict` returned."""
-        self.steps, self.passed = saved["steps"], saved["passed"]
+        self.count = saved["count"]
         for name, tortoise in saved["tortoise"].items():
             hare = state.nets[name].state_dict()
             self.tortoise[name] = {

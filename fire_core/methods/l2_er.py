@@ -32,6 +32,7 @@ class _Inputs:
     def __init__(self, net: nn.Module) -> None:
         self.net = net
         self.kept: list[Any] = []
+        self.stepped = 0  # how many of them are of steps that were made
         self._handle = net.register_forward_pre_hook(self._keep, with_kwargs=True)
 
     def _keep(self, net: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -76,10 +77,12 @@ class L2ER(LayerMethod):
     last_layers: int = 2
 
     name: ClassVar[str] = "l2_er"
+    title: ClassVar[str] = "L2-ER"
     summary: ClassVar[str] = "weight decay, and steps towards a larger effective rank of activations"
     source: ClassVar[str] = "2025 (L2-ER, arXiv 2509.22335)"
     proven_by: ClassVar[str] = FIXTURE
     needs: ClassVar[frozenset[str]] = frozenset({"activations", "batches", "gradients"})
+    off: ClassVar[dict[str, Any] | None] = {"rate": 0.0, "decay": 0.0}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,21 +108,30 @@ class L2ER(LayerMethod):
     def after_step(self, state: State) -> None:
         """Take the rank step, if it is time."""
         self.counts["steps"] += 1
-        for name, inputs in self.recorders.items() if self.counts["steps"] % self.every_steps == 0 else ():
-            if inputs.kept:
-                rank_step(inputs.net, self.layers[name][-self.last_layers :], inputs.kept, self.rate)
-            inputs.kept = []
+        for name, inputs in self.recorders.items():
+            if self.counts["steps"] % self.every_steps == 0:
+                if inputs.kept and self.rate > 0.0:
+                    rank_step(inputs.net, self.layers[name][-self.last_layers :], inputs.kept, self.rate)
+                inputs.kept = []
+            inputs.stepped = len(inputs.kept)
+
+    def after_skip(self, state: State) -> None:
+        """Forget the inputs of this step."""
+        for inputs in self.recorders.values():
+            del inputs.kept[inputs.stepped :]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `LayerMethod` does, and the inputs since the last rank step."""
-        return super().state_dict() | {"kept": {name: each.kept for name, each in self.recorders.items()}}
+        kept = {name: each.kept[: each.stepped] for name, each in self.recorders.items()}
+        return super().state_dict() | {"kept": kept}
 
     def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
         """Restore what `state_dict` returned."""
         super().load_state_dict(saved, state)
-        for name, kept in saved["kept"].items():
+        for name, kept in saved["kept"].items() if self.recorders else ():
             device = next(state.nets[name].parameters()).device
             self.recorders[name].kept = tree_map_only(Tensor, partial(Tensor.to, device=device), kept)
+            self.recorders[name].stepped = len(kept)
 
 
 def rank_step(net: nn.Module, layers: list[UnitLayer], batches: list[Any], rate: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -57,9 +57,12 @@ class NaP(Method):
     targets: str | list[str] = "all"
 
     name: ClassVar[str] = "nap"
+    title: ClassVar[str] = "NaP"
     summary: ClassVar[str] = "weights scaled back to their initial norm during training"
     source: ClassVar[str] = "Lyle et al. 2024 (NaP, arXiv 2407.01800)"
     proven_by: ClassVar[str] = PORT
+    needs: ClassVar[frozenset[str]] = frozenset({"initial"})
+    off: ClassVar[dict[str, Any] | None] = {"every_steps": 2**62}
     takes_whole_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from fire_core.errors import check_range
-from fire_core.methods._units import LayerMethod, UnitMethod, gradient_scores
+from fire_core.methods._units import UnitMethod, gradient_scores
 from fire_core.methods.method import PORT, register
+from fire_core.report import Report
 from fire_core.state import State
 from fire_core.units import UnitLayer
 
@@ -41,10 +41,12 @@ class ReGraMa(UnitMethod):
     fresh: str = "he_uniform"
 
     name: ClassVar[str] = "regrama"
+    title: ClassVar[str] = "ReGraMa"
     summary: ClassVar[str] = "replace units with little gradient"
     source: ClassVar[str] = "2025 (ReGraMa, arXiv 2505.24061)"
     proven_by: ClassVar[str] = PORT
     needs: ClassVar[frozenset[str]] = frozenset({"gradients", "batches"})
+    off: ClassVar[dict[str, Any] | None] = {"most": 0.0}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,19 +55,23 @@ class ReGraMa(UnitMethod):
         check_range(self, "[0, 1]", "most")
         self._chosen: list[tuple[str, UnitLayer, Tensor]] = []
 
-    watch = LayerMethod.watch  # gradients are scored, not activations
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts. Layers are found again."""
+        return {"counts": dict(self.counts)}
 
-    def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
-        """Return nothing."""
-        return {}
+    def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
+        """Restore what `state_dict` returned."""
+        self.counts = dict(saved["counts"])
+
+    def boundary(self, state: State) -> Report:
+        """Do nothing, and return an empty report."""
+        return Report(method=self.name)
 
     def before_step(self, state: State) -> None:
         """Choose the units, if it is time."""
-        self._start(state)
         if self.counts["steps"] and self.counts["steps"] % self.every_steps == 0:
             for name, net in state.nets.items():
-                for layer in self.layers[name]:
-                    self._chosen.append((name, layer, self.due(net, layer)))
+                self._chosen += [(name, each, self.due(net, each)) for each in self.find_layers(state, name)]
 
     def due(self, net: nn.Module, layer: UnitLayer) -> Tensor:
         """Return the indices of the units to replace (on the CPU)."""

@@ -149,6 +149,7 @@ class SingularClip(SpectralClip):
     unit: str = "absolute"
 
     name: ClassVar[str] = "singular_clip"
+    title: ClassVar[str] = "SingularClip"
     summary: ClassVar[str] = "singular values clipped to [0.25, 4]"
     source: ClassVar[str] = "2026 (SingularClip, arXiv 2608.18319)"
     proven_by: ClassVar[str] = PORT

@@ -44,11 +44,13 @@ class SWR(Method):
     fresh: str = "resample"
 
     name: ClassVar[str] = "swr"
+    title: ClassVar[str] = "SWR"
     summary: ClassVar[str] = "single weights of little use drawn again at intervals"
     source: ClassVar[str] = "Hernandez-Garcia et al. 2025 (SWR, CoLLAs)"
     proven_by: ClassVar[str] = FIXTURE
     takes_whole_weights: ClassVar[bool] = True
-    needs: ClassVar[frozenset[str]] = frozenset({"gradients"})
+    needs: ClassVar[frozenset[str]] = frozenset({"gradients", "initial"})
+    off: ClassVar[dict[str, Any] | None] = {"every_steps": 2**62}
 
     def __post_init__(self) -> None:
         choices = {

@@ -121,5 +121,7 @@ def test_methods_that_cannot_act_whenever_they_are_told_to_are_refused():
                     assert f"trigger=every with method={method}" in str(error)
                     cannot.add(method)
     later = {"adamo", "fire_muon", "hare_tortoise", "spectral", "upgd", "weight_clipping"}
+    later |= {"cpr", "l2_er", "nap", "regrama", "swr"}
     assert cannot >= {"cbp", "l2_init", "muon", "parseval", "plasticity_injection", "redo", "snr"} | later
+    assert can >= {"cap", "spectral_clip", "singular_clip"}
     assert can >= {"none", "fire", "fire_exact", "full_reset", "shrink_perturb", "dash", "rescale"}

@@ -11,7 +11,10 @@ from torch.nn.functional import cross_entropy
 
 from fire_core import UserError, attach, fire
 from fire_core.methods import available, create, moments, table
+from fire_core.methods._units import gradient_scores
 from fire_core.methods.spectral_clip import spectral_clip
+from fire_core.units import find_unit_layers
+from rl.sac.network import Critics
 
 SHAPES = {"tall": (12, 5), "wide": (5, 12), "square": (8, 8), "conv": (6, 4, 3, 3)}
 
@@ -214,6 +217,18 @@ def test_a_gradient_method_says_what_it_misses():
         run.treatment.after_step()
     with pytest.raises(UserError, match="'l2_er' needs the activations"):
         attach("l2_er", run.net, batches=lambda: iter(run.data), compiled=True)
+
+
+def test_gradient_scores_of_a_stack_leave_out_its_biases():
+    """The two critics of SAC are one stack of layers, with a row of biases for each."""
+    critics = Critics(3, 2, 8, 1, 2, torch.Generator().manual_seed(0), "layer")
+    inputs = torch.ones(4, 3), torch.ones(4, 2)
+    layers, _ = find_unit_layers(critics, inputs)
+    critics(*inputs).square().sum().backward()
+    for layer in layers:
+        means = critics.get_submodule(layer.name).weight.grad.abs().mean(dim=-1).flatten()
+        torch.testing.assert_close(gradient_scores(critics, layer), means / (means.mean() + 1e-8))
+    assert layers
 
 
 def test_the_page_has_the_table_of_the_classes():

@@ -25,6 +25,12 @@ SOON = {
     "redo": {"every_steps": 2, "threshold": 0.9, "samples": 16},
     "hare_tortoise": {"period": 2, "momentum": 0.5},
     "weight_clipping": {"factor": 0.5},
+    "cpr": {"every_steps": 2, "rate": 0.5},
+    "regrama": {"every_steps": 2, "threshold": 0.9},
+    "swr": {"every_steps": 2, "factor": 0.3, "decay": 0.5},
+    "nap": {"every_steps": 2},
+    "l2_er": {"every_steps": 4, "rate": 0.1},
+    "rewarm": {"steps": 3},
 }
 SOON_OFFICIAL = {
     "cbp": {"replacement_rate": 0.2, "maturity": 2},
@@ -174,7 +180,9 @@ def test_turned_off_it_changes_nothing(case, plain):
     cls = type(create(CASES[case][0], **CASES[case][1]))
     if cls.off is None:
         # An optimizer, a structure or all weights are replaced or not, and the threshold of the other one is its own.
-        assert cls.changes_optimizer or cls.changes_structure or case in ("full_reset", "snr official"), case
+        assert (
+            cls.changes_optimizer or cls.changes_structure or case in ("full_reset", "clear", "snr official")
+        ), case
         return
     assert same(Training(case, **cls.off).all_phases().everything(), plain)
 

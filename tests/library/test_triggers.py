@@ -15,6 +15,15 @@ def fired(trigger: Trigger, key: str, values: list) -> list[int]:
     return [step for step, observed in enumerate(calls) if trigger(step, observed)]
 
 
+def test_every_n_steps_can_begin_early_or_late():
+    """A boundary of every 600 steps that is announced a tenth too early, or half a phase too late."""
+    for first, wanted in ((540, [540, 1140, 1740]), (900, [900, 1500])):
+        rule = EveryNSteps(600, first)
+        assert [step for step in range(20, 2001, 20) if rule(step)] == wanted
+    with pytest.raises(UserError, match="first"):
+        EveryNSteps(600, 0)
+
+
 def test_every_n_steps_survives_jumps() -> None:
     trigger = EveryNSteps(10)
     assert [step for step in (0, 9, 10, 11, 35, 39, 40) if trigger(step)] == [10, 35, 40]

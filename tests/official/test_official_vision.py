@@ -321,7 +321,8 @@ def test_tuned_values_are_those_of_the_run_scripts(experiment, fidelity):
 
 
 # the paper does not have them
-LATER_RIVALS = ("adamo", "hare_tortoise", "spectral", "upgd", "weight_clipping")
+LATER_RIVALS = ("adamo", "cap", "cpr", "hare_tortoise", "l2_er", "nap", "regrama", "spectral", "swr", "upgd")
+LATER_RIVALS += ("weight_clipping",)
 
 
 @pytest.mark.parametrize("name", options("search"))

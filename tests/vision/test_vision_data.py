@@ -23,7 +23,7 @@ from vision import data as vision_data
 from vision import prepare as preparation
 from vision.data import load
 from vision.images import Images, pixel_statistics
-from vision.protocols import batch_indices, make_batch, make_phases
+from vision.protocols import PhaseData, batch_indices, make_batch, make_phases, pick
 from vision.readers import read_class_folders
 from vision.torchvision_import import import_torchvision
 
@@ -611,3 +611,20 @@ def test_batches_are_a_pure_function_and_cover_everything():
 def test_impossible_protocols_are_refused(name, settings, answer):
     with pytest.raises(UserError, match=answer):
         make_phases(name, numbers(), 1, **settings)
+
+
+def test_a_gradual_shift_mixes_in_the_phase_before():
+    """Over the first half of the phase, the share of its own images rises from 0 to 1; the first phase is left alone."""
+    old = PhaseData(0, "old", torch.arange(10), torch.zeros(10, dtype=torch.int64), 4)
+    new = PhaseData(1, "new", torch.arange(100, 140), torch.ones(40, dtype=torch.int64), 4)
+    batch = torch.arange(20, 40)
+    shares = []
+    for done in (0.0, 0.25, 0.4, 0.5, 0.9):
+        indices, labels = pick([old, new], new, batch, done, 0.5)
+        own = indices >= 100
+        assert len(indices) == len(labels) == 20 and torch.equal(own, labels == 1)
+        assert torch.equal(indices[own], new.indices[batch][own])
+        shares.append(float(own.float().mean()))
+    assert shares == pytest.approx([0.0, 0.5, 0.8, 1.0, 1.0])
+    assert torch.equal(pick([old, new], new, batch, 0.0, 0.0)[0], new.indices[batch])
+    assert torch.equal(pick([old, new], old, torch.arange(5), 0.0, 0.5)[0], torch.arange(5))
