@@ -91,7 +91,12 @@ class Vision(Keys):
     batch_norm_start: str = key("running statistics before the first step", choices=OFFICIAL_OR_OURS)
     normalisation: str = key("mean and deviation by which images are normalised", choices=OFFICIAL_OR_OURS)
     mode_at_boundary: str = key("mode of the network while a method acts", choices=("train", "eval"))
-    eval_every: int = key("epochs between evaluations", least=1)
+    eval_every: Any = key(
+        "epochs between evaluations",
+        each=int,
+        least=1,
+        form="give a whole number from 1 on, or one for each phase as in [20,5]",
+    )
     metrics_samples: int = key("training images on which plasticity is measured", least=1)
     eval_batch_size: int = key("images per evaluation batch", least=1, numbers=False)
     precision: str = key(
@@ -111,7 +116,7 @@ def check(cfg: DictConfig) -> None:
     """Raise UserError for a list of values, one for each phase, that has another length than there are phases, and for a
     setting that the network does not have."""
     own_settings(**cfg.model)
-    for name in ("protocol.epochs", "warmup_share"):
+    for name in ("protocol.epochs", "warmup_share", "eval_every"):
         value = OmegaConf.select(cfg, name)
         if OmegaConf.is_list(value) and len(value) != phases(cfg):
             raise UserError(f"{name}={value}: give one number, or {phases(cfg)} of them, one per phase")
