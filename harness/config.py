@@ -52,6 +52,15 @@ def more_folders(domain: Domain) -> list[str]:
     return [f"hydra.searchpath=[{others}]"] if others else []
 
 
+def compilable(method: str) -> bool:
+    """Return whether nets are compiled under `compile: ${compilable:${method.name}}`: unless the method watches training
+    passes with hooks, which compiled nets hide."""
+    return method not in available() or "activations" not in available()[method]().needs
+
+
+OmegaConf.register_new_resolver("compilable", compilable)
+
+
 def compose(domain: Domain, overrides: list[str]) -> DictConfig:
     """Return what Hydra composes, with its node `hydra`; interpolations are not resolved and values not checked.
 

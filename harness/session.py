@@ -84,6 +84,9 @@ class Session:
         self.method = create(**cfg.method)
         self.run = open_run(domain, cfg, self.method, **facts) if self.world.is_leader else None
         self.device = pick_device(cfg.device)
+        torch.backends.cudnn.benchmark = (
+            True  # a run repeats its shapes: time the algorithms of each on a GPU
+        )
         self.trigger = RunTrigger(cfg.get("trigger"))
         self.at: dict[str, Any] = {"phase": 0, "step": 0}
         self.resumed = False  # from a checkpoint

@@ -21,11 +21,17 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 @torch.no_grad()
 def evaluate(
-    net: nn.Module, corpora: tuple[Corpus, Corpus], cfg: DictConfig, world: World, block: int
+    net: nn.Module,
+    forward: nn.Module,
+    corpora: tuple[Corpus, Corpus],
+    cfg: DictConfig,
+    world: World,
+    block: int,
 ) -> dict[str, float]:
     """Return the validation losses in nats per token: on A, on B, and their mean weighted by the shares of phase 2.
 
-    block: tokens per window. Raises UserError if a loss is not finite. The net is left in training mode.
+    forward: `net` or its compiled form, which gets full batches alone and so compiles for one shape. block: tokens per
+    window. Raises UserError if a loss is not finite. The net is left in training mode.
     """
     net.eval()
     losses = []
@@ -35,8 +41,9 @@ def evaluate(
         batches = validation_batches(corpus, block, cfg.eval_batch_size, cfg.eval_windows)
         for batch, counts in world.deal(batches):
             tokens, targets = (send(part, world.device) for part in batch)
+            model = forward if len(tokens) == cfg.eval_batch_size else net
             with autocast(world.device, cfg.precision):
-                loss = net(tokens, targets)
+                loss = model(tokens, targets)
             if counts:
                 told = (targets != IGNORED).sum()
                 total[0] += loss.to(exact) * told

@@ -69,7 +69,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
         net = Decoder(shape)
     initial = snapshot({"net": net})
     net.to(device)
-    forward: nn.Module = torch.compile(net) if cfg.compile else net  # type: ignore[assignment]
+    forward: nn.Module = torch.compile(net, dynamic=False) if cfg.compile else net  # type: ignore[assignment]
     trained = world.wrap(forward)
     adam = adamw(net, betas=tuple(cfg.betas), weight_decay=cfg.weight_decay)
     scaler = torch.amp.GradScaler(device.type, enabled=cfg.precision == "fp16")
@@ -96,7 +96,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
 
     def test() -> dict[str, float]:
         with treatment.evaluating():
-            return evaluate(forward, corpora, cfg, world, plans[at["phase"]].mixture.block)
+            return evaluate(net, forward, corpora, cfg, world, plans[at["phase"]].mixture.block)
 
     def measure() -> dict[str, float]:
         return test() | plasticity(net, probe()[0])

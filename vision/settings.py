@@ -97,7 +97,12 @@ class Vision(Keys):
         most=1,
         added=True,
     )
-    eval_every: int = key("epochs between evaluations", least=1)
+    eval_every: Any = key(
+        "epochs between evaluations",
+        each=int,
+        least=1,
+        form="give a whole number from 1 on, or one for each phase as in [20,5]",
+    )
     metrics_samples: int = key("training images on which plasticity is measured", least=1)
     eval_batch_size: int = key("images per evaluation batch", least=1, numbers=False)
     precision: str = key(
@@ -117,7 +122,7 @@ def check(cfg: DictConfig) -> None:
     """Raise UserError for a list of values, one for each phase, that has another length than there are phases, and for a
     setting that the network does not have."""
     own_settings(**cfg.model)
-    for name in ("protocol.epochs", "warmup_share"):
+    for name in ("protocol.epochs", "warmup_share", "eval_every"):
         value = OmegaConf.select(cfg, name)
         if OmegaConf.is_list(value) and len(value) != phases(cfg):
             raise UserError(f"{name}={value}: give one number, or {phases(cfg)} of them, one per phase")

@@ -9,6 +9,7 @@ methods in fire_core/methods/.
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run from anywhere
 
@@ -54,7 +55,7 @@ def train(cfg: DictConfig) -> None:
     phases = make_phases(**protocol, images=images, seed=cfg.seed, splits=cfg.splits)
     schedule = [(phase, epoch) for phase in phases for epoch in range(phase.epochs)]
     net = new_net(cfg, images, device)
-    forward = torch.compile(net) if cfg.compile else net
+    forward = torch.compile(net, dynamic=False) if cfg.compile else net
     adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate, fused=True)
     at = session.at
     at |= {"epochs": 0, "batch": 0, "loss_sum": torch.zeros((), device=device)}
@@ -100,8 +101,9 @@ def train(cfg: DictConfig) -> None:
                 done = (epoch + at["batch"] / len(order)) / phase.epochs
                 chosen = pick(phases, phase, batch, done, cfg.gradual or 0.0)
                 inputs, labels = make_batch(images, phase, *chosen)
+                model = forward if len(batch) == cfg.batch_size else net  # one shape, so one compiled graph
                 with torch.autocast(device.type, torch.bfloat16, enabled=cfg.precision == "bf16"):
-                    loss = cross_entropy(forward(inputs), labels)
+                    loss = cross_entropy(model(inputs), labels)
                 treatment.optimizer.zero_grad(set_to_none=True)
                 (loss + treatment.penalty()).backward()
                 treatment.before_step()
@@ -123,7 +125,7 @@ def train(cfg: DictConfig) -> None:
             if session.trigger.measures:
                 measured["relative_gradient"] = relative_gradient(net, *probe(), cross_entropy)
             with treatment.evaluating():
-                if last or (epoch + 1) % cfg.eval_every == 0:
+                if last or (epoch + 1) % of_phase(cfg.eval_every, phase) == 0:
                     values |= evaluate(net, images, phase, cfg)
                 if last:
                     values["train_accuracy"] = train_accuracy(net, images, phase, cfg)
@@ -158,6 +160,11 @@ def one_pass(images: Images, phase: PhaseData, cfg: DictConfig) -> Iterator[tupl
         yield make_batch(images, phase, phase.indices[batch], phase.labels[batch])
 
 
+def of_phase(setting: Any, phase: PhaseData) -> Any:
+    """Return the value of a setting in a phase; it may have one value for each."""
+    return setting[phase.index] if OmegaConf.is_list(setting) else setting
+
+
 def set_learning_rate(
     optimizer: torch.optim.Optimizer, cfg: DictConfig, phase: PhaseData, epoch: int
 ) -> None:
@@ -165,8 +172,7 @@ def set_learning_rate(
     if cfg.schedule == "official":
         factor = switches.rate_factor(epoch, phase.epochs)
     else:
-        share = cfg.warmup_share[phase.index] if OmegaConf.is_list(cfg.warmup_share) else cfg.warmup_share
-        factor = min(1.0, (epoch + 1) / max(1, round(share * phase.epochs)))
+        factor = min(1.0, (epoch + 1) / max(1, round(of_phase(cfg.warmup_share, phase) * phase.epochs)))
     for group in optimizer.param_groups:
         group["lr"] = cfg.learning_rate * factor * group.get("rate_factor", 1.0)
 

@@ -142,8 +142,12 @@ class UnitMethod(LayerMethod):
         raise NotImplementedError
 
     def choose(self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], measured: Tensor) -> Tensor:
-        """Update `memory` by one step and return the indices of the units to replace (on the CPU)."""
+        """Update `memory` by one step and return the units to replace, in the form that `indices` reads."""
         raise NotImplementedError
+
+    def indices(self, chosen: list[Tensor]) -> list[Tensor]:
+        """Return the indices on the CPU of the units that `choose` has returned for each layer: by default just those."""
+        return chosen
 
     def before_recycling(
         self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], chosen: Tensor
@@ -165,18 +169,18 @@ class UnitMethod(LayerMethod):
                 f"method {self.name!r} sees no activations of {', '.join(state.nets)}: compiled nets ignore hooks, "
                 "train with compile=false"
             )
-        due = []  # all layers are scored before the first one changes
+        scored = []  # all layers, before the first one changes
         for name, net in state.nets.items():
             for layer in self.layers[name]:
                 measured = self.recorders[name].values.pop(layer.name, None)
                 if measured is None:  # the first step of a run that starts in phase 0 was not recorded
                     continue
                 memory = self.memory[name][layer.name]
-                if len(chosen := self.choose(net, layer, memory, measured)):
-                    due.append((name, layer, memory, chosen))
-        for name, layer, memory, chosen in due:
-            self.before_recycling(state.nets[name], layer, memory, chosen)
-            self.recycle(state, name, layer, chosen)
+                scored.append((name, layer, memory, self.choose(net, layer, memory, measured)))
+        for (name, layer, memory, _), chosen in zip(scored, self.indices([one[-1] for one in scored])):
+            if len(chosen):
+                self.before_recycling(state.nets[name], layer, memory, chosen)
+                self.recycle(state, name, layer, chosen)
 
     def recycle(self, state: State, name: str, layer: UnitLayer, chosen: Tensor) -> None:
         """Replace the units `chosen` of a layer of net `name`."""

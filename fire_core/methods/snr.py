@@ -28,7 +28,7 @@ class SelfNormalizedResets(UnitMethod):
     Args:
         longest: largest threshold and largest age that is counted, in steps; the first threshold is half of it.
 
-    Cost: units x (longest + 3) integers, and one transfer from the device per layer and step.
+    Cost: units x (longest + 3) integers, and one transfer from the device per step.
     """
 
     percentile: float = 0.96
@@ -71,7 +71,7 @@ class SelfNormalizedResets(UnitMethod):
         }
 
     def choose(self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], measured: Tensor) -> Tensor:
-        """Update ages and thresholds by one step, and return the units whose age has reached the threshold."""
+        """Update ages and thresholds by one step, and return which units' ages have reached the threshold, (units,) bool."""
         for key in ("age", "histogram", "tau"):
             memory[key] = memory[key].to(measured.device)
         age, histogram = memory["age"], memory["histogram"]
@@ -84,7 +84,14 @@ class SelfNormalizedResets(UnitMethod):
         due = age >= memory["tau"]
         self._count(histogram, age, due)
         age.masked_fill_(due, 0)
-        return due.nonzero().flatten().cpu()
+        return due
+
+    def indices(self, chosen: list[Tensor]) -> list[Tensor]:
+        """Return the indices of the units that are due, with one transfer from the device for all layers."""
+        if not chosen:
+            return []
+        together = torch.cat([due.to(chosen[0].device) for due in chosen]).cpu()
+        return [due.nonzero().flatten() for due in together.split([len(due) for due in chosen])]
 
     def new_threshold(self, histogram: Tensor, tau: Tensor) -> Tensor:
         """Return the thresholds, (units,) in [1, longest].

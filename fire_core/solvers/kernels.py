@@ -201,28 +201,28 @@ def full_precision(device: torch.device) -> Iterator[None]:
     thread sees the changed settings while the block runs.
     """
     before = _settings()
-    _set("ieee", "ieee")
+    torch.set_float32_matmul_precision("highest")  # sets the switches of both generations, which must agree
     try:
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
-        _set(*before)
+        torch.set_float32_matmul_precision(before[0])
+        for backend, precision in zip(_backends, before[1:], strict=True):
+            backend.fp32_precision = precision
 
 
-if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
-    _backends: tuple[Any, Any] = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+# From torch 2.9 on, CUDA and the CPU have switches of their own. The older switch sets these, too.
+_backends: list[Any] = [
+    backend.matmul
+    for backend in (torch.backends.cuda, torch.backends.mkldnn)
+    if hasattr(getattr(backend, "matmul", None), "fp32_precision")
+]
 
-    def _settings() -> tuple[str, str]:
-        """Return the precision of float32 products on CUDA and on the CPU."""
-        return _backends[0].fp32_precision, _backends[1].fp32_precision
 
-    def _set(cuda: str, cpu: str) -> None:
-        _backends[0].fp32_precision, _backends[1].fp32_precision = cuda, cpu
-
-else:  # torch below 2.9 has one setting for both, with other names
-
-    def _settings() -> tuple[str, str]:
-        return torch.get_float32_matmul_precision(), ""
-
-    def _set(cuda: str, cpu: str) -> None:
-        torch.set_float32_matmul_precision("highest" if cuda == "ieee" else cuda)
+def _settings() -> tuple[str, ...]:
+    """Return the precision of float32 products by the older switch, then by those of `_backends`."""
+    try:
+        older = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the program has set the newer switches alone
+        older = "highest"
+    return older, *(backend.fp32_precision for backend in _backends)

@@ -87,15 +87,16 @@ def identify(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
 def describe_run(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Return everything about a run except its numbers, as one row.
 
-    dirty: whether any start of this run or of its trunk used code that differs from the commit.
+    dirty: whether any start of this run or of its trunk used code that differs from the commit; None if unknown.
     """
     meta = read_meta(path)
     trunk = read_meta(path.parents[3] / "trunks" / Path(str(meta["trunk"])).name) if "trunk" in meta else {}
+    changed = [part.get("dirty", False) for part in (*starts(meta), *starts(trunk))]
     return identify(path, meta) | {
         "data": _name(meta.get("data") or _data_of(meta, config)),
         "commit": _commits(meta) or "unknown",
         "trunk_commit": _commits(trunk),
-        "dirty": any(bool(part.get("dirty")) for part in (*starts(meta), *starts(trunk))),
+        "dirty": any(changed) or (None if None in changed else False),
         "machine": _name(meta.get("hardware")),
         "domain": str(meta.get("domain") or ""),
         "protocol": _name(config["protocol"]) if config.get("protocol") else "",

@@ -27,11 +27,13 @@ ROOT = Path(__file__).resolve().parents[2]
 def describe() -> dict[str, Any]:
     """Return commit, versions, hardware, command and start time as plain values for meta.json.
 
-    dirty: whether a Python or YAML file differs from the commit or is not part of it.
+    commit: of the repository, or where git does not answer, as in a copy without .git, that of the environment variable
+    FIRE_COMMIT. dirty: whether a Python or YAML file differs from the commit or is not part of it; None if unknown.
     """
+    changed = _git("status", "--porcelain", "--untracked-files=all", "--", "*.py", "*.yaml")
     return {
-        "commit": _git("rev-parse", "HEAD"),
-        "dirty": bool(_git("status", "--porcelain", "--untracked-files=all", "--", "*.py", "*.yaml")),
+        "commit": _git("rev-parse", "HEAD") or os.environ.get("FIRE_COMMIT"),
+        "dirty": None if changed is None else bool(changed),
         "versions": versions(),
         "hardware": hardware(),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),

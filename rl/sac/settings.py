@@ -63,7 +63,10 @@ class Sac(Keys):
     target_entropy: float = key(
         "the target entropy is minus this, times the number of actions", least=0, most=1e6
     )
-    precision: str = key("precision of updates; output layers and losses stay fp32", choices=("fp32", "bf16"))
+    precision: str = key(
+        "precision of updates; tf32: TF32 in all products on GPUs; bf16: output layers and losses stay fp32",
+        choices=("fp32", "tf32", "bf16"),
+    )
 
 
 def check(cfg: DictConfig) -> None:

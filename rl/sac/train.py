@@ -52,6 +52,7 @@ def train(cfg: DictConfig) -> None:
 
     # ------------------------------------------------------------------------------------------ task and learner
     device = session.device
+    torch.set_float32_matmul_precision("high" if cfg.precision == "tf32" else "highest")
     task = Task(cfg.env.name, cfg.env.action_repeat)
     if session.run.trunk is not None or cfg.run.checkpoint_seconds < NEVER or cfg.run.checkpoint_steps:
         physics(task.environment)  # raises UserError if the state of the task cannot be saved

@@ -27,8 +27,8 @@ class Learner:
     """Networks, optimizers and constants of the updates. `target`, the slow copy of the critics, has no gradients.
 
     `precision` "bf16" runs the networks up to their output layers under bfloat16 autocast; weights, output layers,
-    losses and optimizers stay float32. `compile` runs both passes with their gradients through torch.compile, on a GPU
-    as CUDA graphs.
+    losses and optimizers stay float32. "tf32" is a setting of the process, which the script makes. `compile` runs both
+    passes with their gradients through torch.compile, on a GPU as CUDA graphs.
     """
 
     actor: Actor
@@ -56,9 +56,10 @@ class Learner:
         nets = {"actor": self.actor, "critics": self.critics, "temperature": self.temperature}
         # Plasticity injection freezes some parameters.
         self.trained = {name: [p for p in net.parameters() if p.requires_grad] for name, net in nets.items()}
-        adamw = {"lr": self.learning_rate, "weight_decay": self.weight_decay, "fused": True}
-        made = {name: torch.optim.AdamW(self.trained[name], **adamw) for name in ("actor", "critics")}
-        return made | {"temperature": torch.optim.Adam(self.trained["temperature"], lr=self.learning_rate)}
+        fused = {"lr": self.learning_rate, "fused": True}
+        decay = fused | {"weight_decay": self.weight_decay}
+        made = {name: torch.optim.AdamW(self.trained[name], **decay) for name in ("actor", "critics")}
+        return made | {"temperature": torch.optim.Adam(self.trained["temperature"], **fused)}
 
     def autocast(self) -> torch.autocast:
         """Return the autocast context for the networks in an update."""

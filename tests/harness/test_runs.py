@@ -18,7 +18,7 @@ import torch
 
 from fire_core import Report, UserError
 from fire_core.files import write_atomic
-from harness.runs import Run, generator, numpy_generator, record, seeded
+from harness.runs import Run, generator, machine, numpy_generator, record, seeded
 from harness.runs import checkpoint as checkpoints
 from harness.runs.record import FinishedElsewhere, RunName, Saving
 from harness.runs.trunk import FolderLock
@@ -76,6 +76,14 @@ def test_what_an_earlier_start_was_made_with_is_kept(tmp_path):
     meta = json.loads((tmp_path / "e/smoke/fire/seed_1/meta.json").read_text())
     assert [set(start) for start in meta["earlier"]] == [{"commit", "dirty", "started"}] * 2
     assert meta["earlier"][0]["started"] <= meta["started"]
+
+
+def test_a_copy_without_git_says_what_it_knows(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert (machine.describe()["commit"], machine.describe()["dirty"]) == (None, None)
+    monkeypatch.setenv("FIRE_COMMIT", "a" * 40)
+    assert (machine.describe()["commit"], machine.describe()["dirty"]) == ("a" * 40, None)
 
 
 @pytest.mark.parametrize("trunk", [None, {"rate": 0.1}])

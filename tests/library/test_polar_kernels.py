@@ -129,12 +129,18 @@ def test_global_precision_settings_change_no_bit_and_are_put_back(solver: str) -
     assert torch.equal(factor, expected)
 
 
-def test_precision_is_put_back_after_an_error() -> None:
-    before = kernels._settings()
-    with pytest.raises(ZeroDivisionError), full_precision(torch.device("cpu")):
-        assert kernels._settings()[0] in ("ieee", "highest")  # as torch says it from 2.9 on, and below
-        _ = 1 / 0
-    assert kernels._settings() == before
+@pytest.mark.parametrize("ambient", ["highest", "high"])
+def test_precision_is_full_inside_and_put_back_after_an_error(ambient: str) -> None:
+    torch.set_float32_matmul_precision(ambient)
+    try:
+        before = kernels._settings()
+        with pytest.raises(ZeroDivisionError), full_precision(torch.device("cpu")):
+            assert not torch.backends.cuda.matmul.allow_tf32  # reading it raises where the switches disagree
+            assert torch.get_float32_matmul_precision() == "highest"
+            _ = 1 / 0
+        assert kernels._settings() == before
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 @pytest.mark.parametrize("steps", [(CUBIC,) * 10, quintic_schedule(1e-3, 1e-2)])

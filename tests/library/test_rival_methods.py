@@ -335,7 +335,7 @@ def test_snr_over_eight_steps_by_hand():
     reset = []
     for step in range(8):
         fires = torch.tensor([True, False, step % 2 == 1])  # always, never, every second step
-        reset.append(method.choose(net, layer, memory, fires).tolist())
+        reset += [found.tolist() for found in method.indices([method.choose(net, layer, memory, fires)])]
         if step == 3:
             assert memory["tau"].tolist() == [1, 1, 1]
     # the silent unit goes at the first update, then at every step until its own record (1, 1, 1, 4) doubles tau

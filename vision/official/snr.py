@@ -61,12 +61,12 @@ class OfficialSNR(WatchesOutputs, ResetsRows, SelfNormalizedResets):
         }
 
     def choose(self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], measured: Tensor) -> Tensor:
-        """Keep the new rows, make one `step`, and return the units that are due, none in the last layer."""
+        """Keep the new rows, make one `step`, and return which units are due, (units,) bool: none in the last layer."""
         memory["kept"] = last_rows(memory["kept"], measured)
         for key in ("age", "tau", "silences"):
             memory[key] = memory[key].to(measured.device)
         due = self.step(memory, memory["kept"].any(dim=0), len(memory["kept"]))
-        return due.nonzero().flatten().cpu() if layer.outgoing else torch.empty(0, dtype=torch.int64)
+        return due if layer.outgoing else torch.zeros_like(due)
 
     def step(self, memory: dict[str, Tensor], fires: Tensor, kept: int) -> Tensor:
         """Update `memory` by one step and return which units are due, (units,) bool.
