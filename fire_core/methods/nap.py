@@ -61,6 +61,7 @@ class NaP(Method):
     source: ClassVar[str] = "Lyle et al. 2024 (NaP, arXiv 2407.01800)"
     proven_by: ClassVar[str] = PORT
     takes_whole_weights: ClassVar[bool] = True
+    needs: ClassVar[frozenset[str]] = frozenset({"initial"})
 
     def __post_init__(self) -> None:
         check_range(self, "[1, inf)", "every_steps")
