@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 
+import pandas as pd
 import torch
 from torch import nn
 from torch.nn import functional
@@ -29,7 +30,7 @@ EXPECTED = {
     "stale moments": (("clear",), ("fire", "rescale", "shrink_perturb", "full_reset")),
     "healthy": (("none", None), ()),
 }
-STEPS = 200
+STEPS = 120
 
 
 def network(bias: bool) -> nn.Sequential:
@@ -116,7 +117,7 @@ def main(given: Sequence[str] | None = None) -> int:
     options.add_argument("--trials", type=int, default=200)
     chosen = options.parse_args(given)
     torch.set_num_threads(1)
-    print(markdown([counts(fault, chosen.trials) for fault in chosen.fault]))
+    print(markdown(pd.DataFrame([counts(fault, chosen.trials) for fault in chosen.fault])))
     return 0
 
 
