@@ -27,6 +27,7 @@ from analysis import (
     sensitivity,
     sweep,
     tables,
+    trial_evidence,
 )
 from analysis.export import export
 from analysis.rendering import markdown, plain
@@ -47,10 +48,11 @@ FIGURES = {
     "probes": probes,
     "scaling": scaling,
     "sensitivity": sensitivity,
+    "trial": trial_evidence,
     "readme": readme_figure,
 }
 
-ONE_SIZE = ("claims", "predictors", "ranking")  # drawn once, each experiment at its largest size
+ONE_SIZE = ("claims", "predictors", "ranking", "trial")  # drawn once, each experiment at its largest size
 PAPER = ("fig2", "fig3", "fig4", "fig5")  # figures that the paper has too
 
 

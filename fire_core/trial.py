@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from typing import Any
 
@@ -140,8 +140,7 @@ class TrialResult:
         variance is that of the residuals of method and repeat over all methods, or the method's own if that is larger.
         """
         ends = np.array([self.gains(name)[:, -1] for name in self.scores])  # (methods, repeats)
-        ends = ends[np.isfinite(ends).all(1)]
-        if self.repeats < 2 or len(ends) < 2:
+        if self.repeats < 2 or len(ends := ends[np.isfinite(ends).all(1)]) < 2:
             return math.inf
         residuals = ends - ends.mean(0) - ends.mean(1, keepdims=True) + ends.mean()
         degrees = (len(ends) - 1) * (self.repeats - 1)
@@ -189,6 +188,7 @@ class TrialResult:
         return "\n".join([*lines, f"best: {self.best}." if self.best else "Nothing is decided."])
 
 
+@cache
 def student_t(probability: float, degrees: int) -> float:
     """Return the quantile of Student's t distribution, to about 1e-6. probability: in (.5, 1)."""
     angle = np.linspace(0, math.pi / 2, 20_001)  # t = sqrt(degrees) tan(angle)
@@ -269,8 +269,8 @@ def _act_at_steps(treatment: Attached, several: bool) -> list[Any]:
                     parameter.grad = slope if parameter.grad is None else parameter.grad + slope
         treatment.before_step(*[net] if several else [])
 
-    used = treatment.optimizers
-    return [used[n].register_step_pre_hook(partial(act, n)) for n in treatment.state.nets if n in used]
+    both = treatment.optimizers.keys() & treatment.state.nets
+    return [treatment.optimizers[name].register_step_pre_hook(partial(act, name)) for name in both]
 
 
 def _fetch(batches: Any, repeat: int, steps: int, seed: int) -> list[tuple[Any, bool]]:
