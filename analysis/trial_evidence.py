@@ -191,9 +191,10 @@ def draw(parts: Sequence[Results]) -> Figure:
             cells = {share: [v for k, v in tried[title, share].items() if k in part] for share in SHARES}
             known = [(100 * share + place, estimate(cell)) for share, cell in cells.items() if len(cell) > 2]
             x, means = [at for at, _ in known], [each.mean for _, each in known]
-            (line,) = axis.plot(x, means, marker="os"[place], markersize=4, label=title)
+            look = {"color": ("#0072B2", "#7A7A7A")[place]}
+            axis.plot(x, means, marker="os"[place], markersize=4, label=title, **look)
             axis.vlines(
-                x, [e.low for _, e in known], [e.high for _, e in known], line.get_color(), linewidth=1
+                x, [each.low for _, each in known], [each.high for _, each in known], linewidth=1, **look
             )
         if level := [always[name] for name in part if name in always]:
             look = plot.look("fire")

@@ -61,9 +61,9 @@ def trial(
             anything else, such as a learning-rate schedule or a GradScaler that it holds. Methods that act on gradients
             see them as the optimizer does, after clipping; the gradient of a penalty is added there.
         batches: the data to come: a list of batches, a DataLoader, or a function of the number of the repeat that returns
-            an iterable. If they end before `steps`, they are read again. Those of one repeat are held in memory.
-        score: score(model) returns a number that is better if it is higher. Without it, branches are compared by their mean
-            training loss over a tenth of the steps.
+            an iterable. They are read again if they end before `steps`, and those of a repeat are held in memory. Methods
+            that look at the data need pairs (inputs, targets).
+        score: score(model) -> number, better if higher. Without it, the mean training loss over a tenth of the steps counts.
         methods: names, or methods made with `fire_core.methods.create`; label -> method where two share a name.
         initial: state dict of the starting weights (name -> state dict), for methods that go back to them.
         followers: name of a target network in `model` -> name of its source. It is copied from there after a treatment.
