@@ -14,8 +14,8 @@ FOLDERS = {  # caption in the sidebar: folder and pages
     "Library": ("docs/concepts", "targets solvers report optimizer triggers methods architectures"),
     "How-to": (
         "docs/how-to",
-        "try_before_you_treat continual reinforcement_learning any_method parallel lightning transformers phase_boundaries checkpoints "
-        "batch_norm dormant_units add_a_method run_a_campaign",
+        "try_before_you_treat continual reinforcement_learning any_method parallel lightning transformers "
+        "phase_boundaries checkpoints batch_norm dormant_units add_a_method run_a_campaign",
     ),
     "API": ("docs/api", "fire targets methods triggers measure integrations checkpoints"),
     "Experiments": (
