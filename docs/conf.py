@@ -18,8 +18,8 @@ FOLDERS = {  # caption in the sidebar: folder and pages
     "Library": ("docs/concepts", "targets solvers report optimizer triggers methods architectures"),
     "How-to": (
         "docs/how-to",
-        "continual reinforcement_learning any_method parallel lightning transformers phase_boundaries checkpoints "
-        "batch_norm dormant_units add_a_method run_a_campaign",
+        "try_before_you_treat continual reinforcement_learning any_method parallel lightning transformers "
+        "phase_boundaries checkpoints batch_norm dormant_units add_a_method run_a_campaign",
     ),
     "API": ("docs/api", "fire targets methods triggers measure integrations checkpoints"),
     "Experiments": (
@@ -32,7 +32,10 @@ FOLDERS = {  # caption in the sidebar: folder and pages
         "docs/findings docs/studies docs/explore REPRODUCED docs/DEVIATIONS docs/FIDELITY analysis/paper/README "
         "tests/official/README",
     ),
-    "Notebooks": ("analysis/notebooks", "fire_in_five_minutes figure_2 figure_3 figure_4 figure_5 failures"),
+    "Notebooks": (
+        "analysis/notebooks",
+        "fire_in_five_minutes try_before_you_treat figure_2 figure_3 figure_4 figure_5 failures",
+    ),
 }
 CONTENTS = {
     caption: [(Path(folder) / page).as_posix() for page in pages.split()]

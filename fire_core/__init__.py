@@ -11,6 +11,7 @@ from fire_core.report import Report, Row
 from fire_core.solvers.polar import Polar, polar
 from fire_core.state import State, snapshot
 from fire_core.targets import Target, TargetTable, find_targets
+from fire_core.trial import TrialResult, trial
 
 try:
     __version__ = version("fire-core")
@@ -26,6 +27,7 @@ __all__ = [
     "State",
     "Target",
     "TargetTable",
+    "TrialResult",
     "UserError",
     "__version__",
     "attach",
@@ -35,4 +37,5 @@ __all__ = [
     "project_",
     "reset_optimizer_state",
     "snapshot",
+    "trial",
 ]

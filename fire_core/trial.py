@@ -1,23 +1,14 @@
-"""A trial: short paired branches from one state of a network, one per method, that tell which method helps it.
-
-    result = trial(model, optimizer, step, batches=loader, steps=500, score=accuracy, initial=start)
-    print(result)
-    result.best  # the name of a method, or None if nothing is decided
-
-Each branch trains a copy. The model, the optimizer, the order of the data and all random generators of the caller stay as
-they are.
-"""
+"""A trial: short paired branches from one state of a network, one per method, that tell which method helps it."""
 
 from __future__ import annotations
 
 import math
-import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import islice
 from typing import Any
 
@@ -32,26 +23,26 @@ from fire_core.columns import columns
 from fire_core.errors import UserError
 from fire_core.methods import create
 from fire_core.methods.method import Method
-from fire_core.seeding import derive
-from fire_core.wrapped_models import replicas_in
+from fire_core.seeding import derive, kept_chance, seeded
+from fire_core.wrapped_models import is_sharded, replicas_in
 
-PARTS = 10  # parts of a branch after each of which it is scored
+PARTS = 10  # of a branch, which is scored after each
+COLUMNS = ("method", "right after", "at the end", "minus none [95 %]", "ahead from step", "seconds")
 METHODS = ("none", "clear", "fire", "rescale", "shrink_perturb", "full_reset")
-Nets = nn.Module | Mapping[str, nn.Module]
-Optimizers = Optimizer | Mapping[str, Optimizer]
 
 
 def trial(
-    model: Nets,
-    optimizer: Optimizers,
+    model: nn.Module | Mapping[str, nn.Module],
+    optimizer: Optimizer | Mapping[str, Optimizer],
     step: Callable[[Any, Any, Any], Any],
     *,
     batches: Iterable[Any] | Callable[[int], Iterable[Any]],
     steps: int,
     repeats: int = 3,
     score: Callable[[Any], float] | None = None,
-    methods: Sequence[str | Method] = METHODS,
+    methods: Sequence[str | Method] | Mapping[str, str | Method] = METHODS,
     initial: Mapping[str, Any] | None = None,
+    followers: Mapping[str, str] | None = None,
     loss: Callable[[Any, Any], Tensor] | None = None,
     optimizer_state: str = "clear_changed",
     seed: int = 0,
@@ -59,85 +50,88 @@ def trial(
 ) -> TrialResult:
     """Train a copy of the model after each method for `steps` updates, `repeats` times, and compare them with "none".
 
-    All branches of a repeat see the same batches in the same order and the same random numbers. Repeats differ in the order
-    of the batches and in the methods' own draws. Cost: len(methods) * repeats * steps updates, ten scores a branch, and the
-    memory of one more copy of model and optimizer.
+    The caller's model, optimizer, order of the data and random generators (Python's, NumPy's, those of the CPU and of CUDA)
+    stay as they are. All branches of a repeat see the same batches and the same random numbers. Repeats differ in the order
+    of the batches, where it is random, and in the methods' own draws. Cost: `repeats * steps` updates and eleven scores
+    for each method and for "none", and the memory of one more copy of model and optimizer. Ctrl-C ends the trial early.
 
     Args:
-        model, optimizer: as they are when the new phase begins; for several networks, name -> network and name ->
-            optimizer.
-        step: step(model, optimizer, batch) makes one update of the copy that it is given, and returns its loss.
+        model, optimizer: as they are when the new phase begins; for several networks, name -> network, name -> optimizer.
+        step: step(model, optimizer, batch) makes one update of what it is given, and returns the loss. It must not change
+            anything else, such as a learning-rate schedule or a GradScaler that it holds. Methods that act on gradients
+            see them as the optimizer does, after clipping; the gradient of a penalty is added there.
         batches: the data to come: a list of batches, a DataLoader, or a function of the number of the repeat that returns
-            an iterable. Fewer than `steps` batches are read again. The batches of one repeat are held in memory.
-        score: score(model) returns a number that is better if it is higher. Without it, branches are compared by their mean
-            training loss over a tenth of the steps, which is better if it is lower.
-        methods: names, or methods made with `fire_core.methods.create`. "none" is added.
-        initial: the state dict of the starting weights (for several networks, name -> state dict), for methods that go back
-            to them.
+            an iterable. They are read again if they end before `steps`, and those of a repeat are held in memory. Methods
+            that look at the data need pairs (inputs, targets).
+        score: score(model) -> number, better if higher. Without it, the mean training loss over a tenth of the steps counts.
+        methods: names, or methods made with `fire_core.methods.create`; label -> method where two share a name.
+        initial: state dict of the starting weights (name -> state dict), for methods that go back to them.
+        followers: name of a target network in `model` -> name of its source. It is copied from there after a treatment.
         loss: (output, target) -> scalar, for methods that take gradients of their own.
         optimizer_state: what happens to the optimizer's memory, see `attach`.
 
-    Raises: UserError for DistributedDataParallel, an unknown method, missing starting weights, and an iterator that can be
-        read only once.
+    Raises: UserError for DistributedDataParallel, FSDP, an unknown method, missing starting weights and an iterator.
     """
-    chosen = {
-        each.name: each for each in (create(m) if isinstance(m, str) else m for m in ("none", *methods))
-    }
-    nets = {"net": model} if isinstance(model, nn.Module) else dict(model)
-    starts = (
-        None if initial is None else ({"net": initial} if isinstance(model, nn.Module) else dict(initial))
-    )
+    single, several = isinstance(model, nn.Module), isinstance(optimizer, Mapping)
+    nets: dict[str, Any] = {"net": model} if single else dict(model)  # type: ignore[arg-type]
+    starts = {"net": initial} if single and initial else dict(initial or {})
+    named = methods if isinstance(methods, Mapping) else {str(getattr(m, "name", m)): m for m in methods}
+    if len(named) < len(methods):
+        raise UserError(f"methods: two have the same name in {', '.join(named)}: give label -> method")
+    chosen = {label: create(m) if isinstance(m, str) else m for label, m in {"none": "none", **named}.items()}
     _check(chosen, nets, starts, batches, steps, repeats)
-    result = TrialResult({name: [] for name in chosen}, steps, higher_is_better=score is not None)
-    with _undisturbed(batches):
+    result = TrialResult({m: [] for m in chosen}, dict.fromkeys(chosen, 0.0), steps, score is not None)
+    options: dict[str, Any] = {"initial": starts, "loss": loss, "optimizer_state": optimizer_state}
+    following = followers or {}
+    with kept_chance(_generators(batches)):
         try:
             for repeat in range(repeats):
                 chance = derive(seed, "trial", repeat)
                 data = _fetch(batches, repeat, steps, chance)
+                options |= {"batches": lambda data=data: (batch for batch, _ in data), "seed": chance}
                 for name, method in chosen.items():
-                    branch = _Branch(
-                        deepcopy(method), nets, optimizer, starts, loss, optimizer_state, chance, data
-                    )
-                    result.curves[name].append(branch.run(step, score))
+                    began = time.perf_counter()
+                    copies, optimizers = _copy(nets, optimizer)
+                    options["followers"] = [(copies[target], copies[of]) for target, of in following.items()]
+                    treated = {key: net for key, net in copies.items() if key not in following}
+                    treatment = attach(deepcopy(method), treated, optimizers, **options)
+                    model = copies["net"] if single else copies
+                    result.scores[name].append(_train(treatment, model, several, step, score, data))
+                    result.seconds[name] += time.perf_counter() - began
                     if progress:
-                        done = sum(map(len, result.curves.values()))
-                        line = f"\rtrial: {done} of {len(chosen) * repeats} branches"
-                        print(line, end="", file=sys.stderr, flush=True)
+                        done, total = sum(map(len, result.scores.values())), len(chosen) * repeats
+                        left = sum(result.seconds.values()) * (total - done) / done
+                        line = f"\rtrial: {done} of {total} branches, {left:.0f} s left "
+                        print(line, end="\n" * (done == total), file=sys.stderr, flush=True)
         except KeyboardInterrupt:
             result.stopped = True
-        finally:
-            if progress:
-                print(file=sys.stderr)
     return result
-
-
-@dataclass
-class Curve:
-    """One branch: its scores right after the treatment (with `score`) and after each tenth of the steps, and its time."""
-
-    scores: list[float] = field(default_factory=list)
-    seconds: float = 0.0
 
 
 @dataclass
 class TrialResult:
     """What `trial` returns; `print` shows it as a table.
 
-    curves: method -> one `Curve` a repeat. stopped: whether Ctrl-C ended the trial early.
+    scores: method -> for each repeat, the score right after the treatment (NaN without `score`) and after each tenth of the
+    steps. seconds: of all branches of a method. stopped: whether Ctrl-C ended the trial; incomplete repeats are left out.
     """
 
-    curves: dict[str, list[Curve]]
+    scores: dict[str, list[list[float]]]
+    seconds: dict[str, float]
     steps: int
     higher_is_better: bool
     stopped: bool = False
 
+    @property
+    def repeats(self) -> int:
+        """The number of complete repeats."""
+        return min(map(len, self.scores.values()))
+
     def gains(self, method: str) -> np.ndarray:
-        """Return how far each tenth of a method's branches lies ahead of "none", (complete repeats, scores of a branch)."""
-        count = min(map(len, self.curves.values()))  # a trial that was stopped has an incomplete repeat
-        ends, none = (
-            np.array([curve.scores for curve in self.curves[name][:count]]) for name in (method, "none")
-        )
-        return (ends - none) * (1 if self.higher_is_better else -1)
+        """Return how far `method` lies ahead of "none", (repeats, scores of a branch). A branch that diverged has -inf."""
+        ends, none = (np.array(self.scores[name][: self.repeats]) for name in (method, "none"))
+        gains = (ends - none) * (1 if self.higher_is_better else -1)
+        return np.where(np.isfinite(ends[:, -1:]), gains, -np.inf)
 
     def margin(self, method: str | None = None) -> float:
         """Return half the width of the interval of a method's gain (None: of a typical method).
@@ -145,211 +139,155 @@ class TrialResult:
         The intervals of all methods hold together with a probability of .95: Student's t with Bonferroni's correction. The
         variance is that of the residuals of method and repeat over all methods, or the method's own if that is larger.
         """
-        others = [name for name in self.curves if name != "none"]
-        gains = np.array([self.gains(name)[:, -1] for name in others])  # (methods, repeats)
-        count = gains.shape[1]
-        if count < 2:
+        ends = np.array([self.gains(name)[:, -1] for name in self.scores])  # (methods, repeats)
+        if self.repeats < 2 or len(ends := ends[np.isfinite(ends).all(1)]) < 2:
             return math.inf
-        table = np.vstack([gains, np.zeros(count)])
-        residuals = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
-        degrees = len(others) * (count - 1)
+        residuals = ends - ends.mean(0) - ends.mean(1, keepdims=True) + ends.mean()
+        degrees = (len(ends) - 1) * (self.repeats - 1)
         variance = 2 * (residuals**2).sum() / degrees
-        if method is not None:
-            variance = max(variance, self.gains(method)[:, -1].var(ddof=1))
-        return student_t(1 - 0.025 / len(others), degrees) * math.sqrt(variance / count)
+        if method is not None and np.isfinite(own := self.gains(method)[:, -1]).all():
+            variance = max(variance, own.var(ddof=1))
+        return student_t(1 - 0.025 / (len(self.scores) - 1), degrees) * math.sqrt(variance / self.repeats)
 
     @property
     def best(self) -> str | None:
-        """The method with the largest gain among those whose interval lies above 0; "none" if all lie below it; else
-        None: nothing is decided."""
-        low, high = {}, {}
-        for name in self.curves.keys() - {"none"}:
-            mean, margin = self.gains(name)[:, -1].mean(), self.margin(name)
-            low[name], high[name] = mean - margin, mean + margin
-        ahead = [name for name in low if low[name] > 0]
-        if ahead:
-            return max(ahead, key=lambda name: self.gains(name)[:, -1].mean())
-        return "none" if all(value < 0 for value in high.values()) else None
+        """The method with the largest gain among those whose interval lies above 0; "none" if all intervals lie below it;
+        otherwise None: nothing is decided."""
+        mean = {name: self.gains(name)[:, -1].mean() for name in self.scores if name != "none"}
+        if ahead := [name for name in mean if mean[name] > self.margin(name)]:
+            return max(ahead, key=mean.__getitem__)
+        behind = [mean[name] < -self.margin(name) or mean[name] == -math.inf for name in mean]
+        return "none" if behind and all(behind) else None
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row per method; the columns are those of the printed table."""
         rows = []
-        for name, curves in self.curves.items():
-            gains, count = self.gains(name), len(self.gains(name))
-            means = gains.mean(0)
-            ahead = 0  # the number of tenths at the end in which the method was ahead
-            while ahead < PARTS and means[-1 - ahead] > 0:
-                ahead += 1
-            ends = np.array([curve.scores for curve in curves[:count]]).mean(0)
-            row: dict[str, Any] = {
-                "method": name,
-                "right after": float(ends[0]),
-                "at the end": float(ends[-1]),
-            }
-            mean, margin = float(means[-1]), self.margin(name)
-            row["minus none [95 %]"] = (
-                "" if name == "none" else f"{mean:+.3g} [{mean - margin:.3g}, {mean + margin:.3g}]"
-            )
-            row["ahead from step"] = self.steps * (PARTS - ahead + 1) // PARTS if ahead else None
-            rows.append(row | {"seconds": sum(curve.seconds for curve in curves) / len(curves)})
+        for name, scores in self.scores.items():
+            gains, ends = self.gains(name).mean(0), np.array(scores[: self.repeats]).mean(0)
+            low, high = gains[-1] - self.margin(name), gains[-1] + self.margin(name)
+            ahead = next((i for i in range(PARTS) if gains[-1 - i] <= 0), PARTS)  # of the last tenths
+            gain = "" if name == "none" else f"{gains[-1]:+.3g} [{low:.3g}, {high:.3g}]"
+            step = self.steps * (PARTS - ahead + 1) // PARTS if ahead else None
+            row = (name, float(ends[0]), float(ends[-1]), gain, step, self.seconds[name])
+            rows.append(dict(zip(COLUMNS, row)))
         return rows
 
     def __str__(self) -> str:
-        count = min(map(len, self.curves.values()))
-        if count < 2:
-            return f"trial: stopped after {count} complete repeats; two are needed to compare methods"
-        ends = np.array([curve.scores[-1] for curve in self.curves["none"]])
+        if self.repeats < 2:
+            return f"trial: stopped after {self.repeats} complete repeats; two are needed to compare methods"
         what = "score, higher is better" if self.higher_is_better else "training loss, lower is better"
-        verdict = "nothing is decided" if self.best is None else f"best: {self.best}"
+        spread = np.std([scores[-1] for scores in self.scores["none"][: self.repeats]], ddof=1)
         lines = [
             columns(self.rows()),
-            f"{count} repeats of {self.steps} steps{', stopped early' * self.stopped}; {what}; a gain is positive.",
-            f"none varies by {ends.std(ddof=1):.2g} between repeats; a gain of {self.margin():.2g} would have been seen.",
-            f"{verdict}.",
+            f"{self.repeats} repeats of {self.steps} steps{', stopped early' * self.stopped}; {what}; a gain is positive.",
+            f"none varies by {spread:.2g} between repeats; a gain of {self.margin():.2g} would have been seen.",
         ]
-        if "full_reset" in self.curves:
+        if "full_reset" in self.scores:
             lost = self.gains("full_reset")[:, -1].mean()
-            lines.insert(3, f"A full reset ends {abs(lost):.2g} {'ahead of' if lost > 0 else 'behind'} none.")
-        return "\n".join(lines)
+            lines.append(f"A full reset ends {abs(lost):.2g} {'ahead of' if lost > 0 else 'behind'} none.")
+        return "\n".join([*lines, f"best: {self.best}." if self.best else "Nothing is decided."])
 
 
+@cache
 def student_t(probability: float, degrees: int) -> float:
     """Return the quantile of Student's t distribution, to about 1e-6. probability: in (.5, 1)."""
-    angle = np.linspace(0, math.pi / 2, 200_001)  # t = sqrt(degrees) tan(angle)
+    angle = np.linspace(0, math.pi / 2, 20_001)  # t = sqrt(degrees) tan(angle)
     density = np.cos(angle) ** (degrees - 1)
     mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
-    place = np.interp(2 * probability - 1, mass / mass[-1], angle)
-    return math.sqrt(degrees) * math.tan(place)
+    return math.sqrt(degrees) * math.tan(np.interp(2 * probability - 1, mass / mass[-1], angle))
 
 
-def _check(
-    methods: Mapping[str, Method],
-    nets: Mapping[str, nn.Module],
-    initial: Any,
-    batches: Any,
-    steps: int,
-    repeats: int,
-) -> None:
-    if any(replicas_in(net) for net in nets.values()):
-        raise UserError(
-            "trial works in one process: give the network inside DistributedDataParallel (model.module)"
-        )
+def _check(methods: Any, nets: Any, initial: Any, batches: Any, steps: int, repeats: int) -> None:
+    if any(replicas_in(net) or is_sharded(dict(net.named_parameters())) for net in nets.values()):
+        raise UserError("trial works in one process: give the network inside DistributedDataParallel or FSDP")
     if steps < PARTS or repeats < 2:
         raise UserError(f"steps={steps}, repeats={repeats}: give at least {PARTS} steps and 2 repeats")
     if isinstance(batches, Iterator):
-        raise UserError(
-            "batches is an iterator, which can be read only once: give a list, a DataLoader or a function"
-        )
-    lacking = [name for name, method in methods.items() if "initial" in method.needs and initial is None]
-    if lacking:
-        raise UserError(
-            f"{', '.join(lacking)}: the starting weights are missing: give initial=, a state dict from then"
-        )
+        raise UserError("batches is an iterator, read only once: give a list, a DataLoader or a function")
+    for label, method in methods.items() if not initial else ():
+        words = (*method.needs, getattr(method, "scale", ""), getattr(method, "fresh", ""))
+        if "initial" in words or getattr(method, "reset", None):
+            raise UserError(f"method {label!r} needs the starting weights: give trial(initial=...)")
 
 
-class _Branch:
-    """A copy of model and optimizer, with one method."""
+def _copy(nets: Mapping[str, nn.Module], optimizer: Any) -> tuple[dict[str, nn.Module], Any]:
+    """Return copies of which the optimizers step the networks, with the attributes that a plain copy of theirs omits."""
+    memo: dict[int, Any] = {}
+    copies = deepcopy((dict(nets), optimizer), memo)
+    for own in [optimizer] if isinstance(optimizer, Optimizer) else optimizer.values():
+        made = memo[id(own)]
+        for key, value in vars(own).items():
+            if key not in vars(made) and not callable(value):  # a schedule puts its own `step` there
+                setattr(made, key, deepcopy(value, memo))
+    return copies
 
-    def __init__(
-        self,
-        method: Method,
-        nets: Mapping[str, nn.Module],
-        optimizer: Optimizers,
-        initial: Any,
-        loss: Any,
-        optimizer_state: str,
-        seed: int,
-        data: list[Any],
-    ) -> None:
-        self.nets, self.optimizer = deepcopy(
-            (dict(nets), optimizer)
-        )  # together: the copy steps the copied weights
-        self.single, self.seed, self.data = isinstance(optimizer, Optimizer), seed, data
-        self.treatment = attach(
-            method,
-            self.nets,
-            self.optimizer,
-            initial=initial or {},
-            loss=loss,
-            batches=lambda: iter(data),
-            optimizer_state=optimizer_state,
-            seed=seed,
-        )
 
-    def run(self, step: Any, score: Any) -> Curve:
-        """Treat, train and score the copy."""
-        model = self.nets["net"] if list(self.nets) == ["net"] else self.nets
-        began, curve, losses = time.perf_counter(), Curve(), []
-        steps = len(self.data)
-        with _seeded(self.seed):
-            self.treatment.boundary(1)
-        if score is not None:
-            curve.scores.append(self._score(score, model))
-        hooks = _act_at_steps(self.treatment)
-        with _seeded(self.seed):
-            for number, batch in enumerate(self.data, 1):
-                optimizers = self.treatment.optimizer if self.single else self.treatment.optimizers
-                losses.append(step(model, optimizers, batch))
-                if number * PARTS // steps > (number - 1) * PARTS // steps:  # a tenth is over
-                    part = [float(value) for value in losses if value is not None]
-                    if score is None and not part:
-                        raise UserError("step returned no loss: let it return the loss, or give score=")
-                    curve.scores.append(sum(part) / len(part) if score is None else self._score(score, model))
-                    losses = []
-        for hook in hooks:
-            hook.remove()
-        curve.seconds = time.perf_counter() - began
-        return curve
+def _train(treatment: Attached, model: Any, several: bool, step: Any, score: Any, data: Any) -> list[float]:
+    """Treat, train and score a copy. data: (batch, whether a pass over the data ends with it) of each step."""
+    seed, losses = treatment.seed, list[Any]()
 
-    def _score(self, score: Any, model: Any) -> float:
-        modes = {module: module.training for net in self.nets.values() for module in net.modules()}
-        with _undisturbed(None), self.treatment.evaluating():
+    def measured() -> float:
+        if score is None and None in losses:
+            raise UserError("step returned no loss: let it return the loss, or give score=")
+        if score is None:
+            return sum(map(float, losses)) / len(losses) if losses else math.nan
+        modes = [(each, each.training) for net in treatment.state.nets.values() for each in net.modules()]
+        with seeded(seed), treatment.evaluating():
             value = float(score(model))
-        for module, training in modes.items():
-            module.training = training
+        for each, training in modes:
+            each.training = training
         return value
 
+    with seeded(seed):
+        treatment.boundary(1)
+    scores = [measured()]
+    hooks = _act_at_steps(treatment, several)
+    with seeded(seed):
+        for number, (batch, last) in enumerate(data, 1):
+            value = step(model, treatment.optimizers if several else treatment.optimizer, batch)
+            treatment.after_step()
+            if last:
+                treatment.after_pass()
+            losses.append(value.detach() if isinstance(value, Tensor) else value)  # without its graph
+            if number * PARTS // len(data) > (number - 1) * PARTS // len(data):  # a tenth is over
+                scores.append(measured())
+                losses.clear()
+    for hook in hooks:  # a circle of references would keep the copy in memory
+        hook.remove()
+    return scores
 
-def _act_at_steps(treatment: Attached) -> list[Any]:
-    """Let a method act at every step of its optimizers, whose caller does not know it: its penalty is a gradient."""
 
-    def before(optimizer: Optimizer, *_: Any) -> None:
+def _act_at_steps(treatment: Attached, several: bool) -> list[Any]:
+    """Let a method act at the steps of its optimizers, whose caller does not know it: its penalty is a gradient."""
+
+    def act(net: str, optimizer: Optimizer, *_: Any) -> None:
         penalty = treatment.penalty()
         if isinstance(penalty, Tensor) and penalty.requires_grad:
             trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
             for parameter, slope in zip(trained, torch.autograd.grad(penalty, trained, allow_unused=True)):
                 if slope is not None:
                     parameter.grad = slope if parameter.grad is None else parameter.grad + slope
-        treatment.before_step()
+        treatment.before_step(*[net] if several else [])
 
-    def after(*_: Any) -> None:
-        treatment.after_step()
-
-    used = list(treatment.optimizers.values())
-    return [o.register_step_pre_hook(before) for o in used] + [used[-1].register_step_post_hook(after)]
+    both = treatment.optimizers.keys() & treatment.state.nets
+    return [treatment.optimizers[name].register_step_pre_hook(partial(act, name)) for name in both]
 
 
-# ---------------------------------------------------------------------------------------------------- data and chance
-def _fetch(batches: Any, repeat: int, steps: int, seed: int) -> list[Any]:
-    """Return the batches of one repeat, which all its branches see."""
-
-    def once() -> Iterable[Any]:
-        if callable(batches):
-            return batches(repeat)
-        if isinstance(batches, Sequence):
-            order = torch.randperm(len(batches), generator=torch.Generator().manual_seed(seed))
-            return (batches[int(i)] for i in order)
+def _fetch(batches: Any, repeat: int, steps: int, seed: int) -> list[tuple[Any, bool]]:
+    """Return the batches of one repeat, which all its branches see, and whether a pass over the data ends with each."""
+    found: list[tuple[Any, bool]] = []
+    with seeded(seed):
         for generator in _generators(batches):
             generator.manual_seed(seed)
-        return batches
-
-    found: list[Any] = []
-    with _seeded(seed):
         while len(found) < steps:
-            before = len(found)
-            found += islice(once(), steps - before)
-            if len(found) == before:
+            source = batches(repeat) if callable(batches) else batches
+            if source is batches and isinstance(batches, Sequence):
+                source = (batches[i] for i in torch.randperm(len(batches)).tolist())
+            wanted = steps - len(found)
+            read = list(islice(source, wanted + 1))  # one more, to see whether the data end
+            if not read:
                 raise UserError("batches yields nothing")
+            found += [(batch, number == len(read)) for number, batch in enumerate(read[:wanted], 1)]
     return found
 
 
@@ -357,31 +295,6 @@ def _generators(batches: Any) -> list[torch.Generator]:
     """Return the generators that a DataLoader draws its order from, beside the global one."""
     if not isinstance(batches, DataLoader):
         return []
-    owners = (batches, batches.sampler, batches.batch_sampler)
-    found = [getattr(owner, "generator", None) for owner in owners]
+    owners = (batches, batches.sampler, getattr(batches.batch_sampler, "sampler", None))
+    found = (getattr(owner, "generator", None) for owner in owners)
     return [generator for generator in found if isinstance(generator, torch.Generator)]
-
-
-@contextmanager
-def _undisturbed(batches: Any) -> Iterator[None]:
-    """Restore the states of all random generators after the block."""
-    own = [(generator, generator.get_state()) for generator in _generators(batches)]
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
-            for generator, state in own:
-                generator.set_state(state)
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed all global generators in the block; before and after it they are the caller's."""
-    with _undisturbed(None):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        yield

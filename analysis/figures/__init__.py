@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from analysis import trial_evidence
 from analysis.figures import fig2, fig3, fig4, fig5, findings, forest, layers, probes, scaling
 from analysis.plot import Figure
 
@@ -36,5 +37,6 @@ FIGURES = {
     "agents": Drawing(probes.draw, probes.AGENTS, probes.CAPTION, exact=True, **ONCE),
     "scaling": Drawing(scaling.draw, scaling.PREFIXES, scaling.CAPTION),
     "layers": Drawing(layers.draw, layers.PREFIXES, layers.CAPTION, **ONCE),
+    "trial": Drawing(trial_evidence.draw, trial_evidence.PREFIXES, trial_evidence.CAPTION, **ONCE),
     "readme": Drawing(probes.draw_readme, ("random_label",), probes.README_CAPTION, exact=True, once=True),
 }

@@ -420,6 +420,7 @@ def test_figure_notebooks_run_on_other_runs(number, root, monkeypatch, tmp_path)
     "name, told",
     [
         ("fire_in_five_minutes", ["FIRE exact", "random orthogonal"]),
+        ("try_before_you_treat", ["minus none [95 %]", "full_reset       accuracy"]),
         ("failures", ["`.data` replaced: outputs changed by 0\n", "published loop: [nan"]),
     ],
 )

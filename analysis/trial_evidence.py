@@ -1,0 +1,219 @@
+"""Would a short trial have found the right method? Asked of the committed runs: python -m analysis.trial_evidence
+
+A panel is one experiment of Figures 2 to 4 at size medium with runs of the four METHODS. A trial reads, on a few seeds drawn
+at random, the headline metric at a share of the training that follows the first boundary, chooses the method with the best
+mean, and is judged on the other seeds: its loss is the share of the range from the best to the worst of the four final
+results that the choice leaves on the table, 0 for the best method and 1 for the worst.
+
+Metrics were logged at few steps. A trial reads the first value at or after its share, and a panel without one within SLACK
+of it does not count. So a share is the least that a trial has seen; the table of the agreement has the mean.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats as distributions
+
+from analysis import measures, plot
+from analysis.plot import Figure, plt
+from analysis.rendering import markdown
+from analysis.runs import SIZES, Results, at_most, load_exported, plain, settings
+from analysis.stats import estimate
+from fire_core import TrialResult
+
+PREFIXES = ("fig2", "fig3", "fig4")
+METHODS = ("none", "full_reset", "shrink_perturb", "fire")
+SHARES = (0.05, 0.1, 0.2, 0.3, 0.5)
+SLACK = 0.1
+DRAWS = 300
+DOMAINS = {"images": ("vision",), "language": ("language",), "RL": ("dqn", "sac")}
+CAPTION = (
+    "What a choice leaves on the table: the share of the range from the best to the worst final result of none, full reset, "
+    "shrink & perturb and FIRE that is lost on other seeds, by the share of the training after the first boundary that a "
+    "trial of three repeats has seen. Means over the panels with Student's 95 % intervals over them; dotted: always FIRE. A "
+    "panel counts at a share if its metric was logged within 10 percentage points after it."
+)
+
+
+@dataclass
+class Panel:
+    """One setting. early: share -> (methods, seeds), final: (methods, seeds); higher is better in both.
+
+    read: share -> the share at which the values were logged.
+    """
+
+    name: str
+    domain: str
+    early: dict[float, np.ndarray]
+    final: np.ndarray
+    read: dict[float, float]
+
+
+def panels(parts: Sequence[Results]) -> list[Panel]:
+    """Return the panels at the largest size of `parts` whose four methods share four seeds or more."""
+    found = []
+    largest = min((part.first["size"] for part in parts), key=SIZES.index, default="")
+    for part in (plain(part) for part in parts if part.first["size"] == largest):
+        measure = measures.of(part)[0]
+        ends = measures.values(part.metrics, measure)
+        seeds = sorted(set.intersection(*(set(ends.get(method, {})) for method in METHODS)))
+        if len(seeds) < 4:
+            continue
+        sign = 1 if measure.higher_is_better else -1
+        rows = measures.ordered_rows(part.metrics, measure.metric)
+        rows = rows[rows["label"].isin(METHODS) & rows["seed"].isin(seeds)]
+        first, last = rows[rows["phase"] == 0]["step"].max(), part.metrics["step"].max()
+        rows = rows[(rows["phase"] > 0) & (rows["step"] > first)]
+        rows = rows.assign(share=(rows["step"] - first) / (last - first))
+        early, read = {}, {}
+        for share in SHARES:
+            late = rows[(rows["share"] >= share - 1e-9) & (rows["share"] <= share + SLACK + 1e-9)]
+            table = late.groupby(["label", "seed"])[["share", "value"]].first().unstack("seed")
+            table = table.reindex(
+                index=METHODS, columns=pd.MultiIndex.from_product([["share", "value"], seeds])
+            )
+            if table.notna().all(axis=None):
+                early[share] = sign * table["value"].to_numpy()
+                read[share] = float(table["share"].mean(axis=None))
+        final = sign * np.array([[ends[method][seed] for seed in seeds] for method in METHODS])
+        domain = next(name for name, known in DOMAINS.items() if part.first["domain"] in known)
+        found.append(Panel(part.first["experiment"], domain, early, final, read))
+    return found
+
+
+Rule = Callable[[np.ndarray], int]  # early values (methods, repeats) -> the method
+
+
+def leader(early: np.ndarray) -> int:
+    """Choose the method with the best mean."""
+    return int(early.mean(1).argmax())
+
+
+def cautious(early: np.ndarray) -> int:
+    """Choose what `TrialResult.best` names, and `none` if nothing is decided."""
+    scores = {name: [[value] for value in row] for name, row in zip(METHODS, early)}
+    best = TrialResult(scores, {}, 1, True).best
+    return METHODS.index(best or "none")
+
+
+def lost(panel: Panel, choose: str | Rule, share: float, repeats: int = 3) -> float:
+    """Return the mean loss over DRAWS draws of the seeds of the trial. choose: the name of a method, or a rule."""
+    draw, total = np.random.default_rng(0), 0.0
+    for _ in range(DRAWS):
+        order = draw.permutation(panel.final.shape[1])
+        tried, judged = order[:repeats], panel.final[:, order[repeats:]].mean(1)
+        chosen = METHODS.index(choose) if isinstance(choose, str) else choose(panel.early[share][:, tried])
+        total += (judged.max() - judged[chosen]) / np.ptp(judged)
+    return total / DRAWS
+
+
+def losses(
+    found: Sequence[Panel], choose: str | Rule, share: float = 0.2, repeats: int = 3
+) -> dict[str, float]:
+    """Return {panel: loss} of the panels that count at this share and have seeds left to judge by."""
+    return {
+        panel.name: lost(panel, choose, share, repeats)
+        for panel in found
+        if share in panel.early and panel.final.shape[1] > repeats
+    }
+
+
+def cell(values: Sequence[float]) -> str:
+    """Return a mean with its interval over panels and, after a semicolon, its range when any one panel is left out."""
+    if len(values) < 3:
+        return f"{np.mean(values):.2f} ({len(values)})" if len(values) else ""
+    found, array = estimate(values), np.asarray(values)
+    fewer = [np.delete(array, out).mean() for out in range(len(array))]
+    return f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}; {min(fewer):.2f} to {max(fewer):.2f}] ({len(array)})"
+
+
+def tables(found: Sequence[Panel]) -> dict[str, pd.DataFrame]:
+    """Return the tables of the evidence by title."""
+    named = {f"always {name}": (name, SHARES[-1], 3) for name in METHODS}  # at which all panels count
+    by_share = {f"trial of {share:.0%}": (leader, share, 3) for share in SHARES}
+    by_share |= {f"cautious trial of {share:.0%}": (cautious, share, 3) for share in SHARES}
+    by_repeats = {f"trial of 20%, {n} repeats": (leader, 0.2, n) for n in (1, 2, 3, 5)}
+    by_repeats |= {f"cautious trial of 20%, {n} repeats": (cautious, 0.2, n) for n in (2, 3, 5)}
+
+    def table(rules: dict[str, tuple[str | Rule, float, int]]) -> pd.DataFrame:
+        rows = []
+        for title, (choose, share, repeats) in rules.items():
+            by_panel = losses(found, choose, share, repeats)
+            row = {"choice": title, "all panels": cell(list(by_panel.values()))}
+            for domain in DOMAINS:
+                part = [by_panel[p.name] for p in found if p.domain == domain and p.name in by_panel]
+                row[domain] = cell(part)
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+    return {
+        "by share": table(named | by_share),
+        "by repeats": table(by_repeats),
+        "agreement": agreement(found),
+    }
+
+
+def agreement(found: Sequence[Panel]) -> pd.DataFrame:
+    """Return, for each share, how the order and the signs of all seeds early on agree with those at the end."""
+    rows = []
+    for share in SHARES:
+        known = [panel for panel in found if share in panel.early]
+        ranks = [distributions.spearmanr(p.early[share].mean(1), p.final.mean(1)).statistic for p in known]
+        right = [
+            np.sign(gap.mean) == np.sign((p.early[share][i] - p.early[share][0]).mean())
+            for p in known
+            for i in range(1, len(METHODS))
+            if (gap := estimate(p.final[i] - p.final[0])).low * gap.high > 0
+        ]
+        read = np.mean([p.read[share] for p in known])
+        row = {"share": f"{share:.0%}", "read at": f"{read:.0%}", "panels": len(known)}
+        row |= {"rank correlation": f"{np.mean(ranks):.2f}", "signs right": f"{np.mean(right):.0%}"}
+        rows.append(row | {"of decided differences": len(right)})
+    return pd.DataFrame(rows)
+
+
+def draw(parts: Sequence[Results]) -> Figure:
+    """Return the figure, one panel per domain and one for all."""
+    found = panels(parts)
+    domains = {panel.name: panel.domain for panel in found}
+    rules = {"the leader": leader, "cautious": cautious}
+    tried = {(title, share): losses(found, rule, share) for title, rule in rules.items() for share in SHARES}
+    always = losses(found, "fire", SHARES[-1])
+    figure, grid = plt.subplots(1, 4, figsize=(9, 2.6), sharey=True)
+    for axis, domain in zip(grid, ["all", *DOMAINS]):
+        part = [name for name in domains if domain in ("all", domains[name])]
+        for place, title in enumerate(rules):
+            cells = {share: [v for k, v in tried[title, share].items() if k in part] for share in SHARES}
+            known = [(100 * share + place, estimate(cell)) for share, cell in cells.items() if len(cell) > 2]
+            x, means = [at for at, _ in known], [each.mean for _, each in known]
+            look = {"color": ("#0072B2", "#7A7A7A")[place]}
+            axis.plot(x, means, marker="os"[place], markersize=4, label=title, **look)
+            axis.vlines(
+                x, [each.low for _, each in known], [each.high for _, each in known], linewidth=1, **look
+            )
+        if level := [always[name] for name in part if name in always]:
+            look = plot.look("fire")
+            axis.plot([0, 50], [np.mean(level)] * 2, ":", color=look.colour, label="always FIRE")
+        axis.set_title(f"{domain} ({len(part)} panels)")
+        axis.set_xlabel("trial, % of the training")
+        axis.set_ylim(-0.1, 1.1)
+    grid[0].set_ylabel("share of the range lost")
+    plot.legend(figure, grid)
+    figure.tight_layout()
+    return figure
+
+
+def main() -> int:
+    parts = settings(at_most(load_exported().starting(PREFIXES), "medium"))
+    for title, table in tables(panels(parts)).items():
+        print(f"{title}\n\n{markdown(table)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

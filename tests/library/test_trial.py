@@ -1,0 +1,318 @@
+"""Paired trials of methods on copies of a network: fire_core/trial.py.
+
+What should win on planted faults was written down before any trial was run. The network is a small MLP with ReLU, trained
+with Adam; the new phase continues its task unless it says otherwise, and the methods are those of `METHODS` and `redo`:
+
+| fault | should win | should not be shown ahead of none |
+| --- | --- | --- |
+| half of the units dead: bias -10, the task needs the capacity (random labels) | redo or full_reset | clear, rescale |
+| collapsed rank: each hidden matrix reduced to its first singular vectors | fire or full_reset | clear, rescale |
+| weights 10 times too large, no bias: the function is there, its scale is wrong | rescale | clear |
+| stale moments: Adam's second moments 10^6 times too large; the weights fit the new data | clear | all others |
+| nothing: mid-training, the same data go on | none in at least 95 % of the trials | |
+
+"Only clear helps" for stale moments means: with optimizer_state="keep", so that every other method is its treatment of the
+weights alone. By default ("clear_changed") the others clear moments too and may come out ahead of none; then `clear` must be
+ahead as well, which says that the treatment of the weights explains nothing.
+A winner is a `best` that is neither None nor "none": where every method does harm, naming "none" is right.
+"""
+
+import random
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from benchmarks.trial_counts import run
+from fire_core import TrialResult, UserError, attach, trial
+from fire_core.methods import available, create
+from fire_core.seeding import derive, seeded
+from fire_core.trial import student_t
+
+INPUTS = torch.randn(48, 6, generator=torch.Generator().manual_seed(1))
+LABELS = torch.randint(4, (48,), generator=torch.Generator().manual_seed(2))
+DATA = list(zip(INPUTS.split(8), LABELS.split(8)))  # six batches
+
+
+def make(dropout=0.0):
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(6, 12), nn.ReLU(), nn.Dropout(dropout), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 4)
+    )
+    start = {name: value.clone() for name, value in net.state_dict().items()}
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    for batch in DATA:
+        step(net, optimizer, batch)
+    return net, optimizer, start
+
+
+def step(net, optimizer, batch):
+    optimizer.zero_grad()
+    loss = cross_entropy(net(batch[0]), batch[1])
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def score(net):
+    net.eval()
+    with torch.no_grad():
+        return -cross_entropy(net(INPUTS), LABELS).item()
+
+
+def short(methods, net=None, **options):
+    net, optimizer, start = net or make()
+    usual = {"batches": DATA, "steps": 12, "repeats": 2, "score": score, "initial": start, "progress": False}
+    return trial(net, optimizer, step, methods=methods, loss=cross_entropy, **{**usual, **options})
+
+
+def bits(value):
+    return [
+        leaf.clone() if torch.is_tensor(leaf) else leaf for leaf in torch.utils._pytree.tree_leaves(value)
+    ]
+
+
+def equal(left, right):
+    return all(torch.equal(a, b) if torch.is_tensor(a) else a == b for a, b in zip(left, right, strict=True))
+
+
+# ---------------------------------------------------------------------------------------------------- nothing is disturbed
+@pytest.mark.parametrize("own_generator", [False, True])
+def test_caller_is_untouched_to_the_bit(own_generator):
+    net, optimizer, start = make(dropout=0.5)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)  # puts a function into optimizer.step
+    net[2].eval()
+    generator = torch.Generator().manual_seed(3) if own_generator else None
+    loader = DataLoader(TensorDataset(INPUTS, LABELS), batch_size=8, shuffle=True, generator=generator)
+
+    def everything():
+        states = [net.state_dict(), optimizer.state_dict(), schedule.state_dict(), start]
+        states += [[p.grad for p in net.parameters()], [m.training for m in net.modules()]]
+        chance = [torch.get_rng_state(), list(random.getstate()), list(np.random.get_state())[1].tolist()]
+        return bits([*states, *chance, generator.get_state() if generator else 0])
+
+    def noisy(net, optimizer, batch):
+        torch.rand(1), random.random(), np.random.rand()
+        return step(net, optimizer, batch)
+
+    before = everything()
+    methods = ["fire", "full_reset", "redo", "muon", "upgd", "l2_init", "dash"]
+    result = trial(
+        net, optimizer, noisy, batches=loader, steps=12, repeats=2, methods=methods, initial=start,
+        loss=cross_entropy, progress=False,
+    )  # fmt: skip
+    assert equal(everything(), before)
+    assert result.repeats == 2 and np.isfinite(result.gains("fire")[:, 1:]).all()
+
+
+def test_branches_share_batches_and_chance_and_repeats_differ():
+    seen = []
+
+    def noisy(net, optimizer, batch):
+        seen.append((batch[1].sum().item(), torch.rand(1).item(), random.random(), np.random.rand()))
+        return step(net, optimizer, batch)
+
+    net, optimizer, start = make(dropout=0.5)
+    result = trial(
+        net, optimizer, noisy, batches=DATA, steps=12, repeats=2, initial=start, progress=False, score=score,
+        methods={"again": "none", "off": create("shrink_perturb", shrink=0.0), "fire": "fire", "redo": "redo"},
+        loss=cross_entropy,
+    )  # fmt: skip
+    parts = [seen[i : i + 12] for i in range(0, len(seen), 12)]
+    assert len(parts) == 10
+    assert all(part == parts[0] for part in parts[:5]) and all(part == parts[5] for part in parts[5:])
+    assert parts[0] != parts[5]
+    assert not result.gains("again").any() and not result.gains("off").any()
+    assert result.gains("fire").any()
+    assert sorted(value[0] for value in parts[0][:6]) == sorted(
+        batch[1].sum().item() for batch in DATA
+    )  # a pass
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_data_loader_is_read_in_another_order_in_each_repeat_only_if_it_is_shuffled(shuffled):
+    for generator in (None, torch.Generator().manual_seed(1)):
+        loader = DataLoader(
+            TensorDataset(INPUTS, LABELS), batch_size=8, shuffle=shuffled, generator=generator
+        )
+        scores = short([], batches=loader).scores["none"]
+        assert (scores[0] != scores[1]) == shuffled
+
+
+# ---------------------------------------------------------------------------------------------------- what a branch is
+SOON = {
+    "redo": {"every_steps": 3},
+    "cbp": {"replacement_rate": 0.2, "maturity": 1},
+    "snr": {"update_every": 2},
+}
+
+
+@pytest.mark.parametrize("name", sorted(available().keys() - {"plasticity_injection"}))
+def test_branch_is_the_loop_of_attach(name):
+    """All calls are made: penalty, before_step, after_step, after_pass, and evaluation with the method's weights."""
+    method = create(name, **SOON.get(name, {}))
+    result = short([method], batches=lambda repeat: DATA)
+    net, optimizer, start = make()
+    chance = derive(0, "trial", 0)
+    treatment = attach(
+        create(name, **SOON.get(name, {})), net, optimizer, initial={"net": start}, loss=cross_entropy, seed=chance,
+        batches=lambda: iter([*DATA, *DATA]),
+    )  # fmt: skip
+    with seeded(chance):
+        treatment.boundary(1)
+    with seeded(chance):
+        for number, (inputs, labels) in enumerate([*DATA, *DATA], 1):
+            treatment.optimizer.zero_grad()
+            (cross_entropy(net(inputs), labels) + treatment.penalty()).backward()
+            treatment.before_step()
+            treatment.optimizer.step()
+            treatment.after_step()
+            if number % 6 == 0:
+                treatment.after_pass()
+    with treatment.evaluating():
+        expected = score(net)
+    assert result.scores[name][0][-1] == pytest.approx(expected, abs=2e-5)
+
+
+def test_several_networks_with_a_follower():
+    torch.manual_seed(0)
+    nets = {"actor": nn.Linear(6, 6), "critics": nn.Linear(6, 4), "target": nn.Linear(6, 4)}
+    optimizers = {name: torch.optim.Adam(nets[name].parameters()) for name in ("actor", "critics")}
+    starts = {name: deepcopy(net.state_dict()) for name, net in nets.items()}
+    before, first = bits([net.state_dict() for net in nets.values()]), []
+
+    def update(nets, optimizers, batch):
+        same = torch.equal(nets["critics"].weight, nets["target"].weight)
+        first.append(same)
+        loss = cross_entropy(
+            nets["critics"](nets["actor"](batch[0])) + nets["target"](batch[0]).detach(), batch[1]
+        )
+        for optimizer in optimizers.values():
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers.values():
+            optimizer.step()
+        return loss
+
+    methods = ["fire", create("l2_init", coefficient=10.0)]
+    result = trial(
+        nets, optimizers, update, batches=DATA, steps=12, repeats=2, methods=methods, initial=starts,
+        followers={"target": "critics"}, progress=False,
+    )  # fmt: skip
+    assert (
+        first[::12] == [False, True, False] * 2
+    )  # none, fire, l2_init: only fire treats, and the target follows
+    assert equal(bits([net.state_dict() for net in nets.values()]), before)
+    assert result.gains("l2_init")[:, -1].all()
+    assert "training loss, lower is better" in str(result)
+
+
+# ---------------------------------------------------------------------------------------------------- errors, Ctrl-C
+def no_step(*_):
+    raise AssertionError("trained before the arguments were checked")
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["full_reset", "shrink_perturb", "l2_init", "nap", create("fire", reset="linear"),
+     create("fire", scale="initial"), create("redo", fresh="initial")],
+    ids=str,
+)  # fmt: skip
+def test_missing_starting_weights_are_one_line(method):
+    net, optimizer, _ = make()
+    with pytest.raises(UserError, match="needs the starting weights: give trial") as error:
+        trial(net, optimizer, no_step, batches=DATA, steps=12, methods=["none", method], loss=cross_entropy)
+    assert "\n" not in str(error.value)
+
+
+def test_bad_arguments_are_one_line():
+    net, optimizer, start = make()
+    wrapped = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    nn.Module.__init__(wrapped)
+    wrapped.module = net
+    for message, given in {
+        "DistributedDataParallel": {"net": (wrapped, optimizer, start)},
+        "at least 10 steps": {"steps": 3},
+        "2 repeats": {"repeats": 1},
+        "iterator": {"batches": iter(DATA)},
+        "yields nothing": {"batches": []},
+        "same name in redo": {"methods": [create("redo"), create("redo", threshold=0.3)]},
+        "does not exist; did you mean 'fire'": {"methods": ["fir"]},
+    }.items():
+        with pytest.raises(UserError, match=message):
+            short(**{"methods": [], **given})
+    with pytest.raises(UserError, match="step returned no loss"):
+        trial(net, optimizer, lambda *a: None, batches=DATA, steps=12, methods=[], progress=False)
+
+
+def test_ctrl_c_gives_what_is_done():
+    net, optimizer, _ = make()
+    state, done = torch.get_rng_state(), []
+
+    def interrupted(net, optimizer, batch):
+        done.append(0)
+        if len(done) == 2 * 2 * 12 + 5:  # in the third repeat
+            raise KeyboardInterrupt
+        return step(net, optimizer, batch)
+
+    result = trial(
+        net, optimizer, interrupted, batches=DATA, steps=12, repeats=5, methods=["fire"], progress=False
+    )
+    assert result.stopped and result.repeats == 2
+    assert "2 repeats of 12 steps, stopped early" in str(result)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# ---------------------------------------------------------------------------------------------------- the statistics
+def made(**ends):
+    scores = {name: [[0.0] * 10 + [end] for end in values] for name, values in ends.items()}
+    return TrialResult(scores, dict.fromkeys(ends, 1.0), 100, True)
+
+
+def test_interval_of_one_method_is_the_paired_t_interval():
+    result = made(none=[1.0, 2.0, 3.0], fire=[2.0, 3.5, 3.9])
+    low, high = stats.ttest_rel([2.0, 3.5, 3.9], [1.0, 2.0, 3.0]).confidence_interval()
+    gain = result.gains("fire")[:, -1].mean()
+    assert (gain - result.margin("fire"), gain + result.margin("fire")) == pytest.approx(
+        (low, high), abs=1e-4
+    )
+    for degrees in (1, 2, 10):
+        assert student_t(0.995, degrees) == pytest.approx(stats.t.ppf(0.995, degrees), rel=1e-4)
+
+
+@pytest.mark.parametrize("spread", [[1, 1, 1, 1, 1], [0.2, 0.2, 0.2, 1, 3]])
+def test_pure_noise_names_a_winner_in_at_most_5_percent(spread):
+    """Also where some methods are noisier than others."""
+    draw = np.random.default_rng(0)
+
+    def best():
+        common = draw.normal(size=3)  # what a repeat adds to all methods
+        noise = {f"m{i}": common + width * draw.normal(size=3) for i, width in enumerate(spread)}
+        return made(none=common + 0.2 * draw.normal(size=3), **noise).best
+
+    assert sum(best() is not None for _ in range(400)) <= 0.05 * 400 + 2 * (400 * 0.05 * 0.95) ** 0.5
+
+
+def test_verdicts():
+    level = [1.0, 1.1, 1.2]
+    assert made(none=level, fire=[2.0, 2.1, 2.21], clear=[1.5, 1.6, 1.71]).best == "fire"
+    assert made(none=level, fire=[0.0, 0.1, 0.21], clear=[0.5, 0.6, 0.71]).best == "none"
+    assert made(none=level, fire=[1.0, 1.2, 1.1]).best is None
+    diverged = made(none=level, fire=[float("nan")] * 3, clear=[1.5, 1.6, 1.71])
+    assert diverged.best == "clear" and "-inf" in str(diverged)
+
+
+# ---------------------------------------------------------------------------------------------------- planted faults
+@pytest.mark.parametrize("fault, winners", [("half dead", ("redo",)), ("stale moments", ("clear",))])
+def test_planted_fault_is_found(fault, winners):
+    result = run(fault, 300, repeats=2)
+    assert result.best in winners, str(result)
+
+
+def test_healthy_network_names_no_winner():
+    assert run("healthy", 300, repeats=2).best in (None, "none")
