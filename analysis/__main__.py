@@ -26,20 +26,11 @@ def draw_figures(given: Sequence[str]) -> int:
     parser.add_argument("name", nargs="*", metavar="FIGURE", help=f"{' '.join(FIGURES)}; default: all")
     _inputs(parser, "folder for the pictures; default <root>/figures")
     parser.add_argument("--formats", default="png,svg,pdf", help="default png,svg,pdf")
-    paper = [name for name, drawing in FIGURES.items() if drawing.paper]
-    help_text = (
-        f"draw the paper's panels under ours, in files that end in -with-paper; {' '.join(paper)} alone"
-    )
-    parser.add_argument("--paper-curves", action="store_true", help=help_text)
     parser.add_argument("--metric", help="what Figure 4 shows, as in eval_return; default: as in the paper")
     options = parser.parse_args(given)
     for name in options.name:
         if name not in FIGURES:
             raise UserError(f"there is no figure {name!r}; choose from {', '.join(FIGURES)}")
-        if options.paper_curves and name not in paper:
-            raise UserError(
-                f"--paper-curves: the paper has no figure {name!r}; choose from {', '.join(paper)}"
-            )
     if options.metric and options.name and "fig4" not in options.name:
         raise UserError(
             f"--metric {options.metric!r} is for fig4: add it to the figures, or leave --metric out"
@@ -47,7 +38,7 @@ def draw_figures(given: Sequence[str]) -> int:
     formats = options.formats.split(",")
     if wrong := [name for name in formats if name not in FigureCanvasBase.get_supported_filetypes()]:
         raise UserError(f"--formats {options.formats!r}: {wrong[0]!r} cannot be drawn; give png, pdf or svg")
-    drawings = {name: FIGURES[name] for name in options.name or (paper if options.paper_curves else FIGURES)}
+    drawings = {name: FIGURES[name] for name in options.name or FIGURES}
     found = open_results(
         options.root, None, [start for each in drawings.values() for start in each.experiments]
     )
@@ -57,13 +48,13 @@ def draw_figures(given: Sequence[str]) -> int:
         if not shown:
             print(f"{name}: no finished run of {', '.join(drawing.experiments)} in '{options.root}'")
         for size, parts in shown.items():
-            more = {"paper_curves": True} if options.paper_curves else {}
+            more = {}
             if name == "fig4" and options.metric:
                 logged = sorted({metric for part in parts for metric in part.metrics["metric"].unique()})
                 if options.metric not in logged:
                     raise UserError(f"no run logged {options.metric!r}; logged: {', '.join(logged)}")
-                more |= {"metric": options.metric}
-            stem = _out(options, "figures") / f"{name}-{size}{'-with-paper' if options.paper_curves else ''}"
+                more = {"metric": options.metric}
+            stem = _out(options, "figures") / f"{name}-{size}"
             for path in plot.save(drawing.draw(parts, **more), stem, formats, drawing.caption, parts):
                 print(f"{name}, size {size}: {path}")
     _tell(found.problems)

@@ -1,7 +1,7 @@
 """Comparison with the official code: fills docs/FIDELITY.md and prints the largest difference of each cell and method.
 
-    python -m analysis fidelity          # from the committed record
-    python -m analysis fidelity --run    # runs the tests and renews the record first, a few minutes on a laptop
+    FIDELITY_RECORD=notes.jsonl python -m pytest tests/official tests/language tests/rl  # writes what they compare
+    python -m analysis fidelity notes.jsonl                                              # takes it into the record
 
 The record is analysis/results/fidelity.csv, with one line per quantity that a test compared.
 """
@@ -9,11 +9,6 @@ The record is analysis/results/fidelity.csv, with one line per quantity that a t
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +17,6 @@ import pandas as pd
 
 import vision.official  # noqa: F401 (registers the variants)
 from analysis.rendering import fill
-from fire_core.errors import UserError
 from fire_core.methods import variants
 from harness.runs.machine import describe
 
@@ -31,37 +25,19 @@ RECORD = ROOT / "analysis" / "results" / "fidelity.csv"
 PAGE = ROOT / "docs" / "FIDELITY.md"
 QUANTITY = ["kind", "row", "what"]
 ASPECTS = ("net", "data", "schedule", "boundary", "optimizer", "tuned", "evaluation")
-TESTS = (  # in addition to tests/official/test_official_*.py; these compare with something other than the official code
-    "tests/language/test_language_model.py::test_loss_equals_transformers_gpt2_at_start_and_after_20_steps",
-    "tests/language/test_language_model.py::test_paper_model_has_73_targets_and_124_million_weights",
-    "tests/language/test_language_training.py::test_paper_settings_number_by_number",
-    "tests/rl/test_dqn.py::test_one_update_by_hand",
-    "tests/rl/test_dqn.py::test_paper_size_is_the_published_setting",
-    "tests/rl/test_sac_update.py::test_one_update_equals_the_reference",
-    "tests/rl/test_sac_train.py::test_paper_settings_number_by_number",
-)
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Print the comparison with the official code and fill docs/FIDELITY.md, with --run after renewing the record. Return
-    1 if a difference exceeds its tolerance or a test fails, else 0."""
+    """Print the comparison with the official code and fill docs/FIDELITY.md, after taking the comparisons of `notes` into
+    the record. Return 1 if a difference exceeds its tolerance, else 0."""
     parser = argparse.ArgumentParser(prog="python -m analysis fidelity", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--run", action="store_true", help="run the tests and replace the record")
+    parser.add_argument("notes", nargs="?", type=Path, help="what tests wrote with FIDELITY_RECORD")
     options = parser.parse_args(given)
-    if options.run:
-        record, code = compare()
-        if RECORD.exists() and len(lost := not_in(record, pd.read_csv(RECORD))):
-            raise UserError(
-                f"{len(lost)} quantities of {RECORD.name} were not compared, among them {', '.join(lost.iloc[0])}: "
-                "tests were skipped or have changed. If they were skipped, install what `make test` installs; if they have "
-                f"changed, delete {RECORD.name} first"
-            )
+    record = pd.read_csv(RECORD)
+    if options.notes:
+        record = renewed(record, pd.read_json(options.notes, lines=True))
         record.to_csv(RECORD, index=False)
-    elif not RECORD.exists():
-        raise UserError(f"{RECORD.relative_to(ROOT)} is missing: run python -m analysis fidelity --run")
-    else:
-        record, code = pd.read_csv(RECORD), 0
     for (kind, row), lines in record.groupby(["kind", "row"], sort=False):
         worst = lines.loc[lines["difference"].idxmax()]
         print(
@@ -69,34 +45,16 @@ def main(given: Sequence[str] | None = None) -> int:
         )
     PAGE.write_text(page(record), encoding="utf-8")
     print(f"\nwritten to {PAGE.relative_to(ROOT)}, from {RECORD.relative_to(ROOT)}")
-    return int(code != 0 or len(failed(record)) > 0)
+    return int(len(failed(record)) > 0)
 
 
-def compare() -> tuple[pd.DataFrame, int]:
-    """Run the tests and return (one line per quantity, with the largest difference that any test measured, the tests' exit
-    code)."""
-    tests = sorted(
-        str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "official").glob("test_official_*.py")
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        notes = Path(folder) / "record.jsonl"
-        command = [sys.executable, "-m", "pytest", "-q", *tests, *TESTS]
-        done = subprocess.run(command, cwd=ROOT, env=os.environ | {"FIDELITY_RECORD": str(notes)})
-        if not notes.exists():
-            raise UserError(
-                f"no test recorded a comparison (exit code {done.returncode}); see its output above"
-            )
-        lines = [json.loads(line) for line in notes.read_text().splitlines()]
-    record = pd.DataFrame(lines).sort_values("difference", ascending=False, kind="stable")
-    record["test"] = record["test"].str.split("[").str[0]
-    record = record.drop_duplicates(QUANTITY).sort_values(QUANTITY, kind="stable")
-    return record.assign(commit=describe()["commit"]), done.returncode
-
-
-def not_in(record: pd.DataFrame, earlier: pd.DataFrame) -> pd.DataFrame:
-    """Return the quantities of `earlier` that `record` does not have, with the columns QUANTITY."""
-    both = earlier[QUANTITY].merge(record[QUANTITY], how="left", indicator=True)
-    return both.loc[both["_merge"] == "left_only", QUANTITY]
+def renewed(record: pd.DataFrame, notes: pd.DataFrame) -> pd.DataFrame:
+    """Return the record with the comparisons of `notes` in place of earlier ones of the same quantities. Of several tests
+    of one quantity, the one that found the largest difference counts."""
+    fresh = notes.sort_values("difference", ascending=False, kind="stable", na_position="first")
+    fresh = fresh.assign(test=fresh["test"].str.split("[").str[0], commit=describe()["commit"])
+    both = pd.concat([fresh, record]).drop_duplicates(QUANTITY)
+    return both.sort_values(QUANTITY, kind="stable")
 
 
 def failed(record: pd.DataFrame) -> pd.DataFrame:

@@ -23,12 +23,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 from PIL import Image, PngImagePlugin
 from scipy import stats as scipy_stats
 
-from analysis import claims, paper
-from analysis.names import INTEREST, METHODS, Look, look, ordered
+from analysis import claims
+from analysis.names import INTEREST, METHODS, Look, look
 from analysis.runs import Results
 from analysis.stats import CONFIDENCE, estimate
 from fire_core.files import write_atomic, written_aside
@@ -176,23 +175,6 @@ def draw_empty(axis: Axes, text: str) -> None:
     axis.set(xticks=[], yticks=[])
     axis.grid(False)
     axis.spines[:].set(visible=True, color="#D8D8D8")
-
-
-def draw_paper(axis: Axes, figure: str, panel: str, text: str, thousands: bool = False) -> None:
-    """Draw the paper's panel, read off its figure, on axes of its own; `thousands` divides x by 1000."""
-    curves = paper.panel_of(figure, panel)
-    for method in ordered(curves["method"]):
-        part, known = curves[curves["method"] == method].sort_values("x"), look(method)
-        if len(part) == 1 or part["x"].isna().all():
-            draw_level(axis, part["y"].iloc[0], method)
-            continue
-        style = {"color": pale(known.colour), "linewidth": 0.9, "zorder": 2}
-        if method in INTEREST:
-            style = {"color": known.colour, "linewidth": 1.2, "zorder": 3}
-        axis.plot(part["x"] / (1000 if thousands else 1), part["y"], label=known.name, **style)
-    axis.set_title(f"{text}\nthe paper", color="#555555")
-    axis.set_facecolor("#F8F6F1")
-    axis.xaxis.set_major_locator(MaxNLocator(nbins=5))
 
 
 # ------------------------------------------------------------------------------------------------ whole figures

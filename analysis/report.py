@@ -21,9 +21,7 @@ from analysis import (
     names,
     paper,
     plot,
-    predictors,
     tables,
-    theory,
 )
 from analysis.figures import FIGURES, fig5, findings, forest, layers, scaling
 from analysis.rendering import difference_text, fill, markdown, number, spread
@@ -290,18 +288,15 @@ TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
     "costs": costs,
     "status": lambda material: tables.status_matrix(material.results),
     "overview": lambda material: tables.overview_table(material.results, material.frame, material.verdicts),
-    "predictors": lambda material: predictors.table(
-        predictors.errors(predictors.panels(material.parts(predictors.PREFIXES)))
-    ),
     "scaling": lambda material: scaling.table(scaling.differences(material.parts(scaling.PREFIXES))),
     "studies": studies,
     "triggers": triggers,
     "boundaries": other_boundaries,
     "moved": moved,
-    "theorems": lambda material: theory.table(theory.measured()[0]),
-    "dfi": lambda material: theory.premise_table(*theory.measured()),
-    "convergence": lambda material: benchmark_tables.convergence_in_short(),
-    "table1": lambda material: benchmark_tables.benchmark_tables()["table1"].table,
+    "theorems": lambda material: benchmark_tables.theorems(),
+    "dfi": lambda material: benchmark_tables.premise(),
+    "convergence": lambda material: benchmark_tables.convergence(),
+    "table1": lambda material: benchmark_tables.table1(),
 }
 
 
@@ -330,11 +325,10 @@ def _text(table: Callable[[Material], pd.DataFrame], material: Material) -> str:
 
 # ------------------------------------------------------------------------------------------------ pages of the site
 def write_pages() -> list[Path]:
-    """Write a page for each experiment and one for the benchmarks into PAGES, for the site, and return the paths."""
+    """Write a page for each experiment into PAGES, for the site, and return the paths."""
     material = Material(load_exported())
-    pages = {"benchmarks": benchmarks_page()}
-    for experiment in sorted(material.results.finished["experiment"].unique()):
-        pages[experiment] = page(material, experiment)
+    experiments = sorted(material.results.finished["experiment"].unique())
+    pages = {experiment: page(material, experiment) for experiment in experiments}
     PAGES.mkdir(parents=True, exist_ok=True)
     for name, text in pages.items():
         write_atomic(PAGES / f"{name}.md", text)
@@ -378,11 +372,3 @@ def commands(part: Results) -> str:
         apart = runs["command"][runs["label"] == runs["method"]].unique()
         return "\n".join([line, *(f"{command} seed={first['seed']}" for command in apart)])
     return f"{line} method={','.join(own or names.ordered(runs['method']))}"
-
-
-def benchmarks_page() -> str:
-    """Return the page of the benchmarks."""
-    text = "# Benchmarks\n\nMeasured by the scripts in `benchmarks/`, whose docstrings say how.\n"
-    for name, (table, origin) in benchmark_tables.benchmark_tables().items():
-        text += f"\n## {name.replace('_', ' ').capitalize()}\n\n{origin}\n\n{markdown(table)}\n"
-    return text

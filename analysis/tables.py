@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 
 from analysis import claims, estimates, names, paper
-from analysis.benchmark_tables import benchmark_tables
 from analysis.measures import digits
 from analysis.rendering import difference_text, markdown, mean_text, number, p_text, short, spread
 from analysis.runs import SIZES, Results, settings
@@ -284,7 +283,6 @@ def write_all(results: Results, out: Path) -> list[Path]:
         "learning": learning_table(frame, verdicts),
     }
     tables |= {"ablations": ablation_table(frame)}
-    tables |= {name: table for name, (table, _) in benchmark_tables().items()}
     out.mkdir(parents=True, exist_ok=True)
     write_atomic(out / "estimates.csv", frame.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
     paths = [out / "estimates.csv"]

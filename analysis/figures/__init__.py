@@ -20,14 +20,13 @@ class Drawing(NamedTuple):
     exact: bool = False
     filled: bool = False
     once: bool = False
-    paper: bool = False
 
 
 ONCE = {"filled": True, "once": True}
 FIGURES = {
-    "fig2": Drawing(fig2.draw, fig2.PREFIXES, fig2.CAPTION, paper=True),
-    "fig3": Drawing(fig3.draw, fig3.PREFIXES, fig3.CAPTION, paper=True),
-    "fig4": Drawing(fig4.draw, fig4.PREFIXES, fig4.CAPTION, exact=True, filled=True, paper=True),
+    "fig2": Drawing(fig2.draw, fig2.PREFIXES, fig2.CAPTION),
+    "fig3": Drawing(fig3.draw, fig3.PREFIXES, fig3.CAPTION),
+    "fig4": Drawing(fig4.draw, fig4.PREFIXES, fig4.CAPTION, exact=True, filled=True),
     "fig5": Drawing(fig5.draw, fig5.PREFIXES, fig5.CAPTION, filled=True),
     "claims": Drawing(forest.draw, forest.PREFIXES, forest.CAPTION, **ONCE),
     "rivals": Drawing(forest.draw_rivals, forest.PREFIXES, forest.RIVALS_CAPTION, **ONCE),

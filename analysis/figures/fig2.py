@@ -26,28 +26,18 @@ CAPTION = (
 )
 
 
-def draw(
-    parts: Sequence[Results], paper_curves: bool = False, interest: Sequence[str] = plot.INTEREST
-) -> Figure:
-    """Return the figure with all eight panels; `paper_curves` draws the paper's panel under each."""
-    height = 2 if paper_curves else 1
-    figure, grid = plt.subplots(3 * height, 3, figsize=(9.3, 7.2 * height), squeeze=False)
+def draw(parts: Sequence[Results], interest: Sequence[str] = plot.INTEREST) -> Figure:
+    """Return the figure with all eight panels."""
+    figure, grid = plt.subplots(3, 3, figsize=(9.3, 7.2), squeeze=False)
     known = {(part.first["figure"], part.first["panel"]): part for part in parts}
-    for row, under, (name, heading) in zip(grid[::height], grid[height - 1 :: height], ROWS.items()):
-        for column, (panel, text) in enumerate(PAIRS.items()):
-            axis = row[column]
-            if (name, panel) == NOT_IN_PAPER:
-                for unused in (axis, under[column]):
-                    unused.axis("off")
-                continue
+    for row, (name, heading) in zip(grid, ROWS.items()):
+        for axis, (panel, text) in zip(row, PAIRS.items()):
             if (name, panel) in known:
                 draw_panel(axis, known[name, panel], interest)
-            else:
+            elif (name, panel) != NOT_IN_PAPER:
                 plot.draw_empty(axis, text)
-            if paper_curves:
-                plot.draw_paper(under[column], name, panel, text)
         plot.row_heading(row[0] if name != "fig2c" else row[1], heading)
-    plot.legend(figure, grid.ravel(), where=grid[2 * height, 0])
+    plot.legend(figure, grid.ravel(), where=grid[2, 0])
     figure.tight_layout(h_pad=1.6)
     return figure
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pandas as pd
+from matplotlib.ticker import MaxNLocator
 
 from analysis import measures, names, plot
 from analysis.plot import Axes, Figure, plt
@@ -20,13 +21,9 @@ CAPTION = (
 )
 
 
-def draw(
-    parts: Sequence[Results], paper_curves: bool = False, interest: Sequence[str] = plot.INTEREST
-) -> Figure:
-    """Return the figure with three panels in the paper's order; `paper_curves` adds a row with the paper's panels,
-    which has an axis of its own."""
-    rows = 2 if paper_curves else 1
-    figure, grid = plt.subplots(rows, 3, figsize=(9.3, 2.9 * rows), sharey="row", squeeze=False)
+def draw(parts: Sequence[Results], interest: Sequence[str] = plot.INTEREST) -> Figure:
+    """Return the figure with three panels in the paper's order."""
+    figure, grid = plt.subplots(1, 3, figsize=(9.3, 2.9), sharey="row", squeeze=False)
     known = {part.first["panel"]: part for part in parts if METRIC in set(part.metrics["metric"])}
     drawn = []
     for axis, (fork, text) in zip(grid[0], FORKS.items()):
@@ -39,12 +36,7 @@ def draw(
         curves = pd.concat(drawn)
         bright = curves[curves["label"].isin(interest)]
         plot.fit_limits(grid[0, 0], bright if len(bright) else curves, 0.25 * curves["x"].max())
-    for axis, (fork, text) in zip(grid[-1], FORKS.items()):
-        if paper_curves:
-            plot.draw_paper(axis, "fig3", fork, text)
-            axis.set_xlabel("iteration of phase 2")
-    for row in grid:
-        row[0].set_ylabel("validation loss (nats)")
+    grid[0, 0].set_ylabel("validation loss (nats)")
     plot.legend(figure, grid.ravel())
     figure.tight_layout()
     return figure
@@ -72,5 +64,5 @@ def draw_panel(axis: Axes, part: Results, text: str, interest: Sequence[str] = p
     rows = panel_data(part)
     axis.set_title(f"{heading(rows, text)}\nGPT, {detail}\n{names.data(part.first['data'])}")
     axis.set_xlabel("iteration of phase 2")
-    axis.xaxis.set_major_locator(plot.MaxNLocator(nbins=6, integer=True))
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     return plot.draw_curves(axis, rows, names.looks(part), interest)

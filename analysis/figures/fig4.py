@@ -28,32 +28,22 @@ METRICS = {"train_return": "training return", "eval_return": "evaluation return"
 
 
 def draw(
-    parts: Sequence[Results],
-    paper_curves: bool = False,
-    interest: Sequence[str] = plot.INTEREST,
-    metric: str | None = None,
+    parts: Sequence[Results], interest: Sequence[str] = plot.INTEREST, metric: str | None = None
 ) -> Figure:
     """Return the figure: DQN in row a, SAC in row b. Without `metric`, row a shows training returns and row b
-    evaluation returns, as the paper most likely does. `paper_curves` draws the paper's panel under each of ours."""
-    height = 2 if paper_curves else 1
-    figure, grid = plt.subplots(2 * height, 3, figsize=(9.3, 5.0 * height), squeeze=False)
+    evaluation returns, as the paper most likely does."""
+    figure, grid = plt.subplots(2, 3, figsize=(9.3, 5.0), squeeze=False)
     panels = {(name, panel) for name, (_, row) in ROWS.items() for panel in row}
     known = {(part.first["figure"], part.first["panel"]): part for part in parts}
     mixed = len({part.first["size"] for place, part in known.items() if place in panels}) > 1
-    for row, under, (name, (heading, columns)) in zip(
-        grid[::height], grid[height - 1 :: height], ROWS.items()
-    ):
-        for column, (panel, text) in enumerate(columns.items()):
-            axis = row[column]
+    for row, (name, (heading, columns)) in zip(grid, ROWS.items()):
+        for axis, (panel, text) in zip(row, columns.items()):
             if (name, panel) in known:
                 draw_panel(axis, known[name, panel], interest, metric)
                 if mixed:
                     axis.set_title(f"{axis.get_title(loc='left')}, {known[name, panel].first['size']}")
             else:
                 plot.draw_empty(axis, text)
-            if paper_curves:
-                plot.draw_paper(under[column], name, panel, text, thousands=True)
-                under[column].set_xlabel("environment step (thousands)")
         plot.row_heading(row[0], heading)
     plot.legend(figure, grid.ravel())
     figure.tight_layout(h_pad=1.6)

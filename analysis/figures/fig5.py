@@ -139,7 +139,7 @@ def draw_iterations(axis: Axes, part: Results, frame: pd.DataFrame, others: Resu
 def draw_bars(axis: Axes, rows: pd.DataFrame) -> None:
     """Draw one bar per method with its value above. The axis is logarithmic where the means span more than a factor of
     20; an interval that reaches 0 ends at a tenth of the mean there."""
-    rows = rows.set_index("label").loc[plot.ordered(rows["label"])]
+    rows = rows.set_index("label").loc[names.ordered(rows["label"])]
     looks = [names.look(label) for label in rows.index]
     axis.bar(range(len(rows)), rows["mean"], color=[look.colour for look in looks], width=0.65)
     axis.set_xticks(range(len(looks)), [look.name for look in looks], rotation=30, ha="right")

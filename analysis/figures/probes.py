@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pandas as pd
+from matplotlib.ticker import MaxNLocator
 
 from analysis import measures, names, plot
 from analysis.figures import fig2, fig4
@@ -71,7 +72,7 @@ def draw_panel(axis: Axes, part: Results) -> pd.DataFrame:
     headline = measures.of(part)[0]
     axis.set_title(names.title(part))
     axis.set_ylabel(headline.title.split(",")[0].split(" at the")[0])
-    axis.xaxis.set_major_locator(plot.MaxNLocator(nbins=6, integer=True))
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     if headline.reduce == "late_phases":
         axis.set_xlabel("task")
         rows = measures.phase_ends(part.metrics, headline.metric)

@@ -11,6 +11,7 @@ from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_
 
 from analysis import __main__ as command
 from analysis import estimates, explore, measures, plot
+from analysis.names import ordered
 from analysis.rendering import difference_text, p_text
 from analysis.runs import Results, load, settings
 
@@ -83,7 +84,7 @@ def inside(page: Path) -> dict:
 def test_every_value_is_the_one_of_the_run(results: Results) -> None:
     told = explore.page_data(results)
     names = [method["method"] for method in told["methods"]]
-    assert names == [plot.look(label).name for label in plot.ordered(LEVELS)]
+    assert names == [plot.look(label).name for label in ordered(LEVELS)]
     for part, panel in zip(in_order(results, told), told["settings"], strict=True):
         commits = part.finished.set_index(["label", "seed"])["commit"]
         for measure in measures.of(part):
@@ -91,7 +92,7 @@ def test_every_value_is_the_one_of_the_run(results: Results) -> None:
             (found,) = [each for each in panel["measures"] if each["key"] == measure.key]
             shown = {}
             for (place, seed, commit, _), value in zip(panel["runs"], found["values"], strict=True):
-                label = plot.ordered(LEVELS)[place]
+                label = ordered(LEVELS)[place]
                 assert commit == commits[label, seed]
                 shown.setdefault(label, {})[seed] = pytest.approx(value, rel=1e-5)
             assert values == shown
@@ -104,7 +105,7 @@ def in_order(results: Results, told: dict) -> list[Results]:
 
 def test_means_intervals_and_differences_are_those_of_the_frame_of_estimates(results: Results) -> None:
     told, frame = explore.page_data(results), estimates.sides(estimates.frame(results))
-    labels = plot.ordered(LEVELS)
+    labels = ordered(LEVELS)
     compared = 0
     for panel in told["settings"]:
         for measure in panel["measures"]:

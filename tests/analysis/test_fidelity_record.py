@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from analysis import fidelity as fidelity_page
-from fire_core.errors import UserError
 from language.model import Decoder, Shape
 from rl.dqn.network import DQN
 from rl.sac.network import Actor, Critics
@@ -57,18 +56,14 @@ def test_a_difference_above_its_tolerance_shows_on_the_page_and_in_the_exit_code
     assert "differs: 0.35" in capsys.readouterr().out
 
 
-def test_quantities_of_skipped_tests_are_not_dropped(tmp_path, monkeypatch):
+def test_a_renewed_record_has_the_largest_difference_of_each_quantity_and_keeps_the_others():
     record = pd.read_csv(fidelity_page.RECORD)
-    earlier = tmp_path / "record.csv"
-    record.to_csv(earlier, index=False)
-    kept = earlier.read_bytes()
-    monkeypatch.setattr(fidelity_page, "RECORD", earlier)
-    monkeypatch.setattr(fidelity_page, "compare", lambda: (record[record["kind"] != "reference"], 0))
-    with pytest.raises(
-        UserError, match=r"\d+ quantities of record\.csv were not compared, among them reference, "
-    ):
-        fidelity_page.main(["--run"])
-    assert earlier.read_bytes() == kept
+    line = record.iloc[0].to_dict()
+    notes = [line | {"difference": each, "test": f"tests/x.py::test_x[{each}]"} for each in (0.1, 0.3, 0.2)]
+    new = fidelity_page.renewed(record, pd.DataFrame(notes)).set_index(fidelity_page.QUANTITY)
+    assert len(new) == len(record) and (new["difference"] == 0.3).sum() == 1
+    renewed = new.loc[tuple(line[key] for key in fidelity_page.QUANTITY)]
+    assert (renewed["difference"], renewed["test"]) == (0.3, "tests/x.py::test_x")
 
 
 def names_of_tests() -> set[str]:

@@ -12,7 +12,6 @@ from training_scripts import SCRIPTS, SMALLEST
 from fire_core.methods import available
 from harness.config import compose, resolve
 from harness.domains import find
-from harness.runs import Run
 
 NOTED = {"penalty": "p", "before_step": "g", "after_step": "s", "after_pass": "e", "boundary": "b"}
 NONE = ("method=none", "method.first_phase=0")
@@ -103,36 +102,7 @@ def test_every_evaluation_is_announced(runs):
     assert announced == len(recorded) + 1 - (script == "language")
 
 
-class Killed(BaseException):
-    """Ends a run as SIGKILL would: nothing is written afterwards."""
-
-
 # settings with which a rival acts within the few steps of these runs
-SOON = {"hare_tortoise": ["method.period=3", "method.momentum=0.5"], "weight_clipping": ["method.factor=0.5"]}
 PAIRS = ("vision upgd", "language spectral", "language weight_clipping", "dqn hare_tortoise", "dqn adamo")
 PAIRS += ("sac hare_tortoise", "sac upgd", "sac adamo")
 # steps between checkpoints; the third is the last one
-EVERY = {"vision": 4, "language": 2, "dqn": 40, "sac": 25}
-
-
-@pytest.mark.parametrize("script, method", [pair.split() for pair in PAIRS])
-def test_a_killed_run_of_a_rival_ends_in_the_same_bytes(script, method, tmp_path, monkeypatch):
-    what = [f"method={method}", "method.first_phase=0", *SOON.get(method, [])]
-    wanted, weights = run(script, tmp_path / "whole", *what)
-    saves, save = [], Run.save
-
-    def dying(self, step, parts, name=None):
-        save(self, step, parts, name)
-        if name is None:
-            saves.append(step)
-            if len(saves) == 3:
-                raise Killed
-
-    what += [f"run.checkpoint_steps={EVERY[script]}"]
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "save", dying)
-        with pytest.raises(Killed):
-            run(script, tmp_path / "killed", *what)
-    found, others = run(script, tmp_path / "killed", *what)
-    assert found == wanted and all(map(torch.equal, weights, others))
-    assert run(script, tmp_path / "none", "method=none")[0] != wanted

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from omegaconf import OmegaConf
-from training_scripts import Script, killed
+from training_scripts import Script
 
 from fire_core.errors import UserError
 from fire_core.methods import available
@@ -50,39 +50,6 @@ def test_a_metric_may_be_recorded_rarely():
     for step in range(300):
         trigger.look(step, {"other": 0.0} | ({"loss": 1.0} if step in (150, 299) else {}))
     assert trigger.cause == "plateau: loss=1 at step 299"
-
-
-RUNS = [
-    *(("vision/train.py", "random_label", name, settings, (6, 15)) for name, settings in FIRES.items()),
-    ("language/train.py", "fig3_best", "plateau", ["trigger.patience=1", "trigger.min_change=9"], (8, 14)),
-    ("rl/dqn/train.py", "fig4a_breakout", "every", ["trigger.steps=200"], (300, 500)),
-    ("rl/sac/train.py", "fig4b_hopper", "every", ["trigger.steps=60"], (30, 75)),
-]
-
-
-@pytest.mark.parametrize("script, experiment, name, settings, kills", RUNS)
-def test_a_stopped_run_with_a_trigger_ends_in_the_same_bytes(
-    script, experiment, name, settings, kills, tmp_path
-):
-    """Killed twice on the way, right after the checkpoints of these steps."""
-    if script != "vision/train.py":
-        pytest.importorskip({"language": "tokenizers", "rl": "gymnasium"}[script.split("/")[0]])
-    how = SCRIPTS.setdefault(script, Script(script))
-    data = tmp_path / "data"
-    what = [f"experiment={experiment}", f"trigger={name}", *settings, f"run.data_root={data}"]
-    what.append(f"run.checkpoint_steps={3 if kills[0] < 10 else 20}")
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    code, output = run(how, whole, *what)
-    assert code == 0, output
-    codes = [run(how, stopped, *what, before=killed(f"step >= {step}"))[0] for step in kills]
-    code, output = run(how, stopped, *what)
-    assert codes == [9, 9] and code == 0 and "resuming from" in output, output
-    assert record(whole) == record(stopped)
-    lines, reports = record(whole)
-    acts = [line for line in map(json.loads, lines.splitlines()) if "cause" in line]
-    assert acts and [line["act"] for line in acts] == sorted(reports) == list(range(1, len(acts) + 1))
-    for line in acts:
-        assert line["cause"].startswith(name) and reports[line["act"]]["cause"] == line["cause"]
 
 
 def test_an_act_waits_for_its_cooldown(tmp_path):

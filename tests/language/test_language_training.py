@@ -44,27 +44,6 @@ def metrics(root: Path, label: str, experiment: str = "fig3_best") -> list[dict]
     return [json.loads(line) for line in lines]
 
 
-def test_killed_runs_go_on_to_the_same_numbers_and_a_trunk_changes_none(tmp_path, data):
-    whole, killed, alone = tmp_path / "whole", tmp_path / "killed", tmp_path / "alone"
-    changes = ["method=fire", "model.dropout=0.1", "run.checkpoint_steps=1"]
-    best, end = 12, 20  # steps; best: of the last iteration of phase 1, where the loss on A is lowest here
-    codes, output = drive(
-        (smoke(whole, data, *changes), 0),
-        (smoke(killed, data, *changes), 5),
-        (smoke(killed, data, *changes), best + 3),
-        (smoke(killed, data, *changes), end),
-        (smoke(killed, data, *changes), 0),
-        (smoke(alone, data, *changes, "run.trunk=false"), end),
-        (smoke(alone, data, *changes, "run.trunk=false"), 0),
-    )
-    assert codes == [0, 9, 9, 9, 0, 9, 0], output
-    label = "fire-model.dropout=0.1"
-    for other in (killed, alone):
-        for name in ("metrics.jsonl", "summary.json", "checkpoint/final.pt"):
-            paths = [root / "fig3_best/smoke" / label / "seed_1" / name for root in (whole, other)]
-            assert paths[0].read_bytes() == paths[1].read_bytes(), f"{other.name}: {name}"
-
-
 def test_phase_2_starts_from_the_named_fork_and_phase_1_is_trained_once(tmp_path, data):
     named = ["phase_1.save_at=[3,9]", "method=none"]
     codes, output = drive(

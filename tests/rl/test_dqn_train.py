@@ -51,40 +51,6 @@ def same(one, other):
     assert all(torch.equal(value, other[1][key]) for key, value in one[1].items())
 
 
-CHANGES = {
-    "fire": "replay_capacity=200",
-    "full_reset": "double=true n_step=5 priming=70 target_ema=0.9 terminal_on_life_loss=true",
-    "dash": "n_step=3",
-    "cbp": "method.maturity=2 method.replacement_rate=0.1",
-    "redo": "method.threshold=0.5",
-    "plasticity_injection": "compat=official eval_steps=400 target_ema=0.9",
-}
-SLOW = pytest.param("plasticity_injection", marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("method", [*list(CHANGES)[:-1], SLOW])
-def test_killed_runs_end_in_the_same_metrics_and_weights(tmp_path, method):
-    """800 steps of 4 games are 200 rows, the boundary is at row 100; checkpoints every 100 steps (25 rows).
-
-    fire: the replay (50 rows) is full before the boundary, so the ring has turned over when a checkpoint is read.
-    full_reset: with every option of the targets.
-    """
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    what = [f"method={method}", *CHANGES[method].split()]
-    one, two = (arguments(root, *what) for root in (whole, killed))
-    drive(
-        ([*one, "run.trunk=false"], 0, 0),
-        (two, 85, TERM),
-        (two, 112, KILL),
-        (two, 160, KILL),
-        (two, 200, TERM),
-        (two, 0, 0),
-        expect=[0, SAVED, -KILL, -KILL, SAVED, 0],
-    )
-    [folder] = (whole / "fig4a_breakout" / "smoke").iterdir()
-    same(result(whole, folder.name), result(killed, folder.name))
-
-
 def test_a_killed_run_without_a_trunk_goes_on_from_its_own_checkpoints(tmp_path):
     what = ["method=none", "run.trunk=false", "run.keep=1", "replay_capacity=200"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -46,33 +46,6 @@ def final(root: Path, label: str, experiment: str) -> dict:
     return torch.load(folder(root, label, experiment) / "checkpoint" / "final.pt", weights_only=True)["actor"]
 
 
-@pytest.mark.parametrize(
-    "experiment, method",
-    [
-        ("fig4b_balance_simple_primitive", "fire"),
-        ("sac_plain_hopper", "plasticity_injection"),
-        ("fig4b_hopper", "muon"),
-    ],
-)
-def test_killed_in_either_half_a_run_ends_in_the_same_bits(tmp_path, experiment, method):
-    whole, killed, alone = tmp_path / "whole", tmp_path / "killed", tmp_path / "alone"
-    what = [f"experiment={experiment}", f"method={method}", "run.checkpoint_steps=25"]
-    codes, output = drive(
-        ([*what, f"run.root={whole}"], 0),
-        ([*what, f"run.root={killed}"], 45),
-        ([*what, f"run.root={killed}"], 80),
-        ([*what, f"run.root={killed}"], 0),
-        ([*what, f"run.root={alone}", "run.trunk=false"], 0),
-    )
-    assert codes == [0, 9, 9, 0, 0], output[-2000:]
-    assert output.count("resuming from") == 2
-    wanted, weights = metrics(whole, method, experiment), final(whole, method, experiment)
-    for root in (killed, alone):
-        assert metrics(root, method, experiment) == wanted
-        for name, value in final(root, method, experiment).items():
-            assert torch.equal(value, weights[name]), name
-
-
 def test_killed_after_the_last_step_the_results_are_still_there(tmp_path):
     what = ["experiment=fig4b_hopper", "method=none", "run.checkpoint_steps=30", f"run.root={tmp_path}"]
     codes, output = drive((what, 120), (what, 0), (["experiment=fig4b_hopper", "method=cbp"], 0))

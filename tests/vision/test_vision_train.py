@@ -1,14 +1,13 @@
 """The vision script as a user runs it: resume after kills, trunks, sweeps, and what mistakes are answered with."""
 
 import json
-import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from training_scripts import ROOT, Script, killed
+from training_scripts import ROOT, Script
 
 from fire_core import UserError
 from harness.overrides import compose_config
@@ -39,62 +38,6 @@ def whole(tmp_path_factory):
     root = tmp_path_factory.mktemp("whole")
     run("run.trunk=false", "experiment=random_label", root=root)
     return metrics(root, "random_label")
-
-
-def signalled(number, line):
-    """Python that sends a run a signal when it has logged `line` lines of metrics."""
-    return f"""
-import itertools, os
-from harness.runs import Run
-log, lines = Run.log, itertools.count(1)
-def signalled(self, **values):
-    log(self, **values)
-    if next(lines) == {line}:
-        os.kill(os.getpid(), {int(number)})
-Run.log = signalled
-"""
-
-
-@pytest.mark.parametrize(
-    "number, line", [(signal.SIGTERM, 1), (signal.SIGKILL, 2), (signal.SIGTERM, 3), (signal.SIGKILL, 5)]
-)
-def test_killed_runs_end_in_the_same_metrics(whole, tmp_path, number, line):
-    """Killed after `line` lines of metrics (mid-phase 0, at the boundary, mid-phase 1), the same command goes on."""
-    arguments = ("run.checkpoint_steps=1", "experiment=random_label")
-    code, output = SCRIPT.run(command(*arguments, root=tmp_path), signalled(number, line))
-    assert code == (75 if number == signal.SIGTERM else -signal.SIGKILL), output
-    run(*arguments, root=tmp_path)
-    assert metrics(tmp_path, "random_label") == whole
-
-
-@pytest.mark.parametrize(
-    "method, settings",
-    [
-        ("redo", ["method.threshold=0.9"]),
-        ("cbp", ["method.replacement_rate=0.1", "method.maturity=2"]),
-        ("snr", ["method.percentile=0.5"]),
-    ],
-)
-def test_official_hooks_survive_a_kill(method, settings, tmp_path):
-    """Killed after a boundary and after units were replaced, a ViT ends in the same metrics and weights."""
-    arguments = [
-        "experiment=fig2c_cifar100_vit_tiny",
-        f"method={method}",
-        "method.variant=official",
-        *settings,
-    ]
-    arguments += ["compat=official", "run.trunk=false", "model.depth=1", "run.checkpoint_steps=2"]
-    replaced = 'parts["at"]["treated"] > 0 and parts["method"]["counts"]["recycled"] > 0'
-    run(*arguments, root=tmp_path / "whole")
-    code, output = SCRIPT.run(command(*arguments, root=tmp_path / "killed"), killed(replaced))
-    assert code == 9, output
-    assert "resuming from" in run(*arguments, root=tmp_path / "killed")
-    whole, stopped = (next((tmp_path / name).glob("*/smoke/*/seed_1")) for name in ("whole", "killed"))
-    assert (whole / "metrics.jsonl").read_bytes() == (stopped / "metrics.jsonl").read_bytes()
-    ends = [
-        torch.load(folder / "checkpoint/final.pt", weights_only=True)["net"] for folder in (whole, stopped)
-    ]
-    assert all(torch.equal(value, ends[1][key]) for key, value in ends[0].items())
 
 
 def test_with_replay_old_and_new_classes_are_logged_apart(tmp_path):
