@@ -48,14 +48,19 @@ def test_reproduced_is_short_and_findings_leave_numbers_to_tables():
 
 
 def test_the_counts_of_the_readme(material):
-    found = claims.counts(claims.largest(claims.of_paper(material.verdicts)))
-    held = claims.largest(claims.of_paper(material.verdicts)).query("verdict == 'holds'")
-    text = prose("README.md")
+    decided = claims.largest(claims.of_paper(material.verdicts))
+    found, text = claims.counts(decided), prose("README.md")
+    held, against = (decided.query(f"verdict == {word!r}") for word in ("holds", "contradicted"))
+    ahead, behind = held["better"].eq("fire").sum(), held["worse"].eq("fire").sum()
     holds, contradicted, undecided = (found[name] for name in ("holds", "contradicted", "not decided"))
     assert f"**{holds} hold, {contradicted} are contradicted, and {undecided} are not decided.**" in text
+    assert f"{ahead} say that FIRE ends ahead ({held['figure'].eq('fig3').sum()} of them" in text
+    assert f"and {behind} that it ends behind" in text
+    ahead, behind = against["better"].eq("full_reset").sum(), against["worse"].eq("dash").sum()
+    assert f"{ahead} have FIRE ahead of a full reset, and {behind} behind DASH" in text
+    assert len(against) == ahead + behind
     assert f"Another {found['open']} wait for a second round of seeds" in text
     assert f"{found['all'] + found['premise not met']} of the paper's comparisons were run" in text
-    assert f"{held['figure'].eq('fig3').sum()} are about the three starts of Figure 3" in text
 
 
 def ends(material, rival, *experiments):
@@ -81,6 +86,27 @@ def test_what_findings_say_of_panels(material):
     assert (
         len({row["experiment"] for row in early}) == 4
     )  # "Asterix, BeamRider and two panels of Figure 2 wait"
+
+
+def test_what_the_readme_says_of_tasks(material):
+    """What no sentence of the findings says: the test of those has the other rows of the table."""
+    vits = ("fig2b_cifar100_vit_tiny", "fig2c_cifar100_vit_tiny")
+    assert ends(material, "full_reset", *vits) == ["loses to"] * 2
+    tried = {
+        name: {other for pair in zip(rows["better"], rows["worse"]) for other in pair} - {"fire", "none"}
+        for name, rows in material.verdicts[material.verdicts["planned"] > 0].groupby("experiment")
+    }
+    controls = {"fire_exact", "rescale"}
+    assert len(tried["fig2a_tiny_imagenet_vgg16"] - controls) == 10
+    assert len(tried["fig3_60k"] - controls) == 7
+    assert tried["fig2b_cifar10_resnet18"] == {"shrink_perturb", "full_reset"}
+    shown = material.gaps("none", "fig4a_asterix", "fig4a_beam_rider", "fig4a_breakout", "random_label")
+    words = shown.set_index(["experiment", "label"])["word"]
+    games = ("asterix", "beam_rider", "breakout")
+    assert [words[f"fig4a_{name}", "fire"] for name in games] == ["better", "worse", "worse"]
+    assert words["random_label", "fire"] == "better"
+    asterix = material.gaps("fire", "fig4a_asterix").set_index("label")["word"]
+    assert asterix[["rescale", "full_reset"]].tolist() == ["", ""]
 
 
 def test_what_findings_say_of_the_parts_of_the_gain(material):

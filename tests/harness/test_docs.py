@@ -55,12 +55,14 @@ def surroundings() -> dict:
     data = TensorDataset(torch.randn(8, 2, 4), torch.randint(3, (8,)))
     trained: list[int] = []
 
-    def train(model: nn.Module, optimizer: torch.optim.Optimizer, dataset: torch.utils.data.Dataset) -> None:
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, dataset: torch.utils.data.Dataset) -> float:
         inputs, labels = zip(*(dataset[i] for i in range(len(dataset))))
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(torch.stack(inputs)), torch.stack(labels)).backward()
+        loss = nn.functional.cross_entropy(model(torch.stack(inputs)), torch.stack(labels))
+        loss.backward()
         optimizer.step()
         trained.append(len(dataset))
+        return loss.item()
 
     def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> list:
         train(model, optimizer, data)
@@ -78,6 +80,7 @@ def surroundings() -> dict:
         "train_with_a_new_trainer": lambda model, dataset: train(model, optimizer, dataset),
         "initial": {name: value.clone() for name, value in model.state_dict().items()},
         "train": train,
+        "step": lambda model, optimizer, batch: train(model, optimizer, data),
         "training": training,
         "trained": trained,
         "q_network": model,
