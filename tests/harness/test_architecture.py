@@ -15,8 +15,8 @@ FLOORS = {
     "benchmarks": {"fire_core", "harness", "vision", "language", "rl", "analysis"},
 }
 RINGS = (  # of fire_core, the inner ones first; all else is the outer one
-    {"columns", "errors", "files", "seeding", "solvers", "targets", "measure"},
-    {"engine", "report", "optim_state", "triggers", "phases"},
+    {"columns", "errors", "files", "passes", "seeding", "solvers", "targets", "measure", "units"},
+    {"engine", "report", "optim_state", "triggers", "state"},
 )
 
 
