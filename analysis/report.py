@@ -31,7 +31,13 @@ from fire_core.files import write_atomic
 from harness.config import sweeps
 
 ROOT = RESULTS.parents[1]
-DOCUMENTS = ("README.md", "REPRODUCED.md", "docs/findings.md", "docs/studies.md")
+DOCUMENTS = (
+    "README.md",
+    "REPRODUCED.md",
+    "docs/findings.md",
+    "docs/studies.md",
+    "docs/concepts/statistics.md",
+)
 PAGES = RESULTS / "pages"  # of the site, not committed
 
 
@@ -83,6 +89,21 @@ def planned(material: Material, kind: str) -> pd.DataFrame:
     rows = material.verdicts
     rows = rows[(rows["kind"] == kind) & (rows["planned"] > 0)]
     return tables.comparisons_table(rows).drop(columns="size")
+
+
+def example(material: Material) -> pd.DataFrame:
+    """Return the tests of the paper's claims about one panel, step by step, by p."""
+    rows = material.verdicts
+    rows = rows[(rows["experiment"] == "fig2a_cifar10_resnet18") & (rows["size"] == "medium")]
+    table = []
+    for row in rows[rows["kind"] == "claims"].sort_values("p").to_dict("records"):
+        gains = pd.Series(row["gains"])
+        error = gains.std() / len(gains) ** 0.5
+        told = {"comparison": tables.claim_text(row), "mean difference": number(row["gain"], 4, sign=True)}
+        told |= {"standard error": number(error, 4), "t": number(row["gain"] / error, 2, sign=True)}
+        told |= {"p": f"{row['p']:.2g}", "times": str(4 - len(table)), "p, Holm": f"{row['p_holm']:.2g}"}
+        table.append(told | {"verdict": row["verdict"]})
+    return pd.DataFrame(table)
 
 
 def verdict_grid(material: Material, rivals: Sequence[str]) -> pd.DataFrame:
@@ -279,6 +300,7 @@ TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
     "controls": lambda material: planned(material, "controls").drop(columns="paper's gain"),
     "rivals": lambda material: planned(material, "rivals"),
     "premises": lambda material: tables.premises_table(material.parts(("fig2", "fig4"))),
+    "example": example,
     "verdicts": partial(verdict_grid, rivals=claims.GROUPS),
     "instead": partial(verdict_grid, rivals=forest.RIVALS),
     "exploratory": exploratory,
