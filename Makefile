@@ -104,6 +104,8 @@ bench_table1 := method_costs --table-1
 bench_convergence := convergence
 bench-speed: $(call with,suite vision language dqn sac) ## steps a second of the four training scripts
 	for domain in vision language dqn sac; do $(PY) -m benchmarks.speed $$domain || exit 1; done
+gpu-check: $(call with,suite vision language dqn sac) ## on a GPU: runs, speeds, cost of the paper; WRITE=1 keeps them, DEVICE=cpu
+	$(PY) -m benchmarks.gpu_check --device $(or $(DEVICE),cuda) $(if $(WRITE),--write)
 bench-%: $(call with,suite) $(call with,vision) ; $(PY) -m benchmarks.$(or $(bench_$*),bench_$*)
 # ---- quality
 TESTS := $(VENV)/.with-suite,vision,language,language-data,dqn,sac,humanoid,explore,notebooks,reference,dev
@@ -115,4 +117,4 @@ lint: $(call with,dev)
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy fire_core
 format: $(call with,dev) ## format the code, sort imports
 	$(VENV)/bin/ruff check --fix . && $(VENV)/bin/ruff format .
-.PHONY: $(SWEEPS) help install data paper status figures tables explore notebooks docs test test-slow lint format
+.PHONY: $(SWEEPS) help install data gpu-check paper status figures tables explore notebooks docs test test-slow lint format

@@ -48,17 +48,21 @@ def epochs(timing: Lines, metrics: Lines) -> list[float]:
     return [(b - a) / seconds for a, b, seconds in zip(ends, ends[1:], taken[1:])]
 
 
-def updates(timing: Lines, _: Lines) -> list[float]:
-    """Return the updates per second of each window that has any."""
-    rates = [(b["updates"] - a["updates"]) / b["seconds"] for a, b in pairwise(timing)]
-    return [rate for rate in rates if rate > 0]
+def counted(key: str) -> Callable[[Lines, Lines], list[float]]:
+    """Return a function that returns how much the count `key` grows per second in each window in which it does."""
+
+    def rates(timing: Lines, _: Lines) -> list[float]:
+        windows = pairwise(line for line in timing if key in line)
+        return [(b[key] - a[key]) / b["seconds"] for a, b in windows if b[key] > a[key]]
+
+    return rates
 
 
 RATES: dict[str, tuple[str, Callable[[Lines, Lines], list[float]]]] = {
     "vision": ("steps/s", epochs),
     "language": ("tokens/s", lambda timing, _: [line["tokens_per_second"] for line in timing if "iteration" in line]),
-    "dqn": ("updates/s", updates),
-    "sac": ("steps/s", lambda timing, _: [line["agent_steps"] / line["seconds"] for line in timing if "step" in line][1:]),
+    "dqn": ("updates/s", counted("updates")),
+    "sac": ("steps/s", counted("agent_steps")),
 }  # fmt: skip
 
 

@@ -5,8 +5,9 @@
 
 The file has `size`, `parts` and `options`, settings of every sweep. A part is a list of sweeps. A sweep is what follows
 `-m` on the command line of a script, as a mapping; a list means several values. One seed of every sweep of a part comes
-before the second seed of any; a list within the list of seeds stays in one sweep. `minutes`, {experiment: minutes of a
-run}, replaces those of the experiments' files in plans, and `assumed` says what they are true for.
+before the second seed of any; a list within the list of seeds stays in one sweep. In plans, `work`, {experiment: [kind,
+amount]}, and `rates`, {kind: amount a second}, replace the minutes of the experiments' files, and `assumed` says what the
+rates are true for.
 
 A sweep skips runs that are finished and resumes the others, so the same command resumes a campaign.
 """
@@ -38,7 +39,7 @@ from harness.runs.signals import STOPPED
 from harness.settings import keys
 from harness.stop import SIGNALS
 
-KEYS = ("size", "parts", "options", "minutes", "assumed")
+KEYS = ("size", "parts", "options", "work", "rates", "assumed")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -133,12 +134,7 @@ def plan(name: str, more: Sequence[str] = ()) -> str:
     for number, sweep in enumerate(sweeps, 1):
         runs = list(sweep.runs())
         left = [run for run in runs if not (folder_of(sweep.domain, run) / "DONE").exists()]
-        minutes = [
-            content.get("minutes", {}).get(name)
-            or (in_file(name, "minutes") or {}).get(content["size"])
-            or 0.0
-            for name in (run["experiment"] for run in left)
-        ]
+        minutes = [minutes_of(run["experiment"], content) for run in left]
         unfinished, work = unfinished + len(left), work + sum(minutes) / 60
         total += sum(minutes) / 60 / max(1, min(len(left), int(runs[0].get("run.jobs", 1))))
         what = " | ".join(
@@ -154,6 +150,14 @@ def plan(name: str, more: Sequence[str] = ()) -> str:
         f"{assumed}"
     )
     return "\n".join([*lines, summary])
+
+
+def minutes_of(experiment: str, content: dict[str, Any]) -> float:
+    """Return the minutes that a run of an experiment takes in this campaign, 0 if nothing tells them."""
+    if experiment in content.get("work", {}):
+        kind, amount = content["work"][experiment]
+        return amount / content["rates"][kind] / 60
+    return (in_file(experiment, "minutes") or {}).get(content["size"]) or 0.0
 
 
 def folder_of(domain: str, run: dict[str, str]) -> Path:

@@ -165,7 +165,8 @@ def train(cfg: DictConfig) -> None:
                     results["train_return"] = float(np.mean(at["returns"]))
                 at |= {"results": results, "returns": []}
                 session.log(**results)
-                session.timing(step=at["step"] * task.action_repeat, seconds=session.seconds())
+                where = {"step": at["step"] * task.action_repeat, "agent_steps": at["step"]}
+                session.timing(**where, seconds=session.seconds())
                 mean = f"return {results['eval_return']:.1f}"
                 bar.set_postfix_str(mean)
                 if bar.disable:

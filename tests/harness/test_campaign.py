@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = """
 size: smoke
 options: {threads: 1}
-minutes: {random_label: 30}
+work: {random_label: [mlp, 36000]}
+rates: {mlp: 20}
 assumed: a worked example
 parts:
   - - {experiment: random_label, method: [none, fire], seed: [1, 2], run.jobs: 2}

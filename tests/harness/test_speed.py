@@ -15,8 +15,8 @@ def test_rates_are_those_of_the_lines_that_train():
     tokens = [{"phase": 0, "iteration": n, "tokens_per_second": 100.0 * n} for n in (1, 2)]
     assert RATES["language"][1]([*tokens, boundary], []) == [100.0, 200.0]
     windows = [{"step": n, "updates": u, "seconds": 2.0} for n, u in ((4, 0), (8, 0), (12, 10), (16, 30))]
-    assert RATES["dqn"][1](windows, []) == [5.0, 10.0]
-    turns = [{"phase": 0, "step": n, "seconds": 2.0, "agent_steps": 40} for n in (40, 80)]
+    assert RATES["dqn"][1]([*windows[:2], boundary, *windows[2:]], []) == [5.0, 10.0]
+    turns = [{"phase": 0, "step": n, "seconds": 2.0, "agent_steps": n} for n in (40, 80)]
     assert RATES["sac"][1]([*turns, boundary], []) == [20.0]
 
 
