@@ -17,7 +17,7 @@ from analysis.rendering import markdown, plain
 from analysis.runs import RESULTS, load, load_exported, open_results, settings
 from fire_core.errors import UserError
 from harness import status
-from harness.runs.folders import command_of, describe_run, read_boundaries
+from harness.runs.folders import command_of
 
 
 @pytest.fixture
@@ -47,14 +47,6 @@ def test_boundaries_and_costs_of_unfinished_runs_are_not_counted(root):
     results = load(root)
     assert "dash" not in set(results.boundaries["label"]) | set(results.costs["label"])
     assert len(results.costs) == 6
-
-
-@pytest.mark.parametrize("name", ["nowhere", "a" * 5000])
-def test_missing_root_is_one_clear_line(name, tmp_path):
-    with pytest.raises(UserError, match="no run folder"):
-        load(tmp_path / name)
-    with pytest.raises(UserError, match="there is no folder"):
-        open_results(tmp_path / name)
 
 
 def test_the_commit_of_a_shared_first_phase_and_of_every_start_is_told(tmp_path):
@@ -131,12 +123,6 @@ def test_one_damaged_run_hides_no_other(root, damage):
     export(results, root / "out")
 
 
-def test_a_folder_of_an_unknown_size_is_named(root):
-    write_run(root, "fig2a_cifar10_resnet18", "none", 1, warm_start_lines(0.5, 1), size="huge")
-    results = load(root)
-    assert len(results.runs) == 6 and "'huge' is no size" in results.problems[0]
-
-
 def test_text_from_files_stays_text():
     label = "fire-x=<script>alert(1)</script>|[a](http://b)\n\x1b[2J```"
     cell = markdown(pd.DataFrame({"method": [plot.look(label).name]})).splitlines()[-1]
@@ -201,13 +187,6 @@ def test_first_value_after_the_boundary_and_tail_by_hand(root):
     assert ends == {"eval_return": 100.0, "eval_return_after": 60.0, "eval_return_before": 50.0}
     tail = measures.Measure("eval_return", "", "tail")
     assert measures.values(part, tail)["none"][1] == 95.0
-
-
-def test_a_run_is_named_after_its_game_or_task(tmp_path):
-    folder = write_run(tmp_path, "fig4", "fire", 1, [])
-    for domain, key, name in (("dqn", "game", "asterix"), ("sac", "name", "h1-walk-v0")):
-        (folder / "meta.json").write_text(json.dumps({"domain": domain}))
-        assert describe_run(folder, {"env": {"action_repeat": 2, key: name}})["data"] == name
 
 
 def test_different_data_and_sizes_never_share_a_panel(root):
@@ -303,9 +282,3 @@ def test_own_runs_do_not_hide_the_committed_ones(tmp_path, monkeypatch, capsys):
     assert "fig3_best" in capsys.readouterr().err
     with pytest.raises(UserError, match="elsewhere"):
         open_results("elsewhere")
-
-
-def test_boundary_reports_come_in_order(root):
-    folder = write_run(root, "p", "fire", 1, [], boundary=boundary_report("fire", 10))
-    (folder / "boundary_2.json").write_text(json.dumps(boundary_report("fire", 2)))
-    assert [report["phase"] for report in read_boundaries(folder)] == [2, 10]

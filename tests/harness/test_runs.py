@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -187,25 +186,6 @@ def test_a_finished_run_without_its_metrics_is_refused(tmp_path, change):
         _ = open_run(tmp_path).finished
 
 
-def test_a_damaged_meta_file_is_no_traceback(tmp_path):
-    play(open_run(tmp_path))
-    for text in ("[]", "{", "5", '{"identity": 5, "earlier": 3}'):
-        (open_run(tmp_path).folder / "meta.json").write_text(text)
-        run = open_run(tmp_path)
-        (run.folder / "DONE").unlink(missing_ok=True)
-        play(run)
-        assert open_run(tmp_path).finished
-
-
-def test_a_checkpoint_that_is_no_checkpoint_is_one_line(tmp_path):
-    for content, said in (([1, 2], "holds a list"), ({"net": 1}, "is not a checkpoint of a run")):
-        run = open_run(tmp_path)
-        (run.folder / "checkpoint").mkdir(parents=True, exist_ok=True)
-        torch.save(content, run.folder / "checkpoint" / "step_000000000001.pt")
-        with pytest.raises(UserError, match=said), run:
-            run.resume()
-
-
 def test_torn_files_of_a_killed_trunk_are_deleted(tmp_path):
     run = open_run(tmp_path, trunk={"rate": 0.1})
     torn = [run.trunk / ".meta.json.1.torn", run.trunk / "checkpoint" / ".step.1.torn"]
@@ -262,31 +242,6 @@ def test_a_flipped_bit_in_a_checkpoint_is_found_and_the_one_before_is_used(bit, 
         run.resume()
 
 
-def test_a_flipped_bit_in_a_shared_first_phase_is_found(tmp_path):
-    trunk = {"rate": 0.1}
-    first, second = open_run(tmp_path, trunk=trunk), open_run(tmp_path, label="none", trunk=trunk)
-    with first:
-        first.resume()
-        first.leave_trunk(1, {"value": torch.full((64,), 7.0)})
-    flip(first.trunk / "checkpoint/end.pt", 100)
-    with pytest.raises(UserError, match=f"delete {first.trunk}"), second:
-        second.resume()
-
-
-def test_names_in_a_damaged_checkpoint_control_no_terminal(tmp_path, capsys):
-    run = stopped(tmp_path)
-    newest = run.folder / "checkpoint/step_000000000009.pt"
-    with zipfile.ZipFile(newest, "w") as archive:
-        archive.writestr("a\x1b[2J", b"content")
-    with newest.open("r+b") as file:
-        file.seek(file.read().index(b"content"))
-        file.write(b"CONTENT")
-    capsys.readouterr()
-    play(run)
-    said = capsys.readouterr().out
-    assert r"record a\x1b[2J differs from its checksum" in said and "\x1b" not in said
-
-
 def test_metrics_that_were_edited_in_place_are_refused(tmp_path):
     run = stopped(tmp_path)
     path = run.folder / "metrics.jsonl"
@@ -324,26 +279,6 @@ def test_a_run_folder_with_a_link_writes_nothing_through_it(name, trunk, tmp_pat
     assert not list(target.iterdir()) if target.is_dir() else target.read_text() == "precious"
 
 
-@pytest.mark.timeout(60)  # a pipe that is read never ends
-@pytest.mark.parametrize("name", ["metrics.jsonl", "meta.json", "checkpoint/step_000000000002.pt"])
-def test_a_pipe_in_a_run_folder_is_one_line(name, tmp_path):
-    path = stopped(tmp_path).folder / name
-    path.unlink(missing_ok=True)
-    os.mkfifo(path)
-    with pytest.raises(UserError, match=r"neither a file nor a folder|no regular file"):
-        _ = open_run(tmp_path).finished or play(open_run(tmp_path))
-
-
-def test_a_lock_of_data_that_is_a_link_is_refused(tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/pictures.zip").symlink_to(tmp_path / "elsewhere.zip")  # the user's own, which is read
-    assert FolderLock(tmp_path / "data").acquire(wait=False)
-    (tmp_path / "data/.lock").unlink()
-    (tmp_path / "data/.lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(UserError, match=r"\.lock is a link"):
-        FolderLock(tmp_path / "data").acquire(wait=False)
-
-
 def test_a_damaged_end_of_a_trunk_names_the_trunk(tmp_path):
     trunk = {"rate": 0.1}
     play(open_run(tmp_path, trunk=trunk))
@@ -379,20 +314,6 @@ def test_a_signal_after_the_last_step_ends_the_process_and_leaves_a_finished_run
     assert (run.folder / "DONE").exists() and not (run.folder / "RUNNING").exists()
     monkeypatch.undo()
     assert play(open_run(tmp_path)) == play(open_run(tmp_path / "whole"))
-
-
-def test_a_second_interrupt_while_a_checkpoint_is_written_is_no_error_of_the_disk(tmp_path, monkeypatch):
-    def interrupted(*_):
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        raise RuntimeError("as PyTorch does")
-
-    run = open_run(tmp_path, checkpoint_steps=1)
-    run._stop.name = "SIGINT"
-    monkeypatch.setattr("harness.runs.checkpoint.torch.save", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        play(run)
-    assert not (run.folder / "FAILED").exists()
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
