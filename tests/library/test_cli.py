@@ -291,14 +291,3 @@ def test_the_options_of_apply_are_the_settings_of_fire_and_a_dry_run_writes_noth
     assert set(dry.splitlines()[:3]) <= set(capsys.readouterr().out.splitlines()), "the same figures"
     expected = polar(weight, solver, **settings).factor
     assert torch.allclose(load_file(out)["a.weight"], scale * expected, atol=1e-6)
-
-
-def test_targets_command_prints_models_and_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture, net: Net
-) -> None:
-    save_file(net.state_dict(), tmp_path / "in.safetensors")
-    assert run("targets", tmp_path / "in.safetensors", "--targets", "conv") == 0
-    assert "9 matrices with 216 weights are in" in capsys.readouterr().out
-    assert run("targets", f"{__name__}:Tied") == 0
-    assert "in  c_attn.weight   q, k, v         3  6x6" in capsys.readouterr().out
-    assert run("targets", "nosuch.module:thing") == 2

@@ -20,7 +20,6 @@ from PIL import Image
 
 from fire_core import UserError
 from vision import data as vision_data
-from vision import prepare as preparation
 from vision.data import load
 from vision.images import Images, pixel_statistics
 from vision.protocols import batch_indices, make_batch, make_phases
@@ -293,20 +292,6 @@ def test_class_folders_are_decoded_once_and_again_when_files_change(tmp_path, mo
     assert changed.train_images[0, 0, 0, 0] == 77 and first.train_images[0, 0, 0, 0] != 77
 
 
-def test_a_damaged_decoded_copy_is_replaced(tmp_path, capsys):
-    folder = folder_of_pictures(tmp_path / "pets")
-    settings = {"image_size": 8, "channels": 3, "cache": tmp_path / "cache"}
-    first = read_class_folders(folder, **settings)
-    (stored,) = (tmp_path / "cache").glob("*.pt")
-    whole, half = stored.read_bytes(), stored.stat().st_size // 2
-    stored.write_bytes(whole[:half] + bytes([whole[half] ^ 1]) + whole[half + 1 :])
-    again = read_class_folders(folder, **settings)
-    assert np.array_equal(first.train_images, again.train_images)
-    assert "decoded again" in capsys.readouterr().out
-    read_class_folders(folder, **settings)
-    assert capsys.readouterr().out == ""  # the copy was replaced
-
-
 @pytest.mark.reference
 def test_images_come_in_the_order_of_torchvisions_image_folder(tmp_path):
     folder = folder_of_pictures(tmp_path / "pets")
@@ -393,27 +378,6 @@ def packed_cifar(tmp_path, monkeypatch, url):
     monkeypatch.setattr(theirs, "tgz_md5", md5(archive))
     monkeypatch.setattr(theirs, "url", url)
     return archive.read_bytes(), batches
-
-
-def test_cifar_is_fetched_once_and_damage_is_repaired(server, tmp_path, monkeypatch, capsys):
-    url, handler = server
-    handler.content, batches = packed_cifar(tmp_path, monkeypatch, url)
-    with pytest.raises(SystemExit) as ended:
-        preparation.main(["cifar10", "--root", str(tmp_path)])
-    assert ended.value.code == 0
-    assert "cifar10: 50 training and 10 test images, 10 classes" in capsys.readouterr().out
-    once = handler.asked
-    batch = tmp_path / "cifar10" / "cifar-10-batches-py" / "data_batch_3"
-
-    def rows():
-        return load("cifar10", root=tmp_path).train_images[20:30].flatten(1).numpy()
-
-    assert np.array_equal(rows(), batches["data_batch_3"]["data"]) and handler.asked == once
-    batch.write_bytes(batch.read_bytes()[:-9])
-    assert np.array_equal(rows(), batches["data_batch_3"]["data"]) and handler.asked == once
-    batch.unlink()
-    (tmp_path / "cifar10" / "cifar-10-python.tar.gz").write_bytes(b"damaged")
-    assert np.array_equal(rows(), batches["data_batch_3"]["data"]) and handler.asked == 2 * once
 
 
 def test_tiny_imagenet_is_fetched_and_unpacked_once_and_damage_is_one_line(server, tmp_path, monkeypatch):
