@@ -210,12 +210,6 @@ def test_figure_4_counts_thousands_of_steps_and_keeps_the_shared_half_once(resul
     assert rows[rows["label"] == "fire"]["x"].min() == 0.5
 
 
-def test_labels_are_named_by_their_settings_and_follow_their_method(results):
-    found = names.looks(results)
-    assert list(found)[:2] == ["fire", "fire-iterations=20"]
-    assert found["fire-iterations=20"].name == "FIRE [iterations=20]"
-
-
 def test_figure_5_reads_the_scan_and_names_every_number_of_iterations(results, frame):
     part = part_of(results, "fig2a_cifar10_resnet18")
     assert fig5.iterations(frame, part)["iterations"].tolist() == [10, 20]
@@ -323,35 +317,6 @@ def test_a_sweeps_table_names_what_is_missing(root, tmp_path, capsys):
     (write_run(tmp_path / "runs", "fig3_x", "fire", 1, [], end="FAILED") / "FAILED").write_text("")
     assert command.main(["tables", "--experiment", "fig3_x", "--root", str(tmp_path / "runs")]) == 1
     assert "no known measure" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "what, link, refused",
-    [
-        ("tables", "tables", True),
-        ("figures probes --formats png", "figures", True),
-        ("tables --experiment random_label --size small", "random_label/small", True),
-        ("tables", "tables/estimates.csv", False),
-        ("tables", "tables/status.md", False),
-        ("figures probes --formats png", "figures/probes-small.png", False),
-        ("figures probes --formats png", "figures/probes-small.md", False),
-        ("tables --experiment random_label --size small", "random_label/small/table.md", False),
-        ("tables --experiment random_label --size small", "random_label/small/estimates.csv", False),
-    ],
-)
-def test_nothing_is_written_through_a_link_in_a_folder_of_runs(what, link, refused, tmp_path, capsys):
-    """A folder that is a link is refused; a file that is one is replaced."""
-    root, target = tmp_path / "runs", tmp_path / "precious"
-    write_run(root, "random_label", "none", 1, task_lines([0.5] * 4, 0), protocol="random_label")
-    link = root / link
-    link.parent.mkdir(exist_ok=True)
-    link.rename(target) if link.exists() else target.mkdir() if refused else target.write_text("precious")
-    link.symlink_to(target)
-    before = sorted(path.name for path in target.iterdir()) if refused else ["precious"]
-    assert command.main([*what.split(), "--root", str(root)]) in ((2,) if refused else (0, 1))
-    assert not refused or f"{link} is a link" in capsys.readouterr().err
-    after = sorted(path.name for path in target.iterdir()) if refused else [target.read_text()]
-    assert after == before and link.is_symlink() == refused
 
 
 def test_every_table_in_three_formats(results, tmp_path):

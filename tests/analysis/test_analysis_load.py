@@ -8,16 +8,15 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_run
+from synthetic_runs import task_lines, warm_start_lines, write_run
 
-from analysis import __main__ as command
 from analysis import measures, plot
 from analysis.export import _write, export
 from analysis.rendering import markdown, plain
 from analysis.runs import RESULTS, load, load_exported, open_results, settings
 from fire_core.errors import UserError
 from harness import status
-from harness.runs.folders import command_of, describe_run, read_boundaries
+from harness.runs.folders import command_of
 
 
 @pytest.fixture
@@ -41,22 +40,6 @@ def test_unfinished_failed_and_torn_are_named_and_left_out(root):
     assert "loss is nan at step 7" in text and "unfinished" in text and "1 unreadable" in text
 
 
-def test_boundaries_and_costs_of_unfinished_runs_are_not_counted(root):
-    lines = warm_start_lines(0.5, 1)
-    write_run(root, "fig2a_cifar10_resnet18", "dash", 1, lines, end=None, boundary=boundary_report("dash"))
-    results = load(root)
-    assert "dash" not in set(results.boundaries["label"]) | set(results.costs["label"])
-    assert len(results.costs) == 6
-
-
-@pytest.mark.parametrize("name", ["nowhere", "a" * 5000])
-def test_missing_root_is_one_clear_line(name, tmp_path):
-    with pytest.raises(UserError, match="no run folder"):
-        load(tmp_path / name)
-    with pytest.raises(UserError, match="there is no folder"):
-        open_results(tmp_path / name)
-
-
 def test_the_commit_of_a_shared_first_phase_and_of_every_start_is_told(tmp_path):
     folder = write_run(tmp_path, "label_noise", "fire", 1, warm_start_lines(0.5, 1), commit="b" * 40)
     trunk = tmp_path / "trunks" / "abc"
@@ -70,19 +53,6 @@ def test_the_commit_of_a_shared_first_phase_and_of_every_start_is_told(tmp_path)
     assert "shared first phase, commit: aaaaaaaaaa" in text and "1 of 1 runs from a changed checkout" in text
 
 
-def test_a_finished_run_whose_metrics_are_cut_or_gone_is_damaged(root):
-    folder = root / "fig2a_cifar10_resnet18" / "small" / "fire" / "seed_1"
-    metrics = folder / "metrics.jsonl"
-    (folder / "DONE").write_text(f"{metrics.stat().st_size} bytes of metrics.jsonl\n")
-    assert not load(root).problems
-    metrics.write_bytes(metrics.read_bytes().rsplit(b"\n", 2)[0] + b"\n")
-    results = load(root)
-    assert len(results.problems) == 1 and "seed_1: damaged" in results.problems[0]
-    assert sorted(results.finished.query("label == 'fire'")["seed"]) == [2, 3]
-    metrics.unlink()
-    assert "seed_1: damaged" in load(root).problems[0]
-
-
 def test_lines_that_hold_no_record_are_counted_and_left_out(root):
     metrics = root / "fig2a_cifar10_resnet18" / "small" / "fire" / "seed_1" / "metrics.jsonl"
     whole = len(load(root).metrics)
@@ -92,7 +62,6 @@ def test_lines_that_hold_no_record_are_counted_and_left_out(root):
     assert len(results.metrics) == whole and "3 unreadable line(s)" in results.problems[0]
 
 
-WRITTEN = (".csv", ".md", ".tex")
 FILES = ("metrics.jsonl", "timing.jsonl", "meta.json", "config.yaml", "boundary_1.json", "DONE", "FAILED")
 DAMAGE = {
     "DONE is no text": ("DONE", b"\xff\xfe\x00"),
@@ -131,36 +100,12 @@ def test_one_damaged_run_hides_no_other(root, damage):
     export(results, root / "out")
 
 
-def test_a_folder_of_an_unknown_size_is_named(root):
-    write_run(root, "fig2a_cifar10_resnet18", "none", 1, warm_start_lines(0.5, 1), size="huge")
-    results = load(root)
-    assert len(results.runs) == 6 and "'huge' is no size" in results.problems[0]
-
-
 def test_text_from_files_stays_text():
     label = "fire-x=<script>alert(1)</script>|[a](http://b)\n\x1b[2J```"
     cell = markdown(pd.DataFrame({"method": [plot.look(label).name]})).splitlines()[-1]
     assert "<script" not in cell and "](" not in cell and "\x1b" not in cell and "```" not in cell
     assert cell.count("|") - cell.count("\\|") == 2
     assert plain("p <0.001 and a < b") == "p <0.001 and a < b"
-
-
-def test_names_of_folders_and_texts_of_files_control_no_terminal(tmp_path, capsys):
-    names = {"label": "fire-x=\x1b[2J", "end": "DONE"}, {"label": "fire-\u202ey", "end": "FAILED"}
-    for name in (*names, {"label": "none"}):
-        lines = task_lines([0.5] * 4, 0)
-        write_run(tmp_path, "random_label", name.pop("label"), 1, lines, protocol="random_label", **name)
-    for meta in tmp_path.rglob("meta.json"):
-        meta.write_text(json.dumps(json.loads(meta.read_text()) | {"hardware": "\x1b[2J", "data": "\u202ez"}))
-    for arguments in (["tables", "--experiment", "random_label"], ["tables"], ["export"]):
-        command.main([*arguments, "--root", str(tmp_path), "--out", str(tmp_path / "out")])
-    status.main(["--root", str(tmp_path), "--detail"])
-    said = [
-        *capsys.readouterr(),
-        *(p.read_text() for p in (tmp_path / "out").rglob("*") if p.suffix in WRITTEN),
-    ]
-    assert any(r"fire-x=\x1b[2J" in text for text in said)
-    assert not any(letter in text for text in said for letter in "\x1b\u202e")
 
 
 def part_of(root, experiment):
@@ -201,13 +146,6 @@ def test_first_value_after_the_boundary_and_tail_by_hand(root):
     assert ends == {"eval_return": 100.0, "eval_return_after": 60.0, "eval_return_before": 50.0}
     tail = measures.Measure("eval_return", "", "tail")
     assert measures.values(part, tail)["none"][1] == 95.0
-
-
-def test_a_run_is_named_after_its_game_or_task(tmp_path):
-    folder = write_run(tmp_path, "fig4", "fire", 1, [])
-    for domain, key, name in (("dqn", "game", "asterix"), ("sac", "name", "h1-walk-v0")):
-        (folder / "meta.json").write_text(json.dumps({"domain": domain}))
-        assert describe_run(folder, {"env": {"action_repeat": 2, key: name}})["data"] == name
 
 
 def test_different_data_and_sizes_never_share_a_panel(root):
@@ -303,9 +241,3 @@ def test_own_runs_do_not_hide_the_committed_ones(tmp_path, monkeypatch, capsys):
     assert "fig3_best" in capsys.readouterr().err
     with pytest.raises(UserError, match="elsewhere"):
         open_results("elsewhere")
-
-
-def test_boundary_reports_come_in_order(root):
-    folder = write_run(root, "p", "fire", 1, [], boundary=boundary_report("fire", 10))
-    (folder / "boundary_2.json").write_text(json.dumps(boundary_report("fire", 2)))
-    assert [report["phase"] for report in read_boundaries(folder)] == [2, 10]

@@ -15,7 +15,6 @@ from analysis.names import ordered
 from analysis.rendering import difference_text, p_text
 from analysis.runs import Results, load, settings
 
-ROOT = Path(__file__).resolve().parents[2]
 LEVELS = {"none": 0.7, "fire": 0.8, "full_reset": 0.82, "brand_new": 0.72}
 HOSTILE = "x</script><script>document.title='taken'</script><img src=y onerror=\"document.title='taken'\">"
 
@@ -238,13 +237,4 @@ def test_a_click_changes_the_drawing_and_the_table(driver, page: Path) -> None:
     wait_for(driver, f"{marks} === 9")
     driver.find_element("xpath", "//button[text()='all']").click()
     wait_for(driver, f"{marks} === 12")
-    assert driver.get_log("browser") == []
-
-
-@pytest.mark.slow
-def test_text_from_runs_stays_text(driver, tmp_path: Path) -> None:
-    show(driver, hostile_page(tmp_path))
-    assert driver.title == "FIRE: explore the results"
-    assert not driver.find_elements("css selector", "img")
-    assert HOSTILE.split("-")[0] in driver.find_element("id", "panel").get_attribute("textContent")
     assert driver.get_log("browser") == []

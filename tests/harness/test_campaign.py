@@ -13,7 +13,7 @@ import pytest
 
 from analysis import claims
 from fire_core.errors import UserError
-from harness.campaign import duration, load, main, plan, train
+from harness.campaign import load, main, plan, train
 from harness.config import in_file
 from harness.domains import find
 
@@ -102,32 +102,6 @@ def test_commands_are_what_one_types(tiny, capsys):
     assert all(line[1].endswith("vision/train.py") and line[2] == "-m" for line in lines)
 
 
-@pytest.mark.parametrize(
-    "text, answer",
-    [
-        ("", "is no campaign"),
-        ("!!python/object:os.system {}", "is no campaign"),
-        ("{size: smoke, parts: [[{experiment: random_label}]]}", "'seed'"),
-        ("{size: smoke, frist: 1, parts: []}", "'frist' is unknown"),
-        (TINY.replace("label_noise", "fig2"), "experiment 'fig2' does not exist; did you mean 'fig"),
-        (TINY.replace("batch_size", "batchsize"), "did you mean 'batch_size'"),
-    ],
-)
-def test_files_that_are_no_campaign_are_one_line(tmp_path, text, answer):
-    path = tmp_path / "odd.yaml"
-    path.write_text(text)
-    with pytest.raises(UserError, match=answer):
-        load(str(path))
-
-
-def test_unknown_names_and_times_are_refused():
-    with pytest.raises(UserError, match="there is no campaign 'aaa"):
-        load("a" * 5000)
-    assert duration("20m") == 1200 and duration("1.5h") == 5400
-    with pytest.raises(UserError, match="30 hours"):
-        duration("30 hours")
-
-
 @pytest.mark.parametrize("name, runs", [("smoke", 12), ("medium", 1348), ("paper", 465)])
 def test_the_campaigns_of_the_repository_name_runs_that_exist(name, runs):
     content, sweeps = load(name)
@@ -175,24 +149,6 @@ def test_no_sweep_starts_after_the_budget(tmp_path, capfd):
     assert train(sweeps, budget=1) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
     assert "the budget is used up before sweep 2 of 3" in capfd.readouterr().out
-
-
-@pytest.mark.parametrize("number, code, expected", [(signal.SIGINT, 75, 75), (signal.SIGTERM, 143, 143)])
-def test_a_signal_stops_the_sweep_and_starts_no_other(tmp_path, number, code, expected):
-    # os._exit and short naps: sys.exit is lost while `open` closes the file, and a signal just before a long sleep waits
-    waits = (
-        f"import os, signal, time\nsignal.signal({int(number)}, lambda *_: os._exit({code}))\n"
-        f"open({str(tmp_path / 'ready')!r}, 'w')\nwhile True: time.sleep(0.1)"
-    )
-    other = python(f"open({str(tmp_path / 'other')!r}, 'w')")
-    code = f"import sys; from harness.campaign import train; sys.exit(train([{python(waits)!r}, {other!r}]))"
-    process = subprocess.Popen(python(code), cwd=ROOT, start_new_session=True)
-    until = time.monotonic() + 120
-    while not (tmp_path / "ready").exists() and time.monotonic() < until:
-        time.sleep(0.05)
-    process.send_signal(number)
-    assert process.wait(60) == expected
-    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.timeout(900)

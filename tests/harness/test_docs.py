@@ -5,7 +5,6 @@ import dataclasses
 import importlib
 import inspect
 import io
-import itertools
 import re
 import shlex
 import subprocess
@@ -21,7 +20,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fire_core.methods
-from analysis import paper, spectrum
+from analysis import paper
 from fire_core import State, UserError, attach, triggers
 from fire_core.checkpoints.command_line import main
 from fire_core.methods import create
@@ -310,18 +309,6 @@ def test_the_table_of_architectures_is_what_the_command_prints() -> None:
     assert table == printed.getvalue(), "print it again with the command at the top of the page"
 
 
-def test_the_spectrum_figure_comes_from_a_checkpoint(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    torch.save({"net": {"hidden.2.weight": torch.randn(12, 12)}}, tmp_path / "final.pt")
-    picture = tmp_path / "spectrum.png"
-    assert spectrum.main([str(tmp_path / "final.pt"), "--out", str(picture)]) == 0
-    assert picture.exists()
-    found = spectrum.spectra(torch.randn(12, 12))
-    assert torch.allclose(found["FIRE, exact"], torch.ones(12, dtype=torch.float64), atol=1e-4)
-    worst = [float(found[f"FIRE, {steps}"].min()) for steps in ("N = 5", "N = 10", "exact")]
-    assert worst == sorted(worst)
-
-
 PAPER_NAMES = {
     "S&P": "shrink_perturb",
     "full reset": "full_reset",
@@ -334,32 +321,9 @@ PAPER_NAMES |= {"plasticity injection": "plasticity_injection"}
 PAPER_PANELS = sorted(f"{figure}_{panel}" for figure, panel in paper.cells())
 
 
-def header(experiment: str) -> str:
-    """The comment at the head of an experiment's file, on one line."""
-    lines = (ROOT / "conf/experiment" / f"{experiment}.yaml").read_text(encoding="utf-8").splitlines()
-    head = itertools.takewhile(lambda line: line.startswith("#"), lines)
-    return " ".join(line.removeprefix("# ") for line in head)
-
-
-def values_in(sentence: str) -> dict[str, str]:
-    """{method: the first number after its name}"""
-    found = re.findall(rf"({'|'.join(PAPER_NAMES)}) (\d*\.?\d+)", sentence)
-    return {PAPER_NAMES[name]: number for name, number in reversed(found)}
-
-
 def rounded(value: float, like: str) -> str:
     text = f"{value:.{len(like.partition('.')[2])}f}"
     return text if like.startswith("0") else text.removeprefix("0")
-
-
-@pytest.mark.parametrize("experiment", PAPER_PANELS)
-def test_headers_give_the_papers_end_values(experiment: str) -> None:
-    """The first number after each method in the sentence that begins with "Paper" is the end value in analysis/paper."""
-    sentence = re.search(r"Paper, [^:]*:(.*?)(;|\.\s)", header(experiment))
-    found = values_in(sentence[1]) if sentence else {}
-    ends = paper.end_values(*experiment.split("_", 1))
-    assert len(found) >= min(5, len(ends))
-    assert found == {method: rounded(ends[method], number) for method, number in found.items()}
 
 
 @pytest.mark.parametrize("figure", ["fig2", "fig3", "fig4a", "fig4b"])

@@ -1,8 +1,6 @@
 """Sweeps through Ray and submitit, two sweeps at once, and a sweep that is killed: the same numbers as one by one."""
 
 import os
-import re
-import resource
 import signal
 import subprocess
 import sys
@@ -10,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from training_scripts import SCRIPTS
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEP = ["-m", "experiment=random_label", "size=smoke", "seed=1,2", "threads=1", "run.progress=false"]
@@ -174,36 +171,3 @@ def smoke(script, root, **how):
     command = [sys.executable, script, "size=smoke", f"run.root={root}", "run.progress=false", "threads=1"]
     how |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, cwd=ROOT, **how)
-
-
-def catches(pid, number):
-    """Whether a process has a handler of its own for a signal."""
-    text = Path(f"/proc/{pid}/status").read_text()
-    return bool(int(re.search(r"SigCgt:\s*(\w+)", text)[1], 16) >> (number - 1) & 1)
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks /proc when the handler is there")
-@pytest.mark.parametrize("seconds", [0.0, 0.7, 2.0])
-@pytest.mark.parametrize("script", SCRIPTS.values())
-def test_a_signal_before_the_run_opens_is_one_line(script, seconds, tmp_path):
-    number = signal.SIGINT if seconds else signal.SIGTERM
-    process = smoke(script, tmp_path)
-    while not catches(process.pid, signal.SIGTERM):
-        time.sleep(0.001)
-    time.sleep(seconds)
-    process.send_signal(number)
-    output, _ = process.communicate(timeout=300)
-    assert "Traceback" not in output and "the same command" in output
-    assert process.returncode == 128 + number or ("saved" in output and process.returncode == 75)
-    assert not list(tmp_path.rglob("RUNNING"))
-
-
-@pytest.mark.parametrize("script", SCRIPTS.values())
-@pytest.mark.parametrize("size", [400, 3000])
-def test_a_file_that_cannot_be_written_in_full_is_one_line(script, size, tmp_path):
-    """400 bytes stop the files of a run's start, 3000 those that come later; as a full disk would."""
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))  # noqa: E731
-    process = smoke(script, tmp_path, preexec_fn=limit)
-    output, _ = process.communicate()
-    assert process.returncode == 2 and "Traceback" not in output and output.count("error: ") == 1, output
-    assert not list(tmp_path.rglob("*.torn")) and not list(tmp_path.rglob("RUNNING"))

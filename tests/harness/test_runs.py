@@ -1,15 +1,10 @@
 """Run folders, checkpoints, trunks and seeds, without any training."""
 
-import errno
-import functools
 import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,11 +12,9 @@ import pytest
 import torch
 
 from fire_core import Report, UserError
-from fire_core.files import write_atomic
 from harness.runs import Run, generator, machine, numpy_generator, record, seeded
 from harness.runs import checkpoint as checkpoints
 from harness.runs.record import FinishedElsewhere, RunName, Saving
-from harness.runs.trunk import FolderLock
 
 
 def open_run(root, *, label="fire", trunk=None, config=None, **settings):
@@ -66,16 +59,6 @@ def test_a_run_leaves_its_whole_record(tmp_path):
     assert meta["experiment"] == "e" and meta["seed"] == 1 and meta["versions"]["torch"] == torch.__version__
     assert [json.loads(line)["step"] for line in text.splitlines()] == list(range(1, 9))
     assert open_run(tmp_path).finished
-
-
-def test_what_an_earlier_start_was_made_with_is_kept(tmp_path):
-    for stop in (3, 5):
-        with pytest.raises(KeyboardInterrupt):
-            play(open_run(tmp_path, checkpoint_steps=2), stop_after=stop)
-    play(open_run(tmp_path, checkpoint_steps=2))
-    meta = json.loads((tmp_path / "e/smoke/fire/seed_1/meta.json").read_text())
-    assert [set(start) for start in meta["earlier"]] == [{"commit", "dirty", "started"}] * 2
-    assert meta["earlier"][0]["started"] <= meta["started"]
 
 
 def test_a_copy_without_git_says_what_it_knows(tmp_path, monkeypatch):
@@ -162,14 +145,6 @@ def test_a_run_that_another_process_trains_is_waited_for_and_not_trained_again(t
     assert "waiting for another process" in capsys.readouterr().out
 
 
-def test_a_run_that_another_process_finished_meanwhile_is_left_as_it_is(tmp_path):
-    first, second = open_run(tmp_path), open_run(tmp_path)
-    text = play(first)
-    with pytest.raises(FinishedElsewhere, match="finished by another process"), second:
-        pass
-    assert (second.folder / "metrics.jsonl").read_text() == text
-
-
 def at_the_first_wait(monkeypatch, act):
     """Call `act` as soon as a run waits for another process."""
     clock = SimpleNamespace(sleep=lambda _: act(), monotonic=time.monotonic)
@@ -193,54 +168,6 @@ def test_a_finished_run_without_its_metrics_is_refused(tmp_path, change):
     path.unlink() if change is None else path.write_bytes(text + change if change else b"")
     with pytest.raises(UserError, match=f"but the run ended with {len(text)}: put the file back, or delete"):
         _ = open_run(tmp_path).finished
-
-
-def test_a_damaged_meta_file_is_no_traceback(tmp_path):
-    play(open_run(tmp_path))
-    for text in ("[]", "{", "5", '{"identity": 5, "earlier": 3}'):
-        (open_run(tmp_path).folder / "meta.json").write_text(text)
-        run = open_run(tmp_path)
-        (run.folder / "DONE").unlink(missing_ok=True)
-        play(run)
-        assert open_run(tmp_path).finished
-
-
-def test_a_checkpoint_that_is_no_checkpoint_is_one_line(tmp_path):
-    for content, said in (([1, 2], "holds a list"), ({"net": 1}, "is not a checkpoint of a run")):
-        run = open_run(tmp_path)
-        (run.folder / "checkpoint").mkdir(parents=True, exist_ok=True)
-        torch.save(content, run.folder / "checkpoint" / "step_000000000001.pt")
-        with pytest.raises(UserError, match=said), run:
-            run.resume()
-
-
-def test_torn_files_of_a_killed_trunk_are_deleted(tmp_path):
-    run = open_run(tmp_path, trunk={"rate": 0.1})
-    torn = [run.trunk / ".meta.json.1.torn", run.trunk / "checkpoint" / ".step.1.torn"]
-    torn += [run.folder / "checkpoint" / ".step.2.torn"]
-    for path in torn:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("half")
-    play(run)
-    assert not any(path.exists() for path in torn)
-
-
-def test_a_disk_that_is_full_at_the_end_leaves_no_running_mark(tmp_path, monkeypatch):
-    run = open_run(tmp_path)
-
-    def full(path, text):
-        if path.name == "DONE":
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        write_atomic(path, text)
-
-    monkeypatch.setattr(record, "write_atomic", full)
-    with pytest.raises(OSError):
-        play(run)
-    assert not (run.folder / "RUNNING").exists()
-    assert "Errno 28" in (run.folder / "FAILED").read_text() and not open_run(tmp_path).finished
-    monkeypatch.undo()
-    play(open_run(tmp_path))
-    assert open_run(tmp_path).finished
 
 
 def flip(path, bit):
@@ -270,50 +197,12 @@ def test_a_flipped_bit_in_a_checkpoint_is_found_and_the_one_before_is_used(bit, 
         run.resume()
 
 
-def test_a_flipped_bit_in_a_shared_first_phase_is_found(tmp_path):
-    trunk = {"rate": 0.1}
-    first, second = open_run(tmp_path, trunk=trunk), open_run(tmp_path, label="none", trunk=trunk)
-    with first:
-        first.resume()
-        first.leave_trunk(1, {"value": torch.full((64,), 7.0)})
-    flip(first.trunk / "checkpoint/end.pt", 100)
-    with pytest.raises(UserError, match=f"delete {first.trunk}"), second:
-        second.resume()
-
-
-def test_names_in_a_damaged_checkpoint_control_no_terminal(tmp_path, capsys):
-    run = stopped(tmp_path)
-    newest = run.folder / "checkpoint/step_000000000009.pt"
-    with zipfile.ZipFile(newest, "w") as archive:
-        archive.writestr("a\x1b[2J", b"content")
-    with newest.open("r+b") as file:
-        file.seek(file.read().index(b"content"))
-        file.write(b"CONTENT")
-    capsys.readouterr()
-    play(run)
-    said = capsys.readouterr().out
-    assert r"record a\x1b[2J differs from its checksum" in said and "\x1b" not in said
-
-
 def test_metrics_that_were_edited_in_place_are_refused(tmp_path):
     run = stopped(tmp_path)
     path = run.folder / "metrics.jsonl"
     path.write_text(path.read_text().replace('"step": 1', '"step": 9'))
     with pytest.raises(UserError, match=r"metrics\.jsonl was changed after its checkpoint"):
         play(run)
-
-
-def test_a_lost_entry_of_a_checkpoint_is_named_and_the_one_before_is_used(tmp_path, capsys):
-    parts = {"optimizer": {"state": {0: torch.ones(2)}, "param_groups": [{"lr": 0.1}]}}
-    path = [checkpoints.save(tmp_path, step, parts) for step in (1, 2)][-1]
-    saved = torch.load(path)
-    del saved["optimizer"]["param_groups"][0]["lr"]
-    torch.save(saved, path)
-    found = checkpoints.load_latest(tmp_path)
-    assert found.path.stem.endswith("1") and found["optimizer"]["param_groups"] == [{"lr": 0.1}]
-    assert "it has no entry 'optimizer.param_groups.0.lr'" in capsys.readouterr().out
-    with pytest.raises(UserError, match="has no part 'net'"):
-        found["net"]
 
 
 @pytest.mark.parametrize("trunk", [None, {"rate": 0.1}])
@@ -332,26 +221,6 @@ def test_a_run_folder_with_a_link_writes_nothing_through_it(name, trunk, tmp_pat
     assert not list(target.iterdir()) if target.is_dir() else target.read_text() == "precious"
 
 
-@pytest.mark.timeout(60)  # a pipe that is read never ends
-@pytest.mark.parametrize("name", ["metrics.jsonl", "meta.json", "checkpoint/step_000000000002.pt"])
-def test_a_pipe_in_a_run_folder_is_one_line(name, tmp_path):
-    path = stopped(tmp_path).folder / name
-    path.unlink(missing_ok=True)
-    os.mkfifo(path)
-    with pytest.raises(UserError, match=r"neither a file nor a folder|no regular file"):
-        _ = open_run(tmp_path).finished or play(open_run(tmp_path))
-
-
-def test_a_lock_of_data_that_is_a_link_is_refused(tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/pictures.zip").symlink_to(tmp_path / "elsewhere.zip")  # the user's own, which is read
-    assert FolderLock(tmp_path / "data").acquire(wait=False)
-    (tmp_path / "data/.lock").unlink()
-    (tmp_path / "data/.lock").symlink_to(tmp_path / "precious")
-    with pytest.raises(UserError, match=r"\.lock is a link"):
-        FolderLock(tmp_path / "data").acquire(wait=False)
-
-
 def test_a_damaged_end_of_a_trunk_names_the_trunk(tmp_path):
     trunk = {"rate": 0.1}
     play(open_run(tmp_path, trunk=trunk))
@@ -366,19 +235,6 @@ def test_a_damaged_end_of_a_trunk_names_the_trunk(tmp_path):
     play(open_run(tmp_path, label="none", trunk=trunk))
 
 
-def test_a_run_that_waits_for_a_trunk_obeys_a_signal(tmp_path, capsys, monkeypatch):
-    run = open_run(tmp_path, trunk={"rate": 0.1})
-    other = FolderLock(run.trunk)
-    assert other.acquire(wait=False)
-    at_the_first_wait(monkeypatch, lambda: signal.raise_signal(signal.SIGTERM))
-    with pytest.raises(SystemExit) as stopped:
-        play(run)
-    assert stopped.value.code == 75 and "while waiting; nothing is lost" in capsys.readouterr().out
-    assert not (run.folder / "RUNNING").exists()
-    other.release()
-    play(open_run(tmp_path, trunk={"rate": 0.1}))
-
-
 def test_a_signal_after_the_last_step_ends_the_process_and_leaves_a_finished_run(tmp_path, monkeypatch):
     run, finish = open_run(tmp_path), Run.finish
     monkeypatch.setattr(Run, "finish", lambda *a: (finish(*a), signal.raise_signal(signal.SIGINT)))
@@ -387,45 +243,6 @@ def test_a_signal_after_the_last_step_ends_the_process_and_leaves_a_finished_run
     assert (run.folder / "DONE").exists() and not (run.folder / "RUNNING").exists()
     monkeypatch.undo()
     assert play(open_run(tmp_path)) == play(open_run(tmp_path / "whole"))
-
-
-def test_a_second_interrupt_while_a_checkpoint_is_written_is_no_error_of_the_disk(tmp_path, monkeypatch):
-    def interrupted(*_):
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        raise RuntimeError("as PyTorch does")
-
-    run = open_run(tmp_path, checkpoint_steps=1)
-    run._stop.name = "SIGINT"
-    monkeypatch.setattr("harness.runs.checkpoint.torch.save", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        play(run)
-    assert not (run.folder / "FAILED").exists()
-
-
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_run_saves_on_a_signal_although_nobody_reads_what_it_prints(tmp_path, name):
-    """Ctrl-C in `python ... | tee log` ends tee first, and a lost terminal reads nothing."""
-    code = f"""
-import signal
-from pathlib import Path
-from tests.test_runs import Run, open_run, play
-log = Run.log
-def stop(run, **values):
-    log(run, **values)
-    signal.raise_signal(signal.{name})
-Run.log = stop
-play(open_run(Path({str(tmp_path)!r})))
-"""
-    reader, writer = os.pipe()
-    os.close(reader)
-    command = [sys.executable, "-c", code]
-    heeded = functools.partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # also under nohup
-    here = Path(__file__).resolve().parents[2]
-    done = subprocess.run(command, cwd=here, stdout=writer, stderr=subprocess.PIPE, preexec_fn=heeded)
-    os.close(writer)
-    assert done.returncode == 75, done.stderr
-    assert list(tmp_path.rglob("checkpoint/step_*.pt")) and not list(tmp_path.rglob("FAILED"))
 
 
 def test_checkpoints_execute_nothing(tmp_path):

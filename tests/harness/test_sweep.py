@@ -8,10 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from synthetic_runs import write_run
-
-from harness import sweep
-from harness.runs.record import RunName
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ["-m", "experiment=random_label", "size=smoke", "method=none,fire", "seed=1,2", "run.jobs=2"]
@@ -80,30 +76,3 @@ def test_a_failed_run_shows_its_error_and_its_log_and_the_others_are_done(whole,
     assert "not done: none seed 1; none seed 2" in output and "sweep: 2 of 4 done" in output
     expected = metrics(whole[0])
     assert metrics(tmp_path) == {name: text for name, text in expected.items() if name.startswith("fire")}
-
-
-def test_the_display_reads_the_folders(tmp_path, capsys):
-    for seed, end in ((1, "DONE"), (2, "FAILED")):
-        write_run(tmp_path, "random_label", "none", seed, [{"step": 1}], end=end)
-    names = [RunName(tmp_path, "random_label", "small", "none", seed) for seed in (1, 2, 3, 4)]
-    display = sweep.Display(names, ["train_accuracy"])
-    assert [display.count(state) for state in ("done", "waiting", "failed")] == [
-        1,
-        3,
-        0,
-    ]  # 2 is about to run again
-    write_run(tmp_path, "random_label", "none", 3, [{"phase": 1, "step": 7}], end="FAILED")
-    path = write_run(tmp_path, "random_label", "none", 4, [{"phase": 1, "step": 7}], end=None)
-    (path / "RUNNING").write_text(str(os.getpid()))
-    display.look()
-    said = capsys.readouterr().out
-    assert (
-        said.startswith("failed: none seed 3: ")
-        and said.rstrip().endswith("log.txt)")
-        and said.count("\n") == 1
-    )
-    assert display.summary().startswith(
-        "sweep: 1 of 4 done, 1 running (none seed 4 phase 1 step 7), 1 failed"
-    )
-    display.look()
-    assert not capsys.readouterr().out  # each run is told once

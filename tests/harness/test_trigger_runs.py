@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from omegaconf import OmegaConf
 from training_scripts import Script
 
@@ -56,24 +55,6 @@ def test_an_act_waits_for_its_cooldown(tmp_path):
     more = ["trigger=gradient", *FIRES["gradient"], "trigger.cooldown=1000", "experiment=random_label"]
     run(SCRIPTS["vision/train.py"], tmp_path, *more)
     assert sorted(record(tmp_path)[1]) == [1]
-
-
-@pytest.mark.parametrize(
-    "overrides, words",
-    [
-        (["trigger=foo"], "trigger=foo does not exist"),
-        (["trigger.patience=3"], "trigger.patience=3: trigger=boundary has no settings"),
-        (["trigger.name=rank"], "trigger.name='rank': choose a trigger as in trigger=plateau"),
-        (["trigger=rank", "trigger.level=1"], "trigger=rank has cooldown, share"),
-        (["trigger=rank", "trigger.share=null"], "trigger.share=null: trigger=rank needs a value"),
-        (["trigger=plateau", "trigger.metric=x"], "metric='x': this script records train_loss"),
-        (["trigger=rank", "trigger.share=1"], "share=1.0 must lie between 0 and 1"),
-    ],
-)
-def test_settings_that_no_trigger_has_are_one_line(overrides, words):
-    with pytest.raises(UserError) as caught:
-        compose_config("vision", ["size=smoke", *overrides])
-    assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_methods_that_cannot_act_whenever_they_are_told_to_are_refused():

@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import json
 import lzma
-import os
 from itertools import islice
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 from fire_core.errors import UserError
 from language import prepare as preparation
 from language.data import Mixture, open_corpus, validation_batches
-from language.prepare import main, prepare
+from language.prepare import prepare
 from language.sources import ASSETS, HUB, SHIPPED, open_source
 from language.text_tokenizer import load_tokenizer
 
@@ -64,16 +63,6 @@ def test_a_stopped_preparation_goes_on_where_it_was(jsonl, tmp_path, monkeypatch
     paths = [arguments[3].name for arguments in calls]
     assert len(paths) == len(set(paths)) + 1  # only the piece that was stopped is made twice
     assert not list((tmp_path / "again").rglob(".pieces*"))
-
-
-def test_a_stopped_preparation_with_another_split_starts_over(jsonl, tmp_path, monkeypatch):
-    monkeypatch.setattr(preparation, "PIECE_CHARACTERS", 2000)
-    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
-        patched.setattr(preparation, "_join", lambda *_: 1 / 0)
-        asked_again(tmp_path, tmp_path / "again", share=0.5)
-    again = prepare(jsonl, "small", tmp_path / "again", progress=False)
-    whole = prepare(jsonl, "small", tmp_path / "whole", progress=False)
-    assert (again / "train.bin").read_bytes() == (whole / "train.bin").read_bytes()
 
 
 def asked_again(root, out, share=0.2, tokenizer="small", **changes):
@@ -217,70 +206,6 @@ def refused(folder, words: str, **changes) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_bad_token_files_are_refused_in_one_line(pair, tmp_path):
-    refused(tmp_path / "nowhere", "no prepared corpus")
-    refused(tmp_path / "a", "tokenizer of 1500 ids, but the model has vocabulary=1000", vocabulary=1000)
-    refused(tmp_path / "a", "too few for one window of block=200", block=200)
-    train, manifest = tmp_path / "a" / "train.bin", tmp_path / "b" / "manifest.json"
-    train.write_bytes(train.read_bytes()[:-2] + b"\x01\x00")
-    refused(tmp_path / "a", r"train.bin has SHA-256 .* it was changed; delete")
-    assert len(open_corpus(tmp_path / "a", block=8, vocabulary=1500, check=False).train) == 500
-    train.write_bytes(train.read_bytes()[:-1])
-    refused(tmp_path / "a", "999 bytes, its manifest says 1000")
-    manifest.write_text(manifest.read_text().replace("1500", "1499"))
-    refused(tmp_path / "b", r"train.bin holds token id 1499, its tokenizer has 1499 ids")
-
-
-@pytest.mark.parametrize("content", [b"\xff\xfe", b"{}", b"[" * 100_000, {"tokens": None}, {"sha256": 7}])
-def test_a_damaged_manifest_is_one_line(pair, tmp_path, content):
-    path = tmp_path / "a" / "manifest.json"
-    if isinstance(content, dict):
-        manifest = json.loads(path.read_text())
-        manifest["parts"]["train"] |= content
-        content = json.dumps(manifest).encode()
-    path.write_bytes(content)
-    refused(tmp_path / "a", "manifest.json is damaged: delete")
-
-
-@pytest.mark.parametrize("share, part", [(0.0, "validation"), (1.0, "train")])
-def test_too_few_documents_are_told_before_anything_is_written(jsonl, tmp_path, monkeypatch, share, part):
-    monkeypatch.setattr(preparation, "encode_piece", lambda *_: pytest.fail("tokenised"))
-    with pytest.raises(UserError, match=rf"has no {part} document \(--validation-share {share}\)"):
-        asked_again(tmp_path, tmp_path / "out", share=share)
-    assert not (tmp_path / "out").exists()
-
-
-def test_text_that_cannot_be_read_is_one_line(tmp_path):
-    (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
-    (tmp_path / "broken.json").write_text('{"model": ')
-    (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"body": "wrong"}\n')
-    for source, words in (
-        (f"folder:{tmp_path}", "latin.txt is not UTF-8 text"),
-        (f"jsonl:{tmp_path}/bad.jsonl", "line 2: no JSON object with the field 'text'"),
-        ("wikitext", "'wikitext' is not known"),
-        ("folder:/nowhere/at/all", "/nowhere/at/all does not exist"),
-    ):
-        with pytest.raises(UserError, match=words) as caught:
-            list(open_source(source, validation_share=0.0).documents("train"))
-        assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match=r"broken\.json cannot be read"):
-        load_tokenizer(f"{tmp_path}/broken.json")
-
-
-def test_odd_files_among_texts_are_one_line(tmp_path):
-    for kind, name in (("folder", b"caf\xe9.txt"), ("jsonl", b"caf\xe9.jsonl")):
-        for make in (os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)):
-            folder = tmp_path / f"{kind}-{len(list(tmp_path.iterdir()))}"
-            folder.mkdir()
-            make(os.fsencode(folder) + b"/" + name)
-            with pytest.raises(UserError, match="is not a regular file") as caught:
-                next(open_source(f"{kind}:{folder}").documents("train"))
-            str(caught.value).encode()
-    os.mkfifo(tmp_path / "pipe.jsonl")
-    with pytest.raises(UserError, match="is not a regular file"):
-        next(open_source(f"jsonl:{tmp_path}/pipe.jsonl").documents("train"))
-
-
 @pytest.mark.parametrize("suffix", ["", ".xz", ".gz"])
 def test_jsonl_may_be_packed_name_its_splits_and_lie_in_a_folder(tmp_path, suffix):
     pack = {"": bytes, ".xz": lzma.compress, ".gz": gzip.compress}[suffix]
@@ -302,14 +227,6 @@ def test_jsonl_may_be_packed_name_its_splits_and_lie_in_a_folder(tmp_path, suffi
         with pytest.raises(UserError, match=r"one.jsonl.* is damaged after line") as caught:
             list(one.documents("train"))
         assert "\n" not in str(caught.value)
-
-
-def test_the_number_of_tokens_of_a_published_text_is_checked(jsonl, tmp_path, monkeypatch):
-    arguments = [f"jsonl:{tmp_path}/mine.jsonl", "--out", str(tmp_path / "out"), "--validation-share", "0.2"]
-    main(arguments)
-    monkeypatch.setitem(preparation.PUBLISHED_TOKENS, ("mine", "small"), 7)
-    with pytest.raises(UserError, match=r"train.bin has [\d,]+ tokens, 7 were expected"):
-        main(arguments)
 
 
 ROWS = [f"Row {i} of a corpus." if i % 3 else "" for i in range(3000)]

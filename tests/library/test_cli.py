@@ -110,26 +110,6 @@ def test_inspect_gives_the_spectrum(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert row.split() == f"fc.weight 4x4 2.5 2 1 0.5 4 {found['effective_rank']:.3g} 9.56".split()
 
 
-@pytest.mark.parametrize(
-    "weight, norm, rank",
-    [
-        (torch.full((2, 2), torch.nan), "nan", "nan"),
-        (torch.zeros(2, 2), "0", "nan"),
-        (torch.eye(2) * 1e38, "1.41e+38", "2"),
-        (torch.ones(2, 2) * 3e38, "6e+38", "1"),  # as a float32, it would be infinite
-        (torch.eye(2, dtype=torch.float64) * 1e300, "1.41e+300", "2"),
-        (torch.eye(2, dtype=torch.float64) * 1e-300, "1.41e-300", "2"),
-    ],
-)
-def test_inspect_shows_broken_and_extreme_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture, weight: torch.Tensor, norm: str, rank: str
-) -> None:
-    save_file({"a.weight": weight}, tmp_path / "in.safetensors")
-    assert run("inspect", tmp_path / "in.safetensors") == 0
-    row = capsys.readouterr().out.splitlines()[1].split()
-    assert row[2] == norm and (row[7] == rank or norm == "0")
-
-
 def test_a_file_alone_cannot_split_a_fused_layer_but_a_model_can(tmp_path: Path) -> None:
     model = Tied()
     state = model.state_dict()
@@ -221,18 +201,6 @@ def test_what_may_be_a_table_stays_out_of_a_bare_file(tmp_path: Path, name: str)
     assert changed == {*BODY, "decoder.weight", "patch_embed.proj.weight"}
 
 
-def test_words_that_only_look_like_a_table_do_not_keep_a_weight_out(tmp_path: Path) -> None:
-    names = {
-        "ensemble.0.weight",
-        "members.1.weight",
-        "token_mixing.fc1.weight",
-        "stable.weight",
-        "embed_out.weight",
-    }
-    save_file({name: torch.randn(6, 6) for name in names}, tmp_path / "in.safetensors")
-    assert included(tmp_path / "in.safetensors") == names
-
-
 class Tables(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -303,19 +271,6 @@ def test_apply_treats_what_training_resumes_from_and_names_the_copies(
 
 
 @pytest.mark.parametrize(
-    "average", ["ema_model.fc.weight", "model_ema.fc.weight", "model_ema.fcweight", "ema_fc_weight"]
-)
-def test_an_average_among_the_weights_stays_out_and_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture, average: str
-) -> None:
-    save_file({"model.fc.weight": torch.randn(4, 4), average: torch.randn(4, 4)}, tmp_path / "in.safetensors")
-    assert run("apply", tmp_path / "in.safetensors", tmp_path / "out.safetensors") == 0
-    old, new = (load_file(tmp_path / f"{name}.safetensors") for name in ("in", "out"))
-    assert {name for name in old if not torch.equal(old[name], new[name])} == {"model.fc.weight"}
-    assert "looks like a copy of model.fc.weight" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
     "options, solver, settings, scale",
     [
         ("", "newton_schulz", {"iterations": 10}, 1.5**0.5),
@@ -336,14 +291,3 @@ def test_the_options_of_apply_are_the_settings_of_fire_and_a_dry_run_writes_noth
     assert set(dry.splitlines()[:3]) <= set(capsys.readouterr().out.splitlines()), "the same figures"
     expected = polar(weight, solver, **settings).factor
     assert torch.allclose(load_file(out)["a.weight"], scale * expected, atol=1e-6)
-
-
-def test_targets_command_prints_models_and_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture, net: Net
-) -> None:
-    save_file(net.state_dict(), tmp_path / "in.safetensors")
-    assert run("targets", tmp_path / "in.safetensors", "--targets", "conv") == 0
-    assert "9 matrices with 216 weights are in" in capsys.readouterr().out
-    assert run("targets", f"{__name__}:Tied") == 0
-    assert "in  c_attn.weight   q, k, v         3  6x6" in capsys.readouterr().out
-    assert run("targets", "nosuch.module:thing") == 2

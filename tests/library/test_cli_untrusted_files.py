@@ -1,6 +1,5 @@
 """Checkpoints that are damaged, crafted or odd: one clear line or the right numbers, never a traceback or a leak."""
 
-import json
 import os
 import resource
 import struct
@@ -29,13 +28,6 @@ def fails(capsys: pytest.CaptureFixture, *arguments: object) -> str:
     error = capsys.readouterr().err
     assert error.startswith("error: ") and error.count("\n") == 1
     return error
-
-
-def folder_of(tmp_path: Path) -> Path:
-    folder = tmp_path / "old"
-    folder.mkdir()
-    save_file(WEIGHTS, folder / "model.safetensors")
-    return folder
 
 
 def files_in(folder: Path) -> set[str]:
@@ -126,38 +118,6 @@ def test_sources_that_cannot_be_used_are_named_and_nothing_is_written(
     assert files_in(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"model_type": "\x1b[2Jnone", "architectures": ["LlamaForCausalLM"]},
-        {"model_type": "llama", "architectures": ["pipeline"]},
-        {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 10**9},
-        {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "auto_map": {"AutoConfig": "run.C"}},
-        [],
-    ],
-)
-def test_a_config_that_cannot_be_used_stops_the_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture, config: object
-) -> None:
-    pytest.importorskip("transformers")
-    folder = folder_of(tmp_path)
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "run.py").write_text("raise SystemExit('code of the folder was run')")
-    for source in (folder, folder / "model.safetensors"):
-        error = fails(capsys, "apply", source, tmp_path / "new.safetensors")
-        assert "config.json cannot be used" in error and "\x1b" not in error
-
-
-def test_an_index_is_not_a_checkpoint_and_must_fit_its_shards(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    save_file(WEIGHTS, tmp_path / "1.safetensors")
-    index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": dict.fromkeys([*WEIGHTS, "c.weight"], "1.safetensors")}))
-    assert "of an index, name the folder" in fails(capsys, "inspect", index)
-    assert "lacks tensors that its index names (c.weight)" in fails(capsys, "inspect", tmp_path)
-
-
 @pytest.mark.parametrize("name", ["in.pt", "in.safetensors"])
 @pytest.mark.parametrize("interrupt", [False, True])
 def test_a_full_disk_or_an_interrupt_leaves_nothing(
@@ -201,28 +161,3 @@ def test_outputs_are_checked_before_any_work(
     ):
         assert said in fails(capsys, "apply", source, output)
     assert {path: path.read_bytes() for path in contents} == contents
-
-
-def test_weights_that_are_not_finite_are_named_and_nothing_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    save_file({**WEIGHTS, "c.weight": torch.full((3, 3), torch.nan)}, tmp_path / "in.safetensors")
-    assert "c.weight" in fails(capsys, "apply", tmp_path / "in.safetensors", tmp_path / "out.safetensors")
-    assert files_in(tmp_path) == {"in.safetensors"}
-
-
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
-        (["targets", "torch.nn:Linear"], "needs no arguments"),
-        (["inspect", "x.safetensors", "--model", ".a:x"], "cannot be built"),
-        (["inspect", "a" * 5000], "name too long"),
-        (["inspect", "x.safetensors", "--key", "model"], "'model' is for torch files"),
-    ],
-)
-def test_wrong_arguments_are_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, arguments: list, said: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    save_file(WEIGHTS, "x.safetensors")
-    assert said in fails(capsys, *arguments)

@@ -121,13 +121,6 @@ def test_weight_clipping_by_hand():
     assert torch.equal(upwards.weight, before) and upwards.weight.abs().max() > 0.2
 
 
-def test_a_part_of_a_fused_weight_is_refused():
-    layer = nn.Linear(2, 4)
-    layer.fused_rows = {"q": 2, "v": 2}
-    with pytest.raises(UserError, match=r"leaves out weight\[v\] but not all of that weight"):
-        create("adamo", targets="qk").weights(layer)
-
-
 def test_hare_and_tortoise_by_hand():
     """momentum 0.5: after the weights 0, 4, 8 the tortoise is at 0, 2, 5, and the third step ends a period."""
     net = linear([[0.0]])

@@ -1,7 +1,5 @@
 """Settings of methods, and the basic methods against numbers worked out by hand."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -9,8 +7,6 @@ from torch import nn
 from fire_core import State, UserError, attach, snapshot
 from fire_core.methods import available, create
 from fire_core.methods.fire import Projection
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def small_state():
@@ -22,31 +18,6 @@ def small_state():
             p.add_(1.0)
     net[1].running_mean.fill_(5.0)
     return net, state
-
-
-@pytest.mark.parametrize(
-    "name, settings, said",
-    [
-        ("fier", {}, "did you mean 'fire'"),
-        ("fire", {"iteration": 5}, "did you mean 'iterations'"),
-        ("fire", {"strength": 7.0}, r"strength=7\.0"),
-        ("fire", {"variant": "official"}, "'official'"),
-        ("fire", {"variance_factor": 0.25}, r"variance_factor=0\.25"),  # no effect with scale=official
-        ("rescale", {"degenerate": "zero"}, "zero"),
-        ("shrink_perturb", {"shrink": 1.5}, r"shrink=1\.5"),
-        ("cbp", {"replacement_rate": 2.0}, r"2\.0"),
-        ("redo", {"fresh": "old"}, "old"),
-        ("dash", {"alpha": 0.0}, r"0\.0"),
-        ("adamo", {"coefficient": -1.0}, "coefficient=-1.0"),
-        ("redo", {"threshold": -2.0}, "threshold=-2.0"),
-        ("cbp", {"variant": "official", "compensate": False}, "compensate=False"),
-        ("muon", {"variant": "official", "targets": "all"}, "targets='all'"),
-        ("snr", {"variant": "official", "longest": 9}, "longest=9"),
-    ],
-)
-def test_names_and_settings_that_mean_nothing_are_quoted_when_the_method_is_made(name, settings, said):
-    with pytest.raises(UserError, match=said):
-        create(name, **settings)
 
 
 def test_shrink_perturb_by_hand():

@@ -508,33 +508,9 @@ def compiled(state):
     steps(method, state, 5, nn.Identity())
 
 
-def without_batches(state):
-    attach("dash", state.nets, state.optimizers, loss=state.loss)
-
-
-def with_no_batch(state):
-    state.batches = lambda: iter([])
-    create("dash").boundary(state)
-
-
 def twice(state):
     state.nets["same"] = nn.Sequential(state.nets["net"])
     create("fire").boundary(state)
-
-
-@pytest.mark.parametrize(
-    "net, act, said",
-    [
-        (Shared, lambda state: create("cbp").boundary(state), "no layer in net .net."),
-        (tiny, compiled, "compile=false"),
-        (tiny, without_batches, r"batches of the coming phase: give attach\(batches"),
-        (tiny, with_no_batch, "at least one batch"),
-        (tiny, twice, "'net' and 'same' share"),
-    ],
-)
-def test_what_a_method_lacks_is_an_error(net, act, said):
-    with pytest.raises(UserError, match=said):
-        act(state_of(net(), X if net is tiny else torch.randn(2, 4)))
 
 
 KEEP = torch.ones(3, dtype=torch.int64)

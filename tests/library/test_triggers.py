@@ -85,21 +85,3 @@ def test_a_checkpoint_in_the_middle_changes_nothing(make: Callable[[], Trigger],
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     answers += [second(step, observed) for step, observed in enumerate(calls[cut:], cut)]
     assert answers == expected
-
-
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (lambda: EveryNSteps(0), "n=0"),
-        (lambda: Plateau("x", 0), "patience=0"),
-        (lambda: Plateau("x", 1, mode="down"), "mode='down'"),
-        (lambda: Fall("x", 1.0), "share=1.0"),
-        (lambda: Plateau("x", 1)(0, {"x": float("nan")}), "'x' is NaN"),
-        (lambda: fired(Above("dormant_share", 0.0), "weight_norm", [1.0] * 200), "'dormant_share'"),
-        (lambda: fired(Plateau("eval_los", 3), "eval_loss", [1.0] * 200), "did you mean 'eval_loss'"),
-        (lambda: EveryNSteps(2).load_state_dict({"best": 1}), "does not fit EveryNSteps"),
-    ],
-)
-def test_bad_input_is_named(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        make()

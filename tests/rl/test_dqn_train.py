@@ -59,22 +59,6 @@ def test_a_killed_run_without_a_trunk_goes_on_from_its_own_checkpoints(tmp_path)
     same(*(result(root, "none-replay_capacity=200") for root in (whole, killed)))
 
 
-@pytest.mark.parametrize(
-    "override, message",
-    [
-        ("env.game=brakeout", "unknown game 'brakeout'; did you mean 'breakout'?"),
-        ("replay_capacity=40_000_000_000", "GB are free"),
-        ("method.targets=nothing", "'nothing' matches nothing"),
-        ("method=plasticity_injection method.head=foo", "no module 'foo'; set method.head to one of"),
-    ],
-)
-def test_mistakes_are_one_line_before_training_starts(tmp_path, override, message):
-    output = drive((arguments(tmp_path, *override.split()), 0, 0), expect=[2])
-    line = [x for x in output.splitlines() if x.startswith("error:")]
-    assert len(line) == 1 and message in line[0] and "Traceback" not in output
-    assert not any(path.stat().st_size for path in tmp_path.glob("**/metrics.jsonl"))
-
-
 def test_rewards_are_clipped_for_learning_and_counted_raw(tmp_path):
     """Points of Asterix are 50 and more: the replay holds signs, returns the points."""
     game = ["env.game=asterix", "env.frame_size=42", "random_episodes=4", "eval_max_steps=100"]

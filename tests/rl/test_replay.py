@@ -1,13 +1,11 @@
 """Replays: no stored transition crosses an episode, stacks are the wrapper's, and going back to a checkpoint is exact."""
 
 import io
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from fire_core.errors import UserError
 from rl import replay as module
 from rl.dqn.env import Games
 from rl.replay import FlatReplay, FrameReplay
@@ -226,16 +224,6 @@ def test_atari_frames_take_a_tenth_of_their_size_in_a_checkpoint():
         ends = step.terminated, step.truncated
         replay.add(actions, step.rewards, *ends, step.observations[:, -1], step.final_frames)
     assert sum(block.numel() for _, _, block in replay.state_dict()["frames"]) < 400 * 84 * 84 / 10
-
-
-def test_a_memory_that_is_too_small_is_one_clear_line(monkeypatch):
-    with pytest.raises(UserError, match=r"GB of memory but"):
-        FlatReplay(10**12, 100, 100)
-    free = SimpleNamespace(available=1000 * 25 * 4)
-    monkeypatch.setattr(module.psutil, "virtual_memory", lambda: free)
-    FrameReplay(80, 4, (10, 10))
-    with pytest.raises(UserError, match=r"the replay needs 0.00 GB of memory but 0.00 GB are free"):
-        FrameReplay(1004, 4, (10, 10))
 
 
 def test_flat_replay_returns_what_was_added_and_resumes():

@@ -20,7 +20,6 @@ from PIL import Image
 
 from fire_core import UserError
 from vision import data as vision_data
-from vision import prepare as preparation
 from vision.data import load
 from vision.images import Images, pixel_statistics
 from vision.protocols import PhaseData, batch_indices, make_batch, make_phases, pick
@@ -248,22 +247,6 @@ def test_tiny_imagenet_whose_val_was_sorted_into_class_folders(tmp_path, annotat
     assert images.test_labels.tolist() == [0, 1] and images.test_images[:, 0, 0, 0].tolist() == [6, 7]
 
 
-@pytest.mark.parametrize(
-    "file, content, words",
-    [
-        ("wnids.txt", b"n01\n", r"val_annotations.txt, line 1: 'val_0.png.*' names no class of wnids.txt"),
-        ("wnids.txt", b"n01\nn02\nn03\n", "class 'n03' of tiny_imagenet has no training image"),
-        ("val/val_annotations.txt", b"val_9.png\tn02\n", "val_9.png cannot be read"),
-        ("val/val_annotations.txt", b"val_0.png\tn02\n", "class 'n01' of tiny_imagenet has no test image"),
-        ("val/val_annotations.txt", b"", "holds no test images"),
-    ],
-)
-def test_garbage_in_tiny_imagenet_is_one_line(tmp_path, file, content, words):
-    root = write_tiny_imagenet(tmp_path)
-    (root / file).write_bytes(content)
-    refused(words, "tiny_imagenet", tmp_path, root=tmp_path / "data")
-
-
 def folder_of_pictures(root, **values):
     """Three training pictures and one test picture of each class, whose first channel has the value of its class."""
     for split, count in (("train", 3), ("test", 1)):
@@ -307,20 +290,6 @@ def test_class_folders_are_decoded_once_and_again_when_files_change(tmp_path, mo
     Image.new("RGB", (30, 30), (77, 77, 77)).save(moved / "train" / "cat" / "0.png")
     changed = read_class_folders(moved, **settings)
     assert changed.train_images[0, 0, 0, 0] == 77 and first.train_images[0, 0, 0, 0] != 77
-
-
-def test_a_damaged_decoded_copy_is_replaced(tmp_path, capsys):
-    folder = folder_of_pictures(tmp_path / "pets")
-    settings = {"image_size": 8, "channels": 3, "cache": tmp_path / "cache"}
-    first = read_class_folders(folder, **settings)
-    (stored,) = (tmp_path / "cache").glob("*.pt")
-    whole, half = stored.read_bytes(), stored.stat().st_size // 2
-    stored.write_bytes(whole[:half] + bytes([whole[half] ^ 1]) + whole[half + 1 :])
-    again = read_class_folders(folder, **settings)
-    assert np.array_equal(first.train_images, again.train_images)
-    assert "decoded again" in capsys.readouterr().out
-    read_class_folders(folder, **settings)
-    assert capsys.readouterr().out == ""  # the copy was replaced
 
 
 @pytest.mark.reference
@@ -399,24 +368,6 @@ def test_hostile_pictures_are_one_line(tmp_path, monkeypatch, make, words):
     assert not list((tmp_path / "decoded").glob("*.pt"))
 
 
-@pytest.mark.parametrize(
-    "arguments, answer",
-    [
-        ({"name": "cifar10", "folder": "/no/such"}, "/no/such does not exist"),
-        ({"name": "tiny_imagenet", "folder": "."}, "holds neither the unpacked tiny-imagenet-200.zip nor"),
-        ({"name": "image_folder"}, "data.folder=FOLDER"),
-        ({"name": "fashion_mnist", "folder": "."}, "add data=image_folder"),
-        ({"name": "fashion_mnist", "train_per_class": 1001}, "has 1000 images"),
-        ({"name": "fashion_mnist", "classes": 11}, "data.classes=11: fashion_mnist has 10 classes"),
-    ],
-)
-def test_mistakes_say_what_to_do(arguments, answer, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError) as error:
-        load(**arguments)
-    assert answer in str(error.value) and "\n" not in str(error.value)
-
-
 def packed_cifar(tmp_path, monkeypatch, url):
     """A small CIFAR-10 as one archive, which torchvision knows by its address and MD5 sum."""
     inner, batches = write_cifar(tmp_path / "original", monkeypatch, 10)
@@ -427,41 +378,6 @@ def packed_cifar(tmp_path, monkeypatch, url):
     monkeypatch.setattr(theirs, "tgz_md5", md5(archive))
     monkeypatch.setattr(theirs, "url", url)
     return archive.read_bytes(), batches
-
-
-def test_cifar_is_fetched_once_and_damage_is_repaired(server, tmp_path, monkeypatch, capsys):
-    url, handler = server
-    handler.content, batches = packed_cifar(tmp_path, monkeypatch, url)
-    with pytest.raises(SystemExit) as ended:
-        preparation.main(["cifar10", "--root", str(tmp_path)])
-    assert ended.value.code == 0
-    assert "cifar10: 50 training and 10 test images, 10 classes" in capsys.readouterr().out
-    once = handler.asked
-    batch = tmp_path / "cifar10" / "cifar-10-batches-py" / "data_batch_3"
-
-    def rows():
-        return load("cifar10", root=tmp_path).train_images[20:30].flatten(1).numpy()
-
-    assert np.array_equal(rows(), batches["data_batch_3"]["data"]) and handler.asked == once
-    batch.write_bytes(batch.read_bytes()[:-9])
-    assert np.array_equal(rows(), batches["data_batch_3"]["data"]) and handler.asked == once
-    batch.unlink()
-    (tmp_path / "cifar10" / "cifar-10-python.tar.gz").write_bytes(b"damaged")
-    assert np.array_equal(rows(), batches["data_batch_3"]["data"]) and handler.asked == 2 * once
-
-
-def test_a_download_that_is_not_the_published_file_is_one_line(server, tmp_path, monkeypatch):
-    url, handler = server
-    packed_cifar(tmp_path, monkeypatch, url)
-    monkeypatch.setattr(vision_data, "TINY_IMAGENET", (f"{url}tiny-imagenet-200.zip", "0" * 32))
-    for handler.content in (b"<html>", b""):
-        for name in ("cifar10", "tiny_imagenet"):
-            refused(
-                r"cannot be .* \(File not found or corrupted.\).* data\.folder=FOLDER", name, root=tmp_path
-            )
-    monkeypatch.setattr(import_torchvision().datasets.CIFAR10, "url", f"{NOBODY}/file")
-    refused("cifar10 cannot be downloaded to .*Connection refused", "cifar10", root=tmp_path)
-    assert not list(tmp_path.rglob("unpacked")) and not list(tmp_path.glob("cifar10/*/data_batch_1"))
 
 
 def test_tiny_imagenet_is_fetched_and_unpacked_once_and_damage_is_one_line(server, tmp_path, monkeypatch):
@@ -597,20 +513,6 @@ def test_batches_are_a_pure_function_and_cover_everything():
         assert not torch.equal(batches[0], batch_indices(*other, 103, 25)[0])
     assert [len(b) for b in batch_indices(1, 0, 0, 51, 25)] == [25, 26]  # no batch of one picture
     assert [len(b) for b in batch_indices(1, 0, 0, 1, 25)] == [1]
-
-
-@pytest.mark.parametrize(
-    "name, settings, answer",
-    [
-        ("warm_start", {"epochs": [1, 2, 3]}, r"epochs=\[1, 2, 3\]"),
-        ("class_incremental", {"stages": 11}, "more than the 10 classes"),
-        ("warm_start", {"replay": 0.5}, "share, epochs"),
-        ("random_label", {"count": 201}, "200 training images"),
-    ],
-)
-def test_impossible_protocols_are_refused(name, settings, answer):
-    with pytest.raises(UserError, match=answer):
-        make_phases(name, numbers(), 1, **settings)
 
 
 def test_a_gradual_shift_mixes_in_the_phase_before():

@@ -40,24 +40,6 @@ def test_layer_norm_of_the_small_nets_comes_before_each_relu(name):
         build("resnet18", classes=3, channels=1, image_size=8, norm="layer")
 
 
-@pytest.mark.parametrize(
-    "name, settings, answer",
-    [
-        ("resnet", {}, "resnet18"),
-        ("resnet18", {"heads": 3}, "model.heads=3: model resnet18 has no such setting"),
-        ("vgg16", {"depth": 12}, "depth=12"),
-        ("vgg16", {"image_size": 16}, "at least 32"),
-        ("vit_tiny", {"image_size": 30}, "not a multiple"),
-        ("vit_tiny", {"width": 10}, "not a multiple"),
-        ("keras:resnet", {}, "keras"),
-        ("torchvision:fcn_resnet50", {}, "no classifier 'fcn_resnet50'"),
-    ],
-)
-def test_mistakes_say_what_to_do(name, settings, answer):
-    with pytest.raises(UserError, match=answer):
-        build(name, **{"classes": 3, "channels": 3, "image_size": 32, **settings})
-
-
 @pytest.mark.reference
 @pytest.mark.parametrize(
     "name, sample",
