@@ -113,7 +113,7 @@ def test_the_campaigns_of_the_repository_name_runs_that_exist(name, runs):
 
 
 def test_medium_has_the_confirming_seeds_that_the_statistics_page_plans():
-    """Those of every panel of Figures 2 and 3, and of the panels of Figure 4 that were planned without Atari's first round."""
+    """Those of every panel of Figures 2 and 3, and of Figure 4 all but the first round of Atari."""
     confirming = defaultdict(set)
     for sweep in [*load("medium")[1], *load("rivals")[1]]:
         for experiment, method, seed in settings(sweep):
