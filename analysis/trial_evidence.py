@@ -11,9 +11,11 @@ of it does not count. So a share is the least that a trial has seen; the table o
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -22,9 +24,10 @@ from scipy import stats as distributions
 from analysis import measures, plot
 from analysis.plot import Figure, plt
 from analysis.rendering import markdown
-from analysis.runs import SIZES, Results, at_most, load_exported, plain, settings
+from analysis.runs import SIZES, Results, at_most, load, load_exported, plain, settings
 from analysis.stats import estimate
 from fire_core import TrialResult
+from harness.runs.folders import read_config
 
 PREFIXES = ("fig2", "fig3", "fig4")
 METHODS = ("none", "full_reset", "shrink_perturb", "fire")
@@ -208,7 +211,67 @@ def draw(parts: Sequence[Results]) -> Figure:
     return figure
 
 
-def main() -> int:
+def fresh(results: Results) -> pd.DataFrame:
+    """Return one row per panel and seed with trials (harness/trial.py) and full runs of all METHODS.
+
+    The loss of each choice is that of the full runs of the same seed, in which a run that failed counts as the worst.
+    """
+    rows = []
+    for part in settings(results):
+        measure, sign = measures.of(part)[0], 1 if measures.of(part)[0].higher_is_better else -1
+        full = measures.values(plain(part).metrics, measure)
+        logged = measures.ordered_rows(part.metrics, measure.metric)
+        if measure.reduce == "late_phases":  # the last task may have been cut short
+            logged = logged[logged["phase"] < logged.groupby(["label", "seed"])["phase"].transform("max")]
+        ends = measures.by_label(logged.groupby(["label", "seed"])["value"].last())
+        short = [row for row in part.finished.to_dict("records") if _share(row["path"])]
+        failed = part.runs[(part.runs["status"] == "failed") & (part.runs["label"] == part.runs["method"])]
+        for seed in sorted({row["seed"] for row in short}):
+            tried = {m: [r for r in short if (r["method"], r["seed"]) == (m, seed)] for m in METHODS}
+            final = {m: sign * full[m][seed] for m in METHODS if seed in full.get(m, {})}
+            lost = set(failed["method"][failed["seed"] == seed])
+            if not all(tried.values()) or not final or set(METHODS) - final.keys() - lost:
+                continue
+            early = np.array([[sign * ends[r["label"]][seed] for r in tried[m]] for m in METHODS])
+            values = np.array([final.get(m, min(final.values())) for m in METHODS])
+            loss = (values.max() - values) / np.ptp(values)
+            row = {"experiment": part.first["experiment"], "seed": seed}
+            for title, place in (("leader", leader(early)), ("cautious", cautious(early))):
+                row |= {title: METHODS[place], f"loss of the {title}": loss[place]}
+            rows.append(row | {f"loss of {m}": loss[METHODS.index(m)] for m in ("none", "fire")})
+    return pd.DataFrame(rows)
+
+
+def _share(path: str) -> float | None:
+    """Return the share at which a run was ended as a trial, None for a full run."""
+    return (read_config(Path(path)).get("trial") or {}).get("share")
+
+
+def verdict(table: pd.DataFrame) -> str:
+    """Return whether trials hold up on fresh seeds, by the rule of docs/concepts/statistics.md: for five panels."""
+    losses_of = table.groupby("experiment")[["loss of the leader", "loss of none", "loss of fire"]].mean()
+    if len(losses_of) < 5:
+        return f"Open: {len(losses_of)} of 5 panels."
+    gain = estimate((losses_of["loss of none"] - losses_of["loss of the leader"]).to_numpy())
+    mean = losses_of.mean()
+    behind = mean["loss of the leader"] > mean["loss of fire"]
+    said = "does not hold up" if behind else "holds up" if gain.low > 0 else "is not decided"
+    numbers = ", ".join(f"{name} {value:.2f}" for name, value in mean.items())
+    return f"The trial {said}: {numbers}; none minus trial {gain.mean:.2f} [{gain.low:.2f}, {gain.high:.2f}]."
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m analysis.trial_evidence", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument(
+        "--root", help="a folder of runs: compare the trials in it with the full runs of the same seeds"
+    )
+    options = parser.parse_args(given)
+    if options.root:
+        table = fresh(load(options.root))
+        print(f"{markdown(table.round(2))}\n\n{verdict(table) if len(table) else ''}")
+        return 0
     parts = settings(at_most(load_exported().starting(PREFIXES), "medium"))
     for title, table in tables(panels(parts)).items():
         print(f"{title}\n\n{markdown(table)}\n")

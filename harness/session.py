@@ -36,6 +36,7 @@ from harness.launch import open_run
 from harness.runs import seeded
 from harness.runs.signals import STOPPED
 from harness.settings import Domain
+from harness.trial import seed_of
 from harness.trigger import RunTrigger
 
 CONTINUE, SAVE, STOP = 0, 1, 2
@@ -107,8 +108,9 @@ class Session:
         self, nets: Mapping[str, nn.Module], optimizers: Mapping[str, Optimizer], **given: Any
     ) -> Attached:
         """Return the method of the run with the nets and optimizers that it works on: `fire_core.attach`."""
+        seed = seed_of(self.cfg, 1) if "trial" in self.cfg else self.cfg.seed
         given = {"optimizer_state": self.cfg.optimizer_state, "compiled": bool(self.cfg.compile)} | given
-        self.treatment = attach(self.method, nets, optimizers, seed=self.cfg.seed, **given)
+        self.treatment = attach(self.method, nets, optimizers, seed=seed, **given)
         return self.treatment
 
     def keep(self, **parts: Saved) -> None:

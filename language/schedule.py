@@ -9,6 +9,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from fire_core.errors import UserError
+from harness.trial import part_of, seed_of
 from language.data import Corpus, Mixture, open_corpus
 from language.prepare import folder_name, prepare
 from language.sources import MADE, SHIPPED, open_source
@@ -79,12 +80,13 @@ def phase_plans(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePl
         entry = cfg[key]
         block = entry.block or cfg.model.block
         shares = (entry.share_a, 1.0 - entry.share_a)
-        mixed = Mixture(corpora, shares, block, cfg.batch_size, cfg.seed, index)
+        mixed = Mixture(corpora, shares, block, cfg.batch_size, seed_of(cfg, index), index)
         per_iteration = cfg.accumulation * cfg.batch_size * block
         iterations = entry.iterations
         if iterations is None:
             iterations = int(entry.passes * mixed.tokens / per_iteration)
         stop_at = iterations if entry.stop_at is None else min(entry.stop_at, iterations)
+        stop_at = stop_at if index == 0 else part_of(cfg, stop_at)
         if stop_at < 1:
             raise UserError(
                 f"{key}: {entry.passes} passes over {mixed.tokens} tokens are not one iteration of {per_iteration}"

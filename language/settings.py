@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 
 from fire_core.errors import UserError
 from harness.settings import Domain, Keys, RunKeys, group, key
+from harness.trial import TrialKeys
 from language.model import Shape
 
 SHORTEST_OF_QUESTIONS = 32  # tokens in the shortest window
@@ -78,6 +79,7 @@ class Language(Keys):
     corpus: Corpus = group(Corpus)
     model: LanguageModel = group(LanguageModel)
     boundary: LanguageBoundary = group(LanguageBoundary)
+    trial: TrialKeys = group(TrialKeys)
     phase_1: TextPhase = group(TextPhase)
     phase_2: TextPhase = group(TextPhase)
     accumulation: int = key("micro-batches per iteration, over all processes", least=1)
@@ -124,7 +126,7 @@ DOMAIN = Domain(
     script="language/train.py",
     keys=Language,
     shown=("corpus.name", "model.name"),
-    at_boundary=("boundary",),
+    at_boundary=("boundary", "trial"),
     refuses={
         "fire_all": "fire does the same here",
         "plasticity_injection": "it needs an encoder and a head, as in DQN and SAC",

@@ -9,6 +9,7 @@ import vision.official  # noqa: F401 (registers the official variants of methods
 from fire_core.errors import UserError
 from fire_core.methods import PUBLISHED
 from harness.settings import Domain, Keys, RunKeys, group, key
+from harness.trial import TrialKeys
 from vision.models import own_settings
 from vision.protocols import phase_count
 
@@ -110,6 +111,7 @@ class Vision(Keys):
         choices=("fp32", "tf32", "bf16"),
     )
     channels_last: bool = key("use the channels-last memory format")
+    trial: TrialKeys = group(TrialKeys)
     run: VisionRun = group(VisionRun)
 
 
@@ -135,7 +137,7 @@ DOMAIN = Domain(
     phases=phases,
     check=check,
     shown=("data.name", "model.name"),
-    at_boundary=("mode_at_boundary", "gradual"),
+    at_boundary=("mode_at_boundary", "gradual", "trial"),
     refuses={
         "fire_all": "fire does the same here",
         "plasticity_injection": "it needs an encoder and a head, as in DQN and SAC",

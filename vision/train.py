@@ -28,6 +28,7 @@ from harness.launch import launch
 from harness.runs import generator, seeded
 from harness.runs.metrics import finite
 from harness.session import Session
+from harness.trial import part_of, seed_of
 from vision.data import load
 from vision.evaluate import brief, evaluate, train_accuracy
 from vision.images import Images
@@ -54,6 +55,8 @@ def train(cfg: DictConfig) -> None:
     protocol = OmegaConf.to_container(cfg.protocol)
     phases = make_phases(**protocol, images=images, seed=cfg.seed, splits=cfg.splits)
     schedule = [(phase, epoch) for phase in phases for epoch in range(phase.epochs)]
+    first = phases[0].epochs
+    schedule = schedule[: first + part_of(cfg, len(schedule) - first)]
     net = new_net(cfg, images, device)
     forward = torch.compile(net, dynamic=False) if cfg.compile else net
     adam = torch.optim.Adam(net.parameters(), lr=cfg.learning_rate, fused=True)
@@ -96,7 +99,9 @@ def train(cfg: DictConfig) -> None:
             set_learning_rate(treatment.optimizer, cfg, phase, epoch)
             net.train()
             count = len(phase.indices)
-            order = batch_indices(cfg.seed, phase.index, epoch, count, cfg.batch_size, device)
+            order = batch_indices(
+                seed_of(cfg, phase.index), phase.index, epoch, count, cfg.batch_size, device
+            )
             for batch in order[at["batch"] :]:
                 done = (epoch + at["batch"] / len(order)) / phase.epochs
                 chosen = pick(phases, phase, batch, done, cfg.gradual or 0.0)
@@ -117,7 +122,7 @@ def train(cfg: DictConfig) -> None:
             treatment.after_pass()
 
             # ---------------------------------------------------------------------------------- record it
-            last = epoch + 1 == phase.epochs
+            last = epoch + 1 == phase.epochs or (phase, epoch) == schedule[-1]
             what = f"training loss in phase {phase.index} at step {at['step']}"
             values = {"train_loss": finite(float(at["loss_sum"]) / count, what, cfg)}
             session.timing(epoch=epoch + 1, train_seconds=session.seconds())
@@ -136,7 +141,7 @@ def train(cfg: DictConfig) -> None:
             bar.update()
             bar.set_postfix_str(f"phase {phase.index}, {brief(results)}")
             if last:
-                session.say(f"phase {phase.index} ({phase.name}), epoch {phase.epochs}: {brief(results)}")
+                session.say(f"phase {phase.index} ({phase.name}), epoch {epoch + 1}: {brief(results)}")
             if last and phase.index == 0:
                 session.leave_trunk()
         with treatment.evaluating():

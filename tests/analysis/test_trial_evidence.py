@@ -59,3 +59,36 @@ def test_trial_reads_the_first_value_at_or_after_its_share_and_never_a_late_one(
 def test_cell_has_mean_interval_range_and_count():
     assert trial_evidence.cell([0.1, 0.2, 0.6]) == "0.30 [-0.36, 0.96; 0.15 to 0.40] (3)"
     assert trial_evidence.cell([0.07, 0.07]) == "0.07 (2)" and trial_evidence.cell([]) == ""
+
+
+def test_fresh_trials_are_judged_by_the_full_runs_of_their_seed(monkeypatch):
+    """FIRE leads in the trials and is second of four in the full runs, so a third of the range is lost; S&P's run failed."""
+    monkeypatch.setattr(trial_evidence, "_share", lambda path: 0.2 if "trial" in path else None)
+    setting = {"experiment": "fig2a_x", "size": "medium", "data": "d", "domain": "vision", "figure": "fig2a"}
+    setting |= {"protocol": "warm_start", "seed": 26}
+    ends = {"none": 0.0, "full_reset": 0.9, "fire": 0.6}
+    tried = {(m, r): 0.1 * r + (m == "fire") for m in METHODS for r in (1, 2, 3)}
+    full = [{"label": m, "method": m, "status": "done" if m in ends else "failed"} for m in METHODS]
+    short = [{"label": f"{m}-trial{r}", "method": m, "status": "done"} for m, r in tried]
+    runs = pd.DataFrame([row | setting | {"path": row["label"]} for row in full + short])
+    values = {**ends, **{f"{m}-trial{r}": value for (m, r), value in tried.items()}}
+    rows = [
+        {"label": label, "seed": 26, "phase": 1, "step": 9, "metric": "test_accuracy", "value": value}
+        | setting
+        for label, value in values.items()
+    ]
+    empty = pd.DataFrame(columns=["label"])
+    (row,) = trial_evidence.fresh(Results(runs, pd.DataFrame(rows), empty, empty)).to_dict("records")
+    assert row["leader"] == row["cautious"] == "fire" and row["loss of the leader"] == pytest.approx(1 / 3)
+    assert row["loss of none"] == 1 and row["loss of fire"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    "leader_loss, said", [(0.0, "holds up"), (0.5, "does not hold up"), (0.3, "is not decided")]
+)
+def test_verdict_follows_the_written_rule(leader_loss, said):
+    none = [1.0, 0.9, 0.8, 1.0, 0.9] if leader_loss != 0.3 else [1.0, 0.0, 0.9, 0.0, 0.4]
+    table = pd.DataFrame({"experiment": list("abcde"), "loss of none": none})
+    table = table.assign(**{"loss of the leader": leader_loss, "loss of fire": 0.4})
+    assert f"The trial {said}:" in trial_evidence.verdict(table)
+    assert trial_evidence.verdict(table[:3]) == "Open: 3 of 5 panels."

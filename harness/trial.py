@@ -1,0 +1,42 @@
+"""Trials of experiments: runs that end after a share of the training that follows the shared first phase.
+
+    python vision/train.py -m experiment=fig2a_cifar10_resnet18 size=medium seed=26 \\
+        method=none,full_reset,shrink_perturb,fire trial.share=.2 trial.repeat=1,2,3
+
+Methods and repeats start from the trunk of their seed. `python -m analysis.trial_evidence --root runs` compares them
+with the full runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omegaconf import DictConfig
+
+from fire_core.seeding import derive
+from harness.settings import key
+
+
+@dataclass
+class TrialKeys:
+    share: float | None = key(
+        "end the run after this share of the training that follows phase 0; null: train to the end",
+        above=0,
+        most=1,
+        added=True,
+    )
+    repeat: int | None = key(
+        "from phase 1 on, the order of the data and the draws of the method are those of this repeat",
+        least=0,
+        added=True,
+    )
+
+
+def part_of(cfg: DictConfig, length: int) -> int:
+    """Return how many of the `length` epochs or iterations after phase 0 are trained: all, or the share of a trial."""
+    return length if cfg.trial.share is None else max(1, round(cfg.trial.share * length))
+
+
+def seed_of(cfg: DictConfig, phase: int) -> int:
+    """Return the seed of the order of the data in a phase, and of the method's draws (phase 1)."""
+    return cfg.seed if phase == 0 or cfg.trial.repeat is None else derive(cfg.seed, "trial", cfg.trial.repeat)
