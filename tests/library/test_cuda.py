@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.gpu_check import PROOF, fire_difference, stop_and_resume
+from benchmarks.proof import PROOF, fire_difference, stop_and_resume
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that CUDA can use")
 
