@@ -263,7 +263,10 @@ def overview_table(results: Results, frame: pd.DataFrame, verdicts: pd.DataFrame
             continue
         ends = estimates.means(rows).set_index("label")["mean"]
         decimals = min(3, digits(rows["metric"].iloc[0]))
-        row = {"experiment": names.title(part).splitlines()[0], "measure": rows["measure"].iloc[0].split(",")[0]}
+        row = {
+            "experiment": names.title(part).splitlines()[0],
+            "measure": rows["measure"].iloc[0].split(",")[0],
+        }
         for label in ("none", "full_reset", "fire"):
             row[names.look(label).name] = number(ends.get(label), decimals)
         for gap in rows[(rows["label"] == "fire") & (rows["reference"] == "none")].to_dict("records"):
