@@ -74,7 +74,7 @@ meshes := $(if $(filter fig4b%,$(EXPERIMENT)),$(if $(filter %_primitive %_hopper
 SWEEPS := vision-sweep language-sweep dqn-sweep sac-sweep
 # all runs, then table and figure even if a run failed; the exit code says whether one did
 $(SWEEPS): %-sweep: $$(call with,suite $$* $(meshes))
-	@echo 'Training $(experiments) at size $(SIZE) with methods $(methods) and seeds $(seeds); then a table and a figure.'
+	@echo 'Training $(experiments) at size $(SIZE) with methods $(methods) and seeds $(seeds); then a table, a figure and verdicts.'
 	@status=0; \
 	$(PY) $(word 4,$($*)) -m experiment=$(subst $(space),$(comma),$(experiments)) size=$(SIZE) method=$(methods) seed=$(seeds) \
 		run.root=$(RUNS) run.jobs=$(JOBS) $(OVERRIDES) || status=$$?; \

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import claims, estimates, names, plot, tables
-from analysis.figures import probes
+from analysis import braille, claims, estimates, names, plot, tables
+from analysis.figures import fig2, probes
+from analysis.plot import plt
 from analysis.rendering import markdown, p_text, plain, spread
 from analysis.runs import Results, load, settings
 from fire_core.errors import UserError
@@ -23,6 +24,8 @@ NOTE = (
     "Intervals are 95 %, Student's t over seeds; differences are paired by seed (same data order, same first weights). The "
     "p-values are corrected over the comparisons of a panel after Holm (docs/concepts/statistics.md)."
 )
+
+SHOWN = 2  # panels whose curves are shown on a terminal
 
 
 def show(options: argparse.Namespace) -> int:
@@ -55,7 +58,10 @@ def show(options: argparse.Namespace) -> int:
         csv = frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
         write_atomic(out / "estimates.csv", csv)
         [picture, _] = plot.save(probes.draw(parts), out / "figure", ["png"], probes.CAPTION, parts)
-        print(f"{text}\ntable: {out / 'table.md'}\nestimates: {out / 'estimates.csv'}\nfigure: {picture}")
+        print(text)
+        if sys.stdout.isatty():
+            print("\n\n".join(curves(part) for part in parts[:SHOWN]) + "\n")
+        print(f"table: {out / 'table.md'}\nestimates: {out / 'estimates.csv'}\nfigure: {picture}")
         told = sentences(claims.verdicts(results, "all"))
         print(
             "\n".join(told)
@@ -66,6 +72,28 @@ def show(options: argparse.Namespace) -> int:
     for line in wrong:
         print(f"not done: {line}", file=sys.stderr)
     return 1 if wrong else 0
+
+
+def curves(part: Results) -> str:
+    """Return the curves of one panel of the figure, means over the seeds, as characters: of the methods of interest or, if
+    there are none, of the first six."""
+    _, axis = plt.subplots()
+    drawn, looks = probes.draw_panel(axis, part), names.looks(part)
+    if part.first["figure"] == "fig2a":  # whose panel shows two methods as levels
+        drawn = plot.draw_curves(axis, fig2.panel_data(part), looks)
+    title = (
+        f"{axis.get_title(loc='left') or axis.get_title()}: {axis.get_ylabel()} against {axis.get_xlabel()}"
+    )
+    plt.close(axis.figure)
+    labels = list(dict.fromkeys(drawn["label"]))
+    shown = [label for label in labels if label in plot.INTEREST] or labels[:6]
+    points = {label: drawn[drawn["label"] == label].dropna(subset=["mean"]) for label in shown}
+    lines = {
+        looks[label].name: (rows["x"].to_list(), rows["mean"].to_list())
+        for label, rows in points.items()
+        if len(rows)
+    }
+    return f"{' '.join(title.split())}\n{braille.chart(lines)}"
 
 
 def text_of(part: Results, rows: pd.DataFrame) -> str:

@@ -46,7 +46,7 @@ from harness.config import (
 )
 from harness.device import check_machine, pick_device
 from harness.malloc import keep_freed_memory
-from harness.manual import manual
+from harness.manual import about, manual
 from harness.naming import identity, is_sweep, name_run
 from harness.overrides import CONFIG_DIR, check_overrides, check_sweep, read_line
 from harness.pool import Pool
@@ -139,6 +139,8 @@ def _sweep(domain: Domain, job: Job, overrides: list[str], start: Callable[[], N
     stop.name_driver()
     here = not any(o.startswith("hydra/launcher=") for o in overrides)
     jobs = min(max(cfg.run.jobs for _, cfg in runs), len(runs)) if runs else 1
+    for name in list(dict.fromkeys(str(cfg.experiment) for _, cfg in runs))[:3]:
+        print(f"{name}: {about(name)}")
     print(
         f"sweep of {len(runs) or 'several'} runs{f', {jobs} at a time' if here else ''}"
         + (f", each at most {max(minutes):g} min on a CPU" if minutes and all(minutes) else "")

@@ -45,7 +45,7 @@ def manual(domain: Domain, everything: bool = False) -> str:
         f"python {domain.script} --cfg job [key=value ...]  print the config and run nothing",
         f"\nsize: {', '.join(SIZES)}; here {config.size}",
         f"\nexperiment [sizes, minutes of a run on a CPU] (default {default}):",
-        *_columns(((name, _experiment(name, everything)) for name in figures), whole=everything),
+        *_columns(((name, about(name, everything)) for name in figures), whole=everything),
     ]
     if others := [name for name in experiments if name not in figures]:
         lines += _filled("others: ", others)
@@ -78,8 +78,8 @@ def _key(domain: Domain, config: OmegaConf, name: str) -> tuple[str, str]:
     return f"{name} [{shown}]", f"{entry.metadata['meaning']} ({must})"
 
 
-def _experiment(name: str, everything: bool) -> str:
-    """Return the sizes of an experiment with their minutes, and the first sentence of its file's comments."""
+def about(name: str, everything: bool = False) -> str:
+    """Return the first sentence of the comments of an experiment's file, with `everything` also its sizes and minutes."""
     lines = [
         line[1:].strip() for line in file_of("experiment", name).read_text().splitlines() if line[:1] == "#"
     ]

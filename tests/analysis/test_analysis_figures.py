@@ -11,7 +11,7 @@ import pytest
 from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_run
 
 from analysis import __main__ as command
-from analysis import estimates, names, paper, plot, results_file, tables
+from analysis import braille, estimates, names, paper, plot, results_file, tables
 from analysis.figures import fig2, fig3, fig4, fig5, layers, scaling
 from analysis.notebooks import __main__ as notebooks
 from analysis.runs import RESULTS, at_most, load, settings
@@ -303,6 +303,30 @@ def test_commands_and_their_mistakes(root, tmp_path, capsys):
         assert said in capsys.readouterr().err
 
 
+def test_curves_in_characters_are_where_their_values_are():
+    lines = braille.chart({"up": ([0, 1], [0.0, 1.0]), "flat": ([0, 1], [0.0, 0.0])}).splitlines()
+    cells = [line[9:].split(" ")[0].ljust(braille.WIDTH, "\u2800") for line in lines]
+    assert (
+        len(lines) == braille.HEIGHT
+        and lines[0].startswith("       1 ")
+        and lines[-1].startswith("       0 ")
+    )
+    assert cells[-1].count("\u2800") == 0  # the flat one, along the bottom
+    first, last = ([row[place] != "\u2800" for row in cells] for place in (0, -1))
+    assert first == [False] * 9 + [True] and last == [True] + [False] * 8 + [True]
+    assert lines[0].endswith(" up") and lines[-1].endswith(" flat")
+    crowded = braille.chart({str(n): ([0, 1], [0, n / 100]) for n in range(12)})
+    assert sum(line.split()[-1].isdigit() for line in crowded.splitlines()) == braille.HEIGHT
+
+
+def test_a_sweep_draws_its_curves_on_a_terminal_alone(root, tmp_path, capsys, monkeypatch):
+    given = ["tables", "--experiment", "random_label", "--root", str(root), "--out", str(tmp_path)]
+    for terminal in (False, True):
+        monkeypatch.setattr("sys.stdout.isatty", lambda shown=terminal: shown, raising=False)
+        assert command.main(given) == 0
+        assert any(0x2800 < ord(letter) < 0x2900 for letter in capsys.readouterr().out) == terminal
+
+
 def test_a_sweeps_table_names_what_is_missing(root, tmp_path, capsys):
     names = "fig2a_cifar10_resnet18,random_label"
     given = ["tables", "--experiment", names, "--root", str(root), "--out", str(tmp_path)]
@@ -311,6 +335,7 @@ def test_a_sweeps_table_names_what_is_missing(root, tmp_path, capsys):
     assert re.search(r"\| none \(continue\) +\| 0\.7020 \[0\.6995, 0\.7045\]", text) and "brand new" in text
     assert (tmp_path / "table.md").exists() and (tmp_path / "figure.png").exists()
     assert "random_label: FIRE > none (continue): holds (gain +0." in text
+    assert text.index("figure: ") < text.index("FIRE > none (continue): holds")
     assert command.main([*given, "--seeds", "1,2,3,4", "--methods", "none,fire"]) == 1
     assert "random_label fire seed 4: missing" in capsys.readouterr().err
     write_run(tmp_path / "runs", "fig3_x", "none", 1, [{"phase": 0, "step": 1, "speed": 1.0}], protocol="")
