@@ -56,11 +56,10 @@ def show(options: argparse.Namespace) -> int:
         write_atomic(out / "estimates.csv", csv)
         [picture, _] = plot.save(probes.draw(parts), out / "figure", ["png"], probes.CAPTION, parts)
         print(f"{text}\ntable: {out / 'table.md'}\nestimates: {out / 'estimates.csv'}\nfigure: {picture}")
-        told = sentences(claims.verdicts(results, "all"))
-        print(
-            "\n".join(told)
-            or "no verdict: no comparison that is judged is between two of these methods at their own settings"
+        none = (
+            "no verdict: no comparison that is judged is between two of these methods at their own settings"
         )
+        print("\n".join(sentences(claims.verdicts(results, "all"))) or none)
     for problem in results.problems:
         print(f"left out: {plain(problem)}", file=sys.stderr)
     for line in wrong:
