@@ -31,17 +31,12 @@ def draw_figures(given: Sequence[str]) -> int:
     for name in options.name:
         if name not in FIGURES:
             raise UserError(f"there is no figure {name!r}; choose from {', '.join(FIGURES)}")
-    if options.metric and options.name and "fig4" not in options.name:
-        raise UserError(
-            f"--metric {options.metric!r} is for fig4: add it to the figures, or leave --metric out"
-        )
     formats = options.formats.split(",")
     if wrong := [name for name in formats if name not in FigureCanvasBase.get_supported_filetypes()]:
         raise UserError(f"--formats {options.formats!r}: {wrong[0]!r} cannot be drawn; give png, pdf or svg")
     drawings = {name: FIGURES[name] for name in options.name or FIGURES}
-    found = open_results(
-        options.root, None, [start for each in drawings.values() for start in each.experiments]
-    )
+    starts = [start for drawing in drawings.values() for start in drawing.experiments]
+    found = open_results(options.root, None, starts)
     exported = (Path(options.root) / RUNS_FILE).exists() and not options.size  # the documents show one size
     for name, drawing in drawings.items():
         shown = _by_size(found, drawing, options.size, drawing.once or exported)
@@ -57,8 +52,7 @@ def draw_figures(given: Sequence[str]) -> int:
             stem = _out(options, "figures") / f"{name}-{size}"
             for path in plot.save(drawing.draw(parts, **more), stem, formats, drawing.caption, parts):
                 print(f"{name}, size {size}: {path}")
-    _tell(found.problems)
-    return 0
+    return _done([], found.problems)
 
 
 def _by_size(found: Results, drawing: Drawing, only: str | None, once: bool) -> dict[str, list[Results]]:
@@ -82,45 +76,33 @@ def write_tables(given: Sequence[str]) -> int:
     instead. With --write, fill the tables of README.md, REPRODUCED.md and docs/findings.md from the committed results."""
     parser = _parser("tables", write_tables)
     _inputs(parser, "folder for the tables; default <root>/tables")
-    parser.add_argument("--write", action="store_true", help="fill the tables of the documents")
+    help_text = "fill the tables of the documents; nothing else is read or written"
+    parser.add_argument("--write", action="store_true", help=help_text)
     parser.add_argument("--experiment", nargs="+", help="the experiments of a sweep")
     for name in ("methods", "seeds"):
         help_text = f"with --experiment: {name} that must be present, separated by commas"
         parser.add_argument(f"--{name}", default="", help=help_text)
     options = parser.parse_args(given)
-    if options.experiment and options.write:
-        raise UserError("--write fills the tables of every document: leave out --experiment")
     if options.experiment:
         return sweep.show(options)
-    if options.methods or options.seeds:
-        raise UserError("--methods and --seeds belong to --experiment: name the experiments of the sweep")
     if options.write:
-        if options.root != parser.get_default("root") or options.size or options.out:
-            raise UserError("--write always reads analysis/results: leave out --root, --size and --out")
-        for path in report.write():
-            print(path)
-        return 0
+        return _done(report.write())
     results = open_results(options.root, options.size)
     if results.finished.empty:
         raise UserError(f"no finished run in {options.root!r}: run something first, as in make vision-sweep")
-    for path in tables.write_all(results, _out(options, "tables")):
-        print(path)
-    _tell(results.problems)
-    return 0
+    return _done(tables.write_all(results, _out(options, "tables")), results.problems)
 
 
 def count_claims(given: Sequence[str]) -> int:
     """Print the verdicts on the paper's comparisons as counts, and the pooled estimates, with the exploring and with the
     confirming seeds (docs/concepts/statistics.md)."""
     parser = _parser("claims", count_claims)
-    parser.add_argument(
-        "--root", default=str(RESULTS), help="folder of runs, or an export; default the committed results"
-    )
+    help_text = "folder of runs, or an export; default the committed results"
+    parser.add_argument("--root", default=str(RESULTS), help=help_text)
     results = open_results(parser.parse_args(given).root)
     material = report.Material(results)
     print(f"{markdown(report.counts(material))}\n\n{markdown(report.pooled(material))}")
-    _tell(results.problems)
-    return 0
+    return _done([], results.problems)
 
 
 def write_export(given: Sequence[str]) -> int:
@@ -137,10 +119,7 @@ def write_export(given: Sequence[str]) -> int:
     if results.finished.empty:
         wanted = " ".join(options.experiment or ["any experiment"])
         raise UserError(f"no finished run of {wanted} in {options.root!r}")
-    for path in export(results, Path(options.out)):
-        print(path)
-    _tell(results.problems)
-    return 0
+    return _done(export(results, Path(options.out)), results.problems)
 
 
 def write_explorer(given: Sequence[str]) -> int:
@@ -153,9 +132,7 @@ def write_explorer(given: Sequence[str]) -> int:
     path = _out(options, "explore.html")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, explore.page(results))
-    print(path)
-    _tell(results.problems)
-    return 0
+    return _done([path], results.problems)
 
 
 def compare_with_official(given: Sequence[str]) -> int:
@@ -170,9 +147,8 @@ def _parser(name: str, command: object) -> argparse.ArgumentParser:
 
 
 def _inputs(parser: argparse.ArgumentParser, out: str) -> None:
-    parser.add_argument(
-        "--root", default="runs", help="folder of runs, or an export (analysis/results); default runs"
-    )
+    help_text = "folder of runs, or an export (analysis/results); default runs"
+    parser.add_argument("--root", default="runs", help=help_text)
     parser.add_argument("--size", choices=SIZES, help="default: every size that was run")
     parser.add_argument("--out", help=out)
 
@@ -185,9 +161,13 @@ def _out(options: argparse.Namespace, name: str) -> Path:
     return Path(options.root) / name
 
 
-def _tell(problems: Sequence[str]) -> None:
+def _done(paths: Sequence[Path], problems: Sequence[str] = ()) -> int:
+    """Print what was written and what was left out, and return the exit code."""
+    for path in paths:
+        print(path)
     for problem in problems:
         print(f"left out: {plain(problem)}", file=sys.stderr)
+    return 0
 
 
 COMMANDS = {

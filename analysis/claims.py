@@ -106,9 +106,8 @@ def verdicts(
     """
     parts = settings(results) if isinstance(results, Results) else results
     parts = [_compared(part, seeds, rounds) for part in parts if measures.of(part)]
-    return pd.concat(
-        [part for part in parts if len(part)] or [pd.DataFrame(columns=COLUMNS)], ignore_index=True
-    )
+    found = [part for part in parts if len(part)] or [pd.DataFrame(columns=COLUMNS)]
+    return pd.concat(found, ignore_index=True)
 
 
 def _compared(part: Results, which: str, rounds: int) -> pd.DataFrame:
@@ -196,9 +195,8 @@ def paired(ends: Values, better: str, worse: str, higher: bool) -> dict[int, flo
 # ------------------------------------------------------------------------------------------------ counts
 def of_paper(table: pd.DataFrame) -> pd.DataFrame:
     """Return the claims of the paper about its own panels."""
-    return table[
-        (table["kind"] == "claims") & table["source"].str.startswith("the paper's") & (table["figure"] != "")
-    ]
+    theirs = table["source"].str.startswith("the paper's") & (table["figure"] != "")
+    return table[(table["kind"] == "claims") & theirs]
 
 
 def largest(table: pd.DataFrame) -> pd.DataFrame:
@@ -256,9 +254,8 @@ def effects(table: pd.DataFrame, rival: str) -> pd.DataFrame:
     if len(starts) == 3:
         seeds = set.intersection(*map(set, starts))
         found["fig3"] = {seed: float(np.mean([start[seed] for start in starts])) for seed in seeds}
-    return pd.DataFrame(
-        [(panel, *effect(gains)) for panel, gains in found.items()], columns=["panel", "d", "variance"]
-    )
+    rows = [(panel, *effect(gains)) for panel, gains in found.items()]
+    return pd.DataFrame(rows, columns=["panel", "d", "variance"])
 
 
 def pooled(table: pd.DataFrame) -> pd.DataFrame:
@@ -277,9 +274,8 @@ def pool(found: pd.DataFrame) -> dict[str, float]:
     """Return the random-effects mean (DerSimonian-Laird) of effects with its Hartung-Knapp interval and p-value, and I²."""
     from statsmodels.stats.meta_analysis import combine_effects
 
-    result = combine_effects(
-        found["d"].to_numpy(), found["variance"].to_numpy(), method_re="chi2", use_t=True
-    )
+    numbers = found["d"].to_numpy(), found["variance"].to_numpy()
+    result = combine_effects(*numbers, method_re="chi2", use_t=True)
     mean, (low, high) = float(result.mean_effect_re), result.conf_int()[3]
     p = 2 * scipy_stats.t.sf(abs(mean) / result.sd_eff_w_re_hksj, len(found) - 1)
     return {"mean": mean, "low": low, "high": high, "i2": max(0.0, float(result.i2)), "p": float(p)}

@@ -48,23 +48,15 @@ def frame(results: Results) -> pd.DataFrame:
         looks, changed = names.looks(part), part.overrides
         methods = dict(zip(part.runs["label"], part.runs["method"]))
         for kind, headline, measure, values in numbers(part):
-            shared = setting | {
-                "kind": kind,
-                "headline": headline,
-                "metric": measure.key,
-                "measure": measure.title,
-            }
-            shared["higher_is_better"] = measure.higher_is_better
+            shared = setting | {"kind": kind, "headline": headline, "metric": measure.key}
+            shared |= {"measure": measure.title, "higher_is_better": measure.higher_is_better}
             for label in [*filter(values.get, looks), *(label for label in values if label not in looks)]:
                 known = shared | {"method": methods.get(label, label), "label": label}
                 known["name"] = (looks.get(label) or names.look(label)).name
                 known["changed"] = names.changes(changed.get(label, {}))
-                compared = (
-                    references(label, values, methods, changed) if kind in ("result", "learning") else {}
-                )
-                rows += [
-                    known | row for row in _rows(values[label], {r: values[to] for r, to in compared.items()})
-                ]
+                compared = {} if kind == "boundary" else references(label, values, methods, changed)
+                others = {name: values[other] for name, other in compared.items()}
+                rows += [known | row for row in _rows(values[label], others)]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -76,17 +68,12 @@ def numbers(part: Results) -> Iterator[tuple[str, bool, Measure, Values]]:
     if random:
         level = {seed: value for values in random.values() for seed, value in values.items()}
         for metric, title in (("eval_return", "evaluation return"), ("train_return", "training return")):
-            learned = {
-                int(seed): value for seed, value in measures.before_boundary(part.metrics, metric).items()
-            }
-            if learned:
-                measure = Measure(
-                    f"{metric}_learned", f"{title} before the boundary, last tenth of its steps"
-                )
+            if learned := measures.before_boundary(part.metrics, metric):
+                told = f"{title} before the boundary, last tenth of its steps"
+                measure = Measure(f"{metric}_learned", told)
                 yield "learning", False, measure, {"all methods": learned, "random_actions": level}
-    last = part.boundaries[
-        part.boundaries["phase"] == part.boundaries.groupby(["label", "seed"])["phase"].transform("max")
-    ]
+    rows = part.boundaries
+    last = rows[rows["phase"] == rows.groupby(["label", "seed"])["phase"].transform("max")]
     for column, title in BOUNDARY.items():
         values = measures.by_label(pd.to_numeric(last.set_index(["label", "seed"])[column]))
         yield "boundary", False, Measure(column, title, higher_is_better=False), values
@@ -102,13 +89,8 @@ def _rows(own: dict[int, float], compared: Values) -> Iterator[dict[str, object]
     """Yield the mean of one label once per reference with which it shares a seed; once with "" if there is none."""
     found = estimate(list(own.values()))
     row = {"n": found.n, "mean": found.mean, "low": found.low, "high": found.high}
-    row |= {
-        "lowest": min(own.values()),
-        "highest": max(own.values()),
-        "reference": "",
-        "pairs": 0,
-        "p": np.nan,
-    }
+    row |= {"lowest": min(own.values()), "highest": max(own.values())}
+    row |= {"reference": "", "pairs": 0, "p": np.nan}
     gaps = {name: gap for name, other in compared.items() if (gap := paired_difference(own, other))}
     for name, gap in gaps.items():
         compare = {"difference": gap.mean, "difference_low": gap.low, "difference_high": gap.high}

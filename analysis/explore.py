@@ -57,20 +57,13 @@ def page_data(results: Results) -> dict[str, Any]:
     looks, plain = names.looks(results), set(results.runs["method"])
     labels = {label: place for place, label in enumerate(looks)}
     methods = [
-        {
-            "method": look.name,
-            "colour": look.colour,
-            "bright": label in names.INTEREST,
-            "variant": label not in plain,
-        }
+        {"method": look.name, "colour": look.colour}
+        | {"bright": label in names.INTEREST, "variant": label not in plain}
         for label, look in looks.items()
     ]
     frame = estimates.sides(estimates.frame(results))
     panels = [_setting(part, estimates.of(frame, part), labels) for part in _in_order(settings(results))]
-    return {
-        "methods": methods,
-        "settings": [panel for panel in panels if panel["measures"]],
-    }
+    return {"methods": methods, "settings": [panel for panel in panels if panel["measures"]]}
 
 
 def _in_order(parts: Iterable[Results]) -> list[Results]:

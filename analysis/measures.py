@@ -43,17 +43,12 @@ TEST = Measure("test_accuracy", "test accuracy, end")
 OLD = Measure("old_accuracy", "test accuracy on the classes of earlier phases, end")
 NEW = Measure("new_accuracy", "test accuracy on the classes of the last phase, end")
 # What is measured at a boundary is named here, and nowhere else in the analysis.
-HESSIAN = Measure(  # of the whole network
-    "after_hessian_norm", "largest Hessian eigenvalue on the data to come", higher_is_better=False
-)
+HESSIAN = Measure("after_hessian_norm", "largest Hessian eigenvalue on the data to come", "final", False)
 NORM_BEFORE, NORM_AFTER = "before_weight_norm", "after_weight_norm"
 TEST_AFTER = Measure("after_test_accuracy", "test accuracy right after the last boundary, before training")
-MEMORISED = Measure(
-    "train_accuracy", "training accuracy at the end of a task, last quarter of the tasks", "late_phases"
-)
-LATE_TEST = Measure(
-    "test_accuracy", "test accuracy at the end of a task, last quarter of the tasks", "late_phases"
-)
+AT_ENDS = "accuracy at the end of a task, last quarter of the tasks"
+MEMORISED = Measure("train_accuracy", f"training {AT_ENDS}", "late_phases")
+LATE_TEST = Measure("test_accuracy", f"test {AT_ENDS}", "late_phases")
 LOSSES = [
     Measure("val_loss_mix", "validation loss on the mixture, end", "final", False),
     Measure("val_loss_a", "validation loss on the old corpus, end", "final", False),

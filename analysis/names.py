@@ -25,9 +25,8 @@ class Look:
     marker: str
 
 
-METHODS = {
-    key: Look(title_of(key), *entry) for key, entry in NAMES["methods"].items()
-}  # in the order of every table
+# in the order of every table
+METHODS = {key: Look(title_of(key), *entry) for key, entry in NAMES["methods"].items()}
 INTEREST = ("fire", "none", "shrink_perturb", "full_reset", "dash", "plasticity_injection")
 
 
@@ -89,11 +88,9 @@ def seeds_text(counts: pd.Series) -> str:
 def panel(figure: str, name: str) -> str:
     """Return for example `2a ResNet-18` for a panel of the paper, and the name itself for another experiment."""
     known = NAMES["panels"].get(name)
-    return (
-        f"{figure.removeprefix('fig')} {known}"
-        if figure and known
-        else "_".join(filter(None, (figure, name)))
-    )
+    if figure and known:
+        return f"{figure.removeprefix('fig')} {known}"
+    return "_".join(filter(None, (figure, name)))
 
 
 def data(name: str) -> str:

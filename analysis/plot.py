@@ -121,14 +121,13 @@ def draw_curves(
                 "color": known.colour,
                 "linewidth": 1.5,
                 "markersize": 4,
-                "zorder": 5 if label == "fire" else 4,
+                "zorder": 4 + (label == "fire"),
             }
         every = None if len(table) <= 10 else [len(table) - 1]
         axis.plot(table["x"], table["mean"], marker=known.marker, markevery=every, label=known.name, **style)
         if label in (interest if bands is None else bands) and (table["seeds"] > 1).any():
-            axis.fill_between(
-                table["x"], table["low"], table["high"], color=known.colour, alpha=0.13, linewidth=0
-            )
+            shade = {"color": known.colour, "alpha": 0.13, "linewidth": 0}
+            axis.fill_between(table["x"], table["low"], table["high"], **shade)
         drawn.append(table.assign(label=label))
     return pd.concat(drawn, ignore_index=True)
 
@@ -252,9 +251,6 @@ def _save_small(figure: Figure, path: Path, about: dict[str, str]) -> None:
     figure.savefig(whole, format="png")
     for key, text in about.items():
         info.add_text(key, text)
-    picture = (
-        Image.open(whole)
-        .convert("RGB")
-        .quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE)
-    )
+    few = {"method": Image.Quantize.MAXCOVERAGE, "kmeans": 2, "dither": Image.Dither.NONE}
+    picture = Image.open(whole).convert("RGB").quantize(256, **few)
     picture.save(path, format="png", pnginfo=info, optimize=True)

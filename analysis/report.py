@@ -13,16 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import (
-    benchmark_tables,
-    claims,
-    estimates,
-    measures,
-    names,
-    paper,
-    plot,
-    tables,
-)
+from analysis import benchmark_tables, claims, estimates, measures, names, paper, plot, tables
 from analysis.figures import FIGURES, fig5, findings, forest, layers, scaling
 from analysis.rendering import difference_text, fill, markdown, number, spread
 from analysis.runs import RESULTS, Results, at_largest_size, at_most, load_exported, settings
@@ -73,10 +64,8 @@ class Material:
 # ------------------------------------------------------------------------------------------------ verdicts
 def counts(material: Material) -> pd.DataFrame:
     """Return the counts of verdicts on the paper's comparisons."""
-    found = material.both.items()
-    return tables.counts_table(
-        {seeds: claims.counts(claims.largest(claims.of_paper(t))) for seeds, t in found}
-    )
+    shown = {seeds: claims.largest(claims.of_paper(table)) for seeds, table in material.both.items()}
+    return tables.counts_table({seeds: claims.counts(table) for seeds, table in shown.items()})
 
 
 def pooled(material: Material) -> pd.DataFrame:
@@ -143,9 +132,8 @@ def contradictions(material: Material) -> pd.DataFrame:
         panel = names.panel(*row["experiment"].split("_", 1))
         told = {"panel": f"5b, {panel}", "comparison": "largest Hessian eigenvalue: FIRE, S&P"}
         told["paper"] = f"{theirs['fire']:.1f}, {theirs['shrink_perturb']:.1f} (network not named)"
-        table.append(
-            told | {"ours [95 %]": f"{row['fire']:.0f}, {row['shrink_perturb']:.0f} ({row['n']} seeds)"}
-        )
+        ours = f"{row['fire']:.0f}, {row['shrink_perturb']:.0f} ({row['n']} seeds)"
+        table.append(told | {"ours [95 %]": ours})
     return pd.DataFrame(table)
 
 
@@ -167,10 +155,7 @@ def costs(material: Material) -> pd.DataFrame:
         of = measures.AT_BOUNDARY[part.first["figure"][:4]]
         found = [measures.values(part.metrics, each) for each in of]
         for label in findings.TREATED:
-            row = {
-                "panel": names.panel(part.first["figure"], part.first["panel"]),
-                "method": names.look(label).name,
-            }
+            row = {"panel": names.panel(*part.first[["figure", "panel"]]), "method": names.look(label).name}
             for moment, values in zip(findings.MOMENTS, found):
                 told = estimate(list(values[label].values()))
                 row[moment] = spread(*told[:3], measures.digits(of[0].metric))
@@ -209,12 +194,8 @@ def random_labels(material: Material) -> pd.DataFrame:
 def lines(where: str, rows: pd.DataFrame, minus: str, what: str = "") -> list[dict[str, object]]:
     """Return one line of the table of studies for each comparison."""
     return [
-        {
-            "where": where,
-            "what": f"{what or row['name']} minus {minus}",
-            "difference [95 %]": difference_text(row),
-        }
-        | {"seeds": row["pairs"]}
+        {"where": where, "what": f"{what or row['name']} minus {minus}"}
+        | {"difference [95 %]": difference_text(row), "seeds": row["pairs"]}
         for _, row in rows.iterrows()
     ]
 
@@ -228,10 +209,8 @@ def studies(material: Material) -> pd.DataFrame:
         rows = rows[(rows["word"] != "") & (rows["difference"] != 0)]
         rows = rows[~rows["method"].isin(["none", "muon", "fire_muon"])]
         table += lines(f"settings, {title}", rows, "FIRE")
-    for experiment, title in (
-        ("settings_random_label", "random labels"),
-        ("muon_fig3_60k", "language, loss"),
-    ):
+    titles = {"settings_random_label": "random labels", "muon_fig3_60k": "language, loss"}
+    for experiment, title in titles.items():
         for other in ("muon", "fire"):
             rows = material.gaps(other, experiment)
             table += lines(f"Muon, {title}", rows[rows["label"] == "fire_muon"], names.look(other).name)
@@ -259,22 +238,18 @@ def triggers(material: Material) -> pd.DataFrame:
 
 def other_boundaries(material: Material) -> pd.DataFrame:
     """Return FIRE, S&P and others against `none` where old data are dropped, and at other boundaries of language."""
-    table = []
     replay = material.gaps("none", "replay_class_incremental")
-    for share, rows in replay.groupby(replay["changed"].str.removeprefix("protocol.replay=").astype(float)):
-        table += [
-            {
-                "boundary": f"one class after another, {share:.0%} of the old images kept",
-                "measure": "accuracy",
-            }
-        ]
-        table[-1] |= {names.look(row["method"]).name: difference_text(row, 3) for _, row in rows.iterrows()}
+    shares = replay.groupby(replay["changed"].str.removeprefix("protocol.replay=").astype(float))
+    kept = "one class after another, {:.0%} of the old images kept"
+    found = [(kept.format(share), "accuracy", rows) for share, rows in shares]
     titles = {"language_domain": "language, new domain alone", "language_context": "language, windows of 512 after 128",
               "language_questions": "language, answers to questions"}  # fmt: skip
-    for experiment, title in titles.items():
-        rows = material.gaps("none", experiment)
-        table += [{"boundary": title, "measure": "loss"}]
-        table[-1] |= {names.look(row["method"]).name: difference_text(row, 3) for _, row in rows.iterrows()}
+    found += [(title, "loss", material.gaps("none", name)) for name, title in titles.items()]
+    table = [
+        {"boundary": boundary, "measure": measure}
+        | {names.look(row["method"]).name: difference_text(row, 3) for _, row in rows.iterrows()}
+        for boundary, measure, rows in found
+    ]
     return pd.DataFrame(table).fillna("-")
 
 
@@ -371,7 +346,6 @@ def page(material: Material, experiment: str) -> str:
         shown |= {
             "Comparisons": verdicts,
             "Changed settings": tables.ablation_table(rows),
-            "Learning before the boundary": tables.learning_table(rows, material.verdicts),
             "Right after the last boundary": tables.wide_table(rows, "boundary"),
         }
         text += f"\n## Size {part.first['size']}: {names.one_line(part)}\n\n```\n{commands(part)}\n```\n\n"

@@ -125,9 +125,8 @@ def at_most(results: Results, size: str) -> Results:
     done = at_largest_size(results.finished[results.finished["size"].isin(allowed)])
     largest = dict(zip(done["experiment"], done["size"]))
     frames = (results.runs, results.metrics, results.boundaries, results.costs)
-    return Results(
-        *(frame[frame["size"] == frame["experiment"].map(largest)] for frame in frames), results.problems
-    )
+    kept = (frame[frame["size"] == frame["experiment"].map(largest)] for frame in frames)
+    return Results(*kept, results.problems)
 
 
 def plain(part: Results) -> Results:
@@ -142,21 +141,18 @@ def open_results(root: str | Path, size: str | None = None, prefixes: Sequence[s
     empty the rest of a figure. Raises UserError if `root` does not exist, except for the default."""
     root, prefixes = Path(root), tuple(prefixes)
     if not os.path.isdir(root) and root != Path("runs"):
-        raise UserError(
-            f"there is no folder {str(root)!r}: give the folder that holds the runs, or an export"
-        )
+        raise UserError(f"there is no folder {str(root)!r}: give the folder of the runs, or an export")
     if (root / RUNS_FILE).exists():
         results = load_exported(root)
     else:
-        names = (
-            [path.name for path in root.iterdir() if path.name.startswith(prefixes)] if root.is_dir() else []
-        )
+        folders = root.iterdir() if root.is_dir() else ()
+        names = [path.name for path in folders if path.name.startswith(prefixes)]
         results = load(root, names, size) if names else _empty()
         if root == Path("runs"):
             committed = load_exported(RESULTS)
             own = set(zip(results.finished["experiment"], results.finished["size"]))
-            others = [(e, s) for e, s in zip(committed.runs["experiment"], committed.runs["size"])]
-            absent = sorted({e for e, s in others if (e, s) not in own and e.startswith(prefixes)})
+            others = set(zip(committed.runs["experiment"], committed.runs["size"])) - own
+            absent = sorted({name for name, _ in others if name.startswith(prefixes)})
             if absent:
                 print(f"from the committed results in analysis/results: {', '.join(absent)}", file=sys.stderr)
                 results = merged(results, committed, ["experiment", "size"])
@@ -251,9 +247,8 @@ def _first_line(path: Path) -> str:
 
 def _what_was_trained(config: dict[str, Any]) -> dict[str, str]:
     """Return `model` and `detail` (pixels of images or frames, shape of a language model) for titles."""
-    model, data, env = (
-        config.get(key) if isinstance(config.get(key), dict) else {} for key in ("model", "data", "env")
-    )
+    parts = (config.get(key) for key in ("model", "data", "env"))
+    model, data, env = (part if isinstance(part, dict) else {} for part in parts)
     pixels = data.get("image_size") or env.get("frame_size")
     shape = f"{model['layers']} layers, width {model['width']}" if "layers" in model else ""
     return {"model": str(model.get("name") or ""), "detail": f"{pixels} px" if pixels else shape}

@@ -62,11 +62,10 @@ def show(options: argparse.Namespace) -> int:
         if sys.stdout.isatty():
             print("\n\n".join(curves(part) for part in parts[:SHOWN]) + "\n")
         print(f"table: {out / 'table.md'}\nestimates: {out / 'estimates.csv'}\nfigure: {picture}")
-        told = sentences(claims.verdicts(results, "all"))
-        print(
-            "\n".join(told)
-            or "no verdict: no comparison that is judged is between two of these methods at their own settings"
+        none = (
+            "no verdict: no comparison that is judged is between two of these methods at their own settings"
         )
+        print("\n".join(sentences(claims.verdicts(results, "all"))) or none)
     for problem in results.problems:
         print(f"left out: {plain(problem)}", file=sys.stderr)
     for line in wrong:

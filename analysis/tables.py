@@ -47,9 +47,8 @@ def comparisons_table(rows: pd.DataFrame) -> pd.DataFrame:
         gap = paper.gain(row["figure"], row["panel"], row["better"], row["worse"])
         # where no comparison was planned and none of seeds 1 to 5 ran, those from 6 on explore
         fresh = " from 6 on" if not row["planned"] and min(row["exploring_gains"], default=0) > 5 else ""
-        explored = spread(
-            *(row[f"exploring_{name}"] for name in ("gain", "low", "high")), decimals, sign=True
-        )
+        early = (row[f"exploring_{name}"] for name in ("gain", "low", "high"))
+        explored = spread(*early, decimals, sign=True)
         told = {
             "panel": names.panel(row["figure"], row["panel"]),
             "size": row["size"],
@@ -159,38 +158,6 @@ def wide_table(part: pd.DataFrame, kind: str) -> pd.DataFrame:
     return wide[rows["measure"].unique()].map(short).rename_axis("method").reset_index()
 
 
-def learning_table(frame: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per experiment of reinforcement learning: the return before the boundary, its difference from
-    random actions under the same protocol, and for the headline measure of Figure 4 what the premise of the rule asks."""
-    rows = frame[(frame["kind"] == "learning") & (frame["reference"] == "random_actions")]
-    keys, said = ["experiment", "size"], {True: "met", False: "not met"}
-    headline = frame[frame["headline"]].drop_duplicates(keys).set_index(keys)["metric"]
-    premises = verdicts[verdicts["figure"].str.startswith("fig4")].drop_duplicates(keys).set_index(keys)
-    ratio_title, premise_title = (
-        "divided by random actions, exploratory seeds [95 %]",
-        f"premise: above {claims.LEARNED}",
-    )
-    table = []
-    for row in rows.to_dict("records"):
-        place = row["experiment"], row["size"]
-        told = {
-            "experiment": row["experiment"],
-            "size": row["size"],
-            "return of": row["measure"].split(" ")[0],
-            "before the boundary [95 %]": mean_text(row, 1),
-            "minus random actions [95 %]": difference_text(row, 1),
-            "seeds": row["pairs"],
-            ratio_title: "-",
-            premise_title: "-",
-        }
-        if place in premises.index and headline[place].startswith(row["metric"].removesuffix("_learned")):
-            holds, ratio = premises.loc[place, ["premise", "measured"]]
-            told[ratio_title] = spread(*ratio[:3], 3) if ratio else "-"
-            told[premise_title] = said.get(holds, "unknown")
-        table.append(told)
-    return pd.DataFrame(table)
-
-
 def ablation_table(frame: pd.DataFrame) -> pd.DataFrame:
     """Return one row per label with overrides, in the headline measure, with the difference from the same method
     without overrides where that was run."""
@@ -198,15 +165,10 @@ def ablation_table(frame: pd.DataFrame) -> pd.DataFrame:
     keys = ["experiment", "size", "label"]
     gaps = rows[rows["reference"] == "unchanged"].set_index(keys)
     return pd.DataFrame(
-        {
-            "experiment": row["experiment"],
-            "size": row["size"],
-            "method": names.look(row["method"]).name,
-            "changed": row["changed"],
-            "mean [95 %]": mean_text(row),
-            **compared(gaps, tuple(row[key] for key in keys), "minus unchanged [95 %]"),
-            "seeds": row["n"],
-        }
+        {"experiment": row["experiment"], "size": row["size"], "method": names.look(row["method"]).name}
+        | {"changed": row["changed"], "mean [95 %]": mean_text(row)}
+        | compared(gaps, tuple(row[key] for key in keys), "minus unchanged [95 %]")
+        | {"seeds": row["n"]}
         for row in estimates.means(rows).to_dict("records")
     )
 
@@ -243,13 +205,10 @@ def against(
 
 
 # experiments in README.md's table, each with the size that is shown
-OVERVIEW = {
-    "fig2a_cifar10_resnet18": "medium",
-    "fig2a_tiny_imagenet_vgg16": "medium",
-    "fig3_60k": "medium",
-    "fig4b_walk": "medium",
-    "random_label": "small",
-}
+OVERVIEW = dict.fromkeys(
+    ("fig2a_cifar10_resnet18", "fig2a_tiny_imagenet_vgg16", "fig3_60k", "fig4b_walk"), "medium"
+)
+OVERVIEW["random_label"] = "small"
 
 
 def overview_table(results: Results, frame: pd.DataFrame, verdicts: pd.DataFrame) -> pd.DataFrame:
@@ -280,13 +239,9 @@ def write_all(results: Results, out: Path) -> list[Path]:
     """Write every table that is not empty as .md, .csv and .tex, and the frame of estimates as estimates.csv. Return
     the paths."""
     frame, verdicts = estimates.frame(results), claims.verdicts(results)
-    tables = {"status": status_matrix(results)}
-    tables |= {kind: comparisons_table(verdicts[verdicts["kind"] == kind]) for kind in KINDS}
-    tables |= {
-        "overview": overview_table(results, frame, verdicts),
-        "learning": learning_table(frame, verdicts),
-    }
-    tables |= {"ablations": ablation_table(frame)}
+    tables = {kind: comparisons_table(verdicts[verdicts["kind"] == kind]) for kind in KINDS}
+    tables |= {"status": status_matrix(results), "ablations": ablation_table(frame)}
+    tables["overview"] = overview_table(results, frame, verdicts)
     out.mkdir(parents=True, exist_ok=True)
     write_atomic(out / "estimates.csv", frame.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
     paths = [out / "estimates.csv"]

@@ -1,7 +1,4 @@
-"""Figure 5: accuracy against the number of Newton-Schulz iterations (a); curvature, DfI and SFE right after the reset (b).
-
-Panel (a) needs runs of `fire` with `method.iterations=5,20,40` beside the others; panel (b) reads the boundary reports.
-"""
+"""Figure 5: accuracy against Newton-Schulz iterations (a); curvature, DfI and SFE right after the reset (b)."""
 
 from __future__ import annotations
 
@@ -40,8 +37,7 @@ def draw(parts: Sequence[Results], interest: Sequence[str] = SHOWN) -> Figure:
     shown = known[max(known, key=lambda name: (seeds_of.get(name, 0), len(bars(frame, known[name]))))]
     table = bars(frame, shown)
     metrics = [metric for metric in BARS if metric in set(table["metric"])]
-    rows = [row for row in (list(scans), metrics) if row]
-    columns, count = max(map(len, rows), default=1), max(1, len(rows))
+    columns, count = max(1, len(scans), len(metrics)), max(1, bool(scans) + bool(metrics))
     figure, grid = plt.subplots(count, columns, figsize=(3.1 * columns + 0.2, 2.8 * count), squeeze=False)
     for axis in [*grid[0, len(scans or metrics) :], *grid[-1, len(metrics or scans) :]]:
         axis.set_visible(False)
@@ -87,12 +83,11 @@ def hessians(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def scan_of(panel: str, known: dict[str, Results], frame: pd.DataFrame) -> Results | None:
-    """Return the runs that panel (a) shows for `panel`, a data set and network of the paper: the first of
-    `fig5a_<panel>`, `fig2a_<panel>` and INSTEAD[panel] that have FIRE with more than one number of iterations."""
-    for name in (f"fig5a_{panel}", f"fig2a_{panel}", INSTEAD.get(panel)):
-        if name in known and len(iterations(frame, known[name])) > 1:
-            return known[name]
-    return None
+    """Return the runs that panel (a) shows for a data set and network of the paper: the first that have FIRE with more
+    than one number of iterations."""
+    names = (f"fig5a_{panel}", f"fig2a_{panel}", INSTEAD.get(panel))
+    scans = (known[name] for name in names if name in known)
+    return next((part for part in scans if len(iterations(frame, part)) > 1), None)
 
 
 def iterations(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
@@ -112,25 +107,16 @@ def draw_iterations(axis: Axes, part: Results, frame: pd.DataFrame, others: Resu
     """Draw accuracy against iterations for `part`, with other methods as levels; the levels are from `others` if
     `part` has no run of `none`."""
     table, look = iterations(frame, part), names.look("fire")
-    axis.plot(
-        table["iterations"],
-        table["mean"],
-        color=look.colour,
-        marker=look.marker,
-        markersize=4,
-        label=look.name,
-    )
-    axis.fill_between(
-        table["iterations"], table["low"], table["high"], color=look.colour, alpha=0.13, linewidth=0
-    )
-    levels = of(frame, part).query("headline").set_index("label")["mean"]
-    if "none" not in levels:
-        levels = of(frame, others).query("headline").set_index("label")["mean"]
+    x, style = table["iterations"], {"color": look.colour, "marker": look.marker, "markersize": 4}
+    axis.plot(x, table["mean"], label=look.name, **style)
+    axis.fill_between(x, table["low"], table["high"], color=look.colour, alpha=0.13, linewidth=0)
+    shown = part if "none" in set(part.runs["label"]) else others
+    levels = of(frame, shown).query("headline").set_index("label")["mean"]
     for label in ("none", "full_reset", "fire_exact"):
         if label in levels:
             plot.draw_level(axis, levels[label], label)
     axis.set_xscale("log")
-    axis.set_xticks(table["iterations"], [f"{number:.0f}" for number in table["iterations"]])
+    axis.set_xticks(x, [f"{number:.0f}" for number in x])
     axis.minorticks_off()
     axis.set_title(names.title(part))
     axis.set(xlabel="Newton-Schulz iterations", ylabel=table["measure"].iloc[0].split(",")[0])

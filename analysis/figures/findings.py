@@ -31,9 +31,7 @@ def draw_gains(parts: Sequence[Results]) -> Figure:
     frame = pd.concat(map(estimates.frame, parts), ignore_index=True)
     rows = frame[frame["headline"] & (frame["reference"] == "none")].set_index(["experiment", "label"])
     figure, grid = plt.subplots(1, 2, figsize=(7.4, 2.4), width_ratios=(2, 3))
-    titles = {
-        part.first["experiment"]: names.panel(part.first["figure"], part.first["panel"]) for part in parts
-    }
+    titles = {p.first["experiment"]: names.panel(*p.first[["figure", "panel"]]) for p in parts}
     for axis, start, unit in zip(grid, ("fig2", "fig3"), ("test accuracy", "validation loss")):
         shown = [experiment for experiment in GAINS if experiment.startswith(start) and experiment in titles]
         for place, experiment in enumerate(shown):
@@ -58,9 +56,8 @@ def draw_costs(parts: Sequence[Results]) -> Figure:
     """Return the figure of what a boundary costs, one panel per setting of COSTS."""
     figure, grid = plt.subplots(1, len(parts), figsize=(2.3 * len(parts), 2.5), squeeze=False)
     for axis, part in zip(grid[0], map(plain, parts)):
-        found = [
-            measures.values(part.metrics, each) for each in measures.AT_BOUNDARY[part.first["figure"][:4]]
-        ]
+        moments = measures.AT_BOUNDARY[part.first["figure"][:4]]
+        found = [measures.values(part.metrics, each) for each in moments]
         for beside, label in enumerate(TREATED):
             look, points = names.look(label), []
             for place, moment in enumerate(found):

@@ -39,34 +39,24 @@ def draw(parts: Sequence[Results]) -> Figure:
     table, first = claims.verdicts(parts), claims.verdicts(parts, rounds=1)
     panels = [cell for cell in paper.cells() if "_".join(cell) in set(table["experiment"])]
     size = {part.first["experiment"]: part.first["size"] for part in parts}
-    titles = [
-        names.panel(*cell) + {"medium": ""}.get(s := size["_".join(cell)], f" ({s})") for cell in panels
-    ]
+    sizes = ["" if size["_".join(cell)] == "medium" else f" ({size['_'.join(cell)]})" for cell in panels]
+    titles = [names.panel(*cell) + size for cell, size in zip(panels, sizes)]
     figure, grid = _grid(claims.GROUPS, [*titles, "all panels that count"], 0.19)
-    confirmed, early = (
-        claims.pooled(frame).set_index("rival") for frame in (table, claims.verdicts(parts, "exploring"))
-    )
+    frames = table, claims.verdicts(parts, "exploring")
+    confirmed, early = (claims.pooled(frame).set_index("rival") for frame in frames)
     for axis, rival in zip(grid, claims.GROUPS):
         for place, cell in enumerate(panels):
             now, before = (comparison(frame, "_".join(cell), rival) for frame in (table, first))
-            rounds = (
-                [row for row in (before, now) if row] if now.get("seeds") != before.get("seeds") else [now]
-            )
-            for number, row in enumerate(filter(None, rounds)):
+            rounds = [row for row in (before, now) if row]
+            rounds = rounds[1:] if len(rounds) == 2 and now["seeds"] == before["seeds"] else rounds
+            for number, row in enumerate(rounds):
                 shift = 0.0 if len(rounds) == 1 else (0.17, -0.17)[number]
                 draw_row(axis, -place + shift, row, "s" if number else "o")
             theirs = paper.gain(*cell, "fire", rival)
             if theirs == theirs:
                 edge = 0.96 * (REACH if theirs > 0 else -REACH)
-                axis.plot(
-                    edge,
-                    -place,
-                    ">" if theirs > 0 else "<",
-                    color=THEIRS,
-                    markersize=2.5,
-                    clip_on=False,
-                    zorder=6,
-                )
+                style = {"color": THEIRS, "markersize": 2.5, "clip_on": False, "zorder": 6}
+                axis.plot(edge, -place, ">" if theirs > 0 else "<", **style)
         pooled = confirmed.loc[rival], COLOUR
         draw_pooled(axis, -len(panels), *(pooled if pooled[0]["panels"] > 1 else (early.loc[rival], PALE)))
         axis.axhline(-len(panels) + 0.5, color="#DDDDDD", linewidth=0.6)
@@ -77,13 +67,11 @@ def draw(parts: Sequence[Results]) -> Figure:
         Line2D([], [], color=COLOUR, marker="s", markersize=4, label="second round"),
         Line2D([], [], color=PALE, **dots, label="open: exploratory seeds"),
         Line2D([], [], color=GREY, **dots, markerfacecolor="white", label="premise not met"),
-        Line2D(
-            [], [], color=THEIRS, marker=">", markersize=3, linestyle="", label="side of the paper's FIRE"
-        ),
     ]
-    figure.legend(
-        handles=handles, loc="lower center", ncols=5, frameon=False, bbox_to_anchor=(0.5, -0.04), fontsize=7
-    )
+    theirs = {"marker": ">", "markersize": 3, "linestyle": "", "label": "side of the paper's FIRE"}
+    handles.append(Line2D([], [], color=THEIRS, **theirs))
+    below = {"loc": "lower center", "ncols": 5, "frameon": False, "bbox_to_anchor": (0.5, -0.04)}
+    figure.legend(handles=handles, fontsize=7, **below)
     return figure
 
 

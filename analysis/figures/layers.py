@@ -38,13 +38,9 @@ def place_of(layer: str) -> tuple[str, str]:
     """Return (block, layer inside the block): `layer1.0.conv1` is `conv1` of `layer1.0`, `h.0.mlp.c_fc` is `mlp.c_fc`
     of `h.0`. A name with fewer than three parts is in block `single`."""
     parts = layer.split(".")
-    if layer == "all":
-        return "all", "all"
-    return (
-        (".".join(parts[:2]), ".".join(parts[2:]))
-        if len(parts) > 2
-        else ("single", layer.removeprefix("name:"))
-    )
+    if len(parts) > 2:
+        return ".".join(parts[:2]), ".".join(parts[2:])
+    return "all" if layer == "all" else "single", layer.removeprefix("name:")
 
 
 def draw(parts: Sequence[Results]) -> Figure:
@@ -67,16 +63,12 @@ def draw_map(axis: Axes, rows: pd.DataFrame) -> None:
     values, texts = np.full((len(blocks) + 1, max(len(columns), len(alone))), np.nan), {}
     unclear = np.zeros(values.shape, dtype=bool)
     for row in rows.to_dict("records"):
-        place = (
-            (len(blocks), alone.index(row["label"]))
-            if row["label"] in alone
-            else (blocks.index(row["block"]), columns.index(row["layer"]))
-        )
+        place = len(blocks), alone.index(row["label"]) if row["label"] in alone else -1
+        if place[1] < 0:
+            place = blocks.index(row["block"]), columns.index(row["layer"])
         values[place], unclear[place] = row["gain"], row["pairs"] > 1 and not row["word"]
         texts[place] = f"{row['layer']}\n" * (row["label"] in alone) + number(row["gain"], 3, sign=True)
-    limit = float(
-        np.nanquantile(np.abs(values), 0.85)
-    )  # so that one layer, or all, does not drown the others
+    limit = np.nanquantile(np.abs(values), 0.85)  # so that one layer, or all, does not drown the others
     axis.imshow(np.where(unclear, 1.0, np.nan), cmap="Greys", vmin=0, vmax=10, aspect="auto")
     shown = np.where(unclear, np.nan, values)
     image = axis.imshow(shown, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")

@@ -16,6 +16,7 @@ from analysis.stats import paired_difference
 PREFIXES = ("scaling_warm_start",)
 PAIRS = (("fire", "full_reset"), ("full_reset", "none"))
 CLASSES = 10  # of CIFAR-10
+COLUMNS = ["study", "images", "better", "worse", "mean", "low", "high", "seeds"]
 IMAGES = "data.train_per_class"
 ALL_IMAGES = 50_000  # the paper's
 NAMES = {
@@ -31,14 +32,12 @@ CAPTION = (
 
 
 def differences(parts: Sequence[Results]) -> pd.DataFrame:
-    """Return one row per study, number of images and pair of methods (columns study, images, better, worse, mean, low, high,
-    seeds): PAIRS, FIRE and S&P. Further changed settings belong to the name of the study."""
+    """Return one row per study, number of images and pair of methods (COLUMNS): PAIRS, FIRE and S&P. Further changed
+    settings belong to the name of the study."""
     rows = []
     for part in parts:
-        ends, methods = (
-            measures.values(part.metrics, measures.of(part)[0]),
-            part.runs.groupby("label")["method"].first(),
-        )
+        ends = measures.values(part.metrics, measures.of(part)[0])
+        methods = part.runs.groupby("label")["method"].first()
         groups: dict[tuple[str, ...], dict[str, dict[int, float]]] = {}
         for label, changed in part.overrides.items():
             if IMAGES in changed and label in ends:
@@ -51,10 +50,8 @@ def differences(parts: Sequence[Results]) -> pd.DataFrame:
                 gain = paired_difference(at.get(better, {}), at.get(worse, {}))
                 if gain:
                     rows.append((study, images, better, worse, gain.mean, gain.low, gain.high, gain.n))
-    columns = ["study", "images", "better", "worse", "mean", "low", "high", "seeds"]
-    return pd.DataFrame(rows, columns=columns).sort_values(
-        ["study", "images"], kind="stable", ignore_index=True
-    )
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    return table.sort_values(["study", "images"], kind="stable", ignore_index=True)
 
 
 def table(found: pd.DataFrame) -> pd.DataFrame:

@@ -3,7 +3,6 @@
 import os
 import resource
 import struct
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -34,11 +33,6 @@ def files_in(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
 
 
-def compressed(path: Path) -> None:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("in/data.pkl", bytes(1000))
-
-
 def saved(content: object):
     return lambda path: torch.save(content, path)
 
@@ -56,11 +50,6 @@ def flipped_bit(path: Path) -> None:
     content[content.index(WEIGHTS["b.weight"].numpy().tobytes()) + 5] ^= 16
     path.write_bytes(content)
     torch.load(path, weights_only=True)  # torch sees nothing
-
-
-def without_pickle(path: Path) -> None:
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("in/data/0", bytes(96))
 
 
 def truncated(path: Path) -> None:
@@ -86,24 +75,17 @@ SPARSE, META = torch.eye(4).to_sparse(), torch.empty(4, 4, device="meta")
     [
         ("x", lambda path: None, "is neither a file of weights nor a folder"),
         ("x", lambda path: path.symlink_to("nowhere"), "is neither a file of weights nor a folder"),
-        ("x", lambda path: path.symlink_to("x"), "is neither a file of weights nor a folder"),
         ("x", os.mkfifo, "is neither a file of weights nor a folder"),
-        ("x", Path.mkdir, "holds none of"),
         ("x.pt", saved({"a": 1}), "contains no named tensors"),
-        ("x.pt", saved({"fc.bias": torch.ones(3)}), "has no matrix to treat"),
         ("x.pt", saved({"model": torch.nn.Linear(3, 3)}), "cannot be read safely"),  # code
         ("x.pt", saved({**WEIGHTS, "c.weight": SPARSE}), "is sparse"),
         ("x.pt", saved({**WEIGHTS, "c.weight": META}), "on the meta"),
         ("x.pt", flipped_bit, "checksum"),
-        ("x.pt", compressed, "is compressed"),
-        ("x.pt", without_pickle, "cannot be read safely"),
         ("x.pt", named("a\x1b[2J.weight"), "cannot be printed"),
-        ("x.safetensors", named("a\x1b[2J.weight"), "cannot be printed"),
         ("x.safetensors", named("a." * 3000 + "weight"), "3000 levels deep"),
         ("x.safetensors", truncated, "cannot be read as safetensors"),
         ("x.safetensors", lambda path: path.write_bytes(struct.pack("<Q", 2**62) + b"{}"), "as safetensors"),
         ("x", index("not json"), "is not an index"),
-        ("x", index('{"weight_map": {"a": null}}'), "is not an index"),
         ("x", index(NESTED), "is not an index"),
         ("x", index('{"weight_map": {"a": "pipe"}}'), "not files of the folder"),
     ],
