@@ -64,7 +64,6 @@ class NaP(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"initial"})
     off: ClassVar[dict[str, Any] | None] = {"every_steps": 2**62}
     takes_whole_weights: ClassVar[bool] = True
-    needs: ClassVar[frozenset[str]] = frozenset({"initial"})
 
     def __post_init__(self) -> None:
         check_range(self, "[1, inf)", "every_steps")
