@@ -135,15 +135,16 @@ def after_lines():
     ]
 
 
-def test_first_value_after_the_boundary_and_tail_by_hand(root):
+def test_the_value_after_the_boundary_and_tail_by_hand(root):
     lines = [
         {"phase": int(step > 50), "step": step, "eval_return": float(step)} for step in range(10, 110, 10)
     ]
+    lines.insert(5, {"phase": 1, "step": 50, "after_eval_return": 55.0})
     write_run(root, "fig4a_asterix", "none", 1, lines, protocol="")
     part = load(root, ["fig4a_asterix"]).metrics
     wanted = [measures.EVALUATED, *measures.AROUND]
     ends = {m.key: measures.values(part, m)["none"][1] for m in wanted}
-    assert ends == {"eval_return": 100.0, "eval_return_after": 60.0, "eval_return_before": 50.0}
+    assert ends == {"eval_return": 100.0, "eval_return_after": 55.0, "eval_return_before": 50.0}
     tail = measures.Measure("eval_return", "", "tail")
     assert measures.values(part, tail)["none"][1] == 95.0
 

@@ -1,18 +1,20 @@
 """DQN: one update by hand, network, exploration, settings that do not fit, experiments."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from tiny_nets import linear
 
 from fire_core import State, UserError, snapshot
+from fire_core.attach import renewed
 from fire_core.methods import create
 from harness.overrides import compose_config
 from rl.dqn.learn import Learner, epsilon, gradients, td_targets, update
-from rl.dqn.measure import Window, measure
+from rl.dqn.measure import Window, measure_network
 from rl.dqn.network import DQN
 from rl.dqn.play import act, random_play
-from rl.dqn.train import renewed
 from rl.replay import Batch, FrameReplay
 
 
@@ -26,12 +28,20 @@ def two_transitions():
     )
 
 
+def with_sgd(net, penalty=lambda: 0.0):
+    """What `update` needs of an attached method."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    return SimpleNamespace(
+        optimizer=optimizer, penalty=penalty, before_step=lambda: None, after_step=lambda: None
+    )
+
+
 def test_one_update_by_hand(fidelity):
     """Targets 1 + 0.9 * max(6, 8) = 8.2 and -1; values 1 and 4; Huber 6.7 and 4.5; slopes -1 and 1."""
     net, target = linear([[1.0], [2.0]]), linear([[3.0], [4.0]])
     learner, batch = Learner(net, target, 0.9), two_transitions()
     torch.testing.assert_close(td_targets(learner, batch), torch.tensor([8.2, -1.0]))
-    loss, mean = update(learner, torch.optim.SGD(net.parameters(), lr=0.1), batch)
+    loss, mean = update(learner, with_sgd(net), batch)
     torch.testing.assert_close(loss, torch.tensor(5.6))
     torch.testing.assert_close(mean, torch.tensor(3.6))
     difference = (net.weight[:, 0] - torch.tensor([1 + 0.1 * 0.5, 2 - 0.1 * 1.0])).abs().max()
@@ -50,15 +60,14 @@ def test_an_averaged_target_follows_in_each_update_and_is_never_copied():
     """Weights 1.05 and 1.9 after the update, as by hand above; the target keeps three quarters of 3 and 4."""
     net, target = linear([[1.0], [2.0]]), linear([[3.0], [4.0]])
     learner = Learner(net, target, 0.9, target_ema=0.75)
-    update(learner, torch.optim.SGD(net.parameters(), lr=0.1), two_transitions())
+    update(learner, with_sgd(net), two_transitions())
     learner.copy()
     torch.testing.assert_close(target.weight[:, 0], torch.tensor([0.75 * 3 + 0.2625, 0.75 * 4 + 0.475]))
 
 
 def test_the_penalty_of_a_method_joins_the_gradient():
     net, target = linear([[1.0], [2.0]]), linear([[3.0], [4.0]])
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    update(Learner(net, target, 0.9), optimizer, two_transitions(), net.weight.sum())
+    update(Learner(net, target, 0.9), with_sgd(net, lambda: net.weight.sum()), two_transitions())
     torch.testing.assert_close(net.weight[:, 0], torch.tensor([1.05 - 0.1, 1.9 - 0.1]))
 
 
@@ -70,11 +79,10 @@ def test_the_pass_compiles_without_a_graph_break_and_gives_the_same_update():
         learner = Learner(net, target, 0.9, double=True)
         if compiled:
             learner.compile(torch.device("cpu"), backend="aot_eager")
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        penalty = lambda net=net: net.weight.square().sum()  # noqa: E731
-        figures = [*update(learner, optimizer, two_transitions(), penalty())]
+        treatment = with_sgd(net, lambda net=net: net.weight.square().sum())
+        figures = [*update(learner, treatment, two_transitions())]
         learner.copy()
-        figures += update(learner, optimizer, two_transitions(), penalty())
+        figures += update(learner, treatment, two_transitions())
         results.append([*figures, net.weight.detach()])
     for eager, traced in zip(*results, strict=True):
         torch.testing.assert_close(traced, eager)
@@ -188,21 +196,17 @@ def test_the_experiment_treats_convolutions_and_resets_linear_layers(name):
         torch.testing.assert_close(taps @ taps.mT, torch.eye(8).expand(3, 3, 8, 8), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("compat", ["official", "corrected"])
-def test_plasticity_injection_renews_adam_as_published_or_carries_the_encoder_over(compat):
+def test_plasticity_injection_carries_the_memory_of_the_encoder_over():
     net, state = trained()
-    cfg = compose_config("dqn", [f"compat={compat}"])
-    old = torch.optim.Adam(net.parameters(), lr=1e-3)
+    adam = torch.optim.Adam(net.parameters(), lr=1e-3)
     net(torch.zeros(1, 4, 14, 14)).sum().backward()
-    old.step()
+    adam.step()
     create("plasticity_injection").boundary(state)
-    new = renewed(old, net, cfg)
+    new = renewed({"net": net}, {"net": adam})["net"]
     remembered = {name for name, p in net.named_parameters() if p in new.state}
-    encoder = {name for name, _ in net.named_parameters() if name.startswith("encoder")}
-    assert remembered == (set() if compat == "official" else encoder)
-    assert {id(p) for p in new.param_groups[0]["params"]} == {
-        id(p) for p in net.parameters() if p.requires_grad
-    }
+    assert remembered == {name for name, _ in net.named_parameters() if name.startswith("encoder")}
+    training = {id(p) for p in net.parameters() if p.requires_grad}
+    assert {id(p) for p in new.param_groups[0]["params"]} == training
 
 
 def random_transitions(count):
@@ -216,15 +220,14 @@ def test_measures_name_every_layer_and_stop_where_a_value_is_not_finite():
     (net, _), (target, _) = trained(), trained()
     probe = random_transitions(20)
     learner = Learner(net, target, 0.9)
-    figures = measure(learner, probe)
+    figures = measure_network(learner, probe)
     assert {"dormant_share", "feature_rank", "weight_norm", "dfi", "dfi_encoder.0.weight"} <= figures.keys()
     assert 1 <= figures["feature_rank"] <= 16
     assert all(p.grad is None for p in net.parameters())
-    assert measure(learner, None) == {}
     with torch.no_grad():
         net.head[2].bias[0] = float("nan")
     with pytest.raises(UserError, match="not finite"):
-        measure(learner, probe)
+        measure_network(learner, probe)
 
 
 def test_windows_average_since_the_last_line_and_stop_at_a_bad_loss():
