@@ -207,7 +207,7 @@ def _check(methods: Any, nets: Any, initial: Any, batches: Any, steps: int, repe
     for label, method in methods.items() if not initial else ():
         words = (*method.needs, getattr(method, "scale", ""), getattr(method, "fresh", ""))
         if "initial" in words or getattr(method, "reset", None):
-            raise UserError(f"method {label!r} needs the starting weights: give trial(initial=...)")
+            raise UserError(f"method {label!r} needs starting weights: give initial=, or leave it out")
 
 
 def _copy(nets: Mapping[str, nn.Module], optimizer: Any) -> tuple[dict[str, nn.Module], Any]:

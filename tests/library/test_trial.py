@@ -225,7 +225,7 @@ def no_step(*_):
 )  # fmt: skip
 def test_missing_starting_weights_are_one_line(method):
     net, optimizer, _ = make()
-    with pytest.raises(UserError, match="needs the starting weights: give trial") as error:
+    with pytest.raises(UserError, match="needs starting weights: give initial=, or leave it out") as error:
         trial(net, optimizer, no_step, batches=DATA, steps=12, methods=["none", method], loss=cross_entropy)
     assert "\n" not in str(error.value)
 
