@@ -22,7 +22,7 @@ from fire_core.targets.trace import trace
 transformers = pytest.importorskip("transformers")
 timm = pytest.importorskip("timm")
 
-pytestmark = [pytest.mark.reference, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.reference, pytest.mark.timeout(1800)]
 # with v at zero, these depend on q or k for reasons of their own
 ON_THEIR_OWN = {
     "coat": "a convolution of v has a bias and is multiplied by q",
