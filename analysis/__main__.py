@@ -85,6 +85,8 @@ def write_tables(given: Sequence[str]) -> int:
     options = parser.parse_args(given)
     if options.experiment:
         return sweep.show(options)
+    if options.methods or options.seeds:
+        raise UserError("--methods and --seeds belong to --experiment: name the experiments of the sweep")
     if options.write:
         return _done(report.write())
     results = open_results(options.root, options.size)
