@@ -130,8 +130,10 @@ def test_a_method_needs_no_file_and_the_experiment_tunes_it(name):
                 OmegaConf.update(tuned, f"tuned.{key}", 7)
                 assert tuned.method[setting] == 7
     acts_at_boundaries = "first_phase" not in elsewhere
-    treats = available()[name].treat is not Method.treat and not available()[name].changes_optimizer
-    assert acts_at_boundaries == (treats or name == "none" or available()[name].changes_structure)
+    method = available()[name]
+    treats = method.treat is not Method.treat and not method.changes_optimizer
+    treats = treats or method.changes_structure or method.optimizer_state is not None
+    assert acts_at_boundaries == (treats or name == "none")
 
 
 ADDED = {"fire": {"min_norm", "variance_factor"}, "rescale": {"min_norm"}}
