@@ -74,6 +74,7 @@ def surroundings() -> dict:
         "datasets": [data, data, data],
         "dataset": data,
         "fixed_batch": data.tensors[0],
+        "batch": data.tensors[0],
         "batches": [data.tensors[0]],
         "loader": [data.tensors],
         "train_with_a_new_trainer": lambda model, dataset: train(model, optimizer, dataset),
