@@ -99,7 +99,7 @@ def test_every_evaluation_is_announced(runs):
     announced = "".join(letter for letter, _ in calls).count("[]")
     name = {"vision": "test_accuracy", "language": "val_loss_a"}.get(script, "eval_return")
     recorded = re.findall(rf'"(?:before_|after_)?{name}"', plain)
-    assert announced == len(recorded) + 1 - (script == "language")
+    assert announced == len(recorded) + 1
 
 
 # settings with which a rival acts within the few steps of these runs
