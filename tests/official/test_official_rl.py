@@ -102,7 +102,8 @@ def sac(tmp_path_factory) -> dict[str, dict]:
 def test_the_normaliser_counts_what_the_policy_acted_on(sac, method, unseen, fidelity):
     """Not the last observation of an episode, and not the first of a process: a treated run is a new one at step 60."""
     saved = sac[method]
-    acted_on = saved["kept"]["replay"]["columns"]["observations"].double().numpy()
+    width = len(saved["kept"]["normaliser"]["mean"])  # a row begins with the observation
+    acted_on = saved["kept"]["replay"]["rows"][:, :width].double().numpy()
     # episodes ended, so there is something to leave out
     assert len(acted_on) == 61 and saved["at"]["episode"] >= 2
     counted = np.delete(acted_on, unseen, axis=0)
@@ -135,6 +136,11 @@ def test_a_treated_run_begins_a_new_episode_and_none_goes_on(sac):
 
 def test_a_treated_run_begins_its_second_half_with_a_uniform_action(sac):
     uniform = numpy_generator(1, "warm_up", 60).uniform(-1, 1, 3).astype(np.float32)
-    actions = {name: saved["kept"]["replay"]["columns"]["actions"][60].numpy() for name, saved in sac.items()}
+    width = len(
+        sac["none"]["kept"]["normaliser"]["mean"]
+    )  # observation, action, reward, observation, terminated
+    actions = {
+        name: saved["kept"]["replay"]["rows"][60, width : -width - 2].numpy() for name, saved in sac.items()
+    }
     assert (actions["fire"] == uniform).all()
     assert (actions["none"] != uniform).all()
