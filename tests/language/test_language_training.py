@@ -60,9 +60,9 @@ def test_phase_2_starts_from_the_named_fork_and_phase_1_is_trained_once(tmp_path
         rows = metrics(tmp_path, f"none-{change}phase_1.save_at=3,9")
         phase_1 = [row for row in rows if row["phase"] == 0]
         curve = curve or {row["iteration"]: row["val_loss_a"] for row in phase_1}
-        start = next(row for row in rows if row["phase"] == 1 and row["iteration"] == 0)
+        start = next(row for row in rows if "act" in row)
         wanted = {"last": curve[12], "9": curve[9], "best": min(curve.values())}[fork]
-        assert start["before_val_loss_a"] == start["val_loss_a"] == pytest.approx(wanted, abs=1e-7)
+        assert start["before_val_loss_a"] == start["after_val_loss_a"] == pytest.approx(wanted, abs=1e-7)
         assert start["step"] == phase_1[-1]["step"]
         assert rows[-1]["iteration"] == 8 and rows[-1]["step"] == start["step"] + 8
         mix = 0.5 * rows[-1]["val_loss_a"] + 0.5 * rows[-1]["val_loss_b"]
@@ -98,10 +98,11 @@ def test_windows_grow_at_the_boundary_and_are_evaluated_at_the_length_of_their_p
         start = Decoder(check_settings(cfg)).wpe.weight[16:].detach()
     [trunk] = tmp_path.glob("narrow/trunks/*/checkpoint/end.pt")
     run = tmp_path / "narrow/fig3_best/smoke/none-phase_1.block=16/seed_1"
-    beyond = [
-        torch.load(p, weights_only=True)["net"]["wpe.weight"][16:]
-        for p in (trunk, run / "checkpoint/final.pt")
+    nets = [
+        torch.load(trunk, weights_only=True)["treatment"]["nets"]["net"],
+        torch.load(run / "checkpoint/final.pt", weights_only=True)["net"],
     ]
+    beyond = [net["wpe.weight"][16:] for net in nets]
     assert (beyond[0] / start).std() < 1e-5, "they have only decayed"
     assert (beyond[1] / start).std() > 1e-2
     narrow = metrics(tmp_path / "narrow", "none-phase_1.block=16")

@@ -64,10 +64,7 @@ def test_rewards_are_clipped_for_learning_and_counted_raw(tmp_path):
     game = ["env.game=asterix", "env.frame_size=42", "random_episodes=4", "eval_max_steps=100"]
     drive((arguments(tmp_path, "method=none", *game), 0, 0), expect=[0])
     [end] = (tmp_path / "trunks").glob("*/checkpoint/end.pt")
-    assert set(torch.load(end, weights_only=True)["replay"]["facts"]["rewards"].unique().tolist()) == {
-        0.0,
-        1.0,
-    }
+    assert set(parts(end)["replay"]["facts"]["rewards"].unique().tolist()) == {0.0, 1.0}
     [metrics] = (tmp_path / "fig4a_breakout").glob("smoke/*/seed_1/metrics.jsonl")
     first = json.loads(metrics.read_text().splitlines()[0])
     assert first["random_return"] >= 50 and first["eval_return"] % 12.5 == 0
@@ -92,9 +89,16 @@ def test_priming_copies_the_target_after_as_many_updates_as_later(tmp_path):
 
 
 def checkpoints(root):
-    """{step: checkpoint} of all that lie below `root`."""
-    paths = root.rglob("step_*.pt")
-    return {int(path.stem.split("_")[1]): torch.load(path, weights_only=True) for path in paths}
+    """{step: parts of the checkpoint} of all that lie below `root`."""
+    return {int(path.stem.split("_")[1]): parts(path) for path in root.rglob("step_*.pt")}
+
+
+def parts(path):
+    """Where a run stood, its network, optimizer, target network, games and replay."""
+    saved = torch.load(path, weights_only=True)
+    trained = saved["treatment"]
+    own = {"net": trained["nets"]["net"], "optimizer": trained["optimizers"]["net"]}
+    return {"at": saved["at"], **own, **saved["kept"]}
 
 
 def adam_steps(saved):
