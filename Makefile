@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SECONDEXPANSION:
-.SECONDARY:
+.PRECIOUS: $(VENV)/.with-%
 
 PYTHON ?= python3
 VENV := .venv
