@@ -20,7 +20,7 @@ help: ## this list
 		dqn-sweep 'DQN on Atari with a midpoint reset; table and figure' \
 		sac-sweep 'SAC with a midpoint reset; table and figure' \
 		install-NAME 'what vision, language, dqn, sac, ray, slurm or all need beside `make install`' \
-		bench-NAME 'fire, methods, table1, convergence, vision, language, dqn or sac'
+		bench-NAME 'fire, methods, table1, convergence or speed'
 	@printf '\nVariables of a sweep (default):\n'; printf '  %-12s %s\n' \
 		EXPERIMENT 'names of files in conf/experiment, or the start of a name: fig2b is all of fig2b_*' \
 		SIZE 'smoke, small, medium or paper (small)' \
