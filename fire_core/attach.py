@@ -259,8 +259,8 @@ def renewed(nets: Mapping[str, nn.Module], old: Mapping[str, Optimizer]) -> dict
                 f"the optimizer of {name!r} has {len(before.param_groups)} parameter groups: give attach(renew=...), a "
                 "function that returns new optimizers"
             )
-        trained = [p for p in net.parameters() if p.requires_grad]
+        trained = dict.fromkeys(p for p in net.parameters() if p.requires_grad)
         known = inspect.signature(type(before)).parameters
-        made[name] = type(before)(trained, **{k: v for k, v in before.defaults.items() if k in known})
-        made[name].state.update({p: memory for p, memory in before.state.items() if p in set(trained)})
+        made[name] = type(before)(list(trained), **{k: v for k, v in before.defaults.items() if k in known})
+        made[name].state.update({p: memory for p, memory in before.state.items() if p in trained})
     return made
