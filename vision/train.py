@@ -96,6 +96,7 @@ def train(cfg: DictConfig) -> None:
             session.intervene(phase.index, measure, test)
 
             # ---------------------------------------------------------------------------------- one epoch
+            session.seconds()  # of training alone, without the tests before it
             set_learning_rate(treatment.optimizer, cfg, phase, epoch)
             net.train()
             count = len(phase.indices)
