@@ -171,7 +171,7 @@ def train(cfg: DictConfig) -> None:
                 bar.set_postfix_str(mean)
                 if bar.disable:
                     session.say(f"step {at['step'] * task.action_repeat:,}: {mean}")
-                if at["step"] == cfg.midpoint and session.run.trunk is not None:
+                if at["step"] == cfg.midpoint:
                     session.leave_trunk()
             bar.update()
             session.save_if_due()
