@@ -134,7 +134,7 @@ class UnitMethod(LayerMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.fresh not in ("default", "he_uniform", "initial"):
-            raise UserError(f"fresh={self.fresh!r}: choose 'default', 'kaiming' or 'initial'")
+            raise UserError(f"fresh={self.fresh!r}: choose 'default', 'he_uniform' or 'initial'")
         self._unheard = 0
 
     def measure(self, activations: Tensor) -> Tensor:
@@ -197,6 +197,23 @@ class UnitMethod(LayerMethod):
     def watch(self, net: nn.Module, layers: list[UnitLayer]) -> Any:
         """Place hooks that keep `measure` of every layer's activations, and return the object that holds them."""
         return Recorder(net, layers, self.measure)
+
+
+@dataclass
+class ForgetfulUnitMethod(UnitMethod):
+    """Base class of unit methods that remember nothing of a layer: a checkpoint has their counts, layers are found again."""
+
+    def boundary(self, state: State) -> Report:
+        """Do nothing, and return an empty report."""
+        return Report(method=self.name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts."""
+        return {"counts": dict(self.counts)}
+
+    def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
+        """Restore what `state_dict` returned."""
+        self.counts = dict(saved["counts"])
 
 
 def coming_inputs(batches: Callable[[], Iterable[Any]] | None, net: str, method: str) -> Iterator[Any]:

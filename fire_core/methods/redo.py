@@ -10,9 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 from fire_core.errors import check_range
 from fire_core.measure.dormancy import dormancy
-from fire_core.methods._units import UnitMethod, coming_inputs
+from fire_core.methods._units import ForgetfulUnitMethod, coming_inputs
 from fire_core.methods.method import TEXT, register
-from fire_core.report import Report
 from fire_core.state import State
 from fire_core.units import recycle
 
@@ -21,7 +20,7 @@ __all__ = ["ReDo", "dormancy", "recycle"]
 
 @register
 @dataclass
-class ReDo(UnitMethod):
+class ReDo(ForgetfulUnitMethod):
     """Gives dormant units new incoming weights and outgoing weights 0, after every epoch or every `every_steps` steps.
 
     Args:
@@ -49,18 +48,6 @@ class ReDo(UnitMethod):
         super().__post_init__()
         check_range(self, "[0, inf)", "every_steps", "samples")
         check_range(self, "[-1, inf)", "threshold")
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counts. Layers are found again."""
-        return {"counts": dict(self.counts)}
-
-    def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
-        """Restore what `state_dict` returned."""
-        self.counts = dict(saved["counts"])
-
-    def boundary(self, state: State) -> Report:
-        """Do nothing, and return an empty report."""
-        return Report(method=self.name)
 
     def after_step(self, state: State) -> None:
         """Check the units if `every_steps` steps have passed."""

@@ -8,16 +8,15 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from fire_core.errors import check_range
-from fire_core.methods._units import UnitMethod, gradient_scores
+from fire_core.methods._units import ForgetfulUnitMethod, gradient_scores
 from fire_core.methods.method import PORT, register
-from fire_core.report import Report
 from fire_core.state import State
 from fire_core.units import UnitLayer
 
 
 @register
 @dataclass
-class ReGraMa(UnitMethod):
+class ReGraMa(ForgetfulUnitMethod):
     """Gives units with little gradient new incoming weights, bias 0 and outgoing weights 0, every `every_steps` steps.
 
     The score of a unit is the mean |gradient| of its incoming weights in one step, before clipping, over the mean of its
@@ -54,18 +53,6 @@ class ReGraMa(UnitMethod):
         check_range(self, "[1, inf)", "every_steps")
         check_range(self, "[0, 1]", "most")
         self._chosen: list[tuple[str, UnitLayer, Tensor]] = []
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counts. Layers are found again."""
-        return {"counts": dict(self.counts)}
-
-    def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
-        """Restore what `state_dict` returned."""
-        self.counts = dict(saved["counts"])
-
-    def boundary(self, state: State) -> Report:
-        """Do nothing, and return an empty report."""
-        return Report(method=self.name)
 
     def before_step(self, state: State) -> None:
         """Choose the units, if it is time."""
