@@ -21,7 +21,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -110,6 +110,11 @@ class Attached:
                 raise UserError(f"method {method.name!r} needs {NEEDS[need]}")
         if "activations" in method.needs and state.compiled:
             raise UserError(f"method {method.name!r} needs {NEEDS['activations']}: train with compiled=False")
+        replaces = state.nets.keys() - state.optimizers if method.changes_optimizer else ()
+        if replaces:
+            raise UserError(
+                f"method {method.name!r} takes the place of the optimizer of net {min(replaces)!r}: give attach() that one"
+            )
         self.method, self.state, self.seed = method, state, seed
         self.optimizer_state, self.renew = optimizer_state, renew
         self._own = dict(state.optimizers)  # the caller's optimizers, which a method may replace
@@ -252,8 +257,8 @@ class Attached:
 def renewed(nets: Mapping[str, nn.Module], old: Mapping[str, Optimizer]) -> dict[str, Optimizer]:
     """Return optimizers like `old` for the parameters that now train, with the memory of those that trained before."""
     made = dict(old)
-    for name, net in nets.items():
-        before: Any = old[name]
+    for name in (name for name in nets if name in old):
+        net, before = nets[name], cast(Any, old[name])
         if len(before.param_groups) > 1:
             raise UserError(
                 f"the optimizer of {name!r} has {len(before.param_groups)} parameter groups: give attach(renew=...), a "

@@ -132,3 +132,9 @@ def test_random_orthogonal_has_the_spectrum_of_fire_exact_and_no_memory():
     assert torch.equal(net[0].weight, twin[0].weight)
     assert all(row.dfi_factor < 1e-10 for row in report.treated())
     assert torch.linalg.svdvals(net[0].weight).tolist() == pytest.approx([(4 / 3) ** 0.5] * 3, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["muon", "upgd"])
+def test_a_method_that_replaces_the_optimizer_asks_for_it(name):
+    with pytest.raises(UserError, match="takes the place of the optimizer of net 'net'"):
+        attach(name, torch.nn.Linear(4, 2))
