@@ -133,8 +133,8 @@ def _sweep(domain: Domain, job: Job, overrides: list[str], start: Callable[[], N
     runs = check_sweep(domain, overrides, check_run)
     names, minutes = [], [cfg.minutes or 0.0 for _, cfg in runs]
     for typed, cfg in runs:
-        numbers, _ = identity(domain, cfg, create(**cfg.method))
-        names.append(name_run(domain, cfg, parse(typed), fingerprint(numbers), sweep=True)[0])
+        own = fingerprint(identity(domain, cfg, create(**cfg.method))[0])
+        names.append(name_run(domain, cfg, parse(typed), own, sweep=True)[0].free_for(own))
     stop.raise_interrupt()
     stop.name_driver()
     here = not any(o.startswith("hydra/launcher=") for o in overrides)
@@ -253,12 +253,12 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, no
             cfg = resolve(domain, cfg, node)
             check_settings(domain, cfg)
             if is_sweep():
-                numbers, _ = identity(domain, cfg, create(**cfg.method))
-                name, _ = name_run(domain, cfg, typed_in(node), fingerprint(numbers), sweep=True)
-                if state_of(name.folder) == "done":
+                own = fingerprint(identity(domain, cfg, create(**cfg.method))[0])
+                name, _ = name_run(domain, cfg, typed_in(node), own, sweep=True)
+                folder = name.free_for(own).folder
+                if state_of(folder) == "done":
                     return 0
-                stack.enter_context(sweep.output_in(name.folder))
-                folder = name.folder
+                stack.enter_context(sweep.output_in(folder))
             torch.set_num_threads(cfg.threads)
             keep_freed_memory()
             _announce(domain, cfg)

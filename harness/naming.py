@@ -45,7 +45,7 @@ def name_run(
     """Return the name of a run, and the typed overrides that its label shows.
 
     A single run that sets a value to its default has the name of the run that does not set it. The runs of a sweep are
-    named by its axes, whatever the defaults are. If another run has taken the folder, the label ends in `identity`.
+    named by its axes, whatever the defaults are.
     """
     changed = changes(domain, typed)
     name = RunName(cfg.run.root, cfg.experiment, cfg.size, label(cfg.method.name, changed), cfg.seed)
@@ -53,8 +53,6 @@ def name_run(
     if defaults and identity_of(name.folder) != identity:  # no older run is named with them
         changed = [change for change in changed if change not in defaults]
         name = replace(name, label=label(cfg.method.name, changed))
-    if identity_of(name.folder) not in (None, identity):
-        name = replace(name, label=f"{name.label}-{identity[:8]}")
     return name, changed
 
 

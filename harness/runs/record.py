@@ -57,6 +57,11 @@ class RunName:
     def folder(self) -> Path:
         return Path(self.root) / self.experiment / self.size / self.label / f"seed_{self.seed}"
 
+    def free_for(self, identity: str) -> RunName:
+        """Return this name or, if its folder belongs to another config, one whose label ends in `identity`."""
+        taken = checkpoints.identity_of(self.folder) not in (None, identity)
+        return replace(self, label=f"{self.label}-{identity[:8]}") if taken else self
+
 
 @dataclass(frozen=True)
 class Saving:
@@ -110,9 +115,8 @@ class Run:
             meta: further entries of meta.json.
         """
         identity = fingerprint(config)
-        folder = name.folder
-        if checkpoints.identity_of(folder) not in (None, identity):
-            folder = replace(name, label=f"{name.label}-{identity[:8]}").folder
+        folder = name.free_for(identity).folder
+        if folder != name.folder:
             print(
                 f"note: the config differs from the one in {name.folder.parent}; this run goes to {folder}",
                 flush=True,
