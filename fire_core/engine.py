@@ -191,8 +191,16 @@ def treat_tensors(
             results.append((group, treated.matrices))
             for t in group:
                 rows[t.name] = Row(t.name, t.parameter, t.shape, action, t.reason)
-            figures.append(([rows[t.name] for t in group], _figures(group, old, treated, initial)))
-        _check_finite(results)
+            start = (
+                _stack(group, initial) if initial and initial.keys() >= {t.parameter for t in group} else None
+            )
+            figures.append(([rows[t.name] for t in group], figures_of(old, treated, start)))
+        targets = [t for group, _ in results for t in group]
+        peaks = _largest_entries([matrix for _, new in results for matrix in new])
+        if bad := [t.name for t, peak in zip(targets, peaks, strict=True) if not peak < math.inf]:
+            raise UserError(
+                f"the treatment gave NaN, infinite or overflowing values for {shorten(bad)}: nothing was written"
+            )
         if not dry_run:
             for group, new in results:
                 for target, matrix in zip(group, new, strict=True):
@@ -232,8 +240,11 @@ def measure_change(
         for group in _groups([t for t in table.included if t.parameter in report.changed], after):
             for t in group:
                 rows[t.name] = Row(t.name, t.parameter, t.shape, action, t.reason)
-            old, new = (_stack(group, source) for source in (before, after))
-            figures.append(([rows[t.name] for t in group], _figures(group, old, Treated(new), initial)))
+            old, new = _stack(group, before), _stack(group, after)
+            start = (
+                _stack(group, initial) if initial and initial.keys() >= {t.parameter for t in group} else None
+            )
+            figures.append(([rows[t.name] for t in group], figures_of(old, Treated(new), start)))
     fill_in(figures)
     report.rows.extend(rows.values())
     report.total = sum(p.numel() for p in after.values())
@@ -245,13 +256,6 @@ def row_of(target: Target, reason: str) -> Row:
     return Row(target.name, target.parameter, target.shape, action, reason)
 
 
-def _figures(
-    group: list[Target], old: Tensor, treated: Treated, initial: Mapping[str, Tensor] | None
-) -> dict[str, Tensor]:
-    known = initial is not None and all(t.parameter in initial for t in group)
-    return figures_of(old, treated, _stack(group, initial) if known else None)  # type: ignore[arg-type]
-
-
 def _degenerate(
     targets: list[Target], parameters: Mapping[str, Tensor], degenerate: Degenerate, min_norm: float
 ) -> dict[str, str]:
@@ -260,17 +264,14 @@ def _degenerate(
     Raises UserError for NaN and infinite weights, and for degenerate matrices where degenerate="raise".
     """
     matrices = [_matrix(t, parameters) for t in targets]
-    peaks = [_peak(matrix) for matrix in matrices]
-    norms = [torch.linalg.matrix_norm(m).double() for m in matrices] if min_norm > 0.0 else []
-    names = [t.name for t in targets]
-    found = fetch([*peaks, *norms])
-    bad = [name for name, peak in zip(names, found) if not peak < float("inf")]
-    if bad:
+    names, peaks = [t.name for t in targets], _largest_entries(matrices)
+    if bad := [name for name, peak in zip(names, peaks, strict=True) if not peak < math.inf]:
         raise UserError(
             f"NaN or infinite values in {shorten(bad)}: nothing was changed; restore finite weights first"
         )
-    small = {name: "all-zero matrix" for name, peak in zip(names, found) if peak == 0.0}
-    for name, norm in zip(names, found[len(names) :]):
+    small = {name: "all-zero matrix" for name, peak in zip(names, peaks, strict=True) if peak == 0.0}
+    norms = fetch([torch.linalg.matrix_norm(m).double() for m in matrices]) if min_norm > 0.0 else []
+    for name, norm in zip(names, norms):
         if norm < min_norm:
             small.setdefault(name, f"norm {norm:.3g} is below min_norm={min_norm:g}")
     if small and degenerate == "raise":
@@ -282,10 +283,10 @@ def _degenerate(
     return small
 
 
-def _peak(matrix: Tensor) -> Tensor:
-    """Return the largest absolute entry, a float64 scalar; NaN and infinity survive."""
-    low, high = torch.aminmax(matrix)
-    return torch.maximum(high, -low).double()
+def _largest_entries(matrices: list[Tensor]) -> list[float]:
+    """Return the largest absolute entry of each matrix; NaN and infinity survive."""
+    ranges = [torch.aminmax(matrix) for matrix in matrices]
+    return fetch([torch.maximum(high, -low).double() for low, high in ranges])
 
 
 def check_targets(targets: list[Target], parameters: Mapping[str, Tensor]) -> None:
@@ -338,17 +339,6 @@ def _matrix(t: Target, parameters: Mapping[str, Tensor]) -> Tensor:
         )
     matrix = matrix.detach()
     return matrix if matrix.dtype == torch.float64 else matrix.float()
-
-
-def _check_finite(stacks: list[tuple[list[Target], Tensor]]) -> None:
-    """Raise UserError for results with NaN or infinity, with one transfer per device."""
-    targets = [t for group, _ in stacks for t in group]
-    peaks = fetch([_peak(matrix) for _, new in stacks for matrix in new])
-    bad = [t.name for t, peak in zip(targets, peaks, strict=True) if not peak < float("inf")]
-    if bad:
-        raise UserError(
-            f"the treatment gave NaN, infinite or overflowing values for {shorten(bad)}: nothing was written"
-        )
 
 
 def fetch(scalars: list[Tensor]) -> list[Any]:

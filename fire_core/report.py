@@ -103,9 +103,6 @@ class Report:
     dry_run: bool = field(default=False, kw_only=True)
     total: int = field(default=0, kw_only=True)
 
-    def __post_init__(self) -> None:
-        self.rows, self.changed = list(self.rows), set(self.changed)
-
     @property
     def share(self) -> float | None:
         """Share of all entries of the model's parameters that are in treated matrices; None if their number is unknown."""
