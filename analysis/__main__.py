@@ -11,7 +11,7 @@ from matplotlib.backend_bases import FigureCanvasBase
 
 from analysis import explore, plot, report, sweep, tables
 from analysis.export import export
-from analysis.figures import FIGURES, Drawing
+from analysis.figures import CAPTIONS, FIGURES, Drawing
 from analysis.rendering import markdown, plain
 from analysis.runs import RESULTS, RUNS_FILE, SIZES, Results, at_most, load, open_results, settings
 from fire_core.errors import UserError, print_error, reader_may_leave
@@ -22,9 +22,8 @@ from harness.runs.folders import refuse_link
 
 def draw_figures(given: Sequence[str]) -> int:
     """Draw the figures of finished runs: Figures 2 to 5 of the paper, the verdicts, and the studies beside the paper."""
-    parser = _parser("figures", draw_figures)
+    parser = _parser("figures", out="folder for the pictures; default <root>/figures")
     parser.add_argument("name", nargs="*", metavar="FIGURE", help=f"{' '.join(FIGURES)}; default: all")
-    _inputs(parser, "folder for the pictures; default <root>/figures")
     parser.add_argument("--formats", default="png,svg,pdf", help="default png,svg,pdf")
     parser.add_argument("--metric", help="what Figure 4 shows, as in eval_return; default: as in the paper")
     options = parser.parse_args(given)
@@ -50,7 +49,7 @@ def draw_figures(given: Sequence[str]) -> int:
                     raise UserError(f"no run logged {options.metric!r}; logged: {', '.join(logged)}")
                 more = {"metric": options.metric}
             stem = _out(options, "figures") / f"{name}-{size}"
-            for path in plot.save(drawing.draw(parts, **more), stem, formats, drawing.caption, parts):
+            for path in plot.save(drawing.draw(parts, **more), stem, formats, CAPTIONS[name], parts):
                 print(f"{name}, size {size}: {path}")
     return _done([], found.problems)
 
@@ -64,18 +63,13 @@ def _by_size(found: Results, drawing: Drawing, only: str | None, once: bool) -> 
     sizes = [size for size in SIZES if size in known and only in (None, size)]
     if once:
         sizes = ([size for size in sizes if size != "paper"] or sizes)[:1]
-    shown = {}
-    for size in sizes:
-        part = at_most(results, size) if drawing.filled else results.select(size=size)
-        shown[size] = [each for each in settings(part) if len(each.metrics)]
-    return shown
+    return {size: [part for part in settings(at_most(results, size)) if len(part.metrics)] for size in sizes}
 
 
 def write_tables(given: Sequence[str]) -> int:
     """Write every table as Markdown, CSV and LaTeX. With --experiment, show the table and the figure of one sweep
     instead. With --write, fill the tables of README.md, REPRODUCED.md and docs/findings.md from the committed results."""
-    parser = _parser("tables", write_tables)
-    _inputs(parser, "folder for the tables; default <root>/tables")
+    parser = _parser("tables", out="folder for the tables; default <root>/tables")
     help_text = "fill the tables of the documents; nothing else is read or written"
     parser.add_argument("--write", action="store_true", help=help_text)
     parser.add_argument("--experiment", nargs="+", help="the experiments of a sweep")
@@ -92,29 +86,26 @@ def write_tables(given: Sequence[str]) -> int:
     results = open_results(options.root, options.size)
     if results.finished.empty:
         raise UserError(f"no finished run in {options.root!r}: run something first, as in make vision-sweep")
-    return _done(tables.write_all(results, _out(options, "tables")), results.problems)
+    return _done(report.write_all(results, _out(options, "tables")), results.problems)
 
 
 def count_claims(given: Sequence[str]) -> int:
     """Print the verdicts on the paper's comparisons as counts, and the pooled estimates, with the exploring and with the
     confirming seeds (docs/concepts/statistics.md)."""
-    parser = _parser("claims", count_claims)
-    help_text = "folder of runs, or an export; default the committed results"
-    parser.add_argument("--root", default=str(RESULTS), help=help_text)
-    results = open_results(parser.parse_args(given).root)
-    material = report.Material(results)
-    print(f"{markdown(report.counts(material))}\n\n{markdown(report.pooled(material))}")
+    options = _parser("claims", root=str(RESULTS)).parse_args(given)
+    results = open_results(options.root)
+    material = tables.Material(results)
+    print(f"{markdown(tables.counts(material))}\n\n{markdown(tables.pooled(material))}")
     return _done([], results.problems)
 
 
 def write_export(given: Sequence[str]) -> int:
     """Write the finished runs into analysis/results as compressed CSV files that are small enough to commit."""
-    parser = _parser("export", write_export)
-    parser.add_argument("--root", default="runs")
-    parser.add_argument("--experiment", nargs="*", default=None)
+    parser = _parser("export")
     sizes = [size for size in SIZES if size != "smoke"]
     help_text = f"default {' '.join(sizes)}; smoke is for tests"
     parser.add_argument("--size", nargs="*", default=sizes, choices=SIZES, help=help_text)
+    parser.add_argument("--experiment", nargs="*", default=None)
     parser.add_argument("--out", default=str(RESULTS))
     options = parser.parse_args(given)
     results = load(options.root, options.experiment).select(size=options.size)
@@ -127,9 +118,7 @@ def write_export(given: Sequence[str]) -> int:
 def write_explorer(given: Sequence[str]) -> int:
     """Write one HTML page on which you choose panels, switch methods on and off and see single seeds. It needs no server
     and no network."""
-    parser = _parser("explore", write_explorer)
-    _inputs(parser, "the page; default <root>/explore.html")
-    options = parser.parse_args(given)
+    options = _parser("explore", out="the page; default <root>/explore.html").parse_args(given)
     results = open_results(options.root, options.size)
     path = _out(options, "explore.html")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,15 +133,15 @@ def compare_with_official(given: Sequence[str]) -> int:
     return fidelity.main(given)
 
 
-def _parser(name: str, command: object) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(prog=f"python -m analysis {name}", description=command.__doc__)
-
-
-def _inputs(parser: argparse.ArgumentParser, out: str) -> None:
-    help_text = "folder of runs, or an export (analysis/results); default runs"
-    parser.add_argument("--root", default="runs", help=help_text)
-    parser.add_argument("--size", choices=SIZES, help="default: every size that was run")
-    parser.add_argument("--out", help=out)
+def _parser(name: str, root: str = "runs", out: str = "") -> argparse.ArgumentParser:
+    """Return the parser of a command that reads runs; with `out`, of one size, and writes something."""
+    about = COMMANDS[name].__doc__
+    parser = argparse.ArgumentParser(prog=f"python -m analysis {name}", description=about)
+    parser.add_argument("--root", default=root, help=f"folder of runs, or an export; default {root}")
+    if out:
+        parser.add_argument("--size", choices=SIZES, help="default: every size that was run")
+        parser.add_argument("--out", help=out)
+    return parser
 
 
 def _out(options: argparse.Namespace, name: str) -> Path:

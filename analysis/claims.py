@@ -19,9 +19,9 @@ import yaml
 from scipy import stats as scipy_stats
 
 from analysis import measures, paper
-from analysis.measures import Values
+from analysis.measures import Measure, Values
 from analysis.runs import Results, at_largest_size, settings
-from analysis.stats import LEVEL, Estimate, estimate, holm
+from analysis.stats import LEVEL, Estimate, estimate, holm, paired
 
 EXPLORING = range(1, 6)
 ROUNDS = 2  # of confirming seeds, in plan.yaml
@@ -82,16 +82,14 @@ def premise(part: Results, which: str = "confirming", rounds: int = ROUNDS) -> P
         return Premise(True, None)
     if figure.startswith("fig4"):
         before = measures.before_boundary(part.metrics, measure.metric)
-        random = measures.ordered_rows(part.metrics, "random_return").groupby("seed")["value"].first()
-        values = {s: before[s] / random[s] for s in before if random.get(s, 0.0) > 0}
+        random = measures.random_returns(part.metrics)
+        values, level = {s: before[s] / random[s] for s in before if random.get(s, 0.0) > 0}, LEARNED
     else:
-        ends = measures.values(part.metrics, measure)
-        values = paired(ends, "full_reset", "none", measure.higher_is_better)
+        values, level = gains(measures.values(part.metrics, measure), "full_reset", "none", measure), 0.0
     if which != "all":
         values = explored(values, part.first["experiment"], part.first["size"], rounds)
-    found = estimate([values[seed] for seed in sorted(values)]) if values else None
-    level = LEARNED if figure.startswith("fig4") else 0.0
-    return Premise(None if found is None or found.n < 2 else bool(found.low > level), found)
+    found = estimate(values)
+    return Premise(None if found.n < 2 else bool(found.low > level), found if found.n else None)
 
 
 # ------------------------------------------------------------------------------------------------ verdicts
@@ -112,29 +110,29 @@ def verdicts(
 
 def _compared(part: Results, which: str, rounds: int) -> pd.DataFrame:
     first, measure = part.first, measures.of(part)[0]
-    plain = part.select(label=part.runs["label"][part.runs["label"] == part.runs["method"]].unique())
-    ends, (holds, measured) = measures.values(plain.metrics, measure), premise(part, which, rounds)
+    experiment, size = first["experiment"], first["size"]
+    own = part.select(label=part.runs["label"][part.runs["label"] == part.runs["method"]].unique())
+    ends, (holds, measured) = measures.values(own.metrics, measure), premise(part, which, rounds)
     decimals = measures.digits(measure.metric, chain.from_iterable(each.values() for each in ends.values()))
     rows, ran = [], set(ends)
-    if which == "confirming" and first["size"] == "medium":  # what was planned is open until it has run
-        ran |= {method for experiment, method in confirming_plan(rounds) if experiment == first["experiment"]}
+    if which == "confirming" and size == "medium":  # what was planned is open until it has run
+        ran |= {method for planned, method in confirming_plan(rounds) if planned == experiment}
     note = "" if which != "confirming" or holds is not True else later_premise(part)
-    for pair in _pairs(first["experiment"], ran):
-        better, worse = pair["better"], pair["worse"]
-        gains = paired(ends, better, worse, measure.higher_is_better)
-        planned = planned_seeds(first["experiment"], first["size"], better, worse, rounds=rounds)
-        early = explored(gains, first["experiment"], first["size"], rounds)
-        seeds = {"exploring": sorted(early), "all": sorted(gains)}.get(which, planned)
-        exploring = early or ({} if planned else gains)  # shown; no verdict of any kind uses the others
-        used = {seed: gains[seed] for seed in seeds if seed in gains}
+    for pair in _pairs(experiment, ran):
+        found = gains(ends, pair["better"], pair["worse"], measure)
+        planned = planned_seeds(experiment, size, pair["better"], pair["worse"], rounds=rounds)
+        early = explored(found, experiment, size, rounds)
+        seeds = {"exploring": sorted(early), "all": sorted(found)}.get(which, planned)
+        exploring = early or ({} if planned else found)  # shown; no verdict of any kind uses the others
+        used = {seed: found[seed] for seed in seeds if seed in found}
         complete = 0 < len(seeds) == len(used) if which == "confirming" else len(used) > 1
         row = first[["experiment", "figure", "panel", "size", "data"]].to_dict() | pair
         row |= {"premise": holds, "measured": measured, "planned": len(seeds), "complete": complete}
         row |= {"decimals": decimals, "note": note if planned else ""}
         for prefix, each in (("", used), ("exploring_", exploring)):
-            found = estimate(list(each.values())) if each else Estimate(*[float("nan")] * 4, 0)
-            row |= {f"{prefix}gains": each, f"{prefix}seeds": len(each), f"{prefix}gain": found.mean}
-            row |= {f"{prefix}low": found.low, f"{prefix}high": found.high, f"{prefix}p": found.p}
+            mean, low, high, p, n = estimate(each)
+            row |= {f"{prefix}gains": each, f"{prefix}seeds": n, f"{prefix}gain": mean}
+            row |= {f"{prefix}low": low, f"{prefix}high": high, f"{prefix}p": p}
         rows.append(row)
     table = pd.DataFrame(rows, columns=[*COLUMNS, "complete", "p_least"])
     if table.empty:
@@ -185,11 +183,23 @@ def _pairs(experiment: str, ran: set[str]) -> Iterator[dict[str, str]]:
         yield {"kind": kind, "better": "fire", "worse": method, "source": ""}
 
 
-def paired(ends: Values, better: str, worse: str, higher: bool) -> dict[int, float]:
+def gains(ends: Values, better: str, worse: str, measure: Measure) -> dict[int, float]:
     """Return {seed: how far `better` ends ahead of `worse`} for the seeds that both have."""
-    sign = 1.0 if higher else -1.0
-    pair = ends.get(better, {}), ends.get(worse, {})
-    return {seed: sign * (pair[0][seed] - pair[1][seed]) for seed in sorted(set(pair[0]) & set(pair[1]))}
+    first, second = (better, worse) if measure.higher_is_better else (worse, better)
+    return paired(ends.get(first, {}), ends.get(second, {}))
+
+
+def of_fire(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the comparisons of FIRE with another method, `worse`, all turned so that a positive gain has FIRE ahead."""
+    rows = table[table["better"].eq("fire") | table["worse"].eq("fire")].copy()
+    turned = rows["worse"].eq("fire")
+    rows.loc[turned, ["better", "worse"]] = rows.loc[turned, ["worse", "better"]].to_numpy()
+    for prefix in ("", "exploring_"):
+        ends = [f"{prefix}{name}" for name in ("gain", "low", "high")]
+        rows.loc[turned, ends] = -rows.loc[turned, [ends[0], ends[2], ends[1]]].to_numpy()
+        signs = zip(rows[f"{prefix}gains"], turned.map({True: -1.0, False: 1.0}))
+        rows[f"{prefix}gains"] = [{seed: sign * gain for seed, gain in each.items()} for each, sign in signs]
+    return rows
 
 
 # ------------------------------------------------------------------------------------------------ counts
@@ -236,26 +246,16 @@ def effect(gains: Mapping[int, float]) -> tuple[float, float]:
 def effects(table: pd.DataFrame, rival: str) -> pd.DataFrame:
     """Return one effect of FIRE against `rival` per panel of the paper that counts and is complete (columns panel, d,
     variance). The starts of Figure 3 share a first phase, so each seed contributes the mean of its differences."""
-    rows = table[table["premise"].eq(True) & table["figure"].str.startswith("fig")]
-    rows = at_largest_size(rows[rows["gain"].notna()], ["experiment", "better", "worse"])
-    paper_cells = {"_".join(cell) for cell in paper.cells()}
-    found: dict[str, dict[int, float]] = {}
-    starts: list[dict[int, float]] = []
-    for row in rows.to_dict("records"):
-        pair = {row["better"], row["worse"]}
-        if pair != {"fire", rival} or row["experiment"] not in paper_cells:
-            continue
-        sign = 1 if row["better"] == "fire" else -1
-        gains = {seed: sign * gain for seed, gain in row["gains"].items()}
-        if row["figure"] == "fig3":
-            starts.append(gains)
-        else:
-            found[row["experiment"]] = gains
+    rows = of_fire(table[table["premise"].eq(True) & table["gain"].notna()])
+    rows = at_largest_size(rows[rows["worse"].eq(rival)])
+    rows = rows[rows["experiment"].isin(["_".join(cell) for cell in paper.cells()])]
+    of_figure_3 = rows["figure"].eq("fig3")
+    found = rows[~of_figure_3].set_index("experiment")["gains"].to_dict()
+    starts = pd.DataFrame(list(rows["gains"][of_figure_3]))  # one row per start, one column per seed
     if len(starts) == 3:
-        seeds = set.intersection(*map(set, starts))
-        found["fig3"] = {seed: float(np.mean([start[seed] for start in starts])) for seed in seeds}
-    rows = [(panel, *effect(gains)) for panel, gains in found.items()]
-    return pd.DataFrame(rows, columns=["panel", "d", "variance"])
+        found["fig3"] = starts.dropna(axis=1).mean().to_dict()
+    effects_of = [(panel, *effect(gains)) for panel, gains in found.items()]
+    return pd.DataFrame(effects_of, columns=["panel", "d", "variance"])
 
 
 def pooled(table: pd.DataFrame) -> pd.DataFrame:

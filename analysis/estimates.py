@@ -2,15 +2,15 @@
 
 The frame has one row per setting (experiment, size, data), measure, label and reference. The reference is the label
 that this label is compared with: "none" (no intervention, in the same network and protocol where such a run exists),
-"fire", "unchanged" (the same method at its own settings), "muon" (for FIRE with Muon), "random_actions", or "" if no other
-label shares a seed with it. A difference is label minus reference, paired by seed. `kind` is "result" (the first measure
-of a setting is its `headline`), "learning" or "boundary". Labels come in the order of every table; `name` is what tables
-call them, and `changed` the settings that they changed.
+"fire", "unchanged" (the same method at its own settings), "muon" (for FIRE with Muon), or "" if no other label shares a
+seed with it. A difference is label minus reference, paired by seed. `kind` is "result" (the first measure of a setting is
+its `headline`) or "boundary". Labels come in the order of every table; `name` is what tables call them, and `changed` the
+settings that they changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,7 @@ import pandas as pd
 from analysis import measures, names
 from analysis.measures import HESSIAN, Measure, Values
 from analysis.runs import Results, settings
-from analysis.stats import estimate, paired_difference
+from analysis.stats import estimate, paired
 
 SETTING = ["experiment", "figure", "panel", "size", "data"]
 COLUMNS = [
@@ -50,10 +50,9 @@ def frame(results: Results) -> pd.DataFrame:
         for kind, headline, measure, values in numbers(part):
             shared = setting | {"kind": kind, "headline": headline, "metric": measure.key}
             shared |= {"measure": measure.title, "higher_is_better": measure.higher_is_better}
-            for label in [*filter(values.get, looks), *(label for label in values if label not in looks)]:
-                known = shared | {"method": methods.get(label, label), "label": label}
-                known["name"] = (looks.get(label) or names.look(label)).name
-                known["changed"] = names.changes(changed.get(label, {}))
+            for label in filter(values.get, looks):
+                known = shared | {"method": methods[label], "label": label, "name": looks[label].name}
+                known["changed"] = names.changes(changed[label])
                 compared = {} if kind == "boundary" else references(label, values, methods, changed)
                 others = {name: values[other] for name, other in compared.items()}
                 rows += [known | row for row in _rows(values[label], others)]
@@ -64,14 +63,6 @@ def numbers(part: Results) -> Iterator[tuple[str, bool, Measure, Values]]:
     """Yield (kind, headline, measure, numbers of the runs) of everything that is estimated in one setting."""
     for place, measure in enumerate(measures.of(part)):
         yield "result", place == 0, measure, measures.values(part.metrics, measure)
-    random = measures.by_label(_first(part.metrics, "random_return"))
-    if random:
-        level = {seed: value for values in random.values() for seed, value in values.items()}
-        for metric, title in (("eval_return", "evaluation return"), ("train_return", "training return")):
-            if learned := measures.before_boundary(part.metrics, metric):
-                told = f"{title} before the boundary, last tenth of its steps"
-                measure = Measure(f"{metric}_learned", told)
-                yield "learning", False, measure, {"all methods": learned, "random_actions": level}
     rows = part.boundaries
     last = rows[rows["phase"] == rows.groupby(["label", "seed"])["phase"].transform("max")]
     for column, title in BOUNDARY.items():
@@ -81,42 +72,34 @@ def numbers(part: Results) -> Iterator[tuple[str, bool, Measure, Values]]:
         yield "boundary", False, HESSIAN, measures.values(part.metrics, HESSIAN)
 
 
-def _first(metrics: pd.DataFrame, metric: str) -> pd.Series:
-    return measures.ordered_rows(metrics, metric).groupby(["label", "seed"])["value"].first()
-
-
 def _rows(own: dict[int, float], compared: Values) -> Iterator[dict[str, object]]:
     """Yield the mean of one label once per reference with which it shares a seed; once with "" if there is none."""
-    found = estimate(list(own.values()))
+    found = estimate(own)
     row = {"n": found.n, "mean": found.mean, "low": found.low, "high": found.high}
     row |= {"lowest": min(own.values()), "highest": max(own.values())}
-    row |= {"reference": "", "pairs": 0, "p": np.nan}
-    gaps = {name: gap for name, other in compared.items() if (gap := paired_difference(own, other))}
-    for name, gap in gaps.items():
+    gaps = {name: gap for name, other in compared.items() if (gap := estimate(paired(own, other))).n}
+    for name, gap in (gaps or {"": estimate([])}).items():
         compare = {"difference": gap.mean, "difference_low": gap.low, "difference_high": gap.high}
         yield row | compare | {"reference": name, "pairs": gap.n, "p": gap.p}
-    if not gaps:
-        yield row
 
 
 def references(
-    label: str, known: Iterable[str], methods: dict[str, str], changed: dict[str, dict[str, str]]
+    label: str, known: Values, methods: dict[str, str], changed: dict[str, dict[str, str]]
 ) -> dict[str, str]:
     """Return {name of the reference: its label} among the labels `known`."""
-
-    def beside(label: str) -> dict[str, str]:  # what was changed beside the method's own settings
-        return {k: v for k, v in changed.get(label, {}).items() if not k.startswith("method.")}
-
-    method, known = methods.get(label, label), list(known)
-    same = [each for each in known if methods.get(each) == "none" and changed.get(each) == beside(label)]
-    wanted = {
-        "none": same[0] if same else "none",
-        "fire": "fire",
-        "unchanged": method,
-        "muon": "muon" if method == "fire_muon" else "",
-        "random_actions": "random_actions",
-    }
+    method = methods[label]
+    beside = {
+        k: v for k, v in changed[label].items() if not k.startswith("method.")
+    }  # what all methods share
+    same = [each for each in known if methods[each] == "none" and changed[each] == beside]
+    wanted = {"none": same[0] if same else "none", "fire": "fire", "unchanged": method}
+    wanted["muon"] = "muon" if method == "fire_muon" else ""
     return {name: other for name, other in wanted.items() if other in known and other != label}
+
+
+def csv(frame: pd.DataFrame) -> str:
+    """Return a frame as CSV."""
+    return frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
 
 
 def of(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
@@ -130,9 +113,25 @@ def means(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.drop_duplicates(["experiment", "size", "data", "metric", "label"])
 
 
+def minus(rows: pd.DataFrame, reference: str) -> pd.DataFrame:
+    """Return one row per setting, measure and label, with the difference from `reference`, NaN where there is none."""
+    rows = rows.assign(other=rows["reference"] != reference)
+    found = means(rows.sort_values("other", kind="stable")).sort_index()
+    found.loc[found["other"], ["difference", "difference_low", "difference_high"]] = np.nan
+    return found
+
+
+def gains(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return `rows` with their differences turned so that a positive one is better, for losses too."""
+    ends, losses = ["difference", "difference_low", "difference_high"], ~rows["higher_is_better"].astype(bool)
+    turned = rows.copy()
+    turned.loc[losses, ends] = -rows.loc[losses, [ends[0], ends[2], ends[1]]].to_numpy()
+    return turned
+
+
 def sides(rows: pd.DataFrame) -> pd.DataFrame:
     """Return `rows` with the column `word`: "better" or "worse" than the reference where the 95 % interval of the
     difference excludes 0, else "". It describes the seeds that were run, is not corrected, and is no verdict."""
-    better = (rows["difference"] > 0) == rows["higher_is_better"].astype(bool)
-    clear = (rows["difference_low"] > 0) | (rows["difference_high"] < 0)
-    return rows.assign(word=np.where(clear, np.where(better, "better", "worse"), ""))
+    gain = gains(rows)
+    worse = np.where(gain["difference_high"] < 0, "worse", "")
+    return rows.assign(word=np.where(gain["difference_low"] > 0, "better", worse))

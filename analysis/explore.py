@@ -14,12 +14,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from analysis import estimates, measures, names, paper, plot
-from analysis.export import thin
-from analysis.figures import fig4
+from analysis import estimates, names, paper, plot
+from analysis.figures.curves import points, random_level
 from analysis.measures import Measure
 from analysis.rendering import difference_text, mean_text, p_text, short
 from analysis.runs import SIZES, Results, settings
@@ -94,7 +92,7 @@ def _setting(part: Results, rows: pd.DataFrame, labels: dict[str, int]) -> dict[
         if kind == "result" and curve not in curves:
             curves[curve] = _curve(part, measure, labels, places)
         about = {"key": measure.key, "kind": KINDS[kind], "curve": curve}
-        about["level"] = _short(fig4.random_level(part, measure.metric))
+        about["level"] = _short(random_level(part, measure.metric))
         about["values"] = [_short(values.get(label, {}).get(seed)) for label, seed in places]
         told.append(about | _measure(of_measure, labels))
     return {
@@ -149,12 +147,16 @@ def _text(row: pd.Series) -> str:
 def _curve(
     part: Results, measure: Measure, labels: dict[str, int], places: dict[tuple[str, int], int]
 ) -> dict[str, Any] | None:
-    """Return the curves of a metric, of each run and with the band of each method, or None if they have one point. A
-    first phase before a single boundary is cut to its end, and its range and the dip that follows do not set the axis."""
-    rows, unit, marks, limits = _points(part, measure)
+    """Return the curves of a metric, of each run and with the band of each method, or None if they have one point. What
+    sets no limits in a figure sets none of the axis."""
+    rows, unit, marks, late = points(part, measure, paper=False)
     if rows["x"].nunique() < 2:
         return None
-    grids = dict[tuple[float, ...], int]()
+    grids, limits = dict[tuple[float, ...], int](), None
+    if late is not None:
+        low, high = (rows.loc[rows["x"] >= late, "value"].agg(each) for each in ("min", "max"))
+        room = 0.08 * (high - low) + 1e-4
+        limits = [_short(low - room), _short(high + room)]
 
     def numbers(frame: pd.DataFrame, *columns: str) -> list[Any]:
         grid = grids.setdefault(tuple(_short(x) for x in frame["x"]), len(grids))
@@ -168,29 +170,6 @@ def _curve(
     return {"unit": unit, "boundaries": marks, "limits": limits, "seeds": seeds, "bands": bands} | {
         "grids": [list(grid) for grid in grids]
     }
-
-
-def _points(part: Results, measure: Measure) -> tuple[pd.DataFrame, str, list[float], list[float] | None]:
-    """Return (rows with a column `x`, its unit, the boundaries on `x`, limits of the vertical axis or None)."""
-    images = part.first["domain"] == "vision"
-    own = part.metrics if images else measures.with_acts(part.metrics, measure.metric)
-    own = own[own["metric"] == measure.metric]
-    own = own[np.isfinite(own["value"]) & np.isfinite(own["step"])]
-    if measure.reduce == "late_phases":
-        rows = measures.phase_ends(own, measure.metric)
-        return rows.assign(x=rows["phase"] + 1.0), "task (value at its end)", [], None
-    if part.first["figure"].startswith("fig4"):
-        rows = fig4.panel_data(Results(part.runs, thin(own), part.boundaries, part.costs), measure.metric)
-        return rows, "environment step (thousands)", plot.boundaries(rows), None
-    rows, unit = plot.with_progress(measures.ordered_rows(thin(own), measure.metric))
-    marks = plot.boundaries(rows)
-    if len(marks) != 1:
-        return rows, unit, marks, None
-    length = rows["x"].max() - marks[0]
-    late = rows.loc[rows["x"] >= marks[0] + 0.3 * length, "value"]
-    room = 0.08 * (late.max() - late.min()) + 1e-4
-    limits = [_short(late.min() - room), _short(late.max() + room)]
-    return rows[rows["x"] >= marks[0] - 0.2 * length], unit, marks, limits
 
 
 def _short(value: Any) -> Any:

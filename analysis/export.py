@@ -8,17 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis import measures
-from analysis.runs import (
-    BOUNDARY_COLUMNS,
-    COST_COLUMNS,
-    KEYS,
-    METRIC_COLUMNS,
-    RESULTS,
-    RUN_COLUMNS,
-    Results,
-    load_exported,
-    merged,
-)
+from analysis.runs import COLUMNS, KEYS, RESULTS, Results, load_exported, merged
 from fire_core.files import written_aside
 
 CURVES = ["label", "seed", "metric", "phase", "step"]  # sorting order of exported curves
@@ -36,17 +26,17 @@ def export(results: Results, folder: Path = RESULTS) -> list[Path]:
         wanted |= set(measures.EXPORTED)
         curves.append(thin(part.metrics[part.metrics["metric"].isin(wanted)]))
     thinned = pd.concat(curves, ignore_index=True) if curves else results.metrics
-    done = Results(own, thinned, results.boundaries, results.costs)
+    done = Results(own, thinned, results.boundaries)
     table = merged(done, load_exported(folder), [key for key in KEYS if key != "method"])
     metrics = table.metrics.sort_values(CURVES, kind="stable")
     paths = []
     for experiment, size in settings:
         rows = metrics[(metrics["experiment"] == experiment) & (metrics["size"] == size)]
-        paths.append(_write(rows[METRIC_COLUMNS], folder / "metrics" / f"{experiment}-{size}.csv.gz"))
-    for name, columns in (("runs", RUN_COLUMNS), ("boundaries", BOUNDARY_COLUMNS), ("costs", COST_COLUMNS)):
-        order = [c for c in ("experiment", "size", "label", "seed", "phase") if c in columns]
+        paths.append(_write(rows[COLUMNS["metrics"]], folder / "metrics" / f"{experiment}-{size}.csv.gz"))
+    for name in ("runs", "boundaries"):
+        order = [c for c in ("experiment", "size", "label", "seed", "phase") if c in COLUMNS[name]]
         frame = getattr(table, name).sort_values(order, kind="stable")
-        paths.append(_write(frame[columns], folder / f"{name}.csv.gz"))
+        paths.append(_write(frame[COLUMNS[name]], folder / f"{name}.csv.gz"))
     return paths
 
 

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "analysis" / "results" / "fidelity.csv"
 PAGE = ROOT / "docs" / "FIDELITY.md"
 QUANTITY = ["kind", "row", "what"]
+HEAD = ("largest difference", "allowed", "test")
 ASPECTS = ("net", "data", "schedule", "boundary", "optimizer", "tuned", "evaluation")
 
 
@@ -72,32 +73,26 @@ def shown(lines: pd.DataFrame) -> str:
 
 def page(record: pd.DataFrame) -> str:
     """Return the text of docs/FIDELITY.md with the tables of `record`."""
-    figure_2 = record[(record["kind"] == "cell") & record["row"].str.startswith("fig2")]
-    figure_2 = figure_2.assign(aspect=figure_2["what"].str.split(":").str[0])
-    panels = [
-        [row, *(shown(part) if len(part := lines[lines["aspect"] == aspect]) else "" for aspect in ASPECTS)]
-        for row, lines in figure_2.groupby("row")
-    ]
+    figure_2, methods = record["row"].str.startswith("fig2"), record[record["kind"] == "method"]
+    cells, others = record[figure_2], record[~figure_2 & (record["kind"] != "method")]
+    others = others.sort_values(["row", "what"]).rename(columns={"row": "experiment", "what": "quantity"})
+    methods = methods.rename(columns={"row": "method"})
     # The eight cells share most quantities; the names of methods, seeds and settings are left to the CSV.
-    quantity = figure_2["what"].str.replace(r"(?<=tuned: ).*", "every value", regex=True)
-    grouped = figure_2.assign(quantity=quantity).sort_values("quantity", kind="stable")
-    methods = [
-        [row, variant_of(row), len(lines), shown(lines), tests_of(lines)]
-        for row, lines in record[record["kind"] == "method"].groupby("row", sort=False)
-    ]
-    others = record[~record["row"].str.startswith("fig2") & (record["kind"] != "method")]
-    head = ["largest difference", "allowed", "test"]
-    found = {
-        "panels": (["panel", *ASPECTS], panels),
-        "quantities": (["quantity", *head], compared_rows(grouped, ["quantity"])),
-        "methods": (["method", "variant", "quantities", head[0], "test"], methods),
-        "others": (
-            ["experiment", "quantity", *head],
-            compared_rows(others.sort_values(["row", "what"]), ["row", "what"]),
-        ),
+    quantity = cells["what"].str.replace(r"(?<=tuned: ).*", "every value", regex=True)
+    cells = cells.assign(aspect=cells["what"].str.split(":").str[0], quantity=quantity)
+    panels = summary(cells, "row", "aspect").pivot(index="row", columns="aspect", values=HEAD[0])
+    compared = summary(methods, "method")
+    compared["variant"] = compared["method"].map(variant_of)
+    made = {
+        "panels": panels.fillna("").reset_index().rename(columns={"row": "panel"})[["panel", *ASPECTS]],
+        "quantities": summary(cells.sort_values("quantity", kind="stable"), "quantity")[["quantity", *HEAD]],
+        "methods": compared[["method", "variant", "quantities", HEAD[0], HEAD[2]]],
+        "others": summary(others, "experiment", "quantity").drop(columns="quantities"),
     }
-    made = {name: partial(table, *each) for name, each in found.items()}
-    return fill(PAGE.read_text(encoding="utf-8"), {"table": made})
+    return fill(
+        PAGE.read_text(encoding="utf-8"),
+        {"table": {name: partial(table, each) for name, each in made.items()}},
+    )
 
 
 def variant_of(method: str) -> str:
@@ -105,20 +100,17 @@ def variant_of(method: str) -> str:
     return "official" if "official" in variants(method) else "the same in both"
 
 
-def compared_rows(record: pd.DataFrame, by: list[str]) -> list[list[str]]:
-    """Return one row of cells per value of the columns `by`: these, then difference, tolerance and tests."""
-    return [
-        [*names, shown(lines), f"{lines['tolerance'].max():.1g}", tests_of(lines)]
-        for names, lines in record.groupby(by, sort=False)
-    ]
+def summary(record: pd.DataFrame, *by: str) -> pd.DataFrame:
+    """Return one row per value of the columns `by`: the number of quantities, largest difference, tolerance and tests."""
+    return pd.DataFrame(
+        dict(zip(by, key))
+        | {"quantities": len(lines), HEAD[0]: shown(lines), HEAD[1]: f"{lines['tolerance'].max():.1g}"}
+        | {HEAD[2]: ", ".join(f"`{name.removeprefix('tests/')}`" for name in lines["test"].unique())}
+        for key, lines in record.groupby(list(by), sort=False)
+    )
 
 
-def tests_of(lines: pd.DataFrame) -> str:
-    """Return the names of the tests behind `lines`, as Markdown."""
-    return ", ".join(f"`{name.removeprefix('tests/')}`" for name in lines["test"].unique())
-
-
-def table(head: list[str], rows: list[list[object]]) -> str:
+def table(rows: pd.DataFrame) -> str:
     """Return a Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
+    lines = [list(rows), ["---"] * len(rows.columns), *rows.to_numpy().tolist()]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)

@@ -34,29 +34,27 @@ class Measure:
         return f"after_{self.metric}" if self.reduce == "after" else self.metric
 
     @property
+    def axis(self) -> str:
+        """What an axis is called."""
+        return self.title.split(",")[0].split(" at the")[0]
+
+    @property
     def key(self) -> str:
         """Name of the measure in the frame of estimates: the metric, followed by the rule unless that is "final"."""
         return self.metric if self.reduce == "final" else f"{self.metric}_{self.reduce}"
 
 
 TEST = Measure("test_accuracy", "test accuracy, end")
-OLD = Measure("old_accuracy", "test accuracy on the classes of earlier phases, end")
-NEW = Measure("new_accuracy", "test accuracy on the classes of the last phase, end")
 # What is measured at a boundary is named here, and nowhere else in the analysis.
 HESSIAN = Measure("after_hessian_norm", "largest Hessian eigenvalue on the data to come", "final", False)
-NORM_BEFORE, NORM_AFTER = "before_weight_norm", "after_weight_norm"
 TEST_AFTER = Measure("after_test_accuracy", "test accuracy right after the last boundary, before training")
 AT_ENDS = "accuracy at the end of a task, last quarter of the tasks"
 MEMORISED = Measure("train_accuracy", f"training {AT_ENDS}", "late_phases")
-LATE_TEST = Measure("test_accuracy", f"test {AT_ENDS}", "late_phases")
+CORPORA = {"mix": "the mixture", "a": "the old corpus", "b": "the new corpus"}
 LOSSES = [
-    Measure("val_loss_mix", "validation loss on the mixture, end", "final", False),
-    Measure("val_loss_a", "validation loss on the old corpus, end", "final", False),
-    Measure("val_loss_b", "validation loss on the new corpus, end", "final", False),
-    Measure("val_loss_mix", "validation loss on the mixture, right after the boundary", "after", False),
-    Measure("val_loss_a", "validation loss on the old corpus, right after the boundary", "after", False),
-    Measure("val_loss_b", "validation loss on the new corpus, right after the boundary", "after", False),
-    Measure("dormant_share", "dormant share, end", "final", False),
+    Measure(f"val_loss_{corpus}", f"validation loss on {name}, {moment}", reduce, False)
+    for reduce, moment in (("final", "end"), ("after", "right after the boundary"))
+    for corpus, name in CORPORA.items()
 ]
 EVALUATED = Measure("eval_return", "evaluation return, end")
 PLAYED = Measure("train_return", "training return, last tenth of the steps", "tail")
@@ -64,7 +62,6 @@ AROUND = [
     Measure("eval_return", "evaluation return, right after the boundary", "after"),
     Measure("eval_return", "evaluation return, right before the boundary", "before"),
 ]
-CUT = Measure("eval_unfinished", "evaluation episodes that the step limit ended", "final", False)
 AT_BOUNDARY = {  # right before it, right after it, and at the end of training
     "fig2": (Measure("test_accuracy", "test accuracy", "before"), TEST_AFTER, TEST),
     "fig3": (Measure("val_loss_mix", "validation loss", "before", False), LOSSES[3], LOSSES[0]),
@@ -73,31 +70,40 @@ AT_BOUNDARY = {  # right before it, right after it, and at the end of training
 BY_PROTOCOL = {
     "warm_start": [TEST, TEST_AFTER],
     "continual": [TEST, TEST_AFTER],
-    "class_incremental": [TEST, OLD, NEW, TEST_AFTER],
+    "class_incremental": [
+        TEST,
+        Measure("old_accuracy", "test accuracy on the classes of earlier phases, end"),
+        Measure("new_accuracy", "test accuracy on the classes of the last phase, end"),
+        TEST_AFTER,
+    ],
     "random_label": [MEMORISED],
     "label_noise": [TEST, TEST_AFTER],
-    "permuted": [LATE_TEST, MEMORISED],
+    "permuted": [Measure("test_accuracy", f"test {AT_ENDS}", "late_phases"), MEMORISED],
 }
 BY_FIGURE = {
-    "fig2a": BY_PROTOCOL["warm_start"],
-    "fig2b": BY_PROTOCOL["continual"],
-    "fig2c": BY_PROTOCOL["class_incremental"],
-    "fig3": LOSSES,
+    "fig3": [*LOSSES, Measure("dormant_share", "dormant share, end", "final", False)],
     # The paper's panels of Atari are denser than its evaluations, so very likely training returns.
-    "fig4a": [PLAYED, EVALUATED, *AROUND, CUT],
+    "fig4a": [
+        PLAYED,
+        EVALUATED,
+        *AROUND,
+        Measure("eval_unfinished", "evaluation episodes that the step limit ended", "final", False),
+    ],
     "fig4b": [EVALUATED, PLAYED, *AROUND],
 }
 # metrics that an export holds beside those of `of`
-EXPORTED = ("dormant_share", "feature_rank", "hessian_norm", "random_return", "eval_unfinished", "before_dormant_share",
-            "before_feature_rank", "before_dfi", "after_dfi", HESSIAN.metric, NORM_BEFORE, NORM_AFTER)  # fmt: skip
+EXPORTED = (
+    "dormant_share feature_rank hessian_norm random_return eval_unfinished before_dormant_share before_feature_rank "
+    f"before_dfi after_dfi {HESSIAN.metric} before_weight_norm after_weight_norm"
+).split()
 OTHERWISE = [TEST, LOSSES[0], EVALUATED, PLAYED, Measure("train_accuracy", "training accuracy, end")]
 
 
 def of(part: Results) -> list[Measure]:
     """Return the measures of one setting whose metric was logged, the headline first. The protocol decides which they
-    are or, without one, the figure; other experiments have LOSSES if those were logged, else OTHERWISE."""
+    are or, without one, the figure; other experiments have those of Figure 3 if losses were logged, else OTHERWISE."""
     logged = set(part.metrics["metric"])
-    otherwise = LOSSES if LOSSES[0].metric in logged else OTHERWISE
+    otherwise = BY_FIGURE["fig3"] if LOSSES[0].metric in logged else OTHERWISE
     wanted = BY_PROTOCOL.get(part.first["protocol"]) or BY_FIGURE.get(part.first["figure"]) or otherwise
     return [m for m in wanted if m.logged in logged] or [m for m in OTHERWISE if m.metric in logged][:1]
 
@@ -144,6 +150,11 @@ def values(metrics: pd.DataFrame, measure: Measure) -> Values:
     }[measure.reduce]
     reduce = {"late_phases": "mean", "tail": "mean"}.get(measure.reduce, "last")
     return by_label(rows[keep].groupby(["label", "seed"])["value"].agg(reduce))
+
+
+def random_returns(metrics: pd.DataFrame) -> dict[int, float]:
+    """Return {seed: return of random actions}."""
+    return ordered_rows(metrics, "random_return").groupby("seed")["value"].first().to_dict()
 
 
 def by_label(series: pd.Series) -> Values:

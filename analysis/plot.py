@@ -17,7 +17,6 @@ if "ipykernel" not in sys.modules:  # a notebook shows figures through its own b
     matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
@@ -34,7 +33,6 @@ from fire_core.files import write_atomic, written_aside
 
 BAND = "Lines and marks are means over the seeds, bands and bars 95 % intervals."
 PREMISE = "Grey text: the premise of the paper's claims is not met in a panel (docs/concepts/statistics.md)."
-BINS = 50
 STYLE = {
     "font.size": 8, "axes.titlesize": 8.5, "axes.labelsize": 8, "legend.fontsize": 7.5,
     "xtick.labelsize": 7.5, "ytick.labelsize": 7.5, "axes.titlelocation": "left",
@@ -86,15 +84,8 @@ def boundaries(rows: pd.DataFrame) -> list[float]:
 
 
 def band(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return mean, low and high (the 95 % interval) and seeds for each `x`, from the rows of one label. Seeds that were
-    measured at different `x` (returns at the end of episodes) are first averaged in BINS equal bins."""
+    """Return mean, low and high (the 95 % interval) and seeds for each `x`, from the rows of one label."""
     per_seed = rows.groupby(["seed", "x"], as_index=False)["value"].last()
-    points, seeds = per_seed["x"].nunique(), per_seed["seed"].nunique()
-    if points > BINS and points > 1.5 * len(per_seed) / seeds:
-        edges = np.linspace(per_seed["x"].min(), per_seed["x"].max(), BINS + 1)
-        bins = np.clip(np.digitize(per_seed["x"], edges) - 1, 0, BINS - 1)
-        per_seed["x"] = ((edges[:-1] + edges[1:]) / 2)[bins]
-        per_seed = per_seed.groupby(["seed", "x"], as_index=False)["value"].mean()
     table = per_seed.groupby("x")["value"].agg(["mean", "sem", "count"]).reset_index()
     reach = table["sem"] * scipy_stats.t.ppf((1 + CONFIDENCE) / 2, (table["count"] - 1).clip(lower=1))
     low, high = table["mean"] - reach.fillna(0), table["mean"] + reach.fillna(0)
@@ -138,7 +129,7 @@ def draw_ends(
     """Draw the values at the end of training of each label side by side to the right of x = `last`. Return the means."""
     means = []
     for place, label in enumerate(label for label in looks if label in ends):
-        found, known, x = estimate(list(ends[label].values())), looks[label], last * (1.05 + 0.045 * place)
+        found, known, x = estimate(ends[label]), looks[label], last * (1.05 + 0.045 * place)
         if found.n > 1:
             axis.plot([x, x], [found.low, found.high], color=pale(known.colour), linewidth=1.0, zorder=2)
         axis.plot(x, found.mean, known.marker, color=known.colour, markersize=3.5, label=known.name, zorder=3)
@@ -150,11 +141,6 @@ def draw_level(axis: Axes, value: float, method: str) -> None:
     """Draw a dashed horizontal line in the colour of a method."""
     known = look(method)
     axis.axhline(value, color=known.colour, linestyle=(0, (4, 2)), linewidth=1.2, label=known.name, zorder=3)
-
-
-def draw_boundaries(axis: Axes, positions: Iterable[float]) -> None:
-    for position in positions:
-        axis.axvline(position, color="#C8C8C8", linewidth=0.7, zorder=1)
 
 
 def fit_limits(axis: Axes, drawn: pd.DataFrame, after: float, levels: Sequence[float] = ()) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pandas as pd
 
@@ -33,9 +34,14 @@ def mean_text(row: pd.Series, decimals: int | None = None) -> str:
 
 
 def difference_text(row: pd.Series, decimals: int | None = None) -> str:
-    """Return the difference of a row of estimates with its interval."""
+    """Return the difference of a row of estimates with its interval, "-" if there is none."""
     places = digits(row.get("metric", "")) if decimals is None else decimals
     return spread(row["difference"], row["difference_low"], row["difference_high"], places, sign=True)
+
+
+def column(text: Callable[..., str], rows: pd.DataFrame, *more: Any) -> list[str]:
+    """Return one text per row, as in `column(mean_text, rows)`."""
+    return [text(row, *more) for row in rows.to_dict("records")]
 
 
 def p_text(p: float) -> str:

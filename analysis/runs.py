@@ -1,9 +1,9 @@
 """Run folders or committed results as tidy pandas frames.
 
-Four frames describe any number of runs: `runs` (one row per run), `metrics` (one row per logged value), `boundaries`
-(one row per report, summed over its matrices) and `costs` (one row per finished run). `analysis.export` writes them as
-compressed CSV, `load_exported` reads them. The settings that a run changed are the column `overrides`, a JSON list as in
-`["method.iterations=5"]`; nothing is read from the name of a folder, which is cut where it would be too long.
+Three frames describe any number of runs: `runs` (one row per run), `metrics` (one row per logged value) and `boundaries`
+(one row per report, summed over its matrices). `analysis.export` writes them as compressed CSV, `load_exported` reads them.
+The settings that a run changed are the column `overrides`, a JSON list as in `["method.iterations=5"]`; nothing is read
+from the name of a folder, which is cut where it would be too long.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,52 +29,54 @@ from harness.runs.folders import (
     read_lines,
     read_meta,
     read_text,
-    read_timing,
 )
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SIZES = ("paper", "medium", "small", "smoke")  # the largest first
 KEYS = ["experiment", "size", "data", "method", "label", "seed"]
-RUN_COLUMNS = [
-    "experiment", "figure", "panel", "size", "data", "method", "label", "overrides", "seed", "identity", "status",
-    "commit", "trunk_commit", "dirty", "machine", "domain", "protocol", "model", "detail", "command", "started", "path",
-]  # fmt: skip
-METRIC_COLUMNS = [
-    "experiment", "figure", "panel", "size", "data", "method", "label", "seed", "phase", "step", "epoch", "metric", "value",
-]  # fmt: skip
-BOUNDARY_COLUMNS = [
-    *KEYS, "phase", "matrices", "dfi_before", "dfi_after", "dfi_factor", "sfe", "sfe_share", "seconds",
-    "common_matrices", "common_dfi_before", "common_dfi_after", "common_sfe_share",
-]  # fmt: skip
-COST_COLUMNS = [*KEYS, "train_seconds", "shared_seconds", "boundary_seconds", "machine"]
+SUMMED = ["dfi_before", "dfi_after", "dfi_factor", "sfe"]  # over the matrices of a boundary
+PANEL = ["experiment", "figure", "panel", "size", "data", "method", "label"]
+COLUMNS = {
+    "runs": [
+        *PANEL, "overrides", "seed", "identity", "status", "commit", "trunk_commit", "dirty", "machine", "domain",
+        "protocol", "model", "detail", "command", "started", "path",
+    ],
+    "metrics": [*PANEL, "seed", "phase", "step", "epoch", "metric", "value"],
+    "boundaries": [
+        *KEYS, "phase", "matrices", *SUMMED, "sfe_share", "seconds",
+        "common_matrices", "common_dfi_before", "common_dfi_after", "common_sfe_share",
+    ],
+}  # fmt: skip
 RUNS_FILE = "runs.csv.gz"
-TEXT = dict.fromkeys([c for c in RUN_COLUMNS if c not in ("seed", "dirty")] + ["metric"], str)
+TEXT = dict.fromkeys([c for c in COLUMNS["runs"] if c not in ("seed", "dirty")] + ["metric"], str)
 COORDINATES = ("phase", "step", "epoch")  # of a logged value
 PLACES = (*COORDINATES, "act")
 
 
 @dataclass
 class Results:
-    """The four frames of a set of runs. `problems` has one sentence for each run or file that was left out."""
+    """The three frames of a set of runs. `problems` has one sentence for each run or file that was left out."""
 
     runs: pd.DataFrame
     metrics: pd.DataFrame
     boundaries: pd.DataFrame
-    costs: pd.DataFrame
     problems: list[str] = field(default_factory=list)
+
+    def filtered(self, keep: Callable[[pd.DataFrame], Any]) -> Results:
+        """Return the rows of each frame that the mask `keep` of that frame has."""
+        frames = (self.runs, self.metrics, self.boundaries)
+        return Results(*(frame[keep(frame)] for frame in frames), self.problems)
 
     def select(self, **wanted: Any) -> Results:
         """Return the rows whose columns equal the given values (a list means any of them). A frame without such a
         column is not filtered by it."""
+        among = {name: [each] if isinstance(each, str | int) else list(each) for name, each in wanted.items()}
 
-        def keep(frame: pd.DataFrame) -> pd.DataFrame:
-            mask = np.ones(len(frame), dtype=bool)
-            for column, values in wanted.items():
-                if column in frame:
-                    mask &= frame[column].isin([values] if isinstance(values, str | int) else list(values))
-            return frame[mask]
+        def keep(frame: pd.DataFrame) -> Any:
+            masks = (frame[column].isin(values) for column, values in among.items() if column in frame)
+            return np.logical_and.reduce([np.ones(len(frame), dtype=bool), *masks])
 
-        return Results(*map(keep, (self.runs, self.metrics, self.boundaries, self.costs)), self.problems)
+        return self.filtered(keep)
 
     def starting(self, prefixes: Sequence[str]) -> Results:
         """Return the rows of the experiments whose names start with one of `prefixes`."""
@@ -86,6 +88,12 @@ class Results:
         """The settings that each label changed, as {label: {setting: value}}."""
         rows = self.runs.drop_duplicates("label")
         return {label: settings_of(text) for label, text in zip(rows["label"], rows["overrides"])}
+
+    @property
+    def plain(self) -> Results:
+        """The results without runs that have overrides, or all results if there are no others."""
+        labels = self.runs["label"][self.runs["label"] == self.runs["method"]]
+        return self.select(label=labels.unique()) if len(labels) else self
 
     @property
     def finished(self) -> pd.DataFrame:
@@ -124,15 +132,7 @@ def at_most(results: Results, size: str) -> Results:
     allowed = [size, *SIZES[SIZES.index(size) + 1 : SIZES.index("smoke")]]
     done = at_largest_size(results.finished[results.finished["size"].isin(allowed)])
     largest = dict(zip(done["experiment"], done["size"]))
-    frames = (results.runs, results.metrics, results.boundaries, results.costs)
-    kept = (frame[frame["size"] == frame["experiment"].map(largest)] for frame in frames)
-    return Results(*kept, results.problems)
-
-
-def plain(part: Results) -> Results:
-    """Return the results without runs that have overrides, or all results if there are no others."""
-    labels = part.runs["label"][part.runs["label"] == part.runs["method"]]
-    return part.select(label=labels.unique()) if len(labels) else part
+    return results.filtered(lambda frame: frame["size"] == frame["experiment"].map(largest))
 
 
 def open_results(root: str | Path, size: str | None = None, prefixes: Sequence[str] = ("",)) -> Results:
@@ -147,7 +147,8 @@ def open_results(root: str | Path, size: str | None = None, prefixes: Sequence[s
     else:
         folders = root.iterdir() if root.is_dir() else ()
         names = [path.name for path in folders if path.name.startswith(prefixes)]
-        results = load(root, names, size) if names else _empty()
+        empty = Results(*(pd.DataFrame(columns=columns) for columns in COLUMNS.values()))
+        results = load(root, names, size) if names else empty
         if root == Path("runs"):
             committed = load_exported(RESULTS)
             own = set(zip(results.finished["experiment"], results.finished["size"]))
@@ -163,20 +164,18 @@ def open_results(root: str | Path, size: str | None = None, prefixes: Sequence[s
 def merged(own: Results, committed: Results, by: Sequence[str]) -> Results:
     """Return both results, without the committed rows that equal a finished run of `own` in the columns `by`."""
     names = list(by)
-    known = set(own.finished[names].itertuples(index=False, name=None))
-
-    def both(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
-        rest = [row not in known for row in theirs[names].itertuples(index=False, name=None)]
-        frames = [frame for frame in (ours, theirs[rest]) if len(frame)]
-        return pd.concat(frames, ignore_index=True) if frames else ours
-
-    frames = ("runs", "metrics", "boundaries", "costs")
-    return Results(*(both(getattr(own, name), getattr(committed, name)) for name in frames), own.problems)
+    known = pd.MultiIndex.from_frame(own.finished[names])
+    rest = committed.filtered(lambda frame: ~pd.MultiIndex.from_frame(frame[names]).isin(known))
+    both = []
+    for name in COLUMNS:
+        frames = [frame for frame in (getattr(own, name), getattr(rest, name)) if len(frame)]
+        both.append(pd.concat(frames, ignore_index=True) if frames else getattr(own, name))
+    return Results(*both, own.problems)
 
 
-def _empty() -> Results:
-    columns = (RUN_COLUMNS, METRIC_COLUMNS, BOUNDARY_COLUMNS, COST_COLUMNS)
-    return Results(*(pd.DataFrame(columns=names) for names in columns))
+# ------------------------------------------------------------------------------------------------ run folders
+# what damaged or hostile files make their readers raise
+UNREADABLE = (UserError, ValueError, TypeError, AttributeError, KeyError, OSError, RecursionError)
 
 
 def load(
@@ -186,58 +185,53 @@ def load(
     cannot be read is in `problems` alone. Logged values that are not numbers are skipped without a note. Raises UserError
     if `root` does not exist, or if one run counts twice."""
     rows, problems, values = [], [], list[tuple[Any, ...]]()
-    boundaries, costs = list[tuple[dict[str, Any], dict[str, Any]]](), list[dict[str, Any]]()
+    boundaries = list[tuple[dict[str, Any], dict[str, Any]]]()
     for path in find_folders(root, experiments, size):
         try:
-            row, reports, own = _read_run(path)
-            cost = _costs(row, reports) if row["status"] == "done" else {}
+            row = _describe(path)
+            done = row["status"] == "done"
+            own, torn = _logged(path / "metrics.jsonl") if done else ([], 0)
+            reports = [_report(report) for report in read_boundaries(path)] if done else []
         except UNREADABLE as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             problems.append(f"{path}: cannot be read ({reason[:200]})")
             continue
         rows.append(row)
-        if row["status"] != "done":
+        if not done:
             problems.append(f"{path}: {row['status']}{_first_line(path / 'FAILED')}")
             continue
         values += [(len(rows) - 1, *value) for value in own]
         boundaries += [(row, report) for report in reports]
-        costs.append(cost)
-        if row["torn"]:
-            problems.append(f"{path}/metrics.jsonl: {row['torn']} unreadable line(s) left out")
-    runs = pd.DataFrame(rows, columns=RUN_COLUMNS)
+        if torn:
+            problems.append(f"{path}/metrics.jsonl: {torn} unreadable line(s) left out")
+    runs = pd.DataFrame(rows, columns=COLUMNS["runs"])
     long = pd.DataFrame(values, columns=["run", *COORDINATES, "metric", "value"])
-    metrics = long.join(runs[METRIC_COLUMNS[:8]], on="run")[METRIC_COLUMNS]
-    costs = pd.DataFrame(costs, columns=COST_COLUMNS)
-    return checked(Results(runs, metrics, _boundary_frame(boundaries), costs, problems))
+    metrics = long.join(runs[[*PANEL, "seed"]], on="run")[COLUMNS["metrics"]]
+    return checked(Results(runs, metrics, _boundary_frame(boundaries), problems))
 
 
-# what damaged or hostile files make their readers raise
-UNREADABLE = (UserError, ValueError, TypeError, AttributeError, KeyError, OSError, RecursionError)
-
-
-def _read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list[tuple[Any, ...]]]:
-    """Return (row of the frame of runs, boundary reports, logged values) of one folder; what it raises is in UNREADABLE."""
-    config = read_config(path)
-    told = describe_run(path, config) | _what_was_trained(config) | _what_was_changed(path)
+def _describe(path: Path) -> dict[str, Any]:
+    """Return the row of a folder in the frame of runs: what `harness` says of it; `model` and `detail` (pixels of images or
+    frames, shape of a language model) for titles; `identity` and `overrides`, without folders of data, which differ by
+    machine. Raises UserError if the folder's name says that settings were changed and meta.json does not say which."""
+    config, meta = read_config(path), read_meta(path)
+    model, data, env = (
+        config[key] if isinstance(config.get(key), dict) else {} for key in ("model", "data", "env")
+    )
+    pixels = data.get("image_size") or env.get("frame_size")
+    shape = f"{model['layers']} layers, width {model['width']}" if "layers" in model else ""
+    changed = [text for text in meta.get("overrides") or [] if not text.partition("=")[0].endswith(".folder")]
+    if not changed and path.parent.name != (meta.get("method") or path.parent.name):
+        raise UserError("meta.json does not list its overrides")
+    told = describe_run(path, config)
+    told |= {"model": str(model.get("name") or ""), "detail": f"{pixels} px" if pixels else shape}
+    told |= {"identity": str(meta.get("identity") or ""), "overrides": json.dumps([*map(printable, changed)])}
     row = {key: printable(value) if isinstance(value, str) else value for key, value in told.items()}
-    row["path"] = str(path)
-    row["figure"], row["panel"] = figure_and_panel(row["experiment"])
     if row["size"] not in SIZES:
         raise UserError(f"{row['size']!r} is no size")
-    values: list[tuple[Any, ...]] = []
-    row["torn"] = _read_metrics(path / "metrics.jsonl", values) if row["status"] == "done" else 0
-    reports = read_boundaries(path) if row["status"] == "done" else []
-    for report in reports:  # raises here, and not when all runs are put together
-        report["phase"] = int(report.get("act", report.get("phase", 1)))
-        report["rows"] = [row for row in report.get("rows", []) if row.get("dfi_after") is not None]
-        _sums(report["rows"])
-    return row, reports, values
-
-
-def figure_and_panel(experiment: str) -> tuple[str, str]:
-    """Return ("fig2a", "cifar10_resnet18") for `fig2a_cifar10_resnet18`, and ("", name) for other names."""
-    head, _, tail = experiment.partition("_")
-    return (head, tail) if head.startswith("fig") and tail else ("", experiment)
+    head, _, tail = row["experiment"].partition("_")
+    figure, panel = (head, tail) if head.startswith("fig") and tail else ("", row["experiment"])
+    return row | {"path": str(path), "figure": figure, "panel": panel}
 
 
 def _first_line(path: Path) -> str:
@@ -245,30 +239,10 @@ def _first_line(path: Path) -> str:
     return f": {lines[0].strip()}" if lines else ""
 
 
-def _what_was_trained(config: dict[str, Any]) -> dict[str, str]:
-    """Return `model` and `detail` (pixels of images or frames, shape of a language model) for titles."""
-    parts = (config.get(key) for key in ("model", "data", "env"))
-    model, data, env = (part if isinstance(part, dict) else {} for part in parts)
-    pixels = data.get("image_size") or env.get("frame_size")
-    shape = f"{model['layers']} layers, width {model['width']}" if "layers" in model else ""
-    return {"model": str(model.get("name") or ""), "detail": f"{pixels} px" if pixels else shape}
-
-
-def _what_was_changed(path: Path) -> dict[str, str]:
-    """Return `identity` and `overrides`, without folders of data, which differ by machine. Raises UserError if the name of
-    the folder says that settings were changed and meta.json does not say which."""
-    meta = read_meta(path)
-    changed = [text for text in meta.get("overrides") or [] if not text.partition("=")[0].endswith(".folder")]
-    if not changed and path.parent.name != (meta.get("method") or path.parent.name):
-        raise UserError("meta.json does not list its overrides")
-    return {"identity": str(meta.get("identity") or ""), "overrides": json.dumps([*map(printable, changed)])}
-
-
-def _read_metrics(path: Path, values: list[tuple[Any, ...]]) -> int:
-    """Append (phase, step, epoch, metric, value) to `values` for every number in the file. Return the number of
-    unreadable lines."""
+def _logged(path: Path) -> tuple[list[tuple[Any, ...]], int]:
+    """Return ((phase, step, epoch, metric, value) of every number in metrics.jsonl, the number of unreadable lines)."""
     records, torn = read_lines(path) if path.exists() else ([], 0)
-    nan = float("nan")
+    values, nan = [], float("nan")
     for record in records:
         place = record.get("phase", 0), record.get("step", nan), record.get("epoch", nan)
         if not all(isinstance(value, int | float) for value in place):
@@ -277,84 +251,57 @@ def _read_metrics(path: Path, values: list[tuple[Any, ...]]) -> int:
         for key, value in record.items():
             if key not in PLACES and isinstance(value, int | float) and not isinstance(value, bool):
                 values.append((*place, key, float(value)))
-    return torn
+    return values, torn
+
+
+def _report(report: dict[str, Any]) -> dict[str, Any]:
+    """Return phase, seconds and the changed matrices of a boundary report."""
+    rows = [row for row in report.get("rows", []) if row.get("dfi_after") is not None]
+    table = pd.DataFrame(rows, columns=["name", *SUMMED, "sfe_relative"])
+    numbers = table.drop(columns="name").apply(pd.to_numeric).assign(name=table["name"].map(str))
+    phase = int(report.get("act", report.get("phase", 1)))
+    return {"phase": phase, "seconds": report.get("seconds"), "changed": numbers}
 
 
 def _boundary_frame(read: list[tuple[dict[str, Any], dict[str, Any]]]) -> pd.DataFrame:
-    """Return one row per (run, boundary report), with DfI and SFE summed over the changed matrices. `sfe_share` divides
-    the SFE by the distance that a full reset of the same weights would have moved. The columns `common_...` are sums over
-    those matrices that `fire` changes in the same setting (or, where it did not run, `fire_exact`), so that methods with
-    other targets can be compared; they are empty where neither ran."""
-    targets: dict[tuple[str, ...], set[str]] = {}
-    for label in ("fire_exact", "fire"):
-        found: dict[tuple[str, ...], set[str]] = {}
-        for run, report in read:
-            if run["label"] == label:
-                names = {str(row.get("name")) for row in report["rows"]}
-                found.setdefault((run["experiment"], run["size"], run["data"]), set()).update(names)
-        targets |= found
+    """Return one row per (run, boundary report), with DfI and SFE summed over the changed matrices. The columns
+    `common_...` are sums over those matrices that `fire` changes in the same setting (or, where it did not run,
+    `fire_exact`), so that methods with other targets can be compared; they are empty where neither ran."""
+    targets: dict[str, dict[tuple[str, ...], set[str]]] = {"fire_exact": {}, "fire": {}}
+    for run, report in read:
+        if run["label"] in targets:
+            setting = run["experiment"], run["size"], run["data"]
+            targets[run["label"]].setdefault(setting, set()).update(report["changed"]["name"])
     rows = []
     for run, report in read:
-        cells = {"phase": report["phase"], "seconds": report.get("seconds")} | _sums(report["rows"])
-        known = targets.get((run["experiment"], run["size"], run["data"]))
-        if known:
-            common = _sums([row for row in report["rows"] if str(row.get("name")) in known])
+        changed, setting = report["changed"], (run["experiment"], run["size"], run["data"])
+        cells = {"phase": report["phase"], "seconds": report["seconds"]} | _sums(changed)
+        if known := (targets["fire_exact"] | targets["fire"]).get(setting):
+            common = _sums(changed[changed["name"].isin(known)])
             cells |= {f"common_{name}": value for name, value in common.items()}
         rows.append({key: run[key] for key in KEYS} | cells)
-    return pd.DataFrame(rows, columns=BOUNDARY_COLUMNS)
+    return pd.DataFrame(rows, columns=COLUMNS["boundaries"])
 
 
-def _sums(treated: list[dict[str, Any]]) -> dict[str, Any]:
-    changed, cells = pd.DataFrame(treated), {"matrices": len(treated)}
-    for key in ("dfi_before", "dfi_after", "dfi_factor", "sfe"):
-        known = pd.to_numeric(changed[key]).dropna() if key in changed else pd.Series(dtype=float)
-        cells[key] = known.sum() if len(known) else None
-    return cells | {"sfe_share": _share(changed)}
+def _sums(changed: pd.DataFrame) -> dict[str, Any]:
+    """Return the sums over matrices. `sfe_share` is that of the SFE divided by the distance that a reset to the initial
+    weights would have moved; each matrix has its SFE and the quotient of the two."""
+    known = changed[(changed["sfe"] > 0) & (changed["sfe_relative"] > 0)]
+    share = known["sfe"].sum() / (known["sfe"] / known["sfe_relative"]).sum() if len(known) else None
+    return {"matrices": len(changed)} | changed[SUMMED].sum(min_count=1).to_dict() | {"sfe_share": share}
 
 
-def _share(changed: pd.DataFrame) -> float | None:
-    """Return the sum of the SFE divided by the sum for a reset to the initial weights, or None. Each row of a report
-    holds its SFE and its quotient, from which the SFE of the reset follows."""
-    if not {"sfe", "sfe_relative"} <= set(changed):
-        return None
-    known = changed[["sfe", "sfe_relative"]].apply(pd.to_numeric).query("sfe > 0 and sfe_relative > 0")
-    return known["sfe"].sum() / (known["sfe"] / known["sfe_relative"]).sum() if len(known) else None
-
-
-def _costs(run: dict[str, Any], reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return wall-clock seconds of a run: its own training (for DQN and SAC with evaluations), the first phase that it
-    shares with other runs of its seed (None if it shares none), and all its boundaries."""
-    path = Path(run["path"])
-    trunk = read_meta(path).get("trunk")
-    shared = _seconds(path.parents[3] / "trunks" / trunk) if trunk else None
-    boundaries = float(sum(report.get("seconds") or 0.0 for report in reports))
-    cells = {"train_seconds": _seconds(path), "shared_seconds": shared, "boundary_seconds": boundaries}
-    return {key: run[key] for key in KEYS} | cells | {"machine": run["machine"]}
-
-
-def _seconds(folder: Path) -> float | None:
-    lines = read_timing(folder)
-    return float(sum(line.get("train_seconds", line.get("seconds", 0.0)) for line in lines)) or None
-
-
+# ------------------------------------------------------------------------------------------------ exports
 def load_exported(folder: str | Path = RESULTS) -> Results:
     """Return the results that `export` wrote; the frames are empty where nothing was exported yet. Raises UserError for
     runs that were exported twice."""
-    folder = Path(folder)
-
-    def read(paths: Iterable[Path], columns: list[str]) -> pd.DataFrame:
+    frames = []
+    for name, columns in COLUMNS.items():
+        files = sorted(Path(folder).glob("metrics/*.csv.gz" if name == "metrics" else f"{name}.csv.gz"))
         empty = {column: [""] for column in columns if column not in TEXT}
-        read = [pd.read_csv(path, dtype=TEXT, keep_default_na=False, na_values=empty) for path in paths]
-        return pd.concat(read, ignore_index=True)[columns] if read else pd.DataFrame(columns=columns)
-
-    tables = {"boundaries": BOUNDARY_COLUMNS, "costs": COST_COLUMNS}
-    return checked(
-        Results(
-            read(folder.glob(RUNS_FILE), RUN_COLUMNS),
-            read(sorted((folder / "metrics").glob("*.csv.gz")), METRIC_COLUMNS),
-            *(read(folder.glob(f"{name}.csv.gz"), columns) for name, columns in tables.items()),
-        )
-    )
+        read = [pd.read_csv(path, dtype=TEXT, keep_default_na=False, na_values=empty) for path in files]
+        frames.append(pd.concat(read, ignore_index=True)[columns] if read else pd.DataFrame(columns=columns))
+    return checked(Results(*frames))
 
 
 def checked(results: Results) -> Results:

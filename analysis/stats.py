@@ -6,7 +6,7 @@ whose coverage is far below 95 %.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ LEVEL = 0.05  # of the Holm-corrected tests
 
 class Estimate(NamedTuple):
     """Mean, its 95 % interval, the two-sided p-value of "the mean is 0", and the number of seeds. Interval and p-value
-    are NaN for one seed."""
+    are NaN below two seeds."""
 
     mean: float
     low: float
@@ -27,28 +27,23 @@ class Estimate(NamedTuple):
     n: int
 
 
-def estimate(values: Sequence[float] | np.ndarray) -> Estimate:
-    """Return the estimate by Student's t from one number per seed. Raises ValueError unless `values` is a non-empty
-    vector of finite numbers."""
-    values = np.asarray(values, dtype=np.float64)
-    if values.ndim != 1 or len(values) == 0 or not np.isfinite(values).all():
-        raise ValueError(f"need a non-empty vector of finite numbers, got {values!r}")
-    mean, nan = float(values.mean()), float("nan")
-    if len(values) == 1:
-        return Estimate(mean, nan, nan, nan, 1)
+def estimate(numbers: Mapping[int, float] | Iterable[float]) -> Estimate:
+    """Return the estimate by Student's t from one finite number per seed; all is NaN where there are none."""
+    values = np.array([*(numbers.values() if isinstance(numbers, Mapping) else numbers)], dtype=np.float64)
+    nan, n = float("nan"), len(values)
+    mean = float(values.mean()) if n else nan
+    if n < 2:
+        return Estimate(mean, nan, nan, nan, n)
     if np.ptp(values) == 0:  # all seeds agree, so there is no scatter to test against
-        return Estimate(mean, mean, mean, 1.0 if mean == 0 else 0.0, len(values))
+        return Estimate(mean, mean, mean, 1.0 if mean == 0 else 0.0, n)
     error = stats.sem(values)
-    low, high = stats.t.interval(CONFIDENCE, len(values) - 1, mean, error)
-    p = 2 * stats.t.sf(abs(mean) / error, len(values) - 1)
-    return Estimate(mean, float(low), float(high), float(p), len(values))
+    low, high = stats.t.interval(CONFIDENCE, n - 1, mean, error)
+    return Estimate(mean, float(low), float(high), float(2 * stats.t.sf(abs(mean) / error, n - 1)), n)
 
 
-def paired_difference(ours: Mapping[int, float], reference: Mapping[int, float]) -> Estimate | None:
-    """Return the estimate of `ours` minus `reference` over the seeds that both have (a pair shares data order and
-    initial weights), or None if they share no seed."""
-    seeds = sorted(set(ours) & set(reference))
-    return estimate([ours[seed] - reference[seed] for seed in seeds]) if seeds else None
+def paired(ours: Mapping[int, float], reference: Mapping[int, float]) -> dict[int, float]:
+    """Return {seed: `ours` minus `reference`} of the seeds that both have; a pair shares data order and initial weights."""
+    return {seed: ours[seed] - reference[seed] for seed in sorted(set(ours) & set(reference))}
 
 
 def holm(p: Sequence[float] | np.ndarray) -> np.ndarray:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import braille, claims, estimates, names, plot, tables
-from analysis.figures import fig2, probes
-from analysis.plot import plt
-from analysis.rendering import markdown, p_text, plain, spread
+from analysis import braille, claims, estimates, measures, names, plot, report, tables
+from analysis.figures import CAPTIONS, curves
+from analysis.rendering import p_text, plain, spread
 from analysis.runs import Results, load, settings
 from fire_core.errors import UserError
 from fire_core.files import write_atomic
@@ -24,48 +23,51 @@ NOTE = (
     "Intervals are 95 %, Student's t over seeds; differences are paired by seed (same data order, same first weights). The "
     "p-values are corrected over the comparisons of a panel after Holm (docs/concepts/statistics.md)."
 )
-
 SHOWN = 2  # panels whose curves are shown on a terminal
+NO_VERDICT = "no verdict: no comparison that is judged is between two of these methods at their own settings"
 
 
 def show(options: argparse.Namespace) -> int:
     """Print and write the tables and the figure of `options.experiment`. Return 1 if runs failed, are missing or log
     no known measure, else 0."""
-    names = list(dict.fromkeys(comma_list(",".join(options.experiment))))
-    if not names:
+    experiments = list(dict.fromkeys(comma_list(",".join(options.experiment))))
+    if not experiments:
         raise UserError("--experiment is empty: name an experiment")
     size = options.size or "small"
-    results = load(options.root, names, size)
+    results = load(options.root, experiments, size)
     frame = estimates.frame(results)
     ends = frame[frame["kind"] == "result"]
     shown = [(part, rows) for part in settings(results) if len(rows := estimates.of(ends, part))]
     expected, wrong = (comma_list(options.methods), whole_numbers(options.seeds)), list[str]()
-    for name in names:  # where an experiment sweeps its own settings, labels are not the names of methods
+    for (
+        name
+    ) in experiments:  # where an experiment sweeps its own settings, labels are not the names of methods
         wrong += absent(results.select(experiment=name), *(([], []) if sweeps(name) else expected))
         if name not in {part.first["experiment"] for part, _ in shown}:
             ran = name in set(results.finished["experiment"])
             reason = "its runs log no known measure" if ran else f"no finished run of size {size}"
             wrong.append(f"{name}: {reason}")
     if shown:
-        folder = names[0] if len(names) == 1 else f"summary/{'+'.join(names)[:120]}"
+        folder = experiments[0] if len(experiments) == 1 else f"summary/{'+'.join(experiments)[:120]}"
         home = Path(options.root) / folder / size
         if not options.out:
             refuse_link(home)
         out, parts = Path(options.out or home), [part for part, _ in shown]
         out.mkdir(parents=True, exist_ok=True)
-        text = "\n".join(text_of(*each) for each in shown) + "\n" + NOTE + "\n"
+        texts = [
+            f"## {part.first['experiment']}: {names.one_line(part)}\n{report.sections(rows)}"
+            for part, rows in shown
+        ]
+        text = "\n".join([*texts, NOTE, ""])
         write_atomic(out / "table.md", text)
-        csv = frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
-        write_atomic(out / "estimates.csv", csv)
-        [picture, _] = plot.save(probes.draw(parts), out / "figure", ["png"], probes.CAPTION, parts)
+        write_atomic(out / "estimates.csv", estimates.csv(frame))
+        figure = curves.draw_probes(parts)
+        [picture, _] = plot.save(figure, out / "figure", ["png"], CAPTIONS["probes"], parts)
         print(text)
         if sys.stdout.isatty():
-            print("\n\n".join(curves(part) for part in parts[:SHOWN]) + "\n")
+            print("\n\n".join(chart(part) for part in parts[:SHOWN]) + "\n")
         print(f"table: {out / 'table.md'}\nestimates: {out / 'estimates.csv'}\nfigure: {picture}")
-        none = (
-            "no verdict: no comparison that is judged is between two of these methods at their own settings"
-        )
-        print("\n".join(sentences(claims.verdicts(results, "all"))) or none)
+        print("\n".join(sentences(claims.verdicts(results, "all"))) or NO_VERDICT)
     for problem in results.problems:
         print(f"left out: {plain(problem)}", file=sys.stderr)
     for line in wrong:
@@ -73,35 +75,18 @@ def show(options: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-def curves(part: Results) -> str:
-    """Return the curves of one panel of the figure, means over the seeds, as characters: of the methods of interest or, if
-    there are none, of the first six."""
-    _, axis = plt.subplots()
-    drawn, looks = probes.draw_panel(axis, part), names.looks(part)
-    if part.first["figure"] == "fig2a":  # whose panel shows two methods as levels
-        drawn = plot.draw_curves(axis, fig2.panel_data(part), looks)
-    title = (
-        f"{axis.get_title(loc='left') or axis.get_title()}: {axis.get_ylabel()} against {axis.get_xlabel()}"
-    )
-    plt.close(axis.figure)
-    labels = list(dict.fromkeys(drawn["label"]))
+def chart(part: Results) -> str:
+    """Return the curves of one setting, means over the seeds, as characters: of the methods of interest or, if there are
+    none, of the first six."""
+    measure, looks = measures.of(part)[0], names.looks(part)
+    rows, unit, *_ = curves.points(part.plain, measure)
+    labels = [label for label in looks if label in set(rows["label"])]
     shown = [label for label in labels if label in plot.INTEREST] or labels[:6]
-    points = {label: drawn[drawn["label"] == label].dropna(subset=["mean"]) for label in shown}
+    bands = {label: plot.band(rows[rows["label"] == label]).dropna(subset=["mean"]) for label in shown}
     lines = {
-        looks[label].name: (rows["x"].to_list(), rows["mean"].to_list())
-        for label, rows in points.items()
-        if len(rows)
+        looks[label].name: (band["x"].to_list(), band["mean"].to_list()) for label, band in bands.items()
     }
-    return f"{' '.join(title.split())}\n{braille.chart(lines)}"
-
-
-def text_of(part: Results, rows: pd.DataFrame) -> str:
-    """Return one setting as Markdown: a heading, and a table per measure."""
-    blocks = [f"## {part.first['experiment']}: {names.one_line(part)}\n"]
-    for metric, group in rows.groupby("metric", sort=False):
-        title = group["measure"].iloc[0]
-        blocks.append(f"{title[0].upper()}{title[1:]}\n\n{markdown(tables.end_table(rows, metric))}\n")
-    return "\n".join(blocks)
+    return f"{names.one_line(part)}: {measure.axis} against {unit}\n{braille.chart(lines)}"
 
 
 def sentences(compared: pd.DataFrame) -> list[str]:
@@ -124,19 +109,17 @@ def sentences(compared: pd.DataFrame) -> list[str]:
 
 
 def absent(results: Results, methods: Sequence[str], seeds: Sequence[int]) -> list[str]:
-    """Return the expected runs that are not done, one line each. `harness.status.with_missing` says which runs are
-    expected."""
-    rows = with_missing(results.runs.to_dict("records"), methods, seeds)
+    """Return the expected runs (see `harness.status.with_missing`) that are not done, one line each."""
     return [
         f"{row['experiment']} {row['label']} seed {row['seed']}: {row['status']}"
-        for row in rows
+        for row in with_missing(results.runs.to_dict("records"), methods, seeds)
         if row["status"] != "done"
     ]
 
 
 def comma_list(text: str) -> list[str]:
     """Return the items of a text, which commas or spaces separate."""
-    return [item.strip() for item in text.replace(" ", ",").split(",") if item.strip()]
+    return text.replace(",", " ").split()
 
 
 def whole_numbers(text: str) -> list[int]:

@@ -7,13 +7,14 @@ results that the choice leaves on the table, 0 for the best method and 1 for the
 
 Metrics were logged at few steps. A trial reads the first value at or after its share, and a panel without one within SLACK
 of it does not count. So a share is the least that a trial has seen; the table of the agreement has the mean.
+
+With --root, the trials in a folder of runs (harness/trial.py) are compared with the full runs of the same seeds.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,10 +22,10 @@ import numpy as np
 import pandas as pd
 from scipy import stats as distributions
 
-from analysis import measures, plot
+from analysis import measures, names, plot
 from analysis.plot import Figure, plt
 from analysis.rendering import markdown
-from analysis.runs import SIZES, Results, at_most, load, load_exported, plain, settings
+from analysis.runs import SIZES, Results, at_most, load, load_exported, settings
 from analysis.stats import estimate
 from fire_core import TrialResult
 from harness.runs.folders import read_config
@@ -34,13 +35,8 @@ METHODS = ("none", "full_reset", "shrink_perturb", "fire")
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.5)
 SLACK = 0.1
 DRAWS = 300
-DOMAINS = {"images": ("vision",), "language": ("language",), "RL": ("dqn", "sac")}
-CAPTION = (
-    "What a choice leaves on the table: the share of the range from the best to the worst final result of none, full reset, "
-    "shrink & perturb and FIRE that is lost on other seeds, by the share of the training after the first boundary that a "
-    "trial of three repeats has seen. Means over the panels with Student's 95 % intervals over them; dotted: always FIRE. A "
-    "panel counts at a share if its metric was logged within 10 percentage points after it."
-)
+DOMAINS = {"vision": "images", "language": "language", "dqn": "RL", "sac": "RL"}
+Rule = Callable[[np.ndarray], int]  # early values (methods, repeats) -> the method
 
 
 @dataclass
@@ -61,35 +57,32 @@ def panels(parts: Sequence[Results]) -> list[Panel]:
     """Return the panels at the largest size of `parts` whose four methods share four seeds or more."""
     found = []
     largest = min((part.first["size"] for part in parts), key=SIZES.index, default="")
-    for part in (plain(part) for part in parts if part.first["size"] == largest):
+    for part in (part.plain for part in parts if part.first["size"] == largest):
         measure = measures.of(part)[0]
-        ends = measures.values(part.metrics, measure)
-        seeds = sorted(set.intersection(*(set(ends.get(method, {})) for method in METHODS)))
-        if len(seeds) < 4:
-            continue
         sign = 1 if measure.higher_is_better else -1
+        ends = (
+            pd.DataFrame(measures.values(part.metrics, measure))
+            .reindex(columns=METHODS)
+            .dropna()
+            .sort_index()
+        )
+        if len(ends) < 4:
+            continue
         rows = measures.ordered_rows(part.metrics, measure.metric)
-        rows = rows[rows["label"].isin(METHODS) & rows["seed"].isin(seeds)]
         first, last = rows[rows["phase"] == 0]["step"].max(), part.metrics["step"].max()
-        rows = rows[(rows["phase"] > 0) & (rows["step"] > first)]
+        rows = rows[rows["seed"].isin(ends.index) & (rows["phase"] > 0) & (rows["step"] > first)]
         rows = rows.assign(share=(rows["step"] - first) / (last - first))
         early, read = {}, {}
         for share in SHARES:
-            late = rows[(rows["share"] >= share - 1e-9) & (rows["share"] <= share + SLACK + 1e-9)]
-            table = late.groupby(["label", "seed"])[["share", "value"]].first().unstack("seed")
-            table = table.reindex(
-                index=METHODS, columns=pd.MultiIndex.from_product([["share", "value"], seeds])
-            )
+            late = rows[rows["share"].between(share - 1e-9, share + SLACK + 1e-9)]
+            table = late.groupby(["label", "seed"])[["share", "value"]].first()
+            table = table.reindex(pd.MultiIndex.from_product([METHODS, ends.index]))
             if table.notna().all(axis=None):
-                early[share] = sign * table["value"].to_numpy()
-                read[share] = float(table["share"].mean(axis=None))
-        final = sign * np.array([[ends[method][seed] for seed in seeds] for method in METHODS])
-        domain = next(name for name, known in DOMAINS.items() if part.first["domain"] in known)
+                early[share] = sign * table["value"].to_numpy().reshape(len(METHODS), -1)
+                read[share] = float(table["share"].mean())
+        final, domain = sign * ends.to_numpy().T, DOMAINS[part.first["domain"]]
         found.append(Panel(part.first["experiment"], domain, early, final, read))
     return found
-
-
-Rule = Callable[[np.ndarray], int]  # early values (methods, repeats) -> the method
 
 
 def leader(early: np.ndarray) -> int:
@@ -100,8 +93,10 @@ def leader(early: np.ndarray) -> int:
 def cautious(early: np.ndarray) -> int:
     """Choose what `TrialResult.best` names, and `none` if nothing is decided."""
     scores = {name: [[value] for value in row] for name, row in zip(METHODS, early)}
-    best = TrialResult(scores, {}, 1, True).best
-    return METHODS.index(best or "none")
+    return METHODS.index(TrialResult(scores, {}, 1, True).best or "none")
+
+
+RULES = {"trial": leader, "cautious trial": cautious}
 
 
 def lost(panel: Panel, choose: str | Rule, share: float, repeats: int = 3) -> float:
@@ -119,11 +114,16 @@ def losses(
     found: Sequence[Panel], choose: str | Rule, share: float = 0.2, repeats: int = 3
 ) -> dict[str, float]:
     """Return {panel: loss} of the panels that count at this share and have seeds left to judge by."""
-    return {
-        panel.name: lost(panel, choose, share, repeats)
-        for panel in found
-        if share in panel.early and panel.final.shape[1] > repeats
-    }
+    counted = [panel for panel in found if share in panel.early and panel.final.shape[1] > repeats]
+    return {panel.name: lost(panel, choose, share, repeats) for panel in counted}
+
+
+def by_domain(found: Sequence[Panel], by_panel: Mapping[str, float]) -> dict[str, list[float]]:
+    """Return the losses of all panels, and of those of each domain."""
+    groups = {"all": list(by_panel.values())}
+    for domain in dict.fromkeys(DOMAINS.values()):
+        groups[domain] = [by_panel[p.name] for p in found if p.domain == domain and p.name in by_panel]
+    return groups
 
 
 def cell(values: Sequence[float]) -> str:
@@ -137,28 +137,18 @@ def cell(values: Sequence[float]) -> str:
 
 def tables(found: Sequence[Panel]) -> dict[str, pd.DataFrame]:
     """Return the tables of the evidence by title."""
-    named = {f"always {name}": (name, SHARES[-1], 3) for name in METHODS}  # at which all panels count
-    by_share = {f"trial of {share:.0%}": (leader, share, 3) for share in SHARES}
-    by_share |= {f"cautious trial of {share:.0%}": (cautious, share, 3) for share in SHARES}
-    by_repeats = {f"trial of 20%, {n} repeats": (leader, 0.2, n) for n in (1, 2, 3, 5)}
-    by_repeats |= {f"cautious trial of 20%, {n} repeats": (cautious, 0.2, n) for n in (2, 3, 5)}
-
-    def table(rules: dict[str, tuple[str | Rule, float, int]]) -> pd.DataFrame:
-        rows = []
-        for title, (choose, share, repeats) in rules.items():
-            by_panel = losses(found, choose, share, repeats)
-            row = {"choice": title, "all panels": cell(list(by_panel.values()))}
-            for domain in DOMAINS:
-                part = [by_panel[p.name] for p in found if p.domain == domain and p.name in by_panel]
-                row[domain] = cell(part)
-            rows.append(row)
-        return pd.DataFrame(rows)
-
-    return {
-        "by share": table(named | by_share),
-        "by repeats": table(by_repeats),
-        "agreement": agreement(found),
-    }
+    by_share = [(f"always {name}", name, SHARES[-1], 3) for name in METHODS]  # at which all panels count
+    by_share += [
+        (f"{name} of {share:.0%}", rule, share, 3) for name, rule in RULES.items() for share in SHARES
+    ]
+    by_repeats = [(f"trial of 20%, {n} repeats", leader, 0.2, n) for n in (1, 2, 3, 5)]
+    by_repeats += [(f"cautious trial of 20%, {n} repeats", cautious, 0.2, n) for n in (2, 3, 5)]
+    made = {}
+    for title, choices in (("by share", by_share), ("by repeats", by_repeats)):
+        rows = [{"choice": name} | by_domain(found, losses(found, *choice)) for name, *choice in choices]
+        made[title] = pd.DataFrame(rows).rename(columns={"all": "all panels"})
+        made[title] = made[title].map(lambda text: text if isinstance(text, str) else cell(text))
+    return made | {"agreement": agreement(found)}
 
 
 def agreement(found: Sequence[Panel]) -> pd.DataFrame:
@@ -183,26 +173,29 @@ def agreement(found: Sequence[Panel]) -> pd.DataFrame:
 def draw(parts: Sequence[Results]) -> Figure:
     """Return the figure, one panel per domain and one for all."""
     found = panels(parts)
-    domains = {panel.name: panel.domain for panel in found}
-    rules = {"the leader": leader, "cautious": cautious}
-    tried = {(title, share): losses(found, rule, share) for title, rule in rules.items() for share in SHARES}
-    always = losses(found, "fire", SHARES[-1])
+    tried = {
+        (rule, share): by_domain(found, losses(found, rule, share))
+        for rule in RULES.values()
+        for share in SHARES
+    }
+    always = by_domain(found, losses(found, "fire", SHARES[-1]))
     figure, grid = plt.subplots(1, 4, figsize=(9, 2.6), sharey=True)
-    for axis, domain in zip(grid, ["all", *DOMAINS]):
-        part = [name for name in domains if domain in ("all", domains[name])]
-        for place, title in enumerate(rules):
-            cells = {share: [v for k, v in tried[title, share].items() if k in part] for share in SHARES}
-            known = [(100 * share + place, estimate(cell)) for share, cell in cells.items() if len(cell) > 2]
-            x, means = [at for at, _ in known], [each.mean for _, each in known]
-            look = {"color": ("#0072B2", "#7A7A7A")[place]}
-            axis.plot(x, means, marker="os"[place], markersize=4, label=title, **look)
-            axis.vlines(
-                x, [each.low for _, each in known], [each.high for _, each in known], linewidth=1, **look
+    for axis, domain in zip(grid, always):
+        for place, (title, rule) in enumerate((("the leader", leader), ("cautious", cautious))):
+            cells = {100 * share + place: tried[rule, share][domain] for share in SHARES}
+            known = {x: estimate(each) for x, each in cells.items() if len(each) > 2}
+            look, ends = (
+                {"color": ("#0072B2", "#7A7A7A")[place]},
+                zip(*(each[1:3] for each in known.values())),
             )
-        if level := [always[name] for name in part if name in always]:
-            look = plot.look("fire")
-            axis.plot([0, 50], [np.mean(level)] * 2, ":", color=look.colour, label="always FIRE")
-        axis.set_title(f"{domain} ({len(part)} panels)")
+            means = [each.mean for each in known.values()]
+            axis.plot(list(known), means, marker="os"[place], markersize=4, label=title, **look)
+            axis.vlines(list(known), *ends, linewidth=1, **look)
+        if level := always[domain]:
+            axis.plot(
+                [0, 50], [np.mean(level)] * 2, ":", color=names.look("fire").colour, label="always FIRE"
+            )
+        axis.set_title(f"{domain} ({sum(domain in ('all', panel.domain) for panel in found)} panels)")
         axis.set_xlabel("trial, % of the training")
         axis.set_ylim(-0.1, 1.1)
     grid[0].set_ylabel("share of the range lost")
@@ -212,28 +205,30 @@ def draw(parts: Sequence[Results]) -> Figure:
 
 
 def fresh(results: Results) -> pd.DataFrame:
-    """Return one row per panel and seed with trials (harness/trial.py) and full runs of all METHODS.
+    """Return one row per panel and seed with trials and full runs of all METHODS.
 
     The loss of each choice is that of the full runs of the same seed, in which a run that failed counts as the worst.
     """
     rows = []
     for part in settings(results):
-        measure, sign = measures.of(part)[0], 1 if measures.of(part)[0].higher_is_better else -1
-        full = measures.values(plain(part).metrics, measure)
+        measure, runs = measures.of(part)[0], part.runs
+        sign = 1 if measure.higher_is_better else -1
         logged = measures.ordered_rows(part.metrics, measure.metric)
         if measure.reduce == "late_phases":  # the last task may have been cut short
             logged = logged[logged["phase"] < logged.groupby(["label", "seed"])["phase"].transform("max")]
-        ends = measures.by_label(logged.groupby(["label", "seed"])["value"].last())
-        short = [row for row in part.finished.to_dict("records") if _share(row["path"])]
-        failed = part.runs[(part.runs["status"] == "failed") & (part.runs["label"] == part.runs["method"])]
-        for seed in sorted({row["seed"] for row in short}):
-            tried = {m: [r for r in short if (r["method"], r["seed"]) == (m, seed)] for m in METHODS}
-            final = {m: sign * full[m][seed] for m in METHODS if seed in full.get(m, {})}
-            lost = set(failed["method"][failed["seed"] == seed])
-            if not all(tried.values()) or not final or set(METHODS) - final.keys() - lost:
+        ends = logged.groupby(["seed", "label"])["value"].last()
+        full = pd.DataFrame(measures.values(part.plain.metrics, measure)).reindex(columns=METHODS)
+        failed = runs[(runs["status"] == "failed") & (runs["label"] == runs["method"])]
+        short = part.finished[part.finished["path"].map(_share).notna()]
+        for seed, own in short.groupby("seed"):
+            tried = [own["label"][own["method"] == method] for method in METHODS]
+            final = sign * full.reindex([seed]).iloc[0]
+            absent = set(final.index[final.isna()])
+            lost = absent & set(failed["method"][failed["seed"] == seed])
+            if not all(map(len, tried)) or absent != lost or len(lost) == len(METHODS):
                 continue
-            early = np.array([[sign * ends[r["label"]][seed] for r in tried[m]] for m in METHODS])
-            values = np.array([final.get(m, min(final.values())) for m in METHODS])
+            early = sign * np.array([ends[seed][labels] for labels in tried])
+            values = final.fillna(final.min()).to_numpy()
             loss = (values.max() - values) / np.ptp(values)
             row = {"experiment": part.first["experiment"], "seed": seed}
             for title, place in (("leader", leader(early)), ("cautious", cautious(early))):
@@ -252,31 +247,21 @@ def verdict(table: pd.DataFrame) -> str:
     losses_of = table.groupby("experiment")[["loss of the leader", "loss of none", "loss of fire"]].mean()
     if len(losses_of) < 5:
         return f"Open: {len(losses_of)} of 5 panels."
-    gain = estimate((losses_of["loss of none"] - losses_of["loss of the leader"]).to_numpy())
-    mean = losses_of.mean()
+    gain, mean = estimate(losses_of["loss of none"] - losses_of["loss of the leader"]), losses_of.mean()
     behind = mean["loss of the leader"] > mean["loss of fire"]
     said = "does not hold up" if behind else "holds up" if gain.low > 0 else "is not decided"
     numbers = ", ".join(f"{name} {value:.2f}" for name, value in mean.items())
     return f"The trial {said}: {numbers}; none minus trial {gain.mean:.2f} [{gain.low:.2f}, {gain.high:.2f}]."
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m analysis.trial_evidence", description=__doc__.partition("\n")[0]
-    )
-    parser.add_argument(
-        "--root", help="a folder of runs: compare the trials in it with the full runs of the same seeds"
-    )
-    options = parser.parse_args(given)
-    if options.root:
-        table = fresh(load(options.root))
-        print(f"{markdown(table.round(2))}\n\n{verdict(table) if len(table) else ''}")
-        return 0
-    parts = settings(at_most(load_exported().starting(PREFIXES), "medium"))
-    for title, table in tables(panels(parts)).items():
-        print(f"{title}\n\n{markdown(table)}\n")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    about = {"prog": "python -m analysis.trial_evidence", "description": __doc__.partition("\n")[0]}
+    parser = argparse.ArgumentParser(**about)
+    parser.add_argument("--root", help="a folder of runs with trials and full runs")
+    if root := parser.parse_args().root:
+        table = fresh(load(root))
+        print(f"{markdown(table.round(2))}\n\n{verdict(table) if len(table) else ''}")
+    else:
+        parts = settings(at_most(load_exported().starting(PREFIXES), "medium"))
+        for title, table in tables(panels(parts)).items():
+            print(f"{title}\n\n{markdown(table)}\n")

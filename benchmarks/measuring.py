@@ -14,10 +14,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import torch
 
 from analysis.rendering import short
-from analysis.results_file import merge
+from analysis.runs import RESULTS
+from fire_core.files import write_atomic
+from harness.runs.machine import describe
 
 
 def parser(text: str) -> argparse.ArgumentParser:
@@ -96,8 +99,20 @@ def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 
 
 def record(name: str, rows: Sequence[dict[str, Any]], key: Sequence[str]) -> None:
-    """Print `rows` and write them into analysis/results/`name`.csv, over lines with the same values under `key`."""
-    path = merge(name, rows, key)
+    """Print `rows` and write them into analysis/results/`name`.csv, over lines with the same values under `key`. Each new
+    line gets the version of torch, commit, hardware and time. The file is replaced in one step."""
+    about, path = describe(), RESULTS / f"{name}.csv"
+    machine = {"torch": about["versions"]["torch"]} | {
+        key: about[key] for key in ("commit", "hardware", "started")
+    }
+    cells = [{column: "" if value is None else str(value) for column, value in row.items()} for row in rows]
+    fresh = pd.DataFrame(cells).assign(**machine)
+    older = pd.read_csv(path, dtype=str, keep_default_na=False) if path.exists() else fresh[:0]
+    renewed = pd.MultiIndex.from_frame(fresh[list(key)])
+    kept = older[~pd.MultiIndex.from_frame(older.reindex(columns=list(key), fill_value="")).isin(renewed)]
+    table = pd.concat([kept, fresh]).fillna("")
+    columns = [column for column in table if column not in machine]
+    write_atomic(path, table[[*columns, *machine]].to_csv(index=False, lineterminator="\r\n"))
     for row in rows:
         print(", ".join(f"{column} {short(value)}" for column, value in row.items()))
     print(f"written to {path}", flush=True)

@@ -1,41 +1,49 @@
-"""The figures: each module has the experiments that it shows, its caption, and `draw`, which takes the settings."""
+"""The figures: what each shows, and the function that draws it from settings. Their captions are in captions.yaml."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
+import yaml
+
 from analysis import trial_evidence
-from analysis.figures import fig2, fig3, fig4, fig5, findings, forest, layers, probes, scaling
-from analysis.plot import Figure
+from analysis.figures import curves, fig5, forest, studies
+from analysis.plot import BAND, PREMISE, Figure
+
+TEXTS = yaml.safe_load(Path(__file__).with_name("captions.yaml").read_text(encoding="utf-8"))
+SHARED = {"band": BAND, "premise": PREMISE, "forest": TEXTS.pop("forest").format(within=forest.WITHIN)}
+CAPTIONS = {name: text.format(**SHARED) for name, text in TEXTS.items()}
+FIG4 = tuple(f"{row}_{panel}" for row in ("fig4a", "fig4b") for panel in curves.ROWS[row][1])
+AGENTS = ("fig4a_asterix_early", "fig4a_breakout", "fig4a_catch")
+AGENTS += ("fig4b_hopper", "fig4b_balance_simple_long", "sac_plain_hopper")
 
 
 class Drawing(NamedTuple):
     """A figure of `python -m analysis figures`. `experiments` are the starts of their names, or whole names if `exact`.
-    With `filled`, an experiment that was not run at a size is shown at the next smaller one. `once`: not for each size."""
+    `once`: at the largest size alone, not at each. An experiment that was not run at a size is shown at the next smaller."""
 
     draw: Callable[..., Figure]
     experiments: tuple[str, ...]
-    caption: str
     exact: bool = False
-    filled: bool = False
     once: bool = False
 
 
-ONCE = {"filled": True, "once": True}
 FIGURES = {
-    "fig2": Drawing(fig2.draw, fig2.PREFIXES, fig2.CAPTION),
-    "fig3": Drawing(fig3.draw, fig3.PREFIXES, fig3.CAPTION),
-    "fig4": Drawing(fig4.draw, fig4.PREFIXES, fig4.CAPTION, exact=True, filled=True),
-    "fig5": Drawing(fig5.draw, fig5.PREFIXES, fig5.CAPTION, filled=True),
-    "claims": Drawing(forest.draw, forest.PREFIXES, forest.CAPTION, **ONCE),
-    "rivals": Drawing(forest.draw_rivals, forest.PREFIXES, forest.RIVALS_CAPTION, **ONCE),
-    "gains": Drawing(findings.draw_gains, findings.GAINS, findings.GAINS_CAPTION, exact=True, once=True),
-    "costs": Drawing(findings.draw_costs, findings.COSTS, findings.COSTS_CAPTION, exact=True, once=True),
-    "probes": Drawing(probes.draw, probes.PREFIXES, probes.CAPTION, filled=True),
-    "agents": Drawing(probes.draw, probes.AGENTS, probes.CAPTION, exact=True, **ONCE),
-    "scaling": Drawing(scaling.draw, scaling.PREFIXES, scaling.CAPTION),
-    "layers": Drawing(layers.draw, layers.PREFIXES, layers.CAPTION, **ONCE),
-    "trial": Drawing(trial_evidence.draw, trial_evidence.PREFIXES, trial_evidence.CAPTION, **ONCE),
-    "readme": Drawing(probes.draw_readme, ("random_label",), probes.README_CAPTION, exact=True, once=True),
+    "fig2": Drawing(partial(curves.draw_paper, "fig2"), ("fig2",)),
+    "fig3": Drawing(partial(curves.draw_paper, "fig3"), ("fig3",)),
+    "fig4": Drawing(partial(curves.draw_paper, "fig4"), FIG4, exact=True),
+    "fig5": Drawing(fig5.draw, ("fig2a", "fig5a", "ablation_iterations")),
+    "claims": Drawing(forest.draw, ("fig2", "fig3", *FIG4), once=True),
+    "rivals": Drawing(forest.draw_rivals, ("fig2", "fig3", *FIG4), once=True),
+    "gains": Drawing(studies.draw_gains, studies.GAINS, exact=True, once=True),
+    "costs": Drawing(studies.draw_costs, studies.COSTS, exact=True, once=True),
+    "probes": Drawing(curves.draw_probes, ("random_label", "label_noise", "permuted", "pictures")),
+    "agents": Drawing(curves.draw_probes, AGENTS, exact=True, once=True),
+    "scaling": Drawing(studies.draw_scaling, ("scaling_warm_start",)),
+    "layers": Drawing(studies.draw_layers, ("sensitivity_",), once=True),
+    "trial": Drawing(trial_evidence.draw, trial_evidence.PREFIXES, once=True),
+    "readme": Drawing(curves.draw_readme, ("random_label",), exact=True, once=True),
 }

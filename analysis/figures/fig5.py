@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import pandas as pd
 
 from analysis import estimates, measures, names, plot
-from analysis.figures.fig2 import PAIRS
+from analysis.figures.curves import IMAGES
 from analysis.plot import Axes, Figure, plt
 from analysis.runs import Results
 
-PREFIXES = ("fig2a", "fig5a", "ablation_iterations")
-INSTEAD = {"cifar10_resnet18": "ablation_iterations"}  # drawn if the pair's own experiment has no scan
+INSTEAD = {"cifar10_resnet18": "ablation_iterations"}  # drawn if the panel's own experiments have no scan
 ITERATIONS = 10  # of `fire` without overrides in the vision experiments
 BARS = {
     measures.HESSIAN.metric: "Largest Hessian eigenvalue",
@@ -20,19 +19,17 @@ BARS = {
     "common_sfe_share": "SFE / SFE of a full reset",
 }
 SHOWN = ("fire", "fire_exact", "shrink_perturb", "dash", "none", "full_reset")
-CAPTION = (
-    "Figure 5. (a) Accuracy at the end of training against the number of Newton-Schulz iterations of FIRE; dashed: levels "
-    "of other methods. (b) Right after the reset: largest eigenvalue of the Hessian on the data to come, deviation from "
-    "isometry, and distance moved relative to a full reset, both summed over the matrices that FIRE changes. "
-    f"{plot.BAND} Panels without runs are left out."
-)
 
 
 def draw(parts: Sequence[Results], interest: Sequence[str] = SHOWN) -> Figure:
-    """Return the figure: the panels of (a) that were run above those of (b)."""
-    frame = pd.concat(map(estimates.frame, parts), ignore_index=True)
+    """Return the figure: the panels of (a) that were run above those of (b). Panel (a) of a data set and network shows the
+    first experiment that has FIRE with more than one number of iterations."""
+    frame, scans = pd.concat(map(estimates.frame, parts), ignore_index=True), []
     known = {part.first["experiment"]: part for part in parts}
-    scans = {panel: part for panel in PAIRS if (part := scan_of(panel, known, frame)) is not None}
+    for panel in IMAGES:
+        found = [known.get(name) for name in (f"fig5a_{panel}", f"fig2a_{panel}", INSTEAD.get(panel))]
+        found = [part for part in found if part and len(iterations(frame, part)) > 1][:1]
+        scans += [(part, known.get(f"fig2a_{panel}", part)) for part in found]
     seeds_of = hessians(frame).set_index("experiment")["n"]
     shown = known[max(known, key=lambda name: (seeds_of.get(name, 0), len(bars(frame, known[name]))))]
     table = bars(frame, shown)
@@ -41,8 +38,8 @@ def draw(parts: Sequence[Results], interest: Sequence[str] = SHOWN) -> Figure:
     figure, grid = plt.subplots(count, columns, figsize=(3.1 * columns + 0.2, 2.8 * count), squeeze=False)
     for axis in [*grid[0, len(scans or metrics) :], *grid[-1, len(metrics or scans) :]]:
         axis.set_visible(False)
-    for axis, (panel, part) in zip(grid[0], scans.items()):
-        draw_iterations(axis, part, frame, known.get(f"fig2a_{panel}", part))
+    for axis, (part, others) in zip(grid[0], scans):
+        draw_iterations(axis, part, frame, others)
     for axis, metric in zip(grid[-1], metrics):
         part = table[(table["metric"] == metric) & table["label"].isin(interest) & (table["mean"] > 0)]
         draw_bars(axis, part)
@@ -57,15 +54,10 @@ def draw(parts: Sequence[Results], interest: Sequence[str] = SHOWN) -> Figure:
     return figure
 
 
-def of(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
-    """Return the estimates of one setting without their comparisons."""
-    return estimates.means(estimates.of(frame, part))
-
-
 def bars(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
     """Return what panel (b) shows of one setting. The weights that `none` trains on are those that FIRE finds; they have
     not moved."""
-    rows = of(frame, part)
+    rows = estimates.means(estimates.of(frame, part))
     found = rows[rows["metric"].isin(BARS) & rows["label"].isin(SHOWN)]
     before = rows[(rows["metric"] == "common_dfi_before") & (rows["label"] == "fire")]
     untreated = before.assign(metric="common_dfi_after", label="none", method="none")
@@ -82,14 +74,6 @@ def hessians(frame: pd.DataFrame) -> pd.DataFrame:
     return wide.join(rows.groupby(["experiment", "size"])["n"].min()).reset_index()
 
 
-def scan_of(panel: str, known: dict[str, Results], frame: pd.DataFrame) -> Results | None:
-    """Return the runs that panel (a) shows for a data set and network of the paper: the first that have FIRE with more
-    than one number of iterations."""
-    names = (f"fig5a_{panel}", f"fig2a_{panel}", INSTEAD.get(panel))
-    scans = (known[name] for name in names if name in known)
-    return next((part for part in scans if len(iterations(frame, part)) > 1), None)
-
-
 def iterations(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
     """Return the headline estimates of `fire`, one row per number of iterations, in ascending order."""
     numbers = {
@@ -97,7 +81,7 @@ def iterations(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
         for label, changed in part.overrides.items()
         if set(changed) <= {"method.iterations"}
     }
-    rows = of(frame, part)
+    rows = estimates.means(estimates.of(frame, part))
     rows = rows[rows["headline"] & (rows["method"] == "fire") & rows["label"].isin(numbers)]
     rows = rows.assign(iterations=rows["label"].map(numbers))
     return rows.drop_duplicates("iterations").sort_values("iterations")
@@ -110,8 +94,8 @@ def draw_iterations(axis: Axes, part: Results, frame: pd.DataFrame, others: Resu
     x, style = table["iterations"], {"color": look.colour, "marker": look.marker, "markersize": 4}
     axis.plot(x, table["mean"], label=look.name, **style)
     axis.fill_between(x, table["low"], table["high"], color=look.colour, alpha=0.13, linewidth=0)
-    shown = part if "none" in set(part.runs["label"]) else others
-    levels = of(frame, shown).query("headline").set_index("label")["mean"]
+    shown = estimates.of(frame, part if "none" in set(part.runs["label"]) else others)
+    levels = estimates.means(shown).query("headline").set_index("label")["mean"]
     for label in ("none", "full_reset", "fire_exact"):
         if label in levels:
             plot.draw_level(axis, levels[label], label)
@@ -126,17 +110,17 @@ def draw_bars(axis: Axes, rows: pd.DataFrame) -> None:
     """Draw one bar per method with its value above. The axis is logarithmic where the means span more than a factor of
     20; an interval that reaches 0 ends at a tenth of the mean there."""
     rows = rows.set_index("label").loc[names.ordered(rows["label"])]
-    looks = [names.look(label) for label in rows.index]
-    axis.bar(range(len(rows)), rows["mean"], color=[look.colour for look in looks], width=0.65)
-    axis.set_xticks(range(len(looks)), [look.name for look in looks], rotation=30, ha="right")
-    axis.grid(False, axis="x")
-    wide = rows["mean"].max() / rows["mean"].min() > 20
-    low = rows["low"].fillna(rows["mean"]).clip(lower=rows["mean"] / 10 if wide else 0)
-    high = rows["high"].fillna(rows["mean"])
-    errors = [rows["mean"] - low, high - rows["mean"]]
-    axis.errorbar(range(len(rows)), rows["mean"], errors, fmt="none", ecolor="#222222", elinewidth=1)
-    for place, (value, top) in enumerate(zip(rows["mean"], high)):
+    looks, mean = [names.look(label) for label in rows.index], rows["mean"]
+    wide = mean.max() / mean.min() > 20
+    low, high = rows["low"].fillna(mean).clip(lower=mean / 10 if wide else 0), rows["high"].fillna(mean)
+    axis.bar(range(len(rows)), mean, color=[look.colour for look in looks], width=0.65)
+    axis.errorbar(
+        range(len(rows)), mean, [mean - low, high - mean], fmt="none", ecolor="#222222", elinewidth=1
+    )
+    for place, (value, top) in enumerate(zip(mean, high)):
         above = f"{value:.3g}" if value < 1000 else f"{value:.0f}"
         axis.annotate(above, (place, top), (0, 3), textcoords="offset points", ha="center", fontsize=6.5)
+    axis.set_xticks(range(len(looks)), [look.name for look in looks], rotation=30, ha="right")
+    axis.grid(False, axis="x")
     axis.set_yscale("log" if wide else "linear")
     axis.set_ylim(low.min() / 3 if wide else 0, high.max() * (4 if wide else 1.15))

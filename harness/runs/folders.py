@@ -251,9 +251,3 @@ def read_boundaries(path: str | Path) -> list[dict[str, Any]]:
     found = [read_json(file) for file in Path(path).glob("boundary_*.json")]
     reports = [report for report in found if isinstance(report, dict) and report]
     return sorted(reports, key=lambda report: phase if isinstance(phase := report.get("phase"), int) else 0)
-
-
-def read_timing(path: str | Path) -> list[dict[str, Any]]:
-    """Return the records of timing.jsonl, [] without that file. They differ between repetitions of a run."""
-    file = Path(path) / "timing.jsonl"
-    return read_lines(file)[0] if file.exists() else []

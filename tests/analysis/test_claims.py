@@ -108,7 +108,7 @@ def test_a_second_round_asks_its_premise_of_all_earlier_seeds_and_decides_by_its
         "premise not met",
         [6, 7, 8],
     )
-    (row,) = tables.premises_table(settings(load(tmp_path))).to_dict("records")
+    (row,) = tables.premises(settings(load(tmp_path))).to_dict("records")
     assert (row["round"], row["seeds 1 to 5: premise"], row["all seeds before round 2: premise"]) == (
         2,
         "not met",
@@ -194,7 +194,7 @@ def test_fresh_seeds_that_nobody_planned_are_shown_and_decide_nothing(tmp_path):
     write(tmp_path, ends)
     row = rows_of(tmp_path).loc[("fire", "dash")]
     assert row["exploring_gain"] == pytest.approx(0.15) and row["verdict"] == "open" and np.isnan(row["gain"])
-    shown = tables.comparisons_table(rows_of(tmp_path).reset_index()).set_index("comparison")
+    shown = tables.comparisons(rows_of(tmp_path).reset_index()).set_index("comparison")
     assert "(2 from 6 on)" in shown.loc["FIRE > DASH", "exploratory: gain [95 %] (seeds)"]
     assert "from 6 on" not in shown.loc["FIRE > none (continue)", "exploratory: gain [95 %] (seeds)"]
     early = rows_of(tmp_path, "exploring").loc[("fire", "dash")]
@@ -275,12 +275,14 @@ def test_effects_and_their_pooled_mean_by_hand():
 def test_the_starts_of_figure_3_are_one_effect():
     starts = [{6: 1.0, 7: 2.0, 8: 3.0}, {6: 2.0, 7: 3.0, 8: 4.0}, {6: 3.0, 7: 4.0, 8: 8.0}]
     row = {"better": "none", "worse": "fire", "premise": True, "size": "medium", "gain": 1.0}
+    row |= {"low": 0.5, "high": 1.5, "exploring_gain": 1.0, "exploring_low": 0.5, "exploring_high": 1.5}
     table = pd.DataFrame(
         row
         | {
             "experiment": f"fig3_{start}",
             "figure": "fig3",
             "gains": {seed: -gain for seed, gain in gains.items()},
+            "exploring_gains": {},
         }
         for start, gains in zip(("best", "30k", "60k"), starts)
     )

@@ -5,13 +5,14 @@ import re
 import pytest
 
 from analysis import claims, report
-from analysis.figures import FIGURES, findings, forest
+from analysis.figures import CAPTIONS, FIGURES, forest, studies
 from analysis.runs import RESULTS, load_exported
+from analysis.tables import TABLES, Material, side
 
 
 @pytest.fixture(scope="module")
 def material():
-    return report.Material(load_exported())
+    return Material(load_exported())
 
 
 def prose(name):
@@ -37,9 +38,7 @@ def test_the_documents_show_every_figure_that_is_committed_and_no_other():
 
 def test_a_caption_is_that_of_its_figure():
     for path in (RESULTS / "figures").glob("*.md"):
-        assert path.read_text().startswith(FIGURES[path.stem.rpartition("-")[0]].caption), (
-            f"{path.name} is old"
-        )
+        assert path.read_text().startswith(CAPTIONS[path.stem.rpartition("-")[0]]), f"{path.name} is old"
 
 
 def test_reproduced_is_short_and_findings_leave_numbers_to_tables():
@@ -67,7 +66,7 @@ def ends(material, rival, *experiments):
     """Where FIRE ends against a rival in each panel, by the verdict."""
     rows = material.verdicts[material.verdicts["planned"] > 0].to_dict("records")
     said = {
-        (row["experiment"], *{row["better"], row["worse"]} - {"fire"}): report.side(row)
+        (row["experiment"], *{row["better"], row["worse"]} - {"fire"}): side(row)
         for row in rows
         if "fire" in (row["better"], row["worse"])
     }
@@ -75,7 +74,7 @@ def ends(material, rival, *experiments):
 
 
 def test_what_findings_say_of_panels(material):
-    resnet, vgg, *language = findings.GAINS
+    resnet, vgg, *language = studies.GAINS
     vits = ("fig2b_cifar100_vit_tiny", "fig2c_cifar100_vit_tiny")
     humanoid = ("fig4b_walk", "fig4b_balance_simple", "fig4b_run")
     assert set(ends(material, "none", resnet, vgg, "fig2b_cifar10_resnet18", *language)) == {"beats"}
@@ -110,18 +109,18 @@ def test_what_the_readme_says_of_tasks(material):
 
 
 def test_what_findings_say_of_the_parts_of_the_gain(material):
-    rows = material.gaps("none", *findings.GAINS).set_index(["experiment", "label"])
+    rows = material.gaps("none", *studies.GAINS).set_index(["experiment", "label"])
     gains = rows["difference"] * rows["higher_is_better"].map({True: 1, False: -1})
-    most = [gains[name, "rescale"] > gains[name, "fire"] / 2 for name in findings.GAINS]
+    most = [gains[name, "rescale"] > gains[name, "fire"] / 2 for name in studies.GAINS]
     assert sum(most) == 3 and "most of the gain in three of five panels" in prose("docs/findings.md")
-    assert ends(material, "rescale", *findings.GAINS) == ["beats"] * 5
-    assert all(rows.loc[(name, "fire_exact"), "word"] == "worse" for name in findings.GAINS[2:])
+    assert ends(material, "rescale", *studies.GAINS) == ["beats"] * 5
+    assert all(rows.loc[(name, "fire_exact"), "word"] == "worse" for name in studies.GAINS[2:])
     asterix = material.gaps("fire", "fig4a_asterix").set_index("label").loc["rescale"]
     assert asterix["word"] == ""  # "rescale ends as high as FIRE"
 
 
 def test_what_findings_say_of_costs(material):
-    table = report.TABLES["costs"](material).set_index(["panel", "method"])
+    table = TABLES["costs"](material).set_index(["panel", "method"])
     after = table["right after"].str.split().str[0].astype(float)
     before = table["before"].str.split().str[0].astype(float)
     assert after["2a ResNet-18", "FIRE"] == pytest.approx(0.1, abs=0.005)  # chance among ten classes
@@ -131,24 +130,24 @@ def test_what_findings_say_of_costs(material):
 
 
 def test_what_findings_say_of_rivals(material):
-    resnet, vgg = findings.GAINS[:2]
+    resnet, vgg = studies.GAINS[:2]
     for rival in ("dash", "muon", "redo"):
         assert ends(material, rival, resnet, vgg) == ["loses to", "beats"]
     for rival in forest.RIVALS[3:]:
         assert ends(material, rival, resnet, vgg, "fig3_60k") == ["beats"] * 3
         assert ends(material, rival, "fig2c_cifar100_vit_tiny") == ["not decided"]
-    table = report.TABLES["random_labels"](material)
+    table = TABLES["random_labels"](material)
     above = table[table["minus FIRE [95 %]"].str.contains(r"\[\+")]["method"].tolist()
     assert len(above) == 7 and above[:3] == ["Muon", "SNR", "ReDo"]  # "seven methods above FIRE, ..."
     assert "seven methods above FIRE, Muon, SNR and ReDo first" in prose("docs/findings.md")
 
 
 def test_what_studies_say(material):
-    theorems = report.TABLES["theorems"](material)
+    theorems = TABLES["theorems"](material)
     assert (
         theorems["layers with a bound"].str.split().str[0] == theorems["bound holds in"].astype(str)
     ).all()
-    scaling = report.TABLES["scaling"](material)["FIRE minus full reset"]
+    scaling = TABLES["scaling"](material)["FIRE minus full reset"]
     assert scaling.str.startswith("+").all()  # "the order does not turn"
-    resets = report.TABLES["boundaries"](material)["full reset"]
+    resets = TABLES["boundaries"](material)["full reset"]
     assert not resets.str.contains(r"\[\+0\.\d*[1-9]").any()  # "a full reset never beats none"

@@ -50,7 +50,7 @@ def test_trial_reads_the_first_value_at_or_after_its_share_and_never_a_late_one(
     setting |= {"protocol": "warm_start", "status": "done"}
     runs = pd.DataFrame([{"label": m, "method": m, "seed": s} | setting for m in METHODS for s in range(4)])
     empty = pd.DataFrame(columns=["label"])
-    (found,) = panels([Results(runs, pd.DataFrame(rows), empty, empty)])
+    (found,) = panels([Results(runs, pd.DataFrame(rows), empty)])
     assert set(found.early) == {0.2} and found.read[0.2] == pytest.approx(0.25)
     assert found.early[0.2].tolist() == [[10.0 + place] * 4 for place in range(4)]
     assert found.final[3].tolist() == [23.0, 24.0, 25.0, 26.0]
@@ -78,7 +78,7 @@ def test_fresh_trials_are_judged_by_the_full_runs_of_their_seed(monkeypatch):
         for label, value in values.items()
     ]
     empty = pd.DataFrame(columns=["label"])
-    (row,) = trial_evidence.fresh(Results(runs, pd.DataFrame(rows), empty, empty)).to_dict("records")
+    (row,) = trial_evidence.fresh(Results(runs, pd.DataFrame(rows), empty)).to_dict("records")
     assert row["leader"] == row["cautious"] == "fire" and row["loss of the leader"] == pytest.approx(1 / 3)
     assert row["loss of none"] == 1 and row["loss of fire"] == pytest.approx(1 / 3)
 

@@ -310,21 +310,7 @@ def test_the_table_of_architectures_is_what_the_command_prints() -> None:
     assert table == printed.getvalue(), "print it again with the command at the top of the page"
 
 
-PAPER_NAMES = {
-    "S&P": "shrink_perturb",
-    "full reset": "full_reset",
-    "L2-init": "l2_init",
-    "Parseval": "parseval",
-    "Muon": "muon",
-}
-PAPER_NAMES |= {name: name.lower() for name in ("FIRE", "none", "DASH", "CBP", "ReDo", "SNR")}
-PAPER_NAMES |= {"plasticity injection": "plasticity_injection"}
 PAPER_PANELS = sorted(f"{figure}_{panel}" for figure, panel in paper.cells())
-
-
-def rounded(value: float, like: str) -> str:
-    text = f"{value:.{len(like.partition('.')[2])}f}"
-    return text if like.startswith("0") else text.removeprefix("0")
 
 
 @pytest.mark.parametrize("figure", ["fig2", "fig3", "fig4a", "fig4b"])

@@ -100,9 +100,3 @@ def test_every_evaluation_is_announced(runs):
     name = {"vision": "test_accuracy", "language": "val_loss_a"}.get(script, "eval_return")
     recorded = re.findall(rf'"(?:before_|after_)?{name}"', plain)
     assert announced == len(recorded) + 1
-
-
-# settings with which a rival acts within the few steps of these runs
-PAIRS = ("vision upgd", "language spectral", "language weight_clipping", "dqn hare_tortoise", "dqn adamo")
-PAIRS += ("sac hare_tortoise", "sac upgd", "sac adamo")
-# steps between checkpoints; the third is the last one

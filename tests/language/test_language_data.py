@@ -199,13 +199,6 @@ def test_validation_windows_lie_side_by_side(pair):
     assert sum(len(batch[0]) for batch in validation_batches(pair[0], 8, 5, 7)) == 7
 
 
-def refused(folder, words: str, **changes) -> None:
-    settings = {"block": 8, "vocabulary": 1500} | changes
-    with pytest.raises(UserError, match=words) as caught:
-        open_corpus(folder, **settings)
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("suffix", ["", ".xz", ".gz"])
 def test_jsonl_may_be_packed_name_its_splits_and_lie_in_a_folder(tmp_path, suffix):
     pack = {"": bytes, ".xz": lzma.compress, ".gz": gzip.compress}[suffix]

@@ -501,18 +501,6 @@ def test_units_of_shared_reparametrised_and_frozen_weights_are_not_replaced():
             recycle(net, layer, torch.tensor([0]), generator=torch.Generator())
 
 
-def compiled(state):
-    """The hooks see nothing of training."""
-    method = create("cbp")
-    method.boundary(state)
-    steps(method, state, 5, nn.Identity())
-
-
-def twice(state):
-    state.nets["same"] = nn.Sequential(state.nets["net"])
-    create("fire").boundary(state)
-
-
 KEEP = torch.ones(3, dtype=torch.int64)
 
 

@@ -1,0 +1,222 @@
+"""Training curves: Figures 2 to 4 of the paper, the experiments beside them, and the picture of README.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.ticker import MaxNLocator
+
+from analysis import measures, names, plot
+from analysis.export import thin
+from analysis.measures import Measure
+from analysis.plot import Axes, Figure, plt
+from analysis.runs import Results
+
+IMAGES = {
+    "cifar10_resnet18": "ResNet-18 on CIFAR-10",
+    "cifar100_vit_tiny": "ViT-Tiny on CIFAR-100",
+    "tiny_imagenet_vgg16": "VGG-16 on Tiny ImageNet",
+}
+STARTS = {"best": "From the best checkpoint", "30k": "From iteration 30,000", "60k": "From iteration 60,000"}
+ROWS = {  # of the paper's figures: heading, and the title of each panel where it was not run
+    "fig2a": ("a  Warm start", IMAGES),
+    "fig2b": ("b  Continual", IMAGES),
+    "fig2c": ("c  Class-incremental", IMAGES | {"cifar10_resnet18": ""}),  # too few classes: has the legend
+    "fig3": ("", STARTS),
+    "fig4a": ("a  DQN", {"asterix": "Asterix", "beam_rider": "BeamRider", "demon_attack": "DemonAttack"}),
+    "fig4b": ("b  SAC", {"walk": "H1 walk", "balance_simple": "H1 balance", "run": "H1 run"}),
+}
+HEIGHTS = {"fig2": 7.2, "fig3": 2.9, "fig4": 5.0}  # of the figures
+LEVELS = (
+    "none",
+    "full_reset",
+)  # methods that row a of Figure 2 shows by their end value alone, as the paper does
+BANDS = ("fire", "none")  # of five agents that end close together, more bands cannot be told apart
+FEW = 7  # methods beside those of interest that a panel outside Figure 2 shows as curves, and not by their ends alone
+BINS = 30  # of the returns of training episodes, over the whole run
+README = (
+    "none",
+    "shrink_perturb",
+    "full_reset",
+    "fire",
+    "muon",
+    "redo",
+    "snr",
+)  # the last three end above FIRE
+
+
+class Points(NamedTuple):
+    """What a panel shows: `rows` (columns label, seed, phase, x, value), the unit of `x`, the boundaries on it, and where
+    the part of the curves starts that sets the limits, if it is not all of them."""
+
+    rows: pd.DataFrame
+    unit: str
+    boundaries: list[float]
+    late: float | None = None
+
+
+def points(part: Results, measure: Measure, paper: bool = True) -> Points:
+    """Return the curves of one measure: stage 2 (Figure 2a), the ends of stages (2b and 2c) or phase 2 (Figure 3) as in the
+    paper, else, and without `paper`, all phases. A first phase before a single boundary is cut to its end."""
+    figure, domain = part.first["figure"] if paper else "", part.first["domain"]
+    metrics = part.metrics[np.isfinite(part.metrics["value"]) & np.isfinite(part.metrics["step"])]
+    if measure.reduce == "late_phases" or figure in ("fig2b", "fig2c"):
+        rows = measures.phase_ends(metrics, measure.metric)
+        return Points(rows.assign(x=rows["phase"] + 1.0), "stage" if figure else "task", [])
+    if is_agent(part):
+        rows = returns(measures.with_acts(metrics, measure.metric), measure.metric)
+        return Points(rows, "environment step (thousands)", plot.boundaries(rows))
+    ordered = measures.ordered_rows if domain == "vision" else measures.with_acts
+    rows = ordered(metrics, measure.metric)
+    last = rows[rows["phase"] == rows["phase"].max()]
+    if figure == "fig3":
+        rows = last.assign(x=last["step"] - last.groupby(["label", "seed"])["step"].transform("min"))
+        return Points(rows, "iteration of phase 2", [], 0.25 * rows["x"].max())
+    if figure == "fig2a":
+        rows = plot.with_progress(last)[0]
+        return Points(rows, "epoch of stage 2", [], 0.3 * rows["x"].max())
+    rows, unit = plot.with_progress(ordered(thin(metrics), measure.metric))
+    marks = plot.boundaries(rows)
+    if len(marks) != 1:
+        return Points(rows, unit, marks)
+    length = rows["x"].max() - marks[0]
+    return Points(rows[rows["x"] >= marks[0] - 0.2 * length], unit, marks, marks[0] + 0.3 * length)
+
+
+def is_agent(part: Results) -> bool:
+    """Return whether runs are of DQN or SAC, whose first phase all methods share."""
+    return part.first["figure"].startswith("fig4") or part.first["domain"] in ("dqn", "sac")
+
+
+def returns(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Return rows with `x` in thousands of environment steps. The part before the boundary, which all methods share, is
+    kept for one label only; training returns are means over BINS equal parts of the run."""
+    labels = set(rows["label"])
+    shared = "none" if "none" in labels else min(labels)
+    rows = rows[(rows["label"] == shared) | (rows["phase"] > 0)]
+    if metric == "train_return":
+        width = rows["step"].max() / BINS
+        rows = rows.assign(step=(np.ceil(rows["step"] / width) - 0.5).clip(lower=0.5) * width)
+        rows = rows.groupby(["label", "seed", "phase", "step"], as_index=False)["value"].mean()
+    return rows.assign(x=rows["step"] / 1000)
+
+
+def random_level(part: Results, metric: str) -> float | None:
+    """Return the mean return of random actions, or None if it was not measured or `metric` is no return."""
+    random = measures.random_returns(part.metrics)
+    return float(np.mean(list(random.values()))) if random and metric.endswith("_return") else None
+
+
+def draw_panel(
+    axis: Axes,
+    part: Results,
+    interest: Sequence[str] = plot.INTEREST,
+    metric: str | None = None,
+    sized: bool = False,
+) -> pd.DataFrame:
+    """Draw the headline, or another metric, of one setting and return its curves (see `plot.draw_curves`)."""
+    part = part.plain
+    first, looks, measure = part.first, names.looks(part), measures.of(part)[0]
+    if metric:
+        known = {each.metric: each for each in reversed(measures.of(part))}
+        measure = known.get(metric, Measure(metric, metric.replace("_", " ")))
+    (rows, unit, marks, late), ends = points(part, measure), measures.values(part.metrics, measure)
+    images, warm, agent = first["figure"].startswith("fig2"), first["figure"] == "fig2a", is_agent(part)
+    levels = {label: np.mean(list(ends[label].values())) for label in LEVELS if warm and label in ends}
+    apart = [label for label in looks if label not in interest]
+    if not images and (agent or first["domain"] != "vision" or len(apart) <= FEW):
+        apart = []
+    shown = rows[~rows["label"].isin([*apart, *levels])]
+    drawn = plot.draw_curves(axis, shown if len(shown) else rows, looks, interest, BANDS if agent else None)
+    beside = {label: ends[label] for label in apart if label in ends and len(shown)}
+    ended = plot.draw_ends(axis, beside, looks, drawn["x"].max())
+    for label, value in levels.items():
+        plot.draw_level(axis, value, label)
+    if agent and (level := random_level(part, measure.metric)) is not None:
+        plot.draw_level(axis, level, "random_actions")
+    if late is not None:
+        plot.fit_limits(axis, drawn, late, [*levels.values(), *ended] if warm else ())
+    for place in marks:
+        axis.axvline(place, color="#C8C8C8", linewidth=0.7, zorder=1)
+    if first["figure"] or agent:
+        plot.draw_premise(axis, part)
+    if images:
+        ticks = sorted({int(x) for x in drawn["x"].unique()})
+        axis.set_xticks(ticks[:: max(1, drawn["x"].nunique() // 5)])
+    elif not agent:
+        axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axis.set_title(names.title(part) + (f", {first['size']}" if sized else ""))
+    axis.set(xlabel=unit, ylabel=measure.axis)
+    return drawn
+
+
+def draw_paper(
+    name: str, parts: Sequence[Results], interest: Sequence[str] = plot.INTEREST, metric: str | None = None
+) -> Figure:
+    """Return a figure of the paper, `name`, with all of its panels. Without `metric`, Figure 4 shows training returns of DQN
+    and evaluation returns of SAC, as the paper most likely does."""
+    rows = {row: told for row, told in ROWS.items() if row.startswith(name)}
+    known = {(part.first["figure"], part.first["panel"]): part for part in parts}
+    size, language, drawn = (9.3, HEIGHTS[name]), name == "fig3", []
+    figure, grid = plt.subplots(len(rows), 3, figsize=size, sharey=language, squeeze=False)
+    for (row, (heading, titles)), axes in zip(rows.items(), grid):
+        for axis, (panel, text) in zip(axes, titles.items()):
+            if part := known.get((row, panel)):
+                drawn.append(draw_panel(axis, part, interest, metric, several_sizes(parts)))
+                if language:
+                    axis.set_title(fork_title(part.plain, text))
+            elif text:
+                plot.draw_empty(axis, text)
+        plot.row_heading(axes[1 if row == "fig2c" else 0], heading)
+    if language and drawn:  # one axis for all panels, fitted to the thick lines
+        curves = pd.concat(drawn)
+        bright = curves[curves["label"].isin(interest)]
+        plot.fit_limits(grid[0, 0], bright if len(bright) else curves, 0.25 * curves["x"].max())
+        for axis in grid[0]:
+            axis.set_ylabel("validation loss (nats)" if axis is grid[0, 0] else "")
+    plot.legend(figure, grid.ravel(), where=grid[2, 0] if name == "fig2" else None)
+    figure.tight_layout(h_pad=1.6)
+    return figure
+
+
+def several_sizes(parts: Sequence[Results]) -> bool:
+    """Return whether settings are of different sizes, so that each panel names its own."""
+    return len({part.first["size"] for part in parts}) > 1
+
+
+def fork_title(part: Results, text: str) -> str:
+    """Return the title of a panel of Figure 3: `text`, with the iteration from which phase 2 starts where phase 1 is shorter
+    than in the paper, then network and data."""
+    rows = points(part, measures.of(part)[0]).rows
+    starts = rows.groupby(["label", "seed"])["step"].min().unique()
+    ours = f"From iteration {starts[0]:,}"
+    if text.startswith("From iteration") and len(starts) == 1 and ours != text:
+        text = f"{ours} (paper: {text.removeprefix('From iteration ')})"
+    return f"{text}\nGPT, {names.title(part).partition(chr(10))[2]}\n{names.data(part.first['data'])}"
+
+
+def draw_probes(parts: Sequence[Results]) -> Figure:
+    """Return a figure with one panel per setting."""
+    columns = min(3, len(parts))
+    rows = -(-len(parts) // columns)
+    figure, grid = plt.subplots(rows, columns, figsize=(3.1 * columns + 0.3, 2.6 * rows), squeeze=False)
+    for axis in grid.ravel()[len(parts) :]:
+        axis.axis("off")
+    for axis, part in zip(grid.ravel(), parts):
+        draw_panel(axis, part, sized=several_sizes(parts))
+    plot.legend(figure, grid.ravel())
+    figure.tight_layout(h_pad=1.4)
+    return figure
+
+
+def draw_readme(parts: Sequence[Results]) -> Figure:
+    """Return the picture of README.md: one probe, four methods and the three best ones, readable at 700 pixels."""
+    figure, axis = plt.subplots(figsize=(5.2, 2.9))
+    draw_panel(axis, parts[0].select(label=README))
+    axis.set_title(names.one_line(parts[0].select(label=README[:4])))
+    plot.legend(figure, [axis])
+    figure.tight_layout()
+    return figure

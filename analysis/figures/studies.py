@@ -1,0 +1,210 @@
+"""Figures of single questions: what the gain is made of, what a boundary costs, the number of images, single layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import pandas as pd
+
+from analysis import estimates, measures, names, paper, plot
+from analysis.plot import Axes, Figure, plt
+from analysis.rendering import number, spread
+from analysis.runs import Results
+from analysis.stats import estimate, paired
+from fire_core.errors import UserError
+
+GAINS = ("fig2a_cifar10_resnet18", "fig2a_tiny_imagenet_vgg16", "fig3_best", "fig3_30k", "fig3_60k")
+PARTS = ("fire", "rescale", "fire_exact", "full_reset")
+COSTS = ("fig2a_cifar10_resnet18", "fig2a_cifar100_vit_tiny", "fig3_60k", "fig4b_walk")
+TREATED = ("none", "fire", "shrink_perturb", "full_reset")
+MOMENTS = ("before", "right after", "end")
+PAIRS = (
+    ("fire", "full_reset"),
+    ("full_reset", "none"),
+    ("fire", "shrink_perturb"),
+)  # the figure shows the first two
+CLASSES = 10  # of CIFAR-10
+IMAGES = "data.train_per_class"
+ALL_IMAGES = 50_000  # the paper's
+STUDIES = {
+    "scaling_warm_start": "as Figure 2a",
+    "scaling_warm_start_wide": "twice the width",
+    "scaling_warm_start_long": "second stage four times as long",
+}
+TARGETS = "method.targets"
+
+
+# ------------------------------------------------------------------------------------------------ gains and costs
+def draw_gains(parts: Sequence[Results]) -> Figure:
+    """Return the figure of what the gain is made of, one panel for images and one for language."""
+    frame = pd.concat(map(estimates.frame, parts), ignore_index=True)
+    rows = frame[frame["headline"] & (frame["reference"] == "none")]
+    rows = estimates.gains(rows).set_index(["experiment", "label"])
+    figure, grid = plt.subplots(1, 2, figsize=(7.4, 2.4), width_ratios=(2, 3))
+    titles = {p.first["experiment"]: names.panel(*p.first[["figure", "panel"]]) for p in parts}
+    for axis, start, unit in zip(grid, ("fig2", "fig3"), ("test accuracy", "validation loss")):
+        shown = [experiment for experiment in GAINS if experiment.startswith(start) and experiment in titles]
+        for (place, experiment), (beside, label) in product(enumerate(shown), enumerate(PARTS)):
+            if (experiment, label) in rows.index:
+                row, look, x = rows.loc[(experiment, label)], names.look(label), place + 0.17 * (beside - 1.5)
+                axis.plot(
+                    [x, x], row[["difference_low", "difference_high"]], color=look.colour, linewidth=1.5
+                )
+                axis.plot(x, row["difference"], look.marker, color=look.colour, markersize=5, label=look.name)
+        axis.axhline(0, color="#8A8A8A", linewidth=0.8)
+        axis.set_xticks(range(len(shown)), [titles[experiment] for experiment in shown])
+        axis.set_ylabel(f"gain over none in {unit}")
+        axis.grid(False, axis="x")
+    plot.legend(figure, grid)
+    figure.tight_layout()
+    return figure
+
+
+def costs(part: Results) -> pd.DataFrame:
+    """Return the measure before the last boundary, right after it and at the end: an estimate per label of TREATED (rows)
+    and moment (columns)."""
+    moments = [measures.values(part.metrics, each) for each in measures.AT_BOUNDARY[part.first["figure"][:4]]]
+    ran = [label for label in TREATED if label in moments[-1]]
+    cells = {moment: [estimate(of.get(label, {})) for label in ran] for moment, of in zip(MOMENTS, moments)}
+    return pd.DataFrame(cells, index=ran)
+
+
+def draw_costs(parts: Sequence[Results]) -> Figure:
+    """Return the figure of what a boundary costs, one panel per setting of COSTS."""
+    figure, grid = plt.subplots(1, len(parts), figsize=(2.3 * len(parts), 2.5), squeeze=False)
+    for axis, part in zip(grid[0], (part.plain for part in parts)):
+        for label, row in costs(part).iterrows():
+            look, x = names.look(label), np.arange(3) + 0.08 * (TREATED.index(label) - 1.5)
+            axis.vlines(
+                x, [each.low for each in row], [each.high for each in row], look.colour, linewidth=1.2
+            )
+            style = {"color": look.colour, "marker": look.marker, "markersize": 4, "linewidth": 0.8}
+            axis.plot(x, [each.mean for each in row], label=look.name, **style)
+        axis.set_xticks(range(len(MOMENTS)), MOMENTS)
+        axis.set_title(names.title(part).replace(" on ", "\non ", 1).rsplit("\n", 1)[0])
+    plot.legend(figure, grid[0])
+    figure.tight_layout()
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------ number of images
+def scaling(parts: Sequence[Results]) -> pd.DataFrame:
+    """Return one row per study, number of images and pair of PAIRS, with the difference of the ends. Further changed
+    settings belong to the name of the study."""
+    rows = []
+    for part in parts:
+        ends, changed = measures.values(part.metrics, measures.of(part)[0]), part.overrides
+        methods = part.runs.groupby("label")["method"].first()
+        name = STUDIES.get(part.first["experiment"], part.first["experiment"])
+        for ours, theirs in product(ends, repeat=2):
+            pair, images = (methods[ours], methods[theirs]), changed[ours].get(IMAGES)
+            if pair not in PAIRS or images is None or changed[ours] != changed[theirs]:
+                continue
+            others = names.changes({key: value for key, value in changed[ours].items() if key != IMAGES})
+            study, gain = ", ".join(filter(None, [name, others])), estimate(paired(ends[ours], ends[theirs]))
+            rows.append({"study": study, "images": CLASSES * int(images), "pair": pair} | gain._asdict())
+    return pd.DataFrame(rows).sort_values(["study", "images"], kind="stable", ignore_index=True)
+
+
+def scaling_table(parts: Sequence[Results]) -> pd.DataFrame:
+    """Return the differences as text, one row per study and number of images."""
+    rows = scaling(parts)
+    texts = [
+        f"{spread(*row, sign=True)} ({n})" for *row, n in rows[["mean", "low", "high", "n"]].to_numpy(object)
+    ]
+    rows = rows.assign(pair=rows["pair"].map(pair_title), text=texts)
+    wide = rows.pivot(index=["study", "images"], columns="pair", values="text").fillna("-").reset_index()
+    return wide.assign(images=wide["images"].map("{:,}".format))
+
+
+def pair_title(pair: tuple[str, str]) -> str:
+    """Return for example `FIRE minus full reset`."""
+    return " minus ".join(names.look(method).name for method in pair)
+
+
+def draw_scaling(parts: Sequence[Results]) -> Figure:
+    """Return the figure of the number of images, one panel per pair."""
+    table = scaling(parts)
+    figure, grid = plt.subplots(1, 2, figsize=(7.0, 3.0))
+    for axis, pair in zip(grid, PAIRS):
+        rows = table[table["pair"] == pair]
+        for place, (study, line) in enumerate(rows.groupby("study", sort=False)):
+            reach = [line["mean"] - line["low"], line["high"] - line["mean"]]
+            beside = line["images"] * 1.03**place  # so that intervals do not cover each other
+            axis.errorbar(beside, line["mean"], reach, fmt="o-", markersize=4, linewidth=1.2, label=study)
+        theirs = paper.gain("fig2a", "cifar10_resnet18", *pair)
+        axis.plot(ALL_IMAGES, theirs, "k_", markersize=12, markeredgewidth=2, label="the paper")
+        axis.axhline(0, color="#8A8A8A", linewidth=0.8)
+        axis.set_xscale("log")
+        axis.set_xticks(ticks := sorted({*table["images"], ALL_IMAGES}), [f"{tick:,}" for tick in ticks])
+        axis.minorticks_off()
+        axis.set_xlabel("images")
+        axis.set_title(pair_title(pair))
+    grid[0].set_ylabel("difference of test accuracy")
+    figure.tight_layout()
+    below = {"loc": "upper center", "ncol": 4, "frameon": False, "bbox_to_anchor": (0.5, 0.0)}
+    figure.legend(*grid[0].get_legend_handles_labels(), **below)
+    return figure
+
+
+# ------------------------------------------------------------------------------------------------ single layers
+def layers(part: Results) -> pd.DataFrame:
+    """Return the difference from `none` of each treated layer, its gain and its side, its block and its name inside the
+    block: `layer1.0.conv1` is `conv1` of `layer1.0`. A name with fewer than three parts is in block `single`, and FIRE as
+    published is block `all`."""
+    treated = {label: changed[TARGETS] for label, changed in part.overrides.items() if TARGETS in changed}
+    frame = estimates.frame(part)
+    rows = frame[frame["headline"] & (frame["reference"] == "none") & frame["label"].isin({*treated, "fire"})]
+    rows, places = estimates.sides(rows), list[tuple[str, str]]()
+    for label in rows["label"]:
+        name = treated.get(label, "all")
+        *block, layer = name.split(".", 2)
+        alone = "all" if label == "fire" else "single", name.removeprefix("name:")
+        places.append((".".join(block), layer) if len(block) == 2 else alone)
+    gain = estimates.gains(rows)["difference"]
+    return rows.assign(block=[block for block, _ in places], layer=[layer for _, layer in places], gain=gain)
+
+
+def draw_layers(parts: Sequence[Results]) -> Figure:
+    """Return the figure, one heat map per network. Raises UserError if `none` was not run."""
+    figure, grid = plt.subplots(1, len(parts), figsize=(5.0 * len(parts), 3.6), squeeze=False)
+    for axis, part in zip(grid[0], parts):
+        rows = layers(part)
+        if rows.empty:
+            raise UserError(f"{part.first['experiment']}: nothing to compare with; run method=none too")
+        draw_map(axis, rows)
+        axis.set_title(names.title(part))
+    figure.tight_layout()
+    return figure
+
+
+def draw_map(axis: Axes, rows: pd.DataFrame) -> None:
+    """Draw one row per block and one column per layer inside it, with single layers and `all` in a last row."""
+    single = rows["block"].isin(["single", "all"])
+    inside, alone = rows[~single], list(rows["label"][single])
+    columns, blocks = list(dict.fromkeys(inside["layer"])), sorted(inside["block"].unique())
+    values, texts = np.full((len(blocks) + 1, max(len(columns), len(alone))), np.nan), {}
+    unclear = np.zeros(values.shape, dtype=bool)
+    for row in rows.to_dict("records"):
+        if row["label"] in alone:
+            place, name = (len(blocks), alone.index(row["label"])), f"{row['layer']}\n"
+        else:
+            place, name = (blocks.index(row["block"]), columns.index(row["layer"])), ""
+        values[place], unclear[place] = row["gain"], row["pairs"] > 1 and not row["word"]
+        texts[place] = name + number(row["gain"], 3, sign=True)
+    limit = np.nanquantile(np.abs(values), 0.85)  # so that one layer, or all, does not drown the others
+    axis.imshow(np.where(unclear, 1.0, np.nan), cmap="Greys", vmin=0, vmax=10, aspect="auto")
+    shown = np.where(unclear, np.nan, values)
+    image = axis.imshow(shown, cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto")
+    unit = rows["measure"].iloc[0].split(",")[0]
+    axis.figure.colorbar(image, ax=axis, extend="both", label=f"gain over none in {unit}", pad=0.02)
+    for place, text in texts.items():
+        white = not unclear[place] and abs(values[place]) > 0.6 * limit
+        colour = "white" if white else "#8A8A8A" if unclear[place] else "#222222"
+        axis.text(place[1], place[0], text, ha="center", va="center", fontsize=6.5, color=colour)
+    axis.set_yticks(range(len(blocks) + 1), [*blocks, ""])
+    axis.set_xticks(range(len(columns)), columns)
+    axis.axhline(len(blocks) - 0.5, color="#222222", linewidth=0.8)
+    axis.grid(False)
