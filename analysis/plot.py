@@ -220,10 +220,9 @@ def save(
     for ending in formats:
         path = stem.with_name(f"{stem.name}.{ending}")
         with written_aside(path) as aside:  # which replaces a link and writes nothing through it
+            figure.savefig(aside, format=ending, metadata=told.get(ending))
             if ending == "png":
-                _save_small(figure, aside, title | {"Description": about})
-            else:
-                figure.savefig(aside, format=ending, metadata=told.get(ending))
+                aside.write_bytes(small_png(aside.read_bytes(), title | {"Description": about}))
         paths.append(path)
     plt.close(figure)
     text = stem.with_name(f"{stem.name}.md")
@@ -231,12 +230,12 @@ def save(
     return [*paths, text]
 
 
-def _save_small(figure: Figure, path: Path, about: dict[str, str]) -> None:
-    """Write a PNG with 256 colours, a third of the size of one with all."""
-    whole, info = io.BytesIO(), PngImagePlugin.PngInfo()
-    figure.savefig(whole, format="png")
-    for key, text in about.items():
+def small_png(picture: bytes, about: Mapping[str, str] | None = None) -> bytes:
+    """Return a PNG with 256 colours, a third of the size of one with all, and texts about it in its metadata."""
+    written, info = io.BytesIO(), PngImagePlugin.PngInfo()
+    for key, text in (about or {}).items():
         info.add_text(key, text)
     few = {"method": Image.Quantize.MAXCOVERAGE, "kmeans": 2, "dither": Image.Dither.NONE}
-    picture = Image.open(whole).convert("RGB").quantize(256, **few)
-    picture.save(path, format="png", pnginfo=info, optimize=True)
+    small = Image.open(io.BytesIO(picture)).convert("RGB").quantize(256, **few)
+    small.save(written, format="png", pnginfo=info, optimize=True)
+    return written.getvalue()

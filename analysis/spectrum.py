@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from analysis import plot
 from analysis.plot import look, plt
 from fire_core import fire
 from fire_core.methods.full_reset import full_reset
@@ -47,6 +48,7 @@ def draw(weight: Tensor) -> None:
     axis.legend(frameon=False, loc="lower left", ncols=2)
     figure.tight_layout()
     figure.savefig(OUT)
+    OUT.write_bytes(plot.small_png(OUT.read_bytes()))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """Execute the notebooks of this folder in place, or those that are named: python -m analysis.notebooks [NAME ...]"""
 
+import base64
 import os
 import sys
 from pathlib import Path
+
+from analysis.plot import small_png
 
 HERE = Path(__file__).resolve().parent
 
@@ -17,6 +20,9 @@ def execute(name: str, out: Path = HERE) -> Path:
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
     options = {"timeout": 1200, "startup_timeout": 300, "record_timing": False}
     NotebookClient(notebook, resources={"metadata": {"path": str(HERE)}}, **options).execute()
+    for data in (output["data"] for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output):
+        if "image/png" in data:
+            data["image/png"] = base64.b64encode(small_png(base64.b64decode(data["image/png"]))).decode()
     nbformat.write(notebook, out / f"{name}.ipynb")
     return out / f"{name}.ipynb"
 

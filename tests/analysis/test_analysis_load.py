@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 from synthetic_runs import task_lines, warm_start_lines, write_run
 
-from analysis import measures, plot
+from analysis import measures, plot, runs
 from analysis.export import _write, export
 from analysis.rendering import markdown, plain
-from analysis.runs import RESULTS, load, load_exported, open_results, settings
+from analysis.runs import load, load_exported, open_results, settings
 from fire_core.errors import UserError
 from harness import status
 from harness.runs.folders import command_of
@@ -230,14 +230,18 @@ def test_numbers_beside_none_are_written_with_the_same_digits(tmp_path):
     assert gzip.decompress((tmp_path / "x.csv").read_bytes()).decode().split() == ["x", '""', "1", "0.333333"]
 
 
-def test_own_runs_do_not_hide_the_committed_ones(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    committed = set(load_exported(RESULTS).runs["experiment"])
-    assert set(open_results("runs").runs["experiment"]) == committed
-    write_run(tmp_path / "runs", "random_label", "none", 1, task_lines([0.5] * 4, 0), protocol="random_label")
+def test_own_runs_do_not_hide_the_committed_ones(root, tmp_path, monkeypatch, capsys):
+    """The committed results are here six runs of Figure 2 and one of random labels."""
+    write_run(root, "random_label", "none", 1, task_lines([0.5] * 4, 0), protocol="random_label")
+    export(load(root), tmp_path / "results")
+    monkeypatch.setattr(runs, "RESULTS", tmp_path / "results")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert len(open_results("runs").runs) == 7
+    write_run(Path("runs"), "random_label", "fire", 2, task_lines([0.5] * 4, 0), protocol="random_label")
     both = open_results("runs")
-    assert set(both.runs["experiment"]) == committed
-    assert len(both.select(experiment="random_label").runs) == 1  # the own run, not the committed ones
-    assert "fig3_best" in capsys.readouterr().err
+    assert len(both.select(experiment="fig2a_cifar10_resnet18").runs) == 6
+    assert both.select(experiment="random_label").runs["label"].tolist() == ["fire"]  # not the committed one
+    assert "fig2a_cifar10_resnet18" in capsys.readouterr().err
     with pytest.raises(UserError, match="elsewhere"):
         open_results("elsewhere")

@@ -119,7 +119,11 @@ def test_a_second_round_asks_its_premise_of_all_earlier_seeds_and_decides_by_its
 def test_the_committed_first_round_says_what_it_said(monkeypatch):
     """The counts that were published when it was complete."""
     monkeypatch.undo()
-    found = claims.counts(claims.largest(claims.of_paper(claims.verdicts(load_exported(), rounds=1))))
+    found = claims.counts(
+        claims.largest(
+            claims.of_paper(claims.verdicts(load_exported().starting(("fig2", "fig3", "fig4")), rounds=1))
+        )
+    )
     assert [found[name] for name in ("all", "holds", "contradicted", "not decided", "suite_wide")] == [
         32,
         17,
