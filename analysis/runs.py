@@ -117,7 +117,12 @@ def settings(results: Results) -> list[Results]:
     a table."""
     keys = ["experiment", "size", "data"]
     found = results.finished.drop_duplicates(keys).sort_values(keys)
-    return [results.select(**row) for row in found[keys].to_dict("records")]
+    frames = (results.runs, results.metrics, results.boundaries)
+    groups = [(frame, dict(iter(frame.groupby(keys)))) for frame in frames]
+    return [
+        Results(*(own.get(setting, frame[:0]) for frame, own in groups), results.problems)
+        for setting in found[keys].itertuples(index=False, name=None)
+    ]
 
 
 def at_largest_size(rows: pd.DataFrame, by: Sequence[str] = ("experiment",)) -> pd.DataFrame:

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from analysis import trial_evidence
-from analysis.runs import Results
+from analysis.runs import COLUMNS, Results
 from analysis.trial_evidence import METHODS, Panel, cautious, leader, losses, lost, panels
 
 FINAL = np.array([[0.0] * 6, [0.25] * 6, [0.5] * 6, [1.0] * 6])  # of none, full reset, S&P, FIRE
@@ -49,7 +49,7 @@ def test_trial_reads_the_first_value_at_or_after_its_share_and_never_a_late_one(
     setting = {"experiment": "fig2a_x", "size": "medium", "data": "d", "domain": "vision", "figure": "fig2a"}
     setting |= {"protocol": "warm_start", "status": "done"}
     runs = pd.DataFrame([{"label": m, "method": m, "seed": s} | setting for m in METHODS for s in range(4)])
-    empty = pd.DataFrame(columns=["label"])
+    empty = pd.DataFrame(columns=COLUMNS["boundaries"])
     (found,) = panels([Results(runs, pd.DataFrame(rows), empty)])
     assert set(found.early) == {0.2} and found.read[0.2] == pytest.approx(0.25)
     assert found.early[0.2].tolist() == [[10.0 + place] * 4 for place in range(4)]
@@ -77,7 +77,7 @@ def test_fresh_trials_are_judged_by_the_full_runs_of_their_seed(monkeypatch):
         | setting
         for label, value in values.items()
     ]
-    empty = pd.DataFrame(columns=["label"])
+    empty = pd.DataFrame(columns=COLUMNS["boundaries"])
     (row,) = trial_evidence.fresh(Results(runs, pd.DataFrame(rows), empty)).to_dict("records")
     assert row["leader"] == row["cautious"] == "fire" and row["loss of the leader"] == pytest.approx(1 / 3)
     assert row["loss of none"] == 1 and row["loss of fire"] == pytest.approx(1 / 3)
