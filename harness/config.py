@@ -66,7 +66,11 @@ def compose(domain: Domain, overrides: list[str]) -> DictConfig:
 
     Raises UserError if Hydra cannot compose it.
     """
-    store(domain, overrides)
+    typed = [name for o in parse(overrides) if o.key_or_group == "experiment" for name in values_of(o)]
+    defaults = read_yaml(domain.conf / f"{domain.name}.yaml")["defaults"]
+    default = [entry["experiment"] for entry in defaults if isinstance(entry, dict) and "experiment" in entry]
+    experiments = [name for name in typed if name in options("experiment")] or default
+    store(domain, experiments)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(domain.conf), version_base="1.3"):
@@ -74,55 +78,35 @@ def compose(domain: Domain, overrides: list[str]) -> DictConfig:
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, AssertionError) as error:
         group, _, name = str(getattr(error, "missing_cfg_file", None) or "").rpartition("/")
         if group == "size" or group.startswith("at/"):
-            experiment = (
-                group.removeprefix("at/") if group != "size" else chosen(domain, "experiment", overrides)[0]
-            )
-            sizes = ", ".join(sections(experiment)) or "no sizes"
-            raise UserError(f"size={name!r}: experiment {experiment} has {sizes}") from error
+            sizes = sorted(sections(experiments[0]), key=lambda size: (*SIZES, size).index(size))
+            told = ", ".join(sizes) or "no sizes"
+            raise UserError(f"size={name!r}: experiment {experiments[0]} has {told}") from error
         reason, _, _ = " ".join(str(error).split()).partition(" Config search path:")
         raise UserError(f"cannot compose the config: {reason}") from error
 
 
-def store(domain: Domain, overrides: list[str]) -> None:
-    """Tell Hydra what it composes for these overrides beside the files of conf/. Hydra copies it each time: no more."""
+def store(domain: Domain, experiments: list[str]) -> None:
+    """Tell Hydra what it composes beside the files of conf/. It copies all sections each time, so it gets few."""
     configs = ConfigStore.instance()
     configs.store(name=f"{domain.name}_keys", node=unset(domain.keys))
-    experiments = chosen(domain, "experiment", overrides)
-    for name in (*chosen(domain, "method", overrides), *filter(None, map(method_of, experiments))):
-        if name in available():
-            configs.store(group="method", name=name, node=settings_of(available()[name]))
+    for method in available().values():
+        configs.store(group="method", name=method.name, node=settings_of(method))
     for experiment in experiments:
         for size, section in sections(experiment).items():
             configs.store(group="size", name=size, node={"size": size}, package="_global_")
             configs.store(group=f"at/{experiment}", name=size, node=section, package="_global_")
 
 
-def chosen(domain: Domain, group: str, overrides: list[str]) -> list[str]:
-    """Return what overrides choose from a group, in most cases one, else the default of the script."""
-    typed = [name for o in parse(overrides) if o.key_or_group == group for name in values_of(o)]
-    defaults = read_yaml(domain.conf / f"{domain.name}.yaml")["defaults"]
-    default = [entry[group] for entry in defaults if isinstance(entry, dict) and group in entry]
-    return [name for name in typed if name in options(group)] or default
-
-
-def method_of(experiment: str) -> str | None:
-    """Return the method that the file of an experiment chooses, None if it leaves that to the script."""
-    entries = in_file(experiment, "defaults") or []
-    return next(
-        (e["override /method"] for e in entries if isinstance(e, dict) and "override /method" in e), None
-    )
-
-
+@functools.cache
 def settings_of(cls: type[Method]) -> dict[str, Any]:
     """Return the settings of a method: what the experiment has tuned, else the defaults of its class.
 
     conf/tuned.yaml names the settings that are tuned under another name than `tuned.<method>.<setting>`.
     """
     elsewhere = read_yaml(CONF / "tuned.yaml").get(cls.name, {})
-    defaults = {"variant": cls.variant} if "variant" in elsewhere else {}
-    defaults |= {setting.name: getattr(cls(), setting.name) for setting in fields(cls)}
-    node: dict[str, Any] = {"name": cls.name}
-    for name, default in defaults.items():
+    method, node = cls(), {"name": cls.name}
+    for name in (*(["variant"] if "variant" in elsewhere else []), *(each.name for each in fields(cls))):
+        default = getattr(method, name)
         text = "null" if default is None else str(default).replace("True", "true").replace("False", "false")
         for tuned in (elsewhere.get(name), f"{cls.name}.{name}"):
             text = f"${{oc.select:tuned.{tuned},{text}}}" if tuned else text
@@ -132,20 +116,10 @@ def settings_of(cls: type[Method]) -> dict[str, Any]:
 
 def sections(experiment: str) -> dict[str, DictConfig]:
     """Return {size: what the experiment sets at this size}, with what it inherits."""
-    return _sections(experiment, folders())
-
-
-@functools.cache
-def _sections(experiment: str, searched: tuple[Path, ...]) -> dict[str, DictConfig]:
     content = read_yaml(file_of("experiment", experiment))
-    base = base_of(content)
-    inherited = sections(base) if base else {}
-    own = content.get("at", {})
-    sizes = [size for size in (*SIZES, *own) if size in inherited or size in own]
-    return {
-        size: OmegaConf.merge(inherited.get(size, {}), own.get(size) or {})  # type: ignore[misc]
-        for size in dict.fromkeys(sizes)
-    }
+    found: dict[str, Any] = sections(base) if (base := base_of(content)) else {}
+    own = {size: OmegaConf.merge(found.get(size, {}), at or {}) for size, at in content.get("at", {}).items()}
+    return found | own
 
 
 def parse(overrides: list[str]) -> list[Override]:
@@ -190,17 +164,14 @@ def resolve(domain: Domain, cfg: DictConfig, node: DictConfig | None = None) -> 
     """
     choices = (cfg.hydra if node is None else node).runtime.choices
     try:
-        plain = OmegaConf.to_container(
-            OmegaConf.masked_copy(cfg, [k for k in cfg if k != "hydra"]), resolve=True
-        )
+        composed: Any = OmegaConf.masked_copy(cfg, [k for k in cfg if k != "hydra"])
+        composed = OmegaConf.to_container(composed, resolve=True)
     except (OmegaConfBaseException, RecursionError, TypeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"the config cannot be resolved: {reason}") from error
-    assert isinstance(plain, dict)
-    minutes = plain.get("minutes") or {}
-    settings = {key: value for key, value in plain.items() if key not in TABLES}
-    settings |= {"experiment": choices["experiment"], "minutes": minutes.get(plain["size"])}
-    checked = check(domain, settings)
+    settings = {key: value for key, value in composed.items() if key not in TABLES}
+    minutes = (composed.get("minutes") or {}).get(composed["size"])
+    checked = check(domain, settings | {"experiment": choices["experiment"], "minutes": minutes})
     method = create_method(domain, checked["method"])
     checked["method"] = without_added(method, checked["method"])
     own = set(read_yaml(file_of("trigger", choices["trigger"])))
@@ -211,20 +182,20 @@ def resolve(domain: Domain, cfg: DictConfig, node: DictConfig | None = None) -> 
 
 def create_method(domain: Domain, settings: dict[str, Any]) -> Method:
     """Return the method of these settings. Raises UserError if they are wrong or it does not run in this domain."""
-    if not isinstance(settings.get("name"), str):
-        raise UserError(f"method.name={settings.get('name')!r}: choose a method as in method=fire")
+    name = settings.get("name")
+    if not isinstance(name, str):
+        raise UserError(f"method.name={name!r}: choose a method as in method=fire")
     try:
         method = create(**settings)
     except UserError:
         raise
     except (TypeError, ValueError) as error:
-        raise UserError(f"method={settings.get('name')}: {error}") from error
+        raise UserError(f"method={name}: {error}") from error
     if why := domain.why_not(method):
-        raise UserError(f"method={method.name} does not run in {domain.name}: {why}")
+        raise UserError(f"method={name} does not run in {domain.name}: {why}")
     if method.variant not in domain.variants:
-        raise UserError(
-            f"method.variant={method.variant} does not run in {domain.name}, which has {', '.join(domain.variants)}"
-        )
+        has = ", ".join(domain.variants)
+        raise UserError(f"method.variant={method.variant} does not run in {domain.name}, which has {has}")
     return method
 
 
@@ -235,14 +206,8 @@ def is_hydra(override: Override) -> bool:
 
 def is_group(override: Override) -> bool:
     """Return whether the override chooses a file of `conf/<group>/`, or a method."""
-    return override.key_or_group in groups_in(folders())
-
-
-@functools.cache
-def groups_in(searched: tuple[Path, ...]) -> tuple[str, ...]:
-    """Return the names of the groups: the folders that contain YAML files, and `method`."""
-    names = {path.parent.name for folder in searched for path in folder.glob("*/*.yaml")}
-    return tuple(sorted(names | {"method"}))
+    group = override.key_or_group
+    return group == "method" or any((folder / group).is_dir() for folder in folders())
 
 
 def options(group: str) -> list[str]:

@@ -33,13 +33,10 @@ RUN_FOLDER = (
     "a run's folder is run.root/<experiment>/<size>/<method>/seed_<n>, so that the same command resumes; choose its root "
     "with run.root=FOLDER"
 )
-OUR_FOLDERS = {
-    **dict.fromkeys(
-        ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.job.chdir", "hydra.output_subdir"),
-        RUN_FOLDER,
-    ),
-    "hydra.searchpath": f"name a folder of more experiments with {CONFIG_DIR} FOLDER",
-}
+OUR_FOLDERS = dict.fromkeys(
+    ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.job.chdir", "hydra.output_subdir"),
+    RUN_FOLDER,
+) | {"hydra.searchpath": f"name a folder of more experiments with {CONFIG_DIR} FOLDER"}
 
 
 def read_line(arguments: list[str]) -> argparse.Namespace:
@@ -73,14 +70,9 @@ def compose_config(name: str, overrides: list[str]) -> DictConfig:
 
 def check_overrides(domain: Domain, overrides: list[str], sweep: bool = True) -> None:
     """Raise UserError for keys and files that do not exist, and for several values of one key without `sweep`."""
-    parsed = parse(overrides)
-    methods = [name for o in parsed if o.key_or_group == "method" for name in values_of(o)] or ["fire"]
-    own = {
-        f"method.{name}"
-        for method in methods
-        if method in options("method")
-        for name in keys_in("method", method)
-    }
+    parsed, methods = parse(overrides), available()
+    chosen = [name for o in parsed if o.key_or_group == "method" for name in values_of(o)] or ["fire"]
+    own = {f"method.{key}" for name in chosen if name in methods for key in settings_of(methods[name])}
     known = [*(name for name in keys(domain) if name != "minutes"), *sorted(own), *choosable(domain)]
     for override in parsed:
         key, typed = override.key_or_group, override.input_line
@@ -158,21 +150,20 @@ def check_sweep(
     own = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items() if key not in typed]
     axes = {o.key_or_group: typed_values(o) for o in parse([*own, *overrides]) if not is_hydra(o)}
     hydras = [o.input_line for o in parsed if is_hydra(o)]
-    seeds = axes.pop("seed", [])
+    seeds = [[seed] for seed in axes.pop("seed", [])] or [[]]
     runs, mistakes = [], []
     for number, line in enumerate(itertools.product(*axes.values())):
         try:
             # whether a seed is valid does not depend on other values
             for seed in reversed(seeds if number == 0 else seeds[:1]):
-                cfg = resolve(domain, compose(domain, [*line, seed, *hydras]))
-            cfg = cfg if seeds else resolve(domain, compose(domain, [*line, *hydras]))
+                cfg = resolve(domain, compose(domain, [*line, *seed, *hydras]))
             check_run(cfg)
         except UserError as error:
             mistakes.append(str(error))
             continue
-        for seed in seeds or [f"seed={cfg.seed}"]:
-            one = OmegaConf.merge(cfg, {"seed": int(seed.partition("=")[2])})
-            runs.append(([*line, *([seed] if seeds else [])], one))
+        for seed in seeds:
+            value = int(seed[0].partition("=")[2]) if seed else cfg.seed
+            runs.append(([*line, *seed], OmegaConf.merge(cfg, {"seed": value})))
     if mistakes:
         raise UserError("\nerror: ".join(dict.fromkeys(mistakes)))
     return runs
@@ -192,14 +183,7 @@ def files(domain: Domain, group: str) -> list[str]:
     if group in ("method", "search"):
         return options(group)
     known = {key.split(".")[1] for key in keys(domain) if key.startswith(f"{group}.")}
-    return [name for name in options(group) if known >= keys_in(group, name)]
-
-
-def keys_in(group: str, option: str) -> set[str]:
-    """Return the keys of an option of a group."""
-    if group == "method" and option in available():
-        return set(settings_of(available()[option]))
-    return set(read_yaml(file_of(group, option)))
+    return [name for name in options(group) if known >= set(read_yaml(file_of(group, name)))]
 
 
 def choosable(domain: Domain) -> list[str]:

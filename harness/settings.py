@@ -8,7 +8,6 @@ numbers by rounding.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, is_dataclass
@@ -72,8 +71,8 @@ class Domain:
 def key(
     meaning: str,
     *,
-    least: float | None = None,
-    above: float | None = None,
+    least: float = -math.inf,
+    above: float = -math.inf,
     most: float = math.inf,
     choices: tuple[Any, ...] = (),
     each: type | None = None,
@@ -183,11 +182,6 @@ def keys(domain: Domain) -> dict[str, tuple[Field, Any]]:
     return dict(_walk(domain.keys, ""))
 
 
-def groups(domain: Domain) -> list[str]:
-    """Return the names of the groups of keys of a script."""
-    return [name for name, (_, kind) in _entries(domain.keys).items() if is_dataclass(kind)]
-
-
 def _walk(cls: type, prefix: str) -> Iterator[tuple[str, tuple[Field, Any]]]:
     for name, (entry, kind) in _entries(cls).items():
         if is_dataclass(kind):
@@ -204,31 +198,21 @@ def _entries(cls: type) -> dict[str, tuple[Field, Any]]:
 
 def numbers_only(domain: Domain, config: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a checked config that defines the numbers of a run; its hash is the run's identity."""
-    hidden = set()
-    for name, (entry, _) in keys(domain).items():
-        numbers = entry.metadata["numbers"]
-        counts = numbers(config) if callable(numbers) else numbers
-        if not counts or (entry.metadata["added"] and _at(config, name) is None):
-            hidden.add(name)
-    return _without(config, hidden, "")
 
+    def part(cls: type, node: dict[str, Any]) -> dict[str, Any]:
+        kept, entries = {}, _entries(cls)
+        for name, value in node.items():
+            entry, kind = entries[name]
+            if is_dataclass(kind):
+                kept |= {name: inner} if (inner := part(kind, value)) else {}
+                continue
+            numbers = entry.metadata["numbers"]
+            counts = numbers(config) if callable(numbers) else numbers
+            if counts and not (entry.metadata["added"] and value is None):
+                kept[name] = value
+        return kept
 
-def _at(config: dict[str, Any], name: str) -> Any:
-    """Return the value of a dotted key, None if any part of it is missing."""
-    value: Any = config
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
-
-
-def _without(node: dict[str, Any], hidden: set[str], prefix: str) -> dict[str, Any]:
-    kept = {}
-    for name, value in node.items():
-        if isinstance(value, dict) and (inner := _without(value, hidden, f"{prefix}{name}.")):
-            kept[name] = inner
-        elif not isinstance(value, dict) and f"{prefix}{name}" not in hidden:
-            kept[name] = value
-    return kept
+    return part(domain.keys, config)
 
 
 def check(domain: Domain, config: dict[str, Any]) -> dict[str, Any]:
@@ -243,29 +227,23 @@ def _checked(cls: type, config: Any, prefix: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         name = prefix.rstrip(".")
         raise UserError(f"{name}={config!r}: {name} is a group of settings; give one, as in {name}.<name>=")
-    entries, typed, result = _entries(cls), _typed(cls), {}
+    entries, typed, result = _entries(cls), OmegaConf.structured(cls), {}
     if unknown := [name for name in config if name not in entries]:
         raise UserError(
             f"{prefix}{unknown[0]} is not a key of this script; check that env, data and method belong to this script"
         )
     for name, (entry, kind) in entries.items():
-        value = config.get(name, {} if is_dataclass(kind) else MISSING)
-        if is_dataclass(kind):
-            values = _checked(kind, value, f"{prefix}{name}.")
-            sparse = entry.metadata.get("without_nulls")
-            result[name] = {k: v for k, v in values.items() if v is not None} if sparse else values
-        else:
-            result[name] = _value(typed, entry, kind, value, f"{prefix}{name}")
+        if not is_dataclass(kind):
+            result[name] = _value(typed, entry, kind, config.get(name, MISSING), f"{prefix}{name}")
+            continue
+        values = _checked(kind, config.get(name, {}), f"{prefix}{name}.")
+        sparse = entry.metadata["without_nulls"]
+        result[name] = {k: v for k, v in values.items() if v is not None} if sparse else values
     return result
 
 
-@functools.cache
-def _typed(cls: type) -> DictConfig:
-    """Return a node that converts values to the types of `cls`: set a value, then read it."""
-    return OmegaConf.structured(cls)
-
-
 def _value(typed: Any, entry: Field, kind: Any, value: Any, path: str) -> Any:
+    """Return a value in the type of its key; `typed` is a node that converts what is assigned to it."""
     if isinstance(value, str) and value == MISSING:
         raise UserError(f"{path} is not set by the experiment: {wanted(entry, kind)}")
     refused = UserError(f"{path}={value!r}: {wanted(entry, kind)}")
@@ -292,10 +270,7 @@ def _allowed(value: Any, rules: Mapping[str, Any]) -> bool:
         return False
     if value == "" or (rules["choices"] and value not in rules["choices"]):
         return False
-    if not number:
-        return True
-    above = rules["above"] is None or value > rules["above"]
-    return above and (rules["least"] is None or value >= rules["least"]) and value <= rules["most"]
+    return not number or (value > rules["above"] and rules["least"] <= value <= rules["most"])
 
 
 def wanted(entry: Field, kind: Any) -> str:
@@ -317,9 +292,9 @@ def wanted(entry: Field, kind: Any) -> str:
 
 
 def _range(rules: Mapping[str, Any]) -> str:
-    most = "" if rules["most"] == math.inf else f"{rules['most']:g}"
-    if rules["above"] is not None:
-        return f" above {rules['above']:g}" + (f" and at most {most}" if most else "")
-    if rules["least"] is None:
+    least, above, most = (rules[name] for name in ("least", "above", "most"))
+    if above > -math.inf:
+        return f" above {above:g}" + (f" and at most {most:g}" if most < math.inf else "")
+    if least == -math.inf:
         return ""
-    return f" from {rules['least']:g} to {most}" if most else f", {rules['least']:g} or more"
+    return f" from {least:g} to {most:g}" if most < math.inf else f", {least:g} or more"
