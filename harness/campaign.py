@@ -19,8 +19,6 @@ import itertools
 import os
 import re
 import shlex
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -30,14 +28,14 @@ from typing import Any, NamedTuple
 import yaml
 
 from fire_core.errors import UserError, did_you_mean, print_error, reader_may_leave
-from harness.config import CONF, domain_of, in_file, options, parse
+from harness.config import CONF, domain_of, in_file, is_hydra, options, parse
 from harness.domains import find
 from harness.launch import BAD_INPUT
 from harness.naming import changes, label
 from harness.overrides import check_overrides, typed_values
+from harness.pool import Pool, was_stopped
 from harness.runs.signals import STOPPED
 from harness.settings import keys
-from harness.stop import SIGNALS
 
 KEYS = ("size", "parts", "options", "work", "rates", "assumed")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -60,11 +58,7 @@ class Sweep(NamedTuple):
 
     def runs(self) -> Iterator[dict[str, str]]:
         """Yield the settings of each run, {key: value as typed}, in the order of training."""
-        axes = [
-            typed_values(o)
-            for o in parse([o for o in self.overrides if not o.lstrip("+").startswith("hydra")])
-        ]
-        for line in itertools.product(*axes):
+        for line in itertools.product(*(typed_values(o) for o in parse(self.overrides) if not is_hydra(o))):
             yield dict(text.split("=", 1) for text in line)
 
 
@@ -83,8 +77,9 @@ def load(name: str, more: Sequence[str] = ()) -> tuple[dict[str, Any], list[Swee
         if unknown := [key for key in content if key not in KEYS]:
             raise UserError(f"key {unknown[0]!r} is unknown{did_you_mean(unknown[0], KEYS)}")
         common = content.get("options", {}) | {"size": content["size"]}
-        lines = [common | sweep for part in content["parts"] for sweep in _one_seed_at_a_time(part)]
-        sweeps = [_sweep(line, typed) for line in lines]
+        sweeps = [
+            _sweep(common | one, typed) for part in content["parts"] for one in _one_seed_at_a_time(part)
+        ]
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
@@ -97,27 +92,26 @@ def load(name: str, more: Sequence[str] = ()) -> tuple[dict[str, Any], list[Swee
 
 def _one_seed_at_a_time(part: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the sweeps of one part with their first seed (or list of seeds), then with their second, ..."""
-    seeds = [one["seed"] if isinstance(one["seed"], list) else [one["seed"]] for one in part]
-    for turn in itertools.zip_longest(*seeds):
+    for turn in itertools.zip_longest(*(_list(one["seed"]) for one in part)):
         yield from (one | {"seed": seed} for one, seed in zip(part, turn, strict=True) if seed is not None)
 
 
 def _sweep(settings: dict[str, Any], typed: dict[str, str]) -> Sweep:
     """Return one sweep after checking its keys, with the typed overrides that its script has."""
-    experiments = (
-        settings["experiment"] if isinstance(settings["experiment"], list) else [settings["experiment"]]
-    )
-    for name in experiments:
-        if name not in (known := options("experiment")):
-            raise UserError(f"experiment {name!r} does not exist{did_you_mean(name, known)}")
-    domain = find(domain_of(experiments[0]))
+    names, known = _list(settings["experiment"]), options("experiment")
+    if unknown := [name for name in names if name not in known]:
+        raise UserError(f"experiment {unknown[0]!r} does not exist{did_you_mean(unknown[0], known)}")
+    domain = find(domain_of(names[0]))
     first = {key: settings[key] for key in ("experiment", "size", "method", "seed")}
     texts = {key: f"{key}={_text(value)}" for key, value in (first | settings).items()}
-    texts |= {
-        key: text for key, text in typed.items() if key in keys(domain) or key.lstrip("+").startswith("hydra")
-    }
-    check_overrides(domain, list(texts.values()))
-    return Sweep(domain.name, list(texts.values()))
+    has = [key for key in typed if key in keys(domain) or key.lstrip("+").startswith("hydra")]
+    overrides = list((texts | {key: typed[key] for key in has}).values())
+    check_overrides(domain, overrides)
+    return Sweep(domain.name, overrides)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _text(value: Any) -> str:
@@ -134,22 +128,17 @@ def plan(name: str, more: Sequence[str] = ()) -> str:
     for number, sweep in enumerate(sweeps, 1):
         runs = list(sweep.runs())
         left = [run for run in runs if not (folder_of(sweep.domain, run) / "DONE").exists()]
-        minutes = [minutes_of(run["experiment"], content) for run in left]
-        unfinished, work = unfinished + len(left), work + sum(minutes) / 60
-        total += sum(minutes) / 60 / max(1, min(len(left), int(runs[0].get("run.jobs", 1))))
-        what = " | ".join(
-            ",".join(dict.fromkeys(run[key] for run in runs)) for key in ("experiment", "method")
+        hours = sum(minutes_of(run["experiment"], content) for run in left) / 60
+        unfinished, work = unfinished + len(left), work + hours
+        total += hours / max(1, min(len(left), int(runs[0].get("run.jobs", 1))))
+        what, methods, seeds = (
+            ",".join(dict.fromkeys(run[key] for run in runs)) for key in ("experiment", "method", "seed")
         )
-        seeds = ",".join(dict.fromkeys(run["seed"] for run in runs))
-        lines.append(
-            f"{number:4}  {len(left):3} of {len(runs):3} runs left, done after {total:7.1f} h  {what} | seed {seeds}"
-        )
+        done = f"{number:4}  {len(left):3} of {len(runs):3} runs left, done after {total:7.1f} h"
+        lines.append(f"{done}  {what} | {methods} | seed {seeds}")
     assumed = content.get("assumed", "minutes of the experiments' files: a CPU, from scratch")
-    summary = (
-        f"{name}, size={content['size']}: {unfinished} runs left, {total:.1f} hours, {work:.1f} if one at a time; assumed: "
-        f"{assumed}"
-    )
-    return "\n".join([*lines, summary])
+    hours_left = f"{total:.1f} hours, {work:.1f} if one at a time; assumed: {assumed}"
+    return "\n".join([*lines, f"{name}, size={content['size']}: {unfinished} runs left, {hours_left}"])
 
 
 def minutes_of(experiment: str, content: dict[str, Any]) -> float:
@@ -173,32 +162,21 @@ def train(commands: Sequence[Sequence[str]], budget: float = float("inf")) -> in
     A sweep that fails does not keep the others from starting. None starts after `budget` seconds, or after a signal, which
     the running sweep receives.
     """
-    began, ends, asked = time.monotonic(), dict[str, int](), list[int]()
-    for kind in SIGNALS:
-        signal.signal(kind, lambda number, frame: asked.append(number))
-    for number, words in enumerate(commands, 1):
-        if time.monotonic() - began >= budget:
-            print(f"the budget is used up before sweep {number} of {len(commands)}", flush=True)
-            break
-        print(f"\nsweep {number} of {len(commands)}: {shlex.join(words)}", flush=True)
-        # in a session of its own, so that Ctrl-C reaches it once, through us
-        process, passed_on = subprocess.Popen(words, start_new_session=True), 0
-        # polled: a signal just before a blocking wait() would not be noted until the sweep ends
-        while (code := process.poll()) is None:
-            for kind in asked[passed_on:]:
-                process.send_signal(kind)
-                passed_on += 1
-            time.sleep(0.1)
-        if asked:
-            return code if code == STOPPED else 128 + asked[-1]
-        if code:
-            ends[shlex.join(words)] = code
-    stopped = (STOPPED, *(128 + number for number in SIGNALS), *(-number for number in SIGNALS))
+    began = time.monotonic()
+    with Pool(1, []) as pool:
+        for number, words in enumerate(commands, 1):
+            if time.monotonic() - began >= budget:
+                print(f"the budget is used up before sweep {number} of {len(commands)}", flush=True)
+                break
+            print(f"\nsweep {number} of {len(commands)}: {shlex.join(words)}", flush=True)
+            pool.start(os.execv, words[0], words)
+            pool.wait()
+            if pool.asked:
+                return pool.exit_code()
+    ends = {shlex.join(words): code for words, code in zip(commands, pool.codes) if code}
     for line, code in ends.items():
-        print(f"{'stopped' if code in stopped else f'failed (exit code {code})'}: {line}", file=sys.stderr)
-    return max(
-        (STOPPED if code in stopped else 1 for code in ends.values()), default=0, key=lambda code: code == 1
-    )
+        print(f"{'stopped' if was_stopped(code) else f'failed (exit code {code})'}: {line}", file=sys.stderr)
+    return 1 if not all(map(was_stopped, ends.values())) else STOPPED if ends else 0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -207,9 +185,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("campaign", help="paper, medium, smoke or a YAML file like those in conf/campaign")
     result.add_argument("override", nargs="*", default=[], help="for every sweep whose script has the key")
     result.add_argument("--plan", action="store_true", help="print runs and hours; start nothing")
-    result.add_argument(
-        "--commands", action="store_true", help="print the command of each sweep; start nothing"
-    )
+    result.add_argument("--commands", action="store_true", help="print the sweeps' commands; start nothing")
     result.add_argument("--budget", metavar="TIME", help="start no sweep after this time, as in 30h or 20m")
     return result
 

@@ -42,32 +42,21 @@ class Pool:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._wait_until(lambda: not self.running)
+        self.wait()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
     def start(self, function: Callable[..., object], *arguments: object) -> None:
         """Call a function in a new process, as soon as there is a place."""
-        self._wait_until(lambda: len(self.running) < self.places)
+        self.wait(fewer_than=self.places)
         if not self.asked:
             process = self._context.Process(target=_call, args=(function, *arguments))
             with blocked():  # until the new process has handlers of its own
                 process.start()
             self.running.append(process)
 
-    def exit_code(self) -> int:
-        """Return 0 if all processes ended well; 75, or 128 + the signal, if they were stopped; else 1."""
-        stopped = (STOPPED, *(128 + number for number in stop.SIGNALS))
-        if STOPPED in self.codes:
-            return STOPPED
-        if self.asked:
-            return 128 + self.asked[0]
-        return max((STOPPED if code in stopped else 1 for code in self.codes if code), default=0)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.asked.append(number)
-
-    def _wait_until(self, condition: Callable[[], bool]) -> None:
+    def wait(self, fewer_than: int = 1) -> None:
+        """Wait until fewer processes than this run: by default, until all have ended."""
         while True:
             for process in self.running:
                 for number in self.asked[self._passed_on :]:
@@ -76,9 +65,25 @@ class Pool:
             self._passed_on = len(self.asked)
             self.codes += [process.exitcode for process in self.running if process.exitcode is not None]
             self.running = [process for process in self.running if process.exitcode is None]
-            if condition():
+            if len(self.running) < fewer_than:
                 return
             time.sleep(POLL_SECONDS)
+
+    def exit_code(self) -> int:
+        """Return 0 if all processes ended well; 75, or 128 + the signal, if they were stopped; else 1."""
+        if STOPPED in self.codes:
+            return STOPPED
+        if self.asked:
+            return 128 + self.asked[0]
+        return max((STOPPED if was_stopped(code) else 1 for code in self.codes if code), default=0)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.asked.append(number)
+
+
+def was_stopped(code: int) -> bool:
+    """Return whether a process with this exit code was stopped by a signal."""
+    return code == STOPPED or (code - 128 if code > 128 else -code) in stop.SIGNALS
 
 
 @contextmanager
