@@ -107,6 +107,11 @@ def create(name: str, *, variant: str = PUBLISHED, **settings: Any) -> Method:
     for key, value in settings.items():
         if key not in known:
             raise UserError(f"method {name!r} has no setting {key!r}{did_you_mean(key, known)}")
+        if key in cls.fixed and value != known[key]:
+            raise UserError(
+                f"method {name!r}: {key}={value!r} has no effect with variant={variant}; leave it at {known[key]!r}, or use "
+                "variant=published"
+            )
         if not _fits(value, known[key]):
             kind = type(known[key]).__name__
             raise UserError(

@@ -45,7 +45,6 @@ class LayerMethod(Method):
         return Recorder(net, (), torch.abs)
 
     def boundary(self, state: State) -> Report:
-        """Place the hooks, and return an empty report."""
         self._start(state)
         return Report(method=self.name)
 
@@ -195,7 +194,6 @@ class UnitMethod(LayerMethod):
         )
 
     def watch(self, net: nn.Module, layers: list[UnitLayer]) -> Any:
-        """Place hooks that keep `measure` of every layer's activations, and return the object that holds them."""
         return Recorder(net, layers, self.measure)
 
 
@@ -204,15 +202,12 @@ class ForgetfulUnitMethod(UnitMethod):
     """Base class of unit methods that remember nothing of a layer: a checkpoint has their counts, layers are found again."""
 
     def boundary(self, state: State) -> Report:
-        """Do nothing, and return an empty report."""
         return Report(method=self.name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counts."""
         return {"counts": dict(self.counts)}
 
     def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
-        """Restore what `state_dict` returned."""
         self.counts = dict(saved["counts"])
 
 

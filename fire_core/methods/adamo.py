@@ -63,13 +63,11 @@ class AdamO(Method):
         self._pulls: list[tuple[float, nn.Parameter, Tensor]] = []
 
     def before_step(self, state: State) -> None:
-        """Compute the pull from the weights as they are."""
         if self.reading == "paper":
             self._pulls += self._compute(state, 1.0)
 
     @torch.no_grad()
     def after_step(self, state: State) -> None:
-        """Take the step that the pull asks for."""
         if self.reading == "code":
             self._pulls = self._compute(state, 0.5)
         for size, parameter, pull in self._pulls:
@@ -77,7 +75,6 @@ class AdamO(Method):
         self._pulls = []
 
     def after_skip(self, state: State) -> None:
-        """Forget the pull."""
         self._pulls = []
 
     @torch.no_grad()

@@ -43,6 +43,7 @@ class Rewarm(Method):
     source: ClassVar[str] = "2025 (arXiv 2507.20057)"
     off: ClassVar[dict[str, Any] | None] = {"steps": 1}
     optimizer_state: ClassVar[str | None] = "keep"
+    remembers: ClassVar[tuple[str, ...]] = ("done",)
 
     def __post_init__(self) -> None:
         check_range(self, "[1, inf)", "steps")
@@ -50,32 +51,20 @@ class Rewarm(Method):
         self._rates: list[tuple[dict[str, Any], float]] = []
 
     def boundary(self, state: State) -> Report:
-        """Begin a warm-up."""
         self.done = 0
         return Report()
 
     def before_step(self, state: State) -> None:
-        """Lower the rates for this step."""
         if self.done < self.steps:
             for group in [group for name in state.nets for group in state.optimizers[name].param_groups]:
                 self._rates.append((group, group["lr"]))
                 group["lr"] *= (self.done + 1) / self.steps
 
     def after_step(self, state: State) -> None:
-        """Put the rates back."""
         self.after_skip(state)
         self.done = min(self.done + 1, self.steps)
 
     def after_skip(self, state: State) -> None:
-        """Put the rates back."""
         for group, rate in self._rates:
             group["lr"] = rate
         self._rates = []
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the number of steps since the last boundary."""
-        return {"done": self.done}
-
-    def load_state_dict(self, saved: dict[str, int], state: State) -> None:
-        """Restore what `state_dict` returned."""
-        self.done = saved["done"]

@@ -130,7 +130,6 @@ class Rescale(Projection):
     source: ClassVar[str] = "control of this suite"
 
     def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
-        """Call `rescale` on one net."""
         return rescale(net, **where, **self.settings())
 
 
@@ -151,7 +150,6 @@ class KeepNorm(Projection):
     source: ClassVar[str] = "control of this suite"
 
     def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
-        """Call `keep_norm` on one net."""
         return keep_norm(net, **where, **self.settings())
 
 
@@ -168,5 +166,4 @@ class RandomOrthogonal(Projection):
     source: ClassVar[str] = "control of this suite; Saxe et al. 2014 (orthogonal initialisation)"
 
     def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
-        """Call `random_orthogonal` on one net, with `state.generator`."""
         return random_orthogonal(net, generator=state.generator, **where, **self.settings())

@@ -61,18 +61,15 @@ class CPR(LayerMethod):
         return {"utility": torch.ones(layer.units, device=device)}
 
     def before_step(self, state: State) -> None:
-        """Score the units."""
         self._start(state)
         for name, net in state.nets.items():
             memory = self.memory[name]
             self._scores += [(memory[each.name], gradient_scores(net, each)) for each in self.layers[name]]
 
     def after_skip(self, state: State) -> None:
-        """Forget the scores."""
         self._scores = []
 
     def after_step(self, state: State) -> None:
-        """Update the utilities, and mix, if it is time."""
         for memory, scores in self._scores:
             memory["utility"] = torch.lerp(scores, memory["utility"].to(scores.device), self.decay)
         self._scores = []

@@ -13,7 +13,7 @@ from torch.nn.functional import cosine_similarity
 
 from fire_core.errors import UserError, check_range
 from fire_core.methods._units import inputs_of
-from fire_core.methods.method import TEXT, Method, beside, register
+from fire_core.methods.method import TEXT, Method, register
 from fire_core.passes import call, undisturbed
 from fire_core.report import Report
 from fire_core.state import State
@@ -175,6 +175,7 @@ class Dash(Method):
     source: ClassVar[str] = "Shin et al. 2024 (DASH, arXiv 2410.23495), Algorithm 1"
     off: ClassVar[dict[str, Any] | None] = {"floor": 1.0}
     proven_by: ClassVar[str] = TEXT
+    remembers: ClassVar[tuple[str, ...]] = ("steps", "descent")
 
     @property
     def needs(self) -> frozenset[str]:  # type: ignore[override]
@@ -194,7 +195,6 @@ class Dash(Method):
         self._tables: WeakKeyDictionary[nn.Module, TargetTable] = WeakKeyDictionary()
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
-        """Call `dash` with the coming data; with `every_steps`, do nothing."""
         if self.every_steps:
             return Report()
         batches, loss = coming(name, state)
@@ -205,7 +205,6 @@ class Dash(Method):
         return dash(net, batches, loss, training=training, initial=initial, **settings)
 
     def after_step(self, state: State) -> None:
-        """With `every_steps`, follow the gradients, and shrink the weights when it is time."""
         if not self.every_steps:
             return
         self.steps += 1
@@ -220,14 +219,3 @@ class Dash(Method):
                     self._tables[net] = find_targets(unwrap(net), self.targets)
                 which: dict[str, Any] = {"kernels": self.kernels, "biases": self.biases}
                 shrink(unwrap(net), known, self._tables[net], floor=self.floor, strength=self.rate, **which)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the number of steps and the direction of each parameter."""
-        return {"steps": self.steps, "descent": self.descent}
-
-    def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
-        """Restore what `state_dict` returned."""
-        self.steps = saved["steps"]
-        self.descent = {
-            name: beside(known, unwrap(state.nets[name])) for name, known in saved["descent"].items()
-        }

@@ -87,7 +87,6 @@ class Fire(Projection):
     proven_by: ClassVar[str] = FIXTURE
 
     def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
-        """Call `fire` on one net."""
         return fire(net, **where, **self.settings())
 
 

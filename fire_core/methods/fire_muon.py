@@ -39,10 +39,8 @@ class FireMuon(Muon):
         self._fire = Fire(targets=self.projected, iterations=self.iterations)
 
     def check(self, state: State) -> None:
-        """Raise UserError if `targets` or `projected` does not fit a net."""
         super().check(state)
         self._fire.check(state)
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
-        """Apply `fire` to the matrices of `projected`."""
         return self._fire.treat(name, net, state)

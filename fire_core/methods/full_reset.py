@@ -77,5 +77,4 @@ class FullReset(Method):
     proven_by: ClassVar[str] = FIXTURE
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
-        """Call `full_reset` with the starting weights in `state.initial`."""
         return full_reset(net, initial_of(state, name))

@@ -102,7 +102,6 @@ class HareTortoise(Method):
             state.nets[name].load_state_dict(tortoise)
 
     def before_evaluation(self, state: State) -> None:
-        """Put the tortoise into the nets."""
         for name, tortoise in self.tortoise.items():
             net = state.nets[name]
             if _shapes(tortoise) != _shapes(net.state_dict()):
@@ -111,17 +110,14 @@ class HareTortoise(Method):
             net.load_state_dict(tortoise)
 
     def after_evaluation(self, state: State) -> None:
-        """Put the hare back."""
         for name, hare in self._hare.items():
             state.nets[name].load_state_dict(hare)
         self._hare = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the tortoise, and the number of steps or passes."""
         return {"count": self.count, "tortoise": self.tortoise}
 
     def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
-        """Restore what `state_dict` returned."""
         self.count = saved["count"]
         for name, tortoise in saved["tortoise"].items():
             hare = state.nets[name].state_dict()

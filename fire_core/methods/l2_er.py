@@ -90,15 +90,12 @@ class L2ER(LayerMethod):
         check_range(self, "[1, inf)", "every_steps")
 
     def watch(self, net: nn.Module, layers: list[UnitLayer]) -> _Inputs:
-        """Place the hook that keeps the inputs."""
         return _Inputs(net)
 
     def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
-        """Return nothing."""
         return {}
 
     def before_step(self, state: State) -> None:
-        """Add the decay to the gradients."""
         self._start(state)
         for net in state.nets.values():
             trained = [p for p in net.parameters() if p.grad is not None]
@@ -106,7 +103,6 @@ class L2ER(LayerMethod):
             torch._foreach_add_(gradients, [p.detach() for p in trained], alpha=self.decay)
 
     def after_step(self, state: State) -> None:
-        """Take the rank step, if it is time."""
         self.counts["steps"] += 1
         for name, inputs in self.recorders.items():
             if self.counts["steps"] % self.every_steps == 0:
@@ -116,17 +112,14 @@ class L2ER(LayerMethod):
             inputs.stepped = len(inputs.kept)
 
     def after_skip(self, state: State) -> None:
-        """Forget the inputs of this step."""
         for inputs in self.recorders.values():
             del inputs.kept[inputs.stepped :]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `LayerMethod` does, and the inputs since the last rank step."""
         kept = {name: each.kept[: each.stepped] for name, each in self.recorders.items()}
         return super().state_dict() | {"kept": kept}
 
     def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
-        """Restore what `state_dict` returned."""
         super().load_state_dict(saved, state)
         for name, kept in saved["kept"].items() if self.recorders else ():
             device = next(state.nets[name].parameters()).device

@@ -14,7 +14,7 @@ from fire_core.errors import UserError
 from fire_core.report import Report
 from fire_core.state import State
 from fire_core.targets import Target, find_targets
-from fire_core.wrapped_models import is_sharded
+from fire_core.wrapped_models import is_sharded, unwrap
 
 PUBLISHED = "published"
 # what shows that a method here is the one of its source
@@ -61,6 +61,9 @@ class Method:
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""  # in tables and figures; by default the name, with spaces
     variant: ClassVar[str] = PUBLISHED
+    fixed: ClassVar[
+        tuple[str, ...]
+    ] = ()  # settings that this variant does not have: they stay at their defaults
     summary: ClassVar[str] = ""
     source: ClassVar[str] = ""
     proven_by: ClassVar[str] = OWN  # FIXTURE, TEXT, PORT or OWN
@@ -68,6 +71,8 @@ class Method:
     changes_structure: ClassVar[bool] = False  # adds modules, and overrides `rebuild`
     takes_whole_weights: ClassVar[bool] = False  # cannot work with the shards of FSDP2
     needs: ClassVar[frozenset[str]] = frozenset()  # of NEEDS
+    # attributes that a resumed run needs: plain values, or {name of a net: {name of a parameter: tensor}}
+    remembers: ClassVar[tuple[str, ...]] = ()
     optimizer_state: ClassVar[str | None] = (
         None  # what happens to the optimizers' memory, whatever attach() was given
     )
@@ -166,11 +171,16 @@ class Method:
         """Repeat structural changes (`changes_structure`) when a run resumes, before its weights are loaded."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the tensors and plain values that a resumed run needs, for a checkpoint."""
-        return {}
+        """Return the tensors and plain values that a resumed run needs, for a checkpoint: by default, `remembers`."""
+        return {name: getattr(self, name) for name in self.remembers}
 
     def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
         """Restore what `state_dict` returned. The tensors are on the CPU; the nets in `state` have their weights."""
+        for name in self.remembers:
+            value = saved[name]
+            if isinstance(value, Mapping):
+                value = {net: beside(known, unwrap(state.nets[net])) for net, known in value.items()}
+            setattr(self, name, value)
 
 
 def beside(saved: Mapping[str, Tensor], net: nn.Module) -> dict[str, Tensor]:

@@ -160,7 +160,6 @@ class Muon(Method):
             raise UserError(f"adam_betas={self.adam_betas} must be two numbers in [0, 1), as in [0.9, 0.95]")
 
     def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
-        """Return a new optimizer of `net`, with learning rates relative to that of `default`."""
         weights, rate = find_weights(net, self.targets), default.param_groups[0]["lr"]
         # torch.optim.Muon, new in torch 2.9, takes two dimensions
         most = 2 if hasattr(torch.optim, "Muon") else 0

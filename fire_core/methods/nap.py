@@ -64,6 +64,7 @@ class NaP(Method):
     needs: ClassVar[frozenset[str]] = frozenset({"initial"})
     off: ClassVar[dict[str, Any] | None] = {"every_steps": 2**62}
     takes_whole_weights: ClassVar[bool] = True
+    remembers: ClassVar[tuple[str, ...]] = ("steps",)
 
     def __post_init__(self) -> None:
         check_range(self, "[1, inf)", "every_steps")
@@ -71,7 +72,6 @@ class NaP(Method):
         self._norms: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
 
     def after_step(self, state: State) -> None:
-        """Scale the weights of all nets, if it is time."""
         self.steps += 1
         if self.steps % self.every_steps == 0:
             for name in state.nets:
@@ -82,11 +82,3 @@ class NaP(Method):
                     norms = norms_of(start, views).items()
                     self._norms[net] = {key: norm.to(net.get_parameter(key)) for key, norm in norms}
                 project_norms(net, self._norms[net], self.weights(net))
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the number of steps."""
-        return {"steps": self.steps}
-
-    def load_state_dict(self, saved: dict[str, int], state: State) -> None:
-        """Restore what `state_dict` returned."""
-        self.steps = saved["steps"]

@@ -66,7 +66,6 @@ class Parseval(Method):
                     )
 
     def penalty(self, state: State) -> Tensor | float:
-        """Return the penalty over all nets."""
         if self.coefficient == 0.0:
             return 0.0
         total: Any = 0.0

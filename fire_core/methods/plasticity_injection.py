@@ -79,12 +79,10 @@ class PlasticityInjection(Method):
     changes_structure: ClassVar[bool] = True
 
     def check(self, state: State) -> None:
-        """Raise UserError for a net without the module `head`."""
         for name, net in state.nets.items():
             _head(net, self.head, name)
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
-        """Call `inject` on the net, and give its followers the same structure."""
         report = inject(net, initial_of(state, name), self.head)
         new = _trainable_part(_head(net, self.head))
         for follower in (f for f, source in state.followers if source is net):

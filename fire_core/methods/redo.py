@@ -50,13 +50,11 @@ class ReDo(ForgetfulUnitMethod):
         check_range(self, "[-1, inf)", "threshold")
 
     def after_step(self, state: State) -> None:
-        """Check the units if `every_steps` steps have passed."""
         self.counts["steps"] += 1
         if self.every_steps and self.counts["steps"] % self.every_steps == 0:
             self.check_units(state)
 
     def after_pass(self, state: State) -> None:
-        """Check the units, unless `every_steps` sets other times."""
         if not self.every_steps:
             self.check_units(state)
 

@@ -55,7 +55,6 @@ class ReGraMa(ForgetfulUnitMethod):
         self._chosen: list[tuple[str, UnitLayer, Tensor]] = []
 
     def before_step(self, state: State) -> None:
-        """Choose the units, if it is time."""
         if self.counts["steps"] and self.counts["steps"] % self.every_steps == 0:
             for name, net in state.nets.items():
                 self._chosen += [(name, each, self.due(net, each)) for each in self.find_layers(state, name)]
@@ -67,7 +66,6 @@ class ReGraMa(ForgetfulUnitMethod):
         return scores.argsort(stable=True)[:count]
 
     def after_step(self, state: State) -> None:
-        """Replace the units that `before_step` has chosen."""
         for name, layer, chosen in self._chosen:
             if len(chosen):
                 self.recycle(state, name, layer, chosen)
@@ -75,5 +73,4 @@ class ReGraMa(ForgetfulUnitMethod):
         self.counts["steps"] += 1
 
     def after_skip(self, state: State) -> None:
-        """Forget the choice."""
         self._chosen = []

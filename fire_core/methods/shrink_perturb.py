@@ -81,6 +81,5 @@ class ShrinkPerturb(Method):
         _check_shrink(self.shrink)
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
-        """Call `shrink_perturb` with the starting weights in `state.initial`."""
         initial = initial_of(state, name)
         return shrink_perturb(net, initial, self.shrink, parameters=self.parameters, reset=self.reset)

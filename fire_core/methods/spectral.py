@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from fire_core.errors import check_range
-from fire_core.methods.method import PORT, Method, beside, register
+from fire_core.methods.method import PORT, Method, register
 from fire_core.seeding import derive
 from fire_core.state import State
 from fire_core.wrapped_models import unwrap
@@ -48,6 +48,7 @@ class Spectral(Method):
     source: ClassVar[str] = "Lewandowski et al. 2025 (arXiv 2406.06811)"
     proven_by: ClassVar[str] = PORT
     off: ClassVar[dict[str, Any] | None] = {"coefficient": 0.0}
+    remembers: ClassVar[tuple[str, ...]] = ("vectors",)  # the left vector of each weight
 
     def __post_init__(self) -> None:
         check_range(self, "[0, inf)", "coefficient")
@@ -72,16 +73,6 @@ class Spectral(Method):
                     biases.append(bias.float().square().sum(dim=-1).flatten())
         total = (torch.cat(sigmas) ** self.power - 1).square().sum()
         return self.coefficient * (total + (torch.cat(biases) ** self.power).sum() if biases else total)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the left vector of each weight."""
-        return {"vectors": self.vectors}
-
-    def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
-        """Restore what `state_dict` returned."""
-        self.vectors = {
-            name: beside(known, unwrap(state.nets[name])) for name, known in saved["vectors"].items()
-        }
 
 
 def largest_singular_value(matrices: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:

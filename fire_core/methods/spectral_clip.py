@@ -109,7 +109,6 @@ class SpectralClip(Projection):
         check_bounds(self.low, self.high, self.unit)
 
     def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
-        """Call `spectral_clip` on one net."""
         return spectral_clip(net, self.low, self.high, unit=self.unit, **where, **self.settings())
 
 
@@ -131,7 +130,6 @@ class Cap(Projection):
         check_bounds(0.0, self.high, self.unit)
 
     def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
-        """Call `spectral_clip` on one net."""
         return spectral_clip(net, 0.0, self.high, unit=self.unit, **where, **self.settings())
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fire_core.errors import UserError, check_range
 from fire_core.methods.full_reset import check_initial, initial_of
-from fire_core.methods.method import FIXTURE, Method, beside, register
+from fire_core.methods.method import FIXTURE, Method, register
 from fire_core.seeding import derive
 from fire_core.state import State
 from fire_core.wrapped_models import unwrap_with
@@ -51,6 +51,7 @@ class SWR(Method):
     takes_whole_weights: ClassVar[bool] = True
     needs: ClassVar[frozenset[str]] = frozenset({"gradients", "initial"})
     off: ClassVar[dict[str, Any] | None] = {"every_steps": 2**62}
+    remembers: ClassVar[tuple[str, ...]] = ("steps", "averages")
 
     def __post_init__(self) -> None:
         choices = {
@@ -69,7 +70,6 @@ class SWR(Method):
 
     @torch.no_grad()
     def after_step(self, state: State) -> None:
-        """Update the averages, and replace entries if it is time."""
         self.steps += 1
         due = self.steps % self.every_steps == 0
         seed = state.generator.initial_seed() if state.generator is not None else 0
@@ -101,15 +101,3 @@ class SWR(Method):
         start = start.float().cpu()
         deviation = start.std(correction=0) if self.fresh == "resample" else 0.0
         return start.mean() + deviation * torch.randn(count, generator=stream)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the number of steps and the averages."""
-        return {"steps": self.steps, "averages": self.averages}
-
-    def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
-        """Restore what `state_dict` returned."""
-        self.steps = saved["steps"]
-        self.averages = {
-            name: beside(known, unwrap_with(state.nets[name], {})[0])
-            for name, known in saved["averages"].items()
-        }

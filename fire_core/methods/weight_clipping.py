@@ -59,6 +59,5 @@ class WeightClipping(Method):
         check_range(self, "(0, inf)", "factor")
 
     def after_step(self, state: State) -> None:
-        """Clip the weights of all nets."""
         for net in state.nets.values():
             clip_weights(net, self.factor, self.weights(net))

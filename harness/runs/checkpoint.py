@@ -16,7 +16,6 @@ from harness.runs.folders import read_config, read_meta
 from harness.runs.trunk import fingerprint
 
 PREFIX = "step_"
-NAMES = "_names"  # of all entries, in every checkpoint
 START_OVER = "delete its run folder to start over"
 
 
@@ -31,7 +30,7 @@ def save(folder: Path, step: int, parts: dict[str, Any], *, name: str | None = N
         folder.mkdir(parents=True, exist_ok=True)
         remove_torn(folder)
         with written_aside(path) as aside, aside.open("wb") as file:
-            torch.save({**parts, NAMES: names(parts)}, file)
+            torch.save(parts, file)
     except (OSError, RuntimeError) as error:
         raise UserError(
             f"cannot write checkpoint {path}: {_reason(error, folder)}; earlier checkpoints are intact, free space or "
@@ -90,9 +89,6 @@ def load(path: Path, remedy: str = "") -> Parts:
         if damaged is not None:
             raise UserError(f"record {damaged} differs from its checksum")
         content = torch.load(path, map_location="cpu", weights_only=True)
-        told = content.pop(NAMES, []) if isinstance(content, dict) else []
-        if lost := sorted(set(told) - set(names(content))):
-            raise UserError(f"it has no entry {lost[0]!r}")
     except FileNotFoundError:
         raise UserError(f"checkpoint {path} does not exist: {remedy or START_OVER}") from None
     except pickle.UnpicklingError:  # its message advises to load the file anyway
@@ -107,19 +103,6 @@ def load(path: Path, remedy: str = "") -> Parts:
         kind = type(content).__name__
         raise UserError(f"checkpoint {path} holds a {kind}, not the parts of a run: {remedy_damaged}")
     return Parts(content, path)
-
-
-def names(parts: Any, above: str = "") -> list[str]:
-    """Return the path of every entry of nested dictionaries and sequences of them, as in optimizer.state.0.exp_avg."""
-    found = []
-    entries = parts.items() if isinstance(parts, dict) else enumerate(parts)
-    for key, value in entries:
-        path = f"{above}{key}"
-        if isinstance(parts, dict):
-            found.append(path)
-        if isinstance(value, (dict, list, tuple)):
-            found += names(value, f"{path}.")
-    return found
 
 
 def _numbered(folder: Path) -> list[Path]:

@@ -600,3 +600,9 @@ def test_muon_orthogonalises_as_recorded(fidelity):
         ours = orthogonalize(arrays[key]).flatten()
         cosine = torch.cosine_similarity(ours, theirs.float(), dim=0)
         fidelity("method", "muon", f"1 - cosine of {key}", float(1 - cosine), 0.02)
+
+
+def test_a_setting_that_the_official_code_does_not_have_is_refused():
+    with pytest.raises(UserError, match="compensate=False has no effect with variant=official; leave it at"):
+        create("cbp", variant="official", compensate=False)
+    assert create("cbp", variant="official", compensate=True).compensate

@@ -20,7 +20,6 @@ from vision.official.outputs import (
     is_attention,
     last_rows,
 )
-from vision.official.refused import refuse_changed
 
 
 @register
@@ -40,13 +39,9 @@ class OfficialCBP(WatchesOutputs, ContinualBackprop):
     """
 
     variant: ClassVar[str] = "official"
-
-    def __post_init__(self) -> None:
-        refuse_changed(self, "compensate", "fresh", "reset_moments")
-        super().__post_init__()
+    fixed: ClassVar[tuple[str, ...]] = ("compensate", "fresh", "reset_moments")
 
     def find_layers(self, state: State, name: str) -> list[UnitLayer]:
-        """Return the `linked_layers` of net `name`."""
         return self.layers.setdefault(name, linked_layers(state.nets[name]))
 
     def watch(self, net: nn.Module, layers: list[UnitLayer]) -> OutputRecorder:
@@ -91,7 +86,6 @@ class OfficialCBP(WatchesOutputs, ContinualBackprop):
 
     @torch.no_grad()
     def recycle(self, state: State, name: str, layer: UnitLayer, chosen: Tensor) -> None:
-        """Replace the units `chosen` of a layer of net `name`, and set their ages to 0."""
         net, memory = state.nets[name], self.memory[name][layer.name]
         columns = columns_of(layer) // layer.units
         channels = chosen if columns == 1 else (chosen // columns).unique()

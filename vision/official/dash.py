@@ -14,7 +14,6 @@ from fire_core.report import Report
 from fire_core.state import State
 from fire_core.targets import find_targets
 from fire_core.wrapped_models import observe
-from vision.official.refused import refuse_changed
 
 
 @register
@@ -23,13 +22,9 @@ class OfficialDash(Dash):
     """DASH with one cosine for a whole bias, and with gradients in the mode that the net has at the boundary."""
 
     variant: ClassVar[str] = "official"
-
-    def __post_init__(self) -> None:
-        refuse_changed(self, "kernels", "biases", "evaluation_mode", "every_steps", "rate")
-        super().__post_init__()
+    fixed: ClassVar[tuple[str, ...]] = ("kernels", "biases", "evaluation_mode", "every_steps", "rate")
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
-        """Shrink weights by `shrink`, then each bias as one vector."""
         batches, loss = coming(name, state)
         table = find_targets(net, self.targets)
         parameters = dict(net.named_parameters())

@@ -13,7 +13,6 @@ from fire_core.errors import UserError
 from fire_core.methods.method import register
 from fire_core.methods.muon import CombinedOptimizer, ConvMuon, Muon
 from fire_core.state import State
-from vision.official.refused import refuse_changed
 
 HEAD = ("hidden", "head")  # children of a net that are its head in the official code
 EPSILON = 1e-10
@@ -39,13 +38,9 @@ class OfficialMuon(Muon):
     """
 
     variant: ClassVar[str] = "official"
-
-    def __post_init__(self) -> None:
-        refuse_changed(self, "targets")
-        super().__post_init__()
+    fixed: ClassVar[tuple[str, ...]] = ("targets",)
 
     def check(self, state: State) -> None:
-        """Raise UserError for a net without weights for Muon."""
         for name, net in state.nets.items():
             if not any(muon_matrix(key, p) for key, p in net.named_parameters()):
                 raise UserError(
@@ -53,7 +48,6 @@ class OfficialMuon(Muon):
                 )
 
     def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
-        """Return a new optimizer of `net` with the groups of the official code."""
         named = dict(net.named_parameters())
         matrices = [p for key, p in named.items() if muon_matrix(key, p)]
         rest = [p for key, p in named.items() if not muon_matrix(key, p)]

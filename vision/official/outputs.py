@@ -128,7 +128,6 @@ class AfterTest:
         self._epoch_ended = True
 
     def after_evaluation(self, state: State) -> None:
-        """Call `after_test` if an epoch has just ended."""
         if self._epoch_ended:
             self._epoch_ended = False
             self.after_test(state)
@@ -143,11 +142,9 @@ class WatchesOutputs(AfterTest):
     """
 
     def reduce(self, layer: UnitLayer, output: Tensor) -> Tensor:
-        """Return what to keep of a layer's output, (samples, units)."""
         raise NotImplementedError
 
     def watch(self, net: nn.Module, layers: list[UnitLayer]) -> OutputRecorder:
-        """Place hooks that keep `reduce` of every layer's own output."""
         return OutputRecorder(net, layers, self.reduce)
 
     def check(self: Any, state: State) -> None:
@@ -165,7 +162,6 @@ class WatchesOutputs(AfterTest):
         return report
 
     def after_test(self: Any, state: State) -> None:
-        """Keep what the last test images show."""
         for name, net in state.nets.items():
             self.keep(name, watch_test(state, net, self.recorders[name], self.name))
 
@@ -180,7 +176,6 @@ class ResetsRows:
     """Mixin that replaces units with `reset_rows`; it comes before the published class."""
 
     def recycle(self: Any, state: State, name: str, layer: UnitLayer, chosen: Tensor) -> None:
-        """Replace the units `chosen` of a layer of net `name`."""
         self.counts["recycled"] += reset_rows(
             state.nets[name],
             layer,

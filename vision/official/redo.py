@@ -21,7 +21,6 @@ from vision.official.outputs import (
     is_attention,
     watch_test,
 )
-from vision.official.refused import refuse_changed
 
 
 @register
@@ -33,16 +32,12 @@ class OfficialReDo(AfterTest, ResetsRows, ReDo):
     """
 
     variant: ClassVar[str] = "official"
-
-    def __post_init__(self) -> None:
-        refuse_changed(self, "every_steps", "samples", "fresh", "reset_moments")
-        super().__post_init__()
+    fixed: ClassVar[tuple[str, ...]] = ("every_steps", "samples", "fresh", "reset_moments")
 
     def after_step(self, state: State) -> None:
         """Do nothing: the method acts after the test."""
 
     def after_test(self, state: State) -> None:
-        """Measure all nets on the last test images and reset their dormant units."""
         for name, net in state.nets.items():
             layers = chain(net)[:-2]
             recorder = OutputRecorder(net, layers, magnitude)

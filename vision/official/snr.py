@@ -13,7 +13,6 @@ from fire_core.methods.snr import SelfNormalizedResets
 from fire_core.state import State
 from fire_core.units import UnitLayer
 from vision.official.outputs import ResetsRows, WatchesOutputs, by_channel, chain, last_rows
-from vision.official.refused import refuse_changed
 
 LONGEST = 20_000  # samples: the longest silence that is counted, and the highest threshold
 FIRST = 10_000  # samples: the first threshold
@@ -31,14 +30,10 @@ class OfficialSNR(WatchesOutputs, ResetsRows, SelfNormalizedResets):
     """
 
     variant: ClassVar[str] = "official"
+    fixed: ClassVar[tuple[str, ...]] = ("longest", "fresh", "reset_moments")
     off: ClassVar[dict[str, Any] | None] = None
 
-    def __post_init__(self) -> None:
-        refuse_changed(self, "longest", "fresh", "reset_moments")
-        super().__post_init__()
-
     def find_layers(self, state: State, name: str) -> list[UnitLayer]:
-        """Return the `chain` of net `name`."""
         return self.layers.setdefault(name, chain(state.nets[name]))
 
     def reduce(self, layer: UnitLayer, output: Tensor) -> Tensor:
