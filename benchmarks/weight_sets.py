@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from fire_core.errors import UserError
+from fire_core.checkpoints.files import open_checkpoint
+from fire_core.checkpoints.targets import targets_of
 from fire_core.targets import find_targets
 from language.model import Decoder, Shape
 from vision.models import build
@@ -44,20 +44,10 @@ def groups_of(row: str, kind: str) -> Groups:
 
 
 def groups_of_checkpoint(path: Path) -> Groups:
-    """Return the matrices of a checkpoint's networks (Linear weights, stacks of them, taps of convolutions), stacked
-    by shape. Raises UserError if there are none."""
-    content = torch.load(path, map_location="cpu", weights_only=True)
-    networks = [content[key] for key in ("net", "nets", "model") if key in content] or [content]
-    matrices: list[Tensor] = []
-    for weight in filter(torch.is_tensor, tree_leaves(networks)):
-        if weight.ndim == 4:
-            weight = weight.permute(2, 3, 0, 1)
-        if weight.ndim >= 2 and weight.is_floating_point():
-            pieces = weight.reshape(-1, *weight.shape[-2:])
-            matrices += [piece for piece in pieces if min(piece.shape) > 1 and bool(piece.any())]
-    if not matrices:
-        raise UserError(f"no matrices in {path}: give a checkpoint with weights under net, nets or model")
-    return stack_by_shape(matrices)
+    """Return the target matrices of a checkpoint, stacked by shape."""
+    checkpoint = open_checkpoint(path)
+    table, _ = targets_of(checkpoint)
+    return stack_by_shape([target.matrix(checkpoint.tensors) for target in table.included])
 
 
 def stack_by_shape(matrices: list[Tensor]) -> Groups:

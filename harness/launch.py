@@ -16,14 +16,16 @@ import errno
 import functools
 import importlib.util
 import os
+import runpy
 import shlex
 import signal
 import sys
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import hydra
@@ -35,15 +37,7 @@ from fire_core.errors import UserError, print_error, reader_may_leave
 from fire_core.files import write_atomic
 from fire_core.methods import Method, create
 from harness import stop, sweep
-from harness.config import (
-    CONF,
-    add_folder,
-    compose,
-    more_folders,
-    parse,
-    resolve,
-    typed_in,
-)
+from harness.config import CONF, add_folder, compose, more_folders, parse, resolve, typed_in
 from harness.device import check_machine, pick_device
 from harness.malloc import keep_freed_memory
 from harness.manual import about, manual
@@ -53,7 +47,7 @@ from harness.pool import Pool
 from harness.runs import Run
 from harness.runs.folders import state_of
 from harness.runs.machine import requirements, versions
-from harness.runs.record import FinishedElsewhere, Saving
+from harness.runs.record import FinishedElsewhere
 from harness.runs.trunk import fingerprint
 from harness.settings import Domain
 
@@ -182,13 +176,7 @@ class Job:
         HydraConfig.instance().cfg = OmegaConf.create({"hydra": node})
         stop.raise_interrupt()
         stop.end_with_driver()
-        spec = importlib.util.spec_from_file_location(
-            f"{self.script.parent.name}_{self.script.stem}", self.script
-        )
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        command = getattr(module, self.function)
+        command = runpy.run_path(str(self.script))[self.function]
         return _run(command.domain, command.__wrapped__, cfg, node)
 
     def modules(self) -> list[str]:
@@ -229,8 +217,7 @@ def open_run(domain: Domain, cfg: DictConfig, method: Method, **meta: Any) -> Ru
     facts = {"method": cfg.method.name, "domain": domain.name, "script": domain.script, "overrides": changed}
     facts |= {"data": OmegaConf.select(cfg, domain.shown[0])} | meta
     facts |= {"versions": versions(requirements(*domain.extras))}
-    saving = Saving(**{field.name: cfg.run[field.name] for field in fields(Saving)})
-    return Run.open(numbers, name, trunk=trunk, meta=facts, saving=saving)
+    return Run.open(numbers, name, trunk=trunk, meta=facts, saving=SimpleNamespace(**cfg.run))
 
 
 def check_settings(domain: Domain, cfg: DictConfig) -> None:

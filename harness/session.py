@@ -185,7 +185,12 @@ class Session:
         self.timing(boundary_seconds=report.seconds)
         after = measure() | test()
         if self.run:
-            self.run.log_act(where, before, after)
+            row = {
+                f"{when}_{name}": v
+                for when, part in (("before", before), ("after", after))
+                for name, v in part.items()
+            }
+            self.run.log(**where, **row)
         self.say(f"act {act} ({cause}): {self.method.name}, {summary(report)}")
         self._started = time.perf_counter()
         return report

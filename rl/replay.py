@@ -73,7 +73,11 @@ class FrameReplay:
         self.channels_last, self.n_step, self.discount = channels_last, n_step, discount
         self.count = 0  # rows of transitions ever added
         self.length = self.depth + stack + 1  # rows of the ring
-        self.frames = _frames((self.length, environments, *frame_shape), torch.device(device))
+        shape, place = (self.length, environments, *frame_shape), torch.device(device)
+        if place.type == "cuda" and 2 * np.prod(shape) <= torch.cuda.mem_get_info(place)[0]:
+            self.frames = torch.zeros(shape, dtype=torch.uint8, device=place)
+        else:
+            self.frames = torch.from_numpy(_zeros(shape, np.uint8))
         kinds = {"actions": np.int16, "rewards": np.float32, "terminated": np.bool_, "ended": np.bool_}
         kinds |= {"age": np.uint8}  # frames since the start of the episode, at most stack - 1
         self.facts = {name: np.zeros((self.length, environments), kind) for name, kind in kinds.items()}
@@ -147,8 +151,6 @@ class FrameReplay:
 
     def _rewards(self, times: Array, games: Array) -> tuple[Array, Array]:
         """Return the discounted sums of rewards (B,) float32 and the times (B,) of the last step of each."""
-        if self.n_step == 1:
-            return self.facts["rewards"][times % self.length, games], times
         later = times[:, None] + np.arange(self.n_step)
         slots = later % self.length, games[:, None]
         over = self.facts["terminated"][slots] | self.facts["ended"][slots]
@@ -166,9 +168,8 @@ class FrameReplay:
         wanted = np.concatenate([times[:, None] - back, times[:, None] + 1], axis=1)
         index = torch.from_numpy(wanted % self.length * self.environments + games[:, None])
         shape = (index.numel(), *frames.shape[1:])
-        pinned = (
-            own.type == "cpu" and torch.device(device).type == "cuda"
-        )  # the GPU copies from there by itself
+        # the GPU copies from pinned memory by itself
+        pinned = own.type == "cpu" and torch.device(device).type == "cuda"
         images = torch.empty(shape, dtype=torch.uint8, device=own, pin_memory=pinned)
         torch.index_select(frames, 0, send(index.flatten(), own), out=images)
         images = images.unflatten(0, index.shape)
@@ -201,7 +202,6 @@ class FrameReplay:
         return blocks
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.count = int(state["count"])
         for name, array in state["facts"].items():
             self.facts[name][: len(array)] = array.numpy()
@@ -243,20 +243,11 @@ class FlatReplay:
         return Batch(observations, actions, rewards.squeeze(1), following, terminated.squeeze(1))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the data written so far and the counter."""
         return {"count": self.count, "rows": torch.from_numpy(self.rows[: len(self)].copy())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.count = int(state["count"])
         self.rows[: len(self)] = state["rows"].numpy()
-
-
-def _frames(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return uint8 zeros on `device` if it is a GPU with twice as much free memory, else on the CPU."""
-    if device.type == "cuda" and 2 * np.prod(shape) <= torch.cuda.mem_get_info(device)[0]:
-        return torch.zeros(shape, dtype=torch.uint8, device=device)
-    return torch.from_numpy(_zeros(shape, np.uint8))
 
 
 def _zeros(shape: tuple[int, ...], kind: type) -> Array:

@@ -1,14 +1,6 @@
-"""A run and its folder: identity, metrics, checkpoints, signals and the trunk.
+"""A run and its folder, as `harness.session` uses them: identity, metrics, checkpoints, signals and the trunk.
 
-run = Run.open(config, RunName(root="runs", experiment=..., size=..., label="fire", seed=1), trunk=phase_0_config)
-if run.finished: return
-with run:                              # DONE when the body calls finish(), FAILED with the traceback on an error
-    checkpoint = run.resume()          # own checkpoint, else the trunk's, else None
-    ...
-    run.log(phase=0, step=10, ...)     # metrics.jsonl: only what is the same in every run of this config
-    if run.due(step): run.save(step, parts)
-    run.leave_trunk(step, parts)       # end of phase 0
-    run.finish(summary)
+`with run:` ends with DONE if the body has called `finish`, and with FAILED and the traceback after an error.
 """
 
 from __future__ import annotations
@@ -63,21 +55,10 @@ class RunName:
         return replace(self, label=f"{self.label}-{identity[:8]}") if taken else self
 
 
-@dataclass(frozen=True)
-class Saving:
-    """How a run keeps what it did; the fields are keys of `RunKeys` in harness/settings.py."""
-
-    checkpoint_seconds: float = 300.0
-    checkpoint_steps: int = 0
-    checkpoint_share: float = 1.0
-    keep: int = 2
-    tracker: str = "none"
-
-
 class Run:
     """One run, used as above. Its metrics and checkpoints go to `place`: the trunk's folder or the run's own."""
 
-    def __init__(self, folder: Path, config: dict[str, Any], meta: dict[str, Any], saving: Saving) -> None:
+    def __init__(self, folder: Path, config: dict[str, Any], meta: dict[str, Any], saving: Any) -> None:
         self.folder = folder
         self.place = folder
         self.trunk: Path | None = None
@@ -101,15 +82,16 @@ class Run:
         config: dict[str, Any],
         name: RunName,
         *,
+        saving: Any,
         trunk: dict[str, Any] | None = None,
         meta: dict[str, Any] | None = None,
-        saving: Saving | None = None,
     ) -> Run:
         """Return the run of this config, after finding its folder. Nothing is written yet.
 
         Args:
             config: resolved keys that can change numbers; their hash is the run's identity. If the folder of this name
                 belongs to another config, the run gets a folder with the hash in its name.
+            saving: an object with the keys of `RunKeys` in harness/settings.py as attributes.
             trunk: settings that phase 0 depends on, if it may be shared; None to train it in this run. A run that has
                 checkpoints of its own goes on as it began.
             meta: further entries of meta.json.
@@ -122,7 +104,7 @@ class Run:
                 flush=True,
             )
         facts = {key: value for key, value in asdict(name).items() if key != "root"}
-        run = cls(folder, config, facts | {"identity": identity} | (meta or {}), saving or Saving())
+        run = cls(folder, config, facts | {"identity": identity} | (meta or {}), saving)
         begun, known = fingerprint(trunk) if trunk is not None else None, read_meta(folder)
         if "identity" in known and any((folder / "checkpoint").glob("*.pt")):
             begun = known.get("trunk")  # it goes on as it began, whatever run.trunk says now
@@ -229,11 +211,6 @@ class Run:
         """Write the report of act `act` of the method, and where it took place, as boundary_<act>.json."""
         text = json.dumps({"act": act, **where, **report.to_dict()}, indent=1)
         write_atomic(self.folder / f"boundary_{act}.json", text)
-
-    def log_act(self, where: dict[str, Any], before: dict[str, float], after: dict[str, float]) -> None:
-        """Log one act of the method: phase, act, step and cause, then what was measured before and after it."""
-        named = {f"before_{name}": value for name, value in before.items()}
-        self.log(**where, **named, **{f"after_{name}": value for name, value in after.items()})
 
     def due(self, step: int) -> bool:
         """Return whether to save now: the interval (seconds or steps) is over, or a signal asks to stop.

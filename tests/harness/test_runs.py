@@ -14,12 +14,20 @@ import torch
 from fire_core import Report, UserError
 from harness.runs import Run, generator, machine, numpy_generator, record, seeded
 from harness.runs import checkpoint as checkpoints
-from harness.runs.record import FinishedElsewhere, RunName, Saving
+from harness.runs.record import FinishedElsewhere, RunName
 
 
 def open_run(root, *, label="fire", trunk=None, config=None, **settings):
     name = RunName(root, "e", "smoke", label, 1)
-    return Run.open(config or {"label": label, "rate": 0.1}, name, trunk=trunk, saving=Saving(**settings))
+    usual = {
+        "checkpoint_seconds": 300.0,
+        "checkpoint_steps": 0,
+        "checkpoint_share": 1.0,
+        "keep": 2,
+        "tracker": "none",
+    }
+    saving = SimpleNamespace(**usual | settings)
+    return Run.open(config or {"label": label, "rate": 0.1}, name, trunk=trunk, saving=saving)
 
 
 def play(run, *, phases=2, steps=4, stop_after=None, boundary_value=1.0):
