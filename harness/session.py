@@ -39,7 +39,6 @@ from harness.settings import Domain
 from harness.trial import seed_of
 from harness.trigger import RunTrigger
 
-CONTINUE, SAVE, STOP = 0, 1, 2
 Values = dict[str, Any]
 
 
@@ -60,10 +59,6 @@ class OneProcess:
     def from_leader(self, value: Any) -> Any:
         """Return the value that process 0 has."""
         return value
-
-    def decide(self, decision: int) -> int:
-        """Return the small number that process 0 has."""
-        return decision
 
 
 class Session:
@@ -235,13 +230,12 @@ class Session:
 
     def save_if_due(self) -> None:
         """Write a checkpoint if it is time, or if a signal asks to stop."""
-        decision = CONTINUE
-        if self.run and self.run.due(self.at["step"]):
-            decision = SAVE if self.run.stop_signal is None else STOP
-        decision = self.world.decide(decision)
-        if decision != CONTINUE:
+        due = self.run is not None and self.run.due(self.at["step"])
+        stops = due and self.run.stop_signal is not None
+        due, stops = self.world.from_leader((due, stops))
+        if due:
             self.save()
-        if decision == STOP:
+        if stops:
             sys.exit(STOPPED)
 
     def leave_trunk(self) -> None:

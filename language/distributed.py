@@ -53,14 +53,6 @@ class World:
         """Of this process's random stream."""
         return (self.rank,)
 
-    def decide(self, decision: int) -> int:
-        """Return the small number that process 0 has, on every process."""
-        if self.size == 1:
-            return decision
-        flag = torch.tensor(decision, device=self.device)
-        dist.broadcast(flag, src=0)
-        return int(flag)
-
     @property
     def is_leader(self) -> bool:
         """Whether this process writes files and prints."""

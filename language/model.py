@@ -179,17 +179,6 @@ class Decoder(nn.Module):
         logits = self.lm_head(self.ln_f(x))
         return logits if targets is None else token_loss(logits, targets)
 
-    def flops_per_token(self, block: int | None = None) -> int:
-        """Return the floating point operations of training on one token of a window of `block` (None: the longest).
-
-        They are 6 per weight, without embeddings that are only looked up, and 12 * layers * width * block for attention
-        (Chowdhery et al. 2022, appendix B).
-        """
-        shape, block = self.shape, block or self.shape.block
-        looked_up = shape.block * shape.width + (0 if shape.tied else self.wte.weight.numel())
-        weights = sum(p.numel() for p in self.parameters()) - looked_up
-        return 6 * weights + 12 * shape.layers * shape.width * block
-
     def _initialise(self) -> None:
         residual_std = INITIAL_STD / math.sqrt(2 * self.shape.layers)
         for name, module in self.named_modules():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from omegaconf import DictConfig
 
 from fire_core.errors import UserError
-from harness.settings import Domain, Keys, RunKeys, group, key
+from harness.settings import Domain, Keys, group, key
 from harness.trial import TrialKeys
 from language.model import Shape
 
@@ -66,15 +66,6 @@ class LanguageBoundary:
 
 
 @dataclass
-class LanguageRun(RunKeys):
-    peak_tflops: float | None = key(
-        "peak TFLOP/s of one device, for MFU; null: the vendor's figure, if it is known",
-        above=0,
-        numbers=False,
-    )
-
-
-@dataclass
 class Language(Keys):
     corpus: Corpus = group(Corpus)
     model: LanguageModel = group(LanguageModel)
@@ -93,7 +84,6 @@ class Language(Keys):
     eval_batch_size: int = key("windows per evaluation batch", least=1, numbers=False)
     precision: str = key("precision of training; fp16 scales the loss", choices=("fp32", "bf16", "fp16"))
     tf32: bool = key("on GPUs, compute float32 products in TF32")
-    run: LanguageRun = group(LanguageRun)
 
 
 def check_settings(cfg: DictConfig) -> Shape:

@@ -40,7 +40,6 @@ from language.distributed import RunningLoss, World
 from language.evaluate import autocast, evaluate
 from language.model import Decoder, adamw, token_loss
 from language.schedule import PhasePlan, open_corpora, phase_plans
-from language.throughput import peak_flops, synchronise
 
 
 @launch(DOMAIN)
@@ -85,7 +84,6 @@ def train_in(world: World, cfg: DictConfig) -> None:
         batches=lambda: coming_batches(plans[at["phase"]], cfg.boundary.batches, device),
     )
     session.keep(scaler=scaler, losses=losses)
-    peak = peak_flops(device, cfg.precision, cfg.run.peak_tflops)
     session.say(describe(net, plans, corpora))
 
     # ------------------------------------------------------------------------------------------ what is measured
@@ -155,14 +153,11 @@ def train_in(world: World, cfg: DictConfig) -> None:
 
                 # ------------------------------------------------------------------------------ record it
                 if at["iteration"] % phase.eval_every == 0 or at["iteration"] == phase.stop_at:
-                    synchronise(device)
+                    if device.type == "cuda":
+                        torch.cuda.synchronize(device)
                     seconds = session.seconds()
                     rate, timed = timed * iteration_tokens / seconds, 0
-                    used = {"train_seconds": seconds, "tokens_per_second": rate}
-                    if peak:
-                        flops = net.flops_per_token(phase.mixture.block)
-                        used["mfu"] = rate * flops / (peak * world.size)
-                    session.timing(iteration=at["iteration"], **used)
+                    session.timing(iteration=at["iteration"], train_seconds=seconds, tokens_per_second=rate)
                     mean = finite(losses.mean(), f"training loss at step {at['step']}", cfg)
                     at["results"] = {"train_loss": mean} | test()
                     losses.restart()

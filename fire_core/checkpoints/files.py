@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shutil
 import zipfile
@@ -128,7 +129,7 @@ def _open_folder(path: Path, key: str | None) -> Checkpoint:
 
 def _open_file(path: Path, key: str | None) -> Checkpoint:
     if path.suffix != SAFE:
-        content = _load_torch(path)
+        content = load_torch(path)
         found = Checkpoint(path, *_weights_in(content, key, path), content)
     elif key is not None:
         raise UserError(f"key {key!r} is for torch files, and {str(path)!r} is not one: leave it out")
@@ -152,27 +153,29 @@ def _open_file(path: Path, key: str | None) -> Checkpoint:
     return found
 
 
-def _load_torch(path: Path) -> Any:
-    """Return what `torch.save` wrote, on the CPU and mapped; raise UserError if it is damaged or unsafe.
+def load_torch(
+    path: Path, remedy: str = "fetch it again, or save the weights alone", mapped: bool = True
+) -> Any:
+    """Return what `torch.save` wrote, on the CPU and `mapped`. Code in the file is not run.
 
-    torch.load checks no checksum and maps compressed records as if they were not, so both are checked here.
+    torch.load checks no checksum and maps compressed records as if they were not, so both are checked here. Raises
+    UserError, which ends in `remedy`, for a file that is damaged or unsafe.
     """
     try:
-        reason, mapped = "", zipfile.is_zipfile(path)
-        if mapped:
+        reason, zipped = "", zipfile.is_zipfile(path)
+        if zipped:
             with zipfile.ZipFile(path) as archive:
                 if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
-                    reason = "compressed, which torch.save never does"
+                    reason = " (it is compressed, which torch.save never does)"
                 elif record := archive.testzip():
-                    reason = f"damaged: record {record!r} does not have its checksum"
+                    reason = f" (record {record!r} differs from its checksum)"
         if not reason:
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
-    except Exception as error:  # torch's message advises to load without the safety
-        unsafe = "it is damaged, or no torch file, or holds more than plain weights and would run code"
-        raise UserError(f"{path} cannot be read safely: {unsafe}; save the weights alone") from error
-    raise UserError(f"{path} is {reason}: fetch or save it again")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped and zipped)
+    except pickle.UnpicklingError:  # its message advises to load without the safety
+        reason = " safely: it holds more than tensors and plain values, which could run code"
+    except Exception as error:
+        reason = f" ({first_line(error)})"
+    raise UserError(f"{path} cannot be read{reason}: {remedy}")
 
 
 def _weights_in(content: Any, key: str | None, path: Path) -> tuple[dict[str, Tensor], str]:

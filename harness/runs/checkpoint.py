@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
 import shutil
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fire_core.errors import UserError, first_line, printable
+from fire_core.checkpoints.files import load_torch
+from fire_core.errors import UserError, printable
 from fire_core.files import remove_torn, written_aside
 from harness.runs.folders import read_config, read_meta
 from harness.runs.trunk import fingerprint
@@ -75,33 +74,13 @@ class Parts(dict[str, Any]):
 
 
 def load(path: Path, remedy: str = "") -> Parts:
-    """Return the parts of a checkpoint. weights_only=True ensures that a file from elsewhere executes no code.
-
-    Raises UserError if the file is missing or damaged; `remedy` replaces the advice at the end of the message. PyTorch
-    writes a checksum of each record but does not read it, so this function does: a changed bit does not pass.
-    """
-    remedy_damaged = remedy or f"delete it to resume from the one before, or {START_OVER}"
-    try:
-        if path.exists() and not path.is_file():
-            raise UserError("it is no regular file")
-        with zipfile.ZipFile(path) as records:
-            damaged = records.testzip()
-        if damaged is not None:
-            raise UserError(f"record {damaged} differs from its checksum")
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise UserError(f"checkpoint {path} does not exist: {remedy or START_OVER}") from None
-    except pickle.UnpicklingError:  # its message advises to load the file anyway
-        raise UserError(
-            f"checkpoint {path} is refused: it holds more than tensors and plain values, which could run code: "
-            f"{remedy_damaged}"
-        ) from None
-    except Exception as error:
-        reason = printable(first_line(error))
-        raise UserError(f"checkpoint {path} cannot be read ({reason}): {remedy_damaged}") from error
+    """Return the parts of a checkpoint. Raises UserError if it is missing, damaged or unsafe, with `remedy` as advice."""
+    if not path.is_file():
+        raise UserError(f"checkpoint {path} does not exist: {remedy or START_OVER}")
+    remedy = remedy or f"delete it to resume from the one before, or {START_OVER}"
+    content = load_torch(path, remedy, mapped=False)
     if not isinstance(content, dict):
-        kind = type(content).__name__
-        raise UserError(f"checkpoint {path} holds a {kind}, not the parts of a run: {remedy_damaged}")
+        raise UserError(f"{path} holds a {type(content).__name__}, not the parts of a run: {remedy}")
     return Parts(content, path)
 
 
@@ -111,8 +90,6 @@ def _numbered(folder: Path) -> list[Path]:
 
 def check_owner(path: Path, parts: Parts, owner: str | None) -> None:
     """Raise UserError if a checkpoint is not that of a run of this config."""
-    if not isinstance(parts.get("_metrics_bytes"), int):
-        raise UserError(f"checkpoint {path} is not a checkpoint of a run: delete it, or {START_OVER}")
     if parts["_identity"] != owner:
         raise UserError(
             f"checkpoint {path} belongs to config {parts['_identity']}, this run is {owner}: "

@@ -25,13 +25,10 @@ def finite(value: float, what: str, cfg: DictConfig) -> float:
 
 
 class MetricsFile:
-    """The metrics of one folder, opened for appending.
-
-    `append` and `to_disk` raise RuntimeError before `open_at` or `open_copy`.
-    """
+    """The metrics of one folder. `open_at` or `open_copy` opens the file for appending."""
 
     def __init__(self) -> None:
-        self._handle: Any = None
+        self._file: Any = None
         self.checksum = 0  # of all lines
 
     def open_at(self, folder: Path, size: int, checksum: int | None = None) -> None:
@@ -43,9 +40,9 @@ class MetricsFile:
         path = folder / METRICS
         path.touch()
         lines = first_bytes(path, size, checksum)
-        self._handle = path.open("r+b")
-        self._handle.truncate(size)
-        self._handle.seek(size)
+        self._file = path.open("r+b")
+        self._file.truncate(size)
+        self._file.seek(size)
         self.checksum = zlib.crc32(lines)
 
     def open_copy(self, source: Path, folder: Path, size: int, checksum: int | None = None) -> None:
@@ -67,15 +64,9 @@ class MetricsFile:
         return self._file.tell()
 
     def close(self) -> None:
-        if self._handle is not None:
-            self._handle.close()
-            self._handle = None
-
-    @property
-    def _file(self) -> Any:
-        if self._handle is None:
-            raise RuntimeError("call Run.resume() before logging or saving")
-        return self._handle
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def first_bytes(path: Path, size: int, checksum: int | None = None) -> bytes:
