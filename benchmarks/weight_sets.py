@@ -66,10 +66,9 @@ def spoil(groups: Groups, kind: str) -> Groups:
         return groups
     if kind == "ill":
         return {s: stack * torch.logspace(0, -4, s[1]) for s, stack in groups.items()}
-    return {s: _collapse(stack) for s, stack in groups.items()}
-
-
-def _collapse(stack: Tensor) -> Tensor:
-    left, singular, right = torch.linalg.svd(stack.double(), full_matrices=False)
-    singular[:, max(1, singular.shape[1] // 10) :] *= 1e-3
-    return ((left * singular.unsqueeze(1)) @ right).float()
+    found = {}
+    for shape, stack in groups.items():
+        left, singular, right = torch.linalg.svd(stack.double(), full_matrices=False)
+        singular[:, max(1, singular.shape[1] // 10) :] *= 1e-3
+        found[shape] = ((left * singular.unsqueeze(1)) @ right).float()
+    return found

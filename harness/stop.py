@@ -76,7 +76,8 @@ def end_with_driver() -> None:
     if host == socket.gethostname() and driver != str(os.getpid()) and _exists(int(driver)):
         alive = functools.partial(_exists, int(driver))
     elif "TORCHELASTIC_RUN_ID" in os.environ:
-        alive = functools.partial(_is_parent, os.getppid())
+        parent = os.getppid()
+        alive = lambda: os.getppid() == parent  # noqa: E731
     else:
         return
     threading.Thread(target=_wait_while, args=(alive,), daemon=True).start()
@@ -86,10 +87,6 @@ def _wait_while(alive: Callable[[], bool]) -> None:
     while alive():
         time.sleep(ALIVE_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _is_parent(process: int) -> bool:
-    return os.getppid() == process
 
 
 def _exists(process: int) -> bool:

@@ -58,15 +58,11 @@ def prepare(
     """
     folder = out / folder_name(source.name, tokenizer_name, documents)
     made_from = origin(source, tokenizer_name, documents)
-    lock = FolderLock(folder)  # runs of a sweep may ask for the same corpus at the same time
     if not (folder / "manifest.json").is_file():
         _check_documents(source)
-        lock.acquire(wait=True)
-        try:
+        with FolderLock(folder):  # runs of a sweep may ask for the same corpus at the same time
             if not (folder / "manifest.json").is_file():
                 _prepare(source, tokenizer_name, folder, made_from, progress)
-        finally:
-            lock.release()
     _check_origin(folder, made_from)
     return folder
 

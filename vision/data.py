@@ -109,21 +109,16 @@ def download(name: str, root: str | Path = "data") -> Arrays:
     that it unpacks to are unreadable.
     """
     place = Path(root) / name
-    lock = FolderLock(place)
-    lock.acquire(wait=True)  # runs of a sweep may ask for the same data at the same time
-    try:
+    with FolderLock(place):  # runs of a sweep may ask for the same data at the same time
         if name == "tiny_imagenet":
             return _download_tiny_imagenet(place, Path(root) / "decoded")
         try:
             return read_published(name, place)
         except UserError:
-            for file in place.glob(
-                "FashionMNIST/raw/*-ubyte"
-            ):  # torchvision unpacks only files that do not exist
+            # torchvision unpacks only files that do not exist
+            for file in place.glob("FashionMNIST/raw/*-ubyte"):
                 file.unlink()
             return read_published(name, place, download=True)
-    finally:
-        lock.release()
 
 
 def _download_tiny_imagenet(place: Path, cache: Path) -> Arrays:

@@ -174,15 +174,11 @@ def _decode_once(
     for path, label in (row for rows in listings for row in rows):
         digest.update(os.fsencode(path[len(str(root)) :]) + _facts(path, label))
     name = digest.hexdigest()[:24]
-    lock = FolderLock(cache)
-    lock.acquire(wait=True)  # runs of a sweep may ask for the same pictures at the same time
-    try:
+    with FolderLock(cache):  # runs of a sweep may ask for the same pictures at the same time
         parts = _stored(cache / f"{name}.pt")
         if parts is None:
             parts = _decode_all(listings, image_size, channels)
             checkpoints.save(cache, 0, {"parts": parts}, name=name)
-    finally:
-        lock.release()
     return Arrays(*(part.numpy() for part in parts), names)
 
 
@@ -199,15 +195,11 @@ def _facts(path: str, label: int) -> bytes:
 
 def _stored(path: Path) -> list[torch.Tensor] | None:
     """Return the four tensors of a decoded copy, None if it is missing or damaged."""
-    if not path.is_file():
-        return None
-    try:
-        parts = checkpoints.load(path)["parts"]
-    except UserError:
-        parts = None
-    if isinstance(parts, list) and len(parts) == 4 and all(isinstance(part, torch.Tensor) for part in parts):
-        return parts
-    print(f"note: {path} is damaged; the pictures are decoded again", flush=True)
+    if path.is_file():
+        try:
+            return checkpoints.load(path)["parts"]
+        except UserError:
+            print(f"note: {path} is damaged; the pictures are decoded again", flush=True)
     return None
 
 

@@ -37,14 +37,10 @@ class _Inputs:
 
     def _keep(self, net: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if net.training and torch.is_grad_enabled():
-            self.kept.append(tree_map(_detached, (arguments, keywords)))
+            self.kept.append(tree_map_only(Tensor, Tensor.detach, (arguments, keywords)))
 
     def remove(self) -> None:
         self._handle.remove()
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
 
 
 def _joined(first: Any, *others: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fire_core.checkpoints.files import load_torch
-from fire_core.errors import UserError, printable
+from fire_core.errors import UserError, first_line, printable
 from fire_core.files import remove_torn, written_aside
 from harness.runs.folders import read_config, read_meta
 from harness.runs.trunk import fingerprint
@@ -30,21 +30,15 @@ def save(folder: Path, step: int, parts: dict[str, Any], *, name: str | None = N
         remove_torn(folder)
         with written_aside(path) as aside, aside.open("wb") as file:
             torch.save(parts, file)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+        free = shutil.disk_usage(next(p for p in (folder, *folder.absolute().parents) if p.is_dir())).free
         raise UserError(
-            f"cannot write checkpoint {path}: {_reason(error, folder)}; earlier checkpoints are intact, free space or "
-            "permissions there and run the same command again"
+            f"cannot write checkpoint {path} ({first_line(error)}; {free / 1e6:,.0f} MB of disk are free): earlier "
+            "checkpoints are intact, free space or permissions there and run the same command again"
         ) from error
     for old in _numbered(folder)[:-keep]:
         old.unlink()
     return path
-
-
-def _reason(error: Exception, folder: Path) -> str:
-    """Return why a write failed: the system's message, or the free space where PyTorch's message hides a full disk."""
-    if isinstance(error, OSError) or not folder.is_dir():
-        return str(error)
-    return f"the file could not be written in full, {shutil.disk_usage(folder).free / 1e6:,.0f} MB of disk are free"
 
 
 def load_latest(folder: Path) -> Parts | None:

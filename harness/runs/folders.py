@@ -31,12 +31,9 @@ def find_folders(
     found = []
     for name in names:
         if name not in NOT_EXPERIMENTS and not name.startswith("."):
-            found += sorted((root / name).glob(f"{size or '*'}/*/seed_*"), key=_folder_order)
+            order = lambda path: (path.parent.parent.name, path.parent.name, _seed(path))  # noqa: E731
+            found += sorted((root / name).glob(f"{size or '*'}/*/seed_*"), key=order)
     return [path for path in found if path.is_dir()]
-
-
-def _folder_order(path: Path) -> tuple[str, str, int]:
-    return path.parent.parent.name, path.parent.name, _seed(path)
 
 
 def _seed(path: Path) -> int:
@@ -93,7 +90,7 @@ def describe_run(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     trunk = read_meta(path.parents[3] / "trunks" / Path(str(meta["trunk"])).name) if "trunk" in meta else {}
     changed = [part.get("dirty", False) for part in (*starts(meta), *starts(trunk))]
     return identify(path, meta) | {
-        "data": _name(meta.get("data") or _data_of(meta, config)),
+        "data": _name(meta.get("data")),
         "commit": _commits(meta) or "unknown",
         "trunk_commit": _commits(trunk),
         "dirty": any(changed) or (None if None in changed else False),
@@ -104,18 +101,6 @@ def describe_run(path: Path, config: dict[str, Any]) -> dict[str, Any]:
         "started": str(meta.get("started") or ""),
         "path": str(path),
     }
-
-
-def _data_of(meta: dict[str, Any], config: dict[str, Any]) -> Any:
-    """Return what a run trained on, for meta.json of an earlier version, which does not name it."""
-    value: Any = config
-    try:
-        shown = find(str(meta.get("domain"))).shown[0]
-    except UserError:
-        return ""
-    for part in shown.split("."):
-        value = value.get(part, "") if isinstance(value, dict) else ""
-    return value
 
 
 def starts(meta: dict[str, Any]) -> list[dict[str, Any]]:

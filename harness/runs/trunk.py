@@ -20,7 +20,7 @@ def fingerprint(config: Any, length: int = 12) -> str:
 
 
 class FolderLock:
-    """An exclusive lock on a folder. The system releases it when the process ends, even if it is killed."""
+    """An exclusive lock on a folder; `with` waits for it. The system releases it when the process ends, even if killed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,3 +45,9 @@ class FolderLock:
 
     def release(self) -> None:
         self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire(wait=True)
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
