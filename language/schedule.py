@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from fire_core.errors import UserError
 from harness.trial import part_of, seed_of
 from language.data import Corpus, Mixture, open_corpus
+from language.distributed import World
 from language.prepare import folder_name, prepare
 from language.sources import MADE, SHIPPED, open_source
 
@@ -38,12 +39,14 @@ class PhasePlan:
         return self.low + 0.5 * (1 + math.cos(math.pi * min(1.0, done))) * (self.high - self.low)
 
 
-def open_corpora(cfg: DictConfig, *, check: bool = True) -> tuple[Corpus, Corpus]:
+def open_corpora(cfg: DictConfig, world: World) -> tuple[Corpus, Corpus]:
     """Return corpora A and B of the config. Shipped text is prepared on first use (seconds), other text beforehand.
 
-    check: read the token files once and compare their SHA-256. Raises UserError if a corpus is missing or damaged, or
-    if the two have different tokenizers.
+    Process 0 goes first, and reads the token files once to compare their SHA-256. Raises UserError if a corpus is missing
+    or damaged, or if the two have different tokenizers.
     """
+    if not world.is_leader:
+        world.from_leader(None)
     opened = []
     for key in ("a", "b"):
         entry = cfg.corpus[key]
@@ -58,9 +61,11 @@ def open_corpora(cfg: DictConfig, *, check: bool = True) -> tuple[Corpus, Corpus
                 block=cfg.model.block,
                 vocabulary=cfg.model.vocabulary,
                 train_tokens=entry.train_tokens,
-                check=check,
+                check=world.is_leader,
             )
         )
+    if world.is_leader:
+        world.from_leader(None)
     if opened[0].manifest["tokenizer"] != opened[1].manifest["tokenizer"]:
         names = [corpus.manifest["tokenizer"]["name"] for corpus in opened]
         raise UserError(

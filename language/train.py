@@ -61,7 +61,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
     device = world.device
     world.check(session.method)
     micro_batches = world.share_of(cfg.accumulation)
-    corpora = open_in_turn(world, cfg)
+    corpora = open_corpora(cfg, world)
     plans = phase_plans(cfg, corpora)
     torch.set_float32_matmul_precision("high" if cfg.tf32 else "highest")
     with seeded(cfg.seed, "init"):
@@ -184,13 +184,6 @@ def train_in(world: World, cfg: DictConfig) -> None:
         results = {"fork": str(cfg.boundary.fork), **at["results"]}
         with treatment.evaluating():
             session.finish({"net": net.state_dict()}, results, brief(results))
-
-
-def open_in_turn(world: World, cfg: DictConfig) -> tuple[Corpus, Corpus]:
-    """Return the corpora on every process. Process 0 goes first, prepares them if necessary and checks the files."""
-    mine = open_corpora(cfg) if world.is_leader else None
-    world.from_leader(0)
-    return mine or open_corpora(cfg, check=False)
 
 
 def coming_batches(phase: PhasePlan, count: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:

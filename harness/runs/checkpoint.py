@@ -93,7 +93,6 @@ def check_owner(path: Path, parts: Parts, owner: str | None) -> None:
 
 def identity_of(folder: Path) -> str | None:
     """Return the identity of the run in `folder`, from meta.json, else from its settings; None if it has neither."""
-    identity = read_meta(folder).get("identity")
-    if isinstance(identity, str):
+    if identity := read_meta(folder).get("identity"):
         return identity
     return fingerprint(config) if (config := read_config(folder)) else None

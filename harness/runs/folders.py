@@ -105,9 +105,7 @@ def describe_run(path: Path, config: dict[str, Any]) -> dict[str, Any]:
 
 def starts(meta: dict[str, Any]) -> list[dict[str, Any]]:
     """Return commit, `dirty` and date of each start of a run, in order; a run that was stopped has several."""
-    earlier = meta.get("earlier")
-    found = [*(earlier if isinstance(earlier, list) else []), meta]
-    return [start for start in found if isinstance(start, dict) and start]
+    return [start for start in (*meta.get("earlier", []), meta) if start]
 
 
 def _commits(meta: dict[str, Any]) -> str:
@@ -118,8 +116,7 @@ def _commits(meta: dict[str, Any]) -> str:
 def command_of(meta: dict[str, Any]) -> str:
     """Return the command of a run without its seed, and with FOLDER for folders of data, which differ by machine."""
     parts = [f"{key}={meta.get(key)}" for key in ("experiment", "size", "method")]
-    overrides = meta.get("overrides")
-    for override in map(str, overrides if isinstance(overrides, list) else []):
+    for override in meta.get("overrides", []):
         key, _, _ = override.partition("=")
         parts.append(f"{key}=FOLDER" if key.endswith(".folder") else override)
     try:
@@ -131,8 +128,7 @@ def command_of(meta: dict[str, Any]) -> str:
 
 def read_meta(path: Path) -> dict[str, Any]:
     """Return the content of meta.json of a run or trunk, {} if it is missing or damaged."""
-    meta = read_json(path / "meta.json")
-    return meta if isinstance(meta, dict) else {}
+    return read_json(path / "meta.json") or {}
 
 
 def content(path: Path) -> bytes:
@@ -233,6 +229,5 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 def read_boundaries(path: str | Path) -> list[dict[str, Any]]:
     """Return the boundary reports of a run in order of phase."""
-    found = [read_json(file) for file in Path(path).glob("boundary_*.json")]
-    reports = [report for report in found if isinstance(report, dict) and report]
-    return sorted(reports, key=lambda report: phase if isinstance(phase := report.get("phase"), int) else 0)
+    reports = filter(None, map(read_json, Path(path).glob("boundary_*.json")))
+    return sorted(reports, key=lambda report: report.get("phase", 0))

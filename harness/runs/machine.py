@@ -44,11 +44,8 @@ def describe() -> dict[str, Any]:
 def write_meta(folder: Path, facts: dict[str, Any]) -> None:
     """Write meta.json at the start of a run: `facts`, `describe()`, and in `earlier` the commits of earlier starts."""
     before = read_meta(folder)
-    try:
-        start = {key: before[key] for key in ("commit", "dirty", "started")}
-        earlier = [*before.get("earlier", []), start]
-    except (KeyError, TypeError):
-        earlier = []
+    start = {key: before.get(key) for key in ("commit", "dirty", "started")}
+    earlier = [*before.get("earlier", []), start] if before else []
     here = describe()
     here["versions"] = facts.get("versions", {}) | here["versions"]
     text = json.dumps(facts | here | ({"earlier": earlier} if earlier else {}), indent=1)

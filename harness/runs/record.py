@@ -56,7 +56,7 @@ class RunName:
 
 
 class Run:
-    """One run, used as above. Its metrics and checkpoints go to `place`: the trunk's folder or the run's own."""
+    """One run. Its metrics and checkpoints go to `place`: the trunk's folder or the run's own."""
 
     def __init__(self, folder: Path, config: dict[str, Any], meta: dict[str, Any], saving: Any) -> None:
         self.folder = folder
@@ -144,7 +144,7 @@ class Run:
         if self._is_done():
             raise FinishedElsewhere(f"finished by another process: {self.folder}")
         owner = read_meta(self.folder).get("identity")
-        if isinstance(owner, str) and owner != self.meta["identity"]:
+        if owner not in (None, self.meta["identity"]):
             raise UserError(f"another config has taken {self.folder} meanwhile: run the same command again")
         try:
             remove_torn(self.folder)
