@@ -45,10 +45,9 @@ from harness.naming import identity, is_sweep, name_run
 from harness.overrides import CONFIG_DIR, check_overrides, check_sweep, read_line
 from harness.pool import Pool
 from harness.runs import Run
-from harness.runs.folders import state_of
+from harness.runs.folders import fingerprint, state_of
 from harness.runs.machine import requirements, versions
 from harness.runs.record import FinishedElsewhere
-from harness.runs.trunk import fingerprint
 from harness.settings import Domain
 
 BAD_INPUT = 2

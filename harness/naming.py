@@ -14,8 +14,8 @@ from fire_core.errors import UserError
 from fire_core.methods import Method
 from harness.config import compose, is_group, is_hydra, parse, resolve
 from harness.runs.checkpoint import identity_of
+from harness.runs.folders import fingerprint
 from harness.runs.record import RunName
-from harness.runs.trunk import fingerprint
 from harness.settings import Domain, keys, numbers_only
 
 LABEL_LENGTH = 60

@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from fire_core.errors import UserError, print_error
 from fire_core.files import write_atomic, written_aside
-from harness.runs.trunk import FolderLock, fingerprint
+from harness.runs.folders import FolderLock, fingerprint
 from language.data import PARTS, read_manifest
 from language.sources import PUBLISHED_TOKENS, SHIPPED, Source, open_source
 from language.text_tokenizer import TextTokenizer, load_tokenizer, tokenizer_sha256

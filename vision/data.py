@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from fire_core.errors import UserError, first_line, shown
 from fire_core.files import remove_torn, written_aside
-from harness.runs.trunk import FolderLock
+from harness.runs.folders import FolderLock
 from vision.images import Images, pixel_statistics
 from vision.readers import (
     TORCHVISION,

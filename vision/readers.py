@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from fire_core.errors import UserError, first_line, shown
 from harness.runs import checkpoint as checkpoints
-from harness.runs.trunk import FolderLock
+from harness.runs.folders import FolderLock
 from vision.torchvision_import import import_torchvision
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif")

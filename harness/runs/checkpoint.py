@@ -11,8 +11,7 @@ import torch
 from fire_core.checkpoints.files import load_torch
 from fire_core.errors import UserError, first_line, printable
 from fire_core.files import remove_torn, written_aside
-from harness.runs.folders import read_config, read_meta
-from harness.runs.trunk import fingerprint
+from harness.runs.folders import fingerprint, read_config, read_meta
 
 PREFIX = "step_"
 START_OVER = "delete its run folder to start over"

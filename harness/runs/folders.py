@@ -1,8 +1,9 @@
-"""The folders of runs: finding them, the state of each run, and its files."""
+"""The folders of runs: finding and locking them, the state of each run, and its files."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from filelock import FileLock, Timeout
 
 from fire_core.errors import UserError
 from fire_core.files import write_atomic
@@ -200,6 +202,46 @@ def refuse_links(folder: Path) -> None:
             refuse_link(path)
             if path.exists() and not (path.is_file() or path.is_dir()):
                 raise UserError(f"{path} is neither a file nor a folder: delete it")
+
+
+def fingerprint(config: Any, length: int = 12) -> str:
+    """Return the first `length` hex digits of a SHA-256 of plain values, whatever the order of keys."""
+    text = json.dumps(config, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+class FolderLock:
+    """An exclusive lock on a folder; `with` waits for it. The system releases it when the process ends, even if killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = FileLock(folder / ".lock", thread_local=False)
+
+    def acquire(self, *, wait: bool) -> bool:
+        """Take the lock and return True. Without `wait`, return False at once if another process holds it.
+
+        Raises UserError if the folder cannot be written or its lock is a link.
+        """
+        refuse_link(self.folder / ".lock")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(timeout=-1 if wait else 0)
+        except Timeout:
+            return False
+        except OSError as error:
+            raise UserError(
+                f"cannot write in {self.folder}: {error.strerror}; choose another folder (run.root, run.data_root)"
+            ) from error
+        return True
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire(wait=True)
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:

@@ -21,12 +21,19 @@ from fire_core.files import remove_torn, write_atomic
 from fire_core.report import Report
 from harness.runs import checkpoint as checkpoints
 from harness.runs.checkpoint import Parts
-from harness.runs.folders import read_meta, read_text, refuse_links, state_of, write_config
+from harness.runs.folders import (
+    FolderLock,
+    fingerprint,
+    read_meta,
+    read_text,
+    refuse_links,
+    state_of,
+    write_config,
+)
 from harness.runs.machine import describe, write_meta
 from harness.runs.metrics import METRICS, MetricsFile, as_line, plain
 from harness.runs.signals import STOPPED, StopRequest, say
 from harness.runs.tracker import Tracker
-from harness.runs.trunk import FolderLock, fingerprint
 
 WAIT_SECONDS = 0.5  # between two attempts to take a lock
 

@@ -35,7 +35,7 @@ from harness.config import domain_of, in_file, options  # noqa: E402
 from harness.domains import find, methods_of  # noqa: E402
 from harness.naming import identity  # noqa: E402
 from harness.overrides import compose_config  # noqa: E402
-from harness.runs.trunk import fingerprint  # noqa: E402
+from harness.runs.folders import fingerprint  # noqa: E402
 
 HERE = Path(__file__).parent
 IDENTITIES, METRICS = HERE / "identities.csv", HERE / "metrics.json"
