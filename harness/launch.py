@@ -48,9 +48,11 @@ from harness.runs import Run
 from harness.runs.folders import fingerprint, state_of
 from harness.runs.machine import requirements, versions
 from harness.runs.record import FinishedElsewhere
+from harness.runs.stack import take_turns
 from harness.settings import Domain
 
 BAD_INPUT = 2
+APART = ("seed", "method", "optimizer_state")  # keys in which runs that train together may differ
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENAMETOOLONG, errno.ENOENT)
 
 
@@ -132,10 +134,11 @@ def _sweep(domain: Domain, job: Job, overrides: list[str], start: Callable[[], N
     stop.name_driver()
     here = not any(o.startswith("hydra/launcher=") for o in overrides)
     jobs = min(max(cfg.run.jobs for _, cfg in runs), len(runs)) if runs else 1
+    at_a_time = min(jobs * max((cfg.get("stack", 1) for _, cfg in runs), default=1), max(len(runs), 1))
     for name in list(dict.fromkeys(str(cfg.experiment) for _, cfg in runs))[:3]:
         print(f"{name}: {about(name)}")
     print(
-        f"sweep of {len(runs) or 'several'} runs{f', {jobs} at a time' if here else ''}"
+        f"sweep of {len(runs) or 'several'} runs{f', {at_a_time} at a time' if here else ''}"
         + (f", each at most {max(minutes):g} min on a CPU" if minutes and all(minutes) else "")
         + f"; {sweep.LOG} in the folder of a run has its output",
         flush=True,
@@ -144,6 +147,8 @@ def _sweep(domain: Domain, job: Job, overrides: list[str], start: Callable[[], N
         if here:
             with Pool(jobs, job.modules()) as Job.pool:
                 start()
+                for stack in Job.stacks.values():
+                    Job.pool.start(job.train, *stack)
         else:
             start()
     code = Job.pool.exit_code() if Job.pool else 0
@@ -163,20 +168,29 @@ class Job:
     function: str
 
     pool: ClassVar[Pool | None] = None  # that trains the runs of a sweep on this machine
+    stacks: ClassVar[dict[str, list[Any]]] = {}  # runs that wait for others to train with, by what they share
 
     def __call__(self, cfg: DictConfig) -> None:
+        run = cfg, HydraConfig.get()
         if Job.pool is not None:
-            Job.pool.start(self.train, cfg, HydraConfig.get())
-        elif (code := self.train(cfg, HydraConfig.get())) and not is_sweep():
+            shared = {key: value for key, value in OmegaConf.to_container(cfg).items() if key not in APART}
+            stack = Job.stacks.setdefault(fingerprint(shared), [])
+            stack.append(run)
+            if len(stack) == cfg.get("stack", 1):
+                Job.pool.start(self.train, *Job.stacks.pop(fingerprint(shared)))
+        elif (code := self.train(run)) and not is_sweep():
             sys.exit(code)
 
-    def train(self, cfg: DictConfig, node: DictConfig) -> int:
-        """Train the run and return its exit code."""
-        HydraConfig.instance().cfg = OmegaConf.create({"hydra": node})
+    def train(self, *runs: tuple[DictConfig, DictConfig]) -> int:
+        """Train one run, or several as a stack, and return the exit code."""
         stop.raise_interrupt()
         stop.end_with_driver()
         command = runpy.run_path(str(self.script))[self.function]
-        return _run(command.domain, command.__wrapped__, cfg, node)
+        trainings = [functools.partial(_run, command.domain, command.__wrapped__, *run) for run in runs]
+        if len(runs) == 1:
+            return trainings[0]()
+        torch.set_num_threads(runs[0][0].threads)  # of this thread, which computes what the runs share
+        return take_turns(trainings)
 
     def modules(self) -> list[str]:
         """Return the modules that a process needs for a run: the script's, and what PyTorch imports at the first step."""
@@ -233,6 +247,7 @@ def check_settings(domain: Domain, cfg: DictConfig) -> None:
 
 def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, node: DictConfig) -> int:
     """Train one run and return its exit code. A run of a sweep writes what it prints to its folder."""
+    HydraConfig.instance().cfg = OmegaConf.create({"hydra": node})
     with ExitStack() as stack:
         folder = None
         try:

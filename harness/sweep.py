@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from fire_core.errors import UserError, printable
 from harness.runs.folders import read_json, read_meta, read_text, refuse_link, state_of
 from harness.runs.metrics import METRICS
 from harness.runs.record import RunName
+from harness.runs.stack import member
 
 LOG = "log.txt"
 LOOK_SECONDS = 0.5  # between two looks at the folders
@@ -134,13 +135,18 @@ class Display:
 
 @contextmanager
 def output_in(folder: Path) -> Iterator[None]:
-    """Append what this process writes to stdout and stderr to log.txt in the folder of a run."""
+    """Append what this process writes to stdout and stderr to log.txt in the folder of a run; in a stack, what the run
+    prints."""
     refuse_link(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         raise UserError(f"cannot write in {folder}: {error.strerror}; choose another run.root") from error
+    if member() is not None:
+        with open(log, "a", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
+            yield
+        return
     kept = [os.dup(stream) for stream in (1, 2)]
     for stream in (1, 2):
         os.dup2(log, stream)

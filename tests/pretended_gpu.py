@@ -103,7 +103,7 @@ def run(counts: Counts, function: Any, args: Any, kwargs: dict[str, Any]) -> Any
     masked = "index" in name and any(getattr(each, "dtype", 0) == torch.bool for each in tree_leaves(args[1]))
     if ours and (leaves or masked or name in READ):
         counts.read()
-    if there and not function.is_view:
+    if there and not function.is_view and name != "_unsafe_view":
         counts.operations[counts.step] += 1
     known = {id(tensor.inner): tensor for tensor in ours}
     args, kwargs = tree_map(_plain, (args, kwargs))
@@ -157,11 +157,11 @@ def pretended_gpu() -> Iterator[Counts]:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         for module in ("harness.session", "language.distributed"):
             patch.setattr(f"{module}.pick_device", lambda name: GPU)
-        optimizer = sys.modules["torch.optim.optimizer"]  # where fused and foreach exist on a GPU
-        for kind in ("fused", "foreach"):
-            name = f"_get_{kind}_kernels_supported_devices"
-            patch.setattr(optimizer, name, lambda: ["cpu", "cuda", "meta"])
-        patch.setattr(optimizer, "_foreach_supported_types", [Tensor, torch.nn.Parameter, Gpu])
+        for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):  # fused and foreach exist on a GPU
+            module = sys.modules[name]
+            for kind in ("fused", "foreach"):
+                patch.setattr(module, f"_get_{kind}_kernels_supported_devices", lambda: ["cpu", "cuda", "meta"])
+            patch.setattr(module, "_foreach_supported_types", [Tensor, torch.nn.Parameter, Gpu])
         patch.setattr(fire_core.targets.walk, "Tensor", Gpu)  # whose weights count as plain ones
         real, enabled = torch.autocast, torch.is_autocast_enabled
         cpu = {"meta": "cpu"}

@@ -33,6 +33,7 @@ from harness.runs.folders import (
 from harness.runs.machine import describe, write_meta
 from harness.runs.metrics import METRICS, MetricsFile, as_line, plain
 from harness.runs.signals import STOPPED, StopRequest, say
+from harness.runs.stack import member, pause
 from harness.runs.tracker import Tracker
 
 WAIT_SECONDS = 0.5  # between two attempts to take a lock
@@ -186,7 +187,8 @@ class Run:
             self._release_trunk()
             self._lock.release()
             self._stop.unwatch()
-        if error is None and self._stop.name is not None:  # it came too late to save: no other run may begin
+        # it came too late to save: no other run may begin; those of a stack have seen it
+        if error is None and self._stop.name is not None and member() is None:
             signal.raise_signal(signal.Signals[self._stop.name])
 
     def resume(self, fork: str | None = None) -> dict[str, Any] | None:
@@ -320,7 +322,7 @@ class Run:
             if self._stop.name is not None:
                 say(f"stopped by {self._stop.name} while waiting; nothing is lost")
                 sys.exit(STOPPED)
-            time.sleep(WAIT_SECONDS)
+            pause(WAIT_SECONDS, ready)
 
     def _enter_trunk(self, trunk: Path, fork: str | None) -> dict[str, Any] | None:
         refuse_links(trunk)

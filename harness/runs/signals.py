@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 from harness.stop import SIGNALS
 
@@ -13,16 +15,22 @@ STOPPED = 75  # exit code of a run that saved and stopped on a signal: the same 
 
 
 class StopRequest:
-    """Notes the `name` of a signal from `watch` to `unwatch`. A later Ctrl-C is `urgent` and raises KeyboardInterrupt."""
+    """Notes the `name` of a signal from `watch` to `unwatch`. A later Ctrl-C is `urgent` and raises KeyboardInterrupt.
+
+    Handlers belong to the main thread. What it notes reaches the runs of a stack, which are other threads, too.
+    """
+
+    all: ClassVar[WeakSet[StopRequest]] = WeakSet()  # of this process
 
     def __init__(self) -> None:
+        self.all.add(self)
         self.name: str | None = None
         self.urgent = False
         self._before: dict[int, Any] = {}
 
     def watch(self) -> None:
         """Install the handlers."""
-        for number in SIGNALS:
+        for number in SIGNALS if threading.current_thread() is threading.main_thread() else ():
             self._before[number] = signal.signal(number, self._note)
 
     def unwatch(self) -> None:
@@ -34,7 +42,8 @@ class StopRequest:
         if self.name is not None and number == signal.SIGINT:
             self.urgent = True
             raise KeyboardInterrupt
-        self.name = signal.Signals(number).name
+        for request in self.all:
+            request.name = signal.Signals(number).name
         say(f"\n{self.name}: saving at the next step, or at the end (Ctrl-C again to stop at once)")
 
 

@@ -188,7 +188,9 @@ class Actor(nn.Module):
 
 
 class Critics(nn.Module):
-    """`critics` independent action values: (batch, observations), (batch, actions) -> (critics, batch).
+    """`critics` independent action values: (..., batch, observations), (..., batch, actions) -> (..., critics, batch).
+
+    Dimensions before the batch count agents, where one stack holds the critics of several (`rl.sac.stack`).
 
     The output layer keeps the precision of its weights under autocast: in bfloat16 a value of 80 has a resolution of
     half a unit, which is coarser than the differences that the critics learn from.
@@ -212,9 +214,10 @@ class Critics(nn.Module):
         self.head[-1].full_precision = self.head[-1].is_head = True
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Return the action values (critics, batch)."""
-        x = torch.cat([observations, actions], dim=-1).expand(self.critics, -1, -1)
-        return self.head(self.embed(x)).squeeze(-1)
+        """Return the action values (..., critics, batch)."""
+        x = torch.cat([observations, actions], dim=-1).unsqueeze(-3)
+        x = x.expand(*x.shape[:-3], self.critics, *x.shape[-2:])
+        return self.head(self.embed(x.flatten(0, -3))).view(x.shape[:-1])
 
 
 class Temperature(nn.Module):

@@ -67,6 +67,11 @@ class Sac(Keys):
         "precision of updates; tf32: TF32 in all products on GPUs; bf16: output layers and losses stay fp32",
         choices=("fp32", "tf32", "bf16"),
     )
+    stack: int = key(
+        "runs of a sweep that one process of this machine trains together, with one update for all",
+        least=1,
+        numbers=False,
+    )
 
 
 def check(cfg: DictConfig) -> None:

@@ -38,6 +38,7 @@ from rl.replay import FlatReplay
 from rl.sac.env import EvaluationTasks, Task, physics
 from rl.sac.normaliser import RunningNormaliser
 from rl.sac.policy import explore, mean_policy, normalise, on_scale, random_play, stored_batches
+from rl.sac.stack import shared_passes
 from rl.sac.update import Learner, actor_pass, build, update
 
 NEVER = 1e8  # from this value of run.checkpoint_seconds on (three years), no checkpoint is expected
@@ -58,6 +59,7 @@ def train(cfg: DictConfig) -> None:
         physics(task.environment)  # raises UserError if the state of the task cannot be saved
     tests = EvaluationTasks(cfg.eval_episodes, cfg.env.name, cfg.env.action_repeat)
     learner = build(cfg, task.observation_size, task.action_size, device)
+    learner.passes = shared_passes(learner)
     normaliser = RunningNormaliser(task.observation_size)
     replay = FlatReplay(min(cfg.replay, cfg.steps), task.observation_size, task.action_size)
     official = cfg.compat == "official"

@@ -2,6 +2,9 @@
 
 Order inside one update: actor with the old critics, temperature, critics with the new actor and the new temperature,
 target critics. All randomness enters through `noise`, so an update is a pure function of its inputs.
+
+Both passes also take the batches of several agents, (agents, batch, ...), with networks whose weights are stacks (see
+`rl.sac.stack`). What they return has that dimension, too.
 """
 
 from collections.abc import Callable, Iterator
@@ -107,8 +110,8 @@ def critic_target(learner: Learner, batch: Batch, noise: Tensor) -> Tensor:
     with torch.no_grad():
         with learner.autocast():
             action, log_density = sample_action(*learner.actor(batch.next_observations), noise)
-            lowest = learner.target(batch.next_observations, action).amin(dim=0)
-        value = lowest - learner.temperature() * log_density
+            lowest = learner.target(batch.next_observations, action).amin(dim=-2)
+        value = lowest - learner.temperature()[..., None] * log_density
         return batch.rewards + learner.discount * (1 - batch.terminated) * value
 
 
@@ -119,14 +122,14 @@ def actor_pass(learner: Learner, batch: Batch, noise: Tensor) -> Pass:
     """
     with learner.autocast():
         action, log_density = sample_action(*learner.actor(batch.observations), noise)
-        value = learner.critics(batch.observations, action).amin(dim=0)
-    loss = (learner.temperature().detach() * log_density - value).mean()
-    entropy = -log_density.detach().mean()
+        value = learner.critics(batch.observations, action).amin(dim=-2)
+    loss = (learner.temperature().detach()[..., None] * log_density - value).mean(dim=-1)
+    entropy = -log_density.detach().mean(dim=-1)
     temperature_loss = learner.temperature() * (entropy - learner.target_entropy)
     figures = {"actor_loss": loss, "entropy": entropy, "temperature_loss": temperature_loss}
     gradients = {
-        "actor": torch.autograd.grad(loss, learner.trained["actor"]),
-        "temperature": torch.autograd.grad(temperature_loss, learner.trained["temperature"]),
+        "actor": torch.autograd.grad(loss.sum(), learner.trained["actor"]),
+        "temperature": torch.autograd.grad(temperature_loss.sum(), learner.trained["temperature"]),
     }
     return {name: figure.detach() for name, figure in figures.items()}, gradients
 
@@ -140,9 +143,9 @@ def critic_pass(learner: Learner, batch: Batch, noise: Tensor) -> Pass:
     wanted = critic_target(learner, batch, noise)
     with learner.autocast():
         values = learner.critics(batch.observations, batch.actions)
-    loss = (values - wanted).square().sum(dim=0).mean()
-    figures = {"critic_loss": loss.detach(), "value": values.detach().mean()}
-    return figures, {"critics": torch.autograd.grad(loss, learner.trained["critics"])}
+    loss = (values - wanted.unsqueeze(-2)).square().sum(dim=-2).mean(dim=-1)
+    figures = {"critic_loss": loss.detach(), "value": values.detach().mean(dim=(-2, -1))}
+    return figures, {"critics": torch.autograd.grad(loss.sum(), learner.trained["critics"])}
 
 
 def update(

@@ -20,8 +20,8 @@ OBSERVATIONS, ACTIONS, SIZE = 4, 2, 6
 RATE, DECAY, DISCOUNT, TAU, TARGET_ENTROPY = 1e-3, 0.01, 0.9, 0.1, -1.0
 
 
-def learner() -> Learner:
-    draw = torch.Generator().manual_seed(0)
+def learner(seed: int = 0) -> Learner:
+    draw = torch.Generator().manual_seed(seed)
     actor = Actor(OBSERVATIONS, ACTIONS, 8, 1, draw).double()
     critics = Critics(OBSERVATIONS, ACTIONS, 8, 1, 2, draw).double()
     target = deepcopy(critics)
@@ -32,8 +32,8 @@ def learner() -> Learner:
     return Learner(actor, critics, target, *others)
 
 
-def batch() -> Batch:
-    draw = torch.Generator().manual_seed(1)
+def batch(seed: int = 1) -> Batch:
+    draw = torch.Generator().manual_seed(seed)
     observations, following = torch.randn(2, SIZE, OBSERVATIONS, generator=draw, dtype=torch.float64)
     actions = torch.rand(SIZE, ACTIONS, generator=draw, dtype=torch.float64) * 2 - 1
     rewards = torch.randn(SIZE, generator=draw, dtype=torch.float64)
@@ -41,8 +41,9 @@ def batch() -> Batch:
     return Batch(observations, actions, rewards, following, ended)
 
 
-def noise() -> Tensor:
-    return torch.randn(2, SIZE, ACTIONS, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+def noise(seed: int = 2) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(2, SIZE, ACTIONS, generator=draw, dtype=torch.float64)
 
 
 def one_critic(weights: dict[str, Tensor], index: int, observations: Tensor, actions: Tensor) -> Tensor:

@@ -1,0 +1,130 @@
+"""The passes of several agents at once, for runs that one process trains as a stack (`harness.runs.stack`).
+
+Each agent keeps its networks, optimizers, method, random streams, replay and environment. The two passes of an update,
+which take most of its time, are computed for all agents together: their weights lie in stacks, of which an agent's own are
+views. Numbers differ from those of a single run by rounding. Agents of another shape, as after plasticity injection, form a
+stack of their own.
+"""
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.runs.stack import meet, member
+from rl.replay import Batch
+from rl.sac.network import StackedLayerNorm, StackedLinear
+from rl.sac.update import Learner, Pass, frozen
+
+STACKS: "dict[Hashable, Stack]" = {}  # of this process, by what its learners have in common
+
+
+def shared_passes(learner: Learner) -> list[Callable[..., Pass]]:
+    """Return the passes of a learner; in a stack of runs, passes that wait for those of the other runs."""
+    if member() is None:
+        return learner.passes
+    return [partial(meet, stage, partial(compute, stage), own) for stage, own in enumerate(learner.passes)]
+
+
+def compute(stage: int, requests: Sequence[tuple[Any, ...]]) -> list[Pass]:
+    """Return what pass number `stage` returns to each of (its own pass, learner, batch, noise)."""
+    groups: dict[Hashable, list[int]] = {}
+    for place, (_, learner, _, _) in enumerate(requests):
+        shapes = [parameter.shape for parameter in weights(learner)]
+        groups.setdefault((learner.compile, *shapes), []).append(place)
+    answers: dict[int, Pass] = {}
+    for key, places in groups.items():
+        if len(places) == 1:
+            alone, *arguments = requests[places[0]]
+            answers[places[0]] = alone(*arguments)
+            continue
+        _, learners, batches, noises = zip(*(requests[place] for place in places))
+        if key not in STACKS or not STACKS[key].holds(learners):
+            STACKS[key] = Stack(learners)
+        answers |= zip(places, STACKS[key].passes(stage, batches, noises))
+    return [answers[place] for place in range(len(requests))]
+
+
+class Stack:
+    """Learners of one shape as one, `whole`, whose weights have a dimension more. Theirs are views of it from now on."""
+
+    def __init__(self, learners: Sequence[Learner]):
+        self.learners = learners
+        trained = {id(p) for parameters in learners[0].trained.values() for p in parameters}
+        nets = {
+            name: joined([each.nets()[name] for each in learners], trained) for name in learners[0].nets()
+        }
+        self.whole = replace(learners[0], **nets)
+        self.addresses = addresses(learners)
+
+    def holds(self, learners: Sequence[Learner]) -> bool:
+        """Return whether these are the learners of this stack, and none has got other weights since."""
+        same = len(learners) == len(self.learners) and all(map(lambda a, b: a is b, learners, self.learners))
+        return same and addresses(learners) == self.addresses
+
+    def passes(self, stage: int, batches: Sequence[Batch], noises: Sequence[Tensor]) -> list[Pass]:
+        """Return (measurements, gradients) of each learner for its batch and noise; views of those of all."""
+        batch = Batch(*(torch.stack(each) for each in zip(*batches) if each[0] is not None))
+        with frozen(self.whole.trained["critics"] if stage == 0 else []):
+            figures, gradients = self.whole.passes[stage](self.whole, batch, torch.stack(noises))
+        parts: dict[str, list[tuple[Tensor, ...]]] = {}
+        for name, found in gradients.items():
+            own = self.learners[0].trained[name]
+            split = [
+                all_.view(len(batches), *one.shape).unbind() for all_, one in zip(found, own, strict=True)
+            ]
+            parts[name] = list(zip(*split))
+        return [
+            (
+                {name: figure[i] for name, figure in figures.items()},
+                {name: part[i] for name, part in parts.items()},
+            )
+            for i in range(len(batches))
+        ]
+
+
+def joined(modules: Sequence[nn.Module], trained: set[int]) -> nn.Module:
+    """Return a module that maps (members, batch, size) as each of `modules` maps its (batch, size).
+
+    It holds their weights, of which theirs are views from now on. `trained`: ids of those of the first that train.
+    """
+    first, count = modules[0], len(modules)
+    own = dict(first.named_parameters(recurse=False))
+    made = copy(first)
+    if isinstance(first, nn.Linear | StackedLinear):
+        *stack, outputs, inputs = first.weight.shape
+        made = StackedLinear(count * math.prod(stack), inputs, outputs)
+        made.full_precision = getattr(first, "full_precision", False)
+    elif isinstance(first, nn.LayerNorm | StackedLayerNorm):
+        *stack, width = first.weight.shape
+        made = StackedLayerNorm(count * math.prod(stack), width)
+    else:
+        made.__dict__["_parameters"] = {
+            name: nn.Parameter(p.new_zeros(count, *p.shape)) for name, p in own.items()
+        }
+        made.__dict__["_modules"] = {
+            name: joined([module.get_submodule(name) for module in modules], trained)
+            for name, _ in first.named_children()
+        }
+    for name, parameter in made.named_parameters(recurse=False):
+        parameter.data = parameter.data.to(own[name])
+        for module, part in zip(modules, parameter.data.chunk(count)):
+            mine = module.get_parameter(name)
+            mine.data = part.view(mine.shape).copy_(mine.data)
+        parameter.requires_grad_(id(own[name]) in trained)
+    return made
+
+
+def weights(learner: Learner) -> list[nn.Parameter]:
+    """Return all parameters of a learner."""
+    return [parameter for net in learner.nets().values() for parameter in net.parameters()]
+
+
+def addresses(learners: Sequence[Learner]) -> list[int]:
+    """Return where the weights of learners lie."""
+    return [parameter.data_ptr() for learner in learners for parameter in weights(learner)]

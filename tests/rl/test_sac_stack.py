@@ -1,0 +1,119 @@
+"""SAC runs that one process trains as a stack equal single runs to rounding: updates, and sweeps that stop and resume."""
+
+import re
+import sys
+from functools import partial
+
+import pytest
+import torch
+from test_sac_update import batch, learner, noise
+from training_scripts import Script, killed
+
+pytest.importorskip("mujoco")
+
+import rl.sac.stack
+import rl.sac.update
+from fire_core import attach
+from harness.runs.stack import pause, take_turns
+from rl.captured import captured
+
+METHODS = ["none", "fire", "plasticity_injection", "l2_init", "plasticity_injection", "muon"]
+
+
+def train(number: int, method: str, found: dict) -> int:
+    """Updates before and after a method's boundary, each of a learner, batches and noise of its own."""
+    ours = learner(number)
+    ours.passes = rl.sac.stack.shared_passes(ours)
+    nets, followers = {"actor": ours.actor, "critics": ours.critics}, [(ours.target, ours.critics)]
+    how = {"followers": followers, "optimizer_state": "keep", "renew": ours.new_optimizers}
+    treatment = attach(method, nets, ours.optimizers, **how)
+    ours.optimizers = treatment.optimizers
+    figures = []
+    for step in range(6):
+        if step in (0, 3):
+            treatment.boundary(step // 3)
+        if step == 4 and method == "none":  # as a method may that replaces weights
+            for parameter in ours.actor.parameters():
+                parameter.data = 0.9 * parameter.data
+        data, eps = batch(100 * number + step), noise(100 * number + step)
+        figures.append(rl.sac.update.update(ours, data, eps, treatment.penalty(), treatment.before_step))
+        treatment.after_step()
+    found[number] = figures, {name: dict(net.state_dict()) for name, net in ours.nets().items()}
+    return 0
+
+
+def test_updates_of_a_stack_are_those_of_single_learners():
+    """In float64, over a boundary after which the learners have three shapes."""
+    single, stacked = {}, {}
+    for number, method in enumerate(METHODS):
+        train(number, method, single)
+    assert take_turns([partial(train, i, method, stacked) for i, method in enumerate(METHODS)]) == 0
+    torch.testing.assert_close(stacked, single, rtol=1e-9, atol=1e-11)
+
+
+def test_the_passes_of_a_stack_compile_as_one_graph_each(monkeypatch):
+    """One that comes later falls in."""
+
+    def late(number: int, method: str, found: dict) -> int:
+        pause(0.2, None)
+        return train(number, method, found)
+
+    single, stacked = {}, {}
+    for number in range(3):
+        train(number, "l2_init", single)
+    monkeypatch.setattr(rl.sac.update, "captured", partial(captured, backend="aot_eager"))
+    compiled = partial(rl.sac.update.Learner, compile=True)
+    monkeypatch.setattr(sys.modules["test_sac_update"], "Learner", compiled)
+    runs = [partial(each, i, "l2_init", stacked) for i, each in enumerate((train, train, late))]
+    assert take_turns(runs) == 0
+    torch.testing.assert_close(stacked, single, rtol=1e-9, atol=1e-11)
+
+
+IN_THIS_PROCESS = """
+import harness.launch
+class Pool:
+    def __init__(self, places, modules): self.code = 0
+    def __enter__(self): return self
+    def __exit__(self, *error): pass
+    def start(self, function, *runs): self.code = function(*runs)
+    def exit_code(self): return self.code
+harness.launch.Pool = Pool
+"""
+STOPPED = """
+import signal
+from harness.runs import Run
+save = Run.save
+def stopping(self, step, parts, name=None):
+    save(self, step, parts, name)
+    if step >= 90 and self.stop_signal is None:
+        signal.raise_signal(signal.SIGTERM)
+Run.save = stopping
+"""
+
+
+def test_a_stack_is_killed_stops_resumes_and_has_the_folders_of_single_runs(tmp_path):
+    """When it is killed, runs have checkpoints of different steps, and so resume out of step."""
+    script = Script("rl/sac/train.py")
+    what = "experiment=fig4b_hopper size=smoke steps=110 midpoint=60 eval_limit=20 random_episodes=1 run.checkpoint_steps=10"
+    sweep = ["-m", *what.split(), "run.progress=false", "method=none,fire", "seed=1,2"]
+    stack, single = tmp_path / "stack", tmp_path / "single"
+    ends = [(killed("step >= 80"), 9), (STOPPED, 75), ("", 0)]
+    for before, expected in ends:
+        code, said = script.run([*sweep, "stack=4", f"run.root={stack}"], IN_THIS_PROCESS + before)
+        assert code == expected and "Traceback" not in said, said
+    assert said.endswith("sweep: 4 of 4 done\n")
+    code, said = script.run([*sweep, f"run.root={single}"], IN_THIS_PROCESS)
+    assert code == 0, said
+
+    files, alike = ({path.relative_to(root) for path in root.rglob("*")} for root in (stack, single))
+    assert files == alike
+    resumed = []
+    for name in (name for name in alike if name.name == "final.pt"):
+        log = (stack / name.parents[1] / "log.txt").read_text()
+        resumed.append(re.findall(r"resuming from .*step_0*(\d+).pt", log))
+        assert log.count("; saved ") == 1 and log.count("act 1 (boundary)") == 1
+        assert f"method={name.parts[2].split('-')[0]} | seed={name.parts[3][-1]}" in log
+        ours, theirs = (torch.load(root / name, weights_only=True)["actor"] for root in (stack, single))
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+    after_the_kill, after_the_signal = zip(*resumed)
+    assert len(set(after_the_kill)) > 1
