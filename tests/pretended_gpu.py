@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -56,6 +56,17 @@ def place() -> str:
     return ""
 
 
+class Generator(torch.Generator):
+    """Takes the place of `torch.Generator`. Those of the GPU draw the numbers of a CPU."""
+
+    on_gpu: ClassVar[list[torch.Generator]] = []
+
+    def __new__(cls, device: Any = "cpu", plain: type = torch.Generator) -> Any:
+        made = plain("cpu" if torch.device(device) == GPU else device)
+        cls.on_gpu += [made] if torch.device(device) == GPU else []
+        return made
+
+
 class Gpu(Tensor):
     """A tensor of the pretended GPU; `inner` holds its values."""
 
@@ -97,7 +108,9 @@ def run(counts: Counts, function: Any, args: Any, kwargs: dict[str, Any]) -> Any
     there = torch.device(kwargs["device"]) == GPU if moves else bool(ours)
     if name == "copy_":
         there = isinstance(args[0], Gpu)
-    if there and kwargs.get("generator") is not None:
+    generator = kwargs.get("generator")
+    ours_too = {each.initial_seed() for each in Generator.on_gpu}  # the object that comes here is a new one
+    if there and generator is not None and generator.initial_seed() not in ours_too:
         raise RuntimeError(f"{name}: a CPU generator for a tensor of the GPU, in {place()}")
     leaves = not there and name in ("copy_", "_to_copy")
     masked = "index" in name and any(getattr(each, "dtype", 0) == torch.bool for each in tree_leaves(args[1]))
@@ -157,11 +170,17 @@ def pretended_gpu() -> Iterator[Counts]:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         for module in ("harness.session", "language.distributed"):
             patch.setattr(f"{module}.pick_device", lambda name: GPU)
-        for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):  # fused and foreach exist on a GPU
+        for name in (
+            "torch.optim.optimizer",
+            "torch.utils._foreach_utils",
+        ):  # fused and foreach exist on a GPU
             module = sys.modules[name]
             for kind in ("fused", "foreach"):
-                patch.setattr(module, f"_get_{kind}_kernels_supported_devices", lambda: ["cpu", "cuda", "meta"])
+                patch.setattr(
+                    module, f"_get_{kind}_kernels_supported_devices", lambda: ["cpu", "cuda", "meta"]
+                )
             patch.setattr(module, "_foreach_supported_types", [Tensor, torch.nn.Parameter, Gpu])
+        patch.setattr(torch, "Generator", Generator)
         patch.setattr(fire_core.targets.walk, "Tensor", Gpu)  # whose weights count as plain ones
         real, enabled = torch.autocast, torch.is_autocast_enabled
         cpu = {"meta": "cpu"}

@@ -62,6 +62,7 @@ def steady(counts: Counts) -> dict[str, float]:
         *((script, method) for script in READS for method in ("fire", "full_reset")),
         ("vision", "snr method.variant=official method.first_phase=0"),
         *((script, "l2_init method.first_phase=0") for script in ("language", "dqn", "sac")),
+        ("dqn", "upgd method.first_phase=0"),
     ],
 )
 def test_a_run_is_on_one_device_and_its_loop_reads_what_it_must(script, method, tmp_path):

@@ -115,5 +115,4 @@ def test_a_stack_is_killed_stops_resumes_and_has_the_folders_of_single_runs(tmp_
         assert f"method={name.parts[2].split('-')[0]} | seed={name.parts[3][-1]}" in log
         ours, theirs = (torch.load(root / name, weights_only=True)["actor"] for root in (stack, single))
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
-    after_the_kill, after_the_signal = zip(*resumed)
-    assert len(set(after_the_kill)) > 1
+    assert all(len(steps) == 2 for steps in resumed) and len({first for first, _ in resumed}) > 1
