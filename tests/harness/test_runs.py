@@ -4,9 +4,7 @@ import json
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -155,8 +153,7 @@ def test_a_run_that_another_process_trains_is_waited_for_and_not_trained_again(t
 
 def at_the_first_wait(monkeypatch, act):
     """Call `act` as soon as a run waits for another process."""
-    clock = SimpleNamespace(sleep=lambda _: act(), monotonic=time.monotonic)
-    monkeypatch.setattr("harness.runs.record.time", clock)
+    monkeypatch.setattr("harness.runs.record.pause", lambda seconds, until: act())
 
 
 def play_inside(run):
