@@ -42,10 +42,11 @@ def in_mode(net: nn.Module, *, training: bool) -> Iterator[None]:
 
 @contextmanager
 def undisturbed(net: nn.Module, *, training: bool) -> Iterator[None]:
-    """Act as `in_mode`; also restore the CPU's random state and the net's buffers."""
+    """Act as `in_mode`; also restore the net's buffers, and the random state of the CPU and of the net's GPUs."""
     buffers = {key: value.clone() for key, value in net.named_buffers()}
+    gpus = {weight.device for weight in net.parameters() if weight.is_cuda}
     try:
-        with in_mode(net, training=training), torch.random.fork_rng(devices=[]):
+        with in_mode(net, training=training), torch.random.fork_rng(gpus):
             yield
     finally:
         with torch.no_grad():

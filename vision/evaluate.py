@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from omegaconf import DictConfig
 from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
 
+from fire_core.passes import undisturbed
 from vision.images import Images
 from vision.protocols import PhaseData, make_batch
 
@@ -27,6 +31,27 @@ def evaluate(net: nn.Module, images: Images, phase: PhaseData, cfg: DictConfig) 
             if phase.index > 0:
                 result["old_accuracy"] = float(hits[seen & ~new].mean())
     return result
+
+
+def reestimated(
+    net: nn.Module,
+    images: Images,
+    phase: PhaseData,
+    cfg: DictConfig,
+    batches: Iterable[tuple[Tensor, Tensor]],
+) -> dict[str, float]:
+    """Return the values of `evaluate` as `reestimated_<name>`, with statistics of batch norm from one pass over `batches`.
+
+    They show what the weights still know: the running statistics are those of the weights before the boundary. Empty for
+    a net without batch norm. The net, its buffers and modes and the random state stay as they were.
+    """
+    if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in net.modules()):
+        return {}
+    with undisturbed(net, training=True):
+        with torch.autocast(phase.indices.device.type, torch.bfloat16, enabled=cfg.precision == "bf16"):
+            update_bn(batches, net)
+        found = evaluate(net, images, phase, cfg)
+    return {f"reestimated_{name}": value for name, value in found.items()}
 
 
 def train_accuracy(net: nn.Module, images: Images, phase: PhaseData, cfg: DictConfig) -> float:

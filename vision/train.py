@@ -30,7 +30,7 @@ from harness.runs.metrics import finite
 from harness.session import Session
 from harness.trial import part_of, seed_of
 from vision.data import load
-from vision.evaluate import brief, evaluate, train_accuracy
+from vision.evaluate import brief, evaluate, reestimated, train_accuracy
 from vision.images import Images
 from vision.models import build
 from vision.official import switches
@@ -79,9 +79,10 @@ def train(cfg: DictConfig) -> None:
         return plasticity(net, probe()[0])
 
     def test() -> dict[str, float]:
-        """Test after a boundary."""
+        """Test after a boundary, as the net is and with new statistics of batch norm."""
         with treatment.evaluating():
             found = evaluate(net, images, phases[at["phase"]], cfg)
+            found |= reestimated(net, images, phases[at["phase"]], cfg, coming())
         if cfg.run.curvature:
             draw = generator(cfg.seed, "curvature", treatment.state.phase)
             found["hessian_norm"] = curvature(net.train(), *probe(), cross_entropy, generator=draw)

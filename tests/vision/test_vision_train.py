@@ -2,15 +2,21 @@
 
 import json
 import sys
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from omegaconf import OmegaConf
+from torch import nn
 from training_scripts import ROOT, Script
 
 from fire_core import UserError
 from harness.overrides import compose_config
+from vision.evaluate import evaluate, reestimated
+from vision.images import Images
+from vision.protocols import PhaseData
 from vision.train import set_learning_rate, train
 
 SCRIPT = Script("vision/train.py")
@@ -52,6 +58,44 @@ def test_with_replay_old_and_new_classes_are_logged_apart(tmp_path):
         mean = (old * line["old_accuracy"] + 3 * line["new_accuracy"]) / (old + 3)
         assert line["seen_accuracy"] == pytest.approx(mean)
     assert any("after_old_accuracy" in line for line in lines)
+
+
+def test_reestimated_statistics_are_measured_and_change_nothing_else(tmp_path):
+    """With batch norm, the row after a boundary has a second accuracy; all other numbers are those of a run without it."""
+    what, without = ["method=shrink_perturb"], "import vision.evaluate as e; e.reestimated = lambda *_: {}"
+    run(*what, root=tmp_path / "with")
+    code, output = SCRIPT.run(command(*what, root=tmp_path / "without"), without)
+    assert code == 0, output
+    texts = [metrics(tmp_path / each, label="shrink_perturb") for each in ("with", "without")]
+    lines, others = ([json.loads(line) for line in text.splitlines()] for text in texts)
+    second = [line.pop("after_reestimated_test_accuracy", None) for line in lines]
+    assert lines == others and sum(value is not None for value in second) == 1
+
+
+def test_the_pass_for_new_statistics_leaves_the_net_as_it_was():
+    """An image is 10 or 14, and its class is told by the sign after batch norm: by the old mean, 0, both are of class 1."""
+    net = nn.Sequential(
+        nn.BatchNorm2d(1), nn.Dropout(0.1), nn.Flatten(), nn.Linear(1, 2), nn.BatchNorm1d(2)
+    ).train()
+    net[4].eval()  # a frozen one
+    net[3].load_state_dict({"weight": torch.tensor([[-1.0], [1.0]]), "bias": torch.zeros(2)})
+    pixels = torch.tensor([10, 14] * 4, dtype=torch.uint8).view(8, 1, 1, 1)
+    labels = torch.tensor([0, 1] * 4)
+    images = Images(
+        "two", pixels, labels, pixels, labels, 2, ("10", "14"), torch.zeros(1), torch.tensor([1 / 255])
+    )
+    phase = PhaseData(0, "all", torch.arange(8), labels, epochs=1)
+    cfg = OmegaConf.create({"eval_batch_size": 5, "precision": "fp32"})
+    before, modes, draws = (
+        deepcopy(net.state_dict()),
+        [m.training for m in net.modules()],
+        torch.get_rng_state(),
+    )
+    found = reestimated(net, images, phase, cfg, [(images.normalise(pixels), labels)])
+    assert found == {"reestimated_test_accuracy": 1.0}
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert [m.training for m in net.modules()] == modes and torch.equal(torch.get_rng_state(), draws)
+    assert evaluate(net, images, phase, cfg) == {"test_accuracy": 0.5}
 
 
 def test_trunk_is_trained_once_and_equals_scratch(whole, tmp_path):
