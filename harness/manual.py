@@ -45,7 +45,7 @@ def manual(domain: Domain, everything: bool = False) -> str:
         f"python {domain.script} --cfg job [key=value ...]  print the config and run nothing",
         f"\nsize: {', '.join(SIZES)}; here {config.size}",
         f"\nexperiment [sizes, minutes of a run on a CPU] (default {default}):",
-        *_columns(((name, about(name, everything)) for name in figures), whole=everything),
+        *_columns(((name, about(name, True) if everything else title(name)) for name in figures), everything),
     ]
     if others := [name for name in experiments if name not in figures]:
         lines += _filled("others: ", others)
@@ -90,6 +90,13 @@ def about(name: str, everything: bool = False) -> str:
         f"{size} {minutes[size]:g} min" if size in minutes else size for size in SIZES if size in sizes
     ]
     return " ".join([*lines[:end], f"[{', '.join(with_minutes)}]"] if everything else lines[:end])
+
+
+def title(name: str) -> str:
+    """Return the minutes of an experiment on a laptop, and the first two parts of what `about` says of it."""
+    minutes = in_file(name, "minutes") or {}
+    shown = ", ".join(f"{size} {minutes[size]:g}" for size in ("small", "medium") if size in minutes)
+    return f"{f'[{shown}]':<25}" + ": ".join(about(name).split(": ")[:2]).removesuffix(".")
 
 
 def _columns(rows: Iterable[tuple[str, str]], whole: bool) -> list[str]:
