@@ -170,9 +170,9 @@ def check_sweep(
 
 
 def typed_values(override: Override) -> list[str]:
-    """Return `key=value` for each value of one override."""
+    """Return `key=value` for each value of one override, written as Hydra passes it to a run."""
     if not override.is_sweep_override():
-        return [override.input_line or ""]
+        return [f"{override.get_key_element()}={override.get_value_element_as_str()}"]
     return [f"{override.get_key_element()}={value}" for value in values_of(override)]
 
 

@@ -4,6 +4,7 @@ import random
 from dataclasses import fields
 
 import pytest
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from omegaconf import OmegaConf
 
 from fire_core.errors import UserError
@@ -217,6 +218,13 @@ def test_a_mistake_in_a_sweep_is_told_once_before_anything_starts():
     assert len(check_sweep(VISION, ["size=smoke", "method=none,fire", "seed=1,2,3"])) == 6
     assert len(check_sweep(VISION, ["size=smoke", "method=glob(keep_*)", "seed=1,2"])) == 2
     assert len(check_sweep(VISION, ["experiment=ablation_strength", "seed=1,2"])) == 10
+
+
+def test_a_sweep_expects_its_runs_where_hydra_sends_them():
+    """Hydra writes numbers in its own way, and the folders are named by what it writes."""
+    line = ["size=smoke", "method=none,fire", "learning_rate=1e-3", "clip_norm=0.50,1e-1", "seed=1"]
+    [sent] = BasicSweeper.split_arguments(parse(line), None)
+    assert [sorted(typed) for typed, _ in check_sweep(VISION, line)] == [sorted(run) for run in sent]
 
 
 VALUES = [
