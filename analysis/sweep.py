@@ -58,15 +58,15 @@ def show(options: argparse.Namespace) -> int:
             f"## {part.first['experiment']}: {names.one_line(part)}\n{report.sections(rows)}"
             for part, rows in shown
         ]
-        text = "\n".join([*texts, NOTE, ""])
-        write_atomic(out / "table.md", text)
+        text = "\n".join(texts)
+        write_atomic(out / "table.md", f"{text}\n{NOTE}\n")
         write_atomic(out / "estimates.csv", estimates.csv(frame))
         figure = curves.draw_probes(parts)
         [picture, _] = plot.save(figure, out / "figure", ["png"], CAPTIONS["probes"], parts)
         print(text)
         if sys.stdout.isatty():
             print("\n\n".join(chart(part) for part in parts[:SHOWN]) + "\n")
-        print(f"table: {out / 'table.md'}\nestimates: {out / 'estimates.csv'}\nfigure: {picture}")
+        print(f"figure: {picture}, beside table.md and estimates.csv")
         print("\n".join(sentences(claims.verdicts(results, "all"))) or NO_VERDICT)
     for problem in results.problems:
         print(f"left out: {plain(problem)}", file=sys.stderr)
