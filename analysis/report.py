@@ -27,6 +27,7 @@ DOCUMENTS = (
     "docs/findings.md",
     "docs/studies.md",
     "docs/concepts/statistics.md",
+    "docs/how-to/batch_norm.md",
     "docs/how-to/try_before_you_treat.md",
 )
 PAGES = RESULTS / "pages"  # of the site, not committed

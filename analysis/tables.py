@@ -335,13 +335,29 @@ def exploratory(material: Material) -> pd.DataFrame:
 
 def costs(material: Material) -> pd.DataFrame:
     """Return the measure right before the last boundary, right after it and at the end, over all seeds."""
-    table = []
+    table, renewed = [], studies.renewed()
     for part in settings(at_most(material.results.select(experiment=studies.COSTS), "medium")):
+        _, new = renewed.get(part.first["experiment"], ({}, {}))
         panel = panel_of(part.first["experiment"])
         decimals = digits(measures.AT_BOUNDARY[part.first["figure"][:4]][0].metric)
         for label, row in studies.costs(part).iterrows():
             texts = {moment: spread(*found[:3], decimals) for moment, found in row.items()}
+            again = estimate(new.get(str(label), {}))
+            texts["new statistics (seeds)"] = f"{spread(*again[:3])} ({again.n})" if again.n else "-"
+            texts["end"] = texts.pop("end")
             table.append({"panel": panel, "method": names.look(label).name} | texts | {"seeds": row["end"].n})
+    return pd.DataFrame(table)
+
+
+def batch_norm(material: Material) -> pd.DataFrame:
+    """Return the test accuracy right after the first boundary, with the old and with new statistics of batch norm."""
+    table = []
+    for experiment, (old, new) in studies.renewed().items():
+        for method in names.ordered(old):
+            told = {age: estimate(values[method]) for age, values in (("old", old), ("new", new))}
+            row = {"panel": panel_of(experiment), "method": names.look(method).name}
+            row |= {f"{age} statistics": spread(*each[:3]) for age, each in told.items()}
+            table.append(row | {"seeds": told["new"].n})
     return pd.DataFrame(table)
 
 
@@ -424,6 +440,7 @@ TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
     "contradictions": contradictions,
     "gains": gains,
     "costs": costs,
+    "batch_norm": batch_norm,
     "status": lambda material: status(material.results),
     "overview": overview,
     "scaling": lambda material: studies.scaling_table(material.parts("scaling_warm_start")),

@@ -11,7 +11,8 @@ import pandas as pd
 from analysis import estimates, measures, names, paper, plot
 from analysis.plot import Axes, Figure, plt
 from analysis.rendering import number, spread
-from analysis.runs import Results
+from analysis.measures import Values
+from analysis.runs import RESULTS, Results, load_exported
 from analysis.stats import estimate, paired
 from fire_core.errors import UserError
 
@@ -20,6 +21,8 @@ PARTS = ("fire", "rescale", "fire_exact", "full_reset")
 COSTS = ("fig2a_cifar10_resnet18", "fig2a_cifar100_vit_tiny", "fig3_60k", "fig4b_walk")
 TREATED = ("none", "fire", "shrink_perturb", "full_reset")
 MOMENTS = ("before", "right after", "end")
+# an export of runs whose row after the first boundary has both test accuracies
+RENEWED = RESULTS / "batch_norm"
 PAIRS = (
     ("fire", "full_reset"),
     ("full_reset", "none"),
@@ -62,6 +65,17 @@ def draw_gains(parts: Sequence[Results]) -> Figure:
     return figure
 
 
+def renewed() -> dict[str, tuple[Values, Values]]:
+    """Return {experiment: (with the old, with new statistics of batch norm)}: test accuracies right after the first
+    boundary, by method and seed."""
+    rows = load_exported(RENEWED).metrics
+    rows = rows.assign(label=rows["method"])
+    return {
+        str(name): (measures.values(part, measures.TEST_AFTER), measures.values(part, measures.TEST_RENEWED))
+        for name, part in rows.groupby("experiment")
+    }
+
+
 def costs(part: Results) -> pd.DataFrame:
     """Return the measure before the last boundary, right after it and at the end: an estimate per label of TREATED (rows)
     and moment (columns)."""
@@ -74,6 +88,7 @@ def costs(part: Results) -> pd.DataFrame:
 def draw_costs(parts: Sequence[Results]) -> Figure:
     """Return the figure of what a boundary costs, one panel per setting of COSTS."""
     figure, grid = plt.subplots(1, len(parts), figsize=(2.3 * len(parts), 2.5), squeeze=False)
+    again = renewed()
     for axis, part in zip(grid[0], (part.plain for part in parts)):
         for label, row in costs(part).iterrows():
             look, x = names.look(label), np.arange(3) + 0.08 * (TREATED.index(label) - 1.5)
@@ -82,6 +97,10 @@ def draw_costs(parts: Sequence[Results]) -> Figure:
             )
             style = {"color": look.colour, "marker": look.marker, "markersize": 4, "linewidth": 0.8}
             axis.plot(x, [each.mean for each in row], label=look.name, **style)
+            if values := again.get(part.first["experiment"], ({}, {}))[1].get(str(label)):
+                told = estimate(values)
+                axis.vlines(x[1], told.low, told.high, look.colour, linewidth=1.2)
+                axis.plot(x[1], told.mean, markerfacecolor="white", **style)
         axis.set_xticks(range(len(MOMENTS)), MOMENTS)
         axis.set_title(names.title(part).replace(" on ", "\non ", 1).rsplit("\n", 1)[0])
     plot.legend(figure, grid[0])

@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from analysis import claims, report
@@ -127,6 +128,20 @@ def test_what_findings_say_of_costs(material):
     assert after["4b H1 walk", "FIRE"] < before["4b H1 walk", "FIRE"] / 2
     assert after["2a ViT-Tiny", "FIRE"] > 0.85 * before["2a ViT-Tiny", "FIRE"]
     assert after["3 from 60,000", "FIRE"] < before["3 from 60,000", "FIRE"]
+
+
+def test_what_is_said_of_batch_norm():
+    """The share of what lay above chance before the boundary, with new statistics; `none` is where the network was."""
+    for experiment, both in studies.renewed().items():
+        old, new = ({name: np.mean([*each.values()]) for name, each in values.items()} for values in both)
+        chance = 0.1 if "resnet18" in experiment else 0.05
+        share = {name: (value - chance) / (old["none"] - chance) for name, value in new.items()}
+        assert share["rescale"] > 0.95 and abs(share["full_reset"]) < 0.15
+        if not experiment.startswith("fig2c"):
+            assert all(value < 1.25 * chance for name, value in old.items() if name != "none")
+            turned = {"fire", "fire_exact", "keep_norm"} & set(share)
+            assert all(0 < share[name] < 0.5 for name in turned) and share.get("dash", 0) < 0.25
+            assert 0.2 < share["shrink_perturb"] < 0.7
 
 
 def test_what_findings_say_of_rivals(material):
