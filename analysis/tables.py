@@ -14,6 +14,7 @@ from analysis.figures import fig5, forest, studies
 from analysis.measures import digits
 from analysis.rendering import column, difference_text, mean_text, number, p_text, short, spread
 from analysis.runs import SIZES, Results, at_largest_size, at_most, settings
+from analysis.stats import estimate
 
 OVERVIEW = {  # experiments in README.md's table, each with the size that is shown
     "fig2a_cifar10_resnet18": "medium",

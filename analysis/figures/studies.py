@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from analysis import estimates, measures, names, paper, plot
+from analysis.measures import Values
 from analysis.plot import Axes, Figure, plt
 from analysis.rendering import number, spread
-from analysis.measures import Values
 from analysis.runs import RESULTS, Results, load_exported
 from analysis.stats import estimate, paired
 from fire_core.errors import UserError
