@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from fire_core.errors import UserError
 from fire_core.passes import call, in_mode
 from fire_core.units import Recorder, UnitLayer, find_unit_layers
-from fire_core.units.trace import MIXED, Source, Trace, core
+from fire_core.targets.trace import MIXED, Source, Trace, core
 
 THRESHOLD = 0.025
 
@@ -62,37 +61,33 @@ def dormancy_of(
     """
     scores: dict[int, list[Tensor]] = {}
     lost: set[int] = set()
-    seen = torch.zeros(0, dtype=torch.bool)  # labels that have been scored
+    seen = torch.zeros(0, dtype=torch.int64)  # labels that have been scored
 
-    def note(activations: Tensor, source: Source) -> None:
+    def note(activations: Tensor, source: Source, reader: str | None = None) -> None:
         nonlocal seen
-        active = [trace.groups[n] for n in source.groups if trace.groups[n].active and counts(n)]
+        active = {n: trace.groups[n].place for n in trace.groups_in(source) if counts(n)}
         mixed: set[int] = set()
-        if source.labels is None or (core(source.labels) == MIXED).any():
-            mixed = {trace.groups[n].place for n in source.lost if trace.groups[n].active and counts(n)}
+        if source.units is None or (core(source.units) == MIXED).any():
+            mixed = {trace.groups[n].place for n in source.lost if counts(n)}
             lost.update(mixed)
-        if source.labels is None or not active:
+        if source.units is None or not active:
             return
-        labels, magnitudes = by_label(activations, source.labels)
-        seen = torch.cat([seen, seen.new_zeros(trace.size - len(seen))])
-        for place in sorted({group.place for group in active} - mixed):
-            new = torch.zeros_like(labels, dtype=torch.bool)
-            for group in (group for group in active if group.place == place):
-                new |= (labels >= group.first) & (labels < group.first + trace.products[place].units)
-            new &= ~seen.to(labels.device)[labels.clamp_min(0)]
+        labels, magnitudes = by_label(activations, source.units)
+        for place in sorted({*active.values()} - mixed):
+            own = torch.tensor([n for n in active if active[n] == place], device=labels.device)
+            new = torch.isin(labels >> 32, own) & ~torch.isin(labels, seen.to(labels.device))
             if new.any():
                 scores.setdefault(place, []).append(relative_to_layer(magnitudes[new]))
-                seen[labels[new].cpu()] = True
+                seen = torch.cat([seen.to(labels.device), labels[new]])
 
     def counts(number: int) -> bool:
-        return trace.products[trace.groups[number].place].counted
+        group = trace.groups[number]
+        return group.active and trace.products[group.place].counted
 
     trace = Trace(note, counted)
     output = trace.run(net, inputs)
-    if not scores:
-        for leaf in tree_leaves(output):
-            if isinstance(leaf, Tensor) and (source := trace.source(leaf)) is not None:
-                note(leaf, source)
+    for tensor, source in trace.sources(output) if not scores else ():
+        note(tensor, source)
     return Dormancy([each for layer in scores.values() for each in layer], len(lost - scores.keys()))
 
 
@@ -100,8 +95,6 @@ def by_label(activations: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the labels (units,) that occur, and the mean |activation| (units,) of the entries with each."""
     a = (activations if activations.dtype == torch.float64 else activations.float()).abs()
     small = core(labels)
-    if small.ndim and small.shape[0] > 1 and (small == small[:1]).all():
-        small = small[:1]  # the same for all samples
     repeated = [dim for dim in range(a.ndim) if small.shape[dim] == 1]
     means = a.mean(dim=repeated, keepdim=True) if repeated else a
     found, place, count = small.flatten().unique(return_inverse=True, return_counts=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fire_core.errors import UserError, check_range
 from fire_core.methods.method import FIXTURE, Method, register
 from fire_core.state import State
-from fire_core.targets.walk import NORMS
+from fire_core.targets.trace import NORMS
 
 LARGEST_GRAM = 16384
 

@@ -17,20 +17,13 @@ from math import prod
 from typing import Any
 
 from torch import nn
-from torch.nn.modules import batchnorm, conv, instancenorm
+from torch.nn.modules import conv
 
 from fire_core.errors import UserError
 from fire_core.targets.table import role_of, shorten
-from fire_core.targets.trace import Parts, Rows, Traced
+from fire_core.targets.rows import Parts, Rows, Traced
+from fire_core.targets.trace import NORMS
 
-NORMS = (
-    batchnorm._BatchNorm,
-    instancenorm._InstanceNorm,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
-    nn.LocalResponseNorm,
-)
 FUSED = re.compile(
     r"qkv|kvq|(?<![a-z])w?(kv|qk|q_k|k_v)(?![a-z])|q_?k_?v|query_key|key_value|w_?pack|c_attn|att_proj|in_proj|w_?12|w_?13"
     r"|gate_?(and_)?up|up_?gate|fused|packed"
@@ -121,6 +114,8 @@ def known_parts(owner: nn.Module, attribute: str, rows: int) -> Parts | None:
             name: _value(owner, size) for name, _, size in (part.partition("=") for part in parts.split())
         }
         shared = [name for name, size in sizes.items() if size is None]
+        if not sizes:
+            return ()
         rest = rows - sum(size for size in sizes.values() if size is not None)
         sizes |= dict.fromkeys(shared, rest // max(1, len(shared)))
         return in_order(sizes) if sum(sizes.values()) == rows else None  # type: ignore[arg-type]

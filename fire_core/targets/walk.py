@@ -19,9 +19,10 @@ from torch.nn.modules import conv
 from torch.nn.parameter import UninitializedParameter
 
 from fire_core.errors import UserError
-from fire_core.targets.architectures import NORMS, Layout, Place, layout_of, size_of
+from fire_core.targets.architectures import Layout, Place, layout_of, size_of
 from fire_core.targets.table import ATTENTION, Target, TargetTable, choose, names, role_of, selector, shorten
-from fire_core.targets.trace import Rows, Traced, trace
+from fire_core.targets.trace import NORMS
+from fire_core.targets.rows import Rows, Traced, trace_rows
 
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "module.")
 HEADS = {
@@ -100,7 +101,7 @@ def list_targets(model: nn.Module, *, example: Any = None) -> TargetTable:
     Every matrix is included unless it is frozen while other parameters train.
     """
     check_module(model)
-    traced = None if example is None else trace(model, example)
+    traced = None if example is None else trace_rows(model, example)
     table = TargetTable()
     found, table.head_known = places(model, traced)
     some_train = any(place.parameter.requires_grad for place in found)

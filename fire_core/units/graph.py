@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from fire_core.passes import in_mode
-from fire_core.units.trace import MIXED, Trace, core
+from fire_core.targets.trace import MIXED, Trace, core
 
 
 @dataclass(frozen=True)
@@ -140,16 +139,15 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
     def leave_out(places: Any, why: str) -> None:
         reasons.update({name: why for place in places if (name := modules[place]) and name not in reasons})
 
-    for leaf in tree_leaves(output):
-        if isinstance(leaf, Tensor) and (source := trace.source(leaf)) is not None:
-            lost = {trace.groups[number].place for number in source.lost}
-            leave_out(trace.present(source) | lost | source.gates, "feeds the output")
+    for _, source in trace.sources(output):
+        lost = {trace.groups[number].place for number in source.lost}
+        leave_out(trace.places(source) | lost | source.gates, "feeds the output")
     for place, why in trace.troubles.items():
         leave_out([place], why)
     layers: dict[frozenset[int], UnitLayer] = {}
     for read in trace.reads:
-        source, places = read.source, trace.present(read.source)
-        if source.labels is None or (core(source.labels) == MIXED).any():
+        source, places = read.source, trace.places(read.source)
+        if source.units is None or (core(source.units) == MIXED).any():
             for number, operation in source.lost.items():
                 leave_out([trace.groups[number].place], f"goes through {operation}")
         if read.module is None:
@@ -189,13 +187,13 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
 def _columns(trace: Trace, place: int, labels: Tensor) -> Tensor | None:
     """Return where the labels of one product's units are, (units, columns); None if not every unit has as many."""
     units = trace.products[place].units
-    unit = torch.full_like(labels.flatten(), -1)
-    for group in trace.groups:
-        if group.place == place:
-            inside = (labels >= group.first) & (labels < group.first + units)
-            unit = torch.where(inside.flatten(), labels.flatten() - group.first, unit)
-    found = (unit >= 0).nonzero().flatten().cpu()
-    counts = unit[unit >= 0].bincount(minlength=units)
+    labels, own = (
+        labels.flatten().cpu(),
+        [number for number, group in enumerate(trace.groups) if group.place == place],
+    )
+    found = torch.isin(labels >> 32, torch.tensor(own)).nonzero().flatten()
+    unit = labels[found] & (2**32 - 1)
+    counts = unit.bincount(minlength=units)
     if not len(found) or counts.min() != counts.max():
         return None
-    return found[unit.cpu()[found].argsort(stable=True)].view(units, -1)
+    return found[unit.argsort(stable=True)].view(units, -1)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fire_core.passes import first_input
 from fire_core.units.graph import UnitLayer
-from fire_core.units.trace import CONVOLUTIONS
+from fire_core.targets.trace import CONVOLUTIONS
 
 
 def samples_by_unit(activations: Tensor, layer: UnitLayer, name: str, reader: nn.Module) -> Tensor:

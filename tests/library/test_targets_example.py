@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core import UserError, find_targets, fire
-from fire_core.targets.trace import trace
+from fire_core.targets.rows import trace_rows
 
 
 class LegacyAttention(nn.Module):
@@ -226,7 +226,7 @@ def test_plain_layers_stay_one_matrix() -> None:
             return self.head(z * torch.sigmoid(self.squeeze(z)))
 
     model = Plain()
-    seen = trace(model, torch.randn(2, 3, 6, 6))
+    seen = trace_rows(model, torch.randn(2, 3, 6, 6))
     assert not seen.parts and not seen.unclear
     assert len(seen.whole) == sum(p.dim() > 1 for p in model.parameters())
 

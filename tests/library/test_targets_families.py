@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 import tests.architectures as architectures
 from fire_core.targets import Target, find_targets
-from fire_core.targets.trace import trace
+from fire_core.targets.rows import trace_rows
 
 transformers = pytest.importorskip("transformers")
 timm = pytest.importorskip("timm")
@@ -33,15 +33,19 @@ ON_THEIR_OWN = {
 
 def count(model: nn.Module, example: Any) -> tuple[Counter, list[str]]:
     """Return how many weights are whole, cut and left out, and those whose matrices hold rows of different factors."""
-    seen, parameters = trace(model, example), dict(model.named_parameters())
+    seen, parameters = trace_rows(model, example), dict(model.named_parameters())
     found: Counter = Counter()
     wrong = []
+    names: dict[str, set[str]] = {}  # of the parts of each weight; the taps of a convolution are numbers
     for target in find_targets(model):
         parameter = parameters[target.parameter]
         found["left out"] += target.kind == "unclear"
         if not target.included or target.kind not in ("linear", "conv"):
             continue
-        found["cut" if "," in target.name or target.name.endswith(("q]", "k]", "v]")) else "whole"] += 1
+        label = target.name.partition("[")[2].rstrip("]").split(",")
+        names.setdefault(target.parameter, set()).update(
+            part for part in label if part and not part.isdigit() and "group" not in part
+        )
         uses = {
             row: part for part, rows in seen.parts.get(id(parameter), ()) for row in listed(rows, parameter)
         }
@@ -49,6 +53,8 @@ def count(model: nn.Module, example: Any) -> tuple[Counter, list[str]]:
             rows = target.index[0] if target.index else slice(None)
             if len({uses[row] for row in listed(rows, parameter)}) > 1:
                 wrong.append(target.name)
+    found["cut"] = sum(bool(parts) for parts in names.values())
+    found["whole"] = len(names) - found["cut"]
     return found, wrong
 
 
