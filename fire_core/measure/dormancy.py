@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from fire_core.errors import UserError
 from fire_core.passes import call, in_mode
+from fire_core.targets.trace import Source, Trace, core, is_mixed
 from fire_core.units import Recorder, UnitLayer, find_unit_layers
-from fire_core.targets.trace import MIXED, Source, Trace, core
 
 THRESHOLD = 0.025
 
@@ -67,7 +67,7 @@ def dormancy_of(
         nonlocal seen
         active = {n: trace.groups[n].place for n in trace.groups_in(source) if counts(n)}
         mixed: set[int] = set()
-        if source.units is None or (core(source.units) == MIXED).any():
+        if is_mixed(source.units):
             mixed = {trace.groups[n].place for n in source.lost if counts(n)}
             lost.update(mixed)
         if source.units is None or not active:

@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn.modules import conv
 
 from fire_core.errors import UserError
-from fire_core.targets.table import role_of, shorten
 from fire_core.targets.rows import Parts, Rows, Traced
+from fire_core.targets.table import role_of, shorten
 from fire_core.targets.trace import NORMS
 
 FUSED = re.compile(

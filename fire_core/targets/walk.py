@@ -20,9 +20,9 @@ from torch.nn.parameter import UninitializedParameter
 
 from fire_core.errors import UserError
 from fire_core.targets.architectures import Layout, Place, layout_of, size_of
+from fire_core.targets.rows import Rows, Traced, trace_rows
 from fire_core.targets.table import ATTENTION, Target, TargetTable, choose, names, role_of, selector, shorten
 from fire_core.targets.trace import NORMS
-from fire_core.targets.rows import Rows, Traced, trace_rows
 
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "module.")
 HEADS = {

@@ -10,14 +10,15 @@ others (residual stream), go through attention, run twice, or are the output lay
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fire_core.passes import in_mode
-from fire_core.targets.trace import MIXED, Trace, core
+from fire_core.targets.trace import Trace, is_mixed
 
 
 @dataclass(frozen=True)
@@ -136,64 +137,62 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
     modules = [product.module for product in trace.products]
     reasons = {name: f"runs {count} times" for name, count in trace.calls.items() if count > 1}
 
-    def leave_out(places: Any, why: str) -> None:
+    def leave_out(places: Iterable[int], why: str) -> None:
         reasons.update({name: why for place in places if (name := modules[place]) and name not in reasons})
 
     for _, source in trace.sources(output):
-        lost = {trace.groups[number].place for number in source.lost}
-        leave_out(trace.places(source) | lost | source.gates, "feeds the output")
+        leave_out(trace.places({*source.lost, *trace.groups_in(source)}) | source.gates, "feeds the output")
     for place, why in trace.troubles.items():
         leave_out([place], why)
-    layers: dict[frozenset[int], UnitLayer] = {}
+    found: dict[
+        frozenset[int], tuple[int, dict[str, Tensor]]
+    ] = {}  # layers -> one of them, columns by reader
     for read in trace.reads:
-        source, places = read.source, trace.places(read.source)
-        if source.units is None or (core(source.units) == MIXED).any():
+        source, places = read.source, trace.places(trace.groups_in(read.source))
+        if is_mixed(source.units):
             for number, operation in source.lost.items():
-                leave_out([trace.groups[number].place], f"goes through {operation}")
+                leave_out(trace.places([number]), f"goes through {operation}")
         if read.module is None:
             leave_out(places | source.gates, f"goes through {read.operation}")
             continue
+        grouped = getattr(net.get_submodule(read.module), "groups", 1) > 1
         for place in (place for place in places if modules[place]):
             group = frozenset({place} | source.gates)
-            columns = None if read.columns is None else _columns(trace, place, read.columns)
-            if columns is None or getattr(net.get_submodule(read.module), "groups", 1) > 1:
+            columns = None if grouped else _columns(trace, place, read.columns)
+            if columns is None:
                 leave_out(group, f"does not fit the inputs of {read.module}")
-                continue
-            names = tuple(str(modules[each]) for each in sorted(group))
-            layer = layers.get(group) or UnitLayer(names[0], len(columns), names, (), ())
-            channels = {norm: _columns(trace, place, trace.channels[norm]) for norm in sorted(source.norms)}
-            norms = {
-                norm: found for norm, found in channels.items() if found is not None and found.shape[1] == 1
-            }
-            layers[group] = replace(
-                layer,
-                norms=tuple(sorted({*layer.norms, *norms})),
-                outgoing=(*layer.outgoing, (read.module, columns.shape[1])),
-                columns=layer.columns
-                | {
-                    name: found
-                    for name, found in {read.module: columns, **norms}.items()
-                    if not torch.equal(found.flatten(), torch.arange(found.numel()))
-                },
-            )
+            else:
+                found.setdefault(group, (place, {}))[1][read.module] = columns
     for place in range(len(modules)):
-        count = sum(place in group for group in layers)
+        count = sum(place in group for group in found)
         if count != 1:
             leave_out([place], "is read alone and gated" if count else "is read by no layer")
-    good = [layer for layer in layers.values() if not set(layer.incoming) & reasons.keys()]
-    return sorted(good, key=lambda layer: modules.index(layer.name)), reasons
+    layers = []
+    for group, (place, readers) in found.items():
+        names = tuple(str(modules[each]) for each in sorted(group))
+        if set(names) & reasons.keys():
+            continue
+        channels = {norm: _columns(trace, place, labels) for norm, labels in trace.channels.items()}
+        norms = {norm: each for norm, each in channels.items() if each is not None and each.shape[1] == 1}
+        columns = {
+            name: each
+            for name, each in {**readers, **norms}.items()
+            if not torch.equal(each.flatten(), torch.arange(each.numel()))
+        }
+        outgoing = tuple((reader, each.shape[1]) for reader, each in readers.items())
+        units = trace.products[place].units
+        layers.append(UnitLayer(names[0], units, names, tuple(sorted(norms)), outgoing, columns))
+    return sorted(layers, key=lambda layer: modules.index(layer.name)), reasons
 
 
-def _columns(trace: Trace, place: int, labels: Tensor) -> Tensor | None:
+def _columns(trace: Trace, place: int, labels: Tensor | None) -> Tensor | None:
     """Return where the labels of one product's units are, (units, columns); None if not every unit has as many."""
-    units = trace.products[place].units
-    labels, own = (
-        labels.flatten().cpu(),
-        [number for number, group in enumerate(trace.groups) if group.place == place],
-    )
+    if labels is None:
+        return None
+    labels, own = labels.flatten().cpu(), [n for n, group in enumerate(trace.groups) if group.place == place]
     found = torch.isin(labels >> 32, torch.tensor(own)).nonzero().flatten()
     unit = labels[found] & (2**32 - 1)
-    counts = unit.bincount(minlength=units)
+    counts = unit.bincount(minlength=trace.products[place].units)
     if not len(found) or counts.min() != counts.max():
         return None
-    return found[unit.argsort(stable=True)].view(units, -1)
+    return found[unit.argsort(stable=True)].view(len(counts), -1)

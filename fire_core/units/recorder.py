@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.passes import first_input
-from fire_core.units.graph import UnitLayer
 from fire_core.targets.trace import CONVOLUTIONS
+from fire_core.units.graph import UnitLayer
 
 
 def samples_by_unit(activations: Tensor, layer: UnitLayer, name: str, reader: nn.Module) -> Tensor:
