@@ -8,8 +8,6 @@ autocast and TF32 are set to; `hessian_norm` computes in the precision of the lo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import wraps
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,17 +18,6 @@ from fire_core.solvers.kernels import deviation_of_gram, full_precision
 
 def _float(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
-
-
-def in_full_precision(metric: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Decorate `metric`, whose first argument is a tensor, to compute without autocast and TF32."""
-
-    @wraps(metric)
-    def computed(first: Tensor, *others: Any, **options: Any) -> Tensor:
-        with full_precision(first.device):
-            return metric(first, *others, **options)
-
-    return computed
 
 
 def deviation_from_isometry(matrix: Tensor) -> Tensor:
@@ -46,11 +33,11 @@ def deviation_from_isometry(matrix: Tensor) -> Tensor:
     return deviation_of_gram(smaller_gram(matrix))
 
 
-@in_full_precision
 def smaller_gram(matrix: Tensor) -> Tensor:
     """Return W^T W of matrices (..., m, n) if m >= n, else W W^T."""
     w = _float(matrix)
-    return w.mT @ w if w.shape[-2] >= w.shape[-1] else w @ w.mT
+    with full_precision(w.device):
+        return w.mT @ w if w.shape[-2] >= w.shape[-1] else w @ w.mT
 
 
 def squared_frobenius_error(matrix: Tensor, other: Tensor) -> Tensor:
@@ -98,18 +85,6 @@ def feature_rank(features: Tensor, delta: float = 0.01) -> Tensor:
     total = singular.sum()
     reached = singular.cumsum(0) >= (1.0 - delta) * total
     return torch.where(total > 0, reached.int().argmax() + 1, 0)
-
-
-@in_full_precision
-def covariance_shift(features: Tensor, other: Tensor) -> Tensor:
-    """Return `||C - C'||_F^2`, where `C = H H^T / ||H||_F^2` is the normalised sample Gram matrix (FIRE, Theorem 1).
-
-    Args:
-        features, other: H and H' (samples, units) of the same samples; numbers of units may differ.
-    Returns: scalar in [0, 2]; NaN for all-zero features.
-    """
-    h, g = _float(features), _float(other)
-    return (h @ h.mT / h.square().sum() - g @ g.mT / g.square().sum()).square().sum()
 
 
 def hessian_norm(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, reduce
 from importlib.resources import files
@@ -31,6 +31,7 @@ FUSED = re.compile(
 """Names of weights that hold several matrices in some models, at any place of the path."""
 GATED = re.compile(r"gate|gating|glu(?![a-z])")
 """Names of gates, of which some are stored together with what they multiply."""
+INTERLEAVED = "interleaved gate and up halves: set stacked_matrices to treat them whole"
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,9 @@ class Layout:
     why_out: str = ""
 
 
-def size_of(rows: Rows) -> int:
-    """Return the number of rows."""
-    return rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+def each_row(rows: Rows) -> Sequence[int]:
+    """Return the numbers of rows."""
+    return range(rows.start, rows.stop) if isinstance(rows, slice) else rows
 
 
 def in_order(sizes: Mapping[str, int]) -> Parts:
@@ -110,33 +111,23 @@ def known_parts(owner: nn.Module, attribute: str, rows: int) -> Parts | None:
     for parts, when in known_layers().get((read, attribute), ()):
         if when and bool(getattr(owner, when.split()[-1])) == when.startswith("not "):
             continue
-        sizes = {
-            name: _value(owner, size) for name, _, size in (part.partition("=") for part in parts.split())
-        }
-        shared = [name for name, size in sizes.items() if size is None]
-        if not sizes:
-            return ()
-        rest = rows - sum(size for size in sizes.values() if size is not None)
-        sizes |= dict.fromkeys(shared, rest // max(1, len(shared)))
-        return in_order(sizes) if sum(sizes.values()) == rows else None  # type: ignore[arg-type]
+        pairs = [part.partition("=") for part in parts.split()]
+        sizes = {name: _value(owner, size) for name, _, size in pairs if size}
+        share = (rows - sum(sizes.values())) // max(1, len(pairs) - len(sizes))
+        sizes = {name: sizes.get(name, share) for name, _, _ in pairs}
+        return in_order(sizes) if sum(sizes.values()) == rows or not sizes else None
     return None
 
 
-def _value(owner: Any, text: str) -> int | None:
-    """Return the value of "2", "head_dim", "heads*head_dim" or "in_split.1" (an entry of a list), or None for ""."""
+def _value(owner: Any, text: str) -> int:
+    """Return the value of "2", "head_dim", "heads*head_dim" or "in_split.1" (an entry of a list)."""
 
     def attribute(holder: Any, name: str) -> Any:
-        return (
-            holder[int(name)]
-            if name.isdigit()
-            else getattr(holder, name, None) or getattr(holder.config, name)
-        )
+        if name.isdigit():
+            return holder[int(name)]
+        return getattr(holder, name, None) or getattr(holder.config, name)
 
-    return (
-        prod(int(f) if f.isdigit() else reduce(attribute, f.split("."), owner) for f in text.split("*"))
-        if text
-        else None
-    )
+    return prod(int(f) if f.isdigit() else reduce(attribute, f.split("."), owner) for f in text.split("*"))
 
 
 def outputs_of(module: nn.Module) -> tuple[int, int] | None:
@@ -145,11 +136,10 @@ def outputs_of(module: nn.Module) -> tuple[int, int] | None:
     if weight is None or weight.dim() < 2:
         return None
     first, second = weight.shape[:2]
+    if is_transposed(module) or isinstance(module, conv._ConvTransposeNd):
+        return second * getattr(module, "groups", 1), first
     if isinstance(module, conv._ConvNd):
-        outwards = (second * module.groups, first), (first, second * module.groups)
-        return outwards[not isinstance(module, conv._ConvTransposeNd)]
-    if is_transposed(module):
-        return second, first
+        return first, second * module.groups
     return (first, second) if isinstance(module, nn.Linear) else None
 
 
@@ -214,11 +204,8 @@ def may_be_fused(place: Place, outputs: int, inputs: int) -> str:
     read_by_layers = {takes for _, takes, norm in after if not norm}
     if outputs not in {takes for _, takes, _ in after}:
         share = next((n for n in (2, 3) if outputs / n in read_by_layers), 0)
-        if (
-            share
-            and max(place.parameter.shape[2:], default=1) == 1
-            and not (role == "o" and outputs <= inputs)
-        ):
+        plain = max(place.parameter.shape[2:], default=1) == 1 and (role != "o" or outputs > inputs)
+        if share and plain:
             return f"its {outputs} outputs are {share} times what a later layer takes"
         named = re.match(r"(q|k|v|o|query|key|value)(_|$)", leaf)
         if role == "attention" and not named and after and outputs > max(inputs, after[0][1]):
@@ -233,23 +220,25 @@ def may_be_fused(place: Place, outputs: int, inputs: int) -> str:
 
 def _neighbours(place: Place) -> tuple[list[tuple[int, int, bool]], list[tuple[int, int, bool]]]:
     """Return the layers before and after this one in the smallest module that has others: (outputs, inputs, is a norm)."""
+
+    def widths(modules: Sequence[nn.Module]) -> Iterator[tuple[int, int, bool]]:
+        for module in modules:
+            gain = module._parameters.get("weight")
+            if isinstance(module, NORMS) or "norm" in type(module).__name__.lower():
+                if gain is not None and gain.dim() == 1:
+                    yield len(gain), len(gain), True
+            elif sizes := outputs_of(module):
+                yield *sizes, False
+
+    before: list[tuple[int, int, bool]] = []
+    after: list[tuple[int, int, bool]] = []
     for parent in reversed(place.parents):
         modules = list(parent.modules())
         here = next(i for i, module in enumerate(modules) if module is place.module)
-        before, after = (
-            [s for m in part if (s := _widths(m))] for part in (modules[:here], modules[here + 1 :])
-        )
+        before, after = list(widths(modules[:here])), list(widths(modules[here + 1 :]))
         if before or after:
-            return before, after
-    return [], []
-
-
-def _widths(module: nn.Module) -> tuple[int, int, bool] | None:
-    if isinstance(module, NORMS) or "norm" in type(module).__name__.lower():
-        gain = module._parameters.get("weight")
-        return None if gain is None or gain.dim() != 1 else (len(gain), len(gain), True)
-    sizes = outputs_of(module)
-    return None if sizes is None else (*sizes, False)
+            break
+    return before, after
 
 
 def _of_experts(place: Place) -> Layout | None:
@@ -263,16 +252,12 @@ def _of_experts(place: Place) -> Layout | None:
     transposed = getattr(module, "is_transposed", None)
     if transposed is None or name not in ("gate_up_proj", "up_proj", "down_proj"):
         return None
-    layout = Layout(transposed=transposed, kind="expert", why="one expert")
     if name != "gate_up_proj":
-        return layout
-    if not module.is_concatenated:
-        return replace(
-            layout, why_out="interleaved gate and up halves: set stacked_matrices to treat them whole"
-        )
-    rows = place.parameter.shape[2 if transposed else 1]
-    halves = in_order({"gate": rows // 2, "up": rows // 2})
-    return replace(layout, parts=halves, why="gate or up half of one expert")
+        return Layout(transposed=transposed, kind="expert", why="one expert")
+    half = place.parameter.shape[2 if transposed else 1] // 2
+    out = "" if module.is_concatenated else INTERLEAVED
+    halves = in_order({"gate": half, "up": half})
+    return Layout(halves, transposed, kind="expert", why="gate or up half of one expert", why_out=out)
 
 
 def _declared(place: Place, rows: int) -> Parts:
@@ -297,15 +282,11 @@ def _declared(place: Place, rows: int) -> Parts:
 def _prove(place: Place, parts: Parts, traced: Traced | None) -> None:
     """Raise UserError if the example shows that rows of one declared part are used in different ways."""
     seen = traced.parts.get(id(place.parameter), ()) if traced is not None else ()
-    used = {row: name for name, rows in seen for row in _listed(rows)}
+    used = {row: name for name, rows in seen for row in each_row(rows)}
     for name, rows in parts:
-        uses = {used[row] for row in _listed(rows)} if used else set()
+        uses = {used[row] for row in each_row(rows)} if used else set()
         if len(uses) > 1:
             raise UserError(
                 f"fused_rows of {place.name!r}: the example shows that the rows called {name!r} belong to "
                 f"{shorten(sorted(uses))}; correct fused_rows, or delete it to cut the weight as the example shows"
             )
-
-
-def _listed(rows: Rows) -> Iterator[int]:
-    yield from range(rows.start, rows.stop) if isinstance(rows, slice) else rows

@@ -80,12 +80,12 @@ class Target:
     name: str
     parameter: str
     kind: str
-    index: tuple
-    transposed: bool
-    shape: tuple
     scale: float
     included: bool
     reason: str
+    index: tuple = ()
+    transposed: bool = False
+    shape: tuple = ()
     role: str = ""
     module: str = ""
     aliases: tuple[str, ...] = ()

@@ -19,34 +19,18 @@ from torch.nn.modules import conv
 from torch.nn.parameter import UninitializedParameter
 
 from fire_core.errors import UserError
-from fire_core.targets.architectures import Layout, Place, layout_of, size_of
-from fire_core.targets.rows import Rows, Traced, trace_rows
+from fire_core.targets.architectures import Layout, Place, each_row, layout_of
+from fire_core.targets.rows import Parts, Traced, trace_rows
 from fire_core.targets.table import ATTENTION, Target, TargetTable, choose, names, role_of, selector, shorten
 from fire_core.targets.trace import NORMS
 
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "module.")
-HEADS = {
-    "lm_head",
-    "embed_out",
-    "output_projection",
-    "head",
-    "head_dist",
-    "classifier",
-    "score",
-    "qa_outputs",
-}
-PERHAPS_HEADS = {"fc", "output", "out", "output_layer", "last_layer", "linear"}
-
-
-ADDED = (
-    "pos_embed",
-    "cls_token",
-    "dist_token",
-    "reg_token",
-    "position_embedding",
-    "mask_token",
-    "class_embedding",
+HEADS = set(
+    ["lm_head", "embed_out", "output_projection", "head", "head_dist", "classifier", "score", "qa_outputs"]
 )
+PERHAPS_HEADS = set(["fc", "output", "out", "output_layer", "last_layer", "linear"])
+TOKENS = "pos_embed cls_token dist_token reg_token position_embedding mask_token class_embedding"
+ADDED = set(TOKENS.split())
 EVERYTHING = slice(None)
 REPARAMETRISED = "beside the weight: a gain, or part of a reparametrised weight (weight_norm): remove the reparametrisation"
 
@@ -115,56 +99,38 @@ def list_targets(model: nn.Module, *, example: Any = None) -> TargetTable:
     return table
 
 
-def _part(
-    place: Place,
-    kind: str,
-    reason: str,
-    included: bool = False,
-    *,
-    label: str = "",
-    index: tuple = (),
-    transposed: bool = False,
-    shape: tuple = (),
-    taps: int = 1,
-    role: str = "",
-) -> Target:
-    """Return the target of one block of a parameter.
+def _part(place: Place, kind: str, reason: str, *, label: str = "", taps: int = 1, **block: Any) -> Target:
+    """Return the target of one parameter without matrices, or of one `block` of it, which is included.
 
     label: the part of the target's name in brackets. taps: number of spatial positions of a convolution, else 1.
     """
+    shape = block.get("shape", ())
     return Target(
         name=f"{place.name}[{label}]" if label else place.name,
         parameter=place.parameter_name,
         kind=kind,
-        index=index,
-        transposed=transposed,
-        shape=shape,
         scale=math.sqrt(shape[0] / shape[1]) / taps if shape else 1.0,
-        included=included,
+        included=bool(block),
         reason=reason,
-        role=role,
         module=place.path,
         aliases=place.aliases,
         tied=place.tied,
+        **block,
     )
 
 
 def split(place: Place, traced: Traced | None = None) -> list[Target]:
     """Return the targets in one parameter: at least one, included or not."""
     role = "head" if place.head else role_of(place.name, (*place.parents, place.module))
-    return [
-        target if target.role or not role else replace(target, role=role) for target in _split(place, traced)
-    ]
+    return [replace(target, role=target.role or role) for target in _split(place, traced)]
 
 
 def _split(place: Place, traced: Traced | None) -> Iterator[Target]:
     module, parameter = place.module, place.parameter
-    skipped = _skipped(place)
-    if skipped is not None:
+    if (skipped := _skipped(place)) is not None:
         yield _part(place, *skipped)
         return
-    layout = layout_of(place, traced)
-    if layout.why_out:
+    if (layout := layout_of(place, traced)).why_out:
         yield _part(place, layout.kind, layout.why_out)
     elif parameter.dim() == 3 and getattr(module, "stacked_matrices", False):
         transposed, why = module.stacked_matrices == "in_out", f"one member of {class_name(module)}"
@@ -183,14 +149,13 @@ def _split(place: Place, traced: Traced | None) -> Iterator[Target]:
     elif hasattr(module, "cannot_tell"):
         yield _part(place, str(module.kind), str(module.cannot_tell))
     else:
-        shape = f"{parameter.dim()}-D parameter of"
+        declared = {3: "stacked_matrices", 2: "fused_rows" if place.attribute == "weight" else ""}
+        name = declared.get(parameter.dim(), "")
+        advice = f" (set {name} on the module to put it in)" if name else ""
+        known = f"{class_name(module)}, not a known layer{advice}"
         if type(module) is nn.Module:  # of a file: see `skeleton`
-            yield _part(place, "other", f"{shape} a layer that a file does not show (pass --model)")
-        else:
-            declared = {3: "stacked_matrices", 2: "fused_rows" if place.attribute == "weight" else ""}
-            name = declared.get(parameter.dim(), "")
-            advice = f" (set {name} on the module to put it in)" if name else ""
-            yield _part(place, "other", f"{shape} {class_name(module)}, not a known layer{advice}")
+            known = "a layer that a file does not show (pass --model)"
+        yield _part(place, "other", f"{parameter.dim()}-D parameter of {known}")
 
 
 def _skipped(place: Place) -> tuple[str, str] | None:
@@ -228,24 +193,22 @@ def _skipped(place: Place) -> tuple[str, str] | None:
 
 def _matrices(place: Place, layout: Layout) -> Iterator[Target]:
     """Yield the parts of each matrix of a parameter; a 3-D parameter is a stack of matrices."""
-    stored = tuple(place.parameter.shape[-2:])
-    outputs, inputs = reversed(stored) if layout.transposed else stored
-    for lead in [(i,) for i in range(place.parameter.shape[0])] if place.parameter.dim() == 3 else [()]:
-        for name, rows in layout.parts or ((("", None),)):
-            index: tuple = lead
-            if rows is not None:
-                index = (*lead, EVERYTHING, rows) if layout.transposed else (*lead, rows)
-            yield _part(
-                place,
-                layout.kind,
-                layout.why,
-                True,
-                label=",".join([*map(str, lead), *([name] if name else [])]),
-                index=index,
-                transposed=layout.transposed,
-                shape=(outputs if rows is None else size_of(rows), inputs),
-                role=_role(place, name),
-            )
+    outputs, inputs = place.parameter.shape[-2:]
+    if layout.transposed:
+        outputs, inputs = inputs, outputs
+    stack = [(i,) for i in range(len(place.parameter))] if place.parameter.dim() == 3 else [()]
+    for lead, (name, rows) in itertools.product(stack, layout.parts or (("", EVERYTHING),)):
+        cut = (*([EVERYTHING] if layout.transposed else []), rows) if name else ()
+        yield _part(
+            place,
+            layout.kind,
+            layout.why,
+            label=",".join([*map(str, lead), *([name] if name else [])]),
+            index=(*lead, *cut),
+            transposed=layout.transposed,
+            shape=(len(each_row(rows)) if name else outputs, inputs),
+            role=_role(place, name),
+        )
 
 
 def _conv(place: Place, module: conv._ConvNd, layout: Layout) -> Iterator[Target]:
@@ -257,32 +220,28 @@ def _conv(place: Place, module: conv._ConvNd, layout: Layout) -> Iterator[Target
     parameter, groups = place.parameter, module.groups
     transposed, first = isinstance(module, conv._ConvTransposeNd), parameter.shape[0] // groups
     if groups > 1 and module.in_channels == groups:
-        yield _part(
-            place, "conv", "depthwise convolution: each filter sees one channel, so there is no matrix"
-        )
+        reason = "depthwise convolution: each filter sees one channel, so there is no matrix"
+        yield _part(place, "conv", reason)
         return
     if layout.parts and (groups > 1 or transposed):
         yield _part(place, "conv", "fused parts of a grouped or transposed convolution are not known")
         return
-    parts: list[tuple[str, Rows]] = [("", EVERYTHING)]
-    why = f"one tap of {class_name(module)}"
-    if layout.parts:
-        why, parts = f"{why}, {layout.why}", list(layout.parts)
-    elif groups > 1:
+    parts: Parts = layout.parts or (("", slice(0, first)),)
+    why = f"one tap of {class_name(module)}" + (f", {layout.why}" if layout.parts else "")
+    if groups > 1:
         why = f"{why}, one group"
-        parts = [(f"group {g}", slice(g * first, (g + 1) * first)) for g in range(groups)]
+        parts = tuple((f"group {g}", slice(g * first, (g + 1) * first)) for g in range(groups))
     for (part, rows), tap in itertools.product(parts, itertools.product(*map(range, parameter.shape[2:]))):
-        size = first if rows == EVERYTHING else size_of(rows)
+        sides = (len(each_row(rows)), parameter.shape[1])
         yield _part(
             place,
             "conv",
             why,
-            True,
             label=",".join([*([part] if part else []), *map(str, tap)]),
-            index=(rows, EVERYTHING, *tap),
-            transposed=transposed,
-            shape=(parameter.shape[1], size) if transposed else (size, parameter.shape[1]),
             taps=math.prod(parameter.shape[2:]),
+            index=(rows if part else EVERYTHING, EVERYTHING, *tap),
+            transposed=transposed,
+            shape=sides[::-1] if transposed else sides,
             role=_role(place, part) if layout.parts else "",
         )
 
@@ -319,29 +278,19 @@ def _identity(parameter: Tensor) -> object:
 
 def _place(modules: dict[str, nn.Module], owned: list[tuple[str, str]], heads: set[str]) -> Place:
     path, attribute = min(owned, key=lambda owner: isinstance(modules[owner[0]], nn.Embedding))
-    first_path, first_attribute = owned[0]
-    every_name = [f"{p}.{a}" if p else a for p, a in owned]
-    module = modules[path]
-    tied = any(isinstance(modules[p], nn.Embedding) for p, _ in owned) and not isinstance(
-        module, nn.Embedding
-    )
+    names, words = [f"{p}.{a}" if p else a for p, a in owned], path.split(".") if path else []
+    module, holders = modules[path], [modules[p] for p, _ in owned]
     return Place(
         path=path,
         attribute=attribute,
         module=module,
-        parents=_parents(modules, path),
+        parents=tuple(modules[".".join(words[:length])] for length in range(len(words))),
         parameter=module._parameters[attribute],  # type: ignore[arg-type]
-        parameter_name=f"{first_path}.{first_attribute}" if first_path else first_attribute,
-        aliases=tuple(dict.fromkeys([*every_name, *map(unwrapped, every_name)])),
-        tied=tied,
+        parameter_name=names[0],
+        aliases=tuple(dict.fromkeys([*names, *map(unwrapped, names)])),
+        tied=not isinstance(module, nn.Embedding) and any(isinstance(m, nn.Embedding) for m in holders),
         head=path in heads,
     )
-
-
-def _parents(modules: dict[str, nn.Module], path: str) -> tuple[nn.Module, ...]:
-    """Return the modules around `path`, the model first."""
-    words = path.split(".") if path else []
-    return tuple(modules[".".join(words[:length])] for length in range(len(words)))
 
 
 def unwrapped(name: str) -> str:
@@ -433,9 +382,7 @@ def heads_by_name(layers: list[str]) -> set[str]:
     Layers in repeated blocks, which have a number before the name, do not count. A name that hidden layers have as well
     ("fc", "output") counts only if no other layer stands outside the blocks.
     """
-    inside: dict[
-        tuple[str, ...], dict[str, str]
-    ] = {}  # path of a head -> rest of the path of a layer in it -> path
+    inside: dict[str, dict[str, str]] = {}  # path of a head -> rest of the path of a layer in it -> path
     outside = []
     for path in layers:
         words = unwrapped(path).split(".")
@@ -444,7 +391,7 @@ def heads_by_name(layers: list[str]) -> set[str]:
             continue
         outside.append(path)
         if at < len(words):
-            inside.setdefault(tuple(words[: at + 1]), {})[".".join(words[at + 1 :])] = path
+            inside.setdefault(".".join(words[: at + 1]), {})[".".join(words[at + 1 :])] = path
     found = set()
     for rests in inside.values():
         if len(rests) == 1 or all(rest.isdigit() for rest in rests):
