@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,15 +27,9 @@ from fire_core.report import Report
 
 POLICIES = ("keep", "clear", "clear_changed")
 # methods that set up, save or switch an optimizer; what all others write is its memory
-NOT_TRAINING = {
-    "__init__",
-    "__setstate__",
-    "load_state_dict",
-    "state_dict",
-    "add_param_group",
-    "train",
-    "eval",
-}
+NOT_TRAINING = set(
+    ["__init__", "__setstate__", "load_state_dict", "state_dict", "add_param_group", "train", "eval"]
+)
 WORKSPACE = {"_dummy_overflow_buf"}  # of apex
 ORIGINS = {
     "x0"
@@ -73,14 +67,15 @@ def reset_optimizer_state(
     masters = list(masters)
     nests = [_nest(each) for each in (given if isinstance(given, Iterable) else [given])]
     copies = [copy for nest in nests for copy in _copies(nest, {id(master) for _, master in masters})]
-    for copy in copies if policy == "keep" else ():
-        if changed is None or (copy.key in ORIGINS and id(copy.parameter) in chosen):
+    for key, parameter, _ in copies if policy == "keep" else ():
+        if changed is None or (key in ORIGINS and id(parameter) in chosen):
             raise UserError(
-                f"optimizer_state='keep': {copy.key!r} of this optimizer holds copies of weights, and the next step would "
+                f"optimizer_state='keep': {key!r} of this optimizer holds copies of weights, and the next step would "
                 "bring the old ones back: "
                 + ("give the report as `changed`" if changed is None else "choose clear or clear_changed")
             )
-    for part in [part for nest in nests for part in nest if policy != "keep"]:
+    forgetting = nests if policy != "keep" else []
+    for part in [part for nest in forgetting for part in nest]:
         _restarts(part)  # raises before anything is written
     with torch.no_grad():
         for parameter, master in masters:
@@ -89,13 +84,11 @@ def reset_optimizer_state(
                 del chosen[id(parameter)]
                 chosen[id(master)] = master
         _check_stepped([part for nest in nests for part in nest], chosen)
-        for copy in copies:
-            if policy == "clear" or id(copy.parameter) in chosen:
-                copy.tensor.copy_(copy.parameter)
-        if policy == "keep":
-            return 0
-        dropped = [[_forget(part, nest, policy, chosen) for part in nest] for nest in nests]
-        return sum(len(set().union(*parts)) for parts in dropped)
+        for _, parameter, copy in copies:
+            if policy == "clear" or id(parameter) in chosen:
+                copy.copy_(parameter)
+        dropped = [[_forget(part, nest, policy, chosen) for part in nest] for nest in forgetting]
+        return sum(len(set().union(*each)) for each in dropped)
 
 
 @dataclass
@@ -133,12 +126,8 @@ def _code(kind: type) -> _Code:
         methods = {tree.name: tree for tree in trees if isinstance(tree, ast.FunctionDef)}
         texts = {name: ast.unparse(tree) for name, tree in methods.items()}
         later = [text for name, text in texts.items() if name not in NOT_TRAINING]
-        starting = {"__init__"} | {
-            name
-            for name in texts
-            if f"self.{name}(" in texts.get("__init__", "")
-            and not any(f"self.{name}(" in text for text in later)
-        }
+        called = {name for name in texts if f"self.{name}(" in texts.get("__init__", "")}
+        starting = {"__init__"} | {n for n in called if not any(f"self.{n}(" in text for text in later)}
         training = "".join(text for name, text in texts.items() if name not in NOT_TRAINING | starting)
         code.read |= set(re.findall(r"\['(\w+)'\](?! = )", training))
         code.optional |= set(re.findall(r"'(\w+)' (?:not )?in ", training))
@@ -182,15 +171,11 @@ def _writes(method: ast.FunctionDef) -> Iterator[tuple[str, str, ast.expr]]:
 def _is_copy(value: ast.expr, method: ast.FunctionDef) -> bool:
     """Return whether an expression in a method copies a parameter."""
     loops = [node for node in ast.walk(method) if isinstance(node, ast.For | ast.comprehension)]
-    over = [loop for loop in loops if re.search(r"params|active_p", ast.unparse(loop.iter))]
-    weights = {"p", "param", "parameter"} | {
-        loop.target.id for loop in over if isinstance(loop.target, ast.Name)
-    }
+    over = [loop.target for loop in loops if re.search(r"params|active_p", ast.unparse(loop.iter))]
+    weights = {"p", "param", "parameter"} | {target.id for target in over if isinstance(target, ast.Name)}
     names = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
-    text = ast.unparse(value)
-    return (
-        bool(names & weights and re.search(r"\b(clone|copy_|deepcopy|float)\(", text)) and "grad" not in text
-    )
+    copies = re.search(r"\b(clone|copy_|deepcopy|float)\(", ast.unparse(value))
+    return bool(names & weights and copies) and "grad" not in ast.unparse(value)
 
 
 def _nest(optimizer: Any) -> list[Any]:
@@ -225,31 +210,21 @@ def _held(part: Any) -> Iterator[tuple[str, Any, Any]]:
                 yield name, key, value
 
 
-class _Copy(NamedTuple):
-    """A copy of a parameter. key: of a state, or name of an attribute."""
-
-    key: str
-    parameter: Tensor
-    tensor: Tensor
-
-
-def _copies(nest: list[Any], declared: set[int]) -> list[_Copy]:
+def _copies(nest: list[Any], declared: set[int]) -> list[tuple[str, Tensor, Tensor]]:
     """Return the copies of weights that the optimizers of one nest keep, in their states and in their attributes.
 
-    declared: identities of tensors that are left out. Raises UserError for other tensors in attributes.
+    Each is (key of the state or name of the attribute, parameter, copy). declared: identities of tensors that are left out.
+    Raises UserError for other tensors in attributes.
     """
     keys = set().union(*(_code(part.__class__).copies for part in nest))
     listed = {id(p): p for part in nest for group in part.param_groups for p in group["params"]}
     entries = [(p, key, value) for part in nest for p in part.state for key, value in _tensors(part.state[p])]
-    found = [
-        _Copy(key, p, value)
-        for p, key, value in entries
-        if key in keys and isinstance(p, Tensor) and value.shape == p.shape
-    ]
+    own = [entry for entry in entries if entry[1] in keys and isinstance(entry[0], Tensor)]
+    found = [(key, p, value) for p, key, value in own if value.shape == p.shape]
     known = {
         *listed,
-        *(id(value) for _, _, value in entries),
         *declared,
+        *(id(value) for _, _, value in entries),
         *(id(p.grad) for p in listed.values()),
     }
     for part in nest:
@@ -264,7 +239,7 @@ def _copies(nest: list[Any], declared: set[int]) -> list[_Copy]:
                     f"{type(part).__name__} keeps {len(values)} tensors in its attribute {name!r}, and whether they copy "
                     "weights is not known: give copies as masters=zip(parameters, copies), or build a new optimizer"
                 )
-            found += [_Copy(name, p, value) for p, (_, value) in zip(owners, values, strict=True)]
+            found += [(name, p, value) for p, (_, value) in zip(owners, values, strict=True)]
     return found
 
 

@@ -39,13 +39,13 @@ def relative_to_layer(magnitudes: Tensor) -> Tensor:
 
 
 class Dormancy(NamedTuple):
-    """scores: (units,) of each layer that was measured. unmeasured: number of hidden layers that were not.
-
-    A layer is not measured if a product reads its activations after they were mixed, so that no unit can be told.
+    """scores: (units,) of each layer that was measured. unmeasured: number of hidden layers that were not, because a product
+    reads their activations after they were mixed. features: what the Linear that runs last reads (samples, units), if any.
     """
 
     scores: list[Tensor]
     unmeasured: int
+    features: Tensor | None
 
 
 def dormancy_of(
@@ -61,10 +61,14 @@ def dormancy_of(
     """
     scores: dict[int, list[Tensor]] = {}
     lost: set[int] = set()
+    features: Tensor | None = None
     seen = torch.zeros(0, dtype=torch.int64)  # labels that have been scored
 
     def note(activations: Tensor, source: Source, reader: str | None = None) -> None:
-        nonlocal seen
+        nonlocal seen, features
+        module = net.get_submodule(reader) if reader is not None else None
+        if isinstance(module, nn.Linear) and counted(module):
+            features = activations.flatten(0, -2)
         active = {n: trace.groups[n].place for n in trace.groups_in(source) if counts(n)}
         mixed: set[int] = set()
         if is_mixed(source.units):
@@ -88,7 +92,8 @@ def dormancy_of(
     output = trace.run(net, inputs)
     for tensor, source in trace.sources(output) if not scores else ():
         note(tensor, source)
-    return Dormancy([each for layer in scores.values() for each in layer], len(lost - scores.keys()))
+    found = [each for layer in scores.values() for each in layer]
+    return Dormancy(found, len(lost - scores.keys()), features)
 
 
 def by_label(activations: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

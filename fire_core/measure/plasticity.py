@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fire_core.measure.dormancy import THRESHOLD, dormancy_of
 from fire_core.measure.metrics import deviation_from_isometry, feature_rank, hessian_norm
-from fire_core.passes import arguments_of, call, first_input, in_mode
+from fire_core.passes import arguments_of, call, in_mode
 from fire_core.targets import list_targets
 
 
@@ -39,42 +38,28 @@ def plasticity(
     - "weight_norm": Frobenius norm of all measured parameters together.
     - "dfi": mean deviation from isometry of the target matrices as stored.
     """
-    features: dict[str, Tensor] = {}
-    all_frozen = not _learns(net)
+    parameters = dict(net.named_parameters())
+    all_frozen = not any(p.requires_grad for p in parameters.values())
+    trained = [p for p in parameters.values() if p.requires_grad or all_frozen]
 
     def counted(module: nn.Module | None) -> bool:
-        return all_frozen or module is None or _learns(module)
+        return module is None or all_frozen or any(p.requires_grad for p in module.parameters())
 
-    def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        features["of the head"] = first_input(arguments, keywords)  # the last one stays
-
-    with ExitStack() as hooks:
-        for module in net.modules():
-            if isinstance(module, nn.Linear) and counted(module):
-                hooks.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        hooks.enter_context(in_mode(net, training=False))
-        dormancy = dormancy_of(net, inputs, counted)
-    figures: dict[str, Tensor] = {}
-    parameters = dict(net.named_parameters())
-    if parameters:
-        trained = [p for p in parameters.values() if all_frozen or p.requires_grad]
-        squares = [p.float().square().sum() for p in trained]
-        figures["weight_norm"] = torch.stack(squares).sum().sqrt()
-    if dormancy.scores:
-        figures["dormant_share"] = (torch.cat(dormancy.scores) <= threshold).float().mean()
-    if dormancy.unmeasured:
-        figures["unmeasured"] = torch.tensor(dormancy.unmeasured)
-    for head_input in features.values():
-        figures["feature_rank"] = feature_rank(head_input.flatten(0, -2), delta)
+    with in_mode(net, training=False):
+        scores, unmeasured, features = dormancy_of(net, inputs, counted)
+    figures: dict[str, float | Tensor] = {}
+    if trained:
+        figures["weight_norm"] = _norm(trained)
+    if scores:
+        figures["dormant_share"] = (torch.cat(scores) <= threshold).float().mean()
+    if unmeasured:
+        figures["unmeasured"] = unmeasured
+    if features is not None:
+        figures["feature_rank"] = feature_rank(features, delta)
     deviations = [deviation_from_isometry(t.matrix(parameters)) for t in list_targets(net).included]
     if deviations:
         figures["dfi"] = torch.stack(deviations).mean()
     return {name: float(value) for name, value in figures.items()}
-
-
-def _learns(module: nn.Module) -> bool:
-    """Return whether any parameter of `module` is trained."""
-    return any(p.requires_grad for p in module.parameters())
 
 
 def relative_gradient(
@@ -92,11 +77,11 @@ def relative_gradient(
 
 def relative_norm(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> float:
     """Return the Frobenius norm of all `tensors` together, divided by that of all `others`."""
-    norms = [
-        torch.stack([t.detach().float().square().sum() for t in part]).sum().sqrt()
-        for part in (tensors, others)
-    ]
-    return float(norms[0] / norms[1])
+    return float(_norm(tensors) / _norm(others))
+
+
+def _norm(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack([t.detach().float().square().sum() for t in tensors]).sum().sqrt()
 
 
 def curvature(

@@ -130,25 +130,24 @@ class TargetTable(list):
         return list(dict.fromkeys(target.parameter for target in self.included))
 
     def __str__(self) -> str:
-        merged: dict[tuple, list[Target]] = {}
+        merged: dict[tuple, list[str]] = {}
         for target in self:
             if target.kind not in ("bias", "norm"):
-                parameter = re.sub(r"(?<![^.])\d+(?![^.])", "*", target.name.split("[")[0])
+                name, _, part = target.name.rstrip("]").partition("[")
+                parameter = re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
                 key = (target.included, parameter, target.shape, target.kind, target.reason)
-                merged.setdefault(key, []).append(target)
+                merged.setdefault(key, []).append(part)
         rows = []
         for (included, parameter, shape, _, reason), members in merged.items():
-            parts = list(dict.fromkeys(target.name.partition("[")[2].rstrip("]") for target in members))
-            rows.append(
-                {
-                    "": "in" if included else "out",
-                    "parameter": parameter,
-                    "part": ", ".join(parts) if len(parts) <= 3 else f"{parts[0]} .. {parts[-1]}",
-                    "matrices": len(members) if shape else 0,
-                    "shape": "x".join(map(str, shape)),
-                    "why": reason,
-                }
-            )
+            parts = list(dict.fromkeys(members))
+            row: dict[str, Any] = {"": "in" if included else "out", "parameter": parameter}
+            row["part"] = ", ".join(parts) if len(parts) <= 3 else f"{parts[0]} .. {parts[-1]}"
+            row |= {
+                "matrices": len(members) if shape else 0,
+                "shape": "x".join(map(str, shape)),
+                "why": reason,
+            }
+            rows.append(row)
         weights = sum(target.shape[0] * target.shape[1] for target in self.included)
         vectors = sum(target.kind in ("bias", "norm") for target in self)
         count = f"{len(self.included)} matrices with {weights:,} weights are in"
@@ -165,12 +164,9 @@ def left_out(unclear: Sequence[Target | Any], rows: Sequence[Target | Any]) -> s
 
     rows: all targets, or rows of a report; weights are those with a shape, and the unclear ones.
     """
-    if not unclear:
-        return ""
-    weights = {row.parameter for row in (*rows, *unclear) if row.shape or row in unclear}
-    return (
-        f"\n{len(unclear)} of {len(weights)} weights left out: {shorten([row.parameter for row in unclear])}"
-    )
+    out = [row.parameter for row in unclear]
+    weights = {*out, *(row.parameter for row in rows if row.shape)}
+    return f"\n{len(out)} of {len(weights)} weights left out: {shorten(out)}" if out else ""
 
 
 def names(table: Iterable[Target]) -> list[str]:
@@ -201,7 +197,7 @@ PRESETS: dict[str, tuple[str, Test]] = {
     "attention": ("all projections of attention", lambda t: t.role in ATTENTION),
     "mlp": ("feed-forward blocks, experts included", lambda t: t.role == "mlp"),
     "head": (
-        "the output layers: as declared or named by the model, tied to an embedding, or shown by an example",
+        "the output layers: declared, named by the model, tied, or shown by an example",
         lambda t: t.role == "head",
     ),
     "embedding": ("embedding tables, which are in only where tied to a Linear", lambda t: t.tied),
@@ -213,9 +209,7 @@ def choose(
 ) -> TargetTable:
     """Return the table of `list_targets` with the rule applied; errors as in `find_targets`, with the name `owner`."""
     if not any(target.included for target in table):
-        reasons = (
-            "; ".join(dict.fromkeys(f"{t.name}: {t.reason}" for t in table[:4])) or "it has no parameters"
-        )
+        reasons = "; ".join(f"{t.name}: {t.reason}" for t in table[:4]) or "it has no parameters"
         raise UserError(f"{owner} has no matrix to treat ({reasons})")
     chosen = selector(table, targets)
     text = targets if isinstance(targets, str) else getattr(targets, "__name__", str(targets))
@@ -293,8 +287,8 @@ def _matches(target: Target, pattern: str) -> bool:
     candidates = {target.parameter, target.name, f"{whole}.{label}", *target.aliases}
     candidates.update(f"{whole}.{part}" for part in parts)
     for alias in (target.parameter, *target.aliases):
-        parts = alias.split(".")
-        candidates.update(".".join(parts[:length]) for length in range(1, len(parts)))
+        words = alias.split(".")
+        candidates.update(".".join(words[:length]) for length in range(1, len(words)))
     return any(name == pattern or fnmatchcase(name, pattern) for name in candidates)
 
 
