@@ -162,10 +162,9 @@ class Trace(TorchDispatchMode):
         self._latest: nn.Module | None = None
         self._affine: dict[Any, bool] = {}
         for number, weight in enumerate(weights):
-            rows = (
-                _labels(number, len(weight), weight).view(-1, *[1] * (weight.ndim - 1)).expand(weight.shape)
-            )
-            self._sources[weight] = Source(rows=rows, weights=frozenset([number]), is_weight=True)
+            rows = _labels(number, len(weight), weight).view(-1, *[1] * (weight.ndim - 1))
+            own = frozenset([number])
+            self._sources[weight] = Source(rows=rows.expand(weight.shape), weights=own, is_weight=True)
 
     def run(self, net: nn.Module, inputs: Any) -> Any:
         """Run `inputs` through `net` in its present mode and return the output."""
@@ -273,10 +272,8 @@ class Trace(TorchDispatchMode):
             self._trouble(self.places(self.groups_in(added)), "is added to another layer")
         if not reads and name not in LOOK_UPS:
             return
-        module, joined = (
-            self._running[-1] if self._running else None,
-            _joined([(result, s) for _, s in reads]),
-        )
+        module = self._running[-1] if self._running else None
+        heard = frozenset().union(*(source.weights for _, source in reads))
         side = -2 if reads and reads[0][0] == 1 else -1  # W x or x W
         matrix = operands[0 if side == -2 else 1]
         stacked = "bmm" in name and len(reads) == 1 and len(matrix) > 1 and matrix.stride(0) != 0
@@ -294,24 +291,24 @@ class Trace(TorchDispatchMode):
             if weight is None:
                 self._use("product" if scores is None else "values", factor, source.rows, scores)
         if len(reads) == 2 or not result.ndim:
-            self._set(result, Source(weights=joined.weights, scores=self._operations))
+            self._set(result, Source(weights=heard, scores=self._operations))
             return
         shape = [1] * result.ndim
         for dim in along(result):
             shape[dim] = result.shape[dim]
         number = self._new_group(module, prod(shape), active=False)
-        rows, weights = None, joined.weights
+        rows, weights = None, heard
         if weight is not None:
-            self.heard |= weights
+            self.heard |= heard
             rows, weights = weight.rows, weight.weights
             if name != "convolution":
                 rows = constant(rows, [0, side] if stacked else [side])
             elif matrix.shape[1] > 1 or len(matrix) != operands[0].shape[1]:
                 rows = constant(rows, [int(args[6])])  # 1 in a transposed convolution
             else:  # channels of the input stay apart
-                rows, weights = constant(joined_rows := reads[0][1].rows, [1]), weights | joined.weights
+                rows, weights = constant(reads[0][1].rows, [1]), weights | heard
                 if rows is None:
-                    self._lose("a depthwise convolution", joined_rows)
+                    self._lose("a depthwise convolution", reads[0][1].rows)
         fits = rows is not None and rows.numel() == prod(shape)
         rows = rows.reshape(shape).expand(result.shape) if rows is not None and fits else None
         units = _labels(number, prod(shape), result).view(shape).expand(result.shape)
@@ -338,12 +335,9 @@ class Trace(TorchDispatchMode):
         def moved(labels: Tensor | None) -> list[Any]:
             if labels is None:
                 return [None] * len(parts)
-            again = (
-                [labels.reshape(result.shape)]
-                if operation.name in RESHAPES
-                else operation.again(lambda x: labels)
-            )
-            return [compact(each) for each in again]
+            if operation.name in RESHAPES:
+                return [compact(labels.reshape(result.shape))]
+            return [compact(each) for each in operation.again(lambda x: labels)]
 
         try:
             for part, units, rows in zip(parts, moved(source.units), moved(source.rows), strict=True):
@@ -364,9 +358,10 @@ class Trace(TorchDispatchMode):
 
     def _rows_met(self, name: str, known: Known, shape: torch.Size) -> Tensor | None:
         """Return the rows of elementwise results; factors are noted, and terms of a sum."""
-        rows, *others = [source.rows for _, source in known if source.rows is not None] or [None]
-        for other in others:
-            a, b = torch.broadcast_tensors(core(rows.expand(shape)), core(other.expand(shape)))  # type: ignore
+        found = [source.rows.expand(shape) for _, source in known if source.rows is not None]
+        rows = found[0] if found else None
+        for other in found[1:]:
+            a, b = torch.broadcast_tensors(core(rows), core(other))  # type: ignore[arg-type]
             differ = (a != b) & (a >= 0) & (b >= 0)
             if differ.any() and name in FACTORS:
                 self._use("gate", 0, a[differ])
@@ -374,8 +369,8 @@ class Trace(TorchDispatchMode):
                 return None
             if differ.any():
                 self.sums.append(torch.stack((a[differ], b[differ])).unique(dim=1))
-            rows = torch.where(a < 0, b, a)
-        return None if rows is None else rows.expand(shape)
+            rows = torch.where(a < 0, b, a).expand(shape)
+        return rows
 
     def _units_met(self, name: str, known: Known, shape: torch.Size, rest: Source) -> Source:
         """Return the source of elementwise results; units of several layers that meet are noted, and followed as one."""
@@ -400,10 +395,8 @@ class Trace(TorchDispatchMode):
                 if others != places and name == "mul" and aligned:
                     gates |= others - places
                 elif others != places or (their_groups != groups and not aligned):
-                    self._trouble(
-                        others | places,
-                        f"is {'multiplied by' if name == 'mul' else 'added to'} another layer",
-                    )
+                    done = "multiplied by" if name == "mul" else "added to"
+                    self._trouble(others | places, f"is {done} another layer")
                 if (core(units) < 0).any():
                     units = compact(torch.where(units < 0, theirs, units))
         return replace(rest, units=units, lost=chosen.lost, gates=gates)
@@ -463,10 +456,8 @@ class Trace(TorchDispatchMode):
             for factor, half in enumerate(halves if kind == "rows" else ()):
                 self._use("gate", factor, half)
             return [compact(halves[0])]
-        if (
-            any(word in name for word in ("norm", "softmax", "dropout"))
-            and outputs[0].shape == present[0].shape
-        ):
+        in_place = any(word in name for word in ("norm", "softmax", "dropout"))
+        if in_place and outputs[0].shape == present[0].shape:
             return [present[0], *nothing[1:]]
         if function._schema.is_mutable:  # running it again must not write
             return nothing
@@ -507,10 +498,9 @@ class Trace(TorchDispatchMode):
         """
         leaves = tree_leaves((operation.args, operation.kwargs))
         key = (operation.function, *(self._kind(leaf) for leaf in leaves))
-        if whole:
-            return not operation.function._schema.is_mutable and self._affine_at(operation, 1.0, whole)
-        if key not in self._affine:
-            self._affine[key] = all(self._affine_at(operation, scale, whole) for scale in (3.0, 30.0))
+        if whole or key not in self._affine:
+            can = not whole or not operation.function._schema.is_mutable  # running it again must not write
+            self._affine[key] = can and all(self._affine_at(operation, x, whole) for x in (3.0, 30.0))
         return self._affine[key]
 
     def _kind(self, leaf: Any) -> Any:
@@ -520,18 +510,17 @@ class Trace(TorchDispatchMode):
 
     def _affine_at(self, operation: Operation, scale: float, whole: bool) -> bool:
         draw = torch.Generator().manual_seed(0)
-        leaves = _tensors((operation.args, operation.kwargs))
-        ends: dict[int, Tensor] = {
-            id(x): scale
-            * (2 * torch.rand(2, *(x.shape if whole else (64,)), generator=draw, dtype=torch.float64) - 1)
-            for x in leaves
-            if self._kind(x) == "units"
-        }
+        ends: dict[int, Tensor] = {}
+        for leaf in _tensors((operation.args, operation.kwargs)):
+            if self._kind(leaf) == "units":
+                size = (2, *leaf.shape) if whole else (2, 64)
+                ends[id(leaf)] = scale * (2 * torch.rand(size, generator=draw, dtype=torch.float64) - 1)
 
         def at(share: float) -> Tensor:
             def of(leaf: Tensor) -> Tensor:
                 if id(leaf) in ends:
-                    x = torch.lerp(*ends[id(leaf)], share).to(leaf.device)
+                    start, end = ends[id(leaf)]
+                    x = torch.lerp(start, end, share).to(leaf.device)
                     return x > 0 if leaf.dtype == torch.bool else x
                 leaf = leaf.double() if leaf.is_floating_point() else leaf
                 return leaf if whole or not leaf.numel() else leaf.flatten()[:1].expand(64).clone()
@@ -541,8 +530,8 @@ class Trace(TorchDispatchMode):
 
         try:
             middle, mean = at(0.5), (at(0.0) + at(1.0)) / 2
-            size = mean.nan_to_num(0.0, 0.0, 0.0).abs().max()
-            return torch.allclose(middle, mean, rtol=0.0, atol=5e-3 * float(size), equal_nan=True)
+            largest = mean.nan_to_num(0.0, 0.0, 0.0).abs().max()
+            return torch.allclose(middle, mean, rtol=0.0, atol=5e-3 * float(largest), equal_nan=True)
         except (RuntimeError, TypeError, ValueError):  # it takes no such numbers
             return False
 
@@ -552,9 +541,8 @@ class Trace(TorchDispatchMode):
 
     def _use(self, kind: str, factor: int, rows: Tensor | None, number: int | None = None) -> None:
         if rows is not None:
-            self.uses.append(
-                Use(kind, self._operations if number is None else number, factor, core(rows).unique())
-            )
+            number = self._operations if number is None else number
+            self.uses.append(Use(kind, number, factor, core(rows).unique()))
 
     def _lose(self, name: str, rows: Tensor | None) -> None:
         for weight in () if rows is None else (core(rows) >> 32).unique().tolist():

@@ -91,7 +91,7 @@ def incoming(net: nn.Module, layer: UnitLayer) -> list[Entries]:
     found = []
     for name in layer.incoming:
         module = net.get_submodule(name)
-        index = _members(module, torch.arange(layer.units), 0) if _is_stack(module) else ()
+        index = _members(module, torch.arange(layer.units), 0)
         for kind, parameter in module.named_parameters(recurse=False):
             found.append(Entries(f"{name}.{kind}".lstrip("."), parameter, layer.units, index))
     return found
@@ -103,20 +103,16 @@ def outgoing(net: nn.Module, layer: UnitLayer) -> list[Entries]:
     for name, _ in layer.outgoing:
         module: Any = net.get_submodule(name)
         columns = layer.columns_in(name)
-        index = (
-            _members(module, columns, 1) if _is_stack(module) else (columns,) if name in layer.columns else ()
-        )
+        index = _members(module, columns, 1) or ((columns,) if name in layer.columns else ())
         found.append(Entries(f"{name}.weight".lstrip("."), module.weight, layer.units, index, columns=True))
     return found
 
 
-def _is_stack(module: Any) -> bool:
-    return getattr(module, "stacked_matrices", False) is True
-
-
-def _members(stack: Any, places: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Return members of a stack (stack, out, in), and rows (dim 0) or columns (dim 1) in each."""
-    size = stack.weight.shape[1 + dim]
+def _members(module: Any, places: Tensor, dim: int) -> tuple[Tensor, ...]:
+    """Return members of a stack (stack, out, in), and rows (dim 0) or columns (dim 1) in each; () if it is no stack."""
+    if getattr(module, "stacked_matrices", False) is not True:
+        return ()
+    size = module.weight.shape[1 + dim]
     return places // size, places % size
 
 
@@ -174,14 +170,14 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
             continue
         channels = {norm: _columns(trace, place, labels) for norm, labels in trace.channels.items()}
         norms = {norm: each for norm, each in channels.items() if each is not None and each.shape[1] == 1}
-        columns = {
+        orders = {
             name: each
             for name, each in {**readers, **norms}.items()
             if not torch.equal(each.flatten(), torch.arange(each.numel()))
         }
         outgoing = tuple((reader, each.shape[1]) for reader, each in readers.items())
         units = trace.products[place].units
-        layers.append(UnitLayer(names[0], units, names, tuple(sorted(norms)), outgoing, columns))
+        layers.append(UnitLayer(names[0], units, names, tuple(sorted(norms)), outgoing, orders))
     return sorted(layers, key=lambda layer: modules.index(layer.name)), reasons
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from fire_core.passes import first_input
 from fire_core.targets.trace import CONVOLUTIONS
@@ -21,9 +22,8 @@ def samples_by_unit(activations: Tensor, layer: UnitLayer, name: str, reader: nn
         activations = activations.movedim(0, -2).flatten(-2)
     if name in layer.columns:
         activations = activations[..., layer.columns[name].to(activations.device)].flatten(-2)
-    return activations.reshape(-1, layer.units, activations.shape[-1] // layer.units).mT.reshape(
-        -1, layer.units
-    )
+    columns = activations.shape[-1] // layer.units
+    return activations.reshape(-1, layer.units, columns).mT.reshape(-1, layer.units)
 
 
 class Recorder:
@@ -47,25 +47,19 @@ class Recorder:
         self.values: dict[str, Tensor] = {}
         self.net = net
         modules = dict(net.named_modules())
-        self._handles = [
-            modules[layer.outgoing[0][0]].register_forward_pre_hook(
-                self._hook(layer, reduce, always), with_kwargs=True
-            )
-            for layer in layers
-        ]
 
-    def _hook(
-        self, layer: UnitLayer, reduce: Callable[[Tensor], Tensor], always: bool
-    ) -> Callable[..., None]:
-        def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            if always or (module.training and torch.is_grad_enabled()):
-                with torch.no_grad():
-                    read = first_input(arguments, keywords).detach()
-                    self.values[layer.name] = reduce(
-                        samples_by_unit(read, layer, layer.outgoing[0][0], module)
-                    )
+        def record(layer: UnitLayer) -> RemovableHandle:
+            name = layer.outgoing[0][0]
 
-        return hook
+            def hook(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+                if always or (module.training and torch.is_grad_enabled()):
+                    with torch.no_grad():
+                        read = first_input(arguments, keywords).detach()
+                        self.values[layer.name] = reduce(samples_by_unit(read, layer, name, module))
+
+            return modules[name].register_forward_pre_hook(hook, with_kwargs=True)
+
+        self._handles = [record(layer) for layer in layers]
 
     def remove(self) -> None:
         """Remove the hooks; `values` stay."""
