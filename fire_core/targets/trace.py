@@ -10,7 +10,6 @@ by running it once more on numbers that stand for them. Units that a function re
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -133,8 +132,8 @@ class Trace(TorchDispatchMode):
     Attributes:
         groups, products, reads, uses: in order of execution. sums: pairs of rows that are added. troubles: place -> why its
         units have no owner. unclear: weight -> what its rows cannot be followed through. heard: weights whose outputs
-        another one reads. softened: numbers of products that a softmax follows. calls: module -> number of its runs.
-        channels: norm -> label of each of its channels.
+        another one reads. softened: numbers of products that a softmax follows. channels: norm -> label of each of its
+        channels.
     """
 
     def __init__(
@@ -154,7 +153,6 @@ class Trace(TorchDispatchMode):
         self.unclear: dict[int, str] = {}
         self.heard: set[int] = set()
         self.softened: set[int] = set()
-        self.calls: Counter[str] = Counter()
         self.channels: dict[str, Tensor] = {}
         self._operations = 0
         self._sources: Any = WeakTensorKeyDictionary()
@@ -198,7 +196,6 @@ class Trace(TorchDispatchMode):
         def enter(module: nn.Module, arguments: Any) -> None:
             self._latest = module if has_weight else self._latest
             if layer:
-                self.calls[name] += 1
                 self._running.append(name)
 
         def leave(module: nn.Module, arguments: Any, output: Any) -> None:

@@ -10,6 +10,7 @@ others (residual stream), go through attention, run twice, or are the output lay
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -131,7 +132,7 @@ def find_unit_layers(net: nn.Module, inputs: Any) -> tuple[list[UnitLayer], dict
     with in_mode(net, training=False):
         output = trace.run(net, inputs)
     modules = [product.module for product in trace.products]
-    reasons = {name: f"runs {count} times" for name, count in trace.calls.items() if count > 1}
+    reasons = {name: f"runs {n} times" for name, n in Counter(modules).items() if name and n > 1}
 
     def leave_out(places: Iterable[int], why: str) -> None:
         reasons.update({name: why for place in places if (name := modules[place]) and name not in reasons})
