@@ -418,7 +418,8 @@ class Trace(TorchDispatchMode):
         """Follow labels through an operation that is neither elementwise nor a view."""
         name, joined = operation.name, _joined(known)
         all_units, all_rows = (self._moved(operation, outputs, kind) for kind in ("units", "rows"))
-        statistic = "pool" not in name and outputs[0].numel() < max(x.numel() for x, _ in known)
+        smaller = outputs[0].numel() < max(x.numel() for x, _ in known)
+        statistic = smaller and "pool" not in name and not operation.function._schema.is_mutable
         decision = not (outputs[0].is_floating_point() or outputs[0].is_complex())
         if is_mixed(all_rows[0]) and not (statistic or decision or joined.is_weight):
             for _, source in known:
@@ -543,7 +544,8 @@ class Trace(TorchDispatchMode):
 
     def _lose(self, name: str, rows: Tensor | None) -> None:
         for weight in () if rows is None else (core(rows) >> 32).unique().tolist():
-            self.unclear[weight] = f"its rows cannot be followed through {name}"
+            if weight >= 0:
+                self.unclear[weight] = f"its rows cannot be followed through {name}"
 
 
 def _tensors(tree: Any) -> list[Tensor]:
