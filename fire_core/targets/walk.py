@@ -161,9 +161,10 @@ def _split(place: Place, traced: Traced | None) -> Iterator[Target]:
 def _skipped(place: Place) -> tuple[str, str] | None:
     """Return the kind of a parameter that holds no matrix in any layer, with the reason, or None."""
     module, parameter, attribute = place.module, place.parameter, place.attribute
-    if type(parameter).__torch_dispatch__ is not Tensor.__torch_dispatch__ and not hasattr(
+    plain = type(parameter).__torch_dispatch__ is Tensor.__torch_dispatch__ or hasattr(
         parameter, "full_tensor"
-    ):  # quantised: its dtype is that of the result of dequantize()
+    )
+    if not plain:  # quantised: its dtype is that of the result of dequantize()
         return "other", f"stored as {type(parameter).__name__}: only plain weights can be treated"
     if not parameter.dtype.is_floating_point or parameter.dtype.itemsize < 2:
         return "other", f"stored as {parameter.dtype}: only real floating-point weights can be treated"
@@ -307,9 +308,8 @@ def refuse_flat_shards(modules: dict[str, nn.Module]) -> None:
     named = () if outermost is None else tuple(outermost.named_parameters())
     if named and (any(n.endswith("_flat_param") for n, _ in named) or all(p.dim() < 2 for _, p in named)):
         raise UserError(
-            f"module {path!r} is wrapped by FullyShardedDataParallel, which flattens and cuts its "
-            "parameters: no matrix can be seen; call this inside "
-            "FullyShardedDataParallel.summon_full_params(model, writeback=True), or shard with "
+            f"module {path!r} is wrapped by FullyShardedDataParallel, which flattens and cuts its parameters: no matrix can "
+            "be seen; call this inside FullyShardedDataParallel.summon_full_params(model, writeback=True), or shard with "
             "torch.distributed.fsdp.fully_shard (FSDP2)"
         )
 
