@@ -178,3 +178,10 @@ def test_a_fused_layer_of_unknown_form_stays_out_until_it_is_declared(
     assert [t.name for t in table.included] == ["0.out.weight", "1.weight"] and said in table[0].reason
     getattr(model[0], name).fused_rows = {"q": 8, "k": 8, "v": rows - 16}
     assert len(find_targets(model).included) == 5
+
+
+def test_a_class_whose_rows_no_table_can_tell_stays_out() -> None:
+    """EfficientViM: one class of convolutions, which hold B, C and dt in one place and one matrix in another."""
+    layer = timm.models.efficientvim.ConvLayer1d(4, 8, 1)
+    table = find_targets(nn.Sequential(layer, nn.Linear(8, 2)))
+    assert [target.parameter for target in table.unclear] == ["0.conv.weight"]
