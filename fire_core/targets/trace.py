@@ -459,7 +459,7 @@ class Trace(TorchDispatchMode):
             return [present[0], *nothing[1:]]
         if function._schema.is_mutable:  # running it again must not write
             return nothing
-        others = present[0].new_tensor([MIXED, OUTSIDE])
+        others = torch.cat([present[0].new_full((1,), value) for value in (MIXED, OUTSIDE)])
         labels = torch.cat([others, *(core(own).flatten() for own in present)]).unique()
         draw = torch.Generator().manual_seed(0)
         u = torch.rand(len(labels), generator=draw, dtype=torch.float64).to(labels.device)

@@ -55,12 +55,15 @@ def test_the_counts_of_the_readme(material):
     ahead, behind = held["better"].eq("fire").sum(), held["worse"].eq("fire").sum()
     holds, contradicted, undecided = (found[name] for name in ("holds", "contradicted", "not decided"))
     assert f"**{holds} hold, {contradicted} are contradicted, and {undecided} are not decided.**" in text
-    assert f"{ahead} say that FIRE ends ahead ({held['figure'].eq('fig3').sum()} of them" in text
-    assert f"and {behind} that it ends behind" in text
+    assert f"FIRE ends ahead in {ahead} of the {holds} ({held['figure'].eq('fig3').sum()} are about" in text
+    assert f"and behind in {behind}." in text
     ahead, behind = against["better"].eq("full_reset").sum(), against["worse"].eq("dash").sum()
-    assert f"{ahead} have FIRE ahead of a full reset, and {behind} behind DASH" in text
+    said = f"Of the {contradicted}, FIRE is ahead of a full reset in {ahead} and behind DASH in {behind}."
+    assert said in text
     assert len(against) == ahead + behind
-    assert f"Another {found['open']} wait for a second round of seeds" in text
+    waiting, unplanned, out = (found[name] for name in ("open", "not planned", "premise not met"))
+    assert f"Another {waiting} wait for a second round of seeds, and {unplanned} has none planned" in text
+    assert f"this leaves out {out}" in text
     assert f"{found['all'] + found['premise not met']} of the paper's comparisons were run" in text
 
 
