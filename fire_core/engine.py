@@ -191,10 +191,7 @@ def treat_tensors(
             results.append((group, treated.matrices))
             for t in group:
                 rows[t.name] = Row(t.name, t.parameter, t.shape, action, t.reason)
-            start = (
-                _stack(group, initial) if initial and initial.keys() >= {t.parameter for t in group} else None
-            )
-            figures.append(([rows[t.name] for t in group], figures_of(old, treated, start)))
+            figures.append(([rows[t.name] for t in group], _figures(group, old, treated, initial)))
         targets = [t for group, _ in results for t in group]
         peaks = _largest_entries([matrix for _, new in results for matrix in new])
         if bad := [t.name for t, peak in zip(targets, peaks, strict=True) if not peak < math.inf]:
@@ -241,10 +238,7 @@ def measure_change(
             for t in group:
                 rows[t.name] = Row(t.name, t.parameter, t.shape, action, t.reason)
             old, new = _stack(group, before), _stack(group, after)
-            start = (
-                _stack(group, initial) if initial and initial.keys() >= {t.parameter for t in group} else None
-            )
-            figures.append(([rows[t.name] for t in group], figures_of(old, Treated(new), start)))
+            figures.append(([rows[t.name] for t in group], _figures(group, old, Treated(new), initial)))
     fill_in(figures)
     report.rows.extend(rows.values())
     report.total = sum(p.numel() for p in after.values())
@@ -254,6 +248,14 @@ def row_of(target: Target, reason: str) -> Row:
     """Return the row of a target that is not treated."""
     action = "left out" if target.kind == "unclear" else "skipped"
     return Row(target.name, target.parameter, target.shape, action, reason)
+
+
+def _figures(
+    group: list[Target], old: Tensor, treated: Treated, initial: Mapping[str, Tensor] | None
+) -> dict[str, Tensor]:
+    """Return `figures_of` a stack, with the distance to the starting weights where all of them are known."""
+    known = initial is not None and all(t.parameter in initial for t in group)
+    return figures_of(old, treated, _stack(group, initial) if known else None)  # type: ignore[arg-type]
 
 
 def _degenerate(
