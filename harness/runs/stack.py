@@ -83,6 +83,12 @@ def meet(stage: int, work: Callable[[list[Any]], Sequence[Any]], *arguments: Any
     return own.answer
 
 
+def others_first() -> None:
+    """Let each other run of a stack that can have a turn first."""
+    if own := member():
+        own.wait(lambda: True)
+
+
 def pause(seconds: float, until: Path | None) -> None:
     """Sleep. The other runs of a stack work meanwhile, and the file `until` ends it early there."""
     own, over = member(), time.monotonic() + seconds

@@ -4,6 +4,7 @@ state. Our own H1 tasks (h1-walk-v0, h1-walk-primitive-v0, ...) are among them.
 
 import sys
 import warnings
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -34,9 +35,6 @@ class Task:
         self.action_size = flatdim(space)
         self.observation_size = flatdim(self.environment.observation_space)
         self.observation = np.zeros(self.observation_size)
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.observation_size} observations, {self.action_size} actions"
 
     def reset(self, seed: int) -> np.ndarray:
         """Start an episode that depends on `seed` alone and return its first observation (observation_size,)."""
@@ -171,14 +169,17 @@ class Moment(NamedTuple):
 class EvaluationTasks:
     """`count` tasks for `rl.evaluate.play_episodes`, which step together and play one episode each.
 
-    A task whose episode has ended is not simulated until the next `reset`; its reward is 0. The caller sets the
-    `seeds` of the next episodes before each evaluation.
+    A task whose episode has ended is not simulated until the next `reset`; its reward is 0.
     """
 
     def __init__(self, count: int, name: str, action_repeat: int):
         self.tasks = [Task(name, action_repeat) for _ in range(count)]
         self.count = count
         self.seeds = list(range(count))
+
+    def use_seeds(self, seeds: Sequence[int]) -> None:
+        """Set the seed of the next episode of each task."""
+        self.seeds = list(seeds)
 
     def reset(self) -> np.ndarray:
         """Start all episodes and return observations (count, size)."""

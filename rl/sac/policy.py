@@ -81,7 +81,7 @@ def on_scale(env: str, value: float) -> dict[str, float]:
 def random_play(cfg: DictConfig) -> dict[str, float]:
     """Return mean and deviation of the returns of uniformly random actions, a level that learning should exceed."""
     tasks = EvaluationTasks(cfg.random_episodes, cfg.env.name, cfg.env.action_repeat)
-    tasks.seeds = [derive(cfg.seed, "random", i) % 2**31 for i in range(tasks.count)]
+    tasks.use_seeds([derive(cfg.seed, "random", i) % 2**31 for i in range(tasks.count)])
     draws, shape = numpy_generator(cfg.seed, "random"), (tasks.count, tasks.tasks[0].action_size)
     result = play_episodes(tasks, lambda o: draws.uniform(-1, 1, shape), tasks.count, cfg.eval_limit)
     return {"random_return": result.mean, "random_return_std": float(np.std(result.returns))}

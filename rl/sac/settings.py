@@ -72,6 +72,10 @@ class Sac(Keys):
         least=1,
         numbers=False,
     )
+    workers: bool = key(
+        "simulate each task in a process of its own, so that the runs of a stack simulate at the same time",
+        numbers=False,
+    )
 
 
 def check(cfg: DictConfig) -> None:

@@ -9,6 +9,7 @@ random number is a pure function of the seed, its purpose and the agent step.
 """
 
 import sys
+from operator import call
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run from anywhere
@@ -35,11 +36,12 @@ from harness.session import Session
 from harness.transfer import send
 from rl.evaluate import play_episodes
 from rl.replay import FlatReplay
-from rl.sac.env import EvaluationTasks, Task, physics
+from rl.sac.env import EvaluationTasks, Task
 from rl.sac.normaliser import RunningNormaliser
 from rl.sac.policy import explore, mean_policy, normalise, on_scale, random_play, stored_batches
 from rl.sac.stack import shared_passes
 from rl.sac.update import Learner, actor_pass, build, update
+from rl.sac.worker import InWorker
 
 NEVER = 1e8  # from this value of run.checkpoint_seconds on (three years), no checkpoint is expected
 
@@ -54,20 +56,21 @@ def train(cfg: DictConfig) -> None:
     # ------------------------------------------------------------------------------------------ task and learner
     device = session.device
     torch.set_float32_matmul_precision("high" if cfg.precision == "tf32" else "highest")
-    task = Task(cfg.env.name, cfg.env.action_repeat)
+    place, kind = InWorker if cfg.workers else call, (cfg.env.name, cfg.env.action_repeat)
+    task, tests = place(Task, *kind), place(EvaluationTasks, cfg.eval_episodes, *kind)
+    sizes = observation_size, action_size = task.observation_size, task.action_size
     if session.run.trunk is not None or cfg.run.checkpoint_seconds < NEVER or cfg.run.checkpoint_steps:
-        physics(task.environment)  # raises UserError if the state of the task cannot be saved
-    tests = EvaluationTasks(cfg.eval_episodes, cfg.env.name, cfg.env.action_repeat)
-    learner = build(cfg, task.observation_size, task.action_size, device)
+        task.state_dict()  # raises UserError if the state of the task cannot be saved
+    learner = build(cfg, *sizes, device)
     learner.passes = shared_passes(learner)
-    normaliser = RunningNormaliser(task.observation_size)
-    replay = FlatReplay(min(cfg.replay, cfg.steps), task.observation_size, task.action_size)
+    normaliser = RunningNormaliser(observation_size)
+    replay = FlatReplay(min(cfg.replay, cfg.steps), *sizes)
     official = cfg.compat == "official"
     untouched = official and session.method.name == "none"  # there, nothing at all changes in this run
     renewed = None if untouched else lambda: renew(cfg, learner, normaliser, replay)
     nets = {"actor": learner.actor, "critics": learner.critics}
 
-    at, session.repeat = session.at, task.action_repeat
+    at, session.repeat = session.at, cfg.env.action_repeat
     # `returns` are those of the training episodes since the last evaluation, `last` is the latest update
     at |= {"episode": 0, "return": 0.0, "returns": [], "last": {}, "results": {}}
     treatment = session.attach(
@@ -82,7 +85,7 @@ def train(cfg: DictConfig) -> None:
     slow = {"target": learner.target, "temperature": learner.temperature}
     session.keep(**slow, normaliser=normaliser, replay=replay, task=task)
     weights = {name: sum(p.numel() for p in net.parameters()) for name, net in nets.items()}
-    session.say(f"{task}; weights {weights}")
+    session.say(f"{cfg.env.name}: {observation_size} observations, {action_size} actions; weights {weights}")
 
     # ------------------------------------------------------------------------------------------ what is measured
     def measure() -> dict[str, float]:
@@ -92,24 +95,25 @@ def train(cfg: DictConfig) -> None:
         batch = normalise(stored, normaliser, device)
         found = plasticity(learner.actor, batch.observations)
         if session.trigger.measures:
-            shape, draw = (len(stored.rewards), task.action_size), generator(cfg.seed, "probe", at["step"])
+            shape, draw = (len(stored.rewards), action_size), generator(cfg.seed, "probe", at["step"])
             gradients = actor_pass(learner, batch, torch.randn(shape, generator=draw).to(device))[1]["actor"]
             found["relative_gradient"] = relative_norm(gradients, learner.trained["actor"])
         return found
 
     def test() -> dict[str, float]:
-        tests.seeds = [derive(cfg.seed, "evaluation", at["step"], i) % 2**31 for i in range(tests.count)]
-        policy = mean_policy(learner, normaliser, device)
+        count, policy = cfg.eval_episodes, mean_policy(learner, normaliser, device)
+        tests.use_seeds([derive(cfg.seed, "evaluation", at["step"], i) % 2**31 for i in range(count)])
         with treatment.evaluating():
-            result = play_episodes(tests, policy, tests.count, cfg.eval_limit).summary()
+            result = play_episodes(tests, policy, count, cfg.eval_limit).summary()
         return result | on_scale(cfg.env.name, result["eval_return"])
 
     # ------------------------------------------------------------------------------------------ the two halves
-    def begin_episode(episode: int) -> None:
+    def begin_episode(episode: int) -> np.ndarray:
         at.update({"episode": episode, "return": 0.0})
-        task.reset(derive(cfg.seed, "episode", episode) % 2**31)
+        observation = task.reset(derive(cfg.seed, "episode", episode) % 2**31)
         if not official:
-            normaliser.update(task.observation)
+            normaliser.update(observation)
+        return observation
 
     with session:
         # In the official loop, the first action of each half is uniform, and its observation is not counted.
@@ -117,23 +121,21 @@ def train(cfg: DictConfig) -> None:
         if not session.resumed:
             begin_episode(0)
             session.log(watched=False, **random_play(cfg), **test(), **measure())
+        observation = task.observation
         bar = session.progress(cfg.steps, at["step"], "step")
         while at["step"] < cfg.steps:
             acted = session.intervene(int(at["step"] >= cfg.midpoint), measure, test, renewed)
-            if (
-                acted is not None and official and not untouched
-            ):  # where a treated run starts as a new process
-                begin_episode(at["episode"] + 1)
-                blind = True
+            if acted is not None and official and not untouched:  # there, it starts as a new process
+                observation, blind = begin_episode(at["episode"] + 1), True
 
             # ---------------------------------------------------------------------------------- one agent step
-            observation, noise = task.observation, generator(cfg.seed, "noise", at["step"])
+            noise = generator(cfg.seed, "noise", at["step"])
             if official and not blind:
                 # The policy does not act on an episode's last observation, so it is not counted.
                 normaliser.update(observation)
             if at["step"] < cfg.learning_starts or blind:
                 warm_up = numpy_generator(cfg.seed, "warm_up", at["step"])
-                action = warm_up.uniform(-1, 1, task.action_size).astype(np.float32)
+                action = warm_up.uniform(-1, 1, action_size).astype(np.float32)
             else:
                 action = explore(learner, normaliser, observation, noise, device)
             following, reward, terminated, truncated = task.step(action)
@@ -143,16 +145,17 @@ def train(cfg: DictConfig) -> None:
             replay.add(observation, action, reward, following, terminated)
             at["step"] += 1
             at["return"] += reward
+            observation = following
             if terminated or truncated:
                 at["returns"].append(at["return"])
-                begin_episode(at["episode"] + 1)
+                observation = begin_episode(at["episode"] + 1)
 
             # ---------------------------------------------------------------------------------- updates
             if at["step"] >= cfg.learning_starts + (not official):
                 draws = numpy_generator(cfg.seed, "replay", at["step"])
                 together = replay.sample(cfg.batch_size * cfg.updates_per_step, draws, device)
                 for batch in normalise(together, normaliser, device).split(cfg.batch_size):
-                    normal = torch.randn((2, cfg.batch_size, task.action_size), generator=noise)
+                    normal = torch.randn((2, cfg.batch_size, action_size), generator=noise)
                     penalty = treatment.penalty()
                     at["last"] = update(learner, batch, send(normal, device), penalty, treatment.before_step)
                     treatment.after_step()
@@ -167,12 +170,12 @@ def train(cfg: DictConfig) -> None:
                     results["train_return"] = float(np.mean(at["returns"]))
                 at |= {"results": results, "returns": []}
                 session.log(**results)
-                where = {"step": at["step"] * task.action_repeat, "agent_steps": at["step"]}
+                where = {"step": at["step"] * session.repeat, "agent_steps": at["step"]}
                 session.timing(**where, seconds=session.seconds())
                 mean = f"return {results['eval_return']:.1f}"
                 bar.set_postfix_str(mean)
                 if bar.disable:
-                    session.say(f"step {at['step'] * task.action_repeat:,}: {mean}")
+                    session.say(f"step {at['step'] * session.repeat:,}: {mean}")
                 if at["step"] == cfg.midpoint:
                     session.leave_trunk()
             bar.update()

@@ -1,9 +1,13 @@
-"""SAC runs that one process trains as a stack equal single runs to rounding: updates, and sweeps that stop and resume."""
+"""SAC runs that one process trains as a stack equal single runs to rounding: updates, and sweeps that stop and resume.
+With tasks in worker processes, the same runs write the same bytes."""
 
+import os
 import re
+import signal
 import sys
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from test_sac_update import batch, learner, noise
@@ -14,8 +18,11 @@ pytest.importorskip("mujoco")
 import rl.sac.stack
 import rl.sac.update
 from fire_core import attach
+from fire_core.errors import UserError
 from harness.runs.stack import pause, take_turns
 from rl.captured import captured
+from rl.sac.env import Task
+from rl.sac.worker import InWorker
 
 METHODS = ["none", "fire", "plasticity_injection", "l2_init", "plasticity_injection", "muon"]
 
@@ -99,7 +106,9 @@ def test_a_stack_is_killed_stops_resumes_and_has_the_folders_of_single_runs(tmp_
     stack, single = tmp_path / "stack", tmp_path / "single"
     ends = [(killed("step >= 80"), 9), (STOPPED, 75), ("", 0)]
     for before, expected in ends:
-        code, said = script.run([*sweep, "stack=4", f"run.root={stack}"], IN_THIS_PROCESS + before)
+        code, said = script.run(
+            [*sweep, "stack=4", "workers=true", f"run.root={stack}"], IN_THIS_PROCESS + before
+        )
         assert code == expected and "Traceback" not in said, said
     assert said.endswith("sweep: 4 of 4 done\n")
     code, said = script.run([*sweep, f"run.root={single}"], IN_THIS_PROCESS)
@@ -116,3 +125,39 @@ def test_a_stack_is_killed_stops_resumes_and_has_the_folders_of_single_runs(tmp_
         ours, theirs = (torch.load(root / name, weights_only=True)["actor"] for root in (stack, single))
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
     assert all(len(steps) == 2 for steps in resumed) and len({first for first, _ in resumed}) > 1
+
+
+@pytest.mark.parametrize(
+    "way, kill", [("-m stack=2 method=none,fire", ""), ("method=fire", killed("step >= 50"))]
+)
+def test_workers_leave_every_byte_of_a_stack_and_of_a_run_that_is_killed(way, kill, tmp_path):
+    script, written = Script("rl/sac/train.py"), []
+    what = "experiment=fig4b_hopper size=smoke steps=60 midpoint=40 eval_every=30 eval_limit=20 random_episodes=1"
+    for workers, ends in (("false", [""]), ("true", [kill, ""] if kill else [""])):
+        root = tmp_path / workers
+        line = [*what.split(), *way.split(), f"workers={workers}", f"run.root={root}", "run.progress=false"]
+        for before in ends:
+            code, said = script.run([*line, "run.checkpoint_steps=10"], IN_THIS_PROCESS + before)
+            assert code == (9 if before else 0), said
+        written.append({path.relative_to(root): path.read_bytes() for path in root.rglob("metrics.jsonl")})
+    assert written[0] == written[1] and len(written[0]) == 2 + way.count("none")
+
+
+def test_a_worker_hands_on_errors_and_what_was_printed_and_says_when_it_has_ended(capsys):
+    with pytest.raises(UserError, match="'h1-jump-v0' does not exist"):
+        InWorker(Task, "h1-jump-v0")
+    task = InWorker(Task, "Hopper-v5")
+    assert task.reset(0).shape == (task.observation_size,)
+    for _ in range(2):
+        task.step([np.nan] * 3)
+    assert "MuJoCo: Nan, Inf or huge value in CTRL" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="cannot reshape") as caught:
+        task.step([0.0])
+    assert "In the worker process" in caught.value.__notes__[0]
+    os.kill(
+        task._process.pid, signal.SIGTERM
+    )  # which batch systems send to all processes: the run saves first
+    assert task.state_dict()["seed"] == 0
+    os.kill(task._process.pid, signal.SIGKILL)
+    with pytest.raises(UserError, match=r"Task\('Hopper-v5',\) has ended with exit code -9"):
+        task.reset(0)
