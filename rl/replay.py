@@ -49,8 +49,8 @@ class FrameReplay:
         stack: frames in an observation.
         channels_last: samples lie in memory as (B, height, width, stack), the layout of channels-last convolutions.
         n_step: rewards that a transition sums up, each discounted by one step more than the one before; its next
-            observation lies as many steps later. It is shorter where the episode (or what ends a target, as a lost life)
-            ends earlier, and where later steps have not been played yet.
+            observation lies as many steps later. It is shorter where the episode ends earlier, and where later steps have
+            not been played yet.
         discount: factor of a reward one step later.
         device: where batches are used. The frames lie there too if it is a GPU with twice as much free memory.
 
@@ -107,19 +107,18 @@ class FrameReplay:
         truncated: Array,
         next_frames: Array,
         final_frames: Array | None = None,
-        lost: Array | None = None,
     ) -> None:
         """Store one step of all environments, taken from the frames that were stored last.
 
         All but the frames (environments, height, width) are (environments,). `next_frames` are what the policy sees next
         (the first after a reset); `final_frames` have the last frame of each episode that ended, and other rows of it are
-        not read. A life `lost` counts as terminated although the episode continues. Rewards are stored as given.
+        not read. Rewards are stored as given.
         """
         slot, following = self.count % self.length, (self.count + 1) % self.length
         ended = terminated | truncated
         self.facts["actions"][slot] = actions
         self.facts["rewards"][slot] = rewards
-        self.facts["terminated"][slot] = terminated if lost is None else terminated | lost
+        self.facts["terminated"][slot] = terminated
         self.facts["ended"][slot] = ended
         age = np.minimum(self.facts["age"][slot] + 1, self.stack - 1)
         self.facts["age"][following] = np.where(ended, 0, age)
@@ -153,7 +152,7 @@ class FrameReplay:
         """Return the discounted sums of rewards (B,) float32 and the times (B,) of the last step of each."""
         later = times[:, None] + np.arange(self.n_step)
         slots = later % self.length, games[:, None]
-        over = self.facts["terminated"][slots] | self.facts["ended"][slots]
+        over = self.facts["ended"][slots]
         counted = later < self.count
         counted[:, 1:] &= ~np.logical_or.accumulate(over, axis=1)[:, :-1]
         weights = np.where(counted, self.discount ** np.arange(self.n_step), 0.0)

@@ -28,14 +28,6 @@ SCORES = {
 }
 
 
-class Episode(NamedTuple):
-    """A finished episode: environment, raw return, length in agent steps."""
-
-    environment: int
-    score: float
-    length: int
-
-
 class Step(NamedTuple):
     """Result of one step of all n environments."""
 
@@ -44,8 +36,7 @@ class Step(NamedTuple):
     terminated: np.ndarray  # (n,) bool
     truncated: np.ndarray  # (n,) bool
     final_frames: np.ndarray  # (n, h, w) uint8: newest frame before any reset
-    lost: np.ndarray  # (n,) bool: a life was lost, and the episode continues
-    finished: list[Episode]
+    finished: list[tuple[float, int]]  # raw return and length in agent steps of each episode that ended
 
 
 class Games:
@@ -74,7 +65,7 @@ class Games:
             self.backend = AtariBackend(game, count, frame_shape, seed, threads, grey_last)
         self.count, self.actions, self.sticky = count, self.backend.actions, sticky
         self.generator = np.random.default_rng([seed, 1])
-        self.observations = np.zeros((count, stack, *self.backend.frame_shape), np.uint8)
+        self.observations = np.zeros((count, stack, *frame_shape), np.uint8)
         self.executed = np.zeros(count, np.int64)
         self.scores = np.zeros(count)
         self.lengths = np.zeros(count, np.int64)
@@ -89,22 +80,17 @@ class Games:
         """Execute `actions` (n,) int, or the previous executed action where the sticky draw says so."""
         repeat = self.generator.random(self.count) < self.sticky
         self.executed = np.where(repeat, self.executed, actions)
-        lives = self.backend.lives
         frames, rewards, terminated, truncated = self.backend.step(self.executed)
         self.scores += rewards
         self.lengths += 1
         self.observations[:, :-1] = self.observations[:, 1:]
         self.observations[:, -1] = frames
-        ended, finished = terminated | truncated, []
-        lost = (self.backend.lives < lives) & ~ended
-        if ended.any():
-            finished = [
-                Episode(int(index), float(self.scores[index]), int(self.lengths[index]))
-                for index in np.flatnonzero(ended)
-            ]
+        ended = terminated | truncated
+        finished = list(zip(self.scores[ended].tolist(), self.lengths[ended].tolist()))
+        if finished:
             self.observations[ended] = self.backend.reset(ended)[ended][:, None]
             self.executed[ended], self.scores[ended], self.lengths[ended] = 0, 0.0, 0
-        return Step(self.observations.copy(), rewards, terminated, truncated, frames, lost, finished)
+        return Step(self.observations.copy(), rewards, terminated, truncated, frames, finished)
 
     def state_dict(self) -> dict:
         """Return the exact state as plain values and tensors: game states, stacks, sticky actions, generator."""
@@ -117,15 +103,10 @@ class Games:
             "generator": self.generator.bit_generator.state,
         }
 
-    def load_state_dict(self, state: dict) -> np.ndarray:
-        """Restore what `state_dict` returned, and return its observations (n, stack, h, w)."""
+    def load_state_dict(self, state: dict) -> None:
+        """Restore what `state_dict` returned."""
         self.backend.load_state_dict(state["backend"])
         self.observations[:] = state["observations"].numpy()
         self.executed = np.array(state["executed"], np.int64)
         self.scores, self.lengths = np.array(state["scores"]), np.array(state["lengths"], np.int64)
         self.generator.bit_generator.state = state["generator"]
-        return self.observations.copy()
-
-    def close(self) -> None:
-        """Free the emulators."""
-        self.backend.close()

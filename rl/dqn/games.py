@@ -1,9 +1,10 @@
 """Simulators: n copies of an Atari game, or of Catch, that step together and return single frames.
 
-A backend has `count`, `actions`, `frame_shape`, `lives` (n,), `reset(chosen)`, `step(actions)`, `state_dict`,
-`load_state_dict` and `close`. Stacks and sticky actions are added by `rl/dqn/env.py`; rewards are clipped in
-`rl/dqn/train.py`.
+A backend has `actions`, `reset(chosen)`, `step(actions)`, `state_dict` and `load_state_dict`. Stacks and sticky actions are
+added by `rl/dqn/env.py`; rewards are clipped in `rl/dqn/train.py`.
 """
+
+from collections import deque
 
 import numpy as np
 import torch
@@ -43,7 +44,7 @@ class AtariBackend:
         self.names = ale_py.roms.get_all_rom_ids()
         if game not in self.names:
             raise UserError(f"unknown game {game!r}{did_you_mean(game, [CATCH, *self.names])}")
-        self.count, self.frame_shape, self.seed = count, tuple(frame_shape), seed
+        self.count, self.frame_shape, self.seed = count, frame_shape, seed
         self.games = ale_py.AtariVectorEnv(
             game,
             num_envs=count,
@@ -64,7 +65,6 @@ class AtariBackend:
         )
         self.actions = int(self.games.single_action_space.n)
         self.starts = [0] * count
-        self.lives = np.zeros(count, np.int64)
         self.history: list[list[int]] = [[] for _ in range(count)]
 
     def reset(self, chosen: np.ndarray | None = None) -> np.ndarray:
@@ -86,10 +86,8 @@ class AtariBackend:
         frames = np.zeros((self.count, *self.frame_shape), np.uint8)
         if chosen.any():
             seeds = [_start_seed(self.seed, int(i), self.starts[i]) for i in np.flatnonzero(chosen)]
-            observations, info = self.games.reset(
-                seed=np.array(seeds) if seeded else None, options={"reset_mask": chosen}
-            )
-            self.lives = info["lives"].copy()
+            seed, options = np.array(seeds) if seeded else None, {"reset_mask": chosen}
+            observations, _ = self.games.reset(seed=seed, options=options)
             frames[chosen] = _frames(observations)[chosen]
         return frames
 
@@ -97,8 +95,7 @@ class AtariBackend:
         """Return (frames (n, h, w), raw rewards, terminated, truncated); an ended episode gives its last frame."""
         for history, action in zip(self.history, actions.tolist()):
             history.append(action)
-        observations, rewards, terminated, truncated, info = self.games.step(actions.astype(np.int64))
-        self.lives = info["lives"].copy()
+        observations, rewards, terminated, truncated, _ = self.games.step(actions.astype(np.int64))
         return _frames(observations), rewards.astype(np.float32), terminated, truncated
 
     def state_dict(self) -> dict:
@@ -110,32 +107,23 @@ class AtariBackend:
         """Restore the stored state of every emulator by playing its history again, at about 2000 steps a second."""
         self.starts = list(state["starts"])
         self.history = [items.tolist() for items in state["history"]]
-        lengths = [sum(item != RESET for item in history) for history in self.history]
-        waiting = [max(lengths) - length for length in lengths]
-        cursors = [0] * self.count
+        ahead = [deque(history) for history in self.history]
+        lengths = np.array([sum(item != RESET for item in history) for history in self.history])
         self.games.reset(seed=np.arange(self.count))
-        for tick in range(max(lengths) + 1):
-            self._start(np.array([tick == wait for wait in waiting]), seeded=True)
-            self._replay_tick(tick, waiting, cursors, last=tick == max(lengths))
-
-    def _replay_tick(self, tick: int, waiting: list[int], cursors: list[int], last: bool) -> None:
-        resets, actions = np.zeros(self.count, bool), np.zeros(self.count, np.int64)
-        for index, history in enumerate(self.history):
-            if tick < waiting[index]:
-                continue
-            while cursors[index] < len(history) and history[cursors[index]] == RESET:
-                resets[index] = True
-                cursors[index] += 1
-            if not last:
-                actions[index] = history[cursors[index]]
-                cursors[index] += 1
-        self._start(resets)
-        if not last:
-            self.lives = self.games.step(actions)[-1]["lives"].copy()
-
-    def close(self) -> None:
-        """Free the emulators."""
-        self.games.close()
+        for left in range(
+            lengths.max(), -1, -1
+        ):  # those with fewer actions start later, so that all end together
+            self._start(lengths == left, seeded=True)
+            resets, actions = np.zeros(self.count, bool), np.zeros(self.count, np.int64)
+            for index in np.flatnonzero(lengths >= left):
+                while ahead[index] and ahead[index][0] == RESET:
+                    resets[index] = True
+                    ahead[index].popleft()
+                if left:
+                    actions[index] = ahead[index].popleft()
+            self._start(resets)
+            if left:
+                self.games.step(actions)
 
 
 RESET = -1
@@ -167,12 +155,11 @@ class CatchBackend:
 
     size = 7
     actions = 3
-    lives = np.zeros(1, np.int64)
 
     def __init__(self, count: int, frame_shape: tuple[int, int], seed: int):
         if min(frame_shape) < self.size:
             raise UserError(f"env.frame_size={min(frame_shape)}: catch needs at least {self.size}")
-        self.count, self.frame_shape = count, tuple(frame_shape)
+        self.count = count
         self.generator = np.random.default_rng(seed)
         self.ball = np.zeros((count, 2), np.int64)  # row, column
         self.paddle = np.zeros(count, np.int64)
@@ -214,6 +201,3 @@ class CatchBackend:
         """Restore what `state_dict` returned."""
         self.ball, self.paddle = np.array(state["ball"]), np.array(state["paddle"])
         self.generator.bit_generator.state = state["generator"]
-
-    def close(self) -> None:
-        """Do nothing; a game of Catch holds no resources."""

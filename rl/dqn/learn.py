@@ -1,7 +1,6 @@
 """The learning rule of DQN: targets, loss, one update, the target network, the exploration schedule."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,33 +19,28 @@ class Learner:
         net, target: the trained network and the one that targets come from.
         discount: factor of the value one step later.
         double: whether `net` chooses the next action and `target` only values it.
-        target_ema: share of its old weights that `target` keeps in each update; None: it is copied from time to time.
         precision: "bf16" runs both networks up to their last layer under bfloat16 autocast.
-        compiled: `gradients` as one graph, see `rl.captured`; None: eager.
+        compile: whether loss and gradients run as one compiled graph, see `rl.captured`.
     """
 
     net: nn.Module
     target: nn.Module
     discount: float
     double: bool = False
-    target_ema: float | None = None
     precision: str = "fp32"
-    compiled: Callable[..., tuple[Tensor, Tensor, tuple[Tensor, ...]]] | None = field(
-        default=None, repr=False
-    )
+    compile: bool = False
 
-    def compile(self, device: torch.device, backend: str = "inductor") -> None:
-        """Run loss and gradients as one compiled graph from now on."""
-        self.compiled = captured(gradients, device, backend)
+    def __post_init__(self) -> None:
+        device = next(self.net.parameters()).device
+        self.gradients = captured(gradients, device) if self.compile else gradients
 
     def trained(self) -> list[nn.Parameter]:
         """Return the parameters that an update changes; plasticity injection freezes some."""
         return [parameter for parameter in self.net.parameters() if parameter.requires_grad]
 
     def copy(self) -> None:
-        """Copy the trained network into the target network, unless that is an average."""
-        if self.target_ema is None:
-            self.target.load_state_dict(self.net.state_dict())
+        """Copy the trained network into the target network."""
+        self.target.load_state_dict(self.net.state_dict())
 
 
 @torch.no_grad()
@@ -83,46 +77,31 @@ def with_actions(batch: Batch, targets: Tensor) -> Tensor:
     return torch.stack([batch.actions.float(), targets], dim=1)
 
 
-def losses(learner: Learner, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the loss of a batch and the mean of its targets."""
-    low = learner.precision == "bf16"
-    with torch.autocast(batch.rewards.device.type, torch.bfloat16, enabled=low):
-        wanted = td_targets(learner, batch)
-        return td_loss(learner.net(batch.observations), with_actions(batch, wanted)), wanted.mean()
-
-
 def gradients(
     learner: Learner, trained: list[nn.Parameter], batch: Batch
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-    """Return loss, mean target and gradients of `trained`, all detached: the part of an update that is compiled."""
-    loss, value = losses(learner, batch)
-    return loss.detach(), value, torch.autograd.grad(loss, trained)
+    """Return loss, mean target and gradients of `trained`, all detached: the part of an update that may be compiled."""
+    low = learner.precision == "bf16"
+    with torch.autocast(batch.rewards.device.type, torch.bfloat16, enabled=low):
+        wanted = td_targets(learner, batch)
+        loss = td_loss(learner.net(batch.observations), with_actions(batch, wanted))
+    return loss.detach(), wanted.mean(), torch.autograd.grad(loss, trained)
 
 
 def update(learner: Learner, treatment: Attached, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Take one gradient step on the trained network in place, with the method, and let the target network follow if it is
-    an average. Return loss and mean target, detached and not synchronised."""
-    optimizer, penalty = treatment.optimizer, treatment.penalty()
-    optimizer.zero_grad(set_to_none=True)
-    if learner.compiled is None:
-        loss, value = losses(learner, batch)
-        (loss + penalty).backward()
-    else:
-        trained = learner.trained()
-        loss, value, slopes = learner.compiled(learner, trained, batch)
-        for parameter, slope in zip(trained, slopes, strict=True):
-            parameter.grad = slope
-        if isinstance(penalty, Tensor) and penalty.requires_grad:
-            penalty.backward(inputs=trained)
+    """Take one gradient step on the trained network in place, with the method. Return loss and mean target, detached and
+    not synchronised."""
+    penalty, trained = treatment.penalty(), learner.trained()
+    treatment.optimizer.zero_grad(set_to_none=True)
+    loss, value, slopes = learner.gradients(learner, trained, batch)
+    for parameter, slope in zip(trained, slopes, strict=True):
+        parameter.grad = slope
+    if isinstance(penalty, Tensor) and penalty.requires_grad:
+        penalty.backward(inputs=trained)
     treatment.before_step()
-    optimizer.step()
+    treatment.optimizer.step()
     treatment.after_step()
-    if learner.target_ema is not None:
-        with torch.no_grad():
-            torch._foreach_lerp_(
-                list(learner.target.parameters()), list(learner.net.parameters()), 1 - learner.target_ema
-            )
-    return loss.detach().clone(), value.detach().clone()
+    return loss.clone(), value.clone()
 
 
 def epsilon(step: int, learning_starts: int, decay_steps: int, final: float) -> float:

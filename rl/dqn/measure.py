@@ -51,9 +51,8 @@ class Window:
 
     def add(self, loss: Tensor, value: Tensor) -> None:
         """Add the loss and the mean target of one update. They stay on the device, so nothing is synchronised."""
-        if self.count:
-            loss, value = self.loss.to(loss.device) + loss, self.value.to(value.device) + value
-        self.loss, self.value, self.count = loss, value, self.count + 1
+        self.loss, self.value = self.loss.to(loss.device) + loss, self.value.to(value.device) + value
+        self.count += 1
 
     def close(self, step: int, net: nn.Module) -> dict[str, float]:
         """Return the averages of the window, with the gradient norm of its last update, and start a new window. Raises
@@ -76,20 +75,10 @@ class Window:
         return figures
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the window as plain values and tensors."""
-        return {
-            "episodes": list(self.episodes),
-            "loss": self.loss.cpu(),
-            "value": self.value.cpu(),
-            "count": self.count,
-            "train_return": self.train_return,
-        }
+        return vars(self).copy()
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.episodes = [tuple(episode) for episode in saved["episodes"]]
-        self.loss, self.value, self.count = saved["loss"], saved["value"], saved["count"]
-        self.train_return = saved["train_return"]
+        vars(self).update(saved)
 
 
 def brief(figures: dict[str, float], window: Window) -> str:

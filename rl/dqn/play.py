@@ -65,7 +65,6 @@ def evaluate(cfg: DictConfig, net: nn.Module, device: torch.device, position: in
         result = play_steps(games, policy, cfg.eval_steps)
     else:
         result = play_episodes(games, policy, cfg.eval_episodes, cfg.eval_max_steps)
-    games.close()
     figures = result.summary()
     if cfg.env.game in SCORES:
         random, human = SCORES[cfg.env.game]
@@ -85,5 +84,4 @@ def random_play(cfg: DictConfig) -> dict[str, float]:
         return stream.integers(games.actions, size=len(observations))
 
     result = play_episodes(games, policy, cfg.random_episodes, LONGEST)
-    games.close()
     return {"random_return": result.mean, "random_return_std": float(np.std(result.returns))}

@@ -45,21 +45,9 @@ class Dqn(Keys):
     epsilon_final: float = key("share of random actions after that", least=0, most=1)
     discount: float = key("discount of later rewards", least=0, most=1)
     adam_epsilon: float = key("epsilon in Adam's denominator", least=0, most=1)
-    target_every: int = key(
-        "transitions between copies into the target network; not used with target_ema", least=1
-    )
-    target_ema: float | None = key(
-        "share that the target network keeps in an update; null: it is copied", least=0, most=1, added=True
-    )
+    target_every: int = key("transitions between copies into the target network", least=1)
     n_step: int | None = key("rewards that a target sums up; null: 1", least=1, most=1000, added=True)
     double: bool | None = key("the trained network chooses the next action; null: false", added=True)
-    terminal_on_life_loss: bool | None = key("targets end where a life is lost; null: false", added=True)
-    priming: int | None = key(
-        "updates at the first step after learning_starts; null: as at later steps",
-        least=1,
-        most=1_000_000,
-        added=True,
-    )
     eval_every: int = key("transitions between evaluations", least=1)
     eval_epsilon: float = key("share of random actions in evaluation", least=0, most=1)
     eval_steps: int = key("compat=official: steps per evaluation", least=1)
@@ -83,8 +71,8 @@ def check(cfg: DictConfig) -> None:
     n = cfg.env.environments
     if not 0 < cfg.midpoint < cfg.total_steps:
         raise UserError(f"midpoint={cfg.midpoint} must lie between 0 and total_steps={cfg.total_steps}")
-    counted = ["total_steps", "midpoint", "log_every", "eval_every", "learning_starts", "replay_capacity"]
-    counted += ["target_every"] if cfg.target_ema is None else []
+    counted = ["total_steps", "midpoint", "log_every", "eval_every", "learning_starts"]
+    counted += ["replay_capacity", "target_every"]
     counted += ["random_episodes"] if cfg.compat == "official" else ["random_episodes", "eval_episodes"]
     for name in counted:
         if cfg[name] % n:
@@ -104,13 +92,9 @@ def check(cfg: DictConfig) -> None:
             f"n_step={cfg.n_step}: replay_capacity={cfg.replay_capacity} holds {cfg.replay_capacity // n} steps of each "
             "game, give at most that"
         )
-    if cfg.target_ema == 1:
-        raise UserError(
-            "target_ema=1 keeps the target network as it is forever: give a value below 1, such as 0.99"
-        )
     if cfg.midpoint <= cfg.learning_starts:
         raise UserError(f"midpoint={cfg.midpoint} must be after learning_starts={cfg.learning_starts}")
-    if cfg.target_ema is None and cfg.midpoint % cfg.target_every:
+    if cfg.midpoint % cfg.target_every:
         raise UserError(
             f"midpoint={cfg.midpoint} must be a multiple of target_every={cfg.target_every}: "
             "the target network is copied right before the boundary, so that every method starts from the same one"

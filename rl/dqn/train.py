@@ -53,19 +53,16 @@ def train(cfg: DictConfig) -> None:
         layout = {"memory_format": torch.channels_last if cfg.channels_last else torch.preserve_format}
         net, target = (make_net(cfg, games.actions).to(device, **layout) for _ in range(2))
     target.load_state_dict(net.state_dict())
-    learner = Learner(net, target, cfg.discount, bool(cfg.double), cfg.target_ema, cfg.precision)
-    if cfg.compile:
-        learner.compile(device)
+    learner = Learner(net, target, cfg.discount, bool(cfg.double), cfg.precision, cfg.compile)
     replay, window = make_replay(cfg, device), Window()
     streams = NumpyStreams(cfg.seed, "policy", "replay")
     updates = round(cfg.updates_per_transition * games.count)
-    between_copies = max(1, round(cfg.updates_per_transition * cfg.target_every))
     at = session.at
     at |= {
         "updates": 0,
         "figures": {},
         "probe": None,
-    }  # probe: fixed transitions on which plasticity is measured
+    }  # the probe: transitions on which plasticity is measured
     official = cfg.compat == "official"
     treatment = session.attach(
         {"net": net},
@@ -110,10 +107,9 @@ def train(cfg: DictConfig) -> None:
                 net, games.observations, exploring, games.actions, streams["policy"], device, cfg.compat
             )
             step = games.step(actions)
-            lost = step.lost if cfg.terminal_on_life_loss else None
             frames = step.observations[:, -1], step.final_frames
-            replay.add(actions, np.sign(step.rewards), step.terminated, step.truncated, *frames, lost)
-            window.episodes += [(episode.score, episode.length) for episode in step.finished]
+            replay.add(actions, np.sign(step.rewards), step.terminated, step.truncated, *frames)
+            window.episodes += step.finished
             at["step"] += games.count
             bar.update(games.count)
 
@@ -122,13 +118,10 @@ def train(cfg: DictConfig) -> None:
                 if at["probe"] is None:
                     probe = replay.sample(cfg.metrics_samples, numpy_generator(cfg.seed, "probe"), device)
                     at["probe"] = {k: v for k, v in probe._asdict().items() if v is not None}
-                primed = at["updates"] >= (cfg.priming or 0)
-                for _ in range(updates if primed else cfg.priming):
+                for _ in range(updates):
                     batch = replay.sample(cfg.batch_size, streams["replay"], device)
                     window.add(*update(learner, treatment, batch))
                     at["updates"] += 1
-                    if not primed and at["updates"] % between_copies == 0:
-                        learner.copy()
                 if at["step"] % cfg.target_every == 0:
                     learner.copy()
 

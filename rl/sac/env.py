@@ -25,8 +25,7 @@ class Task:
     """
 
     def __init__(self, name: str, action_repeat: int = 1):
-        self.name, self.environment = name, open_environment(name)
-        self.action_repeat = action_repeat
+        self.environment, self.action_repeat = open_environment(name), action_repeat
         space = self.environment.action_space
         if not isinstance(space, Box) or not space.is_bounded():
             raise UserError(f"env {name!r} has actions {space}; SAC needs a bounded box of real numbers")
@@ -116,7 +115,7 @@ def open_environment(name: str) -> gymnasium.Env:
 def say_warnings_once() -> None:
     """Print each MuJoCo warning once, as one line. By default MuJoCo prints a block of text per environment and writes
     a log file into the current folder."""
-    from rl.sac.humanoid.simulator import mujoco
+    from rl.sac.humanoid.environment import mujoco
 
     said = lru_cache(maxsize=1000)(lambda text: print(f"MuJoCo: {text}", file=sys.stderr))
     mujoco.set_mju_user_warning(said)

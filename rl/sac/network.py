@@ -4,8 +4,7 @@ Architecture and initialisation follow SimBa (Lee et al., 2025, arXiv 2410.09754
 output layers are orthogonal with gain 1, residual blocks normalise before they transform, hidden layers are He-normal
 truncated at two standard deviations, biases are zero, LayerNorm has epsilon 1e-6.
 
-Critics are stored as one stack: every weight is (critics, out, in), so that all are evaluated, differentiated and
-updated by single calls. `stacked_matrices` tells the target search that each slice is a matrix of its own.
+Critics are one stack: every weight is (critics, out, in), so that single calls evaluate, differentiate and update all.
 """
 
 import math
@@ -16,13 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+Draw = torch.Generator | None
 LAYER_NORM_EPSILON = 1e-6
 LOG_STD_MIN, LOG_STD_MAX = -10.0, 2.0
 # Standard deviation of a unit normal truncated at two standard deviations; dividing by it restores the variance.
 TRUNCATED_STD = 0.87962566103423978
 
 
-def truncated_he_normal_(weight: Tensor, generator: torch.Generator | None = None) -> Tensor:
+def truncated_he_normal_(weight: Tensor, generator: Draw = None) -> Tensor:
     """Fill `weight` (..., out, in) in place: variance 2 / in, normal truncated at two of its standard deviations.
 
     Source: He et al. 2015, in the truncated and variance-corrected form that SimBa uses.
@@ -61,7 +61,7 @@ class StackedLinear(nn.Module):
     Under autocast it runs in the lower precision like nn.Linear, unless `full_precision` is set.
     """
 
-    stacked_matrices = True
+    stacked_matrices = True  # each slice is a matrix of its own
     full_precision = False
 
     def __init__(self, stack: int, inputs: int, outputs: int):
@@ -93,9 +93,7 @@ class StackedLayerNorm(nn.Module):
         return torch.addcmul(self.bias.unsqueeze(1), normed, self.weight.unsqueeze(1))
 
 
-def linear(
-    inputs: int, outputs: int, stack: int | None, kind: str, generator: torch.Generator | None
-) -> nn.Module:
+def linear(inputs: int, outputs: int, stack: int | None, kind: str, generator: Draw) -> nn.Module:
     """Return a Linear (stack None) or StackedLinear with zero bias; `kind` of the weights is "orthogonal" or "he"."""
     layer = nn.Linear(inputs, outputs) if stack is None else StackedLinear(stack, inputs, outputs)
     matrices = [layer.weight] if stack is None else list(layer.weight)
@@ -117,7 +115,7 @@ def layer_norm(width: int, stack: int | None) -> nn.Module:
 class ResidualBlock(nn.Module):
     """x + contract(relu(expand(norm(x)))), expansion 4 (SimBa, figure 4)."""
 
-    def __init__(self, width: int, stack: int | None, generator: torch.Generator | None):
+    def __init__(self, width: int, stack: int | None, generator: Draw):
         super().__init__()
         self.norm = layer_norm(width, stack)
         self.expand = linear(width, 4 * width, stack, "he", generator)
@@ -128,17 +126,15 @@ class ResidualBlock(nn.Module):
         return x + self.contract(self.relu(self.expand(self.norm(x))))
 
 
-def hidden(
-    width: int, blocks: int, norm: str, stack: int | None, generator: torch.Generator | None
-) -> list[nn.Module]:
+def hidden(width: int, blocks: int, norm: str, stack: int | None, generator: Draw) -> list[nn.Module]:
     """Return the layers between embedding and output: residual blocks and a LayerNorm, or, where `norm` is "none", a plain
     network: a ReLU after the embedding and after one He-normal layer for each block."""
     if norm == "layer":
         return [*[ResidualBlock(width, stack, generator) for _ in range(blocks)], layer_norm(width, stack)]
-    layers = [
-        layer for _ in range(blocks) for layer in (linear(width, width, stack, "he", generator), nn.ReLU())
-    ]
-    return [nn.ReLU(), *layers]
+    layers: list[nn.Module] = [nn.ReLU()]
+    for _ in range(blocks):
+        layers += [linear(width, width, stack, "he", generator), nn.ReLU()]
+    return layers
 
 
 class GaussianHead(nn.Module):
@@ -147,7 +143,7 @@ class GaussianHead(nn.Module):
     The head keeps the precision of its weights under autocast, because the entropy depends on small differences.
     """
 
-    def __init__(self, width: int, actions: int, generator: torch.Generator | None):
+    def __init__(self, width: int, actions: int, generator: Draw):
         super().__init__()
         self.mean = linear(width, actions, None, "orthogonal", generator)
         self.log_std = linear(width, actions, None, "orthogonal", generator)
@@ -172,7 +168,7 @@ class Actor(nn.Module):
         actions: int,
         width: int = 128,
         blocks: int = 1,
-        generator: torch.Generator | None = None,
+        generator: Draw = None,
         norm: str = "layer",
     ):
         super().__init__()
@@ -203,7 +199,7 @@ class Critics(nn.Module):
         width: int = 512,
         blocks: int = 2,
         critics: int = 2,
-        generator: torch.Generator | None = None,
+        generator: Draw = None,
         norm: str = "layer",
     ):
         super().__init__()

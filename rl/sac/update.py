@@ -56,9 +56,9 @@ class Learner:
     def new_optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """Return new optimizers of the present parameters: AdamW for actor and critics, Adam for alpha."""
         self.target.requires_grad_(False)
-        nets = {"actor": self.actor, "critics": self.critics, "temperature": self.temperature}
         # Plasticity injection freezes some parameters.
-        self.trained = {name: [p for p in net.parameters() if p.requires_grad] for name, net in nets.items()}
+        nets = self.nets().items()
+        self.trained = {name: [p for p in net.parameters() if p.requires_grad] for name, net in nets}
         fused = {"lr": self.learning_rate, "fused": True}
         decay = fused | {"weight_decay": self.weight_decay}
         made = {name: torch.optim.AdamW(self.trained[name], **decay) for name in ("actor", "critics")}
@@ -70,13 +70,8 @@ class Learner:
         return torch.autocast(device, torch.bfloat16, enabled=self.precision == "bf16")
 
     def nets(self) -> dict[str, nn.Module]:
-        """Return all modules with weights by name, for a checkpoint."""
-        return {
-            "actor": self.actor,
-            "critics": self.critics,
-            "target": self.target,
-            "temperature": self.temperature,
-        }
+        """Return all modules with weights by name."""
+        return {name: getattr(self, name) for name in ("actor", "critics", "target", "temperature")}
 
 
 def build(cfg: DictConfig, observations: int, actions: int, device: torch.device) -> Learner:
@@ -167,19 +162,20 @@ def update(
     for parameters in learner.trained.values():
         for parameter in parameters:
             parameter.grad = None
-    slopes = penalty_gradients(learner, penalty)
+    if isinstance(penalty, Tensor) and penalty.requires_grad:
+        penalty.backward(inputs=[*learner.trained["actor"], *learner.trained["critics"]])
     with frozen(learner.trained["critics"]):
         measured, gradients = of_actor(learner, batch, noise[0])
     figures = {name: figure.clone() for name, figure in measured.items()}
-    set_gradients(learner, "actor", gradients, slopes)
+    set_gradients(learner, "actor", gradients)
     before_step("actor")
     learner.optimizers["actor"].step()
-    set_gradients(learner, "temperature", gradients, {})
+    set_gradients(learner, "temperature", gradients)
     learner.optimizers["temperature"].step()
 
     measured, gradients = of_critics(learner, batch, noise[1])
     figures |= {name: figure.clone() for name, figure in measured.items()}
-    set_gradients(learner, "critics", gradients, slopes)
+    set_gradients(learner, "critics", gradients)
     before_step("critics")
     learner.optimizers["critics"].step()
 
@@ -202,27 +198,10 @@ def frozen(parameters: list[nn.Parameter]) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def penalty_gradients(learner: Learner, penalty: Tensor | float) -> dict[str, tuple[Tensor | None, ...]]:
-    """Return the gradients of `penalty` by the name of their optimizer, {} for a constant, and free its graph."""
-    if not isinstance(penalty, Tensor) or not penalty.requires_grad:
-        return {}
-    actor, critics = learner.trained["actor"], learner.trained["critics"]
-    found = torch.autograd.grad(penalty, [*actor, *critics], allow_unused=True)
-    return {"actor": found[: len(actor)], "critics": found[len(actor) :]}
-
-
-def set_gradients(
-    learner: Learner,
-    name: str,
-    gradients: dict[str, tuple[Tensor, ...]],
-    slopes: dict[str, tuple[Tensor | None, ...]],
-) -> None:
-    """Put the gradients of the parameters of optimizer `name`, with those of a penalty, into `.grad`."""
-    parameters, found = learner.trained[name], gradients[name]
+def set_gradients(learner: Learner, name: str, gradients: dict[str, tuple[Tensor, ...]]) -> None:
+    """Add the gradients of the parameters of optimizer `name` to those of a penalty in `.grad`."""
+    found = gradients[name]
     if learner.compile:  # the next replay of a CUDA graph overwrites them: keep copies, made in one launch
         found = torch._foreach_mul(found, 1.0)
-    for parameter, gradient in zip(parameters, found, strict=True):
-        parameter.grad = gradient
-    for parameter, slope in zip(parameters, slopes.get(name, ())):
-        if slope is not None:
-            parameter.grad = parameter.grad + slope
+    for parameter, gradient in zip(learner.trained[name], found, strict=True):
+        parameter.grad = gradient if parameter.grad is None else gradient + parameter.grad

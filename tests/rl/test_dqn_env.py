@@ -39,26 +39,10 @@ def test_frames_rewards_scores_and_ends_equal_the_gymnasium_wrapper_stack():
         rewards += reward
         if terminated:
             scores, rewards = [*scores, rewards], 0.0
-            assert step.finished[0].score == scores[-1]
+            assert step.finished[0][0] == scores[-1]
             assert np.abs(step.final_frames[0].astype(int) - np.asarray(expected)[-1].astype(int)).max() <= 1
             expected, _ = reference.reset()
     assert len(scores) >= 2 and max(scores) > 0
-
-
-def test_lost_lives_are_marked_where_the_episode_continues_also_after_a_resume():
-    """Breakout has five lives: four are lost before the one that ends the episode."""
-    games, lost, episodes = Games("breakout", 2, (42, 42), seed=0), np.zeros(2, int), 0
-    games.reset()
-    for number in range(900):
-        if number % 90 == 50:
-            state, games = games.state_dict(), Games("breakout", 2, (42, 42), seed=0)
-            games.load_state_dict(state)
-        [step] = play(games, 1, seed=number)
-        lost += step.lost
-        for episode in step.finished:
-            assert lost[episode.environment] == 4 and not step.lost[episode.environment]
-            lost[episode.environment], episodes = 0, episodes + 1
-    assert episodes >= 6
 
 
 def test_sticky_actions_repeat_the_executed_action_a_quarter_of_the_time():
@@ -77,42 +61,20 @@ def test_sticky_actions_repeat_the_executed_action_a_quarter_of_the_time():
     assert total > 5000 and abs(kept / total - 0.25) < 0.025
 
 
-SLOW = [(game, after) for game in ("breakout", "beam_rider", "catch") for after in (60, 5000)]
-
-
-@pytest.mark.parametrize(
-    "game, reseed_after",
-    [
-        ("demon_attack", 60),
-        ("demon_attack", 5000),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
-    ],
-)
+@pytest.mark.parametrize("game, reseed_after", [("demon_attack", 60), ("demon_attack", 5000), ("catch", 60)])
 def test_state_dict_returns_to_the_exact_moment(game, reseed_after, monkeypatch, tmp_path):
     monkeypatch.setattr("rl.dqn.games.RESEED_AFTER", reseed_after)
     games = Games(game, 2, (42, 42), seed=5)
     games.reset()
-    play(games, 1300 if game == "demon_attack" else 420)
+    play(games, 1300)
     torch.save(games.state_dict(), tmp_path / "state")
     expected = play(games, 150, seed=2)
-    games.close()
     again = Games(game, 2, (42, 42), seed=99)
     again.reset()
     again.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
     for one, other in zip(expected, play(again, 150, seed=2)):
         for a, b in zip(one, other):
             assert a == b if isinstance(a, list) else np.array_equal(a, b)
-
-
-@pytest.mark.slow
-def test_the_limit_of_a_game_is_27000_agent_steps():
-    """Breakout waits for ever where nobody serves."""
-    games = Games("breakout", 1, (42, 42), seed=0, sticky=0.0)
-    games.reset()
-    idle = np.zeros(1, np.int64)
-    ends = [n for n in range(1, 27_002) if (step := games.step(idle)).truncated[0] or step.terminated[0]]
-    assert ends == [27_000]
-    assert games.lengths[0] == 1
 
 
 def test_catch_rewards_by_hand():

@@ -70,24 +70,6 @@ def test_rewards_are_clipped_for_learning_and_counted_raw(tmp_path):
     assert first["random_return"] >= 50 and first["eval_return"] % 12.5 == 0
 
 
-COUNTED = """
-from rl.dqn.learn import Learner
-copy = Learner.copy
-def told(self):
-    print("copied")
-    copy(self)
-Learner.copy = told
-"""
-
-
-def test_priming_copies_the_target_after_as_many_updates_as_later(tmp_path):
-    cfg = compose_config("dqn", ["experiment=fig4a_breakout", "size=smoke"])
-    later = cfg.total_steps // cfg.target_every - cfg.learning_starts // cfg.target_every
-    between = round(cfg.target_every * cfg.updates_per_transition)
-    codes, output = SCRIPT.run_all([(arguments(tmp_path, "method=none", f"priming={7 * between}"), COUNTED)])
-    assert codes == [0] and output.count("copied") == 7 + later
-
-
 def checkpoints(root):
     """{step: parts of the checkpoint} of all that lie below `root`."""
     return {int(path.stem.split("_")[1]): parts(path) for path in root.rglob("step_*.pt")}

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from rl import replay as module
-from rl.dqn.env import Games
 from rl.replay import FlatReplay, FrameReplay
 
 STACK = 4
@@ -97,24 +96,23 @@ def test_every_transition_equals_the_frame_stack_wrapper(steps):
 
 
 def test_n_step_returns_by_hand():
-    """Episode of four steps that terminates in game 0 and is truncated in game 1; then three steps of the next one, of which
-    game 0 loses a life in the second. Rewards 1, 2, 4, ... ; discount one half; three steps."""
+    """Episode of four steps that terminates in game 0 and is truncated in game 1; then three steps of the next one. Rewards
+    1, 2, 4, ... ; discount one half; three steps."""
     replay = FrameReplay(32, 2, (1, 1), stack=2, n_step=3, discount=0.5)
     picture = lambda number: np.full((2, 1, 1), number, np.uint8)  # noqa: E731
     replay.start(picture(0))
     for number in range(7):
         ends, nothing = number == 3, np.zeros(2, bool)
         terminated, truncated = np.array([ends, False]), np.array([False, ends])
-        lost = np.array([number == 5, False])
         frame = 10 if ends else number + 1 + 6 * (number > 3)  # 10, 11, 12, 13 after the end
-        replay.add(nothing, np.full(2, 2.0**number), terminated, truncated, picture(frame), picture(4), lost)
+        replay.add(nothing, np.full(2, 2.0**number), terminated, truncated, picture(frame), picture(4))
     by_hand = {  # time: (sum of rewards, stack that follows, steps), and whether game 0 terminates there
         0: (1 + 2 / 2 + 4 / 4, (2, 3), 3, False),
         1: (2 + 4 / 2 + 8 / 4, (3, 4), 3, True),
         2: (4 + 8 / 2, (3, 4), 2, True),
         3: (8, (3, 4), 1, True),
-        4: (16 + 32 / 2 + 64 / 4, (12, 13), 3, None),  # game 0 stops at the lost life
-        5: (32 + 64 / 2, (12, 13), 2, None),  # the third step has not been played
+        4: (16 + 32 / 2 + 64 / 4, (12, 13), 3, False),
+        5: (32 + 64 / 2, (12, 13), 2, False),  # the third step has not been played
         6: (64, (12, 13), 1, False),
     }
     for restarted in (False, True):
@@ -124,9 +122,7 @@ def test_n_step_returns_by_hand():
         batch = replay.transitions(np.repeat(np.arange(7), 2), np.tile([0, 1], 7))
         for time, (reward, following, steps, terminated) in by_hand.items():
             for game in range(2):
-                row, expected = 2 * time + game, (reward, following, steps, bool(terminated and game == 0))
-                if game == 0 and terminated is None:
-                    expected = (32, (11, 12), 2, True) if time == 4 else (32, (11, 12), 1, True)
+                row, expected = 2 * time + game, (reward, following, steps, terminated and game == 0)
                 stack = tuple(batch.next_observations[row].flatten().tolist())
                 found = (batch.rewards[row].item(), stack, batch.steps[row].item())
                 assert (*found, bool(batch.terminated[row])) == expected, (time, game, restarted)
@@ -139,22 +135,6 @@ def test_sampling_reaches_all_of_the_last_capacity_and_nothing_else():
     drawn, counts = np.unique(batch.rewards.numpy(), return_counts=True)
     assert sorted(np.abs(drawn).tolist()) == sorted([*range(23, 33)] * 2)
     assert counts.min() > 140 and counts.max() < 260  # 200 expected, sd 14: four sd either way
-
-
-def test_the_layout_of_samples_changes_nothing_but_their_strides():
-    batches = []
-    for layout in (False, True):
-        replay = FrameReplay(40, 2, (5, 7), channels_last=layout)
-        frames = np.random.default_rng(0).integers(0, 256, (16, 2, 5, 7), np.uint8)
-        replay.start(frames[0])
-        nothing = np.zeros(2, bool)
-        for frame in frames[1:]:
-            replay.add(nothing, nothing, nothing, nothing, frame)
-        batches.append(replay.sample(64, np.random.default_rng(1)))
-    for usual, last in zip(batches[0][:5], batches[1][:5], strict=True):
-        assert torch.equal(usual, last)
-    assert batches[0].observations.stride()[-1] == 1
-    assert batches[1].observations.stride()[1] == batches[1].next_observations.stride()[1] == 1
 
 
 def test_restart_in_the_middle_truncates_and_keeps_the_true_next_frame():
@@ -212,18 +192,6 @@ def test_a_checkpoint_compresses_only_rows_that_are_new(monkeypatch):
     fill(replay, environment, 30, [])  # what no transition shows any more is in no checkpoint
     first, last = replay.state_dict()["frames"][0][0], replay.count - replay.depth - STACK + 1
     assert last - 4 < first <= last
-
-
-def test_atari_frames_take_a_tenth_of_their_size_in_a_checkpoint():
-    games = Games("asterix", 2, (84, 84), seed=0, threads=1)
-    replay, draw = FrameReplay(400, 2, (84, 84)), np.random.default_rng(0)
-    replay.start(games.reset()[:, -1])
-    for _ in range(200):
-        actions = draw.integers(games.actions, size=2)
-        step = games.step(actions)
-        ends = step.terminated, step.truncated
-        replay.add(actions, step.rewards, *ends, step.observations[:, -1], step.final_frames)
-    assert sum(block.numel() for _, _, block in replay.state_dict()["frames"]) < 400 * 84 * 84 / 10
 
 
 def test_flat_replay_returns_what_was_added_and_resumes():

@@ -19,7 +19,6 @@ from rl.sac.policy import explore, mean_policy, normalise
 from rl.sac.update import build
 
 SCRIPT = Script("rl/sac/train.py", "rl.sac.humanoid.environment")
-METHODS = ["none", "fire", "full_reset", "plasticity_injection", "fire_exact"]
 
 
 def drive(*runs: tuple[list[str], int], before: str = "") -> tuple[list[int], str]:
@@ -51,42 +50,6 @@ def test_killed_after_the_last_step_the_results_are_still_there(tmp_path):
     assert "method=cbp does not run in sac: it needs the activations" in output
     summary = json.loads((folder(tmp_path, "none", "fig4b_hopper") / "summary.json").read_text())
     assert "eval_return" in summary
-
-
-@pytest.fixture(scope="module")
-def grid(tmp_path_factory):
-    root = tmp_path_factory.mktemp("grid")
-    runs = [([f"method={m}", "experiment=fig4b_hopper", f"run.root={root}"], 0) for m in METHODS]
-    official = ["method=none", "compat=official", "experiment=fig4b_hopper", f"run.root={root}"]
-    codes, output = drive(*runs, (official, 0))
-    assert codes == [0] * (len(METHODS) + 1), output[-3000:]
-    return root
-
-
-def test_all_methods_go_on_from_one_midpoint(grid):
-    halves = [[line for line in metrics(grid, m, "fig4b_hopper") if line["phase"] == 0] for m in METHODS]
-    assert [line["step"] for line in halves[0]] == [0, 60]
-    assert all(half == halves[0] for half in halves)
-    # one first half for all methods, and one under compat=official, which counts observations and updates otherwise
-    assert len(list((grid / "trunks").glob("*/DONE"))) == 2
-    for method in METHODS:  # the level of random actions is logged once
-        first, *others = metrics(grid, method, "fig4b_hopper")
-        assert 5 < first["random_return"] < 60 and first["random_return_std"] > 0
-        assert not any("random_return" in line for line in others)
-
-
-def test_what_each_method_did_is_in_its_report(grid):
-    def rows(method: str) -> list[dict]:
-        text = (folder(grid, method, "fig4b_hopper") / "boundary_1.json").read_text()
-        return json.loads(text)["rows"]
-
-    treated = [row for row in rows("fire_exact") if row["dfi_factor"] is not None]
-    assert len(treated) == 5 + 2 * 4
-    assert all(row["dfi_factor"] < 1e-6 for row in treated)
-    # Injection keeps every prediction, so the policy right after it is the one of `none`, up to rounding.
-    after = {m: metrics(grid, m, "fig4b_hopper")[2]["after_eval_return"] for m in METHODS}
-    assert after["plasticity_injection"] == pytest.approx(after["none"], rel=1e-3)
-    assert after["full_reset"] != after["none"]
 
 
 def after_one_update(root: Path, *what: str, before: str = "") -> dict:

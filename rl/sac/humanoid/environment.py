@@ -6,6 +6,7 @@ servo ranges. As in HumanoidBench there is no extra forward pass after the physi
 contacts that reward and termination read are those at the start of the last physics step, 2 ms old.
 """
 
+import os
 from functools import lru_cache
 from typing import Any
 
@@ -14,10 +15,18 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from fire_core.errors import UserError
+from harness import stop
 
 from .model import mjcf
-from .simulator import mujoco
 from .tasks import TASKS, reward_terms
+
+try:
+    with stop.postponed():  # the import would report Ctrl-C as a module that is missing
+        import mujoco
+except Exception as error:  # MuJoCo opens the OpenGL library that MUJOCO_GL names as soon as it is imported
+    missing = isinstance(error, ModuleNotFoundError) or "MUJOCO_GL" not in os.environ
+    remedy = "make install-sac" if missing else "unset MUJOCO_GL, only pictures need it"
+    raise UserError(f"MuJoCo does not load ({error}): {remedy}") from error
 
 PHYSICS_STEPS = 10
 START_NOISE = 0.01
