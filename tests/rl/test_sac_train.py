@@ -39,10 +39,6 @@ def metrics(root: Path, label: str, experiment: str) -> list[dict]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def final(root: Path, label: str, experiment: str) -> dict:
-    return torch.load(folder(root, label, experiment) / "checkpoint" / "final.pt", weights_only=True)["actor"]
-
-
 def test_killed_after_the_last_step_the_results_are_still_there(tmp_path):
     what = ["experiment=fig4b_hopper", "method=none", "run.checkpoint_steps=30", f"run.root={tmp_path}"]
     codes, output = drive((what, 120), (what, 0), (["experiment=fig4b_hopper", "method=cbp"], 0))
