@@ -17,7 +17,6 @@ from analysis.runs import RESULTS, RUNS_FILE, SIZES, Results, at_most, load, ope
 from fire_core.errors import UserError, print_error, reader_may_leave
 from fire_core.files import write_atomic
 from harness import status
-from harness.runs.folders import refuse_link
 
 
 def draw_figures(given: Sequence[str]) -> int:
@@ -145,10 +144,9 @@ def _parser(name: str, root: str = "runs", out: str = "") -> argparse.ArgumentPa
 
 
 def _out(options: argparse.Namespace, name: str) -> Path:
-    """Return what to write to: --out, or else `name` in the folder of runs, which must not be a link."""
+    """Return what to write to: --out, or else `name` in the folder of runs."""
     if options.out:
         return Path(options.out)
-    refuse_link(Path(options.root) / name)
     return Path(options.root) / name
 
 

@@ -16,7 +16,6 @@ from analysis.runs import Results, load, settings
 from fire_core.errors import UserError
 from fire_core.files import write_atomic
 from harness.config import sweeps
-from harness.runs.folders import refuse_link
 from harness.status import with_missing
 
 NOTE = (
@@ -50,8 +49,6 @@ def show(options: argparse.Namespace) -> int:
     if shown:
         folder = experiments[0] if len(experiments) == 1 else f"summary/{'+'.join(experiments)[:120]}"
         home = Path(options.root) / folder / size
-        if not options.out:
-            refuse_link(home)
         out, parts = Path(options.out or home), [part for part, _ in shown]
         out.mkdir(parents=True, exist_ok=True)
         texts = [

@@ -3,21 +3,19 @@
     python -m harness.campaign medium --plan         # what would run, and for how long; starts nothing
     python -m harness.campaign medium run.jobs=2 --budget 8h
 
-The file has `size`, `parts` and `options`, settings of every sweep. A part is a list of sweeps. A sweep is what follows
-`-m` on the command line of a script, as a mapping; a list means several values. One seed of every sweep of a part comes
-before the second seed of any; a list within the list of seeds stays in one sweep. In plans, `work`, {experiment: [kind,
-amount]}, and `rates`, {kind: amount a second}, replace the minutes of the experiments' files, and `assumed` says what the
-rates are true for.
-
-A sweep skips runs that are finished and resumes the others, so the same command resumes a campaign.
+The file has `size`, `parts` and `options`, settings of every sweep. A part is a list of sweeps, each what follows `-m` on
+the command line of a script, as a mapping; a list means several values. One seed of every sweep of a part comes before the
+second seed of any; a list within the list of seeds stays in one sweep. In plans, `work`, {experiment: [kind, amount]}, and
+`rates`, {kind: amount a second}, replace the minutes of the experiments' files.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
+import math
 import os
-import re
 import shlex
 import sys
 import time
@@ -25,20 +23,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import yaml
 
 from fire_core.errors import UserError, did_you_mean, print_error, reader_may_leave
-from harness.config import CONF, domain_of, in_file, is_hydra, options, parse
+from harness.config import CONF, domain_of, in_file, options, runs_of
 from harness.domains import find
 from harness.launch import BAD_INPUT
 from harness.naming import changes, label
-from harness.overrides import check_overrides, typed_values
+from harness.overrides import check_overrides
 from harness.pool import Pool, was_stopped
+from harness.runs.record import RunName
 from harness.runs.signals import STOPPED
 from harness.settings import keys
-
-KEYS = ("size", "parts", "options", "work", "rates", "assumed")
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Sweep(NamedTuple):
@@ -47,43 +44,35 @@ class Sweep(NamedTuple):
     domain: str
     overrides: list[str]
 
-    def command(self) -> list[str]:
+    def command(self, python: str = sys.executable) -> list[str]:
         """Return its command line."""
-        return [
-            sys.executable,
-            os.path.relpath(CONF.parent / find(self.domain).script),
-            "-m",
-            *self.overrides,
-        ]
+        return [python, os.path.relpath(CONF.parent / find(self.domain).script), "-m", *self.overrides]
 
-    def runs(self) -> Iterator[dict[str, str]]:
-        """Yield the settings of each run, {key: value as typed}, in the order of training."""
-        for line in itertools.product(*(typed_values(o) for o in parse(self.overrides) if not is_hydra(o))):
-            yield dict(text.split("=", 1) for text in line)
+    def runs(self) -> list[dict[str, str]]:
+        """Return the settings of each run, {key: value as typed}, in the order of training."""
+        ours = [text for text in self.overrides if not text.lstrip("+").startswith("hydra")]
+        return [dict(text.split("=", 1) for text in line) for line in runs_of(ours)]
+
+    def name(self, run: dict[str, str]) -> RunName:
+        """Return the name of a run whose settings have not changed since its start."""
+        changed = changes(find(self.domain), [f"{key}={value}" for key, value in run.items()])
+        where = run.get("run.root", "runs"), run["experiment"], run["size"]
+        return RunName(*where, label(run["method"], changed), int(run["seed"]))
 
 
 def load(name: str, more: Sequence[str] = ()) -> tuple[dict[str, Any], list[Sweep]]:
     """Return the content and the sweeps of conf/campaign/<name>.yaml, or of the file `name` if that ends in .yaml.
 
-    `more` are overrides for every sweep whose script has the key; they replace those of the file. Raises UserError for a
-    file, experiment or key that does not exist, or an override that no script has.
+    `more` are overrides for every sweep whose script has the key; they replace those of the file. Raises UserError for
+    names that do not exist, and for an override that no script has.
     """
     path = Path(name) if name.endswith(".yaml") else CONF / "campaign" / f"{name}.yaml"
-    if not os.path.isfile(path):  # unlike Path.is_file, False for a path that is too long
+    if not path.is_file():
         raise UserError(f"there is no campaign {name!r}{did_you_mean(name, options('campaign'))}")
     typed = {text.partition("=")[0]: text for text in more}
-    try:
-        content = yaml.safe_load(path.read_text())
-        if unknown := [key for key in content if key not in KEYS]:
-            raise UserError(f"key {unknown[0]!r} is unknown{did_you_mean(unknown[0], KEYS)}")
-        common = content.get("options", {}) | {"size": content["size"]}
-        sweeps = [
-            _sweep(common | one, typed) for part in content["parts"] for one in _one_seed_at_a_time(part)
-        ]
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
-    except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{path} is no campaign: {error!r}; compare conf/campaign/smoke.yaml") from error
+    content = yaml.safe_load(path.read_text())
+    common = content.get("options", {}) | {"size": content["size"]}
+    sweeps = [_sweep(common | one, typed) for part in content["parts"] for one in _one_seed_at_a_time(part)]
     for text in typed.values():
         if not any(text in sweep.overrides for sweep in sweeps):
             raise UserError(f"{text}: no script of this campaign has this key; write key=value")
@@ -98,12 +87,12 @@ def _one_seed_at_a_time(part: Sequence[dict[str, Any]]) -> Iterator[dict[str, An
 
 def _sweep(settings: dict[str, Any], typed: dict[str, str]) -> Sweep:
     """Return one sweep after checking its keys, with the typed overrides that its script has."""
-    names, known = _list(settings["experiment"]), options("experiment")
-    if unknown := [name for name in names if name not in known]:
-        raise UserError(f"experiment {unknown[0]!r} does not exist{did_you_mean(unknown[0], known)}")
-    domain = find(domain_of(names[0]))
+    domain = find(domain_of(_list(settings["experiment"])[0]))
     first = {key: settings[key] for key in ("experiment", "size", "method", "seed")}
-    texts = {key: f"{key}={_text(value)}" for key, value in (first | settings).items()}
+    texts = {}
+    for key, values in (first | settings).items():
+        words = (value if isinstance(value, str) else json.dumps(value) for value in _list(values))
+        texts[key] = f"{key}={','.join(words)}"
     has = [key for key in typed if key in keys(domain) or key.lstrip("+").startswith("hydra")]
     overrides = list((texts | {key: typed[key] for key in has}).values())
     check_overrides(domain, overrides)
@@ -114,28 +103,18 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _text(value: Any) -> str:
-    """Return a value as it is typed after `key=`: 1,2 for a list, true and null as in YAML."""
-    if isinstance(value, list):
-        return ",".join(map(_text, value))
-    return value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True).split("\n")[0]
-
-
 def plan(name: str, more: Sequence[str] = ()) -> str:
     """Return the plan: the sweeps with their unfinished runs and hours, the total, and what the hours assume."""
     content, sweeps = load(name, more)
     lines, unfinished, total, work = [], 0, 0.0, 0.0
-    for number, sweep in enumerate(sweeps, 1):
-        runs = list(sweep.runs())
-        left = [run for run in runs if not (folder_of(sweep.domain, run) / "DONE").exists()]
+    for sweep in sweeps:
+        runs = sweep.runs()
+        left = [run for run in runs if not (sweep.name(run).folder / "DONE").exists()]
         hours = sum(minutes_of(run["experiment"], content) for run in left) / 60
         unfinished, work = unfinished + len(left), work + hours
         total += hours / max(1, min(len(left), int(runs[0].get("run.jobs", 1))))
-        what, methods, seeds = (
-            ",".join(dict.fromkeys(run[key] for run in runs)) for key in ("experiment", "method", "seed")
-        )
-        done = f"{number:4}  {len(left):3} of {len(runs):3} runs left, done after {total:7.1f} h"
-        lines.append(f"{done}  {what} | {methods} | seed {seeds}")
+        command = shlex.join(sweep.command("python"))
+        lines.append(f"{len(left):3} of {len(runs):3} runs left, done after {total:7.1f} h: {command}")
     assumed = content.get("assumed", "minutes of the experiments' files: a CPU, from scratch")
     hours_left = f"{total:.1f} hours, {work:.1f} if one at a time; assumed: {assumed}"
     return "\n".join([*lines, f"{name}, size={content['size']}: {unfinished} runs left, {hours_left}"])
@@ -149,14 +128,7 @@ def minutes_of(experiment: str, content: dict[str, Any]) -> float:
     return (in_file(experiment, "minutes") or {}).get(content["size"]) or 0.0
 
 
-def folder_of(domain: str, run: dict[str, str]) -> Path:
-    """Return the folder of a run whose settings have not changed since its start."""
-    typed = parse([f"{key}={value}" for key, value in run.items()])
-    name = label(run["method"], changes(find(domain), typed))
-    return Path(run.get("run.root", "runs"), run["experiment"], run["size"], name, f"seed_{run['seed']}")
-
-
-def train(commands: Sequence[Sequence[str]], budget: float = float("inf")) -> int:
+def train(commands: Sequence[Sequence[str]], budget: float = math.inf) -> int:
     """Run sweeps one after another and return the exit code: 0 done, 1 if a sweep failed, 75 or 128 + signal if stopped.
 
     A sweep that fails does not keep the others from starting. None starts after `budget` seconds, or after a signal, which
@@ -179,36 +151,21 @@ def train(commands: Sequence[Sequence[str]], budget: float = float("inf")) -> in
     return 1 if not all(map(was_stopped, ends.values())) else STOPPED if ends else 0
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    result = argparse.ArgumentParser(prog="python -m harness.campaign", description=__doc__.splitlines()[0])
-    result.add_argument("campaign", help="paper, medium, smoke or a YAML file like those in conf/campaign")
-    result.add_argument("override", nargs="*", default=[], help="for every sweep whose script has the key")
-    result.add_argument("--plan", action="store_true", help="print runs and hours; start nothing")
-    result.add_argument("--commands", action="store_true", help="print the sweeps' commands; start nothing")
-    result.add_argument("--budget", metavar="TIME", help="start no sweep after this time, as in 30h or 20m")
-    return result
-
-
 def main(given: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code. Bad input raises UserError."""
-    asked = parser().parse_intermixed_args(given)
-    budget = duration(asked.budget) if asked.budget else float("inf")
+    parser = argparse.ArgumentParser(prog="python -m harness.campaign", description=__doc__.splitlines()[0])
+    parser.add_argument("campaign", help="paper, medium, smoke or a YAML file like those in conf/campaign")
+    parser.add_argument("override", nargs="*", default=[], help="for every sweep whose script has the key")
+    parser.add_argument("--plan", action="store_true", help="print sweeps, runs and hours; start nothing")
+    parser.add_argument(
+        "--budget", type=pd.Timedelta, help="start no sweep after this time, as in 30h or 20m"
+    )
+    asked = parser.parse_intermixed_args(given)
     if asked.plan:
         print(plan(asked.campaign, asked.override))
         return 0
     commands = [sweep.command() for sweep in load(asked.campaign, asked.override)[1]]
-    if asked.commands:
-        print("\n".join(map(shlex.join, commands)))
-        return 0
-    return train(commands, budget)
-
-
-def duration(text: str) -> float:
-    """Return the seconds of a time such as 90s, 20m, 1.5h or 2d. Raises UserError for other text."""
-    if not (match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)):
-        raise UserError(f"--budget {text}: give a number and s, m, h or d, as in 20m or 30h")
-    return float(match[1]) * UNITS[match[2]]
+    return train(commands, asked.budget.total_seconds() if asked.budget else math.inf)
 
 
 if __name__ == "__main__":

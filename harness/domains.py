@@ -8,7 +8,7 @@ import sys
 
 from fire_core.errors import UserError, did_you_mean
 from fire_core.methods import available, create
-from harness.config import folders, read_yaml
+from harness.config import FOLDERS, read_yaml
 from harness.settings import Domain
 
 
@@ -31,8 +31,8 @@ def methods_of(domain: Domain) -> list[str]:
 
 def _modules() -> dict[str, str]:
     """Return {name of a domain: the module that the key `declared_in` of its script's config names}."""
-    files = [path for folder in reversed(folders()) for path in folder.glob("*.yaml")]
-    return {path.stem: read_yaml(path)["declared_in"] for path in files if "declared_in" in read_yaml(path)}
+    files = [path for folder in reversed(FOLDERS) for path in folder.glob("*.yaml")]
+    return {path.stem: module for path in files if (module := read_yaml(path).get("declared_in"))}
 
 
 if __name__ == "__main__":

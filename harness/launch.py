@@ -12,7 +12,6 @@ value of the config. Each mistake is reported in one line.
 
 from __future__ import annotations
 
-import errno
 import functools
 import importlib.util
 import os
@@ -25,24 +24,24 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import hydra
 import torch
+from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from fire_core.errors import UserError, print_error, reader_may_leave
+from fire_core.errors import UserError, first_line, print_error, reader_may_leave
 from fire_core.files import write_atomic
-from fire_core.methods import Method, create
+from fire_core.methods import Method
 from harness import stop, sweep
-from harness.config import CONF, add_folder, compose, more_folders, parse, resolve, typed_in
-from harness.device import check_machine, pick_device
-from harness.malloc import keep_freed_memory
+from harness.config import CONF, FOLDERS, compose, resolve, search_path
+from harness.device import check_machine, keep_freed_memory, pick_device
 from harness.manual import about, manual
-from harness.naming import identity, is_sweep, name_run
-from harness.overrides import CONFIG_DIR, check_overrides, check_sweep, read_line
+from harness.naming import changes, identity, is_sweep, name_run, place
+from harness.overrides import check_overrides, check_sweep
 from harness.pool import Pool
 from harness.runs import Run
 from harness.runs.folders import fingerprint, state_of
@@ -53,7 +52,6 @@ from harness.settings import Domain
 
 BAD_INPUT = 2
 APART = ("seed", "method", "optimizer_state")  # keys in which runs that train together may differ
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENAMETOOLONG, errno.ENOENT)
 
 
 def launch(domain: Domain) -> Callable[[Callable[[DictConfig], None]], Callable[[], None]]:
@@ -65,14 +63,15 @@ def launch(domain: Domain) -> Callable[[Callable[[DictConfig], None]], Callable[
 
     def decorate(task: Callable[[DictConfig], None]) -> Callable[[], None]:
         script = Path(task.__code__.co_filename).resolve()
+        FOLDERS.extend({domain.conf} - set(FOLDERS))
 
         @functools.wraps(task)
         def command() -> None:
             stop.exit_at_once()  # nothing is open yet, and an exception would be lost in what Hydra calls
             try:
                 _command(domain, Job(script, task.__name__), sys.argv[1:])
-            except UserError as error:
-                print_error(error)
+            except (UserError, HydraException) as error:
+                print_error(error if isinstance(error, UserError) else first_line(error))
                 sys.exit(BAD_INPUT)
             except KeyboardInterrupt as interrupt:
                 number = interrupt.args[0] if interrupt.args else signal.SIGINT
@@ -86,33 +85,27 @@ def launch(domain: Domain) -> Callable[[Callable[[DictConfig], None]], Callable[
 
 
 def _command(domain: Domain, job: Job, arguments: list[str]) -> None:
-    add_folder(domain.conf)
-    line = read_line(arguments)
-    for folder in map(Path, line.config_dir):
-        if not os.path.isdir(folder) or not any(folder.glob("*/*.yaml")):
-            raise UserError(
-                f"{CONFIG_DIR} {folder}: there is no file like experiment/<name>.yaml in this folder"
-            )
-        add_folder(folder)
-    if line.help is not None:
-        _help(domain, line.help)
-        return
-    if line.multirun and line.cfg:
-        raise UserError("--cfg job shows the config of one run: leave out -m and give one value of each key")
+    line = get_args_parser().parse_intermixed_args(arguments)
     overrides = line.overrides
-    check_overrides(domain, overrides, sweep=line.multirun)
-    if any(o.startswith("hydra/launcher=ray") for o in overrides) and not importlib.util.find_spec("ray"):
-        raise UserError("hydra/launcher=ray needs Ray: make install-ray")
+    if line.help:
+        _help(domain, everything="all" in overrides)
+        return
+    if line.config_dir:
+        FOLDERS.append(Path(line.config_dir).absolute())
+    check_overrides(domain, overrides)
+    if not line.multirun and any(o.startswith("search=") for o in overrides):
+        raise UserError("search= is a sweep over the values of a method: add -m")
     # processes that a launcher starts find our packages whatever their working directory is
     paths = [str(CONF.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    sys.argv[1:] = [*overrides, *more_folders(domain), *(["-m"] if line.multirun else [])]
+    options = [word for word in arguments if word not in overrides]
+    sys.argv[1:] = [*overrides, *search_path(domain), *options]
     start = hydra.main(version_base="1.3", config_path=str(domain.conf), config_name=domain.name)(job)
     if line.multirun:
         _sweep(domain, job, overrides, start)
         return
     composed = compose(domain, overrides)
-    if line.cfg:
+    if line.cfg == "job":
         print(OmegaConf.to_yaml(resolve(domain, composed)), end="")
     else:
         start()
@@ -122,24 +115,23 @@ def _sweep(domain: Domain, job: Job, overrides: list[str], start: Callable[[], N
     """Check all runs of a sweep, then train them, several at a time, and show how they proceed."""
 
     def check_run(cfg: DictConfig) -> None:
-        check_machine(cfg, create(**cfg.method))
-        check_settings(domain, cfg)
+        check_machine(cfg)
+        domain.check(cfg)
 
     runs = check_sweep(domain, overrides, check_run)
-    names, minutes = [], [cfg.minutes or 0.0 for _, cfg in runs]
-    for typed, cfg in runs:
-        own = fingerprint(identity(domain, cfg, create(**cfg.method))[0])
-        names.append(name_run(domain, cfg, parse(typed), own, sweep=True)[0].free_for(own))
+    names = [place(domain, cfg, typed) for typed, cfg in runs]
+    configs = [cfg for _, cfg in runs]
     stop.raise_interrupt()
     stop.name_driver()
     here = not any(o.startswith("hydra/launcher=") for o in overrides)
-    jobs = min(max(cfg.run.jobs for _, cfg in runs), len(runs)) if runs else 1
-    at_a_time = min(jobs * max((cfg.get("stack", 1) for _, cfg in runs), default=1), max(len(runs), 1))
-    for name in list(dict.fromkeys(str(cfg.experiment) for _, cfg in runs))[:3]:
+    jobs = min(max(cfg.run.jobs for cfg in configs), len(runs))
+    at_a_time = min(jobs * max(cfg.get("stack", 1) for cfg in configs), len(runs))
+    minutes = [cfg.minutes or 0.0 for cfg in configs]
+    for name in list(dict.fromkeys(str(cfg.experiment) for cfg in configs))[:3]:
         print(f"{name}: {about(name)}")
     print(
-        f"sweep of {len(runs) or 'several'} runs{f', {at_a_time} at a time' if here else ''}"
-        + (f", each at most {max(minutes):g} min on a CPU" if minutes and all(minutes) else "")
+        f"sweep of {len(runs)} runs{f', {at_a_time} at a time' if here else ''}"
+        + (f", each at most {max(minutes):g} min on a CPU" if all(minutes) else "")
         + f"; {sweep.LOG} in the folder of a run has its output",
         flush=True,
     )
@@ -199,9 +191,9 @@ class Job:
         return [*filter(None, [".".join(path)]), "harness.launch", "torch._dynamo"]
 
 
-def _help(domain: Domain, what: str = "") -> None:
+def _help(domain: Domain, everything: bool) -> None:
     with reader_may_leave():
-        print(manual(domain, everything=what == "all"))
+        print(manual(domain, everything))
 
 
 def needs(domain: Domain) -> None:
@@ -211,7 +203,7 @@ def needs(domain: Domain) -> None:
     """
     missing = [package for package in domain.needs if importlib.util.find_spec(package) is None]
     if missing and {"-h", "--help"} & set(sys.argv):
-        _help(domain)
+        _help(domain, everything=False)
         sys.exit()
     if missing:
         print_error(f"{domain.script} needs {', '.join(missing)}: make install-{domain.extras[0]}")
@@ -223,26 +215,13 @@ def open_run(domain: Domain, cfg: DictConfig, method: Method, **meta: Any) -> Ru
 
     meta: further entries of meta.json. Raises UserError for a device or compiler that is not there.
     """
-    check_machine(cfg, method)
+    check_machine(cfg)
     numbers, trunk = identity(domain, cfg, method)
-    typed = typed_in(HydraConfig.get())
-    name, changed = name_run(domain, cfg, typed, fingerprint(numbers), sweep=is_sweep())
-    facts = {"method": cfg.method.name, "domain": domain.name, "script": domain.script, "overrides": changed}
-    facts |= {"data": OmegaConf.select(cfg, domain.shown[0])} | meta
+    typed = list(HydraConfig.get().overrides.task)
+    facts = {"method": cfg.method.name, "domain": domain.name, "script": domain.script}
+    facts |= {"overrides": changes(domain, typed), "data": OmegaConf.select(cfg, domain.shown[0])} | meta
     facts |= {"versions": versions(requirements(*domain.extras))}
-    return Run.open(numbers, name, trunk=trunk, meta=facts, saving=SimpleNamespace(**cfg.run))
-
-
-def check_settings(domain: Domain, cfg: DictConfig) -> None:
-    """Raise UserError for settings that contradict one another, and for a method whose first phase comes after the last
-    one, so that it would never act."""
-    domain.check(cfg)
-    method, phases = create(**cfg.method), domain.phases(cfg)
-    if method.first_phase >= phases and method.name != "none":
-        raise UserError(
-            f"method.first_phase={method.first_phase}: the phases of this run are 0 to {phases - 1}, so {method.name} would "
-            "never act"
-        )
+    return Run.open(numbers, name_run(domain, cfg, typed), trunk=trunk, meta=facts, saving=cfg.run)
 
 
 def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, node: DictConfig) -> int:
@@ -252,25 +231,30 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, no
         folder = None
         try:
             cfg = resolve(domain, cfg, node)
-            check_settings(domain, cfg)
+            domain.check(cfg)
             if is_sweep():
-                own = fingerprint(identity(domain, cfg, create(**cfg.method))[0])
-                name, _ = name_run(domain, cfg, typed_in(node), own, sweep=True)
-                folder = name.free_for(own).folder
+                folder = place(domain, cfg, list(node.overrides.task)).folder
                 if state_of(folder) == "done":
                     return 0
                 stack.enter_context(sweep.output_in(folder))
             torch.set_num_threads(cfg.threads)
             keep_freed_memory()
-            _announce(domain, cfg)
+            shown = [f"{key.removesuffix('.name')}={OmegaConf.select(cfg, key)}" for key in domain.shown]
+            about = [
+                cfg.experiment,
+                f"size={cfg.size}",
+                f"method={cfg.method.name}",
+                f"seed={cfg.seed}",
+                *shown,
+            ]
+            long = f", about {cfg.minutes:g} min a run on a CPU" if cfg.minutes else ""
+            print(f"{' | '.join(about)} | device={pick_device(cfg.device)}{long}", flush=True)
             task(cfg)
         except FinishedElsewhere as end:
             print(end, flush=True)
-        except Exception as caught:
-            error = _about_disk(caught, cfg) or caught
+        except Exception as error:
             user_error = isinstance(error, UserError)
-            text = str(error) if user_error else traceback.format_exc()
-            print_error(text) if user_error else print(text, file=sys.stderr, flush=True)
+            print_error(error) if user_error else print(traceback.format_exc(), file=sys.stderr, flush=True)
             if folder is not None:
                 with suppress(OSError):
                     write_atomic(folder / "FAILED", f"{error}\n\n{traceback.format_exc()}")
@@ -279,26 +263,3 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, no
         root = "" if cfg.run.root == "runs" else f" --root {shlex.quote(cfg.run.root)}"
         print(f"table: python -m analysis tables --experiment {cfg.experiment} --size {cfg.size}{root}")
     return 0
-
-
-def _about_disk(error: Exception, cfg: DictConfig) -> UserError | None:
-    """Return a UserError of one line if a disk is full, a name too long or the run's folder gone, else None."""
-    if not isinstance(error, OSError) or error.errno not in DISK_ERRORS:
-        return None
-    where = str(error.filename or cfg.run.root)
-    if error.errno == errno.ENOENT and not Path(where).is_relative_to(cfg.run.root):
-        return None
-    return UserError(
-        f"cannot write {where[:200]} ({error.strerror}): free space, choose a shorter name or restore the folder, and run "
-        "the same command again; earlier checkpoints are intact"
-    )
-
-
-def _announce(domain: Domain, cfg: DictConfig) -> None:
-    long = f", about {cfg.minutes:g} min a run on a CPU" if cfg.minutes else ""
-    names = [f"{key.removesuffix('.name')}={OmegaConf.select(cfg, key)}" for key in domain.shown]
-    print(
-        f"{cfg.experiment} | size={cfg.size} | method={cfg.method.name} | seed={cfg.seed} | "
-        f"{' | '.join(names)} | device={pick_device(cfg.device)}{long}",
-        flush=True,
-    )

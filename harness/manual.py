@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from omegaconf import OmegaConf
 
 from fire_core.methods import available
-from harness.config import SIZES, compose, file_of, in_file, resolve
+from harness.config import FOLDERS, SIZES, compose, domain_of, file_of, in_file, options, read_yaml, resolve
 from harness.domains import methods_of
-from harness.overrides import choosable, files
-from harness.settings import Domain, keys, wanted
+from harness.settings import Domain, keys
 
 WIDTH = 110
 MOST_USED = (
@@ -59,23 +58,31 @@ def manual(domain: Domain, everything: bool = False) -> str:
         return "\n".join([*lines, "\n--help all lists every experiment, setting and file of settings."])
     own = [f"method.{key}" for key in config.method if key != "name"]
     lines += ["", *_filled(f"settings of method={config.method.name}: ", own)]
-    files_of = {
-        group: files(domain, group) for group in choosable(domain) if group not in ("experiment", "method")
-    }
-    lines += ["\nfiles of settings, chosen as <group>=<name>:"] if any(files_of.values()) else []
-    return "\n".join(
-        lines + [text for group, names in files_of.items() if names for text in _filled(f"{group}: ", names)]
-    )
+    lines += ["\nfiles of settings, chosen as <group>=<name>:"]
+    for group in sorted({path.name for folder in FOLDERS for path in folder.iterdir()} - {"experiment"}):
+        if names := files(domain, group):
+            lines += _filled(f"{group}: ", names)
+    return "\n".join(lines)
+
+
+def files(domain: Domain, group: str) -> list[str]:
+    """Return the names that a script can choose from a group: those whose keys it has."""
+    if group == "experiment":
+        return [name for name in options(group) if domain_of(name) == domain.name]
+    if group == "search":
+        return options(group)
+    known = {key.split(".")[1] for key in keys(domain) if key.startswith(f"{group}.")}
+    return [name for name in options(group) if known >= set(read_yaml(file_of(group, name)))]
 
 
 def _key(domain: Domain, config: OmegaConf, name: str) -> tuple[str, str]:
     """Return a key with its value, and what it means and may be."""
-    entry, kind = keys(domain)[name]
+    known = keys(domain)[name]
     value = OmegaConf.select(config, name)
     value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
     shown = json.dumps(value) if value is None or isinstance(value, bool) else value
-    must = wanted(entry, kind).removeprefix("give ").removeprefix("choose ")
-    return f"{name} [{shown}]", f"{entry.metadata['meaning']} ({must})"
+    must = known.wanted().removeprefix("give ").removeprefix("choose ")
+    return f"{name} [{shown}]", f"{known.meaning} ({must})"
 
 
 def about(name: str, everything: bool = False) -> str:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 
-from fire_core.errors import UserError
-from fire_core.methods import Method
-from harness.config import compose, is_group, is_hydra, parse, resolve
-from harness.runs.checkpoint import identity_of
+from fire_core.methods import Method, create
+from harness.config import options, parse
 from harness.runs.folders import fingerprint
 from harness.runs.record import RunName
-from harness.settings import Domain, keys, numbers_only
+from harness.settings import Domain, keys
 
 LABEL_LENGTH = 60
+IN_THE_PATH = (
+    "experiment",
+    "size",
+    "method",
+    "seed",
+    "search",
+)  # keys that a folder's path names without its label
 
 
 def identity(domain: Domain, cfg: DictConfig, method: Method) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -28,9 +31,20 @@ def identity(domain: Domain, cfg: DictConfig, method: Method) -> tuple[dict[str,
     """
     config = OmegaConf.to_container(cfg)
     assert isinstance(config, dict)
-    numbers = numbers_only(domain, {k: v for k, v in config.items() if k != "domain"})
+    numbers = numbers_only(domain, config)
     shares = cfg.run.trunk and method.first_phase >= 1 and "trigger" not in cfg
     return numbers, phase_0(domain, numbers) if shares else None
+
+
+def numbers_only(domain: Domain, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a checked config that defines the numbers of a run; its hash is the run's identity."""
+    given, kept = OmegaConf.create(config), OmegaConf.create()
+    for name, each in keys(domain).items():
+        value = OmegaConf.select(given, name, default=MISSING)
+        counts = each.numbers(config) if callable(each.numbers) else each.numbers
+        if counts and value != MISSING and not (each.added and value is None):
+            OmegaConf.update(kept, name, value)
+    return OmegaConf.to_container(kept)  # type: ignore[return-value]
 
 
 def phase_0(domain: Domain, numbers: dict[str, Any]) -> dict[str, Any]:
@@ -39,55 +53,31 @@ def phase_0(domain: Domain, numbers: dict[str, Any]) -> dict[str, Any]:
     return {"domain": domain.name} | {key: value for key, value in numbers.items() if key not in elsewhere}
 
 
-def name_run(
-    domain: Domain, cfg: DictConfig, typed: list[Override], identity: str, *, sweep: bool
-) -> tuple[RunName, list[str]]:
-    """Return the name of a run, and the typed overrides that its label shows.
-
-    A single run that sets a value to its default has the name of the run that does not set it. The runs of a sweep are
-    named by its axes, whatever the defaults are.
-    """
-    changed = changes(domain, typed)
-    name = RunName(cfg.run.root, cfg.experiment, cfg.size, label(cfg.method.name, changed), cfg.seed)
-    defaults = [] if sweep else _defaults_among(domain, cfg, typed, changed)
-    if defaults and identity_of(name.folder) != identity:  # no older run is named with them
-        changed = [change for change in changed if change not in defaults]
-        name = replace(name, label=label(cfg.method.name, changed))
-    return name, changed
+def name_run(domain: Domain, cfg: DictConfig, typed: list[str]) -> RunName:
+    """Return the name of a run. `typed` are its overrides."""
+    return RunName(
+        cfg.run.root, cfg.experiment, cfg.size, label(cfg.method.name, changes(domain, typed)), cfg.seed
+    )
 
 
-def changes(domain: Domain, typed: list[Override]) -> list[str]:
+def place(domain: Domain, cfg: DictConfig, typed: list[str]) -> RunName:
+    """Return the name of a run with a folder that no other config has."""
+    numbers, _ = identity(domain, cfg, create(**cfg.method))
+    return name_run(domain, cfg, typed).free_for(fingerprint(numbers))
+
+
+def changes(domain: Domain, typed: list[str]) -> list[str]:
     """Return the typed overrides that are part of a run's label, sorted.
 
-    The folder names experiment, size, method and seed already. A key that does not define every run, such as
-    `run.root` or `data.folder`, is not part of a label.
+    A key that does not define every run, such as `run.root` or `data.folder`, is not part of a label.
     """
-    entries = keys(domain)
-    changed = []
-    for override in typed:
+    known, changed = keys(domain), []
+    for text, override in zip(typed, parse(typed), strict=True):
         key = override.key_or_group
-        named_elsewhere = key in ("experiment", "size", "method", "seed", "search") or is_hydra(override)
-        if not named_elsewhere and (
-            is_group(override) or key not in entries or entries[key][0].metadata["numbers"] is True
-        ):
-            changed.append(override.input_line or "")
+        defines = options(key) or key not in known or known[key].numbers is True
+        if defines and key not in IN_THE_PATH and not override.is_hydra_override():
+            changed.append(text)
     return sorted(changed)
-
-
-def _defaults_among(domain: Domain, cfg: DictConfig, typed: list[Override], changed: list[str]) -> list[str]:
-    """Return the changes that set what the config has without them."""
-    keyed = {o.input_line or "": o.key_or_group for o in parse(changed) if not is_group(o)}
-    if not keyed:
-        return []
-    try:
-        default = resolve(
-            domain, compose(domain, [o.input_line or "" for o in typed if o.input_line not in keyed])
-        )
-    except UserError:  # the config needs them
-        return []
-    return [
-        line for line, key in keyed.items() if OmegaConf.select(default, key) == OmegaConf.select(cfg, key)
-    ]
 
 
 def is_sweep() -> bool:

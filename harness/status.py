@@ -1,4 +1,4 @@
-"""Show which runs are done, damaged, running, failed, unfinished or missing.
+"""Show which runs are done, running, failed, unfinished or missing.
 
 python -m harness.status --root runs [--detail]
 """
@@ -17,8 +17,7 @@ from fire_core.errors import UserError, print_error, printable, reader_may_leave
 from harness.config import options as files_of
 from harness.runs.folders import find_folders, identify, read_meta, read_text
 
-STATES = ("done", "damaged", "running", "failed", "unfinished", "missing")
-NEED_ATTENTION = ("damaged", "failed", "unfinished", "missing")
+STATES = ("done", "running", "failed", "unfinished", "missing")
 
 
 def with_missing(
@@ -73,7 +72,7 @@ def main(given: Sequence[str] | None = None) -> int:
     rows = with_missing(identify(path, read_meta(path)) | {"path": path} for path in folders)
     lines = overview(rows) if rows else [f"no runs in '{options.root}' yet"]
     for row in rows:
-        if options.detail or row["status"] in NEED_ATTENTION:
+        if options.detail or row["status"] not in ("done", "running"):
             lines.append(
                 f"{row['status']}: {row['experiment']} {row['size']} {row['label']} seed {row['seed']}"
             )

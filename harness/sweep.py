@@ -13,10 +13,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
-from typing import Any
 
 from fire_core.errors import UserError, printable
-from harness.runs.folders import read_json, read_meta, read_text, refuse_link, state_of
+from harness.runs.folders import read_json, read_meta, read_text, state_of
 from harness.runs.metrics import METRICS
 from harness.runs.record import RunName
 from harness.runs.stack import member
@@ -43,10 +42,7 @@ class Display:
             for run in runs
         }
         self.before = {folder: _mark(folder) for folder in self.names}
-        self.state = {
-            folder: "done" if _mark(folder) and state_of(folder) == "done" else "waiting"
-            for folder in self.names
-        }
+        self.state = {folder: "done" if (folder / "DONE").exists() else "waiting" for folder in self.names}
         self.minutes: list[float] = []  # of the runs that ended
         self.most_running = 1
         self.terminal = sys.stdout.isatty()
@@ -77,7 +73,7 @@ class Display:
             if _mark(folder) == self.before[folder] is not None:
                 continue  # no news; a run that failed before the sweep is about to start again
             state = state_of(folder) if folder.is_dir() else "waiting"
-            if state in ("done", "damaged", "failed") and _mark(folder) != self.before[folder]:
+            if state in ("done", "failed") and _mark(folder) != self.before[folder]:
                 self.before[folder] = _mark(folder)
                 self.minutes.append(_minutes(folder))
                 if state == "failed":
@@ -85,7 +81,7 @@ class Display:
                     self._show(f"failed: {name}: {first} ({folder / LOG})")
                 else:
                     self._show(f"{name}: {self._result(folder)}{_duration(self.minutes[-1])}")
-                self.state[folder] = "failed" if state == "failed" else "done"
+                self.state[folder] = state
             else:
                 self.state[folder] = "running" if state == "running" else "waiting"
         self.most_running = max(self.most_running, self.count("running"))
@@ -137,28 +133,27 @@ class Display:
 def output_in(folder: Path) -> Iterator[None]:
     """Append what this process writes to stdout and stderr to log.txt in the folder of a run; in a stack, what the run
     prints."""
-    refuse_link(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+        log = (folder / LOG).open("a", buffering=1)
     except OSError as error:
         raise UserError(f"cannot write in {folder}: {error.strerror}; choose another run.root") from error
-    if member() is not None:
-        with open(log, "a", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
+    with log:
+        if member() is not None:
+            with redirect_stdout(log), redirect_stderr(log):
+                yield
+            return
+        kept = [os.dup(stream) for stream in (1, 2)]
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+        try:
             yield
-        return
-    kept = [os.dup(stream) for stream in (1, 2)]
-    for stream in (1, 2):
-        os.dup2(log, stream)
-    os.close(log)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for stream, copy in zip((1, 2), kept, strict=True):
-            os.dup2(copy, stream)
-            os.close(copy)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for stream, copy in zip((1, 2), kept, strict=True):
+                os.dup2(copy, stream)
+                os.close(copy)
 
 
 def _mark(folder: Path) -> int | None:
@@ -189,6 +184,6 @@ def _position(folder: Path) -> str:
         with suppress(OSError, ValueError, IndexError, TypeError):
             with (place / METRICS).open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-                last: dict[str, Any] = json.loads(file.read().decode().strip().splitlines()[-1])
+                last = json.loads(file.readlines()[-1])
             return "".join(f" {key} {last[key]}" for key in ("phase", "step") if key in last)
     return ""

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, did_you_mean
 from fire_core.methods import Method
 from fire_core.triggers import Above, Cooldown, EveryNSteps, Fall, Plateau, Trigger
 
-OFF = "boundary"
-KINDS: dict[str, Callable[..., Trigger]] = {  # name -> function of its settings
+KINDS: dict[str, Callable[..., Trigger | None]] = {  # name -> function of its settings
+    "boundary": lambda: None,
     "every": lambda steps: EveryNSteps(steps),
     "shifted": lambda steps, first: EveryNSteps(steps, first),
     "plateau": Plateau,
@@ -32,7 +32,7 @@ class RunTrigger:
     """
 
     def __init__(self, settings: Mapping[str, Any] | None) -> None:
-        self.name = settings["name"] if settings else OFF
+        self.name = settings["name"] if settings else "boundary"
         self.rule = make(settings) if settings else None
         self.figure = getattr(self.rule, "trigger", self.rule).metric if self.rule else ""
         self.acts = 0
@@ -56,7 +56,7 @@ class RunTrigger:
         None if none does. With a trigger it acts once the trigger has fired.
         """
         if self.rule is None:
-            return None if boundary is None else (boundary, OFF)
+            return None if boundary is None else (boundary, self.name)
         if not self.cause:
             return None
         cause, self.cause = self.cause, ""
@@ -76,42 +76,39 @@ class RunTrigger:
             self.rule.load_state_dict(saved["trigger"])
 
 
-def make(settings: Mapping[str, Any]) -> Trigger:
-    """Return the trigger of these settings, which `check_trigger` has accepted."""
+def make(settings: Mapping[str, Any]) -> Trigger | None:
+    """Return the trigger of these settings; None if the method acts at boundaries."""
     given = {key: value for key, value in settings.items() if key not in ("name", "cooldown")}
     trigger = KINDS[settings["name"]](**given)
+    if trigger is None:
+        return None
     trigger.missed = -1  # the script records the metric, if rarely
     return Cooldown(trigger, settings["cooldown"]) if settings.get("cooldown") else trigger
 
 
-def check_trigger(
-    chosen: str, settings: dict[str, Any], known: set[str], method: Method, watched: Sequence[str]
-) -> dict[str, Any] | None:
+def check_trigger(settings: dict[str, Any], method: Method, watched: Sequence[str]) -> dict[str, Any] | None:
     """Return the settings of the trigger that are not null; None if the method acts at boundaries.
 
-    chosen: name of the file of conf/trigger. known: settings that it has. watched: metrics that `plateau` can observe.
-    Raises UserError for other settings, a missing one or another metric, and for a method that acts during training or
-    changes the network's structure.
+    Args:
+        watched: metrics that `plateau` can observe.
+    Raises: UserError for a setting that the trigger does not have, a missing one or another metric, and for a method that
+        acts during training or changes the network's structure.
     """
-    name, given = settings["name"], {key: value for key, value in settings.items() if value is not None}
-    if name != chosen:
-        raise UserError(f"trigger.name={name!r}: choose a trigger as in trigger=plateau")
-    if odd := sorted(given.keys() - known):
-        raise UserError(
-            f"trigger.{odd[0]}={given[odd[0]]!r}: trigger={name} has {', '.join(sorted(known - {'name'})) or 'no settings'}"
-        )
-    if missing := sorted(known - given.keys()):
-        raise UserError(f"trigger.{missing[0]}=null: trigger={name} needs a value")
-    if name == OFF:
+    given = {key: value for key, value in settings.items() if value is not None}
+    name = given["name"]
+    if name not in KINDS:
+        raise UserError(f"trigger.name={name!r}{did_you_mean(name, KINDS)}")
+    try:
+        trigger = make(given)
+    except TypeError as error:  # a setting too many or too few
+        raise UserError(f"trigger={name} {str(error).partition('() ')[2]}") from error
+    if trigger is None:
         return None
-    if name == "dormancy" and given["level"] >= 1:
-        raise UserError(f"trigger.level={given['level']}: give a share of dormant units, less than 1")
     if name == "plateau" and given["metric"] not in watched:
         raise UserError(
             f"trigger.metric={given['metric']!r}: this script records {', '.join(watched)}; give one of them, with "
             "trigger.mode=max if it should rise"
         )
-    make(given)
     during = (
         type(method).treat is Method.treat or method.changes_optimizer or getattr(method, "every_steps", 0)
     )

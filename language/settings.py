@@ -77,7 +77,7 @@ class Language(Keys):
     final_learning_rate: float = key("learning rate at the end of a phase", least=0)
     warmup_share: float = key("share of a phase in which the learning rate rises", least=0, most=1)
     warmup_limit: int = key("largest number of warm-up iterations", least=0)
-    betas: list[float] = key("decay rates of Adam's two averages", least=0, form=BETAS)
+    betas: list[float] = key("decay rates of Adam's two averages", least=0)
     weight_decay: float = key("weight decay of matrices", least=0)
     clip_norm: float = key("largest norm of the gradient; inf does not clip", above=0)
     eval_windows: int = key("validation windows per corpus", least=1)

@@ -7,7 +7,6 @@ from omegaconf import DictConfig, OmegaConf
 
 import vision.official  # noqa: F401 (registers the official variants of methods)
 from fire_core.errors import UserError
-from fire_core.methods import PUBLISHED
 from harness.settings import Domain, Keys, RunKeys, group, key
 from harness.trial import TrialKeys
 from vision.models import own_settings
@@ -29,7 +28,6 @@ class Protocol:
         "epochs per phase",
         each=int,
         least=1,
-        form="give a whole number, 1 or more, or one for each phase as in [20,2]",
     )
     share: float | None = key("share of the data in the first phase", above=0, most=1)
     stages: int | None = key("continual, class_incremental: number of phases", least=1)
@@ -83,7 +81,6 @@ class Vision(Keys):
         each=float,
         least=0,
         most=1,
-        form="give a number from 0 to 1, or one for each phase as in [0.1,0]",
     )
     clip_norm: float = key("largest norm of the gradient; inf does not clip", above=0)
     compat: str = key("default of the next four keys, see docs/DEVIATIONS.md", choices=OFFICIAL_OR_OURS)
@@ -102,7 +99,6 @@ class Vision(Keys):
         "epochs between evaluations",
         each=int,
         least=1,
-        form="give a whole number from 1 on, or one for each phase as in [20,5]",
     )
     metrics_samples: int = key("training images on which plasticity is measured", least=1)
     eval_batch_size: int = key("images per evaluation batch", least=1, numbers=False)
@@ -134,7 +130,6 @@ DOMAIN = Domain(
     name="vision",
     script="vision/train.py",
     keys=Vision,
-    phases=phases,
     check=check,
     shown=("data.name", "model.name"),
     at_boundary=("mode_at_boundary", "gradual", "trial"),
@@ -142,7 +137,6 @@ DOMAIN = Domain(
         "fire_all": "fire does the same here",
         "plasticity_injection": "it needs an encoder and a head, as in DQN and SAC",
     },
-    variants=(PUBLISHED, "official"),
     watched=("train_loss", "train_accuracy", "test_accuracy", "seen_accuracy"),
     extras=("vision",),
     results=("train_accuracy", "test_accuracy"),

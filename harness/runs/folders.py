@@ -46,13 +46,10 @@ def _seed(path: Path) -> int:
 def state_of(path: Path) -> str:
     """Return the state of the run in a folder.
 
-    It is `done`, `damaged` (done, but its metrics are lost or changed), `failed`, `running` or `unfinished` (stopped or
-    killed; the same command resumes it).
+    It is `done`, `failed`, `running` or `unfinished` (stopped or killed; the same command resumes it).
     """
     if (path / "DONE").exists():
-        metrics, noted = path / "metrics.jsonl", read_text(path / "DONE").split(" ")[0]
-        size = metrics.stat().st_size if metrics.exists() else 0
-        return "done" if size and noted in ("", str(size)) else "damaged"  # "": written by an earlier version
+        return "done"
     if (path / "FAILED").exists():
         return "failed"
     return "running" if (path / "RUNNING").exists() and _alive(path) else "unfinished"
@@ -186,24 +183,6 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     return records, damaged
 
 
-def refuse_link(path: Path) -> None:
-    """Raise UserError if a file or folder that is about to be written is a link, which may lead anywhere."""
-    if path.is_symlink():
-        raise UserError(
-            f"{path} is a link, and runs and tables write only into their own folder: delete the link"
-        )
-
-
-def refuse_links(folder: Path) -> None:
-    """Raise UserError if a run's folder is a link, or holds a link or a pipe at any depth."""
-    refuse_link(folder)
-    for place, folders, files in os.walk(folder):
-        for path in (Path(place) / name for name in (*folders, *files)):
-            refuse_link(path)
-            if path.exists() and not (path.is_file() or path.is_dir()):
-                raise UserError(f"{path} is neither a file nor a folder: delete it")
-
-
 def fingerprint(config: Any, length: int = 12) -> str:
     """Return the first `length` hex digits of a SHA-256 of plain values, whatever the order of keys."""
     text = json.dumps(config, sort_keys=True, separators=(",", ":"), default=str)
@@ -220,9 +199,8 @@ class FolderLock:
     def acquire(self, *, wait: bool) -> bool:
         """Take the lock and return True. Without `wait`, return False at once if another process holds it.
 
-        Raises UserError if the folder cannot be written or its lock is a link.
+        Raises UserError if the folder cannot be written.
         """
-        refuse_link(self.folder / ".lock")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=-1 if wait else 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -29,37 +28,32 @@ class MetricsFile:
 
     def __init__(self) -> None:
         self._file: Any = None
-        self.checksum = 0  # of all lines
 
-    def open_at(self, folder: Path, size: int, checksum: int | None = None) -> None:
+    def open_at(self, folder: Path, size: int) -> None:
         """Open the file for appending after its first `size` bytes, the number in the checkpoint; cut off the rest.
 
-        Raises UserError if the file is shorter, or if these bytes have another checksum.
+        Raises UserError if the file is shorter.
         """
         self.close()
         path = folder / METRICS
         path.touch()
-        lines = first_bytes(path, size, checksum)
+        first_bytes(path, size)
         self._file = path.open("r+b")
         self._file.truncate(size)
         self._file.seek(size)
-        self.checksum = zlib.crc32(lines)
 
-    def open_copy(self, source: Path, folder: Path, size: int, checksum: int | None = None) -> None:
+    def open_copy(self, source: Path, folder: Path, size: int) -> None:
         """Open the file for appending after a copy of the first `size` bytes of the metrics in `source`."""
-        (folder / METRICS).write_bytes(first_bytes(source / METRICS, size, checksum))
+        (folder / METRICS).write_bytes(first_bytes(source / METRICS, size))
         self.open_at(folder, size)
 
     def append(self, values: dict[str, Any]) -> None:
         """Append one line, with null for NaN and infinity."""
-        line = as_line(values, allow_nan=False).encode()
-        self._file.write(line)
+        self._file.write(as_line(values, allow_nan=False).encode())
         self._file.flush()
-        self.checksum = zlib.crc32(line, self.checksum)
 
     def to_disk(self) -> int:
         """Wait until every line is on the disk and return the size in bytes, which the next checkpoint stores."""
-        self._file.flush()
         os.fsync(self._file.fileno())
         return self._file.tell()
 
@@ -69,20 +63,13 @@ class MetricsFile:
             self._file = None
 
 
-def first_bytes(path: Path, size: int, checksum: int | None = None) -> bytes:
-    """Return the first `size` bytes of a file, which a checkpoint counts.
-
-    Raises UserError if the file has fewer, or if they have another checksum than the checkpoint says.
-    """
+def first_bytes(path: Path, size: int) -> bytes:
+    """Return the first `size` bytes of a file, which a checkpoint counts. Raises UserError if the file has fewer."""
     found = path.read_bytes()[:size] if path.is_file() else b""
     if len(found) < size:
         raise UserError(
             f"{path} has {len(found)} bytes, but its checkpoint counts {size}: lines are lost; "
             f"put the file back, or delete {path.parent} to start over"
-        )
-    if checksum is not None and zlib.crc32(found) != checksum:
-        raise UserError(
-            f"{path} was changed after its checkpoint: put the file back, or delete {path.parent} to start over"
         )
     return found
 

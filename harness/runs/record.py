@@ -21,20 +21,11 @@ from fire_core.files import remove_torn, write_atomic
 from fire_core.report import Report
 from harness.runs import checkpoint as checkpoints
 from harness.runs.checkpoint import Parts
-from harness.runs.folders import (
-    FolderLock,
-    fingerprint,
-    read_meta,
-    read_text,
-    refuse_links,
-    state_of,
-    write_config,
-)
+from harness.runs.folders import FolderLock, fingerprint, read_meta, state_of, write_config
 from harness.runs.machine import describe, write_meta
 from harness.runs.metrics import METRICS, MetricsFile, as_line, plain
 from harness.runs.signals import STOPPED, StopRequest, say
 from harness.runs.stack import member, pause
-from harness.runs.tracker import Tracker
 
 WAIT_SECONDS = 0.5  # between two attempts to take a lock
 
@@ -73,15 +64,12 @@ class Run:
         self.config = config
         self.meta = meta
         self.saving = saving
-        self._tracker: Tracker | None = None
         self._metrics = MetricsFile()
         self._lock = FolderLock(folder)
         self._trunk_lock: FolderLock | None = None
         self._stop = StopRequest()
         self.stop_signal: str | None = None  # that the last `due` saw; a later one waits for the next `due`
         self._saved_at = (time.monotonic(), 0)
-        self._due_at: float | None = None  # when `due` last asked for a checkpoint
-        self._saving_took = 0.0  # seconds that the latest checkpoint took
         self._complete = False
 
     @classmethod
@@ -100,8 +88,7 @@ class Run:
             config: resolved keys that can change numbers; their hash is the run's identity. If the folder of this name
                 belongs to another config, the run gets a folder with the hash in its name.
             saving: an object with the keys of `RunKeys` in harness/settings.py as attributes.
-            trunk: settings that phase 0 depends on, if it may be shared; None to train it in this run. A run that has
-                checkpoints of its own goes on as it began.
+            trunk: settings that phase 0 depends on, if it may be shared; None to train it in this run.
             meta: further entries of meta.json.
         """
         identity = fingerprint(config)
@@ -113,18 +100,15 @@ class Run:
             )
         facts = {key: value for key, value in asdict(name).items() if key != "root"}
         run = cls(folder, config, facts | {"identity": identity} | (meta or {}), saving)
-        begun, known = fingerprint(trunk) if trunk is not None else None, read_meta(folder)
-        if "identity" in known and any((folder / "checkpoint").glob("*.pt")):
-            begun = known.get("trunk")  # it goes on as it began, whatever run.trunk says now
-        if begun:
-            run.trunk = Path(name.root) / "trunks" / Path(str(begun)).name
+        if trunk is not None:
+            run.trunk = Path(name.root) / "trunks" / fingerprint(trunk)
             run.meta["trunk"] = run.trunk.name
         return run
 
     @property
     def finished(self) -> bool:
-        """Whether this run is complete already; prints that it is. Raises UserError if its metrics have changed."""
-        if not self._is_done():
+        """Whether this run is complete already; prints that it is."""
+        if state_of(self.folder) != "done":
             return False
         commit, here, note = read_meta(self.folder).get("commit"), describe(), ""
         if commit != here["commit"] or here["dirty"]:
@@ -135,7 +119,6 @@ class Run:
         return True
 
     def __enter__(self) -> Run:
-        refuse_links(self.folder)
         self._wait_for(self._lock, str(self.folder))
         try:
             self._start()
@@ -149,7 +132,7 @@ class Run:
 
     def _start(self) -> None:
         """Mark the folder as that of a run that is being trained. Raises if another process has meanwhile used it."""
-        if self._is_done():
+        if state_of(self.folder) == "done":
             raise FinishedElsewhere(f"finished by another process: {self.folder}")
         owner = read_meta(self.folder).get("identity")
         if owner not in (None, self.meta["identity"]):
@@ -173,7 +156,7 @@ class Run:
                 self._end()
             else:
                 with contextlib.suppress(OSError):
-                    self._close()
+                    self._metrics.close()
         except Exception as late:  # the disk is full, as a rule
             error = late
             raise
@@ -198,8 +181,6 @@ class Run:
         newest of the unfinished trunk, which this run then trains. Metrics after the checkpoint are cut off. A damaged
         checkpoint is left out in favour of the one before.
         """
-        if self.saving.tracker != "none":
-            self._tracker = Tracker(self.saving.tracker, self.folder, self.config)
         parts = checkpoints.load_latest(self.folder / "checkpoint")
         if parts is None and self.trunk is not None:
             return self._enter_trunk(self.trunk, fork)
@@ -208,8 +189,6 @@ class Run:
     def log(self, **values: Any) -> None:
         """Append one line to metrics.jsonl. Values must be deterministic: durations go to `timing`."""
         self._metrics.append(values)
-        if self._tracker is not None:
-            self._tracker.log(values)
 
     def timing(self, **values: Any) -> None:
         """Append one line to timing.jsonl: seconds, throughput, memory, which differ between repetitions of a run."""
@@ -222,25 +201,17 @@ class Run:
         write_atomic(self.folder / f"boundary_{act}.json", text)
 
     def due(self, step: int) -> bool:
-        """Return whether to save now: the interval (seconds or steps) is over, or a signal asks to stop.
-
-        The interval in seconds grows if saving took more than `checkpoint_share` of it.
-        """
+        """Return whether to save now: the interval (seconds or steps) is over, or a signal asks to stop."""
         self.stop_signal = self._stop.name
         if self.stop_signal is not None:
             return True
         saved_time, saved_step = self._saved_at
         by_steps = self.saving.checkpoint_steps > 0 and step - saved_step >= self.saving.checkpoint_steps
-        interval = max(self.saving.checkpoint_seconds, self._saving_took / self.saving.checkpoint_share)
-        due = by_steps or time.monotonic() - saved_time >= interval
-        if due:
-            self._due_at = time.monotonic()
-        return due
+        return by_steps or time.monotonic() - saved_time >= self.saving.checkpoint_seconds
 
     def save(self, step: int, parts: dict[str, Any], name: str | None = None) -> None:
         """Write a checkpoint. If it has no name, and `due` has seen a signal that asks to stop, exit with code 75."""
-        parts = {**parts, "_identity": self._owner()}
-        parts |= {"_metrics_bytes": self._metrics.to_disk(), "_metrics_checksum": self._metrics.checksum}
+        parts = {**parts, "_identity": self._owner(), "_metrics_bytes": self._metrics.to_disk()}
         try:
             path = checkpoints.save(self.place / "checkpoint", step, parts, name=name, keep=self.saving.keep)
         except UserError:
@@ -248,8 +219,6 @@ class Run:
                 raise KeyboardInterrupt from None
             raise
         self._saved_at = (time.monotonic(), step)
-        if name is None and self._due_at is not None:
-            self._saving_took, self._due_at = self._saved_at[0] - self._due_at, None
         if self.stop_signal is not None and name is None:
             say(f"stopped by {self.stop_signal}; saved {path}; the same command resumes from there")
             sys.exit(STOPPED)
@@ -289,25 +258,12 @@ class Run:
 
     def _end(self) -> None:
         """Close the files of a run that ended without an error, and write DONE if it called `finish`."""
-        self._close()
+        self._metrics.close()
         if self._complete:
-            size = (self.folder / METRICS).stat().st_size
             (self.folder / "RUNNING").unlink(missing_ok=True)  # first, so that no kill leaves both marks
-            write_atomic(self.folder / "DONE", f"{size} bytes of metrics.jsonl\n")
+            write_atomic(self.folder / "DONE", "")
             for path in (self.folder / "checkpoint").glob("step_*.pt"):
                 path.unlink()
-
-    def _is_done(self) -> bool:
-        """Return whether the run is complete. Raises UserError if its metrics are not those that it ended with."""
-        state = state_of(self.folder)
-        if state == "damaged":
-            metrics, told = self.folder / METRICS, read_text(self.folder / "DONE").split(" ")[0]
-            size = metrics.stat().st_size if metrics.exists() else 0
-            raise UserError(
-                f"{metrics} has {size} bytes, but the run ended with {told or 'more'}: put the file back, or delete "
-                f"{self.folder} to run again"
-            )
-        return state == "done"
 
     def _wait_for(self, lock: FolderLock, trains: str, ready: Path | None = None) -> None:
         """Take a lock, after the process that holds it, or wait until the file `ready` is there.
@@ -325,7 +281,6 @@ class Run:
             pause(WAIT_SECONDS, ready)
 
     def _enter_trunk(self, trunk: Path, fork: str | None) -> dict[str, Any] | None:
-        refuse_links(trunk)
         self._trunk_lock = FolderLock(trunk)
         self._wait_for(self._trunk_lock, f"the shared phase 0 in {trunk}", ready=trunk / "DONE")
         if (trunk / "DONE").exists():
@@ -346,12 +301,12 @@ class Run:
             path, remedy=f"delete {trunk} and the same command trains the shared phase 0 again"
         )
         checkpoints.check_owner(path, parts, trunk.name)
-        self._copy_metrics(trunk, parts["_metrics_bytes"], parts.get("_metrics_checksum"))
+        self._copy_metrics(trunk, parts["_metrics_bytes"])
         return parts
 
-    def _copy_metrics(self, trunk: Path, size: int, checksum: int | None = None) -> None:
+    def _copy_metrics(self, trunk: Path, size: int) -> None:
         self.place = self.folder
-        self._metrics.open_copy(trunk, self.folder, size, checksum)
+        self._metrics.open_copy(trunk, self.folder, size)
 
     def _begin(self, parts: Parts | None) -> Parts | None:
         """Return the parts of a checkpoint in `place`, after opening the metrics that it counts."""
@@ -359,7 +314,7 @@ class Run:
             self._metrics.open_at(self.place, 0)
         else:
             checkpoints.check_owner(parts.path, parts, self._owner())
-            self._metrics.open_at(self.place, parts["_metrics_bytes"], parts.get("_metrics_checksum"))
+            self._metrics.open_at(self.place, parts["_metrics_bytes"])
             print(printable(f"resuming from {parts.path}"), flush=True)
         return parts
 
@@ -367,12 +322,6 @@ class Run:
         """Return the identity of the checkpoints in `place`: the trunk's or this run's."""
         in_trunk = self.trunk is not None and self.place == self.trunk
         return self.place.name if in_trunk else self.meta.get("identity")
-
-    def _close(self) -> None:
-        self._metrics.close()
-        if self._tracker is not None:
-            self._tracker.close()
-            self._tracker = None
 
     def _release_trunk(self) -> None:
         if self._trunk_lock is not None:

@@ -18,11 +18,7 @@ class Game:
 
 @dataclass
 class Network:
-    convolutions: list[list[int]] = key(
-        "shape of each convolution",
-        least=1,
-        form="give [channels, kernel, stride] for each, whole numbers above 0",
-    )
+    convolutions: list[list[int]] = key("[channels, kernel, stride] of each convolution", least=1)
     hidden: int = key("features of the hidden layer", least=1)
 
 

@@ -76,6 +76,7 @@ def identity_of(experiment: str, size: str, method: str) -> str:
         cfg = compose_config(domain.name, [f"experiment={experiment}", f"size={size}", f"method={method}"])
     except UserError:
         return "refused"
+    domain.check(cfg)
     numbers, trunk = identity(domain, cfg, create(**cfg.method))
     return f"{fingerprint(numbers)}/{fingerprint(trunk) if trunk else '-'}"
 

@@ -4,7 +4,6 @@ import random
 from dataclasses import fields
 
 import pytest
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from omegaconf import OmegaConf
 
 from fire_core.errors import UserError
@@ -13,19 +12,18 @@ from harness.config import (
     CONF,
     compose,
     domain_of,
-    file_of,
     in_file,
     options,
-    parse,
     read_yaml,
     resolve,
+    runs_of,
     settings_of,
 )
 from harness.domains import find, names
 from harness.manual import manual
-from harness.naming import LABEL_LENGTH, changes, identity, label, phase_0
-from harness.overrides import check_overrides, check_sweep, compose_config, read_line
-from harness.settings import keys, numbers_only
+from harness.naming import LABEL_LENGTH, changes, identity, label, numbers_only, phase_0
+from harness.overrides import check_overrides, check_sweep, compose_config
+from harness.settings import keys
 from rl.sac.settings import check as check_sac
 
 VISION = find("vision")
@@ -37,28 +35,23 @@ NATURAL = {
 }
 
 
-@pytest.mark.parametrize("size", ["smoke", "paper"])
 @pytest.mark.parametrize("domain", NATURAL)
-def test_the_natural_key_works_at_every_size(domain, size):
-    cfg = compose_config(domain, [f"size={size}", *NATURAL[domain]])
+def test_the_natural_key_works_at_every_size(domain):
+    cfg = compose_config(domain, ["size=paper", *NATURAL[domain]])
     for override in NATURAL[domain]:
         name, _, value = override.partition("=")
         assert OmegaConf.select(cfg, name) == OmegaConf.create(f"x: {value}").x
 
 
-@pytest.mark.parametrize("experiment", options("experiment"))
-def test_every_experiment_composes(experiment):
-    """At each size that it has, with the checks of its script. Its tuned methods can be made."""
-    domain, content = find(domain_of(experiment)), read_yaml(file_of("experiment", experiment))
-    for size in {"smoke", "small", *in_file(experiment, "at")}:
-        cfg = compose_config(domain.name, [f"experiment={experiment}", f"size={size}"])
-        domain.check(cfg)
-        assert cfg.minutes != 0
-    if "hydra" in content:  # another experiment with its settings swept
-        assert len(check_sweep(domain, [f"experiment={experiment}", "size=small", "seed=1"])) > 1
-    for name, settings in content.get("tuned", {}).items():
-        if isinstance(settings, dict) and name != "trigger":
-            assert create(name, **settings).name == name
+def test_every_experiment_has_two_sizes_methods_that_exist_and_a_sweep_if_it_says_so():
+    """That each composes at each size is shown by the golden record."""
+    for experiment in options("experiment"):
+        assert {"smoke", "small"} <= set(in_file(experiment, "at"))
+        if sweep := in_file(experiment, "hydra"):
+            assert len(runs_of([f"{key}={value}" for key, value in sweep["sweeper"]["params"].items()])) > 1
+        for name, settings in (in_file(experiment, "tuned") or {}).items():
+            if isinstance(settings, dict) and name not in ("trigger", "variants"):
+                assert create(name, **settings).name == name
 
 
 def test_a_chosen_file_takes_the_place_of_the_experiments_and_a_typed_value_of_both():
@@ -72,44 +65,36 @@ def test_a_chosen_file_takes_the_place_of_the_experiments_and_a_typed_value_of_b
     [
         ("clip_norm=big", "clip_norm='big': give a number above 0"),
         ("learning_rate=nan", "learning_rate=nan: give a number above 0"),
+        (
+            "protocol.epochs=[[1]]",
+            "protocol.epochs=[[1]]: give a whole number at least 1, or one for each phase",
+        ),
         ("data.fit=crop", "data.fit='crop': choose one of pad, resize"),
-        ("size=medium9", "has smoke, small, medium, paper"),
-        ("hydra.run.dir=out", "choose its root with run.root=FOLDER"),
-        ("+foo=1", "+foo=1: keys can only be set, as in foo=...; the nearest are"),
+        ("size=medium9", "size=medium9 does not exist; did you mean 'medium'?"),
+        ("hydra.run.dir=out", "choose their root with run.root=FOLDER"),
+        ("+foo=1", "key 'foo' does not exist; known: "),
         ("foo", "settings are written as key=value, as in learning_rate=1e-3"),
-        ("method=all", "list the methods, as in -m method=none,fire, or run make vision-sweep METHODS=all"),
-        ("seed=range(1,4)", "several values need a sweep; add -m"),
-        ("search=cbp", "a search is a sweep over the values of a method; add -m"),
+        ("method=fier", "method=fier does not exist; did you mean 'fire'?"),
+        ("seed=range(1,4)", "requires --multirun"),
         ("experiment=fig4a_asterix", "belongs to dqn, this script trains vision"),
         ("batchsize=3", "did you mean 'batch_size'?"),
         ("at.paper.protocol.share=0.2", "did you mean 'protocol.share'?"),
-        ("model=gpt_tiny", "model=gpt_tiny is not for this script: choose one of cnn, mlp"),
+        ("model=gpt_tiny", "model.layers does not fit the keys of this script"),
+        ("trigger.steps=5", "trigger=boundary got an unexpected keyword argument 'steps'"),
+        ("protocol=3", "does not fit the keys of this script: Merge error"),
+        ("method=[none,fire]", "a run has one method; a sweep has several"),
     ],
 )
 def test_a_mistake_is_one_line(override, answer):
     with pytest.raises(UserError) as caught:
-        check_overrides(VISION, [override], sweep=False)
+        check_overrides(VISION, [override])
         resolve(VISION, compose(VISION, [override]))
     assert answer in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_options_may_stand_anywhere_and_others_are_refused():
-    line = read_line(["a=1", "-m", "b=-2", "--cfg=job", "~c", "--config-dir", "folder", "+d=3"])
-    assert line.overrides == ["a=1", "b=-2", "~c", "+d=3"] and line.config_dir == ["folder"]
-    assert line.multirun and line.cfg == "job" and line.help is None
-    assert read_line(["--help"]).help == "" and read_line(["--help", "all"]).help == "all"
-    with pytest.raises(UserError, match="--cfg: invalid choice: 'all'"):
-        read_line(["--cfg", "all"])
-    for word in ("--lr", "--resume", "--config-name"):
-        with pytest.raises(UserError, match=f"{word} is not an option: settings are written as key=value"):
-            read_line(["seed=1", word, "0.1"])
 
 
 def test_every_value_of_conf_is_a_key_of_the_schema_and_every_key_has_a_meaning():
     hidden = ("experiment", "size", "method", "minutes")
     for domain in map(find, names()):
-        assert all(entry.metadata["meaning"] for entry, _ in keys(domain).values())
-        assert set(keys(domain)) >= {"seed", "run.root"}
         text = manual(domain, everything=True)
         assert len(manual(domain).splitlines()) <= 80 and "--help all" in manual(domain)
         assert all(f"  {name} [" in text for name in keys(domain) if name not in hidden)
@@ -137,13 +122,10 @@ def test_a_method_needs_no_file_and_the_experiment_tunes_it(name):
     assert acts_at_boundaries == (treats or name == "none")
 
 
-ADDED = {"fire": {"min_norm", "variance_factor"}, "rescale": {"min_norm"}}
-
-
-@pytest.mark.parametrize("name", ADDED)
-def test_a_setting_that_was_added_to_a_method_is_in_the_config_where_it_is_set(name):
+def test_a_setting_that_was_added_to_a_method_is_in_the_config_where_it_is_set():
+    name = "fire"
     plain = compose_config("vision", ["size=smoke", f"method={name}"])
-    assert not ADDED[name] & set(plain.method)
+    assert not {"min_norm", "variance_factor"} & set(plain.method)
     same = compose_config("vision", ["size=smoke", f"method={name}", "method.min_norm=0"])
     assert identity(VISION, same, create(**same.method)) == identity(VISION, plain, create(**plain.method))
     other = compose_config("vision", ["size=smoke", f"method={name}", "method.min_norm=1e-3"])
@@ -155,14 +137,7 @@ def test_what_cannot_change_numbers_is_not_part_of_a_runs_identity():
     plain = OmegaConf.to_container(compose_config("vision", ["size=smoke"]))
     plain.pop("domain")
     one = numbers_only(VISION, plain)
-    elsewhere = [
-        "eval_batch_size=7",
-        "threads=5",
-        "run.root=x",
-        "run.progress=false",
-        "data.folder=y",
-        "device=cpu",
-    ]
+    elsewhere = ["eval_batch_size=7", "threads=5", "run.root=x", "data.folder=y", "device=cpu"]
     other = OmegaConf.to_container(compose_config("vision", ["size=smoke", *elsewhere]))
     other.pop("domain")
     assert numbers_only(VISION, other) == one and "run" not in one
@@ -189,7 +164,7 @@ def test_labels_are_readable_and_short():
     assert label("fire", ten).startswith("fire-key_number_0=0.5-") and len(label("fire", ten)) <= LABEL_LENGTH
     assert label("fire", ten) != label("fire", [*ten[:-1], "key_number_9=0"])
     assert len(label("fire", ["x=" + "y" * 300])) <= LABEL_LENGTH
-    typed = parse(["threads=3", "method=fire", "data=cifar10", "seed=2", "clip_norm=1"])
+    typed = ["threads=3", "method=fire", "data=cifar10", "seed=2", "clip_norm=1", "hydra/launcher=ray"]
     assert changes(VISION, typed) == ["clip_norm=1", "data=cifar10"]  # threads change no number
 
 
@@ -216,15 +191,7 @@ def test_a_mistake_in_a_sweep_is_told_once_before_anything_starts():
         check_sweep(find("sac"), ["size=smoke", "midpoint=500", "seed=1,2,3"], check_sac)
     assert str(caught.value).count("midpoint=500") == 1 and "\n" not in str(caught.value)
     assert len(check_sweep(VISION, ["size=smoke", "method=none,fire", "seed=1,2,3"])) == 6
-    assert len(check_sweep(VISION, ["size=smoke", "method=glob(keep_*)", "seed=1,2"])) == 2
     assert len(check_sweep(VISION, ["experiment=ablation_strength", "seed=1,2"])) == 10
-
-
-def test_a_sweep_expects_its_runs_where_hydra_sends_them():
-    """Hydra writes numbers in its own way, and the folders are named by what it writes."""
-    line = ["size=smoke", "method=none,fire", "learning_rate=1e-3", "clip_norm=0.50,1e-1", "seed=1"]
-    [sent] = BasicSweeper.split_arguments(parse(line), None)
-    assert [sorted(typed) for typed, _ in check_sweep(VISION, line)] == [sorted(run) for run in sent]
 
 
 VALUES = [
@@ -235,12 +202,12 @@ VALUES = [
 
 @pytest.mark.parametrize("domain", names())
 def test_no_override_is_a_traceback(domain):
-    """Fifteen overrides for each script, over every key and misspelt ones."""
+    """Ten overrides for each script, over every key and misspelt ones."""
     draw = random.Random(f"fuzz {domain}")
     domain = find(domain)
     others = ["method.iterations", "method.targets", "at", "tuned", "minutes", "hydra", "protocol", "env"]
     names = [*keys(domain), *others]
-    for _ in range(15):
+    for _ in range(10):
         name = draw.choice(names)
         if draw.random() < 0.1:
             name = name[:-1] or name

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,25 +99,6 @@ def test_a_killed_sweep_resumes(options, expected, tmp_path):
     assert not list(tmp_path.rglob("*.torn")) and not list(tmp_path.rglob("RUNNING"))
 
 
-def alive(pid):
-    """Whether a process exists and is no zombie."""
-    try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-
-
-def workers_of(parent):
-    """The processes whose parent is this one."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            found += [int(path.parent.name)] * (path.read_text().rpartition(")")[2].split()[1] == str(parent))
-        except OSError:
-            continue
-    return found
-
-
 LANGUAGE = ["language/train.py", "batch_size=4", "accumulation=2", "phase_1.eval_every=10"]
 DRIVER = """
 import os, socket, subprocess, sys
@@ -126,7 +108,6 @@ subprocess.run([sys.executable, *sys.argv[1:]])
 """
 
 
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds workers in /proc")
 @pytest.mark.parametrize(
     "start, settings, workers",
     [
@@ -155,19 +136,10 @@ def test_workers_end_soon_after_the_process_that_started_them_is_killed(start, s
     while not [path for path in tmp_path.rglob("metrics.jsonl") if path.stat().st_size]:
         assert parent.poll() is None, (tmp_path / "log").read_text()
         time.sleep(0.1)
-    started = workers_of(parent.pid)
+    started = psutil.Process(parent.pid).children()
     assert len(started) == workers
     parent.kill()
     parent.wait()
-    began = time.time()
-    while any(map(alive, started)):
-        assert time.time() - began < 60
-        time.sleep(0.1)
+    _, alive = psutil.wait_procs(started, timeout=60)
+    assert not alive
     assert list(tmp_path.rglob("checkpoint/step_*.pt")) and not list(tmp_path.rglob("RUNNING"))
-
-
-def smoke(script, root, **how):
-    """A started smoke run of a script whose outputs can be read together."""
-    command = [sys.executable, script, "size=smoke", f"run.root={root}", "run.progress=false", "threads=1"]
-    how |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen(command, cwd=ROOT, **how)

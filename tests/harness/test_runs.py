@@ -18,13 +18,7 @@ from harness.runs.record import FinishedElsewhere, RunName
 
 def open_run(root, *, label="fire", trunk=None, config=None, **settings):
     name = RunName(root, "e", "smoke", label, 1)
-    usual = {
-        "checkpoint_seconds": 300.0,
-        "checkpoint_steps": 0,
-        "checkpoint_share": 1.0,
-        "keep": 2,
-        "tracker": "none",
-    }
+    usual = {"checkpoint_seconds": 300.0, "checkpoint_steps": 0, "keep": 2}
     saving = SimpleNamespace(**usual | settings)
     return Run.open(config or {"label": label, "rate": 0.1}, name, trunk=trunk, saving=saving)
 
@@ -166,16 +160,6 @@ def play_inside(run):
     run._lock.release()
 
 
-@pytest.mark.parametrize("change", [b"", None, b'{"step": 9}\n'])
-def test_a_finished_run_without_its_metrics_is_refused(tmp_path, change):
-    run = open_run(tmp_path)
-    text = play(run).encode()
-    path = run.folder / "metrics.jsonl"
-    path.unlink() if change is None else path.write_bytes(text + change if change else b"")
-    with pytest.raises(UserError, match=f"but the run ended with {len(text)}: put the file back, or delete"):
-        _ = open_run(tmp_path).finished
-
-
 def flip(path, bit):
     """Flip one bit of a tensor in a checkpoint."""
     content = bytearray(path.read_bytes())
@@ -183,8 +167,7 @@ def flip(path, bit):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("bit", [0, 999, 2047])
-def test_a_flipped_bit_in_a_checkpoint_is_found_and_the_one_before_is_used(bit, tmp_path, capsys):
+def test_a_flipped_bit_in_a_checkpoint_is_found_and_the_one_before_is_used(tmp_path, capsys):
     run = open_run(tmp_path)
     with run:
         run.resume()
@@ -192,39 +175,15 @@ def test_a_flipped_bit_in_a_checkpoint_is_found_and_the_one_before_is_used(bit, 
             run.log(step=step)
             run.save(step, {"value": torch.full((64,), 7.0), "step": step})
     one, two = sorted((run.folder / "checkpoint").glob("*.pt"))
-    flip(two, bit)
+    flip(two, 999)
     with run:
         assert run.resume()["step"] == 2
     said = capsys.readouterr().out
     assert "step_000000000004.pt cannot be read (record" in said and f"resuming from {one}" in said
     assert (run.folder / "metrics.jsonl").read_text() == '{"step": 2}\n'
-    flip(one, bit)
+    flip(one, 999)
     with pytest.raises(UserError, match="differs from its checksum"), run:
         run.resume()
-
-
-def test_metrics_that_were_edited_in_place_are_refused(tmp_path):
-    run = stopped(tmp_path)
-    path = run.folder / "metrics.jsonl"
-    path.write_text(path.read_text().replace('"step": 1', '"step": 9'))
-    with pytest.raises(UserError, match=r"metrics\.jsonl was changed after its checkpoint"):
-        play(run)
-
-
-@pytest.mark.parametrize("trunk", [None, {"rate": 0.1}])
-@pytest.mark.parametrize(
-    "name",
-    ["", "metrics.jsonl", "timing.jsonl", ".lock", "checkpoint", "checkpoint/end.pt", "replay/action.npy"],
-)
-def test_a_run_folder_with_a_link_writes_nothing_through_it(name, trunk, tmp_path):
-    run, target = open_run(tmp_path / "runs", trunk=trunk), tmp_path / "precious"
-    target.mkdir() if name in ("", "checkpoint") else target.write_text("precious")
-    link = (run.trunk or run.folder) / name
-    link.parent.mkdir(parents=True)
-    link.symlink_to(target)
-    with pytest.raises(UserError, match="is a link, and runs and tables write only into their own folder"):
-        play(run)
-    assert not list(target.iterdir()) if target.is_dir() else target.read_text() == "precious"
 
 
 def test_a_damaged_end_of_a_trunk_names_the_trunk(tmp_path):
@@ -257,9 +216,8 @@ def test_checkpoints_execute_nothing(tmp_path):
             return os.mkdir, (str(tmp_path / "executed"),)
 
     torch.save({"a": Evil()}, tmp_path / "evil.pt")
-    with pytest.raises(UserError, match="could run code") as refused:
+    with pytest.raises(UserError, match="could run code"):
         checkpoints.load(tmp_path / "evil.pt")
-    assert "weights_only" not in str(refused.value)  # PyTorch advises to switch it off
     assert not (tmp_path / "executed").exists()
 
 
@@ -315,22 +273,15 @@ def test_streams_are_pure_and_apart():
         assert torch.equal(first, torch.rand(2))
 
 
-def test_checkpoints_become_rarer_where_saving_is_slow(tmp_path, monkeypatch):
+def test_a_checkpoint_is_due_after_seconds_or_steps(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(record.time, "monotonic", lambda: now[0])
-    run = open_run(tmp_path, checkpoint_seconds=10, checkpoint_share=0.02)
-
-    def seconds_until_due():
-        started = now[0]
-        while not run.due(0):
-            now[0] += 1
-        return now[0] - started
-
+    run = open_run(tmp_path, checkpoint_seconds=10, checkpoint_steps=5)
     with run:
         run.resume()
-        assert seconds_until_due() == 10
-        now[0] += 3  # what comes before the file counts too
-        run.save(0, {})
-        assert seconds_until_due() == 150  # 3 seconds are 2 % of it
-        run.save(0, {})
-        assert seconds_until_due() == 10
+        assert not run.due(4) and run.due(5)
+        run.save(5, {})
+        now[0] = 9.0
+        assert not run.due(9)
+        now[0] = 10.0
+        assert run.due(9)

@@ -117,8 +117,7 @@ def test_one_failed_run_does_not_hide_the_others(tmp_path):
     "arguments, answer",
     [
         (["method.targets=foo"], "matches nothing"),
-        (["run.root="], "run.root='': give the folder"),
-        (["method.first_phase=2"], "the phases of this run are 0 to 1, so fire would never act"),
+        (["run.root="], "run.root='': give a name"),
         (["protocol.epochs=[1,1,1]"], "protocol.epochs=[1, 1, 1]: give one number, or 2 of them"),
         (["method.first_phase=-1"], "first_phase=-1 must be a number in [0, inf)"),
         (["device=cuda:99"], "device='cuda:99' cannot be used"),
@@ -165,16 +164,6 @@ def test_the_experiment_of_the_guide_may_lie_in_another_folder(tmp_path):
     assert "name: random_label" in run(*place, "--cfg", "job", root=tmp_path)
     own.write_text("at: [1\n")
     assert run(*place, root=tmp_path, expect=2).startswith(f"error: {own} is no YAML: while parsing")
-
-
-def test_a_typed_default_is_the_run_without_it(whole, tmp_path):
-    typed = ["experiment=random_label", "method.iterations=10", "batch_size=25"]
-    run(*typed, root=tmp_path)
-    assert metrics(tmp_path, "random_label") == whole
-    assert "finished already" in run("experiment=random_label", root=tmp_path)
-    renamed = tmp_path / "random_label/smoke/fire-batch_size=25-iterations=10"
-    (tmp_path / "random_label/smoke/fire").rename(renamed)  # as earlier versions named it
-    assert f"{renamed}/seed_1 (delete it" in run(*typed, root=tmp_path)
 
 
 def test_lower_precision_changes_the_loss_by_little(whole, tmp_path):
