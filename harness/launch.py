@@ -221,7 +221,7 @@ def open_run(domain: Domain, cfg: DictConfig, method: Method, **meta: Any) -> Ru
     facts = {"method": cfg.method.name, "domain": domain.name, "script": domain.script}
     facts |= {"overrides": changes(domain, typed), "data": OmegaConf.select(cfg, domain.shown[0])} | meta
     facts |= {"versions": versions(requirements(*domain.extras))}
-    return Run.open(numbers, name_run(domain, cfg, typed), trunk=trunk, meta=facts, saving=cfg.run)
+    return Run(numbers, name_run(domain, cfg, typed), trunk=trunk, meta=facts, saving=cfg.run)
 
 
 def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, node: DictConfig) -> int:

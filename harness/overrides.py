@@ -58,19 +58,12 @@ def check_sweep(
     typed = [o.input_line for o in parsed if not o.is_hydra_override()]
     fixed = [o.input_line for o in parsed if not o.is_sweep_override()]
     own = compose(domain, fixed).hydra.sweeper.params or {}  # what the experiment's file sweeps
-    runs, mistakes, seeds, configs = (
-        [],
-        dict[str, None](),
-        dict[str, int](),
-        dict[tuple[str, ...], DictConfig](),
-    )
+    runs, mistakes, seeds, configs = [], {}, {}, {}
     for line in runs_of([*(f"{key}={value}" for key, value in own.items()), *typed]):
         seed = next((text for text in line if text.startswith("seed=")), "")
         others = tuple(text for text in line if text != seed)
         try:
-            if (
-                seed in seeds and others in configs
-            ):  # composing takes long, and they do not depend on each other
+            if seed in seeds and others in configs:  # do not compose again, which takes long
                 cfg = OmegaConf.merge(configs[others], {"seed": seeds[seed]})
             else:
                 cfg = resolve(domain, compose(domain, [*line, *hydras]))

@@ -26,37 +26,24 @@ KINDS = {bool: "true or false", int: "a whole number", float: "a number"}
 
 @dataclass(frozen=True)
 class Domain:
-    """What a training script declares about itself in the `settings.py` beside it, and hands to `launch`.
+    """What a training script declares about itself in the `settings.py` beside it, and hands to `launch`."""
 
-    name: its config is `conf/<name>.yaml`, and its experiments say `domain: <name>`.
-    script: its path in the repository.
-    keys: the dataclass of all its settings, a subclass of Keys.
-    shown: the keys that name the data and the network of a run, the data first.
-    at_boundary: groups and keys, beside `method` and `optimizer_state`, that take effect at a boundary and never before.
-        Runs that differ only in them share phase 0.
-    gives: what its loop gives to methods, of `fire_core.methods.NEEDS`.
-    refuses: {name of a method that cannot run here for another reason: why}.
-    check: raises UserError for settings that contradict one another.
-    needs: modules without which the script does not start.
-    watched: metrics recorded again and again that `trigger=plateau` can observe.
-    extras: extras of pyproject.toml; the first one installs `needs`, the others serve some features.
-    results: keys of summary.json that a sweep shows when a run ends.
-    conf: the folder of its YAML files.
-    """
-
-    name: str
-    script: str
-    keys: type
-    shown: tuple[str, ...]
+    name: str  # its config is conf/<name>.yaml, and its experiments say `domain: <name>`
+    script: str  # its path in the repository
+    keys: type  # the dataclass of all its settings, a subclass of Keys
+    shown: tuple[str, ...]  # the keys that name the data and the network of a run, the data first
+    # beside `method` and `optimizer_state`, what takes effect at boundaries only: runs that differ in it share phase 0
     at_boundary: tuple[str, ...] = ()
-    gives: frozenset[str] = frozenset(NEEDS)
-    refuses: Mapping[str, str] = field(default_factory=dict)
-    check: Callable[[DictConfig], object] = lambda cfg: None
-    needs: tuple[str, ...] = ()
-    watched: tuple[str, ...] = ()
-    extras: tuple[str, ...] = ()
-    results: tuple[str, ...] = ()
-    conf: Path = CONF
+    gives: frozenset[str] = frozenset(NEEDS)  # what its loop gives to methods
+    refuses: Mapping[str, str] = field(
+        default_factory=dict
+    )  # {method that cannot run for another reason: why}
+    check: Callable[[DictConfig], object] = lambda cfg: None  # raises UserError for contradictory settings
+    needs: tuple[str, ...] = ()  # modules without which the script does not start
+    watched: tuple[str, ...] = ()  # metrics recorded again and again that `trigger=plateau` can observe
+    extras: tuple[str, ...] = ()  # of pyproject.toml; the first one installs `needs`
+    results: tuple[str, ...] = ()  # keys of summary.json that a sweep shows when a run ends
+    conf: Path = CONF  # the folder of its YAML files
 
     def why_not(self, method: Method) -> str:
         """Return why a method cannot run here, "" if it can."""
@@ -66,28 +53,21 @@ class Domain:
 
 @dataclass(frozen=True)
 class Key:
-    """One setting: what it means, and which values it may have.
+    """One setting: what it means, and which values it may have."""
 
-    Attributes:
-        meaning: the phrase that `--help` prints.
-        least, most: smallest and largest value. above: values must be larger than this. choices: all values.
-        each: for keys of type Any, which hold one value of this type or a list of them, one for each phase.
-        numbers: whether the key is part of a run's identity, or a function of the config that says so. Paths are not, nor
-            device and threads, which change numbers by rounding.
-        added: whether runs exist that are older than the key. The value null is then not part of a run's identity, so
-            that these runs keep their folders.
-        kind: the type that its field is annotated with.
-    """
-
-    meaning: str
+    meaning: str  # the phrase that `--help` prints
     least: float = -math.inf
-    above: float = -math.inf
+    above: float = -math.inf  # values must be larger than this
     most: float = math.inf
     choices: tuple[Any, ...] = ()
-    each: type | None = None
+    each: type | None = (
+        None  # for keys of type Any: one value of this type, or a list of them, one for each phase
+    )
+    # Whether it is part of a run's identity, or a function of the config that says so. Paths are not, nor device and
+    # threads, which change numbers by rounding.
     numbers: bool | Callable[[dict[str, Any]], bool] = True
-    added: bool = False
-    kind: Any = Any
+    added: bool = False  # later than some runs, which keep their identity: null is not part of it
+    kind: Any = Any  # the type that its field is annotated with
 
     def allows(self, value: Any) -> bool:
         """Return whether a value of the right type, or each part of a list, is in range; NaN is not."""

@@ -55,55 +55,46 @@ class RunName:
 
 
 class Run:
-    """One run. Its metrics and checkpoints go to `place`: the trunk's folder or the run's own."""
+    """One run. Its metrics and checkpoints go to `place`: the trunk's folder or the run's own. Nothing is written before
+    `with`.
 
-    def __init__(self, folder: Path, config: dict[str, Any], meta: dict[str, Any], saving: Any) -> None:
-        self.folder = folder
-        self.place = folder
-        self.trunk: Path | None = None
-        self.config = config
-        self.meta = meta
-        self.saving = saving
-        self._metrics = MetricsFile()
-        self._lock = FolderLock(folder)
-        self._trunk_lock: FolderLock | None = None
-        self._stop = StopRequest()
-        self.stop_signal: str | None = None  # that the last `due` saw; a later one waits for the next `due`
-        self._saved_at = (time.monotonic(), 0)
-        self._complete = False
+    Args:
+        config: resolved keys that can change numbers; their hash is the run's identity. If the folder of this name
+            belongs to another config, the run gets a folder with the hash in its name.
+        saving: an object with the keys of `RunKeys` in harness/settings.py as attributes.
+        trunk: settings that phase 0 depends on, if it may be shared; None to train it in this run.
+        meta: further entries of meta.json.
+    """
 
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         config: dict[str, Any],
         name: RunName,
         *,
         saving: Any,
         trunk: dict[str, Any] | None = None,
         meta: dict[str, Any] | None = None,
-    ) -> Run:
-        """Return the run of this config, after finding its folder. Nothing is written yet.
-
-        Args:
-            config: resolved keys that can change numbers; their hash is the run's identity. If the folder of this name
-                belongs to another config, the run gets a folder with the hash in its name.
-            saving: an object with the keys of `RunKeys` in harness/settings.py as attributes.
-            trunk: settings that phase 0 depends on, if it may be shared; None to train it in this run.
-            meta: further entries of meta.json.
-        """
+    ) -> None:
         identity = fingerprint(config)
-        folder = name.free_for(identity).folder
-        if folder != name.folder:
+        self.folder = self.place = name.free_for(identity).folder
+        if self.folder != name.folder:
             print(
-                f"note: the config differs from the one in {name.folder.parent}; this run goes to {folder}",
-                flush=True,
+                f"note: {name.folder.parent} has another config; this run goes to {self.folder}", flush=True
             )
+        self.config, self.saving = config, saving
         facts = {key: value for key, value in asdict(name).items() if key != "root"}
-        run = cls(folder, config, facts | {"identity": identity} | (meta or {}), saving)
+        self.meta = facts | {"identity": identity} | (meta or {})
+        self.trunk: Path | None = None
         if trunk is not None:
-            run.trunk = Path(name.root) / "trunks" / fingerprint(trunk)
-            run.meta["trunk"] = run.trunk.name
-        return run
+            self.trunk = Path(name.root) / "trunks" / fingerprint(trunk)
+            self.meta["trunk"] = self.trunk.name
+        self._metrics = MetricsFile()
+        self._lock = FolderLock(self.folder)
+        self._trunk_lock: FolderLock | None = None
+        self._stop = StopRequest()
+        self.stop_signal: str | None = None  # that the last `due` saw; a later one waits for the next `due`
+        self._saved_at = (time.monotonic(), 0)
+        self._complete = False
 
     @property
     def finished(self) -> bool:
@@ -184,6 +175,7 @@ class Run:
         parts = checkpoints.load_latest(self.folder / "checkpoint")
         if parts is None and self.trunk is not None:
             return self._enter_trunk(self.trunk, fork)
+        self.trunk = None  # it has left the trunk, or began without one
         return self._begin(parts)
 
     def log(self, **values: Any) -> None:

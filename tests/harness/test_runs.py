@@ -20,7 +20,7 @@ def open_run(root, *, label="fire", trunk=None, config=None, **settings):
     name = RunName(root, "e", "smoke", label, 1)
     usual = {"checkpoint_seconds": 300.0, "checkpoint_steps": 0, "keep": 2}
     saving = SimpleNamespace(**usual | settings)
-    return Run.open(config or {"label": label, "rate": 0.1}, name, trunk=trunk, saving=saving)
+    return Run(config or {"label": label, "rate": 0.1}, name, trunk=trunk, saving=saving)
 
 
 def play(run, *, phases=2, steps=4, stop_after=None, boundary_value=1.0):
