@@ -15,34 +15,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fire_core.errors import UserError, first_line, shown
+from fire_core.errors import UserError, first_line
 from fire_core.files import remove_torn, written_aside
 from harness.runs.folders import FolderLock
 from vision.images import Images, pixel_statistics
-from vision.readers import (
-    TORCHVISION,
-    Arrays,
-    class_folders,
-    read_class_folders,
-    read_published,
-    read_tiny_imagenet,
-    test_folder,
-    tiny_imagenet_root,
-)
+from vision.readers import TORCHVISION, Arrays, read_class_folders, read_published
 from vision.torchvision_import import import_torchvision
 
-ASSETS = Path(__file__).parent / "assets"
+SHIPPED = Path(__file__).parent / "assets" / "fashion_mnist_subset.npz"
 FASHION_CLASSES = tuple(
     ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
 )
-
-
-TINY_IMAGENET = (
-    "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
-    "90528d7ca1a48142e341f4ef8d21d0de",
-)  # MD5
+TINY_IMAGENET = "https://cs231n.stanford.edu/tiny-imagenet-200.zip"
+TINY_IMAGENET_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 PUBLISHED = (*TORCHVISION, "tiny_imagenet")
-# Data sets that may also come as class folders: number of classes and pixels per side.
+# Data sets that may come as class folders: number of classes and pixels per side.
 AS_CLASS_FOLDERS = {"cifar10": (10, 32), "cifar100": (100, 32), "tiny_imagenet": (200, 64)}
 
 
@@ -75,16 +62,20 @@ def load(
         train_per_class, test_per_class: use only this many images of every class, the first ones.
     Raises: UserError for missing or unreadable data, and for fewer images than asked for.
     """
-    arrays = _read(name, folder, Path(root), image_size, channels)
-    names = arrays.class_names
+    root = Path(root)
+    if name == "image_folder":
+        place = _existing(folder or root / name)
+        size = {"image_size": image_size, "channels": channels or 3}
+        arrays = read_class_folders(place, **size, cache=root / "decoded")
+    elif name == "fashion_mnist":
+        arrays = _shipped(folder)
+    elif folder is None:
+        arrays = download(name, root)
+    else:
+        arrays = _read(name, _existing(folder), root)
+    names = arrays.class_names[:classes]
     if classes is not None and classes > len(names):
         raise UserError(f"data.classes={classes}: {name} has {len(names)} classes")
-    names = names[:classes]
-    for part, labels in (("training", arrays.train_labels), ("test", arrays.test_labels)):
-        counts = np.bincount(labels, minlength=len(names))[: len(names)]
-        if not counts.all():
-            empty = shown(names[int(counts.argmin())])
-            raise UserError(f"class {empty!r} of {name} has no {part} image: add some, or remove the class")
 
     def prepared(images: np.ndarray, labels: np.ndarray, per_class: int | None) -> tuple[Tensor, Tensor]:
         chosen = np.flatnonzero(labels < len(names))
@@ -105,99 +96,60 @@ def load(
 def download(name: str, root: str | Path = "data") -> Arrays:
     """Return a data set of PUBLISHED below `root`, after downloading and unpacking what is missing.
 
-    Damaged files of CIFAR and Fashion-MNIST are replaced. Raises UserError if the right file cannot be had, or if the files
-    that it unpacks to are unreadable.
+    Raises UserError if it cannot be had or read.
     """
     place = Path(root) / name
     with FolderLock(place):  # runs of a sweep may ask for the same data at the same time
-        if name == "tiny_imagenet":
-            return _download_tiny_imagenet(place, Path(root) / "decoded")
         try:
-            return read_published(name, place)
-        except UserError:
-            # torchvision unpacks only files that do not exist
-            for file in place.glob("FashionMNIST/raw/*-ubyte"):
-                file.unlink()
-            return read_published(name, place, download=True)
-
-
-def _download_tiny_imagenet(place: Path, cache: Path) -> Arrays:
-    (url, md5), unpacked = TINY_IMAGENET, place / "unpacked"
-    archive = place / Path(url).name
-    if not unpacked.is_dir():
-        remove_torn(place)
-        torchvision_utils = import_torchvision().datasets.utils
-        try:
-            torchvision_utils.download_url(url, place, md5=md5)
-            with written_aside(unpacked, durable=False) as aside:
-                torchvision_utils.extract_archive(archive, aside)
+            if name in TORCHVISION:
+                return read_published(name, place, download=True)
+            if not (unpacked := place / "unpacked").is_dir():
+                remove_torn(place)
+                files = import_torchvision().datasets.utils
+                with written_aside(unpacked, durable=False) as aside:
+                    files.download_and_extract_archive(TINY_IMAGENET, place, aside, md5=TINY_IMAGENET_MD5)
         except Exception as error:  # of the network, the disk, or a damaged archive
             raise UserError(
-                f"tiny_imagenet cannot be had from {url} ({first_line(error)}): run again, or put the file at {archive}"
+                f"{name} cannot be had ({first_line(error)}): run again, delete {place} to download it again, or name a "
+                "folder that has it with data.folder=FOLDER"
             ) from error
-    try:
-        return read_tiny_imagenet(unpacked, cache=cache)
-    except UserError as error:
-        raise UserError(
-            f"{error}; or delete {shown(unpacked)} to unpack the published archive again"
-        ) from error
+        return _read(name, unpacked, Path(root))
 
 
-def _read(
-    name: str, folder: str | Path | None, root: Path, image_size: int | None, channels: int | None
-) -> Arrays:
-    if name == "fashion_mnist":
-        if folder is not None:
-            raise UserError(
-                f"data.folder={folder}: fashion_mnist ships with the code and reads no folder; for your own pictures "
-                "add data=image_folder, for all of Fashion-MNIST data=fashion_mnist_full"
-            )
-        with np.load(ASSETS / "fashion_mnist_subset.npz") as stored:
-            parts = [stored[key] for key in ("train_images", "train_labels", "test_images", "test_labels")]
-        return Arrays(parts[0][:, None], parts[1].astype(np.int64), parts[2][:, None],
-                      parts[3].astype(np.int64), FASHION_CLASSES)  # fmt: skip
-    if folder is None and name == "image_folder":
-        folder = root / name
-        if not folder.is_dir():
-            raise UserError(
-                f"data=image_folder needs data.folder=FOLDER with train/<class>/ and test/<class>/ in it (or {folder})"
-            )
-    if folder is None:
-        try:
-            return download(name, root)
-        except UserError as error:
-            raise UserError(f"{error}; or name a folder that has {name} with data.folder=FOLDER") from error
-    return _read_folder(name, Path(folder), root / "decoded", image_size, channels)
-
-
-def _read_folder(
-    name: str, folder: Path, cache: Path, image_size: int | None, channels: int | None
-) -> Arrays:
-    """Return the data set that a folder of the user's holds, as published or as class folders."""
-    place = folder.expanduser()
+def _existing(folder: str | Path) -> Path:
+    place = Path(folder).expanduser()
     if not place.is_dir():
-        raise UserError(f"data.folder={folder} does not exist: name the folder that holds {name}")
-    if name == "image_folder":
-        return read_class_folders(place, image_size=image_size, channels=channels or 3, cache=cache)
-    if name == "tiny_imagenet" and tiny_imagenet_root(place):
-        return read_tiny_imagenet(place, cache=cache)
-    if name in AS_CLASS_FOLDERS and (place / "train").is_dir() and test_folder(place):
-        classes, size = AS_CLASS_FOLDERS[name]
-        found = len(class_folders(place / "train"))
-        if found != classes:
-            raise UserError(
-                f"data.folder={folder} has {found} class folders in train, {name} has {classes}: use data=image_folder"
-            )
-        return read_class_folders(place, image_size=size, channels=3, cache=cache)
-    if name == "tiny_imagenet":
+        raise UserError(f"{folder} does not exist: name the folder of the images with data.folder=FOLDER")
+    return place
+
+
+def _shipped(folder: str | Path | None) -> Arrays:
+    if folder is not None:
         raise UserError(
-            f"data.folder={folder} holds neither the unpacked tiny-imagenet-200.zip nor train/<class>/ and test/<class>/"
+            f"data.folder={folder}: fashion_mnist ships with the code and reads no folder; for your own pictures "
+            "add data=image_folder, for all of Fashion-MNIST data=fashion_mnist_full"
         )
-    try:
-        return read_published(name, place)
-    except UserError as error:
-        also = ", nor train/<class>/ and test/<class>/ folders" if name in AS_CLASS_FOLDERS else ""
-        raise UserError(f"data.folder={folder}: {error}{also}") from error
+    with np.load(SHIPPED) as stored:
+        images, labels, test_images, test_labels = (
+            stored[f"{part}_{what}"] for part in ("train", "test") for what in ("images", "labels")
+        )
+    labels, test_labels = labels.astype(np.int64), test_labels.astype(np.int64)
+    return Arrays(images[:, None], labels, test_images[:, None], test_labels, FASHION_CLASSES)
+
+
+def _read(name: str, folder: Path, root: Path) -> Arrays:
+    """Return the published data set that a folder holds, as torchvision unpacks it or as class folders."""
+    if name == "tiny_imagenet" and (inner := folder / "tiny-imagenet-200").is_dir():
+        folder = inner
+    if name in TORCHVISION and not (name in AS_CLASS_FOLDERS and (folder / "train").is_dir()):
+        return read_published(name, folder)
+    classes, size = AS_CLASS_FOLDERS[name]
+    arrays = read_class_folders(folder, image_size=size, channels=3, cache=root / "decoded")
+    if (found := len(arrays.class_names)) != classes:
+        raise UserError(
+            f"{folder} has {found} class folders in train, {name} has {classes}: use data=image_folder"
+        )
+    return arrays
 
 
 def first_of_each_class(labels: np.ndarray, count: int) -> np.ndarray:
@@ -225,18 +177,14 @@ def _with_channels(images: Tensor, channels: int | None) -> Tensor:
 
 def _with_size(images: Tensor, size: int, fit: str) -> Tensor:
     have = images.shape[-1]
-    if have == size:
-        return images
     if have < size and fit == "pad":
         before = (size - have) // 2
         after = size - have - before
         return functional.pad(images, (before, after, before, after))
-    parts = [
-        functional.interpolate(
-            part.float(), (size, size), mode="bilinear", antialias=True, align_corners=False
-        )
-        .round_()
-        .to(torch.uint8)
+    if have == size:
+        return images
+    scaled = [
+        functional.interpolate(part.float(), (size, size), mode="bilinear", antialias=True)
         for part in images.split(4096)
     ]
-    return torch.cat(parts)
+    return torch.cat([part.round_().to(torch.uint8) for part in scaled])

@@ -8,17 +8,19 @@ calls the same functions again.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from omegaconf import DictConfig, ListConfig
 from torch import Tensor
 
 from fire_core.errors import UserError
 from harness.runs.seeding import generator, numpy_generator
 from harness.transfer import send
+from harness.trial import part_of, seed_of
 from vision.images import Images
 from vision.official import switches
 
@@ -42,6 +44,10 @@ class PhaseData:
     new: Tensor | None = None
     permutation: Tensor | None = None
 
+    def own(self, setting: float | ListConfig) -> float:
+        """Return the value of a setting, which may have one for each phase."""
+        return setting[self.index] if isinstance(setting, ListConfig) else setting
+
     def arrange(self, pictures: Tensor) -> Tensor:
         """Return images (n, channels, height, width) with their pixels in this phase's order."""
         if self.permutation is None:
@@ -50,8 +56,7 @@ class PhaseData:
 
     def to(self, device: torch.device) -> PhaseData:
         """Return the phase with all tensors on `device`."""
-        parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{k: v.to(device) for k, v in parts.items() if isinstance(v, Tensor)})
+        return PhaseData(*(v.to(device) if isinstance(v, Tensor) else v for v in vars(self).values()))
 
 
 def make_batch(
@@ -65,6 +70,24 @@ def make_batch(
     if labels is None:
         labels = (images.test_labels if test else images.train_labels)[indices]
     return images.normalise(phase.arrange(pictures[indices]), test=test), labels
+
+
+def training_batches(
+    cfg: DictConfig, images: Images, phases: Sequence[PhaseData], phase: PhaseData, epoch: int, start: int = 0
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the batches of one epoch of training, from number `start` on: normalised images and labels."""
+    seed, count = seed_of(cfg, phase.index), len(phase.indices)
+    batches = batch_indices(seed, phase.index, epoch, count, cfg.batch_size, phase.indices.device)
+    for number, batch in enumerate(batches[start:], start):
+        done = (epoch + number / len(batches)) / phase.epochs
+        yield make_batch(images, phase, *pick(phases, phase, batch, done, cfg.gradual or 0.0))
+
+
+def coming_batches(cfg: DictConfig, images: Images, phase: PhaseData) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the phase's training set once, in batches, for methods that use the coming data."""
+    count = len(phase.indices)
+    for batch in batch_indices(cfg.seed, phase.index, -1, count, cfg.batch_size, phase.indices.device):
+        yield make_batch(images, phase, phase.indices[batch], phase.labels[batch])
 
 
 def pick(
@@ -111,9 +134,8 @@ def make_phases(
     """
     build = PROTOCOLS[name]
     known = list(inspect.signature(build).parameters)[2:]
-    for key in settings:
-        if key not in known:
-            raise UserError(f"protocol {name} has no setting {key!r}: it has {', '.join(known)}")
+    if surplus := settings.keys() - set(known):
+        raise UserError(f"protocol {name} has no setting {min(surplus)!r}: it has {', '.join(known)}")
     if "splits" in known:
         settings["splits"] = splits
     return [phase.to(images.train_labels.device) for phase in build(images, seed, **settings)]
@@ -122,8 +144,15 @@ def make_phases(
 def phase_count(name: str, **settings: Any) -> int:
     """Return the number of phases of protocol `name`."""
     known = inspect.signature(PROTOCOLS[name]).parameters
-    key = next((key for key in ("stages", "tasks") if key in known), None)
-    return settings.get(key, known[key].default) if key else 2
+    counts = [settings.get(key, known[key].default) for key in ("stages", "tasks") if key in known]
+    return counts[0] if counts else 2
+
+
+def schedule_of(cfg: DictConfig, phases: Sequence[PhaseData]) -> list[tuple[PhaseData, int]]:
+    """Return the epochs of a run in order, as (phase, epoch from 0 on); of a trial, those of its share."""
+    schedule = [(phase, epoch) for phase in phases for epoch in range(phase.epochs)]
+    first = phases[0].epochs
+    return schedule[: first + part_of(cfg, len(schedule) - first)]
 
 
 def warm_start(

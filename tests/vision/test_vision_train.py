@@ -4,7 +4,6 @@ import json
 import sys
 from copy import deepcopy
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -145,10 +144,10 @@ def test_mistakes_are_one_clear_line(arguments, answer, tmp_path, monkeypatch, c
 def test_the_warm_up_is_that_of_the_phase(share, rates):
     cfg = compose_config("vision", ["experiment=label_noise", "size=smoke", f"warmup_share={share}"])
     optimizer = torch.optim.SGD([torch.zeros(1)])
-    seen = []
+    seen, nothing = [], torch.zeros(0)
     for index in (0, 1):
         for epoch in (0, 1):
-            set_learning_rate(optimizer, cfg, SimpleNamespace(index=index, epochs=10), epoch)
+            set_learning_rate(optimizer, cfg, PhaseData(index, "", nothing, nothing, 10), epoch)
             seen.append(optimizer.param_groups[0]["lr"] / cfg.learning_rate)
     assert seen == pytest.approx([*rates[0], *rates[1]])
 

@@ -3,14 +3,19 @@
 import inspect
 from typing import Any
 
+import torch
+from omegaconf import DictConfig
 from torch import nn
 
 from fire_core.errors import UserError
+from harness.runs import seeded
+from vision.images import Images
 from vision.models.external import build_external
 from vision.models.resnet import ResNet
 from vision.models.small import CNN, MLP
 from vision.models.vgg import VGG
 from vision.models.vit import ViT
+from vision.official.switches import pass_zeros
 
 MODELS: dict[str, type[nn.Module]] = {
     "resnet18": ResNet,
@@ -52,3 +57,13 @@ def own_settings(name: str, **settings: Any) -> dict[str, Any]:
         wrong = f"model.{surplus[0]}={given[surplus[0]]!r}"
         raise UserError(f"{wrong}: model {name} has no such setting, only {', '.join(own)}")
     return given
+
+
+def new_net(cfg: DictConfig, images: Images, device: torch.device) -> nn.Module:
+    """Return the network of the config for these images, with newly drawn weights."""
+    shape = {"classes": images.classes, "channels": images.channels, "image_size": images.image_size}
+    with seeded(cfg.seed, "init"):
+        net = build(**cfg.model, **shape)
+        if cfg.batch_norm_start == "official":
+            pass_zeros(net, images.channels, images.image_size)
+    return net.to(device, memory_format=torch.channels_last if cfg.channels_last else torch.preserve_format)

@@ -18,8 +18,8 @@ from vision.official.outputs import (
     ResetsRows,
     by_channel,
     chain,
+    inputs_for,
     is_attention,
-    watch_test,
 )
 
 
@@ -28,7 +28,7 @@ from vision.official.outputs import (
 class OfficialReDo(AfterTest, ResetsRows, ReDo):
     """ReDo that measures the outputs of layers, before their norms, on the last 512 test images after every test.
 
-    The last two layers are never reset. Outgoing weights and Adam's moments stay (`reset_rows`).
+    The last two layers are never reset. Outgoing weights and Adam's moments stay.
     """
 
     variant: ClassVar[str] = "official"
@@ -41,12 +41,12 @@ class OfficialReDo(AfterTest, ResetsRows, ReDo):
         for name, net in state.nets.items():
             layers = chain(net)[:-2]
             recorder = OutputRecorder(net, layers, magnitude)
-            seen = watch_test(state, net, recorder, self.name)
+            [seen] = recorder.look([inputs_for(self, state, "test_inputs")], training=False)
             recorder.remove()
             for layer in layers:
-                chosen = dormant(seen[layer.name], self.threshold)
-                if len(chosen):
-                    self.recycle(state, name, layer, chosen)
+                dormant = (scores(seen[layer.name]) <= self.threshold).nonzero().flatten().cpu()
+                if len(dormant):
+                    self.recycle(state, name, layer, dormant)
 
 
 def magnitude(layer: UnitLayer, output: Tensor) -> Tensor:
@@ -59,8 +59,3 @@ def scores(magnitudes: Tensor) -> Tensor:
     """Return the dormancy score of each unit, (units,), from `magnitude` of all samples."""
     means = magnitudes.mean(dim=0)
     return means / (means.mean() + 1e-9)
-
-
-def dormant(magnitudes: Tensor, threshold: float) -> Tensor:
-    """Return the indices of the units with a score of at most `threshold`, on the CPU."""
-    return (scores(magnitudes) <= threshold).nonzero().flatten().cpu()
