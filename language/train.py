@@ -10,7 +10,6 @@
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run from anywhere
@@ -34,12 +33,10 @@ from fire_core.measure.plasticity import plasticity, relative_gradient
 from harness.runs import seeded
 from harness.runs.metrics import finite
 from harness.session import Session
-from harness.transfer import send
-from language.data import Corpus
-from language.distributed import RunningLoss, World
+from language.distributed import World
 from language.evaluate import autocast, evaluate
 from language.model import Decoder, adamw, token_loss
-from language.schedule import PhasePlan, open_corpora, phase_plans
+from language.schedule import describe, open_corpora, phase_plans
 
 
 @launch(DOMAIN)
@@ -63,7 +60,6 @@ def train_in(world: World, cfg: DictConfig) -> None:
     micro_batches = world.share_of(cfg.accumulation)
     corpora = open_corpora(cfg, world)
     plans = phase_plans(cfg, corpora)
-    torch.set_float32_matmul_precision("high" if cfg.tf32 else "highest")
     with seeded(cfg.seed, "init"):
         net = Decoder(shape)
     initial = snapshot({"net": net})
@@ -73,23 +69,19 @@ def train_in(world: World, cfg: DictConfig) -> None:
     adam = adamw(net, betas=tuple(cfg.betas), weight_decay=cfg.weight_decay)
     scaler = torch.amp.GradScaler(device.type, enabled=cfg.precision == "fp16")
     new_scale = scaler.state_dict()
-    losses = RunningLoss(world)  # since the last evaluation
+    # the training loss of all processes since the last evaluation, as the sum of `count` iterations
+    new_sum = {"loss_sum": torch.zeros((), device=device), "count": 0}
     at = session.at
-    at |= {"iteration": 0, "best": float("inf"), "results": {}}
-    treatment = session.attach(
-        {"net": net},
-        {"net": adam},
-        initial=initial,
-        loss=token_loss,
-        batches=lambda: coming_batches(plans[at["phase"]], cfg.boundary.batches, device),
-    )
-    session.keep(scaler=scaler, losses=losses)
-    session.say(describe(net, plans, corpora))
+    at |= {"iteration": 0, "best": float("inf"), "results": {}} | new_sum
+    coming = lambda: plans[at["phase"]].coming(cfg.boundary.batches, device)  # noqa: E731
+    treatment = session.attach({"net": net}, {"net": adam}, initial=initial, loss=token_loss, batches=coming)
+    session.keep(scaler=scaler)
+    session.say(f"{sum(p.numel() for p in net.parameters()):,} parameters; {describe(plans)}")
 
     # ------------------------------------------------------------------------------------------ what is measured
     def probe() -> tuple[Tensor, Tensor]:
         """The first windows of the phase."""
-        tokens, targets = next(coming_batches(plans[at["phase"]], 1, device))
+        tokens, targets = next(coming())
         return tokens[:8], targets[:8]
 
     def test() -> dict[str, float]:
@@ -103,7 +95,7 @@ def train_in(world: World, cfg: DictConfig) -> None:
         """What a boundary changes beside the weights."""
         world.same_weights(net)
         scaler.load_state_dict(new_scale)
-        losses.restart()
+        at.update(new_sum)
         return ()
 
     # ------------------------------------------------------------------------------------------ training
@@ -130,23 +122,21 @@ def train_in(world: World, cfg: DictConfig) -> None:
                 optimizer.zero_grad(set_to_none=True)
                 for micro in micro_batches:
                     last = micro == micro_batches[-1]
-                    batch = phase.mixture.batch(at["iteration"], micro)
-                    tokens, targets = (send(part, device) for part in batch)
+                    tokens, targets = phase.batch(at["iteration"], micro, device)
                     with world.without_sync(trained, last):
                         with autocast(device, cfg.precision):
                             loss = trained(tokens, targets) / len(micro_batches)
                         scaler.scale(loss + treatment.penalty() if last else loss).backward()
-                    losses.add(loss)
+                    at["loss_sum"] = at["loss_sum"] + world.mean(loss.detach())
                 scaler.unscale_(optimizer)
                 treatment.before_step()
                 norm = nn.utils.clip_grad_norm_(net.parameters(), cfg.clip_norm)
                 scaler.step(optimizer)
                 scaler.update()
                 treatment.after_step(skipped=lambda norm=norm: scaler.is_enabled() and not norm.isfinite())
-                losses.count += 1
                 timed += 1
-                at["iteration"] += 1
-                at["step"] += 1
+                for count in ("count", "iteration", "step"):
+                    at[count] += 1
                 if at["iteration"] % per_pass == 0:
                     treatment.after_pass()
                 bar.update()
@@ -158,15 +148,14 @@ def train_in(world: World, cfg: DictConfig) -> None:
                     seconds = session.seconds()
                     rate, timed = timed * iteration_tokens / seconds, 0
                     session.timing(iteration=at["iteration"], train_seconds=seconds, tokens_per_second=rate)
-                    mean = finite(losses.mean(), f"training loss at step {at['step']}", cfg)
-                    at["results"] = {"train_loss": mean} | test()
-                    losses.restart()
+                    mean = float(at["loss_sum"]) / at["count"]
+                    mean = finite(mean, f"training loss at step {at['step']}", cfg)
+                    at |= {"results": {"train_loss": mean} | test()} | new_sum
                     measured = {}
                     if session.trigger.measures:
                         measured = plasticity(net, probe()[0])
                         measured["relative_gradient"] = relative_gradient(net, *probe(), token_loss)
-                    row = {"iteration": at["iteration"], "step": at["step"]} | at["results"] | measured
-                    session.log(**row)
+                    session.log(iteration=at["iteration"], step=at["step"], **at["results"], **measured)
                     bar.set_postfix_str(f"{brief(at['results'])}, {rate:,.0f} tokens/s")
                     if phase.index == 0 and at["results"]["val_loss_a"] < at["best"]:
                         at["best"] = at["results"]["val_loss_a"]
@@ -184,20 +173,6 @@ def train_in(world: World, cfg: DictConfig) -> None:
         results = {"fork": str(cfg.boundary.fork), **at["results"]}
         with treatment.evaluating():
             session.finish({"net": net.state_dict()}, results, brief(results))
-
-
-def coming_batches(phase: PhasePlan, count: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the first micro-batch of each of the first `count` iterations, for methods that use the coming data."""
-    for iteration in range(count):
-        inputs, targets = phase.mixture.batch(iteration, 0)
-        yield send(inputs, device), send(targets, device)
-
-
-def describe(net: Decoder, plans: list[PhasePlan], corpora: tuple[Corpus, Corpus]) -> str:
-    """Return the sizes of net, corpora and phases as one line."""
-    texts = ", ".join(f"{c.name} {len(c.train):,} tokens" for c in corpora)
-    lengths = ", ".join(f"{p.name} {p.stop_at:,} of {p.iterations:,} iterations" for p in plans)
-    return f"{sum(p.numel() for p in net.parameters()):,} parameters; {texts}; {lengths}"
 
 
 def brief(results: dict[str, float]) -> str:

@@ -14,23 +14,35 @@ from vision.images import Images
 from vision.protocols import PhaseData, make_batch
 
 
-def evaluate(net: nn.Module, images: Images, phase: PhaseData, cfg: DictConfig) -> dict[str, float]:
+def evaluate(
+    net: nn.Module,
+    images: Images,
+    phase: PhaseData,
+    cfg: DictConfig,
+    *,
+    train: bool = False,
+    coming: Iterable[tuple[Tensor, Tensor]] = (),
+) -> dict[str, float]:
     """Return the accuracy on the whole test set and, in `class_incremental`, on the classes seen so far.
 
-    With `replay`, also on the new classes of the phase and, from phase 1 on, on the old ones.
+    With `replay`, also on the new classes of the phase and, from phase 1 on, on the old ones. train: also on the training
+    images of the phase, with the labels that it gives them. coming: batches for `reestimated`, which is added.
     """
-    everything = torch.arange(len(images.test_labels), device=images.test_labels.device)
-    hits = _hits(net, images, phase, everything, images.test_labels, cfg, test=True)
+    labels = images.test_labels
+    hits = _hits(net, images, phase, torch.arange(len(labels), device=labels.device), labels, cfg, test=True)
     result = {"test_accuracy": float(hits.mean())}
     if phase.seen is not None:
-        seen = torch.isin(images.test_labels, phase.seen)
+        seen = torch.isin(labels, phase.seen)
         result["seen_accuracy"] = float(hits[seen].mean())
         if phase.new is not None:
-            new = torch.isin(images.test_labels, phase.new)
+            new = torch.isin(labels, phase.new)
             result["new_accuracy"] = float(hits[new].mean())
             if phase.index > 0:
                 result["old_accuracy"] = float(hits[seen & ~new].mean())
-    return result
+    if train:
+        hits = _hits(net, images, phase, phase.indices, phase.labels, cfg, test=False)
+        result["train_accuracy"] = float(hits.mean())
+    return result | (reestimated(net, images, phase, cfg, coming) if coming else {})
 
 
 def reestimated(
@@ -52,11 +64,6 @@ def reestimated(
             update_bn(batches, net)
         found = evaluate(net, images, phase, cfg)
     return {f"reestimated_{name}": value for name, value in found.items()}
-
-
-def train_accuracy(net: nn.Module, images: Images, phase: PhaseData, cfg: DictConfig) -> float:
-    """Return the accuracy on all training images of the phase, with the labels that it gives them."""
-    return float(_hits(net, images, phase, phase.indices, phase.labels, cfg, test=False).mean())
 
 
 @torch.no_grad()

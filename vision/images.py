@@ -42,10 +42,9 @@ class Images:
 
         test: use `test_mean` and `test_std`, if they are given.
         """
-        mean, std = self.mean, self.std
-        if test and self.test_mean is not None and self.test_std is not None:
-            mean, std = self.test_mean, self.test_std
-        mean, std = (value.view(1, -1, 1, 1) for value in (mean, std))
+        of_tests = test and self.test_mean is not None
+        pair = (self.test_mean, self.test_std) if of_tests else (self.mean, self.std)
+        mean, std = (value.view(1, -1, 1, 1) for value in pair)
         return pictures.to(torch.float32).sub_(255 * mean).mul_(1 / (255 * std))
 
     def __str__(self) -> str:
@@ -60,12 +59,8 @@ def pixel_statistics(pictures: Tensor) -> tuple[Tensor, Tensor]:
     normalisation makes it 0.
     """
     values = torch.arange(256, dtype=torch.float64) / 255
-    means, deviations = [], []
-    for channel in pictures.transpose(0, 1):
-        counts = torch.bincount(channel.flatten().cpu(), minlength=256).double()
-        share = counts / counts.sum()
-        mean = (share * values).sum()
-        deviation = (share * (values - mean).square()).sum().sqrt()
-        means.append(mean)
-        deviations.append(deviation if deviation > 0 else torch.ones_like(deviation))
-    return torch.stack(means).float(), torch.stack(deviations).float()
+    counts = [torch.bincount(channel.flatten().cpu(), minlength=256) for channel in pictures.transpose(0, 1)]
+    share = torch.stack(counts).double() / counts[0].sum()
+    mean = (share * values).sum(dim=1)
+    deviation = (share * (values - mean[:, None]).square()).sum(dim=1).sqrt()
+    return mean.float(), deviation.where(deviation > 0, 1.0).float()

@@ -222,7 +222,8 @@ def class_incremental(
             classes["new"] = torch.from_numpy(np.sort(new))
             chosen = chosen[torch.isin(labels[chosen], classes["new"]) | stays[chosen]]
             for label in new.tolist():
-                stays[_first(chosen[labels[chosen] == label], replay)] = True
+                of_class = chosen[labels[chosen] == label]
+                stays[of_class[: round(replay * len(of_class))]] = True
         result.append(
             PhaseData(index, f"{len(seen)} classes", chosen, labels[chosen], lengths[index], **classes)
         )
@@ -257,14 +258,12 @@ def label_noise(
 
     Both take the first images of the same shuffle, so the smaller set is part of the larger one.
     """
-    lengths = _epochs(epochs, 2)
-    first = _fresh(images, seed, "label_noise", 0, noisy)
+    first, second = (_fresh(images, seed, "label_noise", 0, count) for count in (noisy, clean))
     labels = _random_labels(images, seed, "label_noise", 0, noisy)
-    second = _shuffle(images, seed, "label_noise", 0)[: _available("clean", clean, images)]
-    true_labels = images.train_labels.cpu()[second]
+    lengths = _epochs(epochs, 2)
     return [
         PhaseData(0, "random labels", first, labels, lengths[0]),
-        PhaseData(1, "true labels", second, true_labels, lengths[1]),
+        PhaseData(1, "true labels", second, images.train_labels.cpu()[second], lengths[1]),
     ]
 
 
@@ -309,7 +308,8 @@ def _growing_shares(
     for index, (share, length) in enumerate(zip(shares, _epochs(epochs, len(shares)), strict=True)):
         start, end = end, max(1, round(share * len(order)))
         chosen = torch.cat([stays, order[start:end]])
-        stays = torch.cat([stays, _first(order[start:end], 1.0 if replay is None else replay)])
+        kept = (end - start) if replay is None else round(replay * (end - start))
+        stays = torch.cat([stays, order[start : start + kept]])
         result.append(PhaseData(index, f"{share:.0%} of the data", chosen, labels[chosen], length))
     return result
 
@@ -321,11 +321,6 @@ def _image_order(images: Images, seed: int, purpose: str, splits: str) -> Tensor
     return _shuffle(images, seed, purpose, 0)
 
 
-def _first(indices: Tensor, share: float) -> Tensor:
-    """Return the first `share` of the indices."""
-    return indices[: round(share * len(indices))]
-
-
 def _shuffle(images: Images, seed: int, purpose: str, round_number: int) -> Tensor:
     order = numpy_generator(seed, purpose, round_number).permutation(len(images.train_labels))
     return torch.from_numpy(order.astype(np.int64))
@@ -334,7 +329,9 @@ def _shuffle(images: Images, seed: int, purpose: str, round_number: int) -> Tens
 def _fresh(images: Images, seed: int, purpose: str, index: int, count: int) -> Tensor:
     """Return block `index` of `count` images from an endless sequence of shuffles. No image occurs twice in a block."""
     total = len(images.train_labels)
-    per_round = total // _available("count", count, images)
+    if count > total:
+        raise UserError(f"{images.name} has {total} training images, the protocol takes {count} at a time")
+    per_round = total // count
     order = _shuffle(images, seed, purpose, index // per_round)
     start = index % per_round * count
     return order[start : start + count]
@@ -342,15 +339,6 @@ def _fresh(images: Images, seed: int, purpose: str, index: int, count: int) -> T
 
 def _random_labels(images: Images, seed: int, purpose: str, index: int, count: int) -> Tensor:
     return torch.randint(images.classes, (count,), generator=generator(seed, f"{purpose}_labels", index))
-
-
-def _available(key: str, count: int, images: Images) -> int:
-    total = len(images.train_labels)
-    if not 0 < count <= total:
-        raise UserError(
-            f"protocol.{key}={count}: {images.name} has {total} training images, take 1 to {total}"
-        )
-    return count
 
 
 def _epochs(epochs: int | Sequence[int], count: int) -> list[int]:

@@ -27,7 +27,7 @@ from harness.runs import generator
 from harness.runs.metrics import finite
 from harness.session import Session
 from vision.data import load
-from vision.evaluate import brief, evaluate, reestimated, train_accuracy
+from vision.evaluate import brief, evaluate
 from vision.models import new_net
 from vision.official import switches
 from vision.official.inputs import show_images
@@ -55,8 +55,7 @@ def train(cfg: DictConfig) -> None:
     at |= {"epochs": 0, "batch": 0, "loss_sum": torch.zeros((), device=session.device)}
     coming = lambda: coming_batches(cfg, images, phases[at["phase"]])  # noqa: E731
     treatment = session.attach({"net": net}, {"net": adam}, loss=cross_entropy, batches=coming)
-    if session.method.variant == "official":
-        show_images(treatment.state, cfg, images, phases)
+    show_images(treatment.state, cfg, images, phases)  # for the official variants of methods
     session.say(f"{images}; {sum(p.numel() for p in net.parameters()):,} parameters; {len(schedule)} epochs")
 
     # ------------------------------------------------------------------------------------------ what is measured
@@ -70,9 +69,8 @@ def train(cfg: DictConfig) -> None:
 
     def test() -> dict[str, float]:
         """Test after a boundary, as the net is and with new statistics of batch norm."""
-        phase = phases[at["phase"]]
         with treatment.evaluating():
-            found = evaluate(net, images, phase, cfg) | reestimated(net, images, phase, cfg, coming())
+            found = evaluate(net, images, phases[at["phase"]], cfg, coming=coming())
         if cfg.run.curvature:
             draw = generator(cfg.seed, "curvature", treatment.state.phase)
             found["hessian_norm"] = curvature(net.train(), *probe(), cross_entropy, generator=draw)
@@ -117,9 +115,7 @@ def train(cfg: DictConfig) -> None:
                 measured["relative_gradient"] = relative_gradient(net, *probe(), cross_entropy)
             with treatment.evaluating():
                 if last or (epoch + 1) % phase.own(cfg.eval_every) == 0:
-                    row |= evaluate(net, images, phase, cfg)
-                if last:
-                    row["train_accuracy"] = train_accuracy(net, images, phase, cfg)
+                    row |= evaluate(net, images, phase, cfg, train=last)
             row |= measured
             results |= row
             session.log(epoch=epoch + 1, step=at["step"], **row)

@@ -1,4 +1,4 @@
-"""Token files: what is in them, that they survive interruption, and that bad ones are refused in one line."""
+"""Token files: what is in them, and the batches drawn from them."""
 
 import gzip
 import hashlib
@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from fire_core.errors import UserError
-from language import prepare as preparation
 from language.data import Mixture, open_corpus, validation_batches
 from language.prepare import prepare
 from language.sources import ASSETS, HUB, SHIPPED, open_source
@@ -40,29 +39,6 @@ def test_token_files_decode_to_the_documents(jsonl, tmp_path):
         assert texts == list(jsonl.documents(part))
         found += texts
     assert sorted(found) == sorted(TEXTS)
-
-
-def test_a_stopped_preparation_goes_on_where_it_was(jsonl, tmp_path, monkeypatch):
-    monkeypatch.setattr(preparation, "PIECE_CHARACTERS", 2000)
-    whole = prepare(jsonl, "small", tmp_path / "whole", progress=False)
-    encode, calls = preparation.encode_piece, []
-
-    def stops_at_the_third(*arguments):
-        calls.append(arguments)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        encode(*arguments)
-
-    monkeypatch.setattr(preparation, "encode_piece", stops_at_the_third)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(jsonl, "small", tmp_path / "again", progress=False)
-    monkeypatch.setattr(preparation, "encode_piece", lambda *a: (calls.append(a), encode(*a)))
-    again = prepare(jsonl, "small", tmp_path / "again", progress=False)
-    for name in ("train.bin", "validation.bin", "manifest.json"):
-        assert (whole / name).read_bytes() == (again / name).read_bytes()
-    paths = [arguments[3].name for arguments in calls]
-    assert len(paths) == len(set(paths)) + 1  # only the piece that was stopped is made twice
-    assert not list((tmp_path / "again").rglob(".pieces*"))
 
 
 def asked_again(root, out, share=0.2, tokenizer="small", **changes):
@@ -200,26 +176,17 @@ def test_validation_windows_lie_side_by_side(pair):
 
 
 @pytest.mark.parametrize("suffix", ["", ".xz", ".gz"])
-def test_jsonl_may_be_packed_name_its_splits_and_lie_in_a_folder(tmp_path, suffix):
+def test_jsonl_may_be_packed_and_name_its_splits(tmp_path, suffix):
     pack = {"": bytes, ".xz": lzma.compress, ".gz": gzip.compress}[suffix]
-    rows = [
-        {"text": f"{split} {i}", "split": split} for i in range(3) for split in ("train", "valid", "test")
-    ]
-    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    (tmp_path / "texts").mkdir()
-    for name in ("one", "two"):
-        (tmp_path / "texts" / f"{name}.jsonl{suffix}").write_bytes(pack(lines))
-    one = open_source(f"jsonl:{tmp_path}/texts/one.jsonl{suffix}", split="split")
-    assert one.name == "one" and list(one.documents("train")) == ["train 0", "train 1", "train 2"]
-    both = open_source(f"jsonl:{tmp_path}/texts", split="split")
-    assert list(both.documents("validation")) == ["valid 0", "valid 1", "valid 2"] * 2
-    assert len([*both.documents("train"), *open_source(f"jsonl:{tmp_path}/texts").documents("train")]) > 6
-    if suffix:
-        path = tmp_path / "texts" / f"one.jsonl{suffix}"
-        path.write_bytes(path.read_bytes()[:-20])
-        with pytest.raises(UserError, match=r"one.jsonl.* is damaged after line") as caught:
-            list(one.documents("train"))
-        assert "\n" not in str(caught.value)
+    parts = ("train", "valid", "test")
+    lines = [json.dumps({"text": f"{part} {i}", "split": part}) + "\n" for i in range(3) for part in parts]
+    path = tmp_path / f"one.jsonl{suffix}"
+    path.write_bytes(pack("".join(lines).encode()))
+    source = open_source(f"jsonl:{path}", split="split")
+    assert source.name == "one" and list(source.documents("train")) == ["train 0", "train 1", "train 2"]
+    assert list(source.documents("validation")) == ["valid 0", "valid 1", "valid 2"]
+    with pytest.raises(UserError, match="line 1: no JSON object with the text 'body'"):
+        list(open_source(f"jsonl:{path}", field="body").documents("train"))
 
 
 ROWS = [f"Row {i} of a corpus." if i % 3 else "" for i in range(3000)]
@@ -255,8 +222,9 @@ def converted_branch(folder, configuration):
     parquet(folder / configuration / "train" / "0000.parquet")
 
 
-@pytest.mark.parametrize("name", ["wikitext103", "openwebtext"])
-@pytest.mark.parametrize("main_branch", [main_of_plain_parquet, main_with_a_script])
+@pytest.mark.parametrize(
+    "name, main_branch", [("wikitext103", main_of_plain_parquet), ("openwebtext", main_with_a_script)]
+)
 def test_both_layouts_of_the_hub_load(tmp_path, monkeypatch, name, main_branch):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")

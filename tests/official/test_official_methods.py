@@ -243,14 +243,12 @@ def test_redo_scores(kind, fidelity):
     model = load_into(net(kind), arrays, f"{kind}.before").eval()
     layers = chain(model)
     assert [layer.name for layer in layers] == settings["hooked_in_forward_order"][kind]
-    recorder = OutputRecorder(model, layers, magnitude)
-    with recorder.watching_all(), torch.no_grad():
-        model(batch(kind, 1010, 8)[0])
+    [values] = OutputRecorder(model, layers, magnitude).look([batch(kind, 1010, 8)[0]], training=False)
     for layer in layers[:-1]:
         # after the ReLU; the last 8 samples are those of this pass
         kept = arrays[f"{kind}.buffer.{layer.name}"]
         seen = magnitude(layer, kept)
-        difference = largest(recorder.values[layer.name], seen[-8:])
+        difference = largest(values[layer.name], seen[-8:])
         fidelity("method", "redo", f"activations of {kind}.{layer.name}", difference, 2e-6)
         difference = largest(scores(seen), arrays[f"{kind}.score.{layer.name}"])
         fidelity("method", "redo", f"scores of {kind}.{layer.name}", difference, 5e-6)
@@ -266,7 +264,8 @@ def test_redo(case, fidelity, monkeypatch):
     method = create("redo", variant="official", threshold=values["threshold"])
     draw_globally(method, 7)
     seen = {layer.name: magnitude(layer, arrays[f"{kind}.buffer.{layer.name}"]) for layer in chain(model)}
-    monkeypatch.setattr("vision.official.redo.watch_test", lambda *a: seen)
+    monkeypatch.setattr(OutputRecorder, "look", lambda *a, **k: [seen])
+    state.extras["test_inputs"] = lambda count: None
     before = copy_of(model)
     method.after_test(state)
     assert rows_changed(model, before) == values["tensors_changed"]
@@ -507,7 +506,7 @@ def test_hooks_hold_the_end_of_the_stage_before(name):
     watching, watched = method.watch(model, method.find_layers(state, "net")), {}
     for inputs in batches:
         model(inputs)
-        for layer, rows in watching.take().items():
+        for layer, rows in watching.values.items():
             watched[layer] = last_rows(watched.get(layer, rows[:0]), rows)
     watching.remove()
     state.extras["last_inputs"] = {512: batches[1:]}.get
@@ -531,7 +530,7 @@ def test_hooks_hold_the_end_of_the_stage_before(name):
     method.boundary(state)  # the hooks were there all the time
     method.close()
     state.phase = 1
-    with pytest.raises(UserError, match=f"{name}: variant=official looks at the last training images"):
+    with pytest.raises(UserError, match=f"{name}: variant=official looks at further images"):
         create(name, variant="official").boundary(state)
 
 

@@ -48,11 +48,8 @@ def test_normalisation_uses_the_training_statistics_for_both_sets(fashion):
     some = fashion.test_images[:50]
     test = (some.double() / 255 - pixels.mean()) / pixels.std(correction=0)
     torch.testing.assert_close(fashion.normalise(some).double(), test, atol=1e-5, rtol=1e-5)
-
-
-def test_constant_channel_becomes_zero():
     mean, std = pixel_statistics(torch.full((3, 1, 2, 2), 51, dtype=torch.uint8))
-    assert mean.item() == pytest.approx(0.2) and std.item() == 1.0
+    assert mean.item() == pytest.approx(0.2) and std.item() == 1.0  # a constant channel becomes 0
 
 
 def test_the_first_classes_are_those_of_the_data_set_alone() -> None:
@@ -395,6 +392,8 @@ def test_ten_classes_in_four_stages():
     for phase in phases:
         assert set(phase.labels.tolist()) == set(phase.seen.tolist())
         assert len(phase.indices) == 20 * len(phase.seen)
+    with pytest.raises(UserError, match="protocol warm_start has no setting 'replay': it has share, epochs"):
+        make_phases("warm_start", numbers(), 1, replay=0.5)
 
 
 def test_replay_keeps_the_same_share_of_every_old_class():

@@ -1,4 +1,4 @@
-"""Networks by name: those of this package at any width and depth, and those of timm and torchvision."""
+"""Networks by name: those of this package at any width and depth, and those of timm."""
 
 import inspect
 from typing import Any
@@ -7,15 +7,15 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, first_line
 from harness.runs import seeded
 from vision.images import Images
-from vision.models.external import build_external
 from vision.models.resnet import ResNet
 from vision.models.small import CNN, MLP
 from vision.models.vgg import VGG
 from vision.models.vit import ViT
 from vision.official.switches import pass_zeros
+from vision.torchvision_import import import_torchvision
 
 MODELS: dict[str, type[nn.Module]] = {
     "resnet18": ResNet,
@@ -24,6 +24,7 @@ MODELS: dict[str, type[nn.Module]] = {
     "mlp": MLP,
     "cnn": CNN,
 }
+TIMM = "timm:"
 
 
 def build(
@@ -31,32 +32,48 @@ def build(
 ) -> nn.Module:
     """Return a net with new weights (the default initialisation of its package, from the global generator).
 
-    `name` is one of `MODELS`, or `timm:<name>` / `torchvision:<name>` for a net of those packages, imported on
-    use. `settings` are the net's own arguments (`width`, `depth`, `heads`, `patch`, `norm`); None means its default.
-    Raises UserError for an unknown name, and for a setting that the net does not have.
+    `name` is one of `MODELS`, or `timm:<name>` for a net of timm, which is imported on use. `settings` are the net's own
+    arguments (`width`, `depth`, `heads`, `patch`, `norm`); None means its default. Raises UserError for an unknown name,
+    and for a setting that the net does not have.
     """
     given = own_settings(name, **settings)
-    if ":" in name:
-        return build_external(name, classes=classes, channels=channels, image_size=image_size, **given)
+    if name.startswith(TIMM):
+        return _from_timm(
+            name.removeprefix(TIMM), image_size, num_classes=classes, in_chans=channels, **given
+        )
     return MODELS[name](classes=classes, channels=channels, image_size=image_size, **given)
 
 
 def own_settings(name: str, **settings: Any) -> dict[str, Any]:
-    """Return the settings of a net that are not None. Raises UserError as `build` does."""
+    """Return the settings of a net that are not None. Raises UserError as `build` does, but knows nothing of timm's."""
     given = {key: value for key, value in settings.items() if value is not None}
-    if ":" in name:
+    if name.startswith(TIMM):
         return given
     if name not in MODELS:
-        raise UserError(
-            f"model {name!r} is unknown: use one of {', '.join(MODELS)}, or timm:<name>, torchvision:<name>"
-        )
+        raise UserError(f"model {name!r} is unknown: use one of {', '.join(MODELS)}, or timm:<name>")
     known = inspect.signature(MODELS[name].__init__).parameters
-    surplus = sorted(set(given) - set(known))
-    if surplus:
-        own = sorted(set(known) - {"self", "classes", "channels", "image_size"})
+    if surplus := sorted(given.keys() - known.keys()):
+        own = sorted(known.keys() - {"self", "classes", "channels", "image_size"})
         wrong = f"model.{surplus[0]}={given[surplus[0]]!r}"
         raise UserError(f"{wrong}: model {name} has no such setting, only {', '.join(own)}")
     return given
+
+
+def _from_timm(model: str, image_size: int, **arguments: Any) -> nn.Module:
+    import_torchvision()  # timm imports it in turn
+    try:
+        import timm
+
+        try:
+            return timm.create_model(model, img_size=image_size, **arguments)
+        except TypeError:  # convolutional nets take no image size
+            return timm.create_model(model, **arguments)
+    except ImportError as error:
+        raise UserError(f"model timm:{model} needs the timm package: pip install timm") from error
+    except (AssertionError, TypeError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"model timm:{model} cannot be built with {arguments} ({first_line(error)})"
+        ) from error
 
 
 def new_net(cfg: DictConfig, images: Images, device: torch.device) -> nn.Module:

@@ -12,14 +12,7 @@ from fire_core.methods.cbp import ContinualBackprop
 from fire_core.methods.method import register
 from fire_core.state import State
 from fire_core.units import UnitLayer
-from vision.official.outputs import (
-    QUERY,
-    OutputRecorder,
-    WatchesOutputs,
-    chain,
-    is_attention,
-    last_rows,
-)
+from vision.official.outputs import QUERY, OutputRecorder, WatchesOutputs, chain, is_attention, last_rows
 
 
 @register
@@ -71,17 +64,15 @@ class OfficialCBP(WatchesOutputs, ContinualBackprop):
         memory["magnitude"] = magnitude + (1 - self.decay) * memory["kept"].mean(dim=0)
         memory["age"] += 1
         mature = memory["age"] > self.maturity
-        if not mature.any():
-            return torch.empty(0, dtype=torch.int64)
-        memory["due"] += self.replacement_rate * len(mature)
-        count = int(memory["due"])
-        memory["due"] -= count
-        if count == 0:
+        if mature.any():
+            memory["due"] += self.replacement_rate * len(mature)
+        quota = memory["due"].floor()
+        memory["due"] -= quota
+        if not (count := min(int(quota), int(mature.sum()))):
             return torch.empty(0, dtype=torch.int64)
         utility = memory["magnitude"].cpu()
         for name, _ in layer.outgoing:
             utility = utility * mean_outgoing(net.get_submodule(name)).cpu()
-        count = min(count, int(mature.sum()))
         return utility.masked_fill(~mature, torch.inf).topk(count, largest=False).indices
 
     @torch.no_grad()
@@ -124,10 +115,9 @@ def linked_layers(net: nn.Module) -> list[UnitLayer]:
     for layer in chain(net)[:-1]:
         ((reader, _),) = layer.outgoing
         columns = modules[reader].weight.shape[1] // layer.units
-        outgoing: tuple[tuple[str, int], ...] = ((reader, columns),)
-        if is_attention(layer.name) or reader.split(".")[-1] == QUERY:
-            outgoing = ()
-        found.append(replace(layer, norms=tuple(filter(None, [norms.get(layer.name)])), outgoing=outgoing))
+        unread = is_attention(layer.name) or reader.split(".")[-1] == QUERY
+        norm = (norms[layer.name],) if layer.name in norms else ()
+        found.append(replace(layer, norms=norm, outgoing=() if unread else ((reader, columns),)))
     return found
 
 

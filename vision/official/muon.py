@@ -9,10 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fire_core.errors import UserError
 from fire_core.methods.method import register
 from fire_core.methods.muon import CombinedOptimizer, ConvMuon, Muon
-from fire_core.state import State
 
 HEAD = ("hidden", "head")  # children of a net that are its head in the official code
 EPSILON = 1e-10
@@ -25,7 +23,6 @@ class OwnShapeMuon(ConvMuon):
     """
 
     def factor(self, parameter: Tensor, matrices: Tensor) -> float:
-        """Return the factor from the last two dimensions of `parameter`; `matrices` is ignored."""
         return super().factor(parameter, parameter)
 
 
@@ -40,27 +37,17 @@ class OfficialMuon(Muon):
     variant: ClassVar[str] = "official"
     fixed: ClassVar[tuple[str, ...]] = ("targets",)
 
-    def check(self, state: State) -> None:
-        for name, net in state.nets.items():
-            if not any(muon_matrix(key, p) for key, p in net.named_parameters()):
-                raise UserError(
-                    f"muon: net {name!r} has no weight of two dimensions before its head: use variant=published"
-                )
-
     def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
         named = dict(net.named_parameters())
         matrices = [p for key, p in named.items() if muon_matrix(key, p)]
         rest = [p for key, p in named.items() if not muon_matrix(key, p)]
         rate = default.param_groups[0]["lr"]
         groups = [
-            {"params": [p for p in matrices if (p.ndim == 3) == stacked], "stacked": stacked}
+            {"params": params, "stacked": stacked, "rate_factor": self.rate_factor}
             for stacked in (False, True)
+            if (params := [p for p in matrices if (p.ndim == 3) == stacked])
         ]
-        muon = OwnShapeMuon(
-            [group for group in groups if group["params"]], lr=rate * self.rate_factor, momentum=self.momentum
-        )
-        for group in muon.param_groups:
-            group["rate_factor"] = self.rate_factor
+        muon = OwnShapeMuon(groups, lr=rate * self.rate_factor, momentum=self.momentum)
         betas = self.adam_betas[0], self.adam_betas[1]
         return CombinedOptimizer([muon, torch.optim.Adam(rest, lr=rate, betas=betas, eps=EPSILON)])
 

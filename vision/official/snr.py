@@ -25,8 +25,7 @@ class OfficialSNR(WatchesOutputs, ResetsRows, SelfNormalizedResets):
 
     At every step, the age of a unit becomes 0 if any of the kept samples makes it fire, and else grows by their number.
     The threshold is first renewed at step 0, where it falls to the number of samples kept, so a unit that is silent in
-    the first batch is reset at once. The last layer is never reset. Outgoing weights and Adam's moments stay
-    (`reset_rows`).
+    the first batch is reset at once. The last layer is never reset. Outgoing weights and Adam's moments stay.
     """
 
     variant: ClassVar[str] = "official"
