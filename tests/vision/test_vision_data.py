@@ -180,23 +180,6 @@ def test_cifar_as_published(tmp_path, monkeypatch, classes):
     assert images.class_names[1] == "class 1" and images.classes == classes
 
 
-class Attack:
-    def __reduce__(self):
-        return os.system, ("touch attacked",)
-
-
-def test_files_of_another_sum_are_not_unpickled(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    inner, _ = write_cifar(tmp_path / "somewhere", monkeypatch, 10)
-    for name in ("data_batch_1", "batches.meta"):
-        original = (inner / name).read_bytes()
-        for content in (pickle.dumps({"data": Attack()}), original[:-7], b""):
-            (inner / name).write_bytes(content)
-            refused("does not hold cifar10 as torchvision unpacks it", "cifar10", inner.parent)
-        (inner / name).write_bytes(original)
-    assert not (tmp_path / "attacked").exists()
-
-
 def write_tiny_imagenet(folder, monkeypatch):
     """Tiny ImageNet of two classes as published, with unlabelled test pictures."""
     monkeypatch.setitem(vision_data.AS_CLASS_FOLDERS, "tiny_imagenet", (2, 64))
@@ -294,17 +277,8 @@ def bomb(path):
     Image.new("1", (13_000, 13_000)).save(path, "PNG")
 
 
-def cut_off(path):
-    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(path, "PNG")
-    path.write_bytes(path.read_bytes()[:2000])
-
-
 def deep(path):
     Image.fromarray(np.full((8, 8), 40 * 256, np.uint16)).save(path, "PNG")
-
-
-def dangling_link(path):
-    path.symlink_to("nowhere.jpg")
 
 
 @pytest.mark.parametrize(
@@ -312,9 +286,7 @@ def dangling_link(path):
     [
         (postscript, "cannot be decoded"),
         (bomb, "cannot be decoded .*exceeds limit"),
-        (cut_off, "cannot be decoded"),
         (deep, "more than 8 bits a channel"),
-        (dangling_link, "No such file"),
     ],
 )
 def test_hostile_pictures_are_one_line(tmp_path, monkeypatch, make, words):

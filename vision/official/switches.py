@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 if TYPE_CHECKING:
     from vision.images import Images
@@ -70,15 +70,6 @@ def with_statistics(images: Images) -> Images:
     """
     if images.name not in STATISTICS or images.channels != 3:
         return images
-    (mean, std), (test_mean, test_std) = STATISTICS[images.name]
-    return replace(
-        images,
-        mean=_like(images, mean),
-        std=_like(images, std),
-        test_mean=_like(images, test_mean),
-        test_std=_like(images, test_std),
-    )
-
-
-def _like(images: Images, values: tuple[float, ...]) -> Tensor:
-    return torch.tensor(values, dtype=images.mean.dtype, device=images.mean.device)
+    pairs = STATISTICS[images.name]
+    mean, std, test_mean, test_std = (images.mean.new_tensor(values) for pair in pairs for values in pair)
+    return replace(images, mean=mean, std=std, test_mean=test_mean, test_std=test_std)
