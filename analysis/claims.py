@@ -111,16 +111,16 @@ def verdicts(
 def _compared(part: Results, which: str, rounds: int) -> pd.DataFrame:
     first, measure = part.first, measures.of(part)[0]
     experiment, size = first["experiment"], first["size"]
-    own = part.select(label=part.runs["label"][part.runs["label"] == part.runs["method"]].unique())
-    ends, (holds, measured) = measures.values(own.metrics, measure), premise(part, which, rounds)
+    metrics = part.metrics[part.metrics["label"] == part.metrics["method"]]
+    ends, (holds, measured) = measures.values(metrics, measure), premise(part, which, rounds)
     decimals = measures.digits(measure.metric, chain.from_iterable(each.values() for each in ends.values()))
     rows, ran = [], set(ends)
     if which == "confirming" and size == "medium":  # what was planned is open until it has run
         ran |= {method for planned, method in confirming_plan(rounds) if planned == experiment}
     note = "" if which != "confirming" or holds is not True else later_premise(part)
     for pair in _pairs(experiment, ran):
-        found = gains(ends, pair["better"], pair["worse"], measure)
-        planned = planned_seeds(experiment, size, pair["better"], pair["worse"], rounds=rounds)
+        both = pair["better"], pair["worse"]
+        found, planned = gains(ends, *both, measure), planned_seeds(experiment, size, *both, rounds=rounds)
         early = explored(found, experiment, size, rounds)
         seeds = {"exploring": sorted(early), "all": sorted(found)}.get(which, planned)
         exploring = early or ({} if planned else found)  # shown; no verdict of any kind uses the others
@@ -197,8 +197,10 @@ def of_fire(table: pd.DataFrame) -> pd.DataFrame:
     for prefix in ("", "exploring_"):
         ends = [f"{prefix}{name}" for name in ("gain", "low", "high")]
         rows.loc[turned, ends] = -rows.loc[turned, [ends[0], ends[2], ends[1]]].to_numpy()
-        signs = zip(rows[f"{prefix}gains"], turned.map({True: -1.0, False: 1.0}))
-        rows[f"{prefix}gains"] = [{seed: sign * gain for seed, gain in each.items()} for each, sign in signs]
+        column = f"{prefix}gains"
+        rows[column] = rows[column].where(
+            ~turned, rows[column].map(lambda gains: {s: -g for s, g in gains.items()})
+        )
     return rows
 
 
@@ -222,16 +224,13 @@ def counts(table: pd.DataFrame) -> dict[str, int]:
     Comparisons whose premise is not met count if they were run."""
     ran = table["seeds"].astype(int) + table["exploring_seeds"].astype(int) > 0
     table = table[ran | table["verdict"].ne("premise not met")]
-    names = ("holds", "contradicted", "not decided", "open", "not planned", "premise not met")
+    words = ("holds", "contradicted", "not decided", "open", "not planned", "premise not met")
     told = table["verdict"].mask(table["verdict"].eq("open") & table["planned"].eq(0), "not planned")
     said = told.value_counts()
-    tests = table[~told.isin(names[-2:])]
-    corrected = holm(tests["p"].astype(float).fillna(1.0))
-    return {
-        "all": int((told != names[-1]).sum()),
-        **{name: int(said.get(name, 0)) for name in names},
-        "suite_wide": int(((tests["gain"].astype(float) > 0) & (corrected < LEVEL)).sum()),
-    }
+    tests = table[~told.isin(words[-2:])]
+    ahead = (tests["gain"].astype(float) > 0) & (holm(tests["p"].astype(float).fillna(1.0)) < LEVEL)
+    found = said.reindex(words, fill_value=0).to_dict()
+    return {"all": int((told != words[-1]).sum())} | found | {"suite_wide": int(ahead.sum())}
 
 
 # ------------------------------------------------------------------------------------------------ pooled question
@@ -239,8 +238,8 @@ def effect(gains: Mapping[int, float]) -> tuple[float, float]:
     """Return the standardised mean of paired differences with Hedges' correction, and its variance."""
     values = np.array(list(gains.values()))
     n = len(values)
-    d = (1 - 3 / (4 * (n - 1) - 1)) * values.mean() / values.std(ddof=1)
-    return float(d), float(1 / n + d**2 / (2 * n))
+    d = float((1 - 3 / (4 * (n - 1) - 1)) * values.mean() / values.std(ddof=1))
+    return d, 1 / n + d**2 / (2 * n)
 
 
 def effects(table: pd.DataFrame, rival: str) -> pd.DataFrame:
@@ -266,8 +265,8 @@ def pooled(table: pd.DataFrame) -> pd.DataFrame:
         found = effects(table, rival)
         row = {"rival": rival, "panels": len(found), "ahead": int((found["d"] > 0).sum())}
         rows.append(row | (pool(found) if len(found) > 1 else {}))
-    table = pd.DataFrame(rows, columns=["rival", "panels", "ahead", "mean", "low", "high", "i2", "p"])
-    return table.assign(p_holm=holm(table["p"].astype(float)))
+    made = pd.DataFrame(rows, columns=["rival", "panels", "ahead", "mean", "low", "high", "i2", "p"])
+    return made.assign(p_holm=holm(made["p"].astype(float)))
 
 
 def pool(found: pd.DataFrame) -> dict[str, float]:

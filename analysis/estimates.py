@@ -17,6 +17,7 @@ import pandas as pd
 
 from analysis import measures, names
 from analysis.measures import HESSIAN, Measure, Values
+from analysis.runs import SETTING as KEYS
 from analysis.runs import Results, settings
 from analysis.stats import estimate, paired
 
@@ -88,29 +89,21 @@ def references(
 ) -> dict[str, str]:
     """Return {name of the reference: its label} among the labels `known`."""
     method = methods[label]
-    beside = {
-        k: v for k, v in changed[label].items() if not k.startswith("method.")
-    }  # what all methods share
-    same = [each for each in known if methods[each] == "none" and changed[each] == beside]
+    shared = {key: value for key, value in changed[label].items() if not key.startswith("method.")}
+    same = [each for each in known if methods[each] == "none" and changed[each] == shared]
     wanted = {"none": same[0] if same else "none", "fire": "fire", "unchanged": method}
     wanted["muon"] = "muon" if method == "fire_muon" else ""
     return {name: other for name, other in wanted.items() if other in known and other != label}
 
 
-def csv(frame: pd.DataFrame) -> str:
-    """Return a frame as CSV."""
-    return frame.to_csv(index=False, float_format="%.6g", lineterminator="\n")
-
-
 def of(frame: pd.DataFrame, part: Results) -> pd.DataFrame:
     """Return the estimates of one setting."""
-    keys = ["experiment", "size", "data"]
-    return frame[(frame[keys] == part.first[keys].to_numpy()).all(axis=1)]
+    return frame[(frame[KEYS] == part.first[KEYS].to_numpy()).all(axis=1)]
 
 
 def means(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the frame without its comparisons: one row per setting, measure and label."""
-    return frame.drop_duplicates(["experiment", "size", "data", "metric", "label"])
+    return frame.drop_duplicates([*KEYS, "metric", "label"])
 
 
 def minus(rows: pd.DataFrame, reference: str) -> pd.DataFrame:

@@ -1,14 +1,14 @@
 """Comparison with the official code: fills docs/FIDELITY.md and prints the largest difference of each cell and method.
 
     FIDELITY_RECORD=notes.jsonl python -m pytest tests/official tests/language tests/rl  # writes what they compare
-    python -m analysis fidelity notes.jsonl                                              # takes it into the record
+    python -m analysis.fidelity notes.jsonl                                              # takes it into the record
 
 The record is analysis/results/fidelity.csv, with one line per quantity that a test compared.
 """
 
 from __future__ import annotations
 
-import argparse
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -28,16 +28,12 @@ HEAD = ("largest difference", "allowed", "test")
 ASPECTS = ("net", "data", "schedule", "boundary", "optimizer", "tuned", "evaluation")
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    """Print the comparison with the official code and fill docs/FIDELITY.md, after taking the comparisons of `notes` into
-    the record. Return 1 if a difference exceeds its tolerance, else 0."""
-    parser = argparse.ArgumentParser(prog="python -m analysis fidelity", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("notes", nargs="?", type=Path, help="what tests wrote with FIDELITY_RECORD")
-    options = parser.parse_args(given)
+def main(given: Sequence[str]) -> int:
+    """Print the comparison with the official code and fill docs/FIDELITY.md, after taking the comparisons of the file
+    `given`, if there is one, into the record. Return 1 if a difference exceeds its tolerance, else 0."""
     record = pd.read_csv(RECORD)
-    if options.notes:
-        record = renewed(record, pd.read_json(options.notes, lines=True))
+    if given:
+        record = renewed(record, pd.read_json(given[0], lines=True))
         record.to_csv(RECORD, index=False)
     for (kind, row), lines in record.groupby(["kind", "row"], sort=False):
         worst = lines.loc[lines["difference"].idxmax()]
@@ -82,9 +78,10 @@ def page(record: pd.DataFrame) -> str:
     cells = cells.assign(aspect=cells["what"].str.split(":").str[0], quantity=quantity)
     panels = summary(cells, "row", "aspect").pivot(index="row", columns="aspect", values=HEAD[0])
     compared = summary(methods, "method")
-    compared["variant"] = compared["method"].map(variant_of)
+    official = compared["method"].map(lambda method: "official" in variants(method))
+    compared["variant"] = official.map({True: "official", False: "the same in both"})  # what was compared
     made = {
-        "panels": panels.fillna("").reset_index().rename(columns={"row": "panel"})[["panel", *ASPECTS]],
+        "panels": panels.fillna("").rename_axis("panel").reset_index()[["panel", *ASPECTS]],
         "quantities": summary(cells.sort_values("quantity", kind="stable"), "quantity")[["quantity", *HEAD]],
         "methods": compared[["method", "variant", "quantities", HEAD[0], HEAD[2]]],
         "others": summary(others, "experiment", "quantity").drop(columns="quantities"),
@@ -93,11 +90,6 @@ def page(record: pd.DataFrame) -> str:
         PAGE.read_text(encoding="utf-8"),
         {"table": {name: partial(table, each) for name, each in made.items()}},
     )
-
-
-def variant_of(method: str) -> str:
-    """Return "official" if the method has a variant of that name, which is then the one compared."""
-    return "official" if "official" in variants(method) else "the same in both"
 
 
 def summary(record: pd.DataFrame, *by: str) -> pd.DataFrame:
@@ -114,3 +106,7 @@ def table(rows: pd.DataFrame) -> str:
     """Return a Markdown table."""
     lines = [list(rows), ["---"] * len(rows.columns), *rows.to_numpy().tolist()]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

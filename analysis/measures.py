@@ -29,6 +29,11 @@ class Measure:
     higher_is_better: bool = True
 
     @property
+    def sign(self) -> int:
+        """1, or -1 if lower is better."""
+        return 1 if self.higher_is_better else -1
+
+    @property
     def logged(self) -> str:
         """Name under which the metric was logged."""
         return f"after_{self.metric}" if self.reduce == "after" else self.metric

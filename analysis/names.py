@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
+import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 import yaml
@@ -16,8 +17,7 @@ from fire_core.methods import title as title_of
 NAMES = yaml.safe_load((Path(__file__).parent / "names.yaml").read_text(encoding="utf-8"))
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """Name in legends and tables, colour and marker."""
 
     name: str
@@ -33,12 +33,9 @@ INTEREST = ("fire", "none", "shrink_perturb", "full_reset", "dash", "plasticity_
 def look(method: str, changed: Mapping[str, str] | None = None) -> Look:
     """Return the look of a method, with the settings that were changed in its name. The colour and the marker of a method
     that METHODS does not list are computed from its name."""
-    known = METHODS.get(method)
-    if known is None:
-        number = int.from_bytes(hashlib.sha256(method.encode()).digest()[:4], "big")
-        colours, markers = NAMES["others"]["colours"], NAMES["others"]["markers"]
-        place = number % len(colours), number // len(colours) % len(markers)
-        known = Look(title_of(method), colours[place[0]], markers[place[1]])
+    looks = list(product(NAMES["others"]["markers"], NAMES["others"]["colours"]))
+    marker, colour = looks[zlib.crc32(method.encode()) % len(looks)]
+    known = METHODS.get(method) or Look(title_of(method), colour, marker)
     return Look(f"{known.name} [{changes(changed)}]", known.colour, known.marker) if changed else known
 
 
@@ -55,12 +52,10 @@ def ordered(methods: Iterable[str]) -> list[str]:
 
 def looks(results: Results) -> dict[str, Look]:
     """Return {label: look} in the order of every table; a method is followed by its runs with changed settings."""
-    changed = results.overrides
-    rows = results.runs.drop_duplicates("label").sort_values("label")
-    labels = dict(zip(rows["label"], rows["method"]))
-    order = {method: place for place, method in enumerate(ordered(labels.values()))}
-    names = sorted(labels, key=lambda label: (order[labels[label]], label != labels[label], label))
-    return {label: look(labels[label], changed[label]) for label in names}
+    changed, methods = results.overrides, dict(zip(results.runs["label"], results.runs["method"]))
+    order = ordered(methods.values())
+    labels = sorted(methods, key=lambda label: (order.index(methods[label]), label != methods[label], label))
+    return {label: look(methods[label], changed[label]) for label in labels}
 
 
 def title(part: Results) -> str:

@@ -44,11 +44,6 @@ STYLE = {
 plt.rcParams.update(STYLE)
 
 
-def pale(colour: str) -> tuple[float, ...]:
-    """Return the colour mixed with white."""
-    return tuple(0.7 * part + 0.3 for part in to_rgb(colour))
-
-
 def premise_text(part: Results) -> str:
     """Return what a panel says about the premise of the paper's claims, or "" where there is nothing to say."""
     holds, measured = claims.premise(part)
@@ -69,6 +64,11 @@ def draw_premise(axis: Axes, part: Results) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ curves
+def pale(colour: str) -> tuple[float, ...]:
+    """Return the colour mixed with white."""
+    return tuple(0.7 * part + 0.3 for part in to_rgb(colour))
+
+
 def with_progress(rows: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     """Return (rows with a column `x`, its unit). `x` is the epoch, counted over all phases, if every row has one, else
     the step."""
@@ -108,12 +108,8 @@ def draw_curves(
         table, bright = band(rows[rows["label"] == label]), label in interest
         style = {"color": pale(known.colour), "linewidth": 0.9, "markersize": 3, "zorder": 2}
         if bright:
-            style = {
-                "color": known.colour,
-                "linewidth": 1.5,
-                "markersize": 4,
-                "zorder": 4 + (label == "fire"),
-            }
+            style = {"color": known.colour, "linewidth": 1.5, "markersize": 4}
+            style["zorder"] = 4 + (label == "fire")
         every = None if len(table) <= 10 else [len(table) - 1]
         axis.plot(table["x"], table["mean"], marker=known.marker, markevery=every, label=known.name, **style)
         if label in (interest if bands is None else bands) and (table["seeds"] > 1).any():
@@ -158,7 +154,6 @@ def draw_empty(axis: Axes, text: str) -> None:
     style = {"ha": "center", "va": "center", "color": "#8A8A8A", "fontsize": 10}
     axis.text(0.5, 0.5, "not run", transform=axis.transAxes, **style)
     axis.set(xticks=[], yticks=[])
-    axis.grid(False)
     axis.spines[:].set(visible=True, color="#D8D8D8")
 
 

@@ -9,15 +9,14 @@ from the name of a folder, which is cut where it would be too long.
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from fire_core.errors import UserError, printable
@@ -33,7 +32,8 @@ from harness.runs.folders import (
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SIZES = ("paper", "medium", "small", "smoke")  # the largest first
-KEYS = ["experiment", "size", "data", "method", "label", "seed"]
+SETTING = ["experiment", "size", "data"]
+KEYS = [*SETTING, "method", "label", "seed"]
 SUMMED = ["dfi_before", "dfi_after", "dfi_factor", "sfe"]  # over the matrices of a boundary
 PANEL = ["experiment", "figure", "panel", "size", "data", "method", "label"]
 COLUMNS = {
@@ -49,8 +49,7 @@ COLUMNS = {
 }  # fmt: skip
 RUNS_FILE = "runs.csv.gz"
 TEXT = dict.fromkeys([c for c in COLUMNS["runs"] if c not in ("seed", "dirty")] + ["metric"], str)
-COORDINATES = ("phase", "step", "epoch")  # of a logged value
-PLACES = (*COORDINATES, "act")
+COORDINATES = ["phase", "step", "epoch"]  # of a logged value
 
 
 @dataclass
@@ -62,26 +61,23 @@ class Results:
     boundaries: pd.DataFrame
     problems: list[str] = field(default_factory=list)
 
+    @property
+    def frames(self) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+        """The three frames in the order of COLUMNS."""
+        return self.runs, self.metrics, self.boundaries
+
     def filtered(self, keep: Callable[[pd.DataFrame], Any]) -> Results:
         """Return the rows of each frame that the mask `keep` of that frame has."""
-        frames = (self.runs, self.metrics, self.boundaries)
-        return Results(*(frame[keep(frame)] for frame in frames), self.problems)
+        return Results(*(frame[keep(frame)] for frame in self.frames), self.problems)
 
-    def select(self, **wanted: Any) -> Results:
-        """Return the rows whose columns equal the given values (a list means any of them). A frame without such a
-        column is not filtered by it."""
-        among = {name: [each] if isinstance(each, str | int) else list(each) for name, each in wanted.items()}
+    def select(self, **wanted: str | Iterable[str]) -> Results:
+        """Return the rows whose columns equal the given texts (a list means any of them)."""
+        among = {name: [each] if isinstance(each, str) else list(each) for name, each in wanted.items()}
+        return self.filtered(lambda frame: frame[list(among)].isin(among).all(axis=1))
 
-        def keep(frame: pd.DataFrame) -> Any:
-            masks = (frame[column].isin(values) for column, values in among.items() if column in frame)
-            return np.logical_and.reduce([np.ones(len(frame), dtype=bool), *masks])
-
-        return self.filtered(keep)
-
-    def starting(self, prefixes: Sequence[str]) -> Results:
-        """Return the rows of the experiments whose names start with one of `prefixes`."""
-        names = [name for name in self.runs["experiment"].unique() if name.startswith(tuple(prefixes))]
-        return self.select(experiment=names)
+    def matching(self, patterns: Sequence[str]) -> Results:
+        """Return the rows of the experiments whose names match one of `patterns`, as in `fig2*`."""
+        return self.select(experiment=matching(self.runs["experiment"].unique(), patterns))
 
     @property
     def overrides(self) -> dict[str, dict[str, str]]:
@@ -106,6 +102,11 @@ class Results:
         return self.finished.iloc[0]
 
 
+def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
+    """Return the names that match one of the patterns of a shell."""
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
 def settings_of(overrides: str) -> dict[str, str]:
     """Return {setting: value} of the column `overrides`, as {"method.iterations": "5"}."""
     pairs = (override.partition("=")[::2] for override in json.loads(overrides))
@@ -115,13 +116,11 @@ def settings_of(overrides: str) -> dict[str, str]:
 def settings(results: Results) -> list[Results]:
     """Return the finished runs, split by experiment, size and data set. Only runs of one setting may share a panel or
     a table."""
-    keys = ["experiment", "size", "data"]
-    found = results.finished.drop_duplicates(keys).sort_values(keys)
-    frames = (results.runs, results.metrics, results.boundaries)
-    groups = [(frame, dict(iter(frame.groupby(keys)))) for frame in frames]
+    found = results.finished.drop_duplicates(SETTING).sort_values(SETTING)
+    groups = [(frame, dict(iter(frame.groupby(SETTING)))) for frame in results.frames]
     return [
         Results(*(own.get(setting, frame[:0]) for frame, own in groups), results.problems)
-        for setting in found[keys].itertuples(index=False, name=None)
+        for setting in found[SETTING].itertuples(index=False, name=None)
     ]
 
 
@@ -140,42 +139,33 @@ def at_most(results: Results, size: str) -> Results:
     return results.filtered(lambda frame: frame["size"] == frame["experiment"].map(largest))
 
 
-def open_results(root: str | Path, size: str | None = None, prefixes: Sequence[str] = ("",)) -> Results:
+def open_results(root: str | Path, size: str | None = None, patterns: Sequence[str] = ("*",)) -> Results:
     """Return the runs below `root`, which may also be an export. If `root` is the default `runs`, experiments without
     a finished run there are taken from the committed results, with a note, so that a first run of one's own does not
     empty the rest of a figure. Raises UserError if `root` does not exist, except for the default."""
-    root, prefixes = Path(root), tuple(prefixes)
-    if not os.path.isdir(root) and root != Path("runs"):
-        raise UserError(f"there is no folder {str(root)!r}: give the folder of the runs, or an export")
+    root, default = Path(root), Path(root) == Path("runs")
     if (root / RUNS_FILE).exists():
         results = load_exported(root)
+    elif default and not root.is_dir():
+        results = Results(*(pd.DataFrame(columns=columns) for columns in COLUMNS.values()))
     else:
-        folders = root.iterdir() if root.is_dir() else ()
-        names = [path.name for path in folders if path.name.startswith(prefixes)]
-        empty = Results(*(pd.DataFrame(columns=columns) for columns in COLUMNS.values()))
-        results = load(root, names, size) if names else empty
-        if root == Path("runs"):
-            committed = load_exported(RESULTS)
-            own = set(zip(results.finished["experiment"], results.finished["size"]))
-            others = set(zip(committed.runs["experiment"], committed.runs["size"])) - own
-            absent = sorted({name for name, _ in others if name.startswith(prefixes)})
-            if absent:
-                print(f"from the committed results in analysis/results: {', '.join(absent)}", file=sys.stderr)
-                results = merged(results, committed, ["experiment", "size"])
-    results = results.starting(prefixes)
+        results = load(root, patterns, size)
+    if default:
+        committed = load_exported(RESULTS).matching(patterns)
+        results = merged(results, committed, ["experiment", "size"])
+        absent = results.runs.loc[results.runs["path"] == "", "experiment"].unique()  # exports have no paths
+        if len(absent):
+            print(f"from the committed results in analysis/results: {', '.join(absent)}", file=sys.stderr)
+    results = results.matching(patterns)
     return results.select(size=size) if size else results
 
 
-def merged(own: Results, committed: Results, by: Sequence[str]) -> Results:
+def merged(own: Results, committed: Results, by: list[str]) -> Results:
     """Return both results, without the committed rows that equal a finished run of `own` in the columns `by`."""
-    names = list(by)
-    known = pd.MultiIndex.from_frame(own.finished[names])
-    rest = committed.filtered(lambda frame: ~pd.MultiIndex.from_frame(frame[names]).isin(known))
-    both = []
-    for name in COLUMNS:
-        frames = [frame for frame in (getattr(own, name), getattr(rest, name)) if len(frame)]
-        both.append(pd.concat(frames, ignore_index=True) if frames else getattr(own, name))
-    return Results(*both, own.problems)
+    known = pd.MultiIndex.from_frame(own.finished[by])
+    rest = committed.filtered(lambda frame: ~pd.MultiIndex.from_frame(frame[by]).isin(known))
+    both = [[frame for frame in pair if len(frame)] or [pair[0]] for pair in zip(own.frames, rest.frames)]
+    return Results(*(pd.concat(frames, ignore_index=True) for frames in both), own.problems)
 
 
 # ------------------------------------------------------------------------------------------------ run folders
@@ -183,36 +173,42 @@ def merged(own: Results, committed: Results, by: Sequence[str]) -> Results:
 UNREADABLE = (UserError, ValueError, TypeError, AttributeError, KeyError, OSError, RecursionError)
 
 
-def load(
-    root: str | Path = "runs", experiments: Iterable[str] | None = None, size: str | None = None
-) -> Results:
+def load(root: str | Path = "runs", patterns: Sequence[str] = ("*",), size: str | None = None) -> Results:
     """Read the runs below `root`. Unfinished runs are in `runs` and in `problems`, but not in the other frames. A run that
     cannot be read is in `problems` alone. Logged values that are not numbers are skipped without a note. Raises UserError
     if `root` does not exist, or if one run counts twice."""
-    rows, problems, values = [], [], list[tuple[Any, ...]]()
-    boundaries = list[tuple[dict[str, Any], dict[str, Any]]]()
-    for path in find_folders(root, experiments, size):
+    rows, problems = list[dict[str, Any]](), list[str]()
+    values, reports, matrices = list[pd.DataFrame](), list[dict[str, Any]](), list[pd.DataFrame]()
+    for path in find_folders(root, None, size):
+        if not matching([path.parents[2].name], patterns):
+            continue
         try:
             row = _describe(path)
             done = row["status"] == "done"
-            own, torn = _logged(path / "metrics.jsonl") if done else ([], 0)
-            reports = [_report(report) for report in read_boundaries(path)] if done else []
+            own, torn = _logged(path / "metrics.jsonl") if done else (pd.DataFrame(), 0)
+            found = [_report(report) for report in read_boundaries(path)] if done else []
         except UNREADABLE as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             problems.append(f"{path}: cannot be read ({reason[:200]})")
             continue
         rows.append(row)
         if not done:
-            problems.append(f"{path}: {row['status']}{_first_line(path / 'FAILED')}")
+            failed = read_text(path / "FAILED").strip().partition("\n")[0]
+            problems.append(f"{path}: {row['status']}{failed and ': '}{failed}")
             continue
-        values += [(len(rows) - 1, *value) for value in own]
-        boundaries += [(row, report) for report in reports]
+        values.append(own.assign(run=len(rows) - 1))
+        for about, changed in found:
+            matrices.append(changed.assign(report=len(reports)))
+            reports.append({key: row[key] for key in KEYS} | about)
         if torn:
             problems.append(f"{path}/metrics.jsonl: {torn} unreadable line(s) left out")
     runs = pd.DataFrame(rows, columns=COLUMNS["runs"])
-    long = pd.DataFrame(values, columns=["run", *COORDINATES, "metric", "value"])
-    metrics = long.join(runs[[*PANEL, "seed"]], on="run")[COLUMNS["metrics"]]
-    return checked(Results(runs, metrics, _boundary_frame(boundaries), problems))
+    long = pd.concat(values) if values else pd.DataFrame(columns=["run", *COORDINATES, "metric", "value"])
+    metrics = long.join(runs[[*PANEL, "seed"]], on="run")[COLUMNS["metrics"]].reset_index(drop=True)
+    boundaries = pd.DataFrame(reports, columns=[*KEYS, "phase", "seconds"])
+    if matrices:
+        boundaries = with_sums(boundaries, pd.concat(matrices, ignore_index=True))
+    return checked(Results(runs, metrics, boundaries.reindex(columns=COLUMNS["boundaries"]), problems))
 
 
 def _describe(path: Path) -> dict[str, Any]:
@@ -239,61 +235,49 @@ def _describe(path: Path) -> dict[str, Any]:
     return row | {"path": str(path), "figure": figure, "panel": panel}
 
 
-def _first_line(path: Path) -> str:
-    lines = read_text(path).strip().splitlines()
-    return f": {lines[0].strip()}" if lines else ""
+def _logged(path: Path) -> tuple[pd.DataFrame, int]:
+    """Return every number in metrics.jsonl (columns COORDINATES, metric, value) and the number of unreadable lines, which
+    are no records or have no step."""
+    records, torn = read_lines(path)
+    table = pd.DataFrame(records).apply(pd.to_numeric, errors="coerce").select_dtypes("number")
+    table = table.reindex(columns=[*COORDINATES, *table.columns.difference([*COORDINATES, "act"])])
+    whole = table["step"].notna()
+    long = table[whole].fillna({"phase": 0}).melt(COORDINATES, var_name="metric").dropna(subset="value")
+    return long.astype({"phase": int, "step": int, "value": float}), torn + int((~whole).sum())
 
 
-def _logged(path: Path) -> tuple[list[tuple[Any, ...]], int]:
-    """Return ((phase, step, epoch, metric, value) of every number in metrics.jsonl, the number of unreadable lines)."""
-    records, torn = read_lines(path) if path.exists() else ([], 0)
-    values, nan = [], float("nan")
-    for record in records:
-        place = record.get("phase", 0), record.get("step", nan), record.get("epoch", nan)
-        if not all(isinstance(value, int | float) for value in place):
-            torn += 1
-            continue
-        for key, value in record.items():
-            if key not in PLACES and isinstance(value, int | float) and not isinstance(value, bool):
-                values.append((*place, key, float(value)))
-    return values, torn
-
-
-def _report(report: dict[str, Any]) -> dict[str, Any]:
-    """Return phase, seconds and the changed matrices of a boundary report."""
+def _report(report: dict[str, Any]) -> tuple[dict[str, Any], pd.DataFrame]:
+    """Return (phase and seconds of a boundary report, one row per matrix that changed)."""
     rows = [row for row in report.get("rows", []) if row.get("dfi_after") is not None]
     table = pd.DataFrame(rows, columns=["name", *SUMMED, "sfe_relative"])
     numbers = table.drop(columns="name").apply(pd.to_numeric).assign(name=table["name"].map(str))
-    phase = int(report.get("act", report.get("phase", 1)))
-    return {"phase": phase, "seconds": report.get("seconds"), "changed": numbers}
+    return {
+        "phase": int(report.get("act", report.get("phase", 1))),
+        "seconds": report.get("seconds"),
+    }, numbers
 
 
-def _boundary_frame(read: list[tuple[dict[str, Any], dict[str, Any]]]) -> pd.DataFrame:
-    """Return one row per (run, boundary report), with DfI and SFE summed over the changed matrices. The columns
+def with_sums(reports: pd.DataFrame, matrices: pd.DataFrame) -> pd.DataFrame:
+    """Return `reports` with DfI and SFE summed over their `matrices` (column report: the row in `reports`). The columns
     `common_...` are sums over those matrices that `fire` changes in the same setting (or, where it did not run,
     `fire_exact`), so that methods with other targets can be compared; they are empty where neither ran."""
-    targets: dict[str, dict[tuple[str, ...], set[str]]] = {"fire_exact": {}, "fire": {}}
-    for run, report in read:
-        if run["label"] in targets:
-            setting = run["experiment"], run["size"], run["data"]
-            targets[run["label"]].setdefault(setting, set()).update(report["changed"]["name"])
-    rows = []
-    for run, report in read:
-        changed, setting = report["changed"], (run["experiment"], run["size"], run["data"])
-        cells = {"phase": report["phase"], "seconds": report["seconds"]} | _sums(changed)
-        if known := (targets["fire_exact"] | targets["fire"]).get(setting):
-            common = _sums(changed[changed["name"].isin(known)])
-            cells |= {f"common_{name}": value for name, value in common.items()}
-        rows.append({key: run[key] for key in KEYS} | cells)
-    return pd.DataFrame(rows, columns=COLUMNS["boundaries"])
+    named = matrices.join(reports[[*SETTING, "label"]], on="report")
+    of_fire = named[named["label"].isin(["fire", "fire_exact"])]
+    chosen = of_fire.groupby(SETTING)["label"].transform("min")  # fire, where it ran
+    targets = of_fire.loc[of_fire["label"] == chosen, [*SETTING, "name"]].drop_duplicates()
+    common = _sums(named.merge(targets), reports.index)
+    known = reports.merge(targets[SETTING].drop_duplicates(), how="left", indicator=True)["_merge"] == "both"
+    return reports.join(_sums(matrices, reports.index)).join(common[known].add_prefix("common_"))
 
 
-def _sums(changed: pd.DataFrame) -> dict[str, Any]:
-    """Return the sums over matrices. `sfe_share` is that of the SFE divided by the distance that a reset to the initial
+def _sums(changed: pd.DataFrame, reports: pd.Index) -> pd.DataFrame:
+    """Return one row of sums per report. `sfe_share` is that of the SFE divided by the distance that a reset to the initial
     weights would have moved; each matrix has its SFE and the quotient of the two."""
     known = changed[(changed["sfe"] > 0) & (changed["sfe_relative"] > 0)]
-    share = known["sfe"].sum() / (known["sfe"] / known["sfe_relative"]).sum() if len(known) else None
-    return {"matrices": len(changed)} | changed[SUMMED].sum(min_count=1).to_dict() | {"sfe_share": share}
+    moved = known.assign(reset=known["sfe"] / known["sfe_relative"]).groupby("report")[["sfe", "reset"]].sum()
+    groups = changed.groupby("report")
+    found = groups[SUMMED].sum(min_count=1).assign(sfe_share=moved["sfe"] / moved["reset"])
+    return found.reindex(reports).assign(matrices=groups.size().reindex(reports, fill_value=0))
 
 
 # ------------------------------------------------------------------------------------------------ exports
@@ -311,19 +295,17 @@ def load_exported(folder: str | Path = RESULTS) -> Results:
 
 def checked(results: Results) -> Results:
     """Return `results`. Raises UserError if one run counts twice: the same seed, or the same numbers under two seeds."""
-    run = ["experiment", "size", "data", "label", "seed"]
+    run = [*SETTING, "label", "seed"]
     logged = pd.util.hash_pandas_object(results.metrics[["phase", "step", "metric", "value"]], index=False)
     numbers = logged.groupby([results.metrics[name] for name in run]).sum().rename("numbers").reset_index()
     for frame, same, what in (
         (results.runs, run, "are in two folders"),
         (numbers, [*run[:-1], "numbers"], "have the same numbers"),
     ):
-        twice = frame[frame.duplicated(same, keep=False)]
-        if len(twice):
-            first = twice[twice[same].eq(twice[same].iloc[0]).all(axis=1)]
-            experiment, size, _, label, _ = first.iloc[0][run]
+        for _, twice in frame[frame.duplicated(same, keep=False)].groupby(same):
+            experiment, size, _, label, _ = twice.iloc[0][run]
             raise UserError(
-                f"{experiment} {size} {label}: seeds {', '.join(map(str, first['seed']))} {what}, and a run that counts "
+                f"{experiment} {size} {label}: seeds {', '.join(map(str, twice['seed']))} {what}, and a run that counts "
                 "twice makes every interval too narrow: delete one"
             )
     return results

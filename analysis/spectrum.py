@@ -27,7 +27,7 @@ def draw(weight: Tensor) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     initial = copy.deepcopy(layer.state_dict())
-    treatments = {  # name: (method whose colour it gets, line style, what is done)
+    lines = {  # name: (method whose colour it gets, line style, what is done)
         "trained": ("none", "-", lambda: None),
         "full reset": ("full_reset", "-", lambda: full_reset(layer, initial)),
         "shrink & perturb": ("shrink_perturb", "-", lambda: shrink_perturb(layer, initial, 0.8)),
@@ -36,14 +36,13 @@ def draw(weight: Tensor) -> None:
         "FIRE, exact": ("fire_exact", "-", lambda: fire(layer, solver="exact")),
     }
     figure, axis = plt.subplots(figsize=(5.4, 3.0))
-    for name, (method, style, treat) in treatments.items():
+    for name, (method, style, treat) in lines.items():
         layer.load_state_dict({"weight": weight})
         treat()
         values = torch.linalg.svdvals(layer.weight.detach().double())
         place = range(1, len(values) + 1)
         axis.plot(place, values, style, color=look(method).colour, label=name, linewidth=1.6)
-    axis.set(yscale="log", xlabel="singular value, largest first", ylabel="size")
-    axis.set_ylim(1e-3, None)
+    axis.set(yscale="log", ylim=(1e-3, None), xlabel="singular value, largest first", ylabel="size")
     axis.set_title("Second hidden layer of an MLP, trained on 20 sets of random labels")
     axis.legend(frameon=False, loc="lower left", ncols=2)
     figure.tight_layout()

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
-from analysis import braille, claims, estimates, measures, names, plot, report, tables
+from analysis import claims, estimates, measures, names, plot, report, tables
 from analysis.figures import CAPTIONS, curves
 from analysis.rendering import p_text, plain, spread
 from analysis.runs import Results, load, settings
-from fire_core.errors import UserError
 from fire_core.files import write_atomic
 from harness.config import sweeps
 from harness.status import with_missing
@@ -24,45 +24,44 @@ NOTE = (
 )
 SHOWN = 2  # panels whose curves are shown on a terminal
 NO_VERDICT = "no verdict: no comparison that is judged is between two of these methods at their own settings"
+WIDTH, HEIGHT = 60, 10  # of a chart, in characters
+DOTS = np.array(
+    [[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]]
+)  # of a character of braille, from its top
 
 
-def show(options: argparse.Namespace) -> int:
+def show(options: Namespace) -> int:
     """Print and write the tables and the figure of `options.experiment`. Return 1 if runs failed, are missing or log
     no known measure, else 0."""
-    experiments = list(dict.fromkeys(comma_list(",".join(options.experiment))))
-    if not experiments:
-        raise UserError("--experiment is empty: name an experiment")
-    size = options.size or "small"
+    experiments, size = options.experiment, options.size or "small"
     results = load(options.root, experiments, size)
     frame = estimates.frame(results)
     ends = frame[frame["kind"] == "result"]
     shown = [(part, rows) for part in settings(results) if len(rows := estimates.of(ends, part))]
-    expected, wrong = (comma_list(options.methods), whole_numbers(options.seeds)), list[str]()
-    for (
-        name
-    ) in experiments:  # where an experiment sweeps its own settings, labels are not the names of methods
-        wrong += absent(results.select(experiment=name), *(([], []) if sweeps(name) else expected))
+    wrong = []
+    for name in experiments:
+        # where an experiment sweeps its own settings, labels are not the names of methods
+        expected = ([], []) if sweeps(name) else (options.methods, options.seeds)
+        wrong += absent(results.select(experiment=name), *expected)
         if name not in {part.first["experiment"] for part, _ in shown}:
             ran = name in set(results.finished["experiment"])
-            reason = "its runs log no known measure" if ran else f"no finished run of size {size}"
-            wrong.append(f"{name}: {reason}")
+            wrong.append(
+                f"{name}: {'its runs log no known measure' if ran else f'no finished run of size {size}'}"
+            )
     if shown:
         folder = experiments[0] if len(experiments) == 1 else f"summary/{'+'.join(experiments)[:120]}"
         home = Path(options.root) / folder / size
         out, parts = Path(options.out or home), [part for part, _ in shown]
         out.mkdir(parents=True, exist_ok=True)
-        texts = [
-            f"## {part.first['experiment']}: {names.one_line(part)}\n{report.sections(rows)}"
-            for part, rows in shown
-        ]
-        text = "\n".join(texts)
+        heads = [f"## {part.first['experiment']}: {names.one_line(part)}" for part in parts]
+        text = "\n".join(f"{head}\n{report.sections(rows)}" for head, (_, rows) in zip(heads, shown))
         write_atomic(out / "table.md", f"{text}\n{NOTE}\n")
-        write_atomic(out / "estimates.csv", estimates.csv(frame))
+        write_atomic(out / "estimates.csv", report.csv(frame, float_format="%.6g"))
         figure = curves.draw_probes(parts)
         [picture, _] = plot.save(figure, out / "figure", ["png"], CAPTIONS["probes"], parts)
         print(text)
         if sys.stdout.isatty():
-            print("\n\n".join(chart(part) for part in parts[:SHOWN]) + "\n")
+            print("\n\n".join(curves_of(part) for part in parts[:SHOWN]) + "\n")
         print(f"figure: {picture}, beside table.md and estimates.csv")
         print("\n".join(sentences(claims.verdicts(results, "all"))) or NO_VERDICT)
     for problem in results.problems:
@@ -72,18 +71,40 @@ def show(options: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-def chart(part: Results) -> str:
+def curves_of(part: Results) -> str:
     """Return the curves of one setting, means over the seeds, as characters: of the methods of interest or, if there are
     none, of the first six."""
     measure, looks = measures.of(part)[0], names.looks(part)
     rows, unit, *_ = curves.points(part.plain, measure)
     labels = [label for label in looks if label in set(rows["label"])]
     shown = [label for label in labels if label in plot.INTEREST] or labels[:6]
-    bands = {label: plot.band(rows[rows["label"] == label]).dropna(subset=["mean"]) for label in shown}
-    lines = {
-        looks[label].name: (band["x"].to_list(), band["mean"].to_list()) for label, band in bands.items()
-    }
-    return f"{names.one_line(part)}: {measure.axis} against {unit}\n{braille.chart(lines)}"
+    means = {looks[label].name: rows[rows["label"] == label].groupby("x")["value"].mean() for label in shown}
+    return f"{names.one_line(part)}: {measure.axis} against {unit}\n{chart(means)}"
+
+
+def chart(lines: Mapping[str, pd.Series]) -> str:
+    """Return `HEIGHT` lines of characters of braille with all curves (index: x in ascending order), and the name of each
+    beside its end, or in the nearest free line. The numbers on the left are the largest and the smallest value."""
+    columns, rows = 2 * WIDTH, 4 * HEIGHT
+    every = pd.concat(lines)
+    x, low, high = every.index.get_level_values(1), every.min(), every.max()
+    dots, titles = np.zeros((rows, columns), bool), dict[int, str]()
+    for name, line in lines.items():
+        places = (line.index - x.min()) / ((x.max() - x.min()) or 1) * (columns - 1)
+        drawn = np.arange(np.ceil(places[0]), np.floor(places[-1]) + 1, dtype=int)
+        heights = (high - line) / ((high - low) or 1) * (rows - 1)
+        levels = np.interp(drawn, places, heights).round().astype(int)
+        for column, start, end in zip(drawn, [levels[0], *levels], levels):
+            dots[min(start, end) : max(start, end) + 1, column] = True  # no gap where a curve is steep
+        free = [row for row in range(HEIGHT) if row not in titles]
+        if free:
+            titles[min(free, key=lambda row: abs(row - levels[-1] // 4))] = name
+    ends = {0: f"{high:.3g}", HEIGHT - 1: f"{low:.3g}"}
+    codes = 0x2800 + (dots.reshape(HEIGHT, 4, WIDTH, 2) * DOTS[:, None]).sum((1, 3))
+    return "\n".join(
+        f"{ends.get(row, ''):>8} {''.join(map(chr, line))} {titles.get(row, '')}".rstrip()
+        for row, line in enumerate(codes)
+    )
 
 
 def sentences(compared: pd.DataFrame) -> list[str]:
@@ -92,15 +113,17 @@ def sentences(compared: pd.DataFrame) -> list[str]:
     against_none = (compared["better"] == "fire") & (compared["worse"] == "none")
     told = []
     for row in compared[(compared["kind"] == "claims") | against_none].to_dict("records"):
+        if row["verdict"] != "open":
+            said = row["verdict"]
+        elif row["seeds"] < 2:
+            said = f"{['no seed', 'one seed'][row['seeds']]} decides nothing"
+        elif row["figure"].startswith("fig4"):
+            said = "not judged, because too few seeds have a return of random actions above 0"
+        else:
+            said = "plasticity lost? run full_reset with at least two of the seeds"
         gain = spread(row["gain"], row["low"], row["high"], row["decimals"], sign=True)
-        unknown = "plasticity lost? run full_reset with at least two of the seeds"
-        if row["figure"].startswith("fig4"):
-            unknown = "not judged, because too few seeds have a return of random actions above 0"
-        if row["seeds"] < 2:
-            unknown = f"{['no seed', 'one seed'][row['seeds']]} decides nothing"
-        said = unknown if row["verdict"] == "open" else row["verdict"]
         p = "" if pd.isna(row["p_holm"]) else f", p {p_text(row['p_holm'])} corrected"
-        seeds = f"{row['seeds']} seed{'s' if row['seeds'] != 1 else ''}"
+        seeds = names.seeds_text(pd.Series(row["seeds"]))
         told.append(f"{row['experiment']}: {tables.claim_text(row)}: {said} (gain {gain}{p}, {seeds})")
     return told
 
@@ -112,16 +135,3 @@ def absent(results: Results, methods: Sequence[str], seeds: Sequence[int]) -> li
         for row in with_missing(results.runs.to_dict("records"), methods, seeds)
         if row["status"] != "done"
     ]
-
-
-def comma_list(text: str) -> list[str]:
-    """Return the items of a text, which commas or spaces separate."""
-    return text.replace(",", " ").split()
-
-
-def whole_numbers(text: str) -> list[int]:
-    """Return the whole numbers of a comma list. Raises UserError for anything else."""
-    try:
-        return [int(item) for item in comma_list(text)]
-    except ValueError:
-        raise UserError(f"--seeds {text!r}: give whole numbers separated by commas, as in 1,2,3") from None

@@ -61,9 +61,9 @@ class Material:
         """The verdicts that have planned seeds."""
         return self.verdicts[self.verdicts["planned"] > 0]
 
-    def parts(self, *prefixes: str) -> list[Results]:
+    def parts(self, *patterns: str) -> list[Results]:
         """Each of these experiments at its largest size up to medium."""
-        return settings(at_most(self.results.starting(prefixes), "medium"))
+        return settings(at_most(self.results.matching(patterns), "medium"))
 
     def gaps(self, reference: str, *experiments: str) -> pd.DataFrame:
         """Return the headline comparisons with `reference`, each experiment at its largest size."""
@@ -82,24 +82,30 @@ def comparisons(rows: pd.DataFrame) -> pd.DataFrame:
     table = []
     for row in rows.to_dict("records"):
         decimals = row["decimals"]
-        gap = paper.gain(row["figure"], row["panel"], row["better"], row["worse"])
+        explored, ours = (
+            spread(*(row[f"{seeds}{name}"] for name in ("gain", "low", "high")), decimals, sign=True)
+            for seeds in ("exploring_", "")
+        )
         # where no comparison was planned and none of seeds 1 to 5 ran, those from 6 on explore
         fresh = " from 6 on" if not row["planned"] and min(row["exploring_gains"], default=0) > 5 else ""
-        early = (row[f"exploring_{name}"] for name in ("gain", "low", "high"))
-        explored = spread(*early, decimals, sign=True)
         told = {
             "panel": names.panel(row["figure"], row["panel"]),
             "size": row["size"],
             "comparison": claim_text(row),
-            "paper's gain": number(gap, decimals, sign=True),
+            "paper's gain": number(paper_gain(row), decimals, sign=True),
             "exploratory: gain [95 %] (seeds)": f"{explored} ({row['exploring_seeds']}{fresh})",
-            "confirmatory: gain [95 %]": spread(row["gain"], row["low"], row["high"], decimals, sign=True),
+            "confirmatory: gain [95 %]": ours,
             "done": f"{row['seeds']} of {row['planned']}" if row["planned"] else "not planned",
             "p, Holm": p_text(row["p_holm"]),
             "verdict": row["verdict"] + (f" ({row['note']})" if row["note"] else ""),
         }
         table.append(told)
     return pd.DataFrame(table)
+
+
+def paper_gain(row: Mapping[str, Any]) -> float:
+    """Return the paper's gain in a comparison."""
+    return paper.gain(row["figure"], row["panel"], row["better"], row["worse"])
 
 
 def claim_text(claim: Mapping[str, Any]) -> str:
@@ -165,16 +171,21 @@ def pooled(material: Material) -> pd.DataFrame:
 
 def example(material: Material) -> pd.DataFrame:
     """Return the tests of the paper's claims about one panel, step by step, by p."""
-    rows = material.planned
-    rows = rows[(rows["experiment"] == "fig2a_cifar10_resnet18") & (rows["kind"] == "claims")]
-    table = []
-    for row in rows.sort_values("p").to_dict("records"):
-        error = pd.Series(row["gains"]).sem()
-        told = {"comparison": claim_text(row), "mean difference": number(row["gain"], 4, sign=True)}
-        told |= {"standard error": number(error, 4), "t": number(row["gain"] / error, 2, sign=True)}
-        told |= {"p": f"{row['p']:.2g}", "times": str(4 - len(table)), "p, Holm": f"{row['p_holm']:.2g}"}
-        table.append(told | {"verdict": row["verdict"]})
-    return pd.DataFrame(table)
+    rows = material.planned.query("experiment == 'fig2a_cifar10_resnet18' and kind == 'claims'").sort_values(
+        "p"
+    )
+    error = rows["gains"].map(lambda gains: pd.Series(gains).sem())
+    columns = {
+        "comparison": [claim_text(row) for row in rows.to_dict("records")],
+        "mean difference": rows["gain"].map("{:+.4f}".format),
+        "standard error": error.map("{:.4f}".format),
+        "t": (rows["gain"] / error).map("{:+.2f}".format),
+        "p": rows["p"].map("{:.2g}".format),
+        "times": range(len(rows), 0, -1),
+        "p, Holm": rows["p_holm"].map("{:.2g}".format),
+        "verdict": rows["verdict"],
+    }
+    return pd.DataFrame(columns)
 
 
 def verdict_grid(material: Material, rivals: Sequence[str]) -> pd.DataFrame:
@@ -198,7 +209,7 @@ def contradictions(material: Material) -> pd.DataFrame:
     """Return the decided comparisons whose order is not the paper's, and the order of curvature in Figure 5b."""
     table = []
     for row in material.planned.to_dict("records"):
-        theirs = paper.gain(row["figure"], row["panel"], row["better"], row["worse"])
+        theirs = paper_gain(row)
         if row["verdict"] in claims.DECIDED and theirs * row["gain"] < 0:
             ours = spread(row["gain"], row["low"], row["high"], row["decimals"], sign=True)
             told = {"panel": panel_of(row["experiment"]), "comparison": claim_text(row)}
@@ -271,21 +282,15 @@ def random_labels(material: Material) -> pd.DataFrame:
 # ------------------------------------------------------------------------------------------------ several settings
 def status(results: Results) -> pd.DataFrame:
     """Return the methods, seeds and data that are finished: one row per panel of the paper, one column per size."""
-    done, rows = results.finished, []
-    for figure, panel in paper.cells():
-        runs = done[done["experiment"] == f"{figure}_{panel}"]
-        row = {size: _count(runs[runs["size"] == size]) for size in SIZES[:-1]}
-        rows.append({"panel": names.panel(figure, panel)} | row)
-    return pd.DataFrame(rows)
-
-
-def _count(runs: pd.DataFrame) -> str:
-    if runs.empty:
-        return "not run"
-    own = runs[runs["label"] == runs["method"]]
-    seeds = (own if len(own) else runs).groupby("label")["seed"].nunique()
-    most = f"{seeds.max()}" if seeds.nunique() == 1 else f"{seeds.min()}-{seeds.max()}"
-    return f"{len(seeds)} methods x {most} seeds, {names.data(runs['data'].iloc[0])}"
+    rows = {cell: dict.fromkeys(SIZES[:-1], "not run") for cell in paper.cells()}
+    for (figure, panel, size), runs in results.finished.groupby(["figure", "panel", "size"]):
+        if (figure, panel) in rows:
+            own = runs[runs["label"] == runs["method"]]
+            seeds = (own if len(own) else runs).groupby("label")["seed"].nunique()
+            most = f"{seeds.max()}" if seeds.nunique() == 1 else f"{seeds.min()}-{seeds.max()}"
+            text = f"{len(seeds)} methods x {most} seeds, {names.data(runs['data'].iloc[0])}"
+            rows[figure, panel][size] = text
+    return pd.DataFrame({"panel": names.panel(*cell)} | row for cell, row in rows.items())
 
 
 def overview(material: Material) -> pd.DataFrame:
@@ -364,37 +369,41 @@ def batch_norm(material: Material) -> pd.DataFrame:
 
 def single_questions(material: Material) -> pd.DataFrame:
     """Return settings of FIRE that differ clearly, FIRE with Muon, single layers, and the matrices of a ViT."""
-    found: list[tuple[str, pd.DataFrame, str]] = []  # where, comparisons, with what
-    titles = {"settings_random_label": "random labels", "settings_warm_start": "warm start"}
-    for experiment, title in titles.items():
+    found = []
+
+    def add(where: str, rows: pd.DataFrame, other: str) -> None:
+        what = rows["name"] + f" minus {names.look(other).name.partition(' (')[0]}"
+        texts = {"difference [95 %]": column(difference_text, rows), "seeds": rows["pairs"]}
+        found.append(pd.DataFrame({"where": where, "what": what} | texts))
+
+    for experiment, title in (
+        ("settings_random_label", "random labels"),
+        ("settings_warm_start", "warm start"),
+    ):
         rows = material.gaps("fire", experiment)
-        rows = rows[(rows["word"] != "") & (rows["difference"] != 0)]
-        found.append(
-            (f"settings, {title}", rows[~rows["method"].isin(["none", "muon", "fire_muon"])], "fire")
-        )
-    titles = {"settings_random_label": "random labels", "muon_fig3_60k": "language, loss"}
-    for experiment, title in titles.items():
+        clear = (rows["word"] != "") & (rows["difference"] != 0)
+        add(f"settings, {title}", rows[clear & ~rows["method"].isin(["none", "muon", "fire_muon"])], "fire")
+    for experiment, title in (
+        ("settings_random_label", "random labels"),
+        ("muon_fig3_60k", "language, loss"),
+    ):
         for other in ("muon", "fire"):
-            rows = material.gaps(other, experiment)
-            found.append((f"Muon, {title}", rows[rows["label"] == "fire_muon"], other))
-    for part in material.parts("sensitivity_"):
-        rows, where = studies.layers(part), f"layers, {names.title(part).splitlines()[0]}"
+            add(f"Muon, {title}", material.gaps(other, experiment).query("label == 'fire_muon'"), other)
+    for part in material.parts("sensitivity_*"):
+        rows = studies.layers(part)
         single = rows[rows["block"] != "all"]
         ranked = single.loc[[single["gain"].idxmax(), single["gain"].idxmin()]]
         ranked = ranked.assign(name=["best single layer, ", "worst single layer, "] + ranked["name"])
-        found.append((where, pd.concat([ranked, rows[rows["block"] == "all"]]), "none"))
-    titles = {"ablation_targets_vit": "warm start", "fig2c_cifar100_vit_tiny": "class-incremental"}
-    for experiment, title in titles.items():
+        shown = pd.concat([ranked, rows[rows["block"] == "all"]])
+        add(f"layers, {names.title(part).splitlines()[0]}", shown, "none")
+    for experiment, title in (
+        ("ablation_targets_vit", "warm start"),
+        ("fig2c_cifar100_vit_tiny", "class-incremental"),
+    ):
         rows = material.gaps("none", experiment)
         shown = rows["changed"].str.startswith("targets=") | rows["label"].isin(["fire", "full_reset"])
-        found.append((f"ViT-Tiny, {title}", rows[shown], "none"))
-    tables = [
-        pd.DataFrame(
-            {"where": where, "what": rows["name"] + f" minus {names.look(other).name.partition(' (')[0]}"}
-        ).assign(**{"difference [95 %]": column(difference_text, rows), "seeds": rows["pairs"]})
-        for where, rows, other in found
-    ]
-    return pd.concat(tables)
+        add(f"ViT-Tiny, {title}", rows[shown], "none")
+    return pd.concat(found)
 
 
 def other_boundaries(material: Material) -> pd.DataFrame:
@@ -432,7 +441,7 @@ TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
     "claims": partial(planned, kind="claims"),
     "controls": lambda material: planned(material, "controls").drop(columns="paper's gain"),
     "rivals": partial(planned, kind="rivals"),
-    "premises": lambda material: premises(material.parts("fig2", "fig4")),
+    "premises": lambda material: premises(material.parts("fig2*", "fig4*")),
     "example": example,
     "verdicts": partial(verdict_grid, rivals=claims.GROUPS),
     "instead": partial(verdict_grid, rivals=forest.RIVALS),
@@ -444,7 +453,7 @@ TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
     "batch_norm": batch_norm,
     "status": lambda material: status(material.results),
     "overview": overview,
-    "scaling": lambda material: studies.scaling_table(material.parts("scaling_warm_start")),
+    "scaling": lambda material: studies.scaling_table(material.parts("scaling_warm_start*")),
     "studies": single_questions,
     "triggers": triggers,
     "boundaries": other_boundaries,

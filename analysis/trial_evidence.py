@@ -14,7 +14,7 @@ With --root, the trials in a folder of runs (harness/trial.py) are compared with
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ import pandas as pd
 from scipy import stats as distributions
 
 from analysis import measures, names, plot
+from analysis.measures import Measure
 from analysis.plot import Figure, plt
 from analysis.rendering import markdown
 from analysis.runs import SIZES, Results, at_most, load, load_exported, settings
@@ -30,12 +31,13 @@ from analysis.stats import estimate
 from fire_core import TrialResult
 from harness.runs.folders import read_config
 
-PREFIXES = ("fig2", "fig3", "fig4")
+PATTERNS = ("fig2*", "fig3*", "fig4*")
 METHODS = ("none", "full_reset", "shrink_perturb", "fire")
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.5)
 SLACK = 0.1
 DRAWS = 300
 DOMAINS = {"vision": "images", "language": "language", "dqn": "RL", "sac": "RL"}
+GROUPS = ("all", *dict.fromkeys(DOMAINS.values()))
 Rule = Callable[[np.ndarray], int]  # early values (methods, repeats) -> the method
 
 
@@ -59,30 +61,30 @@ def panels(parts: Sequence[Results]) -> list[Panel]:
     largest = min((part.first["size"] for part in parts), key=SIZES.index, default="")
     for part in (part.plain for part in parts if part.first["size"] == largest):
         measure = measures.of(part)[0]
-        sign = 1 if measure.higher_is_better else -1
-        ends = (
-            pd.DataFrame(measures.values(part.metrics, measure))
-            .reindex(columns=METHODS)
-            .dropna()
-            .sort_index()
-        )
+        ends = full_runs(part, measure).dropna().sort_index()
         if len(ends) < 4:
             continue
         rows = measures.ordered_rows(part.metrics, measure.metric)
         first, last = rows[rows["phase"] == 0]["step"].max(), part.metrics["step"].max()
         rows = rows[rows["seed"].isin(ends.index) & (rows["phase"] > 0) & (rows["step"] > first)]
-        rows = rows.assign(share=(rows["step"] - first) / (last - first))
+        rows = rows.assign(share=(rows["step"] - first) / (last - first), value=measure.sign * rows["value"])
         early, read = {}, {}
         for share in SHARES:
             late = rows[rows["share"].between(share - 1e-9, share + SLACK + 1e-9)]
             table = late.groupby(["label", "seed"])[["share", "value"]].first()
             table = table.reindex(pd.MultiIndex.from_product([METHODS, ends.index]))
             if table.notna().all(axis=None):
-                early[share] = sign * table["value"].to_numpy().reshape(len(METHODS), -1)
+                early[share] = table["value"].to_numpy().reshape(len(METHODS), -1)
                 read[share] = float(table["share"].mean())
-        final, domain = sign * ends.to_numpy().T, DOMAINS[part.first["domain"]]
-        found.append(Panel(part.first["experiment"], domain, early, final, read))
+        found.append(
+            Panel(part.first["experiment"], DOMAINS[part.first["domain"]], early, ends.to_numpy().T, read)
+        )
     return found
+
+
+def full_runs(part: Results, measure: Measure) -> pd.DataFrame:
+    """Return what METHODS (columns) end with for each seed (rows), so that higher is better."""
+    return measure.sign * pd.DataFrame(measures.values(part.metrics, measure)).reindex(columns=METHODS)
 
 
 def leader(early: np.ndarray) -> int:
@@ -112,17 +114,14 @@ def lost(panel: Panel, choose: str | Rule, share: float, repeats: int = 3) -> fl
 
 def losses(
     found: Sequence[Panel], choose: str | Rule, share: float = 0.2, repeats: int = 3
-) -> dict[str, float]:
-    """Return {panel: loss} of the panels that count at this share and have seeds left to judge by."""
-    counted = [panel for panel in found if share in panel.early and panel.final.shape[1] > repeats]
-    return {panel.name: lost(panel, choose, share, repeats) for panel in counted}
-
-
-def by_domain(found: Sequence[Panel], by_panel: Mapping[str, float]) -> dict[str, list[float]]:
-    """Return the losses of all panels, and of those of each domain."""
-    groups = {"all": list(by_panel.values())}
-    for domain in dict.fromkeys(DOMAINS.values()):
-        groups[domain] = [by_panel[p.name] for p in found if p.domain == domain and p.name in by_panel]
+) -> dict[str, list[float]]:
+    """Return the losses in each of GROUPS, of the panels that count at this share and have seeds left to judge by."""
+    groups = {name: list[float]() for name in GROUPS}
+    for panel in found:
+        if share in panel.early and panel.final.shape[1] > repeats:
+            loss = lost(panel, choose, share, repeats)
+            groups["all"].append(loss)
+            groups[panel.domain].append(loss)
     return groups
 
 
@@ -137,17 +136,17 @@ def cell(values: Sequence[float]) -> str:
 
 def tables(found: Sequence[Panel]) -> dict[str, pd.DataFrame]:
     """Return the tables of the evidence by title."""
-    by_share = [(f"always {name}", name, SHARES[-1], 3) for name in METHODS]  # at which all panels count
-    by_share += [
-        (f"{name} of {share:.0%}", rule, share, 3) for name, rule in RULES.items() for share in SHARES
-    ]
-    by_repeats = [(f"trial of 20%, {n} repeats", leader, 0.2, n) for n in (1, 2, 3, 5)]
-    by_repeats += [(f"cautious trial of 20%, {n} repeats", cautious, 0.2, n) for n in (2, 3, 5)]
+    by_share = {f"always {name}": (name, SHARES[-1], 3) for name in METHODS}  # at which all panels count
+    by_share |= {
+        f"{name} of {share:.0%}": (rule, share, 3) for name, rule in RULES.items() for share in SHARES
+    }
+    by_repeats = {f"trial of 20%, {n} repeats": (leader, 0.2, n) for n in (1, 2, 3, 5)}
+    by_repeats |= {f"cautious trial of 20%, {n} repeats": (cautious, 0.2, n) for n in (2, 3, 5)}
     made = {}
     for title, choices in (("by share", by_share), ("by repeats", by_repeats)):
-        rows = [{"choice": name} | by_domain(found, losses(found, *choice)) for name, *choice in choices]
-        made[title] = pd.DataFrame(rows).rename(columns={"all": "all panels"})
-        made[title] = made[title].map(lambda text: text if isinstance(text, str) else cell(text))
+        cells = {name: losses(found, *choice) for name, choice in choices.items()}
+        table = pd.DataFrame.from_dict(cells, orient="index").map(cell).rename(columns={"all": "all panels"})
+        made[title] = table.rename_axis("choice").reset_index()
     return made | {"agreement": agreement(found)}
 
 
@@ -173,31 +172,24 @@ def agreement(found: Sequence[Panel]) -> pd.DataFrame:
 def draw(parts: Sequence[Results]) -> Figure:
     """Return the figure, one panel per domain and one for all."""
     found = panels(parts)
-    tried = {
-        (rule, share): by_domain(found, losses(found, rule, share))
-        for rule in RULES.values()
-        for share in SHARES
-    }
-    always = by_domain(found, losses(found, "fire", SHARES[-1]))
+    looks = (("the leader", leader, "#0072B2", "o"), ("cautious", cautious, "#7A7A7A", "s"))
+    tried = {(rule, share): losses(found, rule, share) for rule in RULES.values() for share in SHARES}
+    always = losses(found, "fire", SHARES[-1])
     figure, grid = plt.subplots(1, 4, figsize=(9, 2.6), sharey=True)
-    for axis, domain in zip(grid, always):
-        for place, (title, rule) in enumerate((("the leader", leader), ("cautious", cautious))):
+    for axis, domain in zip(grid, GROUPS):
+        for place, (title, rule, colour, marker) in enumerate(looks):
             cells = {100 * share + place: tried[rule, share][domain] for share in SHARES}
-            known = {x: estimate(each) for x, each in cells.items() if len(each) > 2}
-            look, ends = (
-                {"color": ("#0072B2", "#7A7A7A")[place]},
-                zip(*(each[1:3] for each in known.values())),
-            )
-            means = [each.mean for each in known.values()]
-            axis.plot(list(known), means, marker="os"[place], markersize=4, label=title, **look)
-            axis.vlines(list(known), *ends, linewidth=1, **look)
+            known = pd.DataFrame(
+                {x: estimate(each) for x, each in cells.items() if len(each) > 2},
+                ["mean", "low", "high", "p", "n"],
+            ).T
+            axis.plot(known.index, known["mean"], color=colour, marker=marker, markersize=4, label=title)
+            axis.vlines(known.index, known["low"], known["high"], color=colour, linewidth=1)
         if level := always[domain]:
-            axis.plot(
-                [0, 50], [np.mean(level)] * 2, ":", color=names.look("fire").colour, label="always FIRE"
-            )
+            style = {"color": names.look("fire").colour, "label": "always FIRE"}
+            axis.plot([0, 50], [np.mean(level)] * 2, ":", **style)
         axis.set_title(f"{domain} ({sum(domain in ('all', panel.domain) for panel in found)} panels)")
-        axis.set_xlabel("trial, % of the training")
-        axis.set_ylim(-0.1, 1.1)
+        axis.set(xlabel="trial, % of the training", ylim=(-0.1, 1.1))
     grid[0].set_ylabel("share of the range lost")
     plot.legend(figure, grid)
     figure.tight_layout()
@@ -211,29 +203,30 @@ def fresh(results: Results) -> pd.DataFrame:
     """
     rows = []
     for part in settings(results):
-        measure, runs = measures.of(part)[0], part.runs
-        sign = 1 if measure.higher_is_better else -1
+        measure = measures.of(part)[0]
         logged = measures.ordered_rows(part.metrics, measure.metric)
         if measure.reduce == "late_phases":  # the last task may have been cut short
             logged = logged[logged["phase"] < logged.groupby(["label", "seed"])["phase"].transform("max")]
-        ends = logged.groupby(["seed", "label"])["value"].last()
-        full = pd.DataFrame(measures.values(part.plain.metrics, measure)).reindex(columns=METHODS)
-        failed = runs[(runs["status"] == "failed") & (runs["label"] == runs["method"])]
+        ends = measure.sign * logged.groupby(["seed", "label"])["value"].last()
+        plain = part.runs[part.runs["label"] == part.runs["method"]]
+        failed = set(
+            plain[plain["status"] == "failed"][["seed", "method"]].itertuples(index=False, name=None)
+        )
+        full = full_runs(part.plain, measure)
         short = part.finished[part.finished["path"].map(_share).notna()]
         for seed, own in short.groupby("seed"):
             tried = [own["label"][own["method"] == method] for method in METHODS]
-            final = sign * full.reindex([seed]).iloc[0]
-            absent = set(final.index[final.isna()])
-            lost = absent & set(failed["method"][failed["seed"] == seed])
-            if not all(map(len, tried)) or absent != lost or len(lost) == len(METHODS):
+            final = full.reindex([seed]).iloc[0]
+            lost = [(seed, method) in failed for method in METHODS]
+            if not all(map(len, tried)) or list(final.isna()) != lost or all(lost):
                 continue
-            early = sign * np.array([ends[seed][labels] for labels in tried])
-            values = final.fillna(final.min()).to_numpy()
-            loss = (values.max() - values) / np.ptp(values)
+            early = np.array([ends[seed][labels] for labels in tried])
+            final = final.fillna(final.min())
+            loss = (final.max() - final) / np.ptp(final)
             row = {"experiment": part.first["experiment"], "seed": seed}
-            for title, place in (("leader", leader(early)), ("cautious", cautious(early))):
-                row |= {title: METHODS[place], f"loss of the {title}": loss[place]}
-            rows.append(row | {f"loss of {m}": loss[METHODS.index(m)] for m in ("none", "fire")})
+            for title, chosen in (("leader", METHODS[leader(early)]), ("cautious", METHODS[cautious(early)])):
+                row |= {title: chosen, f"loss of the {title}": loss[chosen]}
+            rows.append(row | {f"loss of {method}": loss[method] for method in ("none", "fire")})
     return pd.DataFrame(rows)
 
 
@@ -262,6 +255,6 @@ if __name__ == "__main__":
         table = fresh(load(root))
         print(f"{markdown(table.round(2))}\n\n{verdict(table) if len(table) else ''}")
     else:
-        parts = settings(at_most(load_exported().starting(PREFIXES), "medium"))
+        parts = settings(at_most(load_exported().matching(PATTERNS), "medium"))
         for title, table in tables(panels(parts)).items():
             print(f"{title}\n\n{markdown(table)}\n")

@@ -1,8 +1,6 @@
 """Time, accuracy and memory of the solvers against a plain Python loop of the published algorithm.
 
     python -m benchmarks.bench_fire [--rows resnet18 ...] [--kinds fresh ill collapsed] [--repeats 5] [--device cuda]
-        [--iterations 10]                  of the loop; default: the published number
-        [--checkpoints NAME=PATH ...]      trained weights
 
 Everything runs on one thread and is timed in processor time, on a GPU in wall-clock time. Every variant runs once per
 round, so that other work on the machine slows all of them. A ratio is the median over the rounds of (time of the loop
@@ -10,15 +8,13 @@ round, so that other work on the machine slows all of them. A ratio is the media
 
 ratio_*         against the loop with its published number of iterations (10; 5 for GPT)
 ratio_call_*    the whole call fire(model), which finds the targets and checks the results, against a plain loop over
-                the targets that scales and writes back; fresh weights. ratio_call_read_* also reads the report's rows
+                the targets that scales and writes back; fresh weights
 ratio_equal     `exact` against the loop iterated to DfI <= 1e-8 on every matrix. The published function takes one
                 number of iterations per network, so this is the largest number that any of its matrices needs (at
                 most 200), found from the singular values. The time of this loop is *computed* in proportion
-ratio_each      the same, against a loop that stops each matrix at its own iteration and finds it at no cost: the mean
-                number of iterations, weighted by flops
 dfi_*           largest DfI over all matrices, in float64
-error_*         largest ||Q - U V^T||_F / sqrt(min(m, n)) over a sample of matrices per shape, against float64 SVD;
-                at a condition number k float32 itself is uncertain by 1e-8 k to 1e-7 k
+error_*         largest ||Q - U V^T||_F / sqrt(min(m, n)) over four matrices per shape, against float64 SVD; at a
+                condition number k float32 itself is uncertain by 1e-8 k to 1e-7 k
 extra_memory    peak resident memory of `exact` beyond its input and its result, divided by the larger of the stack
                 limit and the largest matrix; measured on fresh weights in a separate process (CPU only)
 """
@@ -29,7 +25,7 @@ import argparse
 import copy
 import json
 import statistics
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,14 +40,62 @@ from benchmarks.measuring import (
     seconds,
     take_turns,
 )
-from benchmarks.weight_sets import KINDS, ROWS, Groups, groups_of, groups_of_checkpoint
 from fire_core.measure.metrics import deviation_from_isometry
 from fire_core.projection import fire
 from fire_core.solvers.polar import STACK_BYTES, Polar, polar
 from fire_core.targets import TargetTable, find_targets
+from language.model import Decoder, Shape
+from vision.models import build
+
+Groups = dict[tuple[int, int], Tensor]
+"""Matrices of one shape stacked, (count, out, in) float32, by shape."""
 
 SOLVERS = ("exact", "newton_schulz")
+KINDS = ("fresh", "ill", "collapsed")
 EQUAL = 1e-8
+SAMPLE = 4  # matrices per shape that are compared with float64 SVD
+
+
+def _vision(name: str, classes: int, size: int) -> Callable[[], nn.Module]:
+    return lambda: build(name, classes=classes, channels=3, image_size=size)
+
+
+ROWS: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
+    "resnet18": (_vision("resnet18", 10, 32), "all", 10),
+    "vit_tiny": (_vision("vit_tiny", 100, 32), "all", 10),
+    "vit_tiny_qk": (_vision("vit_tiny", 100, 32), "qk", 10),
+    "vgg16": (_vision("vgg16", 200, 64), "all", 10),
+    "gpt_0.1b": (lambda: Decoder(Shape()), "all", 5),
+}
+"""{name: (model, rule for its targets, published number of iterations)}. GPT's tied 50304 x 768 head is a target."""
+
+
+def groups_of(row: str, kind: str) -> Groups:
+    """Return the target matrices of a new model of ROWS, changed as `kind` says (see `spoil`), stacked by shape."""
+    torch.manual_seed(1)
+    model, rule, _ = ROWS[row]
+    net = model()
+    matrices = [target.matrix(net).detach().float() for target in find_targets(net, rule).included]
+    shapes = dict.fromkeys(tuple(matrix.shape) for matrix in matrices)
+    return spoil({s: torch.stack([m for m in matrices if tuple(m.shape) == s]) for s in shapes}, kind)
+
+
+def spoil(groups: Groups, kind: str) -> Groups:
+    """Return the matrices changed as `kind`, one of KINDS, says.
+
+    "fresh": unchanged. "ill": columns multiplied by 1 to 1e-4, evenly spaced in the logarithm. "collapsed": all
+    singular values but the largest tenth multiplied by 1e-3.
+    """
+    if kind == "fresh":
+        return groups
+    if kind == "ill":
+        return {s: stack * torch.logspace(0, -4, s[1]) for s, stack in groups.items()}
+    found = {}
+    for shape, stack in groups.items():
+        left, singular, right = torch.linalg.svd(stack.double(), full_matrices=False)
+        singular[:, max(1, singular.shape[1] // 10) :] *= 1e-3
+        found[shape] = ((left * singular.unsqueeze(1)) @ right).float()
+    return found
 
 
 def published_loop(groups: Groups, iterations: int) -> list[Tensor]:
@@ -94,22 +138,13 @@ def published_call(model: nn.Module, table: TargetTable, iterations: int) -> Non
 
 
 def whole_call(row: str, iterations: int, repeats: int, device: str) -> dict[str, Any]:
-    """Return the median ratios of the time of `published_call` to that of `fire(model)`, which also finds its targets,
-    checks its results and reports.
-
-    The plain loop gets its table of targets beforehand. `call_read_*` also reads the rows of the report.
-    """
+    """Return the median ratios of the time of `published_call`, which gets its table of targets beforehand, to that of
+    `fire(model)`, which also finds its targets, checks its results and reports."""
     build, rule, _ = ROWS[row]
     torch.manual_seed(1)
     model = build().to(device)
     start = copy.deepcopy(model.state_dict())
     table = find_targets(model, rule)
-
-    def call(solver: str, read: bool) -> None:
-        settings = {"iterations": iterations} if solver == "newton_schulz" else {}
-        report = fire(model, targets=rule, solver=solver, **settings)
-        if read:
-            _ = report.rows
 
     def timed(work: Any) -> float:
         model.load_state_dict(start)
@@ -117,34 +152,30 @@ def whole_call(row: str, iterations: int, repeats: int, device: str) -> dict[str
 
     work: dict[str, Any] = {"loop": lambda: published_call(model, table, iterations)}
     for solver in SOLVERS:
-        work[f"call_{solver}"] = lambda solver=solver: call(solver, read=False)
-        work[f"call_read_{solver}"] = lambda solver=solver: call(solver, read=True)
+        settings = {"solver": solver} | ({"iterations": iterations} if solver == "newton_schulz" else {})
+        work[f"call_{solver}"] = lambda settings=settings: fire(model, targets=rule, **settings)
     times = take_turns(work, repeats, timed)
     loop = times.pop("loop")
     return {f"ratio_{name}": median_ratio(loop, own) for name, own in times.items()}
 
 
-def accuracy(groups: Groups, iterations: int, sample: int) -> dict[str, Any]:
-    """Return the largest DfI, the largest relative error on a sample of matrices, and the number of iterations at which
-    the loop reaches EQUAL: the largest that a matrix needs, and the mean weighted by flops."""
+def accuracy(groups: Groups, iterations: int) -> dict[str, Any]:
+    """Return the largest DfI, the largest relative error on a sample of matrices, and the largest number of iterations
+    after which the loop reaches EQUAL."""
     worst: dict[str, float] = {}
-    flops = needed = most = 0.0
+    most = 0
     for shape, stack in groups.items():
-        cost = len(stack) * shape[0] * shape[1] * min(shape)
         results = {name: solved(stack, name, iterations) for name in SOLVERS}
         for name, result in results.items():
             largest = float(deviation_from_isometry(result.factor.double()).max())
             worst[f"dfi_{name}"] = max(worst.get(f"dfi_{name}", 0.0), largest)
-        steps = [iterations_to(EQUAL, torch.linalg.svdvals(matrix.double())) for matrix in stack]
-        for index, matrix in enumerate(stack[:sample]):
+        most = max(most, *(iterations_to(EQUAL, torch.linalg.svdvals(matrix.double())) for matrix in stack))
+        for index, matrix in enumerate(stack[:SAMPLE]):
             left, _, right = torch.linalg.svd(matrix.double(), full_matrices=False)
             for name, result in results.items():
                 error = float((result.factor[index].double() - left @ right).norm()) / min(shape) ** 0.5
                 worst[f"error_{name}"] = max(worst.get(f"error_{name}", 0.0), error)
-        most = max(most, *steps)
-        flops += cost
-        needed += cost * statistics.mean(steps)
-    return worst | {"loop_iterations_equal": most, "loop_iterations_each": needed / flops}
+    return worst | {"loop_iterations_equal": most}
 
 
 def iterations_to(tolerance: float, singular: Tensor) -> int:
@@ -172,21 +203,18 @@ def memory(row: str) -> dict[str, float]:
     return {"extra_memory_mb": worst / 2**20, "extra_memory": worst / unit}
 
 
-def measure(row: str, kind: str, groups: Groups, options: argparse.Namespace) -> dict[str, Any]:
+def measure(row: str, kind: str, repeats: int, device: str) -> dict[str, Any]:
     """Return one line of bench_fire.csv."""
-    iterations = options.iterations or (ROWS[row][2] if row in ROWS else 10)
-    values: dict[str, Any] = {"row": row, "kind": kind, "device": options.device, "iterations": iterations}
-    on_device = {s: stack.to(options.device) for s, stack in groups.items()}
-    values |= ratios(on_device, iterations, options.repeats, options.device)
-    del on_device
-    values |= accuracy(groups, iterations, options.sample)
-    for loop in ("equal", "each"):
-        values[f"ratio_{loop}"] = values["ratio_exact"] * values[f"loop_iterations_{loop}"] / iterations
+    groups, iterations = groups_of(row, kind), ROWS[row][2]
+    values: dict[str, Any] = {"row": row, "kind": kind, "device": device, "iterations": iterations}
+    values |= ratios({s: stack.to(device) for s, stack in groups.items()}, iterations, repeats, device)
+    values |= accuracy(groups, iterations)
+    values["ratio_equal"] = values["ratio_exact"] * values["loop_iterations_equal"] / iterations
     if kind == "fresh":
-        values |= whole_call(row, iterations, options.repeats, options.device)
-    if kind == "fresh" and options.device == "cpu":
+        values |= whole_call(row, iterations, repeats, device)
+    if kind == "fresh" and device == "cpu":
         values |= in_new_process("bench_fire", "--memory-of", row)
-    return values | {"repeats": options.repeats}
+    return values | {"repeats": repeats}
 
 
 def main() -> None:
@@ -194,22 +222,17 @@ def main() -> None:
     command.add_argument("--rows", nargs="*", default=list(ROWS), choices=list(ROWS), metavar="ROW")
     command.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS, metavar="KIND")
     command.add_argument("--repeats", type=int, default=5)
-    command.add_argument("--iterations", type=int, help="of the loop; default: the published number")
-    command.add_argument("--sample", type=int, default=4, help="matrices per shape compared with float64 SVD")
     command.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    command.add_argument("--checkpoints", nargs="*", default=[], metavar="NAME=PATH")
     command.add_argument("--memory-of", choices=list(ROWS), help=argparse.SUPPRESS)
     options = command.parse_args()
     torch.set_num_threads(1)
     if options.memory_of:
         print(json.dumps(memory(options.memory_of)))
         return
-    key = ("row", "kind", "device", "iterations")
     for row in options.rows:
         for kind in options.kinds:
-            record("bench_fire", [measure(row, kind, groups_of(row, kind), options)], key)
-    for name, _, path in (pair.partition("=") for pair in options.checkpoints):
-        record("bench_fire", [measure(name, "trained", groups_of_checkpoint(Path(path)), options)], key)
+            line = measure(row, kind, options.repeats, options.device)
+            record("bench_fire", [line], ("row", "kind", "device", "iterations"))
 
 
 if __name__ == "__main__":

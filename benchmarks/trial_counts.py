@@ -8,11 +8,8 @@ before the first run; docs/how-to/try_before_you_treat.md has the counts.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 
 import pandas as pd
 import torch
@@ -97,10 +94,9 @@ def run(fault: str, seed: int, **options: object) -> TrialResult:
     )  # fmt: skip
 
 
-def counts(fault: str, trials: int, jobs: int) -> dict[str, object]:
+def counts(fault: str, trials: int) -> dict[str, object]:
     """Return the row of one fault: how often each method was named, and how often the expectation came true."""
-    with ProcessPoolExecutor(jobs) as pool:
-        results = list(pool.map(partial(run, fault), range(trials)))
+    results = [run(fault, seed) for seed in range(trials)]
     named = Counter(result.best for result in results)
     winners, not_ahead = EXPECTED[fault]
     wrong = sum(any(r.gains(m)[:, -1].mean() > r.margin(m) for m in not_ahead) for r in results)
@@ -114,16 +110,10 @@ def counts(fault: str, trials: int, jobs: int) -> dict[str, object]:
     }
 
 
-def main(given: Sequence[str] | None = None) -> int:
+if __name__ == "__main__":
     options = parser(__doc__)
     options.add_argument("fault", nargs="*", default=list(EXPECTED), help=", ".join(EXPECTED))
     options.add_argument("--trials", type=int, default=200)
-    options.add_argument("--jobs", type=int, default=2, help="processes")
-    chosen = options.parse_args(given)
+    chosen = options.parse_args()
     torch.set_num_threads(1)
-    print(markdown(pd.DataFrame([counts(fault, chosen.trials, chosen.jobs) for fault in chosen.fault])))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    print(markdown(pd.DataFrame([counts(fault, chosen.trials) for fault in chosen.fault])))

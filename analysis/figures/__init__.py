@@ -22,28 +22,25 @@ AGENTS += ("fig4b_hopper", "fig4b_balance_simple_long", "sac_plain_hopper")
 
 
 class Drawing(NamedTuple):
-    """A figure of `python -m analysis figures`. `experiments` are the starts of their names, or whole names if `exact`.
-    `once`: at the largest size alone, not at each. An experiment that was not run at a size is shown at the next smaller."""
+    """A figure of `python -m analysis figures`. `experiments` are names or patterns."""
 
     draw: Callable[..., Figure]
     experiments: tuple[str, ...]
-    exact: bool = False
-    once: bool = False
 
 
 FIGURES = {
-    "fig2": Drawing(partial(curves.draw_paper, "fig2"), ("fig2",)),
-    "fig3": Drawing(partial(curves.draw_paper, "fig3"), ("fig3",)),
-    "fig4": Drawing(partial(curves.draw_paper, "fig4"), FIG4, exact=True),
-    "fig5": Drawing(fig5.draw, ("fig2a", "fig5a", "ablation_iterations")),
-    "claims": Drawing(forest.draw, ("fig2", "fig3", *FIG4), once=True),
-    "rivals": Drawing(forest.draw_rivals, ("fig2", "fig3", *FIG4), once=True),
-    "gains": Drawing(studies.draw_gains, studies.GAINS, exact=True, once=True),
-    "costs": Drawing(studies.draw_costs, studies.COSTS, exact=True, once=True),
-    "probes": Drawing(curves.draw_probes, ("random_label", "label_noise", "permuted", "pictures")),
-    "agents": Drawing(curves.draw_probes, AGENTS, exact=True, once=True),
-    "scaling": Drawing(studies.draw_scaling, ("scaling_warm_start",)),
-    "layers": Drawing(studies.draw_layers, ("sensitivity_",), once=True),
-    "trial": Drawing(trial_evidence.draw, trial_evidence.PREFIXES, once=True),
-    "readme": Drawing(curves.draw_readme, ("random_label",), exact=True, once=True),
+    "fig2": Drawing(partial(curves.draw_paper, "fig2"), ("fig2*",)),
+    "fig3": Drawing(partial(curves.draw_paper, "fig3"), ("fig3*",)),
+    "fig4": Drawing(partial(curves.draw_paper, "fig4"), FIG4),
+    "fig5": Drawing(fig5.draw, ("fig2a*", "fig5a*", "ablation_iterations")),
+    "claims": Drawing(forest.draw, ("fig2*", "fig3*", *FIG4)),
+    "rivals": Drawing(forest.draw_rivals, ("fig2*", "fig3*", *FIG4)),
+    "gains": Drawing(studies.draw_gains, studies.GAINS),
+    "costs": Drawing(studies.draw_costs, studies.COSTS),
+    "probes": Drawing(curves.draw_probes, ("random_label*", "label_noise*", "permuted*", "pictures*")),
+    "agents": Drawing(curves.draw_probes, AGENTS),
+    "scaling": Drawing(studies.draw_scaling, ("scaling_warm_start*",)),
+    "layers": Drawing(studies.draw_layers, ("sensitivity_*",)),
+    "trial": Drawing(trial_evidence.draw, trial_evidence.PATTERNS),
+    "readme": Drawing(curves.draw_readme, ("random_label",)),
 }

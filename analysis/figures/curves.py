@@ -30,22 +30,13 @@ ROWS = {  # of the paper's figures: heading, and the title of each panel where i
     "fig4b": ("b  SAC", {"walk": "H1 walk", "balance_simple": "H1 balance", "run": "H1 run"}),
 }
 HEIGHTS = {"fig2": 7.2, "fig3": 2.9, "fig4": 5.0}  # of the figures
-LEVELS = (
-    "none",
-    "full_reset",
-)  # methods that row a of Figure 2 shows by their end value alone, as the paper does
+# methods that row a of Figure 2 shows by their end value alone, as the paper does
+LEVELS = ("none", "full_reset")
 BANDS = ("fire", "none")  # of five agents that end close together, more bands cannot be told apart
 FEW = 7  # methods beside those of interest that a panel outside Figure 2 shows as curves, and not by their ends alone
 BINS = 30  # of the returns of training episodes, over the whole run
-README = (
-    "none",
-    "shrink_perturb",
-    "full_reset",
-    "fire",
-    "muon",
-    "redo",
-    "snr",
-)  # the last three end above FIRE
+# the last three end above FIRE
+README = ("none", "shrink_perturb", "full_reset", "fire", "muon", "redo", "snr")
 
 
 class Points(NamedTuple):

@@ -49,17 +49,14 @@ def draw(parts: Sequence[Results]) -> Figure:
         draw_pooled(axis, -len(panels), row.loc[rival], colour)
         axis.axhline(-len(panels) + 0.5, color="#DDDDDD", linewidth=0.6)
     grid[0].set_ylim(-len(panels) - 0.9, 0.6)
-    handles = [
-        Line2D([], [], color=COLOUR, marker="o", markersize=4, label="confirmatory seeds"),
-        Line2D([], [], color=COLOUR, marker="s", markersize=4, label="second round"),
-        Line2D([], [], color=PALE, marker="o", markersize=4, label="open: exploratory seeds"),
-        Line2D(
-            [], [], color=GREY, marker="o", markersize=4, markerfacecolor="white", label="premise not met"
-        ),
-        Line2D(
-            [], [], color=THEIRS, marker=">", markersize=3, linestyle="", label="side of the paper's FIRE"
-        ),
-    ]
+    marks = {
+        "confirmatory seeds": {"color": COLOUR, "marker": "o"},
+        "second round": {"color": COLOUR, "marker": "s"},
+        "open: exploratory seeds": {"color": PALE, "marker": "o"},
+        "premise not met": {"color": GREY, "marker": "o", "markerfacecolor": "white"},
+        "side of the paper's FIRE": {"color": THEIRS, "marker": ">", "markersize": 3, "linestyle": ""},
+    }
+    handles = [Line2D([], [], **{"markersize": 4} | style, label=text) for text, style in marks.items()]
     below = {"loc": "lower center", "ncols": 5, "frameon": False, "bbox_to_anchor": (0.5, -0.04)}
     figure.legend(handles=handles, fontsize=7, **below)
     return figure

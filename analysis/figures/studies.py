@@ -23,11 +23,8 @@ TREATED = ("none", "fire", "shrink_perturb", "full_reset")
 MOMENTS = ("before", "right after", "end")
 # an export of runs whose row after the first boundary has both test accuracies
 RENEWED = RESULTS / "batch_norm"
-PAIRS = (
-    ("fire", "full_reset"),
-    ("full_reset", "none"),
-    ("fire", "shrink_perturb"),
-)  # the figure shows the first two
+# the figure shows the first two
+PAIRS = (("fire", "full_reset"), ("full_reset", "none"), ("fire", "shrink_perturb"))
 CLASSES = 10  # of CIFAR-10
 IMAGES = "data.train_per_class"
 ALL_IMAGES = 50_000  # the paper's

@@ -73,11 +73,8 @@ def test_the_last_tenth_is_that_of_the_run_even_where_its_last_line_lacks_the_me
 @pytest.fixture
 def two_rounds(monkeypatch):
     """Seeds 6 to 8 in the first round, 9 to 11 in the second."""
-    rounds = {
-        number: {(CELL, method): range(3 + 3 * number, 6 + 3 * number) for method in METHODS}
-        for number in (1, 2)
-    }
-    monkeypatch.setattr(claims, "confirming_plan", lambda rounds_=2, rounds=rounds: rounds[rounds_])
+    plan = {n: {(CELL, method): range(3 + 3 * n, 6 + 3 * n) for method in METHODS} for n in (1, 2)}
+    monkeypatch.setattr(claims, "confirming_plan", lambda rounds=2: plan[rounds])
 
 
 def second(gaps):
@@ -103,34 +100,19 @@ def test_a_second_round_asks_its_premise_of_all_earlier_seeds_and_decides_by_its
     assert (row["gain"], sorted(row["gains"])) == (pytest.approx(-0.11), [9, 10, 11])
     assert row["verdict"] == "contradicted"
     earlier = claims.verdicts(load(tmp_path), rounds=1).set_index(["better", "worse"]).loc[("fire", "none")]
-    assert (earlier["premise"], earlier["verdict"], sorted(earlier["gains"])) == (
-        False,
-        "premise not met",
-        [6, 7, 8],
-    )
+    assert (earlier["premise"], earlier["verdict"]) == (False, "premise not met")
+    assert sorted(earlier["gains"]) == [6, 7, 8]
     (row,) = tables.premises(settings(load(tmp_path))).to_dict("records")
-    assert (row["round"], row["seeds 1 to 5: premise"], row["all seeds before round 2: premise"]) == (
-        2,
-        "not met",
-        "met",
-    )
+    assert [row[name] for name in row if "premise" in name] == ["not met", "met"] and row["round"] == 2
 
 
 def test_the_committed_first_round_says_what_it_said(monkeypatch):
     """The counts that were published when it was complete."""
     monkeypatch.undo()
-    found = claims.counts(
-        claims.largest(
-            claims.of_paper(claims.verdicts(load_exported().starting(("fig2", "fig3", "fig4")), rounds=1))
-        )
-    )
-    assert [found[name] for name in ("all", "holds", "contradicted", "not decided", "suite_wide")] == [
-        32,
-        17,
-        3,
-        12,
-        17,
-    ]
+    results = load_exported().matching(("fig2*", "fig3*", "fig4*"))
+    found = claims.counts(claims.largest(claims.of_paper(claims.verdicts(results, rounds=1))))
+    names = ("all", "holds", "contradicted", "not decided", "suite_wide")
+    assert [found[name] for name in names] == [32, 17, 3, 12, 17]
 
 
 def test_holm_over_the_claims_of_one_panel_by_hand(tmp_path):
@@ -203,9 +185,8 @@ def test_fresh_seeds_that_nobody_planned_are_shown_and_decide_nothing(tmp_path):
     assert "from 6 on" not in shown.loc["FIRE > none (continue)", "exploratory: gain [95 %] (seeds)"]
     early = rows_of(tmp_path, "exploring").loc[("fire", "dash")]
     assert early["seeds"] == 0 and early["verdict"] == "open"
-    write(
-        tmp_path / "planned", ends | {"rescale": {6: 0.6, 7: 0.7, 8: 0.7}, "fire": {6: 0.8, 7: 0.8, 8: 0.8}}
-    )
+    fresh = {"rescale": {6: 0.6, 7: 0.7, 8: 0.7}, "fire": {6: 0.8, 7: 0.8, 8: 0.8}}
+    write(tmp_path / "planned", ends | fresh)
     assert rows_of(tmp_path / "planned").loc[("fire", "rescale"), "exploring_seeds"] == 0
 
 
@@ -228,11 +209,8 @@ def test_an_agent_must_have_learned(tmp_path, before, met, told):
     """Random actions return 4 and 5. Ratios of 1.5 and 1.5 lie above 1.2; 1.1 and 1.1 do not, nor 1.25 and 1, whose
     interval has 1 in it."""
     for seed, random, level in ((1, 4.0, before[0]), (2, 5.0, before[1])):
-        lines = [
-            {"phase": 0, "step": 1, "random_return": random},
-            {"phase": 0, "step": 10, "train_return": level},
-        ]
-        lines.append({"phase": 1, "step": 20, "train_return": 9.0})
+        lines = [{"phase": 0, "step": 1, "random_return": random}]
+        lines += [{"phase": p, "step": 10 + 10 * p, "train_return": (level, 9.0)[p]} for p in (0, 1)]
         write_run(tmp_path, "fig4a_asterix", "none", seed, lines, protocol="")
     results = load(tmp_path)
     found = claims.premise(results)
@@ -249,9 +227,8 @@ def test_suite_wide_all_planned_tests_are_one_family():
         "planned": [10, 0, 10, 10],
         "exploring_seeds": [0, 0, 5, 0],
     }
-    table = pd.concat([table.assign(exploring_seeds=5), pd.DataFrame(rest)], ignore_index=True).assign(
-        seeds=0
-    )
+    table = pd.concat([table.assign(exploring_seeds=5), pd.DataFrame(rest)], ignore_index=True)
+    table = table.assign(seeds=0)
     found = claims.counts(table)
     names = ("all", "holds", "open", "not planned", "suite_wide", unmet)
     assert [found[name] for name in names] == [6, 3, 1, 1, 1, 1]
@@ -280,16 +257,9 @@ def test_the_starts_of_figure_3_are_one_effect():
     starts = [{6: 1.0, 7: 2.0, 8: 3.0}, {6: 2.0, 7: 3.0, 8: 4.0}, {6: 3.0, 7: 4.0, 8: 8.0}]
     row = {"better": "none", "worse": "fire", "premise": True, "size": "medium", "gain": 1.0}
     row |= {"low": 0.5, "high": 1.5, "exploring_gain": 1.0, "exploring_low": 0.5, "exploring_high": 1.5}
-    table = pd.DataFrame(
-        row
-        | {
-            "experiment": f"fig3_{start}",
-            "figure": "fig3",
-            "gains": {seed: -gain for seed, gain in gains.items()},
-            "exploring_gains": {},
-        }
-        for start, gains in zip(("best", "30k", "60k"), starts)
-    )
+    gains = [{seed: -gain for seed, gain in start.items()} for start in starts]
+    table = pd.DataFrame([row] * 3).assign(figure="fig3", gains=gains, exploring_gains=[{}] * 3)
+    table = table.assign(experiment=["fig3_best", "fig3_30k", "fig3_60k"])
     found = claims.effects(table, "none")
     assert found["panel"].tolist() == ["fig3"]
     assert found["d"].item() == pytest.approx(claims.effect({6: 2.0, 7: 3.0, 8: 5.0})[0])
@@ -306,11 +276,7 @@ def test_the_plan_names_panels_of_the_paper_and_the_seeds_of_the_rule(monkeypatc
         for experiment, method in planned
         if planned[experiment, method] != first[experiment, method]
     }
-    assert changed == {
-        "fig2a_cifar100_vit_tiny",
-        "fig2b_tiny_imagenet_vgg16",
-        "fig4a_asterix",
-        "fig4a_beam_rider",
-    }
+    images = {"fig2a_cifar100_vit_tiny", "fig2b_tiny_imagenet_vgg16"}
+    assert changed == images | {"fig4a_asterix", "fig4a_beam_rider"}
     assert planned["fig4a_asterix", "fire"] == range(11, 21)
     assert claims.planned_seeds("fig3_60k", "small", "fire", "none") == []

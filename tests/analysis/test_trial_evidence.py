@@ -20,8 +20,9 @@ def test_loss_is_the_share_of_the_range_that_the_choice_leaves():
     right, wrong = panel(FINAL), panel(-FINAL)
     assert lost(right, leader, 0.2) == pytest.approx(0) and lost(wrong, leader, 0.2) == pytest.approx(1)
     assert [lost(right, name, 0.2) for name in METHODS] == pytest.approx([1, 0.75, 0.5, 0])
-    assert losses([right], leader, 0.2, repeats=6) == {}  # no seed is left to judge by
-    assert losses([right], leader, 0.5) == {}
+    assert losses([right], leader, 0.2)["images"] == [pytest.approx(0)]
+    assert losses([right], leader, 0.2, repeats=6)["all"] == []  # no seed is left to judge by
+    assert losses([right], leader, 0.5)["all"] == []
 
 
 def test_cautious_rule_keeps_none_until_the_interval_excludes_0():
@@ -34,14 +35,7 @@ def test_cautious_rule_keeps_none_until_the_interval_excludes_0():
 def test_trial_reads_the_first_value_at_or_after_its_share_and_never_a_late_one():
     """Boundary at step 100, end at 200, logged at 125 and 200: 20 % reads 125, 5 % and 50 % read nothing."""
     rows = [
-        {
-            "label": label,
-            "seed": seed,
-            "phase": phase,
-            "step": step,
-            "metric": "test_accuracy",
-            "value": value,
-        }
+        {"label": label, "seed": seed, "phase": phase, "step": step, "value": value}
         for place, label in enumerate(METHODS)
         for seed in range(4)
         for phase, step, value in ((0, 100, 0.0), (1, 125, 10.0 + place), (1, 200, 20.0 + place + seed))
@@ -50,7 +44,7 @@ def test_trial_reads_the_first_value_at_or_after_its_share_and_never_a_late_one(
     setting |= {"protocol": "warm_start", "status": "done"}
     runs = pd.DataFrame([{"label": m, "method": m, "seed": s} | setting for m in METHODS for s in range(4)])
     empty = pd.DataFrame(columns=COLUMNS["boundaries"])
-    (found,) = panels([Results(runs, pd.DataFrame(rows), empty)])
+    (found,) = panels([Results(runs, pd.DataFrame(rows).assign(metric="test_accuracy"), empty)])
     assert set(found.early) == {0.2} and found.read[0.2] == pytest.approx(0.25)
     assert found.early[0.2].tolist() == [[10.0 + place] * 4 for place in range(4)]
     assert found.final[3].tolist() == [23.0, 24.0, 25.0, 26.0]
