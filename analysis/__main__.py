@@ -12,7 +12,7 @@ from analysis.export import export
 from analysis.figures import CAPTIONS, FIGURES
 from analysis.rendering import markdown, plain
 from analysis.runs import RESULTS, SIZES, at_most, load, open_results, settings
-from fire_core.errors import UserError, print_error, reader_may_leave
+from fire_core.errors import UserError, did_you_mean, print_error, reader_may_leave
 from fire_core.files import write_atomic
 from harness.runs.folders import refuse_link
 
@@ -20,6 +20,9 @@ from harness.runs.folders import refuse_link
 def draw_figures(options: Namespace) -> int:
     """Draw the figures of finished runs: Figures 2 to 5 of the paper, the verdicts, and the studies beside the paper. An
     experiment that was not run at the size of a figure is shown at the next smaller one."""
+    for name in options.name:
+        if name not in FIGURES:
+            raise UserError(f"there is no figure {name!r}{did_you_mean(name, FIGURES)}")
     chosen = {name: FIGURES[name] for name in options.name or FIGURES}
     patterns = [pattern for drawing in chosen.values() for pattern in drawing.experiments]
     found = open_results(options.root, None, patterns)
@@ -38,16 +41,9 @@ def draw_figures(options: Namespace) -> int:
 
 
 def write_tables(options: Namespace) -> int:
-    """Write every table as Markdown, CSV and LaTeX. With --experiment, show the table and the figure of one sweep
-    instead. With --write, fill the tables of README.md, REPRODUCED.md and docs/findings.md from the committed results."""
-    if options.experiment:
-        return sweep.show(options)
-    if options.write:
-        return _done(report.write())
-    results = open_results(options.root, options.size)
-    if results.finished.empty:
-        raise UserError(f"no finished run in {options.root!r}: run something first, as in make vision-sweep")
-    return _done(report.write_all(results, _out(options, "tables")), results.problems)
+    """Show and write the table and the figure of one sweep, --experiment. With --write, fill the tables of README.md,
+    REPRODUCED.md and the pages in docs from the committed results instead."""
+    return _done(report.write()) if options.write else sweep.show(options)
 
 
 def count_claims(options: Namespace) -> int:
@@ -98,16 +94,14 @@ def parser() -> ArgumentParser:
         return own
 
     figures = command("figures", draw_figures, out="folder for the pictures; default <root>/figures")
-    figures.add_argument(
-        "name", nargs="*", choices=FIGURES, metavar="FIGURE", help=f"{' '.join(FIGURES)}; default: all"
-    )
+    text = f"{' '.join(FIGURES)}; default: all"
+    figures.add_argument("name", nargs="*", metavar="FIGURE", help=text)
     figures.add_argument("--formats", default="png,svg,pdf", help="default png,svg,pdf")
-    one = command("tables", write_tables, out="folder for the tables; default <root>/tables")
-    one.add_argument(
-        "--write", action="store_true", help="fill the tables of the documents, and nothing else"
-    )
-    one.add_argument("--experiment", nargs="+", help="the experiments of a sweep")
-    must = "with --experiment: {} that must be present, separated by commas"
+    one = command("tables", write_tables, out="folder of the result; default <root>/<experiment>/<size>")
+    either = one.add_mutually_exclusive_group(required=True)
+    either.add_argument("--write", action="store_true", help="fill the tables of the documents")
+    either.add_argument("--experiment", nargs="+", help="the experiments of a sweep")
+    must = "{} that must be present, separated by commas"
     one.add_argument("--methods", default=[], type=lambda text: text.split(","), help=must.format("methods"))
     one.add_argument("--seeds", default=[], type=whole_numbers, help=must.format("seeds"))
     command("claims", count_claims, root=str(RESULTS))

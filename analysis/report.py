@@ -1,4 +1,4 @@
-"""The files with tables: documents, whose tables `python -m analysis tables --write` fills in, pages of the site, exports.
+"""The files with tables: documents, whose tables `python -m analysis tables --write` fills in, and pages of the site.
 
 People write the documents of DOCUMENTS. Between `<!-- table NAME -->` and `<!-- end -->` stands the table
 of that name, and between `<!-- figure NAME -->` and `<!-- end -->` the caption of that figure.
@@ -45,28 +45,6 @@ def texts(material: Material) -> dict[Path, str]:
         "figure": {name: partial(str, text) for name, text in CAPTIONS.items()},
     }
     return {ROOT / name: fill((ROOT / name).read_text(encoding="utf-8"), make) for name in DOCUMENTS}
-
-
-def write_all(results: Results, out: Path) -> list[Path]:
-    """Write every table of any runs that is not empty as .md, .csv and .tex, and the frame of estimates as estimates.csv.
-    Return the paths."""
-    material = Material(results)
-    found = {kind: tables.comparisons(rows) for kind, rows in material.verdicts.groupby("kind")}
-    found |= {"status": tables.status(results), "ablations": tables.ablations(material.frame)}
-    found["overview"] = tables.overview(material)
-    written = {out / "estimates.csv": csv(material.frame.drop(columns="word"), float_format="%.6g")}
-    for name, table in found.items():
-        if len(table):
-            about = {"caption": name.replace("_", " "), "label": f"tab:{name}"}
-            written[out / f"{name}.md"] = markdown(table) + "\n"
-            written[out / f"{name}.csv"] = csv(table)
-            written[out / f"{name}.tex"] = table.to_latex(index=False, escape=True, **about)
-    return _write(written)
-
-
-def csv(table: pd.DataFrame, **style: str) -> str:
-    """Return a table as CSV."""
-    return table.to_csv(index=False, lineterminator="\n", **style)
 
 
 def write_pages() -> list[Path]:

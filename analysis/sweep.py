@@ -56,7 +56,7 @@ def show(options: Namespace) -> int:
         heads = [f"## {part.first['experiment']}: {names.one_line(part)}" for part in parts]
         text = "\n".join(f"{head}\n{report.sections(rows)}" for head, (_, rows) in zip(heads, shown))
         write_atomic(out / "table.md", f"{text}\n{NOTE}\n")
-        write_atomic(out / "estimates.csv", report.csv(frame, float_format="%.6g"))
+        write_atomic(out / "estimates.csv", frame.to_csv(index=False, float_format="%.6g"))
         figure = curves.draw_probes(parts)
         [picture, _] = plot.save(figure, out / "figure", ["png"], CAPTIONS["probes"], parts)
         print(text)

@@ -1,4 +1,4 @@
-"""Time, accuracy and memory of the solvers against a plain Python loop of the published algorithm.
+"""Time of the solvers against a plain Python loop of the published algorithm; `convergence` has their accuracy.
 
     python -m benchmarks.bench_fire [--rows resnet18 ...] [--kinds fresh ill collapsed] [--repeats 5] [--device cuda]
 
@@ -12,18 +12,11 @@ ratio_call_*    the whole call fire(model), which finds the targets and checks t
 ratio_equal     `exact` against the loop iterated to DfI <= 1e-8 on every matrix. The published function takes one
                 number of iterations per network, so this is the largest number that any of its matrices needs (at
                 most 200), found from the singular values. The time of this loop is *computed* in proportion
-dfi_*           largest DfI over all matrices, in float64
-error_*         largest ||Q - U V^T||_F / sqrt(min(m, n)) over four matrices per shape, against float64 SVD; at a
-                condition number k float32 itself is uncertain by 1e-8 k to 1e-7 k
-extra_memory    peak resident memory of `exact` beyond its input and its result, divided by the larger of the stack
-                limit and the largest matrix; measured on fresh weights in a separate process (CPU only)
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -31,18 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measuring import (
-    in_new_process,
-    median_ratio,
-    parser,
-    peak_memory,
-    record,
-    seconds,
-    take_turns,
-)
-from fire_core.measure.metrics import deviation_from_isometry
+from benchmarks.measuring import median_ratio, parser, record, seconds, take_turns
 from fire_core.projection import fire
-from fire_core.solvers.polar import STACK_BYTES, Polar, polar
+from fire_core.solvers.polar import polar
 from fire_core.targets import TargetTable, find_targets
 from language.model import Decoder, Shape
 from vision.models import build
@@ -53,7 +37,6 @@ Groups = dict[tuple[int, int], Tensor]
 SOLVERS = ("exact", "newton_schulz")
 KINDS = ("fresh", "ill", "collapsed")
 EQUAL = 1e-8
-SAMPLE = 4  # matrices per shape that are compared with float64 SVD
 
 
 def _vision(name: str, classes: int, size: int) -> Callable[[], nn.Module]:
@@ -77,53 +60,31 @@ def groups_of(row: str, kind: str) -> Groups:
     net = model()
     matrices = [target.matrix(net).detach().float() for target in find_targets(net, rule).included]
     shapes = dict.fromkeys(tuple(matrix.shape) for matrix in matrices)
-    return spoil({s: torch.stack([m for m in matrices if tuple(m.shape) == s]) for s in shapes}, kind)
+    return {s: spoil(torch.stack([m for m in matrices if tuple(m.shape) == s]), kind) for s in shapes}
 
 
-def spoil(groups: Groups, kind: str) -> Groups:
-    """Return the matrices changed as `kind`, one of KINDS, says.
+def spoil(stack: Tensor, kind: str) -> Tensor:
+    """Return matrices (count, out, in) changed as `kind`, one of KINDS, says.
 
     "fresh": unchanged. "ill": columns multiplied by 1 to 1e-4, evenly spaced in the logarithm. "collapsed": all
     singular values but the largest tenth multiplied by 1e-3.
     """
     if kind == "fresh":
-        return groups
+        return stack
     if kind == "ill":
-        return {s: stack * torch.logspace(0, -4, s[1]) for s, stack in groups.items()}
-    found = {}
-    for shape, stack in groups.items():
-        left, singular, right = torch.linalg.svd(stack.double(), full_matrices=False)
-        singular[:, max(1, singular.shape[1] // 10) :] *= 1e-3
-        found[shape] = ((left * singular.unsqueeze(1)) @ right).float()
-    return found
+        return stack * torch.logspace(0, -4, stack.shape[2])
+    left, singular, right = torch.linalg.svd(stack.double(), full_matrices=False)
+    singular[:, max(1, singular.shape[1] // 10) :] *= 1e-3
+    return ((left * singular.unsqueeze(1)) @ right).float()
 
 
-def published_loop(groups: Groups, iterations: int) -> list[Tensor]:
-    """Return the factors by the published algorithm, one matrix after another."""
-    factors = []
-    for stack in groups.values():
-        for matrix in stack:
-            tall = matrix if len(matrix) >= matrix.shape[1] else matrix.T
-            x = tall / tall.norm()
-            for _ in range(iterations):
-                x = 1.5 * x - 0.5 * x @ (x.T @ x)
-            factors.append(x if len(matrix) >= matrix.shape[1] else x.T)
-    return factors
-
-
-def solved(stack: Tensor, solver: str, iterations: int) -> Polar:
-    """Return the result of `polar`; `iterations` counts for newton_schulz alone."""
-    return polar(stack, solver, **({} if solver == "exact" else {"iterations": iterations}))
-
-
-def ratios(groups: Groups, iterations: int, repeats: int, device: str) -> dict[str, Any]:
-    """Return the median time of the published loop, and the median ratio of its time to that of each solver."""
-    work: dict[str, Any] = {"loop": lambda: published_loop(groups, iterations)}
-    for name in SOLVERS:
-        work[name] = lambda name=name: [solved(stack, name, iterations) for stack in groups.values()]
-    times = take_turns(work, repeats, lambda run: seconds(run, device))
-    row = {"loop_seconds": statistics.median(times["loop"])}
-    return row | {f"ratio_{name}": median_ratio(times["loop"], times[name]) for name in SOLVERS}
+def published(matrix: Tensor, iterations: int) -> Tensor:
+    """Return the factor of one matrix by the published algorithm."""
+    tall = matrix if len(matrix) >= matrix.shape[1] else matrix.T
+    x = tall / tall.norm()
+    for _ in range(iterations):
+        x = 1.5 * x - 0.5 * x @ (x.T @ x)
+    return x if len(matrix) >= matrix.shape[1] else x.T
 
 
 def published_call(model: nn.Module, table: TargetTable, iterations: int) -> None:
@@ -133,8 +94,25 @@ def published_call(model: nn.Module, table: TargetTable, iterations: int) -> Non
         parameters = dict(model.named_parameters())
         for target in table.included:
             matrix = target.matrix(parameters)
-            (factor,) = published_loop({(0, 0): matrix.unsqueeze(0)}, iterations)
-            matrix.copy_(factor * target.scale)
+            matrix.copy_(published(matrix, iterations) * target.scale)
+
+
+def settings_of(solver: str, iterations: int) -> dict[str, Any]:
+    """Return the settings of a solver; `iterations` counts for newton_schulz alone."""
+    return {"solver": solver} | ({} if solver == "exact" else {"iterations": iterations})
+
+
+def ratios(groups: Groups, iterations: int, repeats: int, device: str) -> dict[str, Any]:
+    """Return the median time of the published loop, and the median ratio of its time to that of each solver."""
+    work: dict[str, Any] = {
+        "loop": lambda: [published(matrix, iterations) for stack in groups.values() for matrix in stack]
+    }
+    for name in SOLVERS:
+        settings = settings_of(name, iterations)
+        work[name] = lambda settings=settings: [polar(stack, **settings) for stack in groups.values()]
+    times = take_turns(work, repeats, lambda run: seconds(run, device))
+    row = {"loop_seconds": statistics.median(times["loop"])}
+    return row | {f"ratio_{name}": median_ratio(times["loop"], times[name]) for name in SOLVERS}
 
 
 def whole_call(row: str, iterations: int, repeats: int, device: str) -> dict[str, Any]:
@@ -152,34 +130,17 @@ def whole_call(row: str, iterations: int, repeats: int, device: str) -> dict[str
 
     work: dict[str, Any] = {"loop": lambda: published_call(model, table, iterations)}
     for solver in SOLVERS:
-        settings = {"solver": solver} | ({"iterations": iterations} if solver == "newton_schulz" else {})
+        settings = settings_of(solver, iterations)
         work[f"call_{solver}"] = lambda settings=settings: fire(model, targets=rule, **settings)
     times = take_turns(work, repeats, timed)
     loop = times.pop("loop")
     return {f"ratio_{name}": median_ratio(loop, own) for name, own in times.items()}
 
 
-def accuracy(groups: Groups, iterations: int) -> dict[str, Any]:
-    """Return the largest DfI, the largest relative error on a sample of matrices, and the largest number of iterations
-    after which the loop reaches EQUAL."""
-    worst: dict[str, float] = {}
-    most = 0
-    for shape, stack in groups.items():
-        results = {name: solved(stack, name, iterations) for name in SOLVERS}
-        for name, result in results.items():
-            largest = float(deviation_from_isometry(result.factor.double()).max())
-            worst[f"dfi_{name}"] = max(worst.get(f"dfi_{name}", 0.0), largest)
-        most = max(most, *(iterations_to(EQUAL, torch.linalg.svdvals(matrix.double())) for matrix in stack))
-        for index, matrix in enumerate(stack[:SAMPLE]):
-            left, _, right = torch.linalg.svd(matrix.double(), full_matrices=False)
-            for name, result in results.items():
-                error = float((result.factor[index].double() - left @ right).norm()) / min(shape) ** 0.5
-                worst[f"error_{name}"] = max(worst.get(f"error_{name}", 0.0), error)
-    return worst | {"loop_iterations_equal": most}
-
-
-def iterations_to(tolerance: float, singular: Tensor) -> int:
-    """Return the steps of the published recursion until sum (1 - s^2)^2 <= tolerance, or 200 if it takes more."""
+def iterations_to(tolerance: float, matrix: Tensor) -> int:
+    """Return the steps of the published recursion until the DfI, sum (1 - s^2)^2, is at most `tolerance`, or 200 if it
+    takes more."""
+    singular = torch.linalg.svdvals(matrix.double())
     s = singular / singular.norm()
     for step in range(200):
         if float(((1 - s * s) ** 2).sum()) <= tolerance:
@@ -188,32 +149,15 @@ def iterations_to(tolerance: float, singular: Tensor) -> int:
     return 200
 
 
-def memory(row: str) -> dict[str, float]:
-    """Return the peak memory that `exact` takes beyond input and result, in MB and divided by the larger of the stack
-    limit and the largest matrix."""
-    groups = groups_of(row, "fresh")
-    unit = max(STACK_BYTES["cpu"], *(s[0] * s[1] * 4 for s in groups))
-    polar(torch.randn(4, 64, 64))  # allocates the libraries' own buffers
-    worst = 0.0
-    for stack in groups.values():
-        with peak_memory() as peak:
-            result = polar(stack)
-        worst = max(worst, peak.extra - stack.numel() * 4)
-        del result
-    return {"extra_memory_mb": worst / 2**20, "extra_memory": worst / unit}
-
-
 def measure(row: str, kind: str, repeats: int, device: str) -> dict[str, Any]:
     """Return one line of bench_fire.csv."""
     groups, iterations = groups_of(row, kind), ROWS[row][2]
     values: dict[str, Any] = {"row": row, "kind": kind, "device": device, "iterations": iterations}
     values |= ratios({s: stack.to(device) for s, stack in groups.items()}, iterations, repeats, device)
-    values |= accuracy(groups, iterations)
-    values["ratio_equal"] = values["ratio_exact"] * values["loop_iterations_equal"] / iterations
+    needed = max(iterations_to(EQUAL, matrix) for stack in groups.values() for matrix in stack)
+    values |= {"loop_iterations_equal": needed, "ratio_equal": values["ratio_exact"] * needed / iterations}
     if kind == "fresh":
         values |= whole_call(row, iterations, repeats, device)
-    if kind == "fresh" and device == "cpu":
-        values |= in_new_process("bench_fire", "--memory-of", row)
     return values | {"repeats": repeats}
 
 
@@ -223,12 +167,8 @@ def main() -> None:
     command.add_argument("--kinds", nargs="*", default=list(KINDS), choices=KINDS, metavar="KIND")
     command.add_argument("--repeats", type=int, default=5)
     command.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    command.add_argument("--memory-of", choices=list(ROWS), help=argparse.SUPPRESS)
     options = command.parse_args()
     torch.set_num_threads(1)
-    if options.memory_of:
-        print(json.dumps(memory(options.memory_of)))
-        return
     for row in options.rows:
         for kind in options.kinds:
             line = measure(row, kind, options.repeats, options.device)

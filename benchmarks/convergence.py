@@ -20,7 +20,7 @@ from benchmarks.measuring import parser, record
 from fire_core.solvers.polar import Polar, polar
 
 ITERATIONS = (5, 10, 20, 40)
-COLUMNS = 192  # of the matrices of known spectrum
+COLUMNS = 192  # of the matrices
 
 
 def matrix_kinds(columns: int) -> dict[str, Tensor]:
@@ -31,14 +31,15 @@ def matrix_kinds(columns: int) -> dict[str, Tensor]:
         return torch.randn(rows, wide, generator=generator)
 
     left, right = (torch.linalg.qr(gaussian(columns, columns).double())[0] for _ in range(2))
-    spectrum = torch.logspace(0, -4, columns, dtype=torch.float64)
     return {
         f"gaussian {columns}x{columns}": gaussian(columns, columns),
         f"gaussian {2 * columns}x{columns}": gaussian(2 * columns, columns),
         f"gaussian {4 * columns}x{columns}": gaussian(4 * columns, columns),
         f"kaiming uniform {columns}x{columns}": torch.rand(columns, columns, generator=generator) * 2 - 1,
         "orthogonal + 1 % noise": left.float() + 0.01 * gaussian(columns, columns),
-        "log-spaced to 1e-4": ((left * spectrum) @ right.T).float(),
+        "log-spaced to 1e-4": (
+            (left * torch.logspace(0, -4, columns, dtype=torch.float64)) @ right.T
+        ).float(),
     }
 
 
@@ -49,7 +50,7 @@ def of_kinds(columns: int) -> list[dict[str, Any]]:
         left, singular, right = torch.linalg.svd(matrix.double(), full_matrices=False)
         shared = {"kind": kind, "rows": matrix.shape[0], "columns": matrix.shape[1]}
         shared |= {"condition": float(singular[0] / singular[-1])}
-        shared |= {"iterations_to_1e-8": iterations_to(1e-8, singular)}
+        shared |= {"iterations_to_1e-8": iterations_to(1e-8, matrix)}
         for setting, (result,) in solutions([matrix]):
             error = float((result.factor.double() - left @ right).norm()) / min(matrix.shape) ** 0.5
             found = {"dfi": float(result.residual), "relative_error": error}

@@ -102,18 +102,11 @@ def random_level(part: Results, metric: str) -> float | None:
 
 
 def draw_panel(
-    axis: Axes,
-    part: Results,
-    interest: Sequence[str] = plot.INTEREST,
-    metric: str | None = None,
-    sized: bool = False,
+    axis: Axes, part: Results, interest: Sequence[str] = plot.INTEREST, sized: bool = False
 ) -> pd.DataFrame:
-    """Draw the headline, or another metric, of one setting and return its curves (see `plot.draw_curves`)."""
+    """Draw the headline of one setting and return its curves (see `plot.draw_curves`)."""
     part = part.plain
     first, looks, measure = part.first, names.looks(part), measures.of(part)[0]
-    if metric:
-        known = {each.metric: each for each in reversed(measures.of(part))}
-        measure = known.get(metric, Measure(metric, metric.replace("_", " ")))
     (rows, unit, marks, late), ends = points(part, measure), measures.values(part.metrics, measure)
     images, warm, agent = first["figure"].startswith("fig2"), first["figure"] == "fig2a", is_agent(part)
     levels = {label: np.mean(list(ends[label].values())) for label in LEVELS if warm and label in ends}
@@ -144,11 +137,9 @@ def draw_panel(
     return drawn
 
 
-def draw_paper(
-    name: str, parts: Sequence[Results], interest: Sequence[str] = plot.INTEREST, metric: str | None = None
-) -> Figure:
-    """Return a figure of the paper, `name`, with all of its panels. Without `metric`, Figure 4 shows training returns of DQN
-    and evaluation returns of SAC, as the paper most likely does."""
+def draw_paper(name: str, parts: Sequence[Results], interest: Sequence[str] = plot.INTEREST) -> Figure:
+    """Return a figure of the paper, `name`, with all of its panels. Figure 4 shows training returns of DQN and evaluation
+    returns of SAC, as the paper most likely does."""
     rows = {row: told for row, told in ROWS.items() if row.startswith(name)}
     known = {(part.first["figure"], part.first["panel"]): part for part in parts}
     size, language, drawn = (9.3, HEIGHTS[name]), name == "fig3", []
@@ -156,7 +147,7 @@ def draw_paper(
     for (row, (heading, titles)), axes in zip(rows.items(), grid):
         for axis, (panel, text) in zip(axes, titles.items()):
             if part := known.get((row, panel)):
-                drawn.append(draw_panel(axis, part, interest, metric, several_sizes(parts)))
+                drawn.append(draw_panel(axis, part, interest, several_sizes(parts)))
                 if language:
                     axis.set_title(fork_title(part.plain, text))
             elif text:

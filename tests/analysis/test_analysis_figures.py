@@ -11,7 +11,7 @@ import pytest
 from synthetic_runs import boundary_report, task_lines, warm_start_lines, write_run
 
 from analysis import __main__ as command
-from analysis import estimates, measures, names, paper, plot, report, sweep
+from analysis import estimates, measures, names, paper, plot, sweep
 from analysis.figures import curves, fig5, studies
 from analysis.notebooks import __main__ as notebooks
 from analysis.runs import RESULTS, at_most, load, settings
@@ -263,7 +263,7 @@ def test_every_method_has_its_own_stable_look():
 def test_commands_without_runs(tmp_path, capsys):
     assert command.main(["figures", "--root", str(tmp_path)]) == 0
     assert "fig4: no finished run" in capsys.readouterr().out
-    assert command.main(["tables", "--root", str(tmp_path)]) == 2
+    assert command.main(["export", "--root", str(tmp_path)]) == 2
     assert "no finished run" in capsys.readouterr().err
 
 
@@ -300,12 +300,6 @@ def test_a_sweeps_table_names_what_is_missing(root, tmp_path, capsys):
     (write_run(tmp_path / "runs", "fig3_x", "fire", 1, [], end="FAILED") / "FAILED").write_text("")
     assert command.main(["tables", "--experiment", "fig3_x", "--root", str(tmp_path / "runs")]) == 1
     assert "no known measure" in capsys.readouterr().err
-
-
-def test_every_table_in_three_formats(results, tmp_path):
-    names = {path.name for path in report.write_all(results, tmp_path)}
-    assert {"estimates.csv", "claims.md", "claims.csv", "claims.tex"} <= names
-    assert r"fig2a\_cifar10" in (tmp_path / "ablations.tex").read_text()
 
 
 def test_benchmarks_replace_their_own_lines(tmp_path, monkeypatch):
