@@ -87,9 +87,7 @@ def parser() -> ArgumentParser:
         own.set_defaults(run=run)
         own.add_argument("--root", default=root, help=f"folder of runs, or an export; default {root}")
         if out:
-            own.add_argument(
-                "--size", choices=SIZES, help="default: the largest (figures), or all that were run"
-            )
+            own.add_argument("--size", choices=SIZES, help="default: the largest; explore: all")
             own.add_argument("--out", help=out)
         return own
 
@@ -107,9 +105,7 @@ def parser() -> ArgumentParser:
     command("claims", count_claims, root=str(RESULTS))
     command("explore", write_explorer, out="the page; default <root>/explore.html")
     exported = command("export", write_export)
-    exported.add_argument(
-        "--size", nargs="*", default=SIZES[:-1], choices=SIZES, help="default: all but smoke"
-    )
+    exported.add_argument("--size", nargs="*", default=SIZES[:-1], choices=SIZES, help="all but smoke")
     exported.add_argument("--experiment", nargs="*", default=["*"], help="names or patterns; default: all")
     exported.add_argument("--out", default=str(RESULTS))
     return whole

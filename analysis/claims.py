@@ -198,9 +198,8 @@ def of_fire(table: pd.DataFrame) -> pd.DataFrame:
         ends = [f"{prefix}{name}" for name in ("gain", "low", "high")]
         rows.loc[turned, ends] = -rows.loc[turned, [ends[0], ends[2], ends[1]]].to_numpy()
         column = f"{prefix}gains"
-        rows[column] = rows[column].where(
-            ~turned, rows[column].map(lambda gains: {s: -g for s, g in gains.items()})
-        )
+        opposite = rows[column].map(lambda gains: {s: -g for s, g in gains.items()})
+        rows[column] = rows[column].where(~turned, opposite)
     return rows
 
 

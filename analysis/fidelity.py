@@ -37,9 +37,7 @@ def main(given: Sequence[str]) -> int:
         record.to_csv(RECORD, index=False)
     for (kind, row), lines in record.groupby(["kind", "row"], sort=False):
         worst = lines.loc[lines["difference"].idxmax()]
-        print(
-            f"{kind:<9} {row:<26} {shown(lines):<22} {len(lines):>4} quantities, largest in {worst['what']}"
-        )
+        print(f"{kind:<9} {row:<26} {shown(lines):<22} {len(lines):>4} compared, largest in {worst['what']}")
     PAGE.write_text(page(record), encoding="utf-8")
     print(f"\nwritten to {PAGE.relative_to(ROOT)}, from {RECORD.relative_to(ROOT)}")
     return int(len(failed(record)) > 0)

@@ -25,9 +25,8 @@ NOTE = (
 SHOWN = 2  # panels whose curves are shown on a terminal
 NO_VERDICT = "no verdict: no comparison that is judged is between two of these methods at their own settings"
 WIDTH, HEIGHT = 60, 10  # of a chart, in characters
-DOTS = np.array(
-    [[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]]
-)  # of a character of braille, from its top
+# of a character of braille, from its top
+DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
 
 
 def show(options: Namespace) -> int:
@@ -45,9 +44,8 @@ def show(options: Namespace) -> int:
         wrong += absent(results.select(experiment=name), *expected)
         if name not in {part.first["experiment"] for part, _ in shown}:
             ran = name in set(results.finished["experiment"])
-            wrong.append(
-                f"{name}: {'its runs log no known measure' if ran else f'no finished run of size {size}'}"
-            )
+            reason = "its runs log no known measure" if ran else f"no finished run of size {size}"
+            wrong.append(f"{name}: {reason}")
     if shown:
         folder = experiments[0] if len(experiments) == 1 else f"summary/{'+'.join(experiments)[:120]}"
         home = Path(options.root) / folder / size

@@ -27,7 +27,7 @@ from analysis.measures import Measure
 from analysis.plot import Figure, plt
 from analysis.rendering import markdown
 from analysis.runs import SIZES, Results, at_most, load, load_exported, settings
-from analysis.stats import estimate
+from analysis.stats import Estimate, estimate
 from fire_core import TrialResult
 from harness.runs.folders import read_config
 
@@ -76,9 +76,8 @@ def panels(parts: Sequence[Results]) -> list[Panel]:
             if table.notna().all(axis=None):
                 early[share] = table["value"].to_numpy().reshape(len(METHODS), -1)
                 read[share] = float(table["share"].mean())
-        found.append(
-            Panel(part.first["experiment"], DOMAINS[part.first["domain"]], early, ends.to_numpy().T, read)
-        )
+        name, domain = part.first["experiment"], DOMAINS[part.first["domain"]]
+        found.append(Panel(name, domain, early, ends.to_numpy().T, read))
     return found
 
 
@@ -179,10 +178,8 @@ def draw(parts: Sequence[Results]) -> Figure:
     for axis, domain in zip(grid, GROUPS):
         for place, (title, rule, colour, marker) in enumerate(looks):
             cells = {100 * share + place: tried[rule, share][domain] for share in SHARES}
-            known = pd.DataFrame(
-                {x: estimate(each) for x, each in cells.items() if len(each) > 2},
-                ["mean", "low", "high", "p", "n"],
-            ).T
+            known = {x: estimate(each) for x, each in cells.items() if len(each) > 2}
+            known = pd.DataFrame(known, Estimate._fields).T
             axis.plot(known.index, known["mean"], color=colour, marker=marker, markersize=4, label=title)
             axis.vlines(known.index, known["low"], known["high"], color=colour, linewidth=1)
         if level := always[domain]:
@@ -209,9 +206,8 @@ def fresh(results: Results) -> pd.DataFrame:
             logged = logged[logged["phase"] < logged.groupby(["label", "seed"])["phase"].transform("max")]
         ends = measure.sign * logged.groupby(["seed", "label"])["value"].last()
         plain = part.runs[part.runs["label"] == part.runs["method"]]
-        failed = set(
-            plain[plain["status"] == "failed"][["seed", "method"]].itertuples(index=False, name=None)
-        )
+        plain = plain[plain["status"] == "failed"]
+        failed = set(zip(plain["seed"], plain["method"]))
         full = full_runs(part.plain, measure)
         short = part.finished[part.finished["path"].map(_share).notna()]
         for seed, own in short.groupby("seed"):

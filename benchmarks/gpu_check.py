@@ -77,9 +77,8 @@ def rows_of(kind: str, settings: Any, device: str) -> list[dict[str, Any]]:
     jobs = max(1, min(at_a_time, os.cpu_count() or 1))
     with ThreadPoolExecutor(jobs) as pool:
         rows = list(pool.map(lambda _: speed.measure(domain, line), range(jobs)))
-    return sorted(
-        (row | {"setting": f"{kind}, {jobs} at a time"} for row in rows), key=lambda row: row["rate"]
-    )
+    rows = [row | {"setting": f"{kind}, {jobs} at a time"} for row in rows]
+    return sorted(rows, key=lambda row: row["rate"])
 
 
 def main() -> None:

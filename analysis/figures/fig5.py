@@ -114,9 +114,8 @@ def draw_bars(axis: Axes, rows: pd.DataFrame) -> None:
     wide = mean.max() / mean.min() > 20
     low, high = rows["low"].fillna(mean).clip(lower=mean / 10 if wide else 0), rows["high"].fillna(mean)
     axis.bar(range(len(rows)), mean, color=[look.colour for look in looks], width=0.65)
-    axis.errorbar(
-        range(len(rows)), mean, [mean - low, high - mean], fmt="none", ecolor="#222222", elinewidth=1
-    )
+    reach = [mean - low, high - mean]
+    axis.errorbar(range(len(rows)), mean, reach, fmt="none", ecolor="#222222", elinewidth=1)
     for place, (value, top) in enumerate(zip(mean, high)):
         above = f"{value:.3g}" if value < 1000 else f"{value:.0f}"
         axis.annotate(above, (place, top), (0, 3), textcoords="offset points", ha="center", fontsize=6.5)

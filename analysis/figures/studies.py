@@ -49,9 +49,7 @@ def draw_gains(parts: Sequence[Results]) -> Figure:
         for (place, experiment), (beside, label) in product(enumerate(shown), enumerate(PARTS)):
             if (experiment, label) in rows.index:
                 row, look, x = rows.loc[(experiment, label)], names.look(label), place + 0.17 * (beside - 1.5)
-                axis.plot(
-                    [x, x], row[["difference_low", "difference_high"]], color=look.colour, linewidth=1.5
-                )
+                axis.plot([x, x], row[["difference_low", "difference_high"]], color=look.colour, lw=1.5)
                 axis.plot(x, row["difference"], look.marker, color=look.colour, markersize=5, label=look.name)
         axis.axhline(0, color="#8A8A8A", linewidth=0.8)
         axis.set_xticks(range(len(shown)), [titles[experiment] for experiment in shown])
@@ -89,9 +87,8 @@ def draw_costs(parts: Sequence[Results]) -> Figure:
     for axis, part in zip(grid[0], (part.plain for part in parts)):
         for label, row in costs(part).iterrows():
             look, x = names.look(label), np.arange(3) + 0.08 * (TREATED.index(label) - 1.5)
-            axis.vlines(
-                x, [each.low for each in row], [each.high for each in row], look.colour, linewidth=1.2
-            )
+            low, high = ([each[place] for each in row] for place in (1, 2))
+            axis.vlines(x, low, high, look.colour, linewidth=1.2)
             style = {"color": look.colour, "marker": look.marker, "markersize": 4, "linewidth": 0.8}
             axis.plot(x, [each.mean for each in row], label=look.name, **style)
             if values := again.get(part.first["experiment"], ({}, {}))[1].get(str(label)):

@@ -65,12 +65,10 @@ def losses(level, seed):
 
 
 def returns(level, seed):
-    first = [
-        {"phase": 0, "step": 100 * i, "eval_return": 10.0 * i, "random_return": 3.0 * seed} for i in range(6)
-    ]
-    return first + [
-        {"phase": 1, "step": 500 + 100 * i, "eval_return": 100 * level * i + seed} for i in range(6)
-    ]
+    first = [{"phase": 0, "step": 100 * i, "eval_return": 10.0 * i} for i in range(6)]
+    first[0]["random_return"] = 3.0 * seed
+    ends = [100 * level * i + seed for i in range(6)]
+    return first + [{"phase": 1, "step": 500 + 100 * i, "eval_return": end} for i, end in enumerate(ends)]
 
 
 def part_of(results, experiment):
@@ -243,9 +241,8 @@ def test_the_map_of_layers_shows_each_gain_and_greys_what_is_not_clear(tmp_path)
 
 def test_figures_are_the_same_bytes_twice_and_say_where_they_come_from(root, tmp_path):
     for name in ("a", "b"):
-        assert (
-            command.main(f"figures fig2 --root {root} --out {tmp_path / name} --formats svg,png".split()) == 0
-        )
+        given = f"figures fig2 --root {root} --out {tmp_path / name} --formats svg,png"
+        assert command.main(given.split()) == 0
     for ending in ("svg", "png", "md"):
         first, second = ((tmp_path / name / f"fig2-small.{ending}").read_bytes() for name in ("a", "b"))
         assert first == second and b"commit: 0123456789" in first

@@ -120,9 +120,8 @@ def test_measures_by_hand(root):
 
 
 def test_the_value_after_the_boundary_and_tail_by_hand(root):
-    lines = [
-        {"phase": int(step > 50), "step": step, "eval_return": float(step)} for step in range(10, 110, 10)
-    ]
+    steps = range(10, 110, 10)
+    lines = [{"phase": int(step > 50), "step": step, "eval_return": float(step)} for step in steps]
     lines.insert(5, {"phase": 1, "step": 50, "after_eval_return": 55.0})
     write_run(root, "fig4a_asterix", "none", 1, lines, protocol="")
     part = load(root, ["fig4a_asterix"]).metrics

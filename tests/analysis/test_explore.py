@@ -111,9 +111,8 @@ def test_means_intervals_and_differences_are_those_of_the_frame_of_estimates(res
             rows = frame[(frame["experiment"] == panel["experiment"]) & (frame["metric"] == measure["key"])]
             for place, mean, low, high, n, _ in measure["ends"]:
                 row = rows[rows["label"] == labels[place]].iloc[0]
-                assert [mean, low, high, n] == pytest.approx(
-                    row[["mean", "low", "high", "n"]].tolist(), rel=1e-5
-                )
+                wanted = row[["mean", "low", "high", "n"]].tolist()
+                assert [mean, low, high, n] == pytest.approx(wanted, rel=1e-5)
             for place, reference, *told_text in measure["gaps"]:
                 keep = (rows["label"] == labels[place]) & (rows["reference"] == reference)
                 ((_, row),) = rows[keep].iterrows()
