@@ -21,6 +21,7 @@ PANELS = {  # figure -> CSV file
 }
 OTHER_NAMES = {"30k": "iter30k", "60k": "iter60k", "walk": "h1_walk", "run": "h1_run"}
 OTHER_NAMES |= {"balance_simple": "h1_balance_simple"}
+SAME_CELL = {"pictures_resnet18": ("fig2a", "cifar10_resnet18")}  # shown beside that experiment
 
 
 @cache
@@ -31,6 +32,7 @@ def curves(file: str) -> pd.DataFrame:
 
 def panel_of(figure: str, panel: str) -> pd.DataFrame:
     """Return the paper's curves of one panel, which is given by our names; empty if the paper has no such panel."""
+    figure, panel = SAME_CELL.get(panel, (figure, panel))
     if figure not in PANELS:
         return curves("fig2a").iloc[:0]
     table = curves(PANELS[figure])
