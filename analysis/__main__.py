@@ -14,7 +14,6 @@ from analysis.rendering import markdown, plain
 from analysis.runs import RESULTS, SIZES, at_most, load, open_results, settings
 from fire_core.errors import UserError, did_you_mean, print_error, reader_may_leave
 from fire_core.files import write_atomic
-from harness.runs.folders import refuse_link
 
 
 def draw_figures(options: Namespace) -> int:
@@ -120,7 +119,6 @@ def _out(options: Namespace, name: str) -> Path:
     """Return what to write to: --out, or else `name` in the folder of runs, which must not be a link."""
     if options.out:
         return Path(options.out)
-    refuse_link(Path(options.root) / name)
     return Path(options.root) / name
 
 
