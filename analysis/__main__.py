@@ -116,7 +116,7 @@ def whole_numbers(text: str) -> list[int]:
 
 
 def _out(options: Namespace, name: str) -> Path:
-    """Return what to write to: --out, or else `name` in the folder of runs, which must not be a link."""
+    """Return what to write to: --out, or else `name` in the folder of runs."""
     if options.out:
         return Path(options.out)
     return Path(options.root) / name
