@@ -38,7 +38,7 @@ def treat_model(
         treatment: (stack (count, out, in) of matrices, their targets) -> `fire_core.report.Treated`.
         options: those of `fire_core.engine.treat_tensors`, with its errors; `action` is required.
     """
-    parameters = dict(unwrap(model).named_parameters())
+    parameters = dict(_inside(model)[0].named_parameters())
     replicas = replicas_in(model)
     if not (is_sharded(parameters) or replicas or group is not None):
         return treat_tensors(parameters, table, treatment, **options)

@@ -105,8 +105,6 @@ def by_label(activations: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     repeated = [dim for dim in range(a.ndim) if small.shape[dim] == 1]
     means = a.mean(dim=repeated, keepdim=True) if repeated else a
     found, place, count = small.flatten().unique(return_inverse=True, return_counts=True)
-    if len(found) == means.numel() and (place[1:] > place[:-1]).all():
-        return found, means.flatten()
     sums = torch.zeros(len(found), dtype=torch.float64, device=a.device).index_add_(
         0, place, means.flatten().double()
     )
@@ -114,11 +112,7 @@ def by_label(activations: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dormancy(
-    net: nn.Module,
-    batches: Iterable[Any],
-    layers: list[UnitLayer] | None = None,
-    *,
-    compiled: bool = False,
+    net: nn.Module, batches: Iterable[Any], layers: list[UnitLayer] | None = None
 ) -> dict[str, Tensor]:
     """Return the dormancy score of every hidden unit: its mean `|activation|` over that of its layer (ReDo, Eq. 1).
 
@@ -129,7 +123,6 @@ def dormancy(
     Args:
         batches: inputs of the net: tensors, tuples of arguments, or mappings of keyword arguments.
         layers: from `find_unit_layers`; None finds them.
-        compiled: run the passes through torch.compile, as one graph that also returns the sums over activations.
     Returns: layer name -> (units,) float32 with mean 1; all 0 where the whole layer is silent.
     Raises: UserError without batches, and for a net without hidden units of their own.
     """
@@ -143,16 +136,11 @@ def dormancy(
             raise UserError(f"{type(net).__name__} has no hidden units that can be told apart: {why}")
     totals: dict[str, Tensor] = {}
     recorder = Recorder(net, layers, _magnitude, always=True)
-
-    def read(inputs: Any) -> dict[str, Tensor]:
-        recorder.values = {}
-        call(net, inputs)
-        return recorder.values
-
-    run = torch.compile(read, fullgraph=True) if compiled else read
     with in_mode(net, training=False), torch.no_grad(), recorder:
         for inputs in batches:
-            for name, value in run(inputs).items():
+            recorder.values = {}
+            call(net, inputs)
+            for name, value in recorder.values.items():
                 totals[name] = totals[name] + value if name in totals else value
     scores = {name: total[:-1] / total[-1] for name, total in totals.items()}
     return {name: relative_to_layer(score) for name, score in scores.items()}

@@ -28,7 +28,7 @@ class ReDo(ForgetfulUnitMethod):
         every_steps: number of optimizer steps between checks; 0 checks after every epoch.
         samples: number of samples of the phase to measure on, rounded up to whole batches.
 
-    Cost: one forward pass over `samples` per check, compiled where the net is trained compiled; no memory in between.
+    Cost: one forward pass over `samples` per check; no memory in between.
     """
 
     threshold: float = 0.05
@@ -62,7 +62,7 @@ class ReDo(ForgetfulUnitMethod):
         """Measure all nets on `state.batches` and recycle their dormant units."""
         for name, net in state.nets.items():
             layers = self.find_layers(state, name)
-            scores = dormancy(net, self._some_inputs(state, name), layers, compiled=state.compiled)
+            scores = dormancy(net, self._some_inputs(state, name), layers)
             for layer in layers:
                 chosen = (scores[layer.name] <= self.threshold).nonzero().flatten().cpu()
                 if len(chosen):

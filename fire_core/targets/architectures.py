@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, reduce
+from functools import reduce
 from importlib.resources import files
 from math import prod
 from typing import Any
@@ -31,6 +31,7 @@ FUSED = re.compile(
 """Names of weights that hold several matrices in some models, at any place of the path."""
 GATED = re.compile(r"gate|gating|glu(?![a-z])")
 """Names of gates, of which some are stored together with what they multiply."""
+Width = tuple[int, int, bool]  # outputs and inputs of a layer, and whether it is a norm
 INTERLEAVED = "interleaved gate and up halves: set stacked_matrices to treat them whole"
 
 
@@ -38,12 +39,14 @@ INTERLEAVED = "interleaved gate and up halves: set stacked_matrices to treat the
 class Place:
     """The place of a parameter in a model: the module that holds it, that module's parents, and its names.
 
-    path: name of the module. parents: outermost first. parameter_name: the name in `model.named_parameters()`.
-    aliases: all names, with and without the prefixes of wrappers. tied: also held by an Embedding. head: output layer.
+    path: name of the module. name: of the parameter under `path`. parameter_name: that in `model.named_parameters()`, which
+    is another one if the parameter is tied. parents: outermost first. aliases: all names, with and without the prefixes of
+    wrappers. tied: also held by an Embedding. head: output layer.
     """
 
     path: str
     attribute: str
+    name: str
     module: nn.Module
     parents: tuple[nn.Module, ...]
     parameter: nn.Parameter
@@ -51,11 +54,6 @@ class Place:
     aliases: tuple[str, ...]
     tied: bool
     head: bool
-
-    @property
-    def name(self) -> str:
-        """Name of the parameter under `path`; a tied parameter can have another `parameter_name`."""
-        return f"{self.path}.{self.attribute}" if self.path else self.attribute
 
 
 @dataclass(frozen=True)
@@ -87,28 +85,27 @@ def in_order(sizes: Mapping[str, int]) -> Parts:
     return tuple(parts)
 
 
-@cache
-def known_layers() -> dict[tuple[str, str], list[tuple[str, str]]]:
-    """Return (parts, condition) by (class, attribute), from known_layers.csv.
-
-    A class is that whose forward pass was read, as package.file.class. `parts` are names in the order of the rows; a part
-    with a size has it after "=" (attributes of the owner or of its config, multiplied), the others share the rest equally.
-    The condition is an attribute that must be true, or false with "not" before it. Without parts, the rows are used in
-    more ways than a table can say, and the weight is left out.
-    """
-    table: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    with files(__package__).joinpath("known_layers.csv").open(encoding="utf-8") as lines:
-        for row in csv.DictReader(lines):
-            table.setdefault((row["class"], row["attribute"]), []).append((row["parts"], row["when"]))
-    return table
+KNOWN: dict[
+    tuple[str, str], list[tuple[str, str]]
+] = {}  # (class, attribute) -> parts and condition of each row
+for row in csv.DictReader(
+    files(__package__).joinpath("known_layers.csv").read_text(encoding="utf-8").splitlines()
+):
+    KNOWN.setdefault((row["class"], row["attribute"]), []).append((row["parts"], row["when"]))
 
 
 def known_parts(owner: nn.Module, attribute: str, rows: int) -> Parts | None:
-    """Return the parts of a layer of `owner` whose forward pass was read; () if it has no table of them, None if unknown."""
+    """Return the parts of a layer of `owner` whose forward pass was read; () if it has no table of them, None if unknown.
+
+    In known_layers.csv, a class is that whose forward pass was read, as package.file.class. `parts` are names in the order
+    of the rows; a part with a size has it after "=" (attributes of the owner or of its config, multiplied), the others
+    share the rest equally. The condition is an attribute that must be true, or false with "not" before it. Without parts,
+    the rows are used in more ways than a table can say, and the weight is left out.
+    """
     forward = type(owner).forward
     words = forward.__module__.split(".")
     read = f"{words[0]}.{words[-1].removeprefix('modeling_')}.{forward.__qualname__.removesuffix('.forward')}"
-    for parts, when in known_layers().get((read, attribute), ()):
+    for parts, when in KNOWN.get((read, attribute), ()):
         if when and bool(getattr(owner, when.split()[-1])) == when.startswith("not "):
             continue
         pairs = [part.partition("=") for part in parts.split()]
@@ -218,27 +215,23 @@ def may_be_fused(place: Place, outputs: int, inputs: int) -> str:
     return "three times as many outputs as inputs, in attention" if three else ""
 
 
-def _neighbours(place: Place) -> tuple[list[tuple[int, int, bool]], list[tuple[int, int, bool]]]:
-    """Return the layers before and after this one in the smallest module that has others: (outputs, inputs, is a norm)."""
-
-    def widths(modules: Sequence[nn.Module]) -> Iterator[tuple[int, int, bool]]:
-        for module in modules:
-            gain = module._parameters.get("weight")
-            if isinstance(module, NORMS) or "norm" in type(module).__name__.lower():
-                if gain is not None and gain.dim() == 1:
-                    yield len(gain), len(gain), True
-            elif sizes := outputs_of(module):
-                yield *sizes, False
-
-    before: list[tuple[int, int, bool]] = []
-    after: list[tuple[int, int, bool]] = []
+def _neighbours(place: Place) -> tuple[list[Width], list[Width]]:
+    """Return the layers before and after this one in the smallest module that has others."""
     for parent in reversed(place.parents):
-        modules = list(parent.modules())
-        here = next(i for i, module in enumerate(modules) if module is place.module)
-        before, after = list(widths(modules[:here])), list(widths(modules[here + 1 :]))
+        before: list[Width] = []
+        after: list[Width] = []
+        side = before
+        for module in parent.modules():
+            gain = module._parameters.get("weight")
+            if module is place.module:
+                side = after
+            elif isinstance(module, NORMS) or "norm" in type(module).__name__.lower():
+                side += [(len(gain), len(gain), True)] if gain is not None and gain.dim() == 1 else []
+            elif sizes := outputs_of(module):
+                side.append((*sizes, False))
         if before or after:
-            break
-    return before, after
+            return before, after
+    return [], []
 
 
 def _of_experts(place: Place) -> Layout | None:

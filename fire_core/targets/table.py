@@ -42,7 +42,8 @@ def role_of(name: str, parents: tuple[nn.Module, ...]) -> str:
     path = re.sub(r"\[.*", "", name).split(".")
     leaf = path[-1] if path[-1] != "weight" else (path[-2] if len(path) > 1 else "")
     around = [part.lower() for part in path] + [type(parent).__name__.lower() for parent in parents[1:]]
-    if any("attn" in word or "attention" in word for word in around) or _has_q_and_k(parents[-2:]):
+    beside = {n.lower() for module in parents[-2:] for n in (*module._modules, *module._parameters)}
+    if any("attn" in word or "attention" in word for word in around) or (beside & Q and beside & K):
         for role, words in (("q", Q), ("k", K), ("v", V)):
             if leaf.lower() in words:
                 return role
@@ -50,11 +51,6 @@ def role_of(name: str, parents: tuple[nn.Module, ...]) -> str:
     if leaf.lower() in MLP_LAYERS or any(part.lower() in MLP for part in path):
         return "mlp"
     return ""
-
-
-def _has_q_and_k(modules: tuple[nn.Module, ...]) -> bool:
-    names = {name.lower() for module in modules for name in (*module._modules, *module._parameters)}
-    return bool(names & Q and names & K)
 
 
 @dataclass(frozen=True)
@@ -211,6 +207,8 @@ def choose(
     if not any(target.included for target in table):
         reasons = "; ".join(f"{t.name}: {t.reason}" for t in table[:4]) or "it has no parameters"
         raise UserError(f"{owner} has no matrix to treat ({reasons})")
+    if targets == "all":
+        return table
     chosen = selector(table, targets)
     text = targets if isinstance(targets, str) else getattr(targets, "__name__", str(targets))
     reason = f"not chosen by targets={text}"
@@ -228,8 +226,7 @@ def selector(table: TargetTable, rule: object, *, matrices_only: bool = True) ->
         chosen = rule
         return lambda target: target.included and bool(chosen(target))
     if isinstance(rule, Sequence) and rule and all(isinstance(item, Target) for item in rule):
-        kept = [item for item in rule if item.included or not matrices_only] or rule
-        rule = [f"name:{item.name}" for item in kept]
+        rule = [item.name for item in rule if item.included] or [item.name for item in rule]
     items = split_rule(rule)
     if len(items) > 1:  # "no_head" beside other entries takes away, as "-head" does
         negated = {f"no_{name}": f"-{name}" for name in PRESETS}
@@ -269,7 +266,6 @@ def _test(table: TargetTable, item: str, matrices_only: bool) -> Test:
         if item in PRESETS:
             return lambda target: target.included and inside(target)
         return lambda target: target.included and not inside(target)
-    item = item.removeprefix("name:")
     hits = [target for target in table if _matches(target, item)]
     if not hits:
         raise UserError(f"targets: {item!r} matches nothing; {_nearest(table, item)}")

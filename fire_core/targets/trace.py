@@ -39,6 +39,7 @@ RESHAPES = {"view", "_unsafe_view", "_reshape_alias"}
 COPIES = {"_to_copy", "clone", "copy"}
 # elementwise operations that PyTorch does not mark as such
 UNMARKED = {"hardswish", "_prelu_kernel", "log_sigmoid_forward", "rrelu_with_noise", *COPIES}
+SUMS = {"sum", "mean", "cumsum"}
 FACTORS = {"mul", "div", "addcmul", "addcdiv"}
 OUTSIDE, MIXED = (
     -1,
@@ -71,8 +72,7 @@ class Source:
     units: label of each entry, None if no entry has a unit. rows: likewise, weight << 32 | row. lost: groups that are mixed
     in entries without a label -> the operation that mixed them. gates: places of products that were multiplied with the
     labelled ones. weights: those whose outputs reach the tensor without another product with weights. scores: number of
-    the product of two activations that it is. discrete: whether only integers of the input, as masks are, reach it.
-    is_weight: whether it depends on weights alone.
+    the product of two activations that it is. is_weight: whether it depends on weights alone.
     """
 
     units: Tensor | None = None
@@ -81,7 +81,6 @@ class Source:
     gates: frozenset[int] = frozenset()
     weights: frozenset[int] = frozenset()
     scores: int | None = None
-    discrete: bool = False
     is_weight: bool = False
 
 
@@ -168,7 +167,7 @@ class Trace(TorchDispatchMode):
         """Run `inputs` through `net` in its present mode and return the output."""
         inputs = tree_map_only(Tensor, Tensor.detach, inputs)
         for leaf in _tensors(inputs):
-            self._sources[leaf] = Source(discrete=not leaf.is_floating_point())
+            self._sources[leaf] = Source()
         with ExitStack() as hooks:
             for name, module in net.named_modules():
                 for handle in self._watch(name, module):
@@ -244,20 +243,13 @@ class Trace(TorchDispatchMode):
             self._sources[leaf] = source
 
     def _write_part(self, whole: Tensor, part: Tensor) -> None:
-        """Give the entries of `whole` that `part` is a view of the source of `part`."""
-        old, new = self._sources.get(whole) or Source(), self._sources[part]
-
-        def written(before: Tensor | None, after: Tensor | None) -> Tensor | None:
-            if before is None and after is None:
-                return None
-            kept = torch.empty_strided(whole.shape, whole.stride(), dtype=torch.int64, device=_device(whole))
-            kept.copy_(torch.tensor(OUTSIDE) if before is None else before)
-            place = kept.as_strided(part.shape, part.stride(), part.storage_offset() - whole.storage_offset())
-            place.copy_(torch.tensor(MIXED if new.lost else OUTSIDE) if after is None else after)
-            return compact(kept)
-
-        units, rows = written(old.units, new.units), written(old.rows, new.rows)
-        self._sources[whole] = replace(_joined([(whole, old), (part, new)]), units=units, rows=rows)
+        """Note that `part`, a view of `whole`, was written: what is in `whole` is not followed any more."""
+        written = [(each, source) for each in (whole, part) if (source := self._sources.get(each))]
+        for _, source in written:
+            self._lose("a write into a part", source.rows)
+        lost = {n: "a write into a part" for _, source in written for n in self.groups_in(source)}
+        joined = _joined(written)
+        self._sources[whole] = replace(joined, lost=lost | joined.lost)
 
     def _product(self, name: str, args: Any, result: Tensor) -> None:
         """Note what a product reads, and label its results where one operand is an activation and the other a weight."""
@@ -383,7 +375,7 @@ class Trace(TorchDispatchMode):
         places = self.places(groups)
         for tensor, other in known:
             if other.units is None:
-                if not other.discrete and not self.places(other.lost) & places:
+                if not self.places(other.lost) & places:
                     self._trouble(places, "is mixed with the input")
             elif other is not chosen:
                 theirs, their_groups = other.units.expand(shape), self.groups_in(other)
@@ -427,7 +419,7 @@ class Trace(TorchDispatchMode):
         groups = {number: source for _, source in known for number in self.groups_in(source)}
         lost = dict.fromkeys(groups, name) | joined.lost
         idle = [source for number, source in groups.items() if not self.groups[number].active]
-        if idle and is_mixed(all_units[0]) and not self._is_affine(operation, whole=True):
+        if idle and is_mixed(all_units[0]) and name not in SUMS:
             lost |= dict.fromkeys(self.groups_in(self._activated(idle[0])), name)
         for output, units, rows in zip(outputs, all_units, all_rows, strict=True):
             source = replace(joined, units=units, rows=rows, lost=lost)
@@ -489,16 +481,12 @@ class Trace(TorchDispatchMode):
         except (RuntimeError, TypeError, ValueError):
             return nothing
 
-    def _is_affine(self, operation: Operation, *, whole: bool = False) -> bool:
-        """Return whether a function is affine in its arguments with units, jointly, at random points.
-
-        An elementwise function is given 64 numbers for each argument, unless `whole`, and its answer is kept.
-        """
+    def _is_affine(self, operation: Operation) -> bool:
+        """Return whether an elementwise function is affine in its arguments with units, jointly, at 64 random points."""
         leaves = tree_leaves((operation.args, operation.kwargs))
         key = (operation.function, *(self._kind(leaf) for leaf in leaves))
-        if whole or key not in self._affine:
-            can = not whole or not operation.function._schema.is_mutable  # running it again must not write
-            self._affine[key] = can and all(self._affine_at(operation, x, whole) for x in (3.0, 30.0))
+        if key not in self._affine:
+            self._affine[key] = all(self._affine_at(operation, scale) for scale in (3.0, 30.0))
         return self._affine[key]
 
     def _kind(self, leaf: Any) -> Any:
@@ -506,13 +494,12 @@ class Trace(TorchDispatchMode):
             return leaf if isinstance(leaf, int | float | bool | str | None) else str(leaf)
         return "units" if self._sources.get(leaf, Source()).units is not None else "tensor"
 
-    def _affine_at(self, operation: Operation, scale: float, whole: bool) -> bool:
+    def _affine_at(self, operation: Operation, scale: float) -> bool:
         draw = torch.Generator().manual_seed(0)
         ends: dict[int, Tensor] = {}
         for leaf in _tensors((operation.args, operation.kwargs)):
             if self._kind(leaf) == "units":
-                size = (2, *leaf.shape) if whole else (2, 64)
-                ends[id(leaf)] = scale * (2 * torch.rand(size, generator=draw, dtype=torch.float64) - 1)
+                ends[id(leaf)] = scale * (2 * torch.rand(2, 64, generator=draw, dtype=torch.float64) - 1)
 
         def at(share: float) -> Tensor:
             def of(leaf: Tensor) -> Tensor:
@@ -521,7 +508,7 @@ class Trace(TorchDispatchMode):
                     x = torch.lerp(start, end, share).to(leaf.device)
                     return x > 0 if leaf.dtype == torch.bool else x
                 leaf = leaf.double() if leaf.is_floating_point() else leaf
-                return leaf if whole or not leaf.numel() else leaf.flatten()[:1].expand(64).clone()
+                return leaf.flatten()[:1].expand(64).clone() if leaf.numel() else leaf
 
             with torch.random.fork_rng(devices=[]):
                 return operation.again(of)[0].double()
@@ -570,7 +557,6 @@ def _joined(known: Known) -> Source:
         gates=frozenset().union(*(source.gates for source in sources)),
         weights=frozenset().union(*(source.weights for source in sources)),
         scores=next((source.scores for source in sources if source.scores is not None), None),
-        discrete=all(source.discrete for source in sources),
         is_weight=all(source.is_weight for source in sources),
     )
 

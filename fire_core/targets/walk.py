@@ -32,6 +32,8 @@ PERHAPS_HEADS = set(["fc", "output", "out", "output_layer", "last_layer", "linea
 TOKENS = "pos_embed cls_token dist_token reg_token position_embedding mask_token class_embedding"
 ADDED = set(TOKENS.split())
 EVERYTHING = slice(None)
+OF_ZERO = "on another rank, where DeepSpeed ZeRO stage 3 keeps it"
+OF_FSDP1 = "flattened and cut by FullyShardedDataParallel"
 REPARAMETRISED = "beside the weight: a gain, or part of a reparametrised weight (weight_norm): remove the reparametrisation"
 
 
@@ -51,13 +53,11 @@ def find_targets(
         targets: a preset (`"all"`, `"linear"`, `"conv"`, `"qk"`, `"attention"`, `"mlp"`, `"head"`, `"embedding"`, or
             `"no_"` before any of them); a wildcard pattern over parameter, module or target names (`"layer1.*"`); a
             list or comma-separated string of these (one match is enough; a leading `-` excludes, and so does a `"no_"`
-            preset in a list); a list of `Target`; or a callable(Target) -> bool. Where a module has the name of a
-            preset, `"name:head"` is the module.
+            preset in a list); a list of `Target`; or a callable(Target) -> bool.
         example: a batch on which the model is run once, in evaluation mode: a tensor, a tuple of arguments, or a dict of
             keyword arguments. It shows how fused weights are cut and which layers are the heads.
     Raises: UserError if a pattern matches nothing or no matrix is left, for `"head"` where the output layers are not
-        known, for a declaration that the example refutes, for parameters that overlap in memory, and for lazy, FSDP1 or
-        ZeRO-3 parameters.
+        known, for a declaration that the example refutes, and for parameters that are lazy or overlap in memory.
     """
     return choose(list_targets(model, example=example), targets, type(model).__name__)
 
@@ -86,12 +86,24 @@ def list_targets(model: nn.Module, *, example: Any = None) -> TargetTable:
     """
     check_module(model)
     traced = None if example is None else trace_rows(model, example)
-    table = TargetTable()
-    found, table.head_known = places(model, traced)
+    modules = dict(model.named_modules())
+    owners: dict[object, list[tuple[str, str]]] = {}  # of each parameter; a tied one has several
+    for path, module in modules.items():
+        for attribute, parameter in module._parameters.items():
+            if isinstance(parameter, UninitializedParameter):
+                name = f"{path}.{attribute}".lstrip(".")
+                raise UserError(
+                    f"parameter {name!r} is lazy and not initialised: run one batch through the model first"
+                )
+            if parameter is not None:
+                owners.setdefault(_identity(parameter), []).append((path, attribute))
+    heads, table = _heads(model, modules, traced), TargetTable()
+    table.head_known = heads is not None
+    found = [_place(modules, owned, heads or set()) for owned in owners.values()]
     some_train = any(place.parameter.requires_grad for place in found)
     refuse_overlaps({place.parameter_name: place.parameter for place in found})
     for place in found:
-        for target in split(place, traced):
+        for target in _split(place, traced):
             if target.included and some_train and not place.parameter.requires_grad:
                 reason = "frozen (requires_grad is False while other parameters train)"
                 target = replace(target, included=False, reason=reason)
@@ -99,12 +111,21 @@ def list_targets(model: nn.Module, *, example: Any = None) -> TargetTable:
     return table
 
 
-def _part(place: Place, kind: str, reason: str, *, label: str = "", taps: int = 1, **block: Any) -> Target:
+def _part(
+    place: Place, kind: str, reason: str, *, part: str = "", label: str = "", taps: int = 1, **block: Any
+) -> Target:
     """Return the target of one parameter without matrices, or of one `block` of it, which is included.
 
-    label: the part of the target's name in brackets. taps: number of spatial positions of a convolution, else 1.
+    part: name of the part of a fused layer; "q", or "q.0" head by head, is its role. label: the part of the target's name in
+    brackets. taps: number of spatial positions of a convolution, else 1.
     """
-    shape = block.get("shape", ())
+    shape, role = block.get("shape", ()), role_of(place.name, (*place.parents, place.module))
+    if part.split(".")[0] in ATTENTION:
+        role = part.split(".")[0]
+    elif part and role in ATTENTION:
+        role = "attention"
+    elif place.head:
+        role = "head"
     return Target(
         name=f"{place.name}[{label}]" if label else place.name,
         parameter=place.parameter_name,
@@ -112,6 +133,7 @@ def _part(place: Place, kind: str, reason: str, *, label: str = "", taps: int = 
         scale=math.sqrt(shape[0] / shape[1]) / taps if shape else 1.0,
         included=bool(block),
         reason=reason,
+        role=role,
         module=place.path,
         aliases=place.aliases,
         tied=place.tied,
@@ -119,13 +141,8 @@ def _part(place: Place, kind: str, reason: str, *, label: str = "", taps: int = 
     )
 
 
-def split(place: Place, traced: Traced | None = None) -> list[Target]:
-    """Return the targets in one parameter: at least one, included or not."""
-    role = "head" if place.head else role_of(place.name, (*place.parents, place.module))
-    return [replace(target, role=target.role or role) for target in _split(place, traced)]
-
-
 def _split(place: Place, traced: Traced | None) -> Iterator[Target]:
+    """Yield the targets in one parameter: at least one, included or not."""
     module, parameter = place.module, place.parameter
     if (skipped := _skipped(place)) is not None:
         yield _part(place, *skipped)
@@ -166,6 +183,17 @@ def _skipped(place: Place) -> tuple[str, str] | None:
     )
     if not plain:  # quantised: its dtype is that of the result of dequantize()
         return "other", f"stored as {type(parameter).__name__}: only plain weights can be treated"
+    if getattr(parameter, "ds_shape", parameter.shape) != parameter.shape:
+        return (
+            "unclear",
+            f"{OF_ZERO}: call this inside deepspeed.zero.GatheredParameters(parameters, modifier_rank=0)",
+        )
+    owners = (*place.parents, module)
+    if any(type(each).__name__ == "FullyShardedDataParallel" for each in owners) and parameter.dim() < 2:
+        return (
+            "unclear",
+            f"{OF_FSDP1}: call this inside summon_full_params(model, writeback=True), or use FSDP2",
+        )
     if not parameter.dtype.is_floating_point or parameter.dtype.itemsize < 2:
         return "other", f"stored as {parameter.dtype}: only real floating-point weights can be treated"
     if parameter.layout is not torch.strided:
@@ -208,7 +236,7 @@ def _matrices(place: Place, layout: Layout) -> Iterator[Target]:
             index=(*lead, *cut),
             transposed=layout.transposed,
             shape=(len(each_row(rows)) if name else outputs, inputs),
-            role=_role(place, name),
+            part=name,
         )
 
 
@@ -243,31 +271,8 @@ def _conv(place: Place, module: conv._ConvNd, layout: Layout) -> Iterator[Target
             index=(rows if part else EVERYTHING, EVERYTHING, *tap),
             transposed=transposed,
             shape=sides[::-1] if transposed else sides,
-            role=_role(place, part) if layout.parts else "",
+            part=part if layout.parts else "",
         )
-
-
-def _role(place: Place, part: str) -> str:
-    """Return the role of one part of a fused layer: q, k, v or o by its name ("q", or "q.0" head by head)."""
-    whole, name = role_of(place.name, (*place.parents, place.module)), part.split(".")[0]
-    return name if name in ATTENTION else "attention" if part and whole in ATTENTION else ""
-
-
-def places(model: nn.Module, traced: Traced | None = None) -> tuple[list[Place], bool]:
-    """Return the place of every parameter of `model`, once, and whether it is known which layers are the output layers.
-
-    A tied parameter is placed in its Linear layer, not its Embedding.
-    """
-    modules = dict(model.named_modules())
-    refuse_flat_shards(modules)
-    owners: dict[object, list[tuple[str, str]]] = {}
-    for path, module in modules.items():
-        for attribute, parameter in module._parameters.items():
-            if parameter is not None:
-                refuse_without_values(f"{path}.{attribute}".lstrip("."), parameter)
-                owners.setdefault(_identity(parameter), []).append((path, attribute))
-    heads = _heads(model, modules, traced)
-    return [_place(modules, owned, heads or set()) for owned in owners.values()], heads is not None
 
 
 def _identity(parameter: Tensor) -> object:
@@ -278,12 +283,14 @@ def _identity(parameter: Tensor) -> object:
 
 
 def _place(modules: dict[str, nn.Module], owned: list[tuple[str, str]], heads: set[str]) -> Place:
+    """Return the place of one parameter; a tied one is placed in its Linear layer, not its Embedding."""
     path, attribute = min(owned, key=lambda owner: isinstance(modules[owner[0]], nn.Embedding))
     names, words = [f"{p}.{a}" if p else a for p, a in owned], path.split(".") if path else []
     module, holders = modules[path], [modules[p] for p, _ in owned]
     return Place(
         path=path,
         attribute=attribute,
+        name=f"{path}.{attribute}" if path else attribute,
         module=module,
         parents=tuple(modules[".".join(words[:length])] for length in range(len(words))),
         parameter=module._parameters[attribute],  # type: ignore[arg-type]
@@ -299,33 +306,6 @@ def unwrapped(name: str) -> str:
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "") if wrapper != "module." else name.removeprefix(wrapper)
     return name
-
-
-def refuse_flat_shards(modules: dict[str, nn.Module]) -> None:
-    """Raise UserError for FSDP1, which keeps several parameters in one flat vector and cuts that into shards."""
-    sharded = ((p, m) for p, m in modules.items() if type(m).__name__ == "FullyShardedDataParallel")
-    path, outermost = next(sharded, ("", None))
-    named = () if outermost is None else tuple(outermost.named_parameters())
-    if named and (any(n.endswith("_flat_param") for n, _ in named) or all(p.dim() < 2 for _, p in named)):
-        raise UserError(
-            f"module {path!r} is wrapped by FullyShardedDataParallel, which flattens and cuts its parameters: no matrix can "
-            "be seen; call this inside FullyShardedDataParallel.summon_full_params(model, writeback=True), or shard with "
-            "torch.distributed.fsdp.fully_shard (FSDP2)"
-        )
-
-
-def refuse_without_values(name: str, parameter: nn.Parameter) -> None:
-    """Raise UserError for a lazy parameter, which has no shape yet, and for one that DeepSpeed ZeRO-3 partitions."""
-    if isinstance(parameter, UninitializedParameter):
-        raise UserError(
-            f"parameter {name!r} is lazy and not initialised: run one batch through the model first"
-        )
-    shape = getattr(parameter, "ds_shape", None)
-    if shape is not None and tuple(shape) != tuple(parameter.shape):
-        raise UserError(
-            f"parameter {name!r} is partitioned by DeepSpeed ZeRO stage 3 and not available on this rank: call this inside "
-            "deepspeed.zero.GatheredParameters(list(model.parameters()), modifier_rank=0)"
-        )
 
 
 def class_name(module: nn.Module) -> str:

@@ -12,14 +12,8 @@ from torch.optim import Optimizer
 from fire_core.errors import UserError
 from fire_core.units.graph import Entries, UnitLayer, incoming, outgoing
 
-# law -> (shape of the distribution, standard deviation or half width times the root of fan_in)
-LAWS = {
-    "default": ("uniform", 1.0),  # PyTorch's own, for Linear and convolutions
-    "he_uniform": ("uniform", 6.0**0.5),
-    "he_normal": ("normal", 2.0**0.5),
-    "lecun_uniform": ("uniform", 3.0**0.5),
-    "lecun_normal": ("normal", 1.0),
-}
+# half widths of uniform laws, times the root of fan_in; the default is PyTorch's own, for Linear and convolutions
+LAWS = {"default": 1.0, "he_uniform": 6.0**0.5}
 
 
 def draw(law: str, shape: torch.Size | tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -29,10 +23,7 @@ def draw(law: str, shape: torch.Size | tuple[int, ...], generator: torch.Generat
     """
     if law not in LAWS:
         raise UserError(f"law={law!r}: choose one of {', '.join(LAWS)}")
-    kind, width = LAWS[law]
-    bound = width * max(torch.Size(shape[1:]).numel(), 1) ** -0.5
-    if kind == "normal":
-        return torch.randn(shape, generator=generator).mul_(bound)
+    bound = LAWS[law] * max(torch.Size(shape[1:]).numel(), 1) ** -0.5
     return torch.rand(shape, generator=generator).mul_(2 * bound).sub_(bound)
 
 

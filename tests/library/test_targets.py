@@ -347,14 +347,6 @@ def test_targets_and_printed_names_can_be_passed_back() -> None:
     assert len(find_targets(model, "all,-0.weight[1,2]").included) == len(every) - 1
 
 
-def test_a_module_named_like_a_preset_can_be_named() -> None:
-    model = nn.ModuleDict({"head": nn.Linear(3, 4), "mlp": nn.Linear(4, 4), "out": nn.Linear(4, 2)})
-    model["out"].is_head = True
-    assert [t.module for t in find_targets(model, "head").included] == ["out"]
-    assert [t.module for t in find_targets(model, "name:head").included] == ["head"]
-    assert [t.module for t in find_targets(model, "all,-name:head").included] == ["mlp", "out"]
-
-
 def test_a_tied_layer_is_the_head_wherever_it_stands():
     net = nn.Module()
     net.embedding, net.head, net.value = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False), nn.Linear(4, 4)

@@ -86,10 +86,8 @@ def test_entries_are_read_and_written_unit_by_unit():
 @pytest.mark.parametrize("law", LAWS)
 def test_laws_have_their_spread(law):
     values = draw(law, (2000, 50), torch.Generator().manual_seed(0))
-    kind, width = LAWS[law]
-    deviation = width * 50**-0.5 / (3**0.5 if kind == "uniform" else 1)
-    assert float(values.std()) == pytest.approx(deviation, rel=0.02)
-    assert kind == "normal" or values.abs().max() <= width * 50**-0.5
+    bound = LAWS[law] * 50**-0.5
+    assert float(values.std()) == pytest.approx(bound / 3**0.5, rel=0.02) and values.abs().max() <= bound
     with pytest.raises(UserError, match="law='xavier'"):
         draw("xavier", (2, 2), torch.Generator())
 
