@@ -141,8 +141,8 @@ def _writes(method: ast.FunctionDef) -> Iterator[tuple[str, str, ast.expr]]:
         for place in [each for target in places for each in getattr(target, "elts", [target])]:
             while isinstance(place, ast.Subscript) and not isinstance(place.slice, ast.Constant):
                 place = place.value  # self.copies[p] = ...
-            if isinstance(place, ast.Subscript) and isinstance(place.slice.value, str):
-                yield ast.unparse(place.value), place.slice.value, value
+            if isinstance(place, ast.Subscript) and isinstance(ast.literal_eval(place.slice), str):
+                yield ast.unparse(place.value), ast.literal_eval(place.slice), value
             elif isinstance(place, ast.Attribute):
                 yield ast.unparse(place.value), place.attr, value
 

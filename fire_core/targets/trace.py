@@ -72,7 +72,8 @@ class Source:
     units: label of each entry, None if no entry has a unit. rows: likewise, weight << 32 | row. lost: groups that are mixed
     in entries without a label -> the operation that mixed them. gates: places of products that were multiplied with the
     labelled ones. weights: those whose outputs reach the tensor without another product with weights. scores: number of
-    the product of two activations that it is. is_weight: whether it depends on weights alone.
+    the product of two activations that it is. discrete: whether only integers of the input, as masks are, reach it.
+    is_weight: whether it depends on weights alone.
     """
 
     units: Tensor | None = None
@@ -81,6 +82,7 @@ class Source:
     gates: frozenset[int] = frozenset()
     weights: frozenset[int] = frozenset()
     scores: int | None = None
+    discrete: bool = False
     is_weight: bool = False
 
 
@@ -167,7 +169,7 @@ class Trace(TorchDispatchMode):
         """Run `inputs` through `net` in its present mode and return the output."""
         inputs = tree_map_only(Tensor, Tensor.detach, inputs)
         for leaf in _tensors(inputs):
-            self._sources[leaf] = Source()
+            self._sources[leaf] = Source(discrete=not leaf.is_floating_point())
         with ExitStack() as hooks:
             for name, module in net.named_modules():
                 for handle in self._watch(name, module):
@@ -375,7 +377,7 @@ class Trace(TorchDispatchMode):
         places = self.places(groups)
         for tensor, other in known:
             if other.units is None:
-                if not self.places(other.lost) & places:
+                if not other.discrete and not self.places(other.lost) & places:
                     self._trouble(places, "is mixed with the input")
             elif other is not chosen:
                 theirs, their_groups = other.units.expand(shape), self.groups_in(other)
@@ -557,6 +559,7 @@ def _joined(known: Known) -> Source:
         gates=frozenset().union(*(source.gates for source in sources)),
         weights=frozenset().union(*(source.weights for source in sources)),
         scores=next((source.scores for source in sources if source.scores is not None), None),
+        discrete=all(source.discrete for source in sources),
         is_weight=all(source.is_weight for source in sources),
     )
 

@@ -13,44 +13,23 @@ from fire_core.measure.dormancy import dormancy_of, dormancy_scores
 from fire_core.measure.plasticity import curvature, plasticity
 
 
-def test_dfi_of_scaled_isometries_takes_the_smaller_gram():
+def test_distances_and_ranks_by_hand():
     tall = torch.linalg.qr(torch.randn(7, 3, dtype=torch.float64))[0]
-    assert metrics.deviation_from_isometry(tall) < 1e-25
-    assert metrics.deviation_from_isometry(tall.T) < 1e-25
-    # singular values s: sum (s^2 - 1)^2 = 3 * (4 - 1)^2
-    assert metrics.deviation_from_isometry(2 * tall).item() == pytest.approx(27.0)
-
-
-def test_dfi_by_hand_and_batched():
+    assert metrics.deviation_from_isometry(tall) < 1e-25 and metrics.deviation_from_isometry(tall.T) < 1e-25
+    assert metrics.deviation_from_isometry(2 * tall).item() == pytest.approx(27.0)  # 3 * (4 - 1)^2
     w = torch.tensor([[1.0, 1.0], [0.0, 1.0]])  # W^T W = [[1, 1], [1, 2]], minus I: [[0, 1], [1, 1]]
-    assert metrics.deviation_from_isometry(w).item() == 3.0
     assert metrics.deviation_from_isometry(torch.stack([w, torch.eye(2)])).tolist() == [3.0, 0.0]
-
-
-def test_sfe_and_its_share_of_a_full_reset():
     before, after, initial = torch.tensor([[3.0]]), torch.tensor([[2.0]]), torch.tensor([[1.0]])
-    assert metrics.squared_frobenius_error(before, after).item() == 1.0
     assert metrics.relative_squared_error(before, after, initial).item() == 0.25
     assert metrics.relative_squared_error(before, after, before).isnan()
-
-
-def test_ranks_of_known_spectra():
-    spectrum = torch.diag(torch.tensor([2.0, 1.0, 1.0]))
     # shares 1/2, 1/4, 1/4: entropy 1.5 ln 2
-    assert metrics.effective_rank(spectrum.diagonal()).item() == pytest.approx(2**1.5, rel=1e-6)
-    assert metrics.effective_rank(torch.ones(5)).item() == pytest.approx(5.0, rel=1e-6)
-
-
-def test_feature_rank_counts_directions():
+    assert metrics.effective_rank(torch.tensor([2.0, 1.0, 1.0])).item() == pytest.approx(2**1.5, rel=1e-6)
     features = torch.diag(torch.tensor([50.0, 49.0, 1.0, 0.0]))
     assert metrics.feature_rank(features, delta=0.01).item() == 2  # 99 of 100 reached after two
     assert metrics.feature_rank(features, delta=0.005).item() == 3
     assert metrics.feature_rank(torch.zeros(4, 3)).item() == 0
-    for wrong, said in ((features / 0, "diverged"), (features[:0], "empty")):
-        with pytest.raises(UserError, match=said):
-            metrics.feature_rank(wrong)
-    with pytest.raises(UserError, match=r"delta=1\.5"):
-        metrics.feature_rank(features, delta=1.5)
+    with pytest.raises(UserError, match="diverged"):
+        metrics.feature_rank(features / 0)
 
 
 def test_dormancy_by_hand():

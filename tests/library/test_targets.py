@@ -52,16 +52,6 @@ def test_each_tap_of_a_convolution_is_a_view_with_the_published_scale(layer: typ
     assert (weight[:, :, -1] == 7).all() and not (weight[:, :, :-1] == 7).any()
 
 
-def test_groups_are_separate_matrices_and_depthwise_has_none() -> None:
-    model = Mixed()
-    grouped = [t for t in find_targets(model).included if t.parameter == "grouped.weight"]
-    assert len(grouped) == 4 * 9
-    assert {t.shape for t in grouped} == {(4, 2)}
-    assert grouped[0].scale == pytest.approx(math.sqrt(16 / 8) / 9)
-    assert torch.equal(grouped[9 + 5].matrix(model), model.grouped.weight[4:8, :, 1, 2])
-    assert "depthwise" in by_name(find_targets(model))["depthwise.weight"].reason
-
-
 @pytest.mark.parametrize("layer", [nn.Conv2d, nn.ConvTranspose2d])
 def test_matrices_of_groups_are_the_maps_of_the_groups(layer: type) -> None:
     model = nn.Sequential(layer(4, 6, 1, groups=2, bias=False))
@@ -117,17 +107,6 @@ def test_multihead_attention_splits_its_input_projection() -> None:
     assert [t.shape for t in find_targets(unequal, "attention").included] == [(4, 4), (4, 6), (4, 5), (4, 4)]
 
 
-def test_stacked_matrices_are_one_target_each() -> None:
-    model = Own(stacked_matrices=True)
-    target = by_name(find_targets(model))["stack[1]"]
-    assert target.shape == (4, 3) and torch.equal(target.matrix(model), model.stack[1])
-    model.stacked_matrices = "in_out"
-    assert torch.equal(by_name(find_targets(model))["stack[1]"].matrix(model), model.stack[1].T)
-    model.stacked_matrices = False
-    with pytest.raises(UserError, match="no matrix to treat"):
-        find_targets(model)
-
-
 def test_presets_patterns_exclusions_and_callables() -> None:
     model = Mixed()
     everything = set(names(model))
@@ -154,20 +133,19 @@ def test_frozen_parameters_are_out_unless_everything_is_frozen() -> None:
     assert names(model) == ["0.weight", "1.weight"]
 
 
-def test_sparse_and_expanded_weights_stay_out() -> None:
-    net = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4), nn.Linear(6, 4))
-    net[1].weight = nn.Parameter(torch.randn(4, 6).to_sparse(), requires_grad=False)
-    net[2].weight = nn.Parameter(torch.randn(9).as_strided((4, 6), (1, 1)), requires_grad=False)
-    table = by_name(find_targets(net))
-    assert [t.name for t in table.values() if t.included] == ["0.weight"]
-    assert "sparse" in table["1.weight"].reason and "share one place" in table["2.weight"].reason
-
-
-def test_other_dtypes_adapters_and_lazy_layers() -> None:
+def test_weights_of_other_kinds_stay_out() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[0].weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.int8), requires_grad=False)
     model[1].lora_A = nn.Linear(4, 2, bias=False)
+    model.append(nn.Linear(6, 4)).append(nn.Linear(6, 4)).append(nn.Conv2d(8, 8, 3, groups=8)).requires_grad_(
+        False
+    )
+    model[2].weight = nn.Parameter(torch.randn(4, 6).to_sparse(), requires_grad=False)
+    model[3].weight = nn.Parameter(torch.randn(9).as_strided((4, 6), (1, 1)), requires_grad=False)
     table = by_name(find_targets(model))
+    assert [t.name for t in table.values() if t.included] == ["1.weight"]
+    assert "sparse" in table["2.weight"].reason and "share one place" in table["3.weight"].reason
+    assert "depthwise" in table["4.weight"].reason
     assert "torch.int8" in table["0.weight"].reason
     quantised = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     quantised[0].weight = nn.Parameter(Quantised(torch.zeros(4, 4, dtype=torch.int8)), requires_grad=False)
@@ -276,6 +254,7 @@ def declared(layer: nn.Module, **rows: int) -> nn.Module:
             "all",
             ["weight[a]", "weight[b]", "stack[0]", "stack[1]"],
         ),
+        (Own(stacked_matrices="in_out"), lambda target: target.shape == (3, 4), ["stack[0]", "stack[1]"]),
         (torch.compile(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))), "1.weight", ["_orig_mod.1.weight"]),
         (nn.ModuleDict({"qkv": nn.Conv1d(2, 6, 1), "o": nn.Conv1d(2, 2, 1)}), "all", ["o.weight[0]"]),
         (declared(nn.Conv1d(3, 4, 1), q=1, k=1, v=2), "qk", ["weight[q,0]", "weight[k,0]"]),
@@ -315,22 +294,10 @@ def test_nothing_to_treat_is_an_error_that_names_what_exists(
         find_targets(model, rule)
 
 
-class Heads(nn.Module):
-    """A network of reinforcement learning: two heads whose names are also those of attention."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.value, self.q = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 2)
-
-
-def test_heads_named_value_or_q_are_no_attention() -> None:
-    table = list_targets(Heads())
-    assert [t.role for t in table.included] == ["", "", ""]
-    with pytest.raises(UserError, match="leaves no matrix in"):
-        find_targets(Heads(), "attention")
-
-
-def test_q_and_k_side_by_side_are_attention_whatever_the_class() -> None:
+def test_attention_is_a_q_and_a_k_side_by_side() -> None:
+    """Heads of reinforcement learning are called value or q, too."""
+    heads = nn.ModuleDict({name: nn.Linear(4, 2) for name in ("body", "value", "q")})
+    assert [t.role for t in list_targets(heads).included] == ["", "", ""]
     block = nn.ModuleDict({name: nn.Linear(4, 4) for name in ("q_proj", "k_proj", "v_proj", "fc")})
     roles = {t.module: t.role for t in list_targets(nn.ModuleDict({"mixer": block})).included}
     assert roles == {"mixer.q_proj": "q", "mixer.k_proj": "k", "mixer.v_proj": "v", "mixer.fc": "attention"}
@@ -345,11 +312,3 @@ def test_targets_and_printed_names_can_be_passed_back() -> None:
         assert find_targets(model, ",".join(t.name for t in chosen)).included == chosen
         assert find_targets(model, [t.name for t in chosen]).included == chosen
     assert len(find_targets(model, "all,-0.weight[1,2]").included) == len(every) - 1
-
-
-def test_a_tied_layer_is_the_head_wherever_it_stands():
-    net = nn.Module()
-    net.embedding, net.head, net.value = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False), nn.Linear(4, 4)
-    net.head.weight = net.embedding.weight
-    roles = {t.module: t.role for t in find_targets(net).included}
-    assert roles["head"] == "head" and roles["value"] != "head"

@@ -1,7 +1,6 @@
 """Targets of real architectures, built from small configurations: no weights are downloaded.
 
-Two facts prove that a block of rows is what the table calls it: with the v block at zero an attention layer forgets
-q and k; with the q block at zero it no longer depends on k. Both hold for no other cut of the rows.
+That a block of rows is v is proved by values: with it at zero, an attention layer forgets q and k.
 """
 
 from collections import Counter
@@ -84,27 +83,11 @@ def test_q_k_and_v_rows_are_what_they_are_called(name: str) -> None:
         target.write(model, torch.randn(target.shape))
     start = logits(model)
 
-    saved = [target.matrix(model).detach().clone() for target in (*q, *k)]
     v[0].write(model, torch.zeros(v[0].shape))
     silent = logits(model)
     for target in (*q, *k):
         target.write(model, torch.randn(target.shape))
     assert torch.allclose(logits(model), silent, atol=1e-5) and not torch.allclose(silent, start, atol=1e-3)
-
-    for target, old in zip((*q, *k), saved):
-        target.write(model, old)
-    v[0].write(model, torch.randn(v[0].shape))
-    with_keys = logits(model)
-    q[0].write(model, torch.zeros(q[0].shape))
-    biases = [p for n, p in model.named_parameters() if "bias" in n]
-    with torch.no_grad():
-        for bias in biases:
-            bias.zero_()
-    uniform = logits(model)
-    k[0].write(model, torch.randn(k[0].shape))
-    assert torch.allclose(logits(model), uniform, atol=1e-5) and not torch.allclose(
-        uniform, with_keys, atol=1e-3
-    )
 
 
 def test_gpt2_table() -> None:
@@ -133,26 +116,6 @@ def test_expert_stacks_split_into_experts_and_halves() -> None:
     assert torch.equal(gate.matrix(model), stack[1][:48])
     gate.write(model, torch.ones(48, 32))
     assert (gate.matrix(model) == 1).all() and stack[0].abs().max() < 1
-
-
-def test_timm_vit_and_convnext() -> None:
-    vit = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=10)
-    table = find_targets(vit)
-    assert [t.name for t in find_targets(vit, "qk").included] == [
-        f"blocks.{i}.attn.qkv.weight[{part}]" for i in range(2) for part in "qk"
-    ]
-    assert [t.name for t in find_targets(vit, "head").included] == ["head.weight"]
-    assert len(table.included) == 256 + 2 * 6 + 1
-    assert "added, not multiplied" in next(t for t in table if t.name == "pos_embed").reason
-
-    convnext = timm.create_model("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 16, 24, 32), num_classes=10)
-    table = find_targets(convnext)
-    out = {t.name for t in table if not t.included}
-    assert {f"stages.{i}.blocks.0.conv_dw.weight" for i in range(4)} <= out
-    assert len(find_targets(convnext, "mlp").included) == 8
-    assert len(find_targets(convnext, "conv").included) == 16 + 3 * 4 + 8, (
-        "its feed-forward layers are 1x1 convolutions"
-    )
 
 
 @pytest.mark.parametrize(

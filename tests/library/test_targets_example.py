@@ -54,22 +54,6 @@ class GroupedHeads(nn.Module):
         return self.wo(mixed.transpose(1, 2).flatten(2))
 
 
-class HeadByHead(nn.Module):
-    """Heads in a loop, with q, k and v of each head one after the other in its rows."""
-
-    def __init__(self, width: int = 16, heads: int = 2) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        mixed = []
-        for head in self.qkv(x).chunk(self.heads, dim=-1):
-            q, k, v = head.chunk(3, dim=-1)
-            mixed.append(torch.softmax(q @ k.mT, dim=-1) @ v)
-        return self.proj(torch.cat(mixed, dim=-1))
-
-
 class GatedQuery(nn.Module):
     """Qwen3.5's order: q_proj holds the query and then the gate of each head."""
 
@@ -148,8 +132,6 @@ FUSED = {  # module, its example, the fused weight, and the rows of its matrices
                [rows(*((24 * h + 8 * p, 24 * h + 8 * p + 8) for h in range(4))) for p in range(3)]),
     "grouped": (GroupedHeads, (2, 5, 64), "wqkv.weight",
                 [rows((0, 32), (48, 80)), rows((32, 40), (80, 88)), rows((40, 48), (88, 96))]),
-    "loop": (HeadByHead, (2, 5, 16), "qkv.weight",
-             [rows(*((24 * h + 8 * p, 24 * h + 8 * p + 8) for h in range(2))) for p in range(3)]),
     "gated query": (GatedQuery, (2, 5, 32), "q_proj.weight",
                     [rows(*((16 * h + 8 * p, 16 * h + 8 * p + 8) for h in range(4))) for p in range(2)]),
     "w12": (SwiGLU, (3, 32), "w12.weight", [rows((0, 48)), rows((48, 96))]),
@@ -272,16 +254,6 @@ class TwoHeads(nn.Module):
         return self.fc_mean(x), torch.tanh(self.fc_logstd(x))
 
 
-class Dueling(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.value, self.advantage = nn.Linear(10, 32), nn.Linear(32, 1), nn.Linear(32, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.body(x))
-        return self.value(x) + self.advantage(x) - self.advantage(x).mean(-1, keepdim=True)
-
-
 class Headless(nn.Module):
     """A residual trunk: what it returns is read by layers of its own."""
 
@@ -299,7 +271,6 @@ class Headless(nn.Module):
     [
         (HeadFirst, {"out"}),
         (TwoHeads, {"fc_mean", "fc_logstd"}),
-        (Dueling, {"value", "advantage"}),
         (Headless, set()),
     ],
 )
