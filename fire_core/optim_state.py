@@ -80,11 +80,12 @@ def reset_optimizer_state(
 class _Memory:
     """What the source of a class says about the memory of its optimizers: keys of groups and states, and attributes.
 
-    written: while it trains. copies: those that hold copies of weights. first: the constants that they start with, or
-    UNKNOWN. kept: keys of a state that are filled before the first step.
+    written: while it trains. read: while it trains, and without asking whether they are there. copies: of weights. first:
+    the constants that attributes start with, or UNKNOWN. kept: keys of a state that are filled before the first step.
     """
 
     written: set[str] = field(default_factory=set)
+    read: set[str] = field(default_factory=set)
     copies: set[str] = field(default_factory=set)
     first: dict[str, Any] = field(default_factory=dict)
     kept: set[str] = field(default_factory=set)
@@ -93,7 +94,7 @@ class _Memory:
 @cache
 def _memory(kind: type) -> _Memory:
     """Return what the sources of a class and of its bases say. Raises UserError if one cannot be read."""
-    memory = _Memory()
+    memory, optional = _Memory(), set[str]()
     for base in reversed(kind.__mro__):
         if base in (Optimizer, object) or base.__module__ in ("typing", "abc"):
             continue
@@ -110,6 +111,10 @@ def _memory(kind: type) -> _Memory:
         start = texts.pop("__init__", "")
         helpers = {name for name in texts if f"self.{name}(" in start}
         helpers -= {name for name in helpers if any(f"self.{name}(" in text for text in texts.values())}
+        training = "".join(text for name, text in texts.items() if name not in helpers)
+        memory.read |= set(re.findall(r"\['(\w+)'\](?! = )", training))
+        optional |= set(re.findall(r"'(\w+)' (?:not )?in ", training))
+        optional |= set(re.findall(r"\.(?:get|setdefault)\('(\w+)'", training))
         for name, method in methods.items():
             starts = name == "__init__" or name in helpers
             for owner, key, value in _writes(method):
@@ -121,7 +126,8 @@ def _memory(kind: type) -> _Memory:
                     memory.kept.add(key)
                 elif starts:
                     memory.first[key] = value.value if isinstance(value, ast.Constant) else UNKNOWN
-    memory.written -= {"lr", *getattr(kind, "never_cleared", ())}
+    memory.read -= optional
+    memory.written -= {"lr", "initial_lr", *getattr(kind, "never_cleared", ())}
     return memory
 
 
@@ -233,7 +239,8 @@ def _starts(part: Any) -> list[tuple[dict[str, Any], str, Any]]:
     for group in part.param_groups:
         for key in memory.written:
             if _is_number(group.get(key)):
-                found.append((group, key, getattr(part, "defaults", {}).get(key, memory.first.get(key))))
+                first = None if key not in memory.read else 0 if isinstance(group[key], int) else UNKNOWN
+                found.append((group, key, getattr(part, "defaults", {}).get(key, first)))
     unknown = [key for key in part.state if not isinstance(key, Tensor) and key in memory.kept]
     for key in unknown + [key for _, key, value in found if value is UNKNOWN]:
         raise UserError(
