@@ -13,26 +13,36 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from fire_core.errors import UserError, did_you_mean, unknown_word
-from fire_core.report import Report, Row, Treated, figures_of, fill_in
-from fire_core.solvers.polar import (
-    ITERATIONS,
-    STACK_BYTES,
-    Normalize,
-    Solver,
-    check_solver,
-    solve,
-)
+from fire_core.measure.metrics import relative_squared_error, smaller_gram
+from fire_core.report import Report, Row
+from fire_core.solvers.kernels import deviation_of_gram
+from fire_core.solvers.polar import ITERATIONS, STACK_BYTES, Normalize, Solver, check_solver, solve
 from fire_core.targets import Target, TargetTable, shorten
 from fire_core.targets.walk import tied_to
 
 Scale = Literal["official", "none", "initial"]
 Degenerate = Literal["raise", "skip"]
+
+
+class Treated(NamedTuple):
+    """New values of a stack of matrices (count, out, in), with what the solver told of each, (count,).
+
+    scale: (count, 1, 1), where `matrices` are scale times a factor whose residual, its DfI, was not measured.
+    """
+
+    matrices: Tensor
+    scale: Tensor | None = None
+    residual: Tensor | None = None
+    iterations: Tensor | None = None
+    completed: Tensor | None = None
+
+
 Treatment = Callable[[Tensor, list[Target]], Treated]
 """A function of a stack of matrices (count, out, in), float32 or float64, and their targets; it does not change them."""
 
@@ -107,20 +117,21 @@ def project(
 
     Raises UserError where scale="initial" has no starting weights, or zero ones.
     """
-    factor, residual, iterations, completed = solve(
-        stack, settings.solver, settings.iterations, settings.normalize, settings.tolerance, measure=False
+    measured = settings.solver == "exact" or settings.strength < 1.0
+    new, residual, iterations, completed = solve(
+        stack, settings.solver, settings.iterations, settings.normalize, settings.tolerance, measured
     )
-    scale: Tensor | None = None
     if settings.scale == "official":
         scale = official_scales(group, stack)
     elif settings.scale == "initial":
         goal = _initial_norms(group, stack, initial) * settings.variance_factor**0.5
-        scale = goal / torch.linalg.matrix_norm(factor, keepdim=True)
-    if settings.strength == 1.0 and scale is not None:
-        return Treated(factor.mul_(scale), None, iterations, completed, residual, scale)
-    goal = factor if scale is None else factor * scale
-    new = goal if settings.strength == 1.0 else torch.lerp(stack, goal, settings.strength)
-    return Treated(new, factor, iterations, completed, residual)
+        scale = goal / torch.linalg.matrix_norm(new, keepdim=True)
+    else:
+        scale = torch.ones_like(stack[:, :1, :1])
+    new = new.mul_(scale)
+    if settings.strength < 1.0:
+        new = torch.lerp(stack, new, settings.strength)
+    return Treated(new, None if measured else scale, residual if measured else None, iterations, completed)
 
 
 def official_scales(group: list[Target], like: Tensor) -> Tensor:
@@ -130,17 +141,14 @@ def official_scales(group: list[Target], like: Tensor) -> Tensor:
 
 def _initial_norms(group: list[Target], stack: Tensor, initial: Mapping[str, Tensor] | None) -> Tensor:
     """Return the Frobenius norms of the starting matrices, (count, 1, 1)."""
-    if initial is None:
-        raise UserError("scale='initial' needs the starting weights: give initial=, a copy of state_dict()")
-    missing = [t.parameter for t in group if t.parameter not in initial]
-    if missing:
+    known = initial or {}
+    if missing := [t.parameter for t in group if t.parameter not in known]:
         raise UserError(
-            f"scale='initial': initial holds no {shorten(missing)}; it is named as in state_dict()"
+            f"scale='initial' needs the starting weights of {shorten(missing)}: give initial=, a copy of state_dict()"
         )
-    norms = torch.linalg.matrix_norm(torch.stack([t.matrix(initial).to(stack) for t in group]), keepdim=True)
-    usable = (norms.isfinite() & (norms > 0)).flatten().tolist()
-    if not all(usable):
-        bad = [t.name for t, good in zip(group, usable, strict=True) if not good]
+    norms = torch.linalg.matrix_norm(torch.stack([t.matrix(known).to(stack) for t in group]), keepdim=True)
+    bad = [t.name for t, norm in zip(group, norms.flatten().tolist(), strict=True) if not 0 < norm < math.inf]
+    if bad:
         raise UserError(
             f"scale='initial': the starting weights of {shorten(bad)} are zero or not finite, and nothing was changed; "
             "exclude these matrices with targets"
@@ -174,39 +182,28 @@ def treat_tensors(
     Raises: UserError for targets that cannot be treated (see degenerate), NaN and infinity in weights or results.
     """
     started = time.perf_counter()
-    if initial is not None and not isinstance(initial, Mapping):
-        raise UserError(
-            f"initial is a {type(initial).__name__}: give the starting weights by parameter name, as state_dict() does"
-        )
     with torch.no_grad():
-        check_targets(table.included, parameters)
-        _check_initial(table.included, parameters, initial or {})
+        check_targets(table.included, parameters, initial)
         skipped = _degenerate(table.included, parameters, degenerate, min_norm)
-        rows = {t.name: row_of(t, skipped.get(t.name, t.reason)) for t in table}
-        results: list[tuple[list[Target], Tensor]] = []
-        figures: list[tuple[list[Row], dict[str, Tensor]]] = []
+        results: list[tuple[Target, Tensor]] = []
+        figures: list[tuple[list[Target], dict[str, Tensor]]] = []
         for group in _groups([t for t in table.included if t.name not in skipped], parameters):
             old = _stack(group, parameters)
-            treated = treatment(old, group).as_stored(parameters[group[0].parameter].dtype)
-            results.append((group, treated.matrices))
-            for t in group:
-                rows[t.name] = Row(t.name, t.parameter, t.shape, action, t.reason)
-            figures.append(([rows[t.name] for t in group], _figures(group, old, treated, initial)))
-        targets = [t for group, _ in results for t in group]
-        peaks = _largest_entries([matrix for _, new in results for matrix in new])
-        if bad := [t.name for t, peak in zip(targets, peaks, strict=True) if not peak < math.inf]:
+            treated = treatment(old, group)
+            new = treated.matrices.to(parameters[group[0].parameter].dtype).to(old.dtype)  # as stored
+            figures.append((group, _figures(group, old, new, treated, initial)))
+            results += zip(group, new, strict=True)
+        rows = _rows(table, skipped, figures, action)
+        treated_rows = [row for row in rows if row.action == action]
+        if bad := [row.name for row in treated_rows if row.norm_after in (None, math.inf)]:
             raise UserError(
                 f"the treatment gave NaN, infinite or overflowing values for {shorten(bad)}: nothing was written"
             )
-        if not dry_run:
-            for group, new in results:
-                for target, matrix in zip(group, new, strict=True):
-                    target.write(parameters, matrix)
-    fill_in(figures)
-    changed = set() if dry_run else {t.parameter for group, _ in results for t in group}
-    changed = tied_to(parameters, changed)
+        for target, matrix in results if not dry_run else ():
+            target.write(parameters, matrix)
+    changed = tied_to(parameters, set() if dry_run else {t.parameter for t, _ in results})
     return Report(
-        list(rows.values()),
+        rows,
         changed,
         parameters=[parameters[name] for name in parameters if name in changed],
         seconds=time.perf_counter() - started,
@@ -230,17 +227,13 @@ def measure_change(
     `Report.changed` then names every parameter that differs, biases and norm layers included.
     """
     with torch.no_grad():
-        differs = fetch([torch.ne(before[name], new).any() for name, new in after.items()])
-        report.changed |= {name for name, different in zip(after, differs, strict=True) if different}
-        rows = {t.name: row_of(t, "not changed" if t.included else t.reason) for t in table}
+        report.changed |= {name for name, new in after.items() if not torch.equal(before[name], new)}
         figures = []
         for group in _groups([t for t in table.included if t.parameter in report.changed], after):
-            for t in group:
-                rows[t.name] = Row(t.name, t.parameter, t.shape, action, t.reason)
             old, new = _stack(group, before), _stack(group, after)
-            figures.append(([rows[t.name] for t in group], _figures(group, old, Treated(new), initial)))
-    fill_in(figures)
-    report.rows.extend(rows.values())
+            figures.append((group, _figures(group, old, new, Treated(new), initial)))
+        same = {t.name: "not changed" for t in table.included}
+        report.rows.extend(_rows(table, same, figures, action))
     report.total = sum(p.numel() for p in after.values())
 
 
@@ -250,32 +243,71 @@ def row_of(target: Target, reason: str) -> Row:
     return Row(target.name, target.parameter, target.shape, action, reason)
 
 
+def _rows(
+    table: TargetTable,
+    reasons: Mapping[str, str],
+    figures: list[tuple[list[Target], dict[str, Tensor]]],
+    action: str,
+) -> list[Row]:
+    """Return one row per target: with its figures, or the reason why it was left alone (by default the table's)."""
+    rows = {t.name: row_of(t, reasons.get(t.name, t.reason)) for t in table}
+    kinds: dict[str, Any] = {"iterations": int, "completed": bool}
+    for group, columns in figures:
+        values = torch.stack([column.double() for column in columns.values()], dim=1).tolist()
+        for t, numbers in zip(group, values, strict=True):
+            known = {
+                key: kinds.get(key, float)(value) for key, value in zip(columns, numbers) if value == value
+            }
+            rows[t.name] = Row(t.name, t.parameter, t.shape, action, t.reason, **known)
+    return list(rows.values())
+
+
 def _figures(
-    group: list[Target], old: Tensor, treated: Treated, initial: Mapping[str, Tensor] | None
+    group: list[Target], old: Tensor, new: Tensor, treated: Treated, initial: Mapping[str, Tensor] | None
 ) -> dict[str, Tensor]:
-    """Return `figures_of` a stack, with the distance to the starting weights where all of them are known."""
-    known = initial is not None and all(t.parameter in initial for t in group)
-    return figures_of(old, treated, _stack(group, initial) if known else None)  # type: ignore[arg-type]
+    """Return the figures (count,) of a stack, by the names of the fields of `Row`.
+
+    old, new: (count, out, in), before and after; new is rounded to the type of the weights, `treated` is not.
+    """
+    gram, residual = smaller_gram(new), treated.residual
+    if treated.scale is not None:
+        of_treated = gram if new is treated.matrices else smaller_gram(treated.matrices)
+        residual = deviation_of_gram(of_treated / treated.scale.square())
+    columns = {
+        "dfi_before": deviation_of_gram(smaller_gram(old)),
+        "dfi_after": deviation_of_gram(gram),
+        "dfi_factor": residual,
+        "sfe": (old - new).square().sum(dim=(-2, -1)),
+        "norm_before": torch.linalg.matrix_norm(old, dtype=torch.float64),
+        "norm_after": torch.linalg.matrix_norm(new, dtype=torch.float64),
+        "iterations": treated.iterations,
+        "completed": treated.completed,
+    }
+    if initial is not None and all(t.parameter in initial for t in group):
+        columns["sfe_relative"] = relative_squared_error(old, new, _stack(group, initial).to(old))
+    return {name: column for name, column in columns.items() if column is not None}
 
 
 def _degenerate(
     targets: list[Target], parameters: Mapping[str, Tensor], degenerate: Degenerate, min_norm: float
 ) -> dict[str, str]:
-    """Return the names of degenerate targets with the reason to skip each, with one transfer per device.
+    """Return the names of degenerate targets with the reason to skip each.
 
     Raises UserError for NaN and infinite weights, and for degenerate matrices where degenerate="raise".
     """
-    matrices = [_matrix(t, parameters) for t in targets]
-    names, peaks = [t.name for t in targets], _largest_entries(matrices)
-    if bad := [name for name, peak in zip(names, peaks, strict=True) if not peak < math.inf]:
+    # float64: squares of very small and very large weights stay in its range
+    norms = [torch.linalg.vector_norm(_matrix(t, parameters), dtype=torch.float64) for t in targets]
+    values = torch.stack([norm.to(norms[0].device) for norm in norms]).tolist()
+    known = {t.name: norm for t, norm in zip(targets, values, strict=True)}
+    if bad := [name for name, norm in known.items() if not norm < math.inf]:
         raise UserError(
             f"NaN or infinite values in {shorten(bad)}: nothing was changed; restore finite weights first"
         )
-    small = {name: "all-zero matrix" for name, peak in zip(names, peaks, strict=True) if peak == 0.0}
-    norms = fetch([torch.linalg.matrix_norm(m).double() for m in matrices]) if min_norm > 0.0 else []
-    for name, norm in zip(names, norms):
-        if norm < min_norm:
-            small.setdefault(name, f"norm {norm:.3g} is below min_norm={min_norm:g}")
+    small = {
+        name: f"norm {norm:.3g} is below min_norm={min_norm:g}" if norm else "all-zero matrix"
+        for name, norm in known.items()
+        if norm == 0.0 or norm < min_norm
+    }
     if small and degenerate == "raise":
         raise UserError(
             f"{next(iter(small.values()))} in {shorten(list(small))}: such a matrix has no reliable nearest orthogonal "
@@ -285,41 +317,32 @@ def _degenerate(
     return small
 
 
-def _largest_entries(matrices: list[Tensor]) -> list[float]:
-    """Return the largest absolute entry of each matrix; NaN and infinity survive."""
-    ranges = [torch.aminmax(matrix) for matrix in matrices]
-    return fetch([torch.maximum(high, -low).double() for low, high in ranges])
-
-
-def check_targets(targets: list[Target], parameters: Mapping[str, Tensor]) -> None:
-    """Raise UserError if there are no targets, or if a target's parameter is missing or cannot be written."""
+def check_targets(
+    targets: list[Target], parameters: Mapping[str, Tensor], initial: Mapping[str, Tensor] | None = None
+) -> None:
+    """Raise UserError for no targets, for parameters that are missing or cannot be written, and for a wrong `initial`."""
     if not targets:
         raise UserError("no target matrix is included: nothing to treat")
-    for t in targets:
-        if t.parameter not in parameters:
-            raise UserError(
-                f"this model has no parameter {t.parameter!r}: make the table with find_targets(model)"
-            )
-        parameter = parameters[t.parameter]
+    if not isinstance(initial, Mapping | None):
+        raise UserError(
+            f"initial is a {type(initial).__name__}: give the starting weights by parameter name, as state_dict() does"
+        )
+    for name in {t.parameter: None for t in targets}:
+        if name not in parameters:
+            raise UserError(f"this model has no parameter {name!r}: make the table with find_targets(model)")
+        parameter = parameters[name]
         if parameter.is_meta:
-            raise UserError(f"parameter {t.parameter!r} is on the meta device: load its weights first")
+            raise UserError(f"parameter {name!r} is on the meta device: load its weights first")
         if parameter.is_inference() and not torch.is_inference_mode_enabled():
             raise UserError(
-                f"parameter {t.parameter!r} was made under torch.inference_mode and cannot be changed outside: call this "
+                f"parameter {name!r} was made under torch.inference_mode and cannot be changed outside: call this "
                 "inside torch.inference_mode, or build the model outside"
             )
-
-
-def _check_initial(
-    targets: list[Target], parameters: Mapping[str, Tensor], initial: Mapping[str, Tensor]
-) -> None:
-    for name in {t.parameter for t in targets} & set(initial):
-        if not isinstance(initial[name], Tensor):
-            raise UserError(f"initial holds {initial[name]!r:.80} as {name!r}: give a tensor")
-        if initial[name].shape != parameters[name].shape:
+        start = (initial or {}).get(name, parameter)
+        if getattr(start, "shape", None) != parameter.shape:
             raise UserError(
-                f"initial holds {name!r} as {tuple(initial[name].shape)}, but it is {tuple(parameters[name].shape)} in the "
-                "model: nothing was changed; give the starting weights of this model"
+                f"initial holds {start!r:.80} as {name!r}, which is {tuple(parameter.shape)} in the model: nothing was "
+                "changed; give the starting weights of this model"
             )
 
 
@@ -339,20 +362,7 @@ def _matrix(t: Target, parameters: Mapping[str, Tensor]) -> Tensor:
             f"target {t.name!r} is {tuple(t.shape)} in the table and {tuple(matrix.shape)} in the model: make the "
             "table with find_targets(model)"
         )
-    matrix = matrix.detach()
     return matrix if matrix.dtype == torch.float64 else matrix.float()
-
-
-def fetch(scalars: list[Tensor]) -> list[Any]:
-    """Return the values of tensors of one entry each as Python numbers, with one transfer per device."""
-    places: dict[torch.device, list[int]] = defaultdict(list)
-    for i, scalar in enumerate(scalars):
-        places[scalar.device].append(i)
-    found: list[Any] = [None] * len(scalars)
-    for indices in places.values():
-        for i, value in zip(indices, torch.stack([scalars[i] for i in indices]).tolist(), strict=True):
-            found[i] = value
-    return found
 
 
 def _groups(targets: list[Target], parameters: Mapping[str, Tensor]) -> Iterator[list[Target]]:

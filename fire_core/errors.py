@@ -34,6 +34,13 @@ def check_range(owner: object, interval: str, *names: str) -> None:
             raise UserError(f"{name}={value!r} must be a number in {interval}")
 
 
+def check_choice(owner: object, **choices: str) -> None:
+    """Raise UserError for the first of these settings of `owner` that is not among its words (unit="scale absolute")."""
+    for name, words in choices.items():
+        if (value := getattr(owner, name)) not in words.split():
+            raise UserError(f"{name}={value!r} is unknown: choose one of {', '.join(words.split())}")
+
+
 def shown(path: str | os.PathLike[str]) -> str:
     """Return a path as text for a message, with bytes that are not UTF-8 escaped."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")

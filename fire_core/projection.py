@@ -16,7 +16,6 @@ from fire_core.engine import Degenerate, FireSettings, Scale, project
 from fire_core.errors import UserError
 from fire_core.report import Report
 from fire_core.solvers.polar import ITERATIONS, Normalize, Solver, check_matrices, polar
-from fire_core.targets import shorten
 from fire_core.targets.walk import overlaps_itself
 from fire_core.wrapped_models import table_of, treat_model, unwrap_with
 
@@ -66,14 +65,9 @@ def fire(
         solver, iterations, normalize, scale, variance_factor, strength, degenerate, min_norm, tolerance
     )
     _, initial = unwrap_with(model, initial)
-    table = table_of(model, targets, example)
-    if isinstance(initial, Mapping) and initial and not any(t.parameter in initial for t in table):
-        raise UserError(
-            f"initial holds {shorten(list(initial))}, but no target of this model: its names are those of state_dict()"
-        )
     return treat_model(
         model,
-        table,
+        table_of(model, targets, example),
         partial(project, settings=chosen, initial=initial),
         action="projected",
         method="fire",
@@ -105,7 +99,7 @@ def project_(weight: Tensor, *, solver: str = "exact", scale: float | None = Non
     with torch.no_grad():
         taps = weight.flatten(2).movedim(2, 0) if weight.ndim > 2 else weight[None]
         rows, columns = taps.shape[1:]
-        factor = polar(taps, solver, measure=False, **settings).factor
+        factor = polar(taps, solver, **settings).factor
         scale = (rows / columns) ** 0.5 / len(taps) if scale is None else scale
         result = (factor * scale).to(weight.dtype)
         if not bool(result.isfinite().all()):

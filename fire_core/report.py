@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from fire_core.columns import columns
-from fire_core.measure.metrics import (
-    deviation_from_isometry,
-    relative_squared_error,
-    smaller_gram,
-    squared_frobenius_error,
-)
-from fire_core.solvers.kernels import deviation_of_gram
 from fire_core.targets.table import left_out
 
 
@@ -35,7 +27,6 @@ class Row:
         sfe_relative: `sfe` divided by the squared distance between the old and the starting weight.
         norm_before, norm_after: Frobenius norm of the weight.
         iterations, completed: figures of the solver (see `Polar`).
-        residual: DfI of the factor as the solver measured it, or `dfi_factor` if it did not.
     """
 
     name: str
@@ -52,31 +43,6 @@ class Row:
     norm_after: float | None = None
     iterations: int | None = None
     completed: bool | None = None
-    residual: float | None = None
-
-
-class Treated(NamedTuple):
-    """New values of a stack of matrices (count, out, in), with the figures (count,) of the solver where it has any.
-
-    factor: the orthogonal factor before scaling (count, out, in), if there is one. scale: (count, 1, 1), given instead
-    of `factor` where `matrices` = scale * factor.
-    """
-
-    matrices: Tensor
-    factor: Tensor | None = None
-    iterations: Tensor | None = None
-    completed: Tensor | None = None
-    residual: Tensor | None = None
-    scale: Tensor | None = None
-
-    def as_stored(self, dtype: torch.dtype) -> Treated:
-        """Return the result rounded to `dtype`; its `factor` keeps the values before rounding."""
-        if self.matrices.dtype == dtype:
-            return self
-        rounded = self
-        if self.scale is not None:
-            rounded = self._replace(factor=self.matrices / self.scale, scale=None)
-        return rounded._replace(matrices=self.matrices.to(dtype).to(self.matrices.dtype))
 
 
 @dataclass
@@ -175,42 +141,3 @@ class Report:
             method=method,
             total=sum(report.total for report in reports.values()),
         )
-
-
-def figures_of(old: Tensor, treated: Treated, initial: Tensor | None) -> dict[str, Tensor]:
-    """Return the figures (count,) of a stack, by the names of the fields of `Row`, without any transfer from the device.
-
-    old, initial: (count, out, in), before the treatment and at the start.
-    """
-    new = treated.matrices
-    gram = smaller_gram(new)
-    of_factor = None if treated.factor is None else deviation_from_isometry(treated.factor)
-    if treated.scale is not None:
-        of_factor = deviation_of_gram(gram / treated.scale.square())
-    columns = {
-        "dfi_before": deviation_from_isometry(old),
-        "dfi_after": deviation_of_gram(gram),
-        "dfi_factor": of_factor,
-        "sfe": squared_frobenius_error(old, new),
-        "norm_before": torch.linalg.matrix_norm(old),
-        "norm_after": torch.linalg.matrix_norm(new),
-        "iterations": treated.iterations,
-        "completed": treated.completed,
-        "residual": treated.residual,
-    }
-    if initial is not None:
-        columns["sfe_relative"] = relative_squared_error(old, new, initial.to(old))
-    return {name: column for name, column in columns.items() if column is not None}
-
-
-def fill_in(figures: Iterable[tuple[list[Row], dict[str, Tensor]]]) -> None:
-    """Write the figures of stacks into the rows of their matrices."""
-    for rows, known in figures:
-        values = torch.stack([column.double() for column in known.values()], dim=1).tolist()
-        for row, numbers in zip(rows, values, strict=True):
-            for name, value in zip(known, numbers, strict=True):
-                if value == value:  # NaN: not defined
-                    setattr(row, name, value)
-            row.iterations = None if row.iterations is None else int(row.iterations)
-            row.completed = None if row.completed is None else bool(row.completed)
-            row.residual = row.dfi_factor if row.residual is None else row.residual

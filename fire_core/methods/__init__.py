@@ -8,13 +8,9 @@ A method may have variants beside `published`, which follows its own paper: clas
 another package registers when it is imported.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
-from collections.abc import Iterable
 from dataclasses import fields
-from fnmatch import fnmatchcase
 from typing import Any
 
 from fire_core.errors import UserError, check_range, did_you_mean
@@ -31,20 +27,6 @@ for _file in pkgutil.iter_modules(__path__):  # a method is registered when its 
 def available() -> dict[str, type[Method]]:
     """Return the published class of every method, sorted by name."""
     return {name: cls for (name, variant), cls in sorted(registry.items()) if variant == PUBLISHED}
-
-
-def list_methods(filter: str | Iterable[str] = "*", with_description: bool = False) -> list[Any]:
-    """Return the sorted names of the methods that match a wildcard pattern, or any of several.
-
-    With `with_description`, return (name, one-line description) pairs instead.
-    """
-    patterns = [filter] if isinstance(filter, str) else list(filter)
-    found = [
-        (name, cls.summary)
-        for name, cls in available().items()
-        if any(fnmatchcase(name, pattern) for pattern in patterns)
-    ]
-    return found if with_description else [name for name, _ in found]
 
 
 def title(name: str) -> str:
@@ -98,36 +80,25 @@ def create(name: str, *, variant: str = PUBLISHED, **settings: Any) -> Method:
         settings: fields of the method's class.
     Raises: UserError for an unknown name, variant or setting, and for a value of another type than the default's.
     """
-    if variant not in variants(name):
-        raise UserError(
-            f"method {name!r} has no variant {variant!r}: choose one of {', '.join(variants(name))}"
-        )
+    if variant not in (known := variants(name)):
+        raise UserError(f"method {name!r} has no variant {variant!r}: choose one of {', '.join(known)}")
     cls = registry[name, variant]
-    known = {f.name: f.default for f in fields(cls)}
+    defaults = {f.name: f.default for f in fields(cls)}
     for key, value in settings.items():
-        if key not in known:
-            raise UserError(f"method {name!r} has no setting {key!r}{did_you_mean(key, known)}")
-        if key in cls.fixed and value != known[key]:
+        if key not in defaults:
+            raise UserError(f"method {name!r} has no setting {key!r}{did_you_mean(key, defaults)}")
+        default = defaults[key]
+        if key in cls.fixed and value != default:
             raise UserError(
-                f"method {name!r}: {key}={value!r} has no effect with variant={variant}; leave it at {known[key]!r}, or use "
-                "variant=published"
+                f"method {name!r}: {key}={value!r} has no effect with variant={variant}; leave it at {default!r}"
             )
-        if not _fits(value, known[key]):
-            kind = type(known[key]).__name__
+        # bool is a kind of int; defaults that are no number fit any value
+        kinds: Any = {bool: bool, int: int, float: float | int}.get(type(default), object)
+        numbers = isinstance(default, int | float) and isinstance(value, bool) != isinstance(default, bool)
+        if numbers or not isinstance(value, kinds):
             raise UserError(
-                f"method {name!r}: {key}={value!r} must be of type {kind}, like its default {known[key]!r}"
+                f"method {name!r}: {key}={value!r} must be of type {type(default).__name__}, like its default {default!r}"
             )
     made = cls(**settings)
     check_range(made, "[0, inf)", "first_phase")
     return made
-
-
-def _fits(value: Any, default: Any) -> bool:
-    """Return whether a value has the type of its default; defaults that are no bool, int or float fit any value."""
-    if isinstance(default, bool) or isinstance(value, bool):
-        return isinstance(value, bool) and isinstance(default, bool)
-    if isinstance(default, float):
-        return isinstance(value, int | float)
-    if isinstance(default, int):
-        return isinstance(value, int)
-    return True

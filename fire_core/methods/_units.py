@@ -1,24 +1,20 @@
 """Base classes of methods of hidden units: they find unit layers, record activations or gradients, and replace units."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import UserError
+from fire_core.errors import UserError, check_choice
 from fire_core.methods.method import Method
 from fire_core.report import Report
 from fire_core.seeding import derive
 from fire_core.state import State
 from fire_core.units import Recorder, UnitLayer, find_unit_layers, incoming, recycle, why_not
 from fire_core.wrapped_models import replicas_in
-
-MOST_UNHEARD = 3  # steps in a row that may pass without a recorded forward pass
 
 
 @dataclass
@@ -28,7 +24,7 @@ class LayerMethod(Method):
     Before phase `first_phase` the method does nothing and places no hooks. `close()` removes the hooks.
     """
 
-    takes_whole_weights: ClassVar[bool] = True
+    takes_whole_weights = True
 
     def __post_init__(self) -> None:
         self.layers: dict[str, list[UnitLayer]] = {}
@@ -38,7 +34,7 @@ class LayerMethod(Method):
 
     def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
         """Return the tensors that the method remembers of one layer, by name, as they are at the start."""
-        raise NotImplementedError
+        return {}
 
     def watch(self, net: nn.Module, layers: list[UnitLayer]) -> Any:
         """Place the hooks of the method in `net`, and return the object that holds them; by default none."""
@@ -50,10 +46,8 @@ class LayerMethod(Method):
 
     def stream(self, state: State) -> torch.Generator:
         """Return a new CPU generator, whose seed depends on `state.generator`, the method and the earlier streams."""
-        seed = state.generator.initial_seed() if state.generator is not None else 0
-        stream = torch.Generator().manual_seed(derive(seed, self.name, self.counts["draws"]))
         self.counts["draws"] += 1
-        return stream
+        return stream_of(state, self.name, self.counts["draws"] - 1)
 
     def find_layers(self, state: State, name: str) -> list[UnitLayer]:
         """Return the unit layers of net `name`, found with the first of the coming batches.
@@ -61,37 +55,33 @@ class LayerMethod(Method):
         Raises UserError if there are none.
         """
         if name not in self.layers:
-            found, reasons = find_unit_layers(
-                state.nets[name], next(coming_inputs(state.batches, name, self.name))
-            )
-            if replicas_in(state.nets[name]):
+            net = state.nets[name]
+            if replicas_in(net):
                 raise UserError(
                     f"method {self.name!r} chooses units by what one process sees, and replicas would come to differ: it "
                     "does not work with DistributedDataParallel"
                 )
-            reasons |= {layer.name: why for layer in found if (why := why_not(state.nets[name], layer))}
-            found = [layer for layer in found if layer.name not in reasons]
-            if not found:
+            found, reasons = find_unit_layers(net, next(coming_inputs(state.batches, name, self.name)))
+            reasons |= {layer.name: why for layer in found if (why := why_not(net, layer))}
+            self.layers[name] = [layer for layer in found if layer.name not in reasons]
+            if not self.layers[name]:
                 why = "; ".join(f"{key} {reason}" for key, reason in list(reasons.items())[:4])
                 raise UserError(
                     f"method {self.name!r} finds no layer in net {name!r} whose units it could replace: {why}"
                 )
-            self.layers[name] = found
         return self.layers[name]
 
     def _start(self, state: State) -> None:
         for name, net in state.nets.items():
-            if name in self.recorders:
-                if self.recorders[name].net is net:
-                    continue
-                # another model of the same name: forget the old one
+            if name in self.recorders and self.recorders[name].net is not net:  # another model of this name
                 self.recorders.pop(name).remove()
                 self.layers.pop(name), self.memory.pop(name)
-            layers = self.find_layers(state, name)
-            device = next(net.parameters()).device
-            if name not in self.memory:
-                self.memory[name] = {layer.name: self.start_memory(layer, device) for layer in layers}
-            self.recorders[name] = self.watch(net, layers)
+            if name not in self.recorders:
+                layers, device = self.find_layers(state, name), next(net.parameters()).device
+                self.memory.setdefault(
+                    name, {layer.name: self.start_memory(layer, device) for layer in layers}
+                )
+                self.recorders[name] = self.watch(net, layers)
 
     def close(self) -> None:
         """Remove all hooks; a later step puts them back."""
@@ -106,9 +96,8 @@ class LayerMethod(Method):
 
     def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
         """Restore what `state_dict` returned, and place the hooks."""
-        self.layers = {
-            name: [UnitLayer(**layer) for layer in found] for name, found in saved["layers"].items()
-        }
+        layers = saved["layers"].items()
+        self.layers = {name: [UnitLayer(**layer) for layer in found] for name, found in layers}
         self.counts = dict(saved["counts"])
         self.memory = copy.deepcopy(saved["memory"])
         self.close()
@@ -132,9 +121,7 @@ class UnitMethod(LayerMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.fresh not in ("default", "he_uniform", "initial"):
-            raise UserError(f"fresh={self.fresh!r}: choose 'default', 'he_uniform' or 'initial'")
-        self._unheard = 0
+        check_choice(self, fresh="default he_uniform initial")
 
     def measure(self, activations: Tensor) -> Tensor:
         """Return what to keep of a layer's activations (samples, units) at every step."""
@@ -154,28 +141,16 @@ class UnitMethod(LayerMethod):
         """Do what the method needs just before the units `chosen` are replaced; by default nothing."""
 
     def after_step(self, state: State) -> None:
-        """Replace the units that `choose` picks from the activations of this step.
-
-        Raises UserError if no activations were recorded in more than MOST_UNHEARD steps in a row.
-        """
+        """Replace the units that `choose` picks from the activations of this step."""
         self._start(state)
         self.counts["steps"] += 1
-        self._unheard = (
-            0 if any(recorder.values for recorder in self.recorders.values()) else self._unheard + 1
-        )
-        if self._unheard > MOST_UNHEARD:
-            raise UserError(
-                f"method {self.name!r} sees no activations of {', '.join(state.nets)}: compiled nets ignore hooks, "
-                "train with compile=false"
-            )
         scored = []  # all layers, before the first one changes
         for name, net in state.nets.items():
             for layer in self.layers[name]:
                 measured = self.recorders[name].values.pop(layer.name, None)
-                if measured is None:  # the first step of a run that starts in phase 0 was not recorded
-                    continue
-                memory = self.memory[name][layer.name]
-                scored.append((name, layer, memory, self.choose(net, layer, memory, measured)))
+                if measured is not None:  # the first step of a run that starts in phase 0 was not recorded
+                    memory = self.memory[name][layer.name]
+                    scored.append((name, layer, memory, self.choose(net, layer, memory, measured)))
         for (name, layer, memory, _), chosen in zip(scored, self.indices([one[-1] for one in scored])):
             if len(chosen):
                 self.before_recycling(state.nets[name], layer, memory, chosen)
@@ -201,21 +176,22 @@ class UnitMethod(LayerMethod):
 class ForgetfulUnitMethod(UnitMethod):
     """Base class of unit methods that remember nothing of a layer: a checkpoint has their counts, layers are found again."""
 
-    def boundary(self, state: State) -> Report:
-        return Report(method=self.name)
+    remembers = ("counts",)
+    boundary = Method.boundary
+    state_dict = Method.state_dict
+    load_state_dict = Method.load_state_dict
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"counts": dict(self.counts)}
 
-    def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
-        self.counts = dict(saved["counts"])
+def stream_of(state: State, method: str, number: int) -> torch.Generator:
+    """Return a CPU generator, whose seed depends on `state.generator`, the name of the method and a number."""
+    seed = state.generator.initial_seed() if state.generator is not None else 0
+    return torch.Generator().manual_seed(derive(seed, method, number))
 
 
 def coming_inputs(batches: Callable[[], Iterable[Any]] | None, net: str, method: str) -> Iterator[Any]:
     """Yield the inputs for `net` in the coming batches. Raises UserError if there are none."""
-    found = () if batches is None else batches()
     inputs = None
-    for inputs, *_ in found:
+    for inputs, *_ in batches() if batches is not None else ():
         yield inputs_of(net, inputs)
     if inputs is None:
         raise UserError(

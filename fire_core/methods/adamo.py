@@ -1,14 +1,11 @@
 """AdamO: a pull towards isometric weights beside the optimizer's step, which Adam's moments do not see."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import UserError, check_range
+from fire_core.errors import UserError, check_choice, check_range
 from fire_core.methods.method import PORT, Method, register
 from fire_core.state import State
 
@@ -48,18 +45,17 @@ class AdamO(Method):
     targets: str | list[str] = "all"
     reading: str = "paper"
 
-    name: ClassVar[str] = "adamo"
-    title: ClassVar[str] = "AdamO"
-    summary: ClassVar[str] = "step towards isometric weights, decoupled from Adam's moments"
-    source: ClassVar[str] = "Rosseau et al. 2026 (AdamO, arXiv 2606.09762)"
-    proven_by: ClassVar[str] = PORT
-    off: ClassVar[dict[str, Any] | None] = {"coefficient": 0.0}
-    takes_whole_weights: ClassVar[bool] = True
+    name = "adamo"
+    title = "AdamO"
+    summary = "step towards isometric weights, decoupled from Adam's moments"
+    source = "Rosseau et al. 2026 (AdamO, arXiv 2606.09762)"
+    proven_by = PORT
+    off = {"coefficient": 0.0}
+    takes_whole_weights = True
 
     def __post_init__(self) -> None:
         check_range(self, "[0, inf)", "coefficient")
-        if self.reading not in ("paper", "code"):
-            raise UserError(f"reading={self.reading!r}: choose 'paper' or 'code' (the author's port)")
+        check_choice(self, reading="paper code")
         self._pulls: list[tuple[float, nn.Parameter, Tensor]] = []
 
     def before_step(self, state: State) -> None:

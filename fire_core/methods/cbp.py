@@ -1,17 +1,15 @@
 """Continual backprop: replace the least useful mature units at a slow, steady rate."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import UserError, check_range
+from fire_core.errors import check_range
 from fire_core.methods._units import UnitMethod
-from fire_core.methods.method import FIXTURE, added, register
-from fire_core.units import UnitLayer, incoming, outgoing
+from fire_core.methods.method import FIXTURE, register
+from fire_core.units import UnitLayer, outgoing
 
 
 @register
@@ -27,9 +25,6 @@ class ContinualBackprop(UnitMethod):
     Args:
         compensate: add a replaced unit's mean contribution to the readers' biases, where they have one, so that the
             output does not jump.
-        utility: "contribution" is the one above, in which mean or sum over the outgoing weights makes no difference.
-            "adaptable" is the mean |h - average h| times sum |w_out| over the mean |w_in|: the choice of the authors'
-            configurations for MNIST and ImageNet.
 
     The authors' code (loss-of-plasticity) replaces units of the same utility in every step that was recorded from it. It
     differs in three things, of which two can be set. Its compensation has no effect (`compensate=false`). Its new weights
@@ -43,29 +38,24 @@ class ContinualBackprop(UnitMethod):
     maturity: int = 1000
     decay: float = 0.99
     compensate: bool = True
-    utility: str = added("contribution")
 
-    name: ClassVar[str] = "cbp"
-    title: ClassVar[str] = "CBP"
-    summary: ClassVar[str] = "continual backprop: replace the least useful units slowly"
-    source: ClassVar[str] = "Dohare et al. 2024 (Nature 632), Algorithm 1"
-    proven_by: ClassVar[str] = FIXTURE
-    off: ClassVar[dict[str, Any] | None] = {"replacement_rate": 0.0}
-    needs: ClassVar[frozenset[str]] = frozenset({"activations", "batches"})
+    name = "cbp"
+    title = "CBP"
+    summary = "continual backprop: replace the least useful units slowly"
+    source = "Dohare et al. 2024 (Nature 632), Algorithm 1"
+    proven_by = FIXTURE
+    off = {"replacement_rate": 0.0}
+    needs = frozenset({"activations", "batches"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "[0, 1]", "replacement_rate")
         check_range(self, "[0, 1)", "decay")
         check_range(self, "[0, inf)", "maturity")
-        if self.utility not in ("contribution", "adaptable"):
-            raise UserError(f"utility={self.utility!r}: choose 'contribution' or 'adaptable'")
 
     def measure(self, activations: Tensor) -> Tensor:
-        """Return mean |activation| and mean activation of each unit, (2, units); all of them for "adaptable"."""
+        """Return mean |activation| and mean activation of each unit, (2, units)."""
         values = activations.float()
-        if self.utility == "adaptable":
-            return values
         return torch.stack([values.abs().mean(dim=0), values.mean(dim=0)])
 
     def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
@@ -80,12 +70,8 @@ class ContinualBackprop(UnitMethod):
     def choose(self, net: nn.Module, layer: UnitLayer, memory: dict[str, Tensor], measured: Tensor) -> Tensor:
         """Update utilities, ages and quota, and return the mature units of least utility that the quota allows."""
         memory["age"] += 1
-        adaptable = self.utility == "adaptable"
-        self._average(memory, "mean", measured.mean(dim=0) if adaptable else measured[1])
-        size = measured[0]
-        if adaptable:
-            centre = memory["mean"] / (1 - self.decay ** memory["age"].double()).to(memory["mean"])
-            size = (measured - centre).abs().mean(dim=0) / incoming_magnitude(net, layer)
+        size, mean = measured
+        self._average(memory, "mean", mean)
         self._average(memory, "utility", size * outgoing_magnitude(net, layer))
         mature = memory["age"] > self.maturity
         memory["due"] += self.replacement_rate * int(mature.sum())
@@ -128,10 +114,3 @@ def outgoing_magnitude(net: nn.Module, layer: UnitLayer) -> Tensor:
         entries.read().float().abs().transpose(1, 2).flatten(1).sum(dim=1) for entries in outgoing(net, layer)
     ]
     return torch.stack([part.to(parts[0].device) for part in parts]).sum(dim=0)
-
-
-@torch.no_grad()
-def incoming_magnitude(net: nn.Module, layer: UnitLayer) -> Tensor:
-    """Return the mean of |w| over all incoming weights of each unit, (units,) float32."""
-    weights = [entries.read().float().abs() for entries in incoming(net, layer)]
-    return torch.cat([w.flatten(1) for w in weights if w.ndim > 1], dim=1).mean(dim=1).clamp_min(1e-30)

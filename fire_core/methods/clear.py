@@ -1,14 +1,24 @@
-"""Controls that change no weight at a boundary: the optimizer's memory cleared, or kept with a new warm-up."""
-
-from __future__ import annotations
+"""Controls that change no weight at a boundary: nothing, the optimizer's memory cleared, or kept with a new warm-up."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from fire_core.errors import check_range
 from fire_core.methods.method import Method, register
 from fire_core.report import Report
 from fire_core.state import State
+
+
+@register
+@dataclass
+class NoReset(Method):
+    """Does nothing. Cost: nothing."""
+
+    name = "none"
+    title = "none (continue)"
+    summary = "no intervention: train on from the old weights"
+    source = "baseline"
+    off = {}
 
 
 @register
@@ -20,10 +30,10 @@ class Clear(Method):
     `optimizer_state` is "clear", `none` is the same, and the comparison is with `none` and optimizer_state "keep".
     """
 
-    name: ClassVar[str] = "clear"
-    summary: ClassVar[str] = "control: Adam's moments cleared, weights kept"
-    source: ClassVar[str] = "control of this suite"
-    optimizer_state: ClassVar[str | None] = "clear"
+    name = "clear"
+    summary = "control: Adam's moments cleared, weights kept"
+    source = "control of this suite"
+    optimizer_state = "clear"
 
 
 @register
@@ -38,12 +48,12 @@ class Rewarm(Method):
 
     steps: int = 500
 
-    name: ClassVar[str] = "rewarm"
-    summary: ClassVar[str] = "control: learning rate warmed up again, moments and weights kept"
-    source: ClassVar[str] = "2025 (arXiv 2507.20057)"
-    off: ClassVar[dict[str, Any] | None] = {"steps": 1}
-    optimizer_state: ClassVar[str | None] = "keep"
-    remembers: ClassVar[tuple[str, ...]] = ("done",)
+    name = "rewarm"
+    summary = "control: learning rate warmed up again, moments and weights kept"
+    source = "2025 (arXiv 2507.20057)"
+    off = {"steps": 1}
+    optimizer_state = "keep"
+    remembers = ("done",)
 
     def __post_init__(self) -> None:
         check_range(self, "[1, inf)", "steps")

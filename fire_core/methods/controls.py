@@ -1,17 +1,19 @@
-"""Controls that separate the parts of FIRE: the norms of the weights, their directions, and the flat spectrum."""
+"""Controls that separate the parts of FIRE: the norms of the weights, their directions, and the flat spectrum.
 
-from __future__ import annotations
+`targets` and the options `degenerate`, `min_norm` and `initial` of the functions are those of `fire`, and so are the Report
+that they return and the errors that they raise.
+"""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fire_core.engine import FireSettings, official_scales
+from fire_core.engine import FireSettings, Treated, Treatment, official_scales
 from fire_core.methods.fire import Projection
 from fire_core.methods.method import register
-from fire_core.report import Report, Treated
+from fire_core.report import Report
 from fire_core.seeding import derive
 from fire_core.solvers.polar import polar
 from fire_core.state import State
@@ -19,6 +21,13 @@ from fire_core.targets import Target
 from fire_core.wrapped_models import table_of, treat_model
 
 ITERATIONS, NORMALIZE = FireSettings.iterations, FireSettings.normalize
+
+
+def control(
+    model: nn.Module, treatment: Treatment, name: str, targets: Any, options: dict[str, Any]
+) -> Report:
+    """Run `treatment` on the targets of `model` and return the report under the name of a control."""
+    return treat_model(model, table_of(model, targets), treatment, action=name, method=name, **options)
 
 
 def rescale(
@@ -31,12 +40,7 @@ def rescale(
 ) -> Report:
     """Scale every target of `model` to the Frobenius norm that `fire` would give it, in place.
 
-    Args:
-        iterations, normalize: settings of "newton_schulz", whose result has that norm.
-        targets: as in `fire`.
-        options: `degenerate`, `min_norm` and `initial`, as in `fire`.
-    Returns: a Report with one row per target.
-    Raises: UserError as `fire` does.
+    iterations, normalize: settings of "newton_schulz", whose result has that norm.
     """
 
     def treat(stack: Tensor, group: list[Target]) -> Treated:
@@ -44,7 +48,7 @@ def rescale(
         norm = torch.linalg.matrix_norm(goal * official_scales(group, stack), keepdim=True)
         return Treated(stack * (norm / torch.linalg.matrix_norm(stack, keepdim=True)))
 
-    return treat_model(model, table_of(model, targets), treat, action="rescale", method="rescale", **options)
+    return control(model, treat, "rescale", targets, options)
 
 
 def keep_norm(
@@ -58,23 +62,15 @@ def keep_norm(
 ) -> Report:
     """Replace every target W of `model` by its polar factor, scaled to the Frobenius norm of W, in place.
 
-    Args:
-        solver: as in `fire`; the default here is "exact".
-        iterations, normalize, targets: as in `fire`.
-        options: `degenerate`, `min_norm` and `initial`, as in `fire`.
-    Returns: a Report with one row per target.
-    Raises: UserError as `fire` does.
+    solver, iterations, normalize: as in `fire`, but for the default "exact".
     """
 
     def treat(stack: Tensor, group: list[Target]) -> Treated:
-        result = polar(stack, solver, iterations=iterations, normalize=normalize)
+        factor, *figures = polar(stack, solver, iterations=iterations, normalize=normalize)
         norm = torch.linalg.matrix_norm(stack, keepdim=True)
-        scaled = result.factor * (norm / torch.linalg.matrix_norm(result.factor, keepdim=True))
-        return Treated(scaled, result.factor, result.iterations, result.completed, result.residual)
+        return Treated(factor * (norm / torch.linalg.matrix_norm(factor, keepdim=True)), None, *figures)
 
-    return treat_model(
-        model, table_of(model, targets), treat, action="keep_norm", method="keep_norm", **options
-    )
+    return control(model, treat, "keep_norm", targets, options)
 
 
 def random_orthogonal(
@@ -85,12 +81,7 @@ def random_orthogonal(
     Each matrix is drawn on the CPU from the Haar measure (QR of a Gaussian matrix, with positive diagonal of R). Its
     seed depends on the target's name, so device and number of processes do not matter.
 
-    Args:
-        generator: CPU generator, from which one number is drawn; None is the global one.
-        targets: as in `fire`.
-        options: `degenerate`, `min_norm` and `initial`, as in `fire`.
-    Returns: a Report with one row per target.
-    Raises: UserError as `fire` does.
+    generator: CPU generator, from which one number is drawn; None is the global one.
     """
     seed = int(torch.randint(2**62, (), generator=generator))
 
@@ -102,16 +93,10 @@ def random_orthogonal(
         q, r = torch.linalg.qr(torch.stack([draw(target) for target in group]))
         q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
         factor = (q if stack.shape[-2] >= stack.shape[-1] else q.mT).to(stack)
-        return Treated(factor * official_scales(group, stack), factor)
+        scale = official_scales(group, stack)
+        return Treated(factor * scale, scale)
 
-    return treat_model(
-        model,
-        table_of(model, targets),
-        treat,
-        action="random_orthogonal",
-        method="random_orthogonal",
-        **options,
-    )
+    return control(model, treat, "random_orthogonal", targets, options)
 
 
 @register
@@ -125,12 +110,10 @@ class Rescale(Projection):
     iterations: int = ITERATIONS
     normalize: str = NORMALIZE
 
-    name: ClassVar[str] = "rescale"
-    summary: ClassVar[str] = "control: the norm that FIRE would give, old directions kept"
-    source: ClassVar[str] = "control of this suite"
-
-    def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
-        return rescale(net, **where, **self.settings())
+    name = "rescale"
+    summary = "control: the norm that FIRE would give, old directions kept"
+    source = "control of this suite"
+    function = rescale
 
 
 @register
@@ -145,12 +128,10 @@ class KeepNorm(Projection):
     iterations: int = ITERATIONS
     normalize: str = NORMALIZE
 
-    name: ClassVar[str] = "keep_norm"
-    summary: ClassVar[str] = "control: FIRE's directions, the norm of every weight kept"
-    source: ClassVar[str] = "control of this suite"
-
-    def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
-        return keep_norm(net, **where, **self.settings())
+    name = "keep_norm"
+    summary = "control: FIRE's directions, the norm of every weight kept"
+    source = "control of this suite"
+    function = keep_norm
 
 
 @register
@@ -161,9 +142,10 @@ class RandomOrthogonal(Projection):
     If it does as well as FIRE, the old directions do not matter. Cost: one QR decomposition per target.
     """
 
-    name: ClassVar[str] = "random_orthogonal"
-    summary: ClassVar[str] = "control: random orthogonal matrix with FIRE's spectrum, nothing kept"
-    source: ClassVar[str] = "control of this suite; Saxe et al. 2014 (orthogonal initialisation)"
+    name = "random_orthogonal"
+    summary = "control: random orthogonal matrix with FIRE's spectrum, nothing kept"
+    source = "control of this suite; Saxe et al. 2014 (orthogonal initialisation)"
+    function = random_orthogonal
 
-    def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
-        return random_orthogonal(net, generator=state.generator, **where, **self.settings())
+    def project(self, net: nn.Module, state: State, **settings: Any) -> Report:
+        return random_orthogonal(net, generator=state.generator, **settings)

@@ -1,9 +1,6 @@
 """CPR: the less gradient a hidden unit gets, the more of its weights is replaced, a little at a time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -40,13 +37,13 @@ class CPR(LayerMethod):
     decay: float = 0.99
     sharpness: float = 16.0
 
-    name: ClassVar[str] = "cpr"
-    title: ClassVar[str] = "CPR"
-    summary: ClassVar[str] = "mix new weights into units with little gradient, a small share at a time"
-    source: ClassVar[str] = "2026 (CPR, arXiv 2607.24996)"
-    proven_by: ClassVar[str] = FIXTURE
-    needs: ClassVar[frozenset[str]] = frozenset({"gradients", "batches"})
-    off: ClassVar[dict[str, Any] | None] = {"rate": 0.0}
+    name = "cpr"
+    title = "CPR"
+    summary = "mix new weights into units with little gradient, a small share at a time"
+    source = "2026 (CPR, arXiv 2607.24996)"
+    proven_by = FIXTURE
+    needs = frozenset({"gradients", "batches"})
+    off = {"rate": 0.0}
 
     def __post_init__(self) -> None:
         super().__post_init__()

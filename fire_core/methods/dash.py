@@ -1,11 +1,8 @@
 """DASH: shrink each weight vector, the more so the less it agrees with the direction in which the loss descends."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +14,7 @@ from fire_core.methods.method import TEXT, Method, register
 from fire_core.passes import call, undisturbed
 from fire_core.report import Report
 from fire_core.state import State
-from fire_core.targets import TargetTable, find_targets
+from fire_core.targets import TargetTable
 from fire_core.wrapped_models import average_over_ranks, observe, table_of, unwrap
 
 
@@ -42,9 +39,7 @@ def dash(
         batches: (inputs, targets) of the coming data, read once.
         loss: (output, targets) -> scalar.
         alpha: weight of the newest gradient in the running average.
-        floor: smallest factor by which a weight vector is multiplied.
-        kernels: treat each (out, in) kernel of a convolution as a vector, else each output channel.
-        biases: also treat each entry of the biases as a vector.
+        floor, kernels, biases: see `shrink`.
         training: take the gradients in training mode, else in evaluation mode.
         targets: rule for the matrices, as in `fire`.
         initial: starting weights by parameter name, only to report the distance moved relative to a full reset.
@@ -77,9 +72,8 @@ def descent(
     found: dict[str, Tensor] = {}
     with undisturbed(model, training=training), torch.enable_grad():
         for inputs, targets in batches:
-            gradients = torch.autograd.grad(
-                loss(call(model, inputs), targets), list(parameters.values()), allow_unused=True
-            )
+            value = loss(call(model, inputs), targets)
+            gradients = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
             for key, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
                     found.setdefault(key, torch.zeros_like(gradient)).lerp_(-gradient, alpha)
@@ -98,9 +92,8 @@ def shrink(
     floor: float,
     kernels: bool = True,
     biases: bool = True,
-    strength: float = 1.0,
 ) -> None:
-    """Multiply each weight vector by 1 - strength * (1 - max(floor, cos)), in place.
+    """Multiply each weight vector by max(floor, cos), in place.
 
     cos is the cosine between the vector and `direction`. A vector is a row of a Linear, or one (out, in) kernel of a
     convolution (with kernels=False, all weights of an output channel). With `biases`, each entry of the biases beside
@@ -111,18 +104,18 @@ def shrink(
     for key in dict.fromkeys(t.parameter for t in table.included if t.kind == "conv"):
         if key in direction:
             weight = parameters[key]
-            shrunk = shrink_factor(weight.flatten(start), direction[key].flatten(start), floor, strength)
+            shrunk = shrink_factor(weight.flatten(start), direction[key].flatten(start), floor)
             weight.mul_(shrunk.view(*shrunk.shape, *[1] * (weight.ndim - start)))
     for target in table.included:
         if target.parameter in direction and target.kind != "conv":
             rows = target.matrix(parameters)
-            shrunk = shrink_factor(rows, target.matrix(direction), floor, strength)
+            shrunk = shrink_factor(rows, target.matrix(direction), floor)
             target.write(parameters, rows * shrunk.unsqueeze(-1))
     if biases:
         for key in biases_beside(table):
             if key in direction:
                 entries, along = parameters[key].unsqueeze(-1), direction[key].unsqueeze(-1)
-                parameters[key].mul_(shrink_factor(entries, along, floor, strength))
+                parameters[key].mul_(shrink_factor(entries, along, floor))
 
 
 def biases_beside(table: TargetTable) -> list[str]:
@@ -131,10 +124,10 @@ def biases_beside(table: TargetTable) -> list[str]:
     return [target.parameter for target in table if target.kind == "bias" and target.module in modules]
 
 
-def shrink_factor(vectors: Tensor, directions: Tensor, floor: float, strength: float = 1.0) -> Tensor:
+def shrink_factor(vectors: Tensor, directions: Tensor, floor: float) -> Tensor:
     """Return the factor of each vector: (..., n) vectors and directions give (...) factors."""
-    cosine = cosine_similarity(vectors.float(), directions.float(), dim=-1).clamp(floor, 1.0)
-    return (1.0 - strength * (1.0 - cosine)).to(vectors.dtype)
+    cosine = cosine_similarity(vectors.float(), directions.float(), dim=-1)
+    return cosine.clamp(floor, 1.0).to(vectors.dtype)
 
 
 def coming(name: str, state: State) -> tuple[Iterator[tuple[Any, Any]], Callable[[Any, Any], Tensor]]:
@@ -153,11 +146,9 @@ class Dash(Method):
 
     Args:
         evaluation_mode: take the gradients in evaluation mode.
-        every_steps: above 0, do nothing at boundaries. The direction then follows the training gradients, and after
-            every so many steps `shrink` is applied with strength `rate`, that is, factors from 1 - rate * (1 - floor)
-            to 1.
+        every_steps, rate: of a form that acted during training and is gone; they are part of the identity of runs.
 
-    Cost: one epoch of gradients per boundary (or two passes over the weights per step), and one copy of the weights.
+    Cost: one epoch of gradients per boundary, and one copy of the weights.
     """
 
     alpha: float = 0.3
@@ -169,53 +160,23 @@ class Dash(Method):
     rate: float = 1.0
     targets: str | list[str] = "all"
 
-    name: ClassVar[str] = "dash"
-    title: ClassVar[str] = "DASH"
-    summary: ClassVar[str] = "direction-aware shrinking by the gradient of the new data"
-    source: ClassVar[str] = "Shin et al. 2024 (DASH, arXiv 2410.23495), Algorithm 1"
-    off: ClassVar[dict[str, Any] | None] = {"floor": 1.0}
-    proven_by: ClassVar[str] = TEXT
-    remembers: ClassVar[tuple[str, ...]] = ("steps", "descent")
-
-    @property
-    def needs(self) -> frozenset[str]:  # type: ignore[override]
-        """Gradients of the coming data at boundaries, those of training with `every_steps`."""
-        return frozenset({"gradients"} if self.every_steps else {"batches", "loss"})
+    name = "dash"
+    title = "DASH"
+    summary = "direction-aware shrinking by the gradient of the new data"
+    source = "Shin et al. 2024 (DASH, arXiv 2410.23495), Algorithm 1"
+    off = {"floor": 1.0}
+    proven_by = TEXT
+    needs = frozenset({"batches", "loss"})
+    fixed = ("every_steps", "rate")
 
     def __post_init__(self) -> None:
         check_range(self, "(0, 1]", "alpha")
-        check_range(self, "[0, 1]", "floor", "rate")
-        check_range(self, "[0, inf)", "every_steps")
-        if self.rate != 1.0 and not self.every_steps:
-            raise UserError(
-                f"rate={self.rate} is for the per-step form: give every_steps too, or leave it out"
-            )
-        self.steps = 0
-        self.descent: dict[str, dict[str, Tensor]] = {}
-        self._tables: WeakKeyDictionary[nn.Module, TargetTable] = WeakKeyDictionary()
+        check_range(self, "[0, 1]", "floor")
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
-        if self.every_steps:
-            return Report()
         batches, loss = coming(name, state)
         settings: dict[str, Any] = {
             key: getattr(self, key) for key in ("alpha", "floor", "kernels", "biases", "targets")
         }
         training, initial = not self.evaluation_mode, state.initial.get(name)
         return dash(net, batches, loss, training=training, initial=initial, **settings)
-
-    def after_step(self, state: State) -> None:
-        if not self.every_steps:
-            return
-        self.steps += 1
-        for name, net in state.nets.items():
-            known = self.descent.setdefault(name, {})
-            for key, parameter in unwrap(net).named_parameters():
-                if parameter.grad is not None:
-                    old = known.get(key, torch.zeros_like(parameter))
-                    known[key] = torch.lerp(old, -parameter.grad, self.alpha)
-            if self.steps % self.every_steps == 0:
-                if net not in self._tables:
-                    self._tables[net] = find_targets(unwrap(net), self.targets)
-                which: dict[str, Any] = {"kernels": self.kernels, "biases": self.biases}
-                shrink(unwrap(net), known, self._tables[net], floor=self.floor, strength=self.rate, **which)

@@ -1,27 +1,27 @@
 """FIRE as a method, its exact form, interpolation towards it, and FIRE on all layers."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from fire_core.engine import FireSettings
 from fire_core.errors import UserError
-from fire_core.methods.full_reset import check_initial, initial_of, reset_layers
-from fire_core.methods.method import FIXTURE, TEXT, Method, added, register
+from fire_core.methods.full_reset import reset_layers
+from fire_core.methods.method import FIXTURE, TEXT, Method, added, register, start_of
 from fire_core.projection import fire
 from fire_core.report import Report
 from fire_core.state import State
 from fire_core.targets import find_targets, match_parameters
-from fire_core.wrapped_models import unwrap, unwrap_with
+from fire_core.wrapped_models import unwrap
 
 
 @dataclass
 class Projection(Method):
     """Base class of FIRE and its controls.
+
+    A subclass names the `function` of a model that it calls; its other settings are keyword arguments of that function.
 
     Args:
         targets: the matrices to project, a rule of `find_targets`.
@@ -34,7 +34,17 @@ class Projection(Method):
     degenerate: str = "skip"
     min_norm: float = added(FireSettings.min_norm)
 
-    off: ClassVar[dict[str, Any] | None] = {"min_norm": 1e30}
+    function: ClassVar[Callable[..., Report]]
+    off = {"min_norm": 1e30}
+
+    def __post_init__(self) -> None:
+        known = {f.name for f in fields(FireSettings)}
+        FireSettings.of(**{name: value for name, value in self.settings().items() if name in known})
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that are arguments of `function`, without `targets`."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: own[name] for name in own if name not in ("first_phase", "targets", "reset")}
 
     def check(self, state: State) -> None:
         """Raise UserError for targets that a net does not have, and for layers both projected and reset."""
@@ -44,24 +54,16 @@ class Projection(Method):
                 _check_disjoint(set(table.parameters), set(match_parameters(net, self.reset)))
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
-        """`project` the targets, which may fail, then reset the layers of `reset`, and return one report of both."""
-        start: Mapping[str, Tensor] = {}
+        """Project the targets, which may fail, then reset the layers of `reset`, and return one report of both."""
+        initial = state.initial.get(name)
         if self.reset:
-            inner, start = unwrap_with(net, initial_of(state, name))
-            check_initial(start, match_parameters(inner, self.reset))
-        report = self.project(net, state, {"targets": self.targets, "initial": state.initial.get(name)})
-        return combine(report, reset_layers(net, start, self.reset) if self.reset else Report())
+            start_of(net, initial, match_parameters(unwrap(net), self.reset))
+        report = self.project(net, state, targets=self.targets, initial=initial, **self.settings())
+        return combine(report, reset_layers(net, initial, self.reset) if self.reset else Report())
 
-    def settings(self) -> dict[str, Any]:
-        """Return those settings of `fire` that this method has."""
-        return {f.name: getattr(self, f.name) for f in fields(FireSettings) if hasattr(self, f.name)}
-
-    def __post_init__(self) -> None:
-        FireSettings.of(**self.settings())
-
-    def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
-        """Treat one net and return the report. where: targets and initial weights, as arguments of `fire`."""
-        raise NotImplementedError
+    def project(self, net: nn.Module, state: State, **settings: Any) -> Report:
+        """Treat one net and return the report."""
+        return type(self).function(net, **settings)
 
 
 @register
@@ -80,14 +82,12 @@ class Fire(Projection):
     variance_factor: float = added(FireSettings.variance_factor)
     strength: float = FireSettings.strength
 
-    name: ClassVar[str] = "fire"
-    title: ClassVar[str] = "FIRE"
-    summary: ClassVar[str] = "nearest orthogonal matrix, published Newton-Schulz iterations"
-    source: ClassVar[str] = "Han et al. 2026 (FIRE), Eq. 4-5, Algorithm 1"
-    proven_by: ClassVar[str] = FIXTURE
-
-    def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
-        return fire(net, **where, **self.settings())
+    name = "fire"
+    title = "FIRE"
+    summary = "nearest orthogonal matrix, published Newton-Schulz iterations"
+    source = "Han et al. 2026 (FIRE), Eq. 4-5, Algorithm 1"
+    proven_by = FIXTURE
+    function = fire
 
 
 def _check_disjoint(treated: set[str], reset: set[str]) -> None:
@@ -105,14 +105,11 @@ def combine(report: Report, reset: Report) -> Report:
     """
     _check_disjoint(report.changed, reset.changed)
     by_name = {row.name: row for row in reset.rows if row.parameter in reset.changed}
-    rows = [by_name.pop(row.name, row) for row in report.rows]
-    return Report(
-        rows,
-        report.changed | reset.changed,
-        parameters=[*report.parameters, *reset.parameters],
-        seconds=report.seconds + reset.seconds,
-        method=report.method,
-    )
+    report.rows = [by_name.pop(row.name, row) for row in report.rows]
+    report.changed |= reset.changed
+    report.parameters += reset.parameters
+    report.seconds += reset.seconds
+    return report
 
 
 @register
@@ -122,11 +119,11 @@ class FireExact(Fire):
 
     solver: str = "exact"
 
-    name: ClassVar[str] = "fire_exact"
-    title: ClassVar[str] = "FIRE exact"
-    summary: ClassVar[str] = "nearest orthogonal matrix to a tolerance, whatever the conditioning"
-    source: ClassVar[str] = "Schoenemann 1966 (orthogonal Procrustes); Han et al. 2026, Eq. 5"
-    proven_by: ClassVar[str] = TEXT
+    name = "fire_exact"
+    title = "FIRE exact"
+    summary = "nearest orthogonal matrix to a tolerance, whatever the conditioning"
+    source = "Schoenemann 1966 (orthogonal Procrustes); Han et al. 2026, Eq. 5"
+    proven_by = TEXT
 
 
 @register
@@ -136,9 +133,9 @@ class Interpolate(Fire):
 
     strength: float = 0.5
 
-    name: ClassVar[str] = "interpolate"
-    summary: ClassVar[str] = "part of the way from the old weights to FIRE's"
-    source: ClassVar[str] = "ablation; cf. the strength argument of an early version of the official code"
+    name = "interpolate"
+    summary = "part of the way from the old weights to FIRE's"
+    source = "ablation; cf. the strength argument of an early version of the official code"
 
 
 @register
@@ -150,8 +147,8 @@ class FireAll(Fire):
     linear layers to their initial values.
     """
 
-    name: ClassVar[str] = "fire_all"
-    title: ClassVar[str] = "FIRE, all layers"
-    summary: ClassVar[str] = "published FIRE on every layer, nothing reset"
-    source: ClassVar[str] = "ablation of Han et al. 2026, DQN setting"
-    proven_by: ClassVar[str] = FIXTURE
+    name = "fire_all"
+    title = "FIRE, all layers"
+    summary = "published FIRE on every layer, nothing reset"
+    source = "ablation of Han et al. 2026, DQN setting"
+    proven_by = FIXTURE

@@ -1,20 +1,17 @@
 """Full reset: return to the starting weights."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import UserError
-from fire_core.methods.method import FIXTURE, Method, register
+from fire_core.methods.method import FIXTURE, Method, register, start_of
 from fire_core.report import Report
 from fire_core.state import State
-from fire_core.targets import match_parameters, shorten
-from fire_core.wrapped_models import observe, unwrap_with
+from fire_core.targets import match_parameters
+from fire_core.wrapped_models import observe, unwrap, unwrap_with
 
 
 def full_reset(model: nn.Module, initial: Mapping[str, Tensor]) -> Report:
@@ -29,37 +26,18 @@ def full_reset(model: nn.Module, initial: Mapping[str, Tensor]) -> Report:
     return report
 
 
-def reset_layers(model: nn.Module, initial: Mapping[str, Tensor], rule: Any) -> Report:
+def reset_layers(model: nn.Module, initial: Mapping[str, Tensor] | None, rule: Any) -> Report:
     """Set all parameters of the layers that `rule` names to their initial values, in place, and return the report.
 
     Raises UserError if the rule names nothing, or a parameter that `initial` does not have.
     """
-    model, initial = unwrap_with(model, initial)
-    names = match_parameters(model, rule)
-    check_initial(initial, names)
+    names = match_parameters(unwrap(model), rule)
+    model, start = start_of(model, initial, names)
     parameters = dict(model.named_parameters())
-    watched = observe(model, action="reset", method="reset", initial=initial)
-    with watched as report, torch.no_grad():
+    with observe(model, action="reset", method="reset", initial=start) as report, torch.no_grad():
         for name in names:
-            parameters[name].copy_(initial[name])
+            parameters[name].copy_(start[name])
     return report
-
-
-def check_initial(initial: Mapping[str, Tensor], names: Iterable[str]) -> None:
-    """Raise UserError if `initial` has no value for some of the parameters `names`."""
-    if missing := [name for name in names if name not in initial]:
-        raise UserError(
-            f"initial has no values for {shorten(missing)}, and nothing was changed: give a copy of state_dict()"
-        )
-
-
-def initial_of(state: State, net: str) -> Mapping[str, Tensor]:
-    """Return the starting weights of the net named `net`. Raises UserError if the script kept none."""
-    if net not in state.initial:
-        raise UserError(
-            f"no initial weights of net {net!r} in State.initial; set state.initial = snapshot(nets)"
-        )
-    return state.initial[net]
 
 
 @register
@@ -70,11 +48,11 @@ class FullReset(Method):
     Cost: one CPU copy of the starting state.
     """
 
-    name: ClassVar[str] = "full_reset"
-    summary: ClassVar[str] = "back to the initial weights and buffers"
-    source: ClassVar[str] = "baseline"
-    needs: ClassVar[frozenset[str]] = frozenset({"initial"})
-    proven_by: ClassVar[str] = FIXTURE
+    name = "full_reset"
+    summary = "back to the initial weights and buffers"
+    source = "baseline"
+    needs = frozenset({"initial"})
+    proven_by = FIXTURE
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
-        return full_reset(net, initial_of(state, name))
+        return full_reset(net, state.initial[name])

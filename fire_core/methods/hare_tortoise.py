@@ -1,10 +1,7 @@
 """Hare & Tortoise: an averaged network is evaluated, and from time to time the trained one returns to it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +10,7 @@ from fire_core.errors import check_range
 from fire_core.methods.method import FIXTURE, Method, register
 from fire_core.report import Report
 from fire_core.state import State
+from fire_core.wrapped_models import unwrap
 
 
 @register
@@ -43,12 +41,13 @@ class HareTortoise(Method):
     period: int = 0
     passes: int = 10
 
-    name: ClassVar[str] = "hare_tortoise"
-    title: ClassVar[str] = "Hare & Tortoise"
-    summary: ClassVar[str] = "averaged weights are evaluated, and training restarts from them at intervals"
-    source: ClassVar[str] = "Lee et al. 2024 (Hare & Tortoise, arXiv 2406.02596)"
-    proven_by: ClassVar[str] = FIXTURE
-    off: ClassVar[dict[str, Any] | None] = {"momentum": 0.0}
+    name = "hare_tortoise"
+    title = "Hare & Tortoise"
+    summary = "averaged weights are evaluated, and training restarts from them at intervals"
+    source = "Lee et al. 2024 (Hare & Tortoise, arXiv 2406.02596)"
+    proven_by = FIXTURE
+    off = {"momentum": 0.0}
+    remembers = ("count", "tortoise")
 
     def __post_init__(self) -> None:
         check_range(self, "[0, 1)", "momentum")
@@ -62,14 +61,15 @@ class HareTortoise(Method):
         """Count the passes from 0, and at the first boundary start the tortoise."""
         self.count = self.count if self.period else 0
         for name, net in state.nets.items():
-            self._follow(name, net.state_dict(), net.state_dict())
+            hare = unwrap(net).state_dict()
+            self._follow(name, hare, hare)
         return Report()
 
     @torch.no_grad()
     def after_step(self, state: State) -> None:
         """Follow the hare, and at the end of a period copy the tortoise into it."""
         for name, net in state.nets.items():
-            hare = net.state_dict()
+            hare = unwrap(net).state_dict()
             tortoise = self._follow(name, hare, state.initial.get(name, {}))
             averaged = [key for key, value in hare.items() if value.is_floating_point()]
             precise = [hare[key].to(tortoise[key].dtype) for key in averaged]
@@ -99,31 +99,19 @@ class HareTortoise(Method):
 
     def _copy(self, state: State) -> None:
         for name, tortoise in self.tortoise.items():
-            state.nets[name].load_state_dict(tortoise)
+            unwrap(state.nets[name]).load_state_dict(tortoise)
 
     def before_evaluation(self, state: State) -> None:
         for name, tortoise in self.tortoise.items():
-            net = state.nets[name]
-            if _shapes(tortoise) != _shapes(net.state_dict()):
-                continue  # it has other layers since the last step
-            self._hare[name] = {key: value.clone() for key, value in net.state_dict().items()}
-            net.load_state_dict(tortoise)
+            hare = unwrap(state.nets[name]).state_dict()
+            if _shapes(tortoise) == _shapes(hare):  # else it has other layers since the last step
+                self._hare[name] = {key: value.clone() for key, value in hare.items()}
+                unwrap(state.nets[name]).load_state_dict(tortoise)
 
     def after_evaluation(self, state: State) -> None:
         for name, hare in self._hare.items():
-            state.nets[name].load_state_dict(hare)
+            unwrap(state.nets[name]).load_state_dict(hare)
         self._hare = {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count, "tortoise": self.tortoise}
-
-    def load_state_dict(self, saved: dict[str, Any], state: State) -> None:
-        self.count = saved["count"]
-        for name, tortoise in saved["tortoise"].items():
-            hare = state.nets[name].state_dict()
-            self.tortoise[name] = {
-                key: _precise(value).to(hare[key].device) for key, value in tortoise.items()
-            }
 
 
 def _shapes(weights: Mapping[str, Tensor]) -> dict[str, torch.Size]:

@@ -1,10 +1,8 @@
 """L2-ER: weight decay, and now and then a step that raises the effective rank of the hidden activations."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,13 +70,13 @@ class L2ER(LayerMethod):
     every_steps: int = 5
     last_layers: int = 2
 
-    name: ClassVar[str] = "l2_er"
-    title: ClassVar[str] = "L2-ER"
-    summary: ClassVar[str] = "weight decay, and steps towards a larger effective rank of activations"
-    source: ClassVar[str] = "2025 (L2-ER, arXiv 2509.22335)"
-    proven_by: ClassVar[str] = FIXTURE
-    needs: ClassVar[frozenset[str]] = frozenset({"activations", "batches", "gradients"})
-    off: ClassVar[dict[str, Any] | None] = {"rate": 0.0, "decay": 0.0}
+    name = "l2_er"
+    title = "L2-ER"
+    summary = "weight decay, and steps towards a larger effective rank of activations"
+    source = "2025 (L2-ER, arXiv 2509.22335)"
+    proven_by = FIXTURE
+    needs = frozenset({"activations", "batches", "gradients"})
+    off = {"rate": 0.0, "decay": 0.0}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,9 +85,6 @@ class L2ER(LayerMethod):
 
     def watch(self, net: nn.Module, layers: list[UnitLayer]) -> _Inputs:
         return _Inputs(net)
-
-    def start_memory(self, layer: UnitLayer, device: torch.device) -> dict[str, Tensor]:
-        return {}
 
     def before_step(self, state: State) -> None:
         self._start(state)

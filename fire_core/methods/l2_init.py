@@ -1,20 +1,14 @@
 """L2-init (regenerative regularisation): weight decay towards the starting weights."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from fire_core.errors import check_range
-from fire_core.methods.full_reset import check_initial, initial_of
-from fire_core.methods.method import FIXTURE, Method, register
+from fire_core.methods.method import FIXTURE, Method, register, start_of
 from fire_core.state import State
-from fire_core.wrapped_models import unwrap_with
 
 
 @register
@@ -27,21 +21,18 @@ class L2Init(Method):
 
     coefficient: float = 1e-4
 
-    name: ClassVar[str] = "l2_init"
-    title: ClassVar[str] = "L2 init"
-    summary: ClassVar[str] = "L2 penalty towards the initial weights"
-    source: ClassVar[str] = "Kumar et al. 2023 (arXiv 2308.11958), Eq. 1"
-    needs: ClassVar[frozenset[str]] = frozenset({"initial"})
-    off: ClassVar[dict[str, Any] | None] = {"coefficient": 0.0}
-    proven_by: ClassVar[str] = FIXTURE
-    takes_whole_weights: ClassVar[bool] = True
+    name = "l2_init"
+    title = "L2 init"
+    summary = "L2 penalty towards the initial weights"
+    source = "Kumar et al. 2023 (arXiv 2308.11958), Eq. 1"
+    needs = frozenset({"initial"})
+    off = {"coefficient": 0.0}
+    proven_by = FIXTURE
+    takes_whole_weights = True
 
     def __post_init__(self) -> None:
         check_range(self, "[0, inf)", "coefficient")
-        # for each net: its starting weights as given in State.initial, and copies of them on the net's device
-        self._starts: WeakKeyDictionary[nn.Module, tuple[Mapping[str, Tensor], list[Tensor]]] = (
-            WeakKeyDictionary()
-        )
+        self._starts: WeakKeyDictionary[nn.Module, list[Tensor]] = WeakKeyDictionary()  # on the nets' devices
 
     def penalty(self, state: State) -> Tensor | float:
         """Return the penalty over all nets. Raises UserError without starting weights."""
@@ -49,19 +40,10 @@ class L2Init(Method):
             return 0.0
         total: Tensor | float = 0.0
         for name, net in state.nets.items():
+            if net not in self._starts:
+                inner, start = start_of(net, state.initial.get(name))
+                self._starts[net] = [start[key].to(p, copy=True) for key, p in inner.named_parameters()]
             weights: list[Tensor] = list(net.parameters())
-            norms = torch._foreach_norm(
-                torch._foreach_sub(weights, self._start(net, initial_of(state, name)))
-            )
+            norms = torch._foreach_norm(torch._foreach_sub(weights, self._starts[net]))
             total = total + torch.stack([norm.to(weights[0].device) for norm in norms]).square().sum()
         return 0.5 * self.coefficient * total
-
-    def _start(self, net: nn.Module, initial: Mapping[str, Tensor]) -> list[Tensor]:
-        known = self._starts.get(net)
-        if known is None or known[0] is not initial:
-            inner, start = unwrap_with(net, initial)
-            parameters = dict(inner.named_parameters())
-            check_initial(start, parameters)
-            known = initial, [start[key].to(p, copy=True) for key, p in parameters.items()]
-            self._starts[net] = known
-        return known[1]

@@ -1,8 +1,8 @@
-"""The base class of all methods, and the registry of their classes."""
+"""The base class of all methods, the registry of their classes, and the tools that they share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from fire_core.errors import UserError
 from fire_core.report import Report
 from fire_core.state import State
-from fire_core.targets import Target, find_targets
-from fire_core.wrapped_models import is_sharded, unwrap
+from fire_core.targets import Target, find_targets, shorten
+from fire_core.wrapped_models import is_sharded, unwrap, unwrap_with
 
 PUBLISHED = "published"
 # what shows that a method here is the one of its source
@@ -60,25 +60,22 @@ class Method:
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""  # in tables and figures; by default the name, with spaces
-    variant: ClassVar[str] = PUBLISHED
-    fixed: ClassVar[
-        tuple[str, ...]
-    ] = ()  # settings that this variant does not have: they stay at their defaults
     summary: ClassVar[str] = ""
     source: ClassVar[str] = ""
     proven_by: ClassVar[str] = OWN  # FIXTURE, TEXT, PORT or OWN
+    variant: ClassVar[str] = PUBLISHED
+    # settings that this variant does not have: they stay at their defaults
+    fixed: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[frozenset[str]] = frozenset()  # of NEEDS
     changes_optimizer: ClassVar[bool] = False  # overrides `build`
     changes_structure: ClassVar[bool] = False  # adds modules, and overrides `rebuild`
     takes_whole_weights: ClassVar[bool] = False  # cannot work with the shards of FSDP2
-    needs: ClassVar[frozenset[str]] = frozenset()  # of NEEDS
-    # attributes that a resumed run needs: plain values, or {name of a net: {name of a parameter: tensor}}
+    # what happens to the optimizers' memory at a boundary, whatever attach() was given
+    optimizer_state: ClassVar[str | None] = None
+    # attributes that a resumed run needs: plain values, or {name of a net: {name of a parameter or buffer: tensor}}
     remembers: ClassVar[tuple[str, ...]] = ()
-    optimizer_state: ClassVar[str | None] = (
-        None  # what happens to the optimizers' memory, whatever attach() was given
-    )
-    off: ClassVar[dict[str, Any] | None] = (
-        None  # settings with which all calls are made and nothing changes, if any
-    )
+    # settings with which all calls are made and nothing changes, if any
+    off: ClassVar[dict[str, Any] | None] = None
 
     def check(self, state: State) -> None:
         """Raise `UserError` if the settings do not fit these nets. Called before training starts and at boundaries.
@@ -178,15 +175,28 @@ class Method:
         """Restore what `state_dict` returned. The tensors are on the CPU; the nets in `state` have their weights."""
         for name in self.remembers:
             value = saved[name]
-            if isinstance(value, Mapping):
-                value = {net: beside(known, unwrap(state.nets[net])) for net, known in value.items()}
+            for net, part in value.items() if isinstance(value, Mapping) else ():
+                if isinstance(part, Mapping):
+                    own = unwrap(state.nets[net]).state_dict()
+                    part = {key: tensor.to(own[key].device, copy=True) for key, tensor in part.items()}
+                value = value | {net: part}
             setattr(self, name, value)
 
 
-def beside(saved: Mapping[str, Tensor], net: nn.Module) -> dict[str, Tensor]:
-    """Return copies of tensors by parameter name, each on the device of the parameter of `net` with that name."""
-    parameters = dict(net.named_parameters())
-    return {name: tensor.to(parameters[name].device, copy=True) for name, tensor in saved.items()}
+def start_of(
+    model: nn.Module, initial: Mapping[str, Tensor] | None, wanted: Iterable[str] | None = None
+) -> tuple[nn.Module, Mapping[str, Tensor]]:
+    """Return the module inside the wrappers of `model`, and the starting weights by the names of its parameters.
+
+    wanted: the parameters that must have a starting value, by default all. Raises UserError if some have none.
+    """
+    inner, start = unwrap_with(model, initial or {})
+    wanted = dict(inner.named_parameters()) if wanted is None else wanted
+    if missing := [name for name in wanted if name not in start]:
+        raise UserError(
+            f"initial has no values for {shorten(missing)}, and nothing was changed: give a copy of state_dict()"
+        )
+    return inner, start
 
 
 registry: dict[tuple[str, str], type[Method]] = {}  # (name, variant) -> class
@@ -195,13 +205,10 @@ registry: dict[tuple[str, str], type[Method]] = {}  # (name, variant) -> class
 def register(cls: type[Method]) -> type[Method]:
     """Make a method class known by its `name` and `variant`, and return it; used as a class decorator.
 
-    Raises TypeError if `name`, `summary` or `source` is empty, or if another class has this name and variant.
+    Raises TypeError if another class has this name and variant.
     """
-    missing = [key for key in ("name", "summary", "source") if not getattr(cls, key)]
-    if missing:
-        raise TypeError(f"method {cls.__qualname__}: class attribute {', '.join(missing)} is empty")
-    known = registry.get((cls.name, cls.variant))
-    if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+    known = registry.setdefault((cls.name, cls.variant), cls)
+    if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise TypeError(f"method {cls.name!r} is defined in both {known.__module__} and {cls.__module__}")
     registry[cls.name, cls.variant] = cls
     return cls

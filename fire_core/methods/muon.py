@@ -1,18 +1,19 @@
-"""Muon: an optimizer that orthogonalises the momentum of hidden matrices, in place of a treatment at boundaries."""
+"""Muon: an optimizer that orthogonalises the momentum of hidden matrices; alone, and with FIRE at boundaries."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.errors import UserError, check_range
+from fire_core.methods.fire import Fire
 from fire_core.methods.method import TEXT, MatrixView, Method, find_weights, register
+from fire_core.report import Report
 from fire_core.solvers.schedules import MUON_QUINTIC
+from fire_core.state import State
 
 
 def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
@@ -32,89 +33,67 @@ def orthogonalize(matrices: Tensor, steps: int = 5) -> Tensor:
     return (x.mT if tall else x).to(matrices.dtype)
 
 
-class ConvMuon(Optimizer):
-    """Muon for weights of two or more dimensions; `torch.optim.Muon` takes matrices only.
+Memory = dict[Any, dict[str, Any]]  # of an optimizer, by weight
 
-    A weight is read as a `MatrixView` with `stacked` and `transposed` reads it. The update is that of `torch.optim.Muon`
-    without weight decay: Nesterov momentum, factor sqrt(max(1, rows / columns)).
+
+def next_steps(memory: Memory, weights: list[nn.Parameter]) -> list[int]:
+    """Count a step of each weight, and return the numbers of the steps, from 1."""
+    for p in weights:
+        memory[p].setdefault("step", torch.zeros(()))  # on the CPU: read at every step
+    torch._foreach_add_([memory[p]["step"] for p in weights], 1.0)
+    return [int(memory[p]["step"]) for p in weights]
+
+
+def adam_directions(
+    memory: Memory, weights: list[nn.Parameter], steps: list[int], group: dict[str, Any]
+) -> Any:
+    """Return the directions m / (sqrt(v) + eps) of Adam at these steps, and update its moments."""
+    for p in weights:
+        if "exp_avg" not in memory[p]:
+            memory[p] |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+    (first, second), gradients = group["betas"], [p.grad for p in weights]
+    means, squares = ([memory[p][key] for p in weights] for key in ("exp_avg", "exp_avg_sq"))
+    torch._foreach_lerp_(means, gradients, 1.0 - first)
+    torch._foreach_lerp_(squares, torch._foreach_mul(gradients, gradients), 1.0 - second)
+    deviations = torch._foreach_div(squares, [1.0 - second**step for step in steps])
+    torch._foreach_sqrt_(deviations)
+    torch._foreach_add_(deviations, group["eps"])
+    directions = torch._foreach_div(means, [1.0 - first**step for step in steps])
+    torch._foreach_div_(directions, deviations)
+    return directions
+
+
+class MuonAdam(Optimizer):
+    """Muon for the parameter groups that have a `momentum`, Adam for the others; neither has weight decay.
+
+    Muon's update is that of `torch.optim.Muon`, which takes matrices only: Nesterov momentum, orthogonalised, times
+    sqrt(max(1, rows / columns)). A weight is read as a `MatrixView` with the `stacked` and `transposed` of its group.
     """
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float = 1e-2,
-        momentum: float = 0.95,
-        *,
-        stacked: bool = False,
-        transposed: bool = False,
-    ) -> None:
-        settings = {"lr": lr, "momentum": momentum, "stacked": stacked, "transposed": transposed}
-        super().__init__(params, settings)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Make one update. `closure`, if given, is called first, and its loss is returned."""
         loss = evaluate_closure(closure)
         for group in self.param_groups:
-            view = MatrixView(group["stacked"], group.get("transposed", False))  # older state dicts lack it
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["momentum_buffer"] = torch.zeros_like(parameter)
-                momentum = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
-                update = view.matrices(parameter.grad.lerp(momentum, group["momentum"]))
-                change = view.weight(orthogonalize(update), parameter)
-                parameter.add_(change, alpha=-group["lr"] * self.factor(parameter, update))
+            weights = [p for p in group["params"] if p.grad is not None]
+            if "momentum" not in group and weights:
+                steps = next_steps(self.state, weights)
+                directions = adam_directions(self.state, weights, steps, group)
+                torch._foreach_add_(weights, directions, alpha=-group["lr"])
+            for p in weights if "momentum" in group else ():
+                if "momentum_buffer" not in self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+                momentum = self.state[p]["momentum_buffer"].lerp_(p.grad, 1 - group["momentum"])
+                view = MatrixView(group["stacked"], group["transposed"])
+                update = view.matrices(p.grad.lerp(momentum, group["momentum"]))
+                change = view.weight(orthogonalize(update), p)
+                p.add_(change, alpha=-group["lr"] * self.factor(p, update))
         return loss
 
     def factor(self, parameter: Tensor, matrices: Tensor) -> float:
         """Return the factor of an orthogonalised update, given the parameter and its update as matrices (..., m, n)."""
         rows, columns = matrices.shape[-2:]
         return max(1.0, rows / columns) ** 0.5
-
-
-class CombinedOptimizer(Optimizer):
-    """Several optimizers as one, for schedules, checkpoints and state policies: groups and state are shared."""
-
-    def __init__(self, parts: list[Optimizer]) -> None:
-        self.parts = parts
-        super().__init__([group for part in parts for group in part.param_groups], {})
-        self._share()
-
-    def _share(self) -> None:
-        start = 0
-        for part in self.parts:
-            count = len(part.param_groups)
-            part.param_groups = self.param_groups[start : start + count]
-            part.state = self.state
-            start += count
-
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Make one update. `closure`, if given, is called first, and its loss is returned."""
-        loss = evaluate_closure(closure)
-        for part in self.parts:
-            part.step()
-        return loss
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to the last part, which is Adam if there is one."""
-        total = sum(len(part.param_groups) for part in self.parts)
-        if len(self.param_groups) == total:  # the groups of the parts are all here, so this one is new
-            self.parts[-1].add_param_group(param_group)
-            param_group = self.parts[-1].param_groups[-1]
-            self.param_groups.append(param_group)
-        else:
-            super().add_param_group(param_group)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"parts": self.parts}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state dict, and share its groups and state with the parts."""
-        super().load_state_dict(state_dict)
-        self._share()
 
 
 def evaluate_closure(closure: Callable[[], float] | None) -> float | None:
@@ -130,9 +109,8 @@ def evaluate_closure(closure: Callable[[], float] | None) -> float | None:
 class Muon(Method):
     """Trains the targets with Muon and everything else (gains, biases, head) with Adam, from phase `first_phase` on.
 
-    Two-dimensional weights go to `torch.optim.Muon` where torch has it, all others to `ConvMuon`. Embeddings,
-    positions and class tokens stay with Adam, whose learning rate and epsilon are those of the default optimizer.
-    Nothing has weight decay, whatever the default optimizer has.
+    Embeddings, positions and class tokens stay with Adam, whose learning rate and epsilon are those of the default
+    optimizer. Nothing has weight decay, whatever the default optimizer has.
 
     Args:
         rate_factor: learning rate of the targets as a multiple of the default optimizer's (paper: 0.01 = 10 x 1e-3).
@@ -146,12 +124,12 @@ class Muon(Method):
     adam_betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     targets: str | list[str] = "no_head"
 
-    name: ClassVar[str] = "muon"
-    title: ClassVar[str] = "Muon"
-    summary: ClassVar[str] = "optimizer choice: orthogonalised momentum for hidden matrices"
-    source: ClassVar[str] = "Jordan et al. 2024 (Muon)"
-    proven_by: ClassVar[str] = TEXT
-    changes_optimizer: ClassVar[bool] = True
+    name = "muon"
+    title = "Muon"
+    summary = "optimizer choice: orthogonalised momentum for hidden matrices"
+    source = "Jordan et al. 2024 (Muon)"
+    proven_by = TEXT
+    changes_optimizer = True
 
     def __post_init__(self) -> None:
         check_range(self, "(0, inf)", "rate_factor")
@@ -160,32 +138,58 @@ class Muon(Method):
             raise UserError(f"adam_betas={self.adam_betas} must be two numbers in [0, 1), as in [0.9, 0.95]")
 
     def build(self, net: nn.Module, default: Optimizer) -> Optimizer:
-        weights, rate = find_weights(net, self.targets), default.param_groups[0]["lr"]
-        # torch.optim.Muon, new in torch 2.9, takes two dimensions
-        most = 2 if hasattr(torch.optim, "Muon") else 0
-        matrices, rest = [], []
-        others: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+        views = find_weights(net, self.targets)
+        return self.optimizer(net, views, default, default.param_groups[0].get("eps", 1e-8))
+
+    def optimizer(
+        self,
+        net: nn.Module,
+        views: Mapping[str, MatrixView],
+        default: Optimizer,
+        epsilon: float,
+        kind: type[MuonAdam] = MuonAdam,
+    ) -> MuonAdam:
+        """Return an optimizer that trains the weights of `views` with Muon, and all others with Adam."""
+        rate, groups = default.param_groups[0]["lr"], dict[tuple[bool, bool], dict[str, Any]]()
+        rest: list[nn.Parameter] = []
         for name, parameter in net.named_parameters():
-            view = weights.get(name)
+            view = views.get(name)
             if view is None:
                 rest.append(parameter)
-            elif parameter.ndim <= most and not view.transposed:
-                matrices.append(parameter)
-            else:
-                others.setdefault((view.stacked, view.transposed), []).append(parameter)
-        parts: list[Optimizer] = []
-        if matrices:
-            muon = torch.optim.Muon(
-                matrices, lr=rate * self.rate_factor, momentum=self.momentum, weight_decay=0.0
-            )
-            parts.append(muon)
-        for (stacked, transposed), chosen in sorted(others.items()):
-            how = {"stacked": stacked, "transposed": transposed}
-            parts.append(ConvMuon(chosen, rate * self.rate_factor, self.momentum, **how))
-        for part in parts:
-            part.param_groups[0]["rate_factor"] = self.rate_factor
-        if rest:
-            betas = self.adam_betas[0], self.adam_betas[1]
-            epsilon = default.param_groups[0].get("eps", 1e-8)
-            parts.append(torch.optim.Adam(rest, lr=rate, betas=betas, eps=epsilon))
-        return CombinedOptimizer(parts)
+                continue
+            own = {"params": [], "lr": rate * self.rate_factor, "rate_factor": self.rate_factor}
+            how = {"momentum": self.momentum, "stacked": view.stacked, "transposed": view.transposed}
+            groups.setdefault((view.stacked, view.transposed), own | how)["params"].append(parameter)
+        adam = {"lr": rate, "betas": tuple(self.adam_betas), "eps": epsilon}
+        return kind([*groups.values(), *([{"params": rest}] if rest else [])], adam)
+
+
+@register
+@dataclass
+class FireMuon(Muon):
+    """Trains as `Muon` does, and applies `fire` at each boundary, to see whether FIRE still helps where updates are
+    orthogonalised. Cost: that of both.
+
+    Args:
+        iterations: of `fire`. projected: the matrices that `fire` projects, a rule of `find_targets`.
+        targets: the matrices that Muon trains.
+    """
+
+    iterations: int = Fire.iterations
+    projected: str | list[str] = "all"
+
+    name = "fire_muon"
+    title = "FIRE with Muon"
+    summary = "FIRE at boundaries with Muon as the optimizer"
+    source = "combination of Han et al. 2026 (FIRE) and Jordan et al. 2024 (Muon)"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._fire = Fire(targets=self.projected, iterations=self.iterations)
+
+    def check(self, state: State) -> None:
+        super().check(state)
+        self._fire.check(state)
+
+    def treat(self, name: str, net: nn.Module, state: State) -> Report:
+        return self._fire.treat(name, net, state)

@@ -1,20 +1,16 @@
 """NaP, the projection of Normalize-and-Project: weights keep the norms that they had at the start."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from fire_core.errors import check_range
-from fire_core.methods.full_reset import check_initial, initial_of
-from fire_core.methods.method import PORT, MatrixView, Method, find_weights, register
+from fire_core.methods.method import PORT, MatrixView, Method, register, start_of
 from fire_core.state import State
-from fire_core.wrapped_models import unwrap_with
+from fire_core.wrapped_models import unwrap
 
 
 @torch.no_grad()
@@ -56,15 +52,15 @@ class NaP(Method):
     every_steps: int = 1
     targets: str | list[str] = "all"
 
-    name: ClassVar[str] = "nap"
-    title: ClassVar[str] = "NaP"
-    summary: ClassVar[str] = "weights scaled back to their initial norm during training"
-    source: ClassVar[str] = "Lyle et al. 2024 (NaP, arXiv 2407.01800)"
-    proven_by: ClassVar[str] = PORT
-    needs: ClassVar[frozenset[str]] = frozenset({"initial"})
-    off: ClassVar[dict[str, Any] | None] = {"every_steps": 2**62}
-    takes_whole_weights: ClassVar[bool] = True
-    remembers: ClassVar[tuple[str, ...]] = ("steps",)
+    name = "nap"
+    title = "NaP"
+    summary = "weights scaled back to their initial norm during training"
+    source = "Lyle et al. 2024 (NaP, arXiv 2407.01800)"
+    proven_by = PORT
+    needs = frozenset({"initial"})
+    off = {"every_steps": 2**62}
+    takes_whole_weights = True
+    remembers = ("steps",)
 
     def __post_init__(self) -> None:
         check_range(self, "[1, inf)", "every_steps")
@@ -74,11 +70,10 @@ class NaP(Method):
     def after_step(self, state: State) -> None:
         self.steps += 1
         if self.steps % self.every_steps == 0:
-            for name in state.nets:
-                net, start = unwrap_with(state.nets[name], initial_of(state, name))
+            for name, net in state.nets.items():
+                views = self.weights(unwrap(net))
                 if net not in self._norms:
-                    views = find_weights(net, self.targets)
-                    check_initial(start, views)
+                    inner, start = start_of(net, state.initial.get(name), views)
                     norms = norms_of(start, views).items()
-                    self._norms[net] = {key: norm.to(net.get_parameter(key)) for key, norm in norms}
-                project_norms(net, self._norms[net], self.weights(net))
+                    self._norms[net] = {key: norm.to(inner.get_parameter(key)) for key, norm in norms}
+                project_norms(unwrap(net), self._norms[net], views)

@@ -1,14 +1,12 @@
 """Parseval regularisation: keep the rows of every weight near orthonormal during training."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import UserError, check_range
+from fire_core.errors import UserError, check_choice, check_range
 from fire_core.methods.method import FIXTURE, Method, register
 from fire_core.state import State
 from fire_core.targets.trace import NORMS
@@ -39,18 +37,17 @@ class Parseval(Method):
     gram: str = "rows"
     targets: str | list[str] = "all"
 
-    name: ClassVar[str] = "parseval"
-    title: ClassVar[str] = "Parseval"
-    summary: ClassVar[str] = "orthogonality penalty on all weights"
-    source: ClassVar[str] = "Chung et al. 2024 (arXiv 2412.07224), Eq. 4; Cisse et al. 2017"
-    off: ClassVar[dict[str, Any] | None] = {"coefficient": 0.0}
-    proven_by: ClassVar[str] = FIXTURE
+    name = "parseval"
+    title = "Parseval"
+    summary = "orthogonality penalty on all weights"
+    source = "Chung et al. 2024 (arXiv 2412.07224), Eq. 4; Cisse et al. 2017"
+    off = {"coefficient": 0.0}
+    proven_by = FIXTURE
 
     def __post_init__(self) -> None:
         check_range(self, "[0, inf)", "coefficient", "scale")
+        check_choice(self, gram="rows smaller")
         self._goals: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
-        if self.gram not in ("rows", "smaller"):
-            raise UserError(f"gram={self.gram!r}: choose 'rows' (published) or 'smaller'")
 
     def check(self, state: State) -> None:
         """Raise UserError for targets that a net does not have, and for Gram matrices beyond LARGEST_GRAM rows."""

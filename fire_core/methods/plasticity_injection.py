@@ -1,16 +1,13 @@
 """Plasticity injection: add a new trainable head beside the frozen old one, without changing the predictions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
 from fire_core.errors import UserError
-from fire_core.methods.full_reset import initial_of
 from fire_core.methods.method import TEXT, Method, register
 from fire_core.report import Report, Row
 from fire_core.state import State
@@ -71,19 +68,19 @@ class PlasticityInjection(Method):
 
     head: str = "head"
 
-    name: ClassVar[str] = "plasticity_injection"
-    summary: ClassVar[str] = "frozen old head plus a trainable new one that starts at zero contribution"
-    source: ClassVar[str] = "Nikishin et al. 2023 (Deep RL with Plasticity Injection), section 3"
-    needs: ClassVar[frozenset[str]] = frozenset({"initial"})
-    proven_by: ClassVar[str] = TEXT
-    changes_structure: ClassVar[bool] = True
+    name = "plasticity_injection"
+    summary = "frozen old head plus a trainable new one that starts at zero contribution"
+    source = "Nikishin et al. 2023 (Deep RL with Plasticity Injection), section 3"
+    needs = frozenset({"initial"})
+    proven_by = TEXT
+    changes_structure = True
 
     def check(self, state: State) -> None:
         for name, net in state.nets.items():
             _head(net, self.head, name)
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
-        report = inject(net, initial_of(state, name), self.head)
+        report = inject(net, state.initial[name], self.head)
         new = _trainable_part(_head(net, self.head))
         for follower in (f for f, source in state.followers if source is net):
             _replace(follower, self.head, deepcopy(new))

@@ -1,9 +1,7 @@
 """ReDo: find dormant units on a few batches and recycle them. `dormancy` and `recycle` can also be used alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -35,14 +33,14 @@ class ReDo(ForgetfulUnitMethod):
     every_steps: int = 0
     samples: int = 512
 
-    name: ClassVar[str] = "redo"
-    title: ClassVar[str] = "ReDo"
-    summary: ClassVar[str] = "recycle dormant units every epoch"
-    source: ClassVar[str] = "Sokar et al. 2023 (ReDo), Definition 3.1, Algorithm 1"
-    off: ClassVar[dict[str, Any] | None] = {"threshold": -1.0}
-    proven_by: ClassVar[str] = TEXT
+    name = "redo"
+    title = "ReDo"
+    summary = "recycle dormant units every epoch"
+    source = "Sokar et al. 2023 (ReDo), Definition 3.1, Algorithm 1"
+    off = {"threshold": -1.0}
+    proven_by = TEXT
 
-    needs: ClassVar[frozenset[str]] = frozenset({"batches"})
+    needs = frozenset({"batches"})
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,9 +1,6 @@
 """ReGraMa: replace hidden units whose weights get little gradient."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -39,13 +36,13 @@ class ReGraMa(ForgetfulUnitMethod):
     most: float = 1.0
     fresh: str = "he_uniform"
 
-    name: ClassVar[str] = "regrama"
-    title: ClassVar[str] = "ReGraMa"
-    summary: ClassVar[str] = "replace units with little gradient"
-    source: ClassVar[str] = "2025 (ReGraMa, arXiv 2505.24061)"
-    proven_by: ClassVar[str] = PORT
-    needs: ClassVar[frozenset[str]] = frozenset({"gradients", "batches"})
-    off: ClassVar[dict[str, Any] | None] = {"most": 0.0}
+    name = "regrama"
+    title = "ReGraMa"
+    summary = "replace units with little gradient"
+    source = "2025 (ReGraMa, arXiv 2505.24061)"
+    proven_by = PORT
+    needs = frozenset({"gradients", "batches"})
+    off = {"most": 0.0}
 
     def __post_init__(self) -> None:
         super().__post_init__()

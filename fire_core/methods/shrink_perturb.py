@@ -1,27 +1,25 @@
 """Shrink & perturb: move the weights part of the way back to their starting values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fire_core.errors import UserError
+from fire_core.errors import check_range
 from fire_core.methods.fire import combine
-from fire_core.methods.full_reset import check_initial, initial_of, reset_layers
-from fire_core.methods.method import FIXTURE, Method, register
+from fire_core.methods.full_reset import reset_layers
+from fire_core.methods.method import FIXTURE, Method, register, start_of
 from fire_core.report import Report
 from fire_core.state import State
 from fire_core.targets import match_parameters
-from fire_core.wrapped_models import observe, unwrap_with
+from fire_core.wrapped_models import observe, unwrap
 
 
 def shrink_perturb(
     model: nn.Module,
-    initial: Mapping[str, Tensor],
+    initial: Mapping[str, Tensor] | None,
     shrink: float = 0.8,
     *,
     parameters: str | list[str] = "all",
@@ -37,23 +35,17 @@ def shrink_perturb(
     Returns: a Report with one row per target.
     Raises: UserError for `shrink` outside [0, 1], for rules that name nothing, and for values missing in `initial`.
     """
-    _check_shrink(shrink)
-    model, initial = unwrap_with(model, initial)
+    ShrinkPerturb(shrink=shrink)  # checks it
+    chosen = None if parameters == "all" else match_parameters(unwrap(model), parameters)
+    model, start = start_of(model, initial, chosen)
     own: dict[str, Any] = dict(model.named_parameters())
-    chosen = list(own) if parameters == "all" else match_parameters(model, parameters)
-    check_initial(initial, chosen)
-    restored = reset_layers(model, initial, reset) if reset else Report()
-    watched = observe(model, action="shrunk", method="shrink_perturb", initial=initial)
+    restored = reset_layers(model, start, reset) if reset else Report()
+    watched = observe(model, action="shrunk", method="shrink_perturb", initial=start)
     with watched as report, torch.no_grad():
-        for key in chosen:
-            new = initial[key].to(own[key])
+        for key in own if chosen is None else chosen:
+            new = start[key].to(own[key])
             own[key].copy_(new if shrink == 1.0 else own[key].lerp(new, shrink))  # lerp would keep NaN
     return combine(report, restored)
-
-
-def _check_shrink(shrink: float) -> None:
-    if not 0.0 <= shrink <= 1.0:
-        raise UserError(f"shrink={shrink} is outside [0, 1]: 0 keeps the weights, 1 is a full reset")
 
 
 @register
@@ -69,17 +61,17 @@ class ShrinkPerturb(Method):
     parameters: str | list[str] = "all"
     reset: str | list[str] | None = None
 
-    name: ClassVar[str] = "shrink_perturb"
-    title: ClassVar[str] = "shrink & perturb"
-    summary: ClassVar[str] = "weighted mean of old and initial weights"
-    source: ClassVar[str] = "Ash & Adams 2020; D'Oro et al. 2023 (SR)"
-    needs: ClassVar[frozenset[str]] = frozenset({"initial"})
-    off: ClassVar[dict[str, Any] | None] = {"shrink": 0.0}
-    proven_by: ClassVar[str] = FIXTURE
+    name = "shrink_perturb"
+    title = "shrink & perturb"
+    summary = "weighted mean of old and initial weights"
+    source = "Ash & Adams 2020; D'Oro et al. 2023 (SR)"
+    needs = frozenset({"initial"})
+    off = {"shrink": 0.0}
+    proven_by = FIXTURE
 
     def __post_init__(self) -> None:
-        _check_shrink(self.shrink)
+        check_range(self, "[0, 1]", "shrink")
 
     def treat(self, name: str, net: nn.Module, state: State) -> Report:
-        initial = initial_of(state, name)
+        initial = state.initial.get(name)
         return shrink_perturb(net, initial, self.shrink, parameters=self.parameters, reset=self.reset)

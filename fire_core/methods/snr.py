@@ -1,9 +1,6 @@
 """Self-normalised resets: replace a unit that has been silent for longer than is usual for this unit."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -36,16 +33,16 @@ class SelfNormalizedResets(UnitMethod):
     longest: int = 78
     expansion: float = 2.0
 
-    name: ClassVar[str] = "snr"
-    title: ClassVar[str] = "SNR"
-    summary: ClassVar[str] = "self-normalised resets of units that fell silent"
-    source: ClassVar[str] = "Farias & Jozefiak 2024 (arXiv 2410.20098), Algorithm 1"
-    off: ClassVar[dict[str, Any] | None] = {
+    name = "snr"
+    title = "SNR"
+    summary = "self-normalised resets of units that fell silent"
+    source = "Farias & Jozefiak 2024 (arXiv 2410.20098), Algorithm 1"
+    off = {
         "update_every": 2**30,
         "longest": 2**14,
     }  # nothing is silent for 2^13 steps
-    proven_by: ClassVar[str] = TEXT
-    needs: ClassVar[frozenset[str]] = frozenset({"activations", "batches"})
+    proven_by = TEXT
+    needs = frozenset({"activations", "batches"})
 
     def __post_init__(self) -> None:
         super().__post_init__()

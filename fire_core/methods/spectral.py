@@ -1,9 +1,6 @@
 """Spectral regularisation: keep the largest singular value of every weight near 1 during training."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -42,13 +39,13 @@ class Spectral(Method):
     targets: str | list[str] = "all"
     warm_up: int = 100
 
-    name: ClassVar[str] = "spectral"
-    title: ClassVar[str] = "spectral regularisation"
-    summary: ClassVar[str] = "penalty that keeps the largest singular value of every layer near 1"
-    source: ClassVar[str] = "Lewandowski et al. 2025 (arXiv 2406.06811)"
-    proven_by: ClassVar[str] = PORT
-    off: ClassVar[dict[str, Any] | None] = {"coefficient": 0.0}
-    remembers: ClassVar[tuple[str, ...]] = ("vectors",)  # the left vector of each weight
+    name = "spectral"
+    title = "spectral regularisation"
+    summary = "penalty that keeps the largest singular value of every layer near 1"
+    source = "Lewandowski et al. 2025 (arXiv 2406.06811)"
+    proven_by = PORT
+    off = {"coefficient": 0.0}
+    remembers = ("vectors",)  # the left vector of each weight
 
     def __post_init__(self) -> None:
         check_range(self, "[0, inf)", "coefficient")

@@ -1,25 +1,20 @@
 """The dial between no intervention and FIRE: singular values clipped to an interval, singular vectors kept."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fire_core.engine import official_scales
-from fire_core.errors import UserError
+from fire_core.engine import Treated, official_scales
+from fire_core.errors import UserError, check_choice
+from fire_core.methods.controls import control
 from fire_core.methods.fire import Projection
 from fire_core.methods.method import OWN, PORT, register
-from fire_core.report import Report, Treated
+from fire_core.report import Report
 from fire_core.solvers.polar import polar
-from fire_core.state import State
 from fire_core.targets import Target
-from fire_core.wrapped_models import table_of, treat_model
-
-UNITS = ("scale", "absolute")
 
 
 def spectral_clip(
@@ -40,24 +35,22 @@ def spectral_clip(
     Args:
         low, high: bounds, 0 <= low <= high and 0 < high; high may be infinite.
         unit: what the bounds count in: "scale" is FIRE's scale of each matrix, sqrt(out / in) / taps; "absolute" is 1.
-        targets: as in `fire`.
-        options: `degenerate`, `min_norm` and `initial`, as in `fire`.
+        targets, options: as in `fire`; options are `degenerate`, `min_norm` and `initial`.
     Returns: a Report with one row per target.
     Raises: UserError for wrong bounds, and as `fire` does.
     """
-    check_bounds(low, high, unit)
+    SpectralClip(low=low, high=high, unit=unit)  # checks them
 
     def treat(stack: Tensor, group: list[Target]) -> Treated:
         scale = official_scales(group, stack) if unit == "scale" else torch.ones_like(stack[:, :1, :1])
         if low == high:
-            factor, _, iterations, completed = polar(stack, "exact", measure=False)
-            return Treated(factor * (scale * low), factor, iterations, completed)
-        factor, _, iterations, completed = polar(stack.double(), "exact", measure=False)
-        return Treated(clip(stack, factor, scale * low, scale * high), None, iterations, completed)
+            factor, *figures = polar(stack, "exact")
+            return Treated(factor * (scale * low), None, *figures)
+        factor, _, iterations, completed = polar(stack.double(), "exact")
+        clipped = clip(stack, factor, scale * low, scale * high)
+        return Treated(clipped, iterations=iterations, completed=completed)
 
-    return treat_model(
-        model, table_of(model, targets), treat, action="clipped", method="spectral_clip", **options
-    )
+    return control(model, treat, "spectral_clip", targets, options)
 
 
 def clip(matrices: Tensor, factors: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -77,39 +70,31 @@ def clip(matrices: Tensor, factors: Tensor, low: Tensor, high: Tensor) -> Tensor
     return torch.where(inside, matrices, (clipped.mT if wide else clipped).to(matrices))
 
 
-def check_bounds(low: float, high: float, unit: str) -> None:
-    """Raise UserError unless 0 <= low <= high, 0 < high, low is finite, and the unit is known."""
-    if not (0 <= low <= high and high > 0 and low < math.inf):
-        raise UserError(
-            f"low={low!r}, high={high!r}: give 0 <= low <= high, with low finite and high above 0"
-        )
-    if unit not in UNITS:
-        raise UserError(f"unit={unit!r}: choose 'scale' (FIRE's scale of each matrix) or 'absolute'")
-
-
 @register
 @dataclass
 class SpectralClip(Projection):
     """Calls `spectral_clip`: how much isometry is needed, and at which end of the spectrum?
 
-    low = high = 1 is `fire_exact`; low = 0 with high = inf is `none`; low = 0 alone is `cap`. Cost: that of `fire_exact`
-    and a symmetric eigendecomposition of the smaller side of each matrix.
+    low = high = 1 is `fire_exact`; low = 0 with high = inf is `none`; low = 0 alone is `cap`. Cost: that of an SVD in
+    float64 and a symmetric eigendecomposition of the smaller side of each matrix.
     """
 
     low: float = 0.5
     high: float = 2.0
     unit: str = "scale"
 
-    name: ClassVar[str] = "spectral_clip"
-    summary: ClassVar[str] = "the dial: singular values clipped to an interval around FIRE's scale"
-    source: ClassVar[str] = "control of this suite"
+    name = "spectral_clip"
+    summary = "the dial: singular values clipped to an interval around FIRE's scale"
+    source = "control of this suite"
+    function = spectral_clip
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_bounds(self.low, self.high, self.unit)
-
-    def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
-        return spectral_clip(net, self.low, self.high, unit=self.unit, **where, **self.settings())
+        if not (0 <= self.low <= self.high and self.high > 0 and self.low < math.inf):
+            raise UserError(
+                f"low={self.low!r}, high={self.high!r}: give 0 <= low <= high, with low finite and high above 0"
+            )
+        check_choice(self, unit="scale absolute")
 
 
 @register
@@ -120,17 +105,15 @@ class Cap(Projection):
     high: float = 1.0
     unit: str = "scale"
 
-    name: ClassVar[str] = "cap"
-    summary: ClassVar[str] = "singular values above a multiple of FIRE's scale lowered to it, the others kept"
-    source: ClassVar[str] = "this suite"
-    proven_by: ClassVar[str] = OWN
+    name = "cap"
+    summary = "singular values above a multiple of FIRE's scale lowered to it, the others kept"
+    source = "this suite"
+    proven_by = OWN
+    function = spectral_clip
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_bounds(0.0, self.high, self.unit)
-
-    def project(self, net: nn.Module, state: State, where: dict[str, Any]) -> Report:
-        return spectral_clip(net, 0.0, self.high, unit=self.unit, **where, **self.settings())
+        SpectralClip(low=0.0, high=self.high, unit=self.unit)  # checks them
 
 
 @register
@@ -146,8 +129,8 @@ class SingularClip(SpectralClip):
     high: float = 4.0
     unit: str = "absolute"
 
-    name: ClassVar[str] = "singular_clip"
-    title: ClassVar[str] = "SingularClip"
-    summary: ClassVar[str] = "singular values clipped to [0.25, 4]"
-    source: ClassVar[str] = "2026 (SingularClip, arXiv 2608.18319)"
-    proven_by: ClassVar[str] = PORT
+    name = "singular_clip"
+    title = "SingularClip"
+    summary = "singular values clipped to [0.25, 4]"
+    source = "2026 (SingularClip, arXiv 2608.18319)"
+    proven_by = PORT

@@ -1,19 +1,15 @@
 """SWR, selective weight reinitialisation: draw single weights of little use again."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fire_core.errors import UserError, check_range
-from fire_core.methods.full_reset import check_initial, initial_of
-from fire_core.methods.method import FIXTURE, Method, register
-from fire_core.seeding import derive
+from fire_core.errors import check_choice, check_range
+from fire_core.methods._units import stream_of
+from fire_core.methods.method import FIXTURE, Method, register, start_of
 from fire_core.state import State
-from fire_core.wrapped_models import unwrap_with
 
 
 @register
@@ -43,25 +39,18 @@ class SWR(Method):
     decay: float = 0.0
     fresh: str = "resample"
 
-    name: ClassVar[str] = "swr"
-    title: ClassVar[str] = "SWR"
-    summary: ClassVar[str] = "single weights of little use drawn again at intervals"
-    source: ClassVar[str] = "Hernandez-Garcia et al. 2025 (SWR, CoLLAs)"
-    proven_by: ClassVar[str] = FIXTURE
-    takes_whole_weights: ClassVar[bool] = True
-    needs: ClassVar[frozenset[str]] = frozenset({"gradients", "initial"})
-    off: ClassVar[dict[str, Any] | None] = {"every_steps": 2**62}
-    remembers: ClassVar[tuple[str, ...]] = ("steps", "averages")
+    name = "swr"
+    title = "SWR"
+    summary = "single weights of little use drawn again at intervals"
+    source = "Hernandez-Garcia et al. 2025 (SWR, CoLLAs)"
+    proven_by = FIXTURE
+    takes_whole_weights = True
+    needs = frozenset({"gradients", "initial"})
+    off = {"every_steps": 2**62}
+    remembers = ("steps", "averages")
 
     def __post_init__(self) -> None:
-        choices = {
-            "utility": "gradient magnitude",
-            "rule": "threshold proportional",
-            "fresh": "resample mean",
-        }
-        for key, words in choices.items():
-            if getattr(self, key) not in words.split():
-                raise UserError(f"{key}={getattr(self, key)!r}: choose {words.replace(' ', ' or ')}")
+        check_choice(self, utility="gradient magnitude", rule="threshold proportional", fresh="resample mean")
         check_range(self, "[0, inf)", "factor")
         check_range(self, "[1, inf)", "every_steps")
         check_range(self, "[0, 1)", "decay")
@@ -72,12 +61,10 @@ class SWR(Method):
     def after_step(self, state: State) -> None:
         self.steps += 1
         due = self.steps % self.every_steps == 0
-        seed = state.generator.initial_seed() if state.generator is not None else 0
-        stream = torch.Generator().manual_seed(derive(seed, self.name, self.steps))
+        stream = stream_of(state, self.name, self.steps)
         for name in state.nets if due or self.decay else ():
-            net, start = unwrap_with(state.nets[name], initial_of(state, name))
+            net, start = start_of(state.nets[name], state.initial.get(name))
             trained = {key: p for key, p in net.named_parameters() if p.requires_grad and p.grad is not None}
-            check_initial(start, trained)
             averages = self.averages.setdefault(name, {})
             for key, p in trained.items():
                 gradient: Any = p.grad

@@ -1,18 +1,16 @@
 """UPGD: an optimizer that protects useful weights and perturbs the others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fire_core.errors import UserError, check_range
+from fire_core.errors import check_choice, check_range
 from fire_core.methods.method import FIXTURE, Method, register
-from fire_core.methods.muon import evaluate_closure
+from fire_core.methods.muon import adam_directions, evaluate_closure, next_steps
 from fire_core.seeding import derive
 
 
@@ -36,24 +34,21 @@ class PerturbedDescent(Optimizer):
         params: Any,
         lr: float,
         *,
-        sigma: float,
-        decay: float,
-        weight_decay: float,
-        adaptive: bool,
         maximum: str = "raw",
         seed: int = 0,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
+        **settings: Any,
     ) -> None:
-        settings: dict[str, Any] = {"lr": lr, "sigma": sigma, "decay": decay, "weight_decay": weight_decay}
-        settings |= {"adaptive": adaptive, "maximum": maximum, "seed": seed, "betas": betas, "eps": eps}
+        """settings: sigma, decay, weight_decay and adaptive, as in `UPGD`."""
+        settings |= {"lr": lr, "maximum": maximum, "seed": seed, "betas": betas, "eps": eps}
         super().__init__(params, settings)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Make one update. `closure`, if given, is called first, and its loss is returned."""
         loss = evaluate_closure(closure)
-        places: dict[tuple[int, torch.device], list[Tensor]] = {}
+        places: dict[tuple[int, torch.device], list[nn.Parameter]] = {}
         for number, group in enumerate(self.param_groups):
             for p in group["params"]:
                 if p.grad is not None:
@@ -64,21 +59,26 @@ class PerturbedDescent(Optimizer):
         counter["drawn"] = counter.get("drawn", 0) + 1
         seed = derive(counter["seed"], "noise", counter["drawn"])
         streams = {device: torch.Generator(device).manual_seed(seed) for _, device in places}
-        parts = [(self.param_groups[number], weights) for (number, _), weights in places.items()]
-        utilities, peaks = zip(*(self._utilities(group, weights) for group, weights in parts), strict=True)
+        parts = [
+            (self.param_groups[number], weights, next_steps(self.state, weights))
+            for (number, _), weights in places.items()
+        ]
+        utilities, peaks = zip(*(self._utilities(*part) for part in parts), strict=True)
         largest = torch.stack([peak.to(peaks[0].device) for peak in peaks]).max()
         largest = torch.where(largest == 0.0, 1e-30, largest)
-        for (group, weights), ratios in zip(parts, utilities, strict=True):
+        for (group, weights, steps), ratios in zip(parts, utilities, strict=True):
             stream, device = streams[weights[0].device], weights[0].device
-            directions: Any = self._adam(group, weights) if group["adaptive"] else [p.grad for p in weights]
+            directions: Any = [p.grad for p in weights]
+            if group["adaptive"]:
+                directions = adam_directions(self.state, weights, steps, group)
             noise = [torch.randn(p.shape, generator=stream, device=device, dtype=p.dtype) for p in weights]
             torch._foreach_mul_(noise, group["sigma"])
-            steps = torch._foreach_add(noise, directions)
+            torch._foreach_add_(noise, directions)
             torch._foreach_div_(ratios, largest.to(device))
             torch._foreach_sigmoid_(ratios)
             torch._foreach_neg_(ratios)
             torch._foreach_add_(ratios, 1.0)  # 1 - U
-            torch._foreach_mul_(ratios, steps)
+            torch._foreach_mul_(ratios, noise)
             torch._foreach_mul_(weights, 1.0 - group["lr"] * group["weight_decay"])
             rounded = [step.to(p.dtype) for step, p in zip(ratios, weights, strict=True)]
             torch._foreach_sub_(weights, rounded, alpha=group["lr"])
@@ -86,10 +86,6 @@ class PerturbedDescent(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state dict, with the averages in float32, which torch would cast to the type of the weights."""
-        if any("utility" not in state for state in state_dict["state"].values()):
-            raise UserError(
-                "this state dict is not of UPGD: it has no utilities; load it into the optimizer that wrote it"
-            )
         super().load_state_dict(state_dict)
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         weights = [p for group in self.param_groups for p in group["params"]]
@@ -98,41 +94,20 @@ class PerturbedDescent(Optimizer):
                 saved = state_dict["state"][number]["utility"]
                 self.state[p]["utility"] = saved.to(p.device, torch.float32, copy=True)
 
-    def _utilities(self, group: dict[str, Any], weights: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+    def _utilities(
+        self, group: dict[str, Any], weights: list[nn.Parameter], steps: list[int]
+    ) -> tuple[list[Tensor], Tensor]:
         """Update the averages of -g w, and return them with bias correction, float32, and the largest."""
         for p in weights:
-            if not self.state[p]:
-                memory = self.state[p]
-                memory["step"] = torch.zeros(())  # on the CPU: read at every step
-                memory["utility"] = torch.zeros_like(p, dtype=torch.float32)
-                if group["adaptive"]:
-                    memory["exp_avg"], memory["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
-        memories = [self.state[p] for p in weights]
-        torch._foreach_add_([memory["step"] for memory in memories], 1.0)
-        averages = [memory["utility"] for memory in memories]
-        gradients: Any = [p.grad for p in weights]
-        new = torch._foreach_mul(gradients, weights)
+            if "utility" not in self.state[p]:
+                self.state[p]["utility"] = torch.zeros_like(p, dtype=torch.float32)
+        averages, gradients = [self.state[p]["utility"] for p in weights], [p.grad for p in weights]
+        new = torch._foreach_mul(gradients, weights)  # type: ignore[arg-type]
         torch._foreach_neg_(new)
         torch._foreach_lerp_(averages, [each.float() for each in new], 1.0 - group["decay"])
-        corrections = [1.0 - group["decay"] ** int(memory["step"]) for memory in memories]
-        corrected = list(torch._foreach_div(averages, corrections))
+        corrected = list(torch._foreach_div(averages, [1.0 - group["decay"] ** step for step in steps]))
         ranked = averages if group["maximum"] == "raw" else corrected
         return corrected, torch.stack(list(torch._foreach_max(ranked))).max()
-
-    def _adam(self, group: dict[str, Any], weights: list[Tensor]) -> list[Tensor]:
-        """Update Adam's moments, and return the directions of its step."""
-        gradients: Any = [p.grad for p in weights]
-        memories, (first, second) = [self.state[p] for p in weights], group["betas"]
-        counts = [int(memory["step"]) for memory in memories]
-        means, squares = ([memory[key] for memory in memories] for key in ("exp_avg", "exp_avg_sq"))
-        torch._foreach_lerp_(means, gradients, 1.0 - first)
-        torch._foreach_lerp_(squares, torch._foreach_mul(gradients, gradients), 1.0 - second)
-        deviations = torch._foreach_div(squares, [1.0 - second**count for count in counts])
-        torch._foreach_sqrt_(deviations)
-        torch._foreach_add_(deviations, group["eps"])
-        directions = torch._foreach_div(means, [1.0 - first**count for count in counts])
-        torch._foreach_div_(directions, deviations)
-        return list(directions)
 
 
 @register
@@ -163,16 +138,15 @@ class UPGD(Method):
     adaptive: bool = True
     maximum: str = "raw"
 
-    name: ClassVar[str] = "upgd"
-    title: ClassVar[str] = "UPGD"
-    summary: ClassVar[str] = "optimizer choice: smaller steps for useful weights, noise for the others"
-    source: ClassVar[str] = "Elsayed & Mahmood 2024 (UPGD, arXiv 2404.00781)"
-    proven_by: ClassVar[str] = FIXTURE
-    changes_optimizer: ClassVar[bool] = True
+    name = "upgd"
+    title = "UPGD"
+    summary = "optimizer choice: smaller steps for useful weights, noise for the others"
+    source = "Elsayed & Mahmood 2024 (UPGD, arXiv 2404.00781)"
+    proven_by = FIXTURE
+    changes_optimizer = True
 
     def __post_init__(self) -> None:
-        if self.maximum not in ("raw", "corrected"):
-            raise UserError(f"maximum={self.maximum!r}: choose 'raw' (the authors' code) or 'corrected'")
+        check_choice(self, maximum="raw corrected")
         check_range(self, "(0, inf)", "rate_factor")
         check_range(self, "[0, inf)", "sigma", "weight_decay")
         check_range(self, "[0, 1)", "decay")

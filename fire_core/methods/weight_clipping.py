@@ -1,10 +1,7 @@
 """Weight clipping: no weight may leave a multiple of the range from which it was drawn."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -49,11 +46,11 @@ class WeightClipping(Method):
     factor: float = 2.0
     targets: str | list[str] = "all"
 
-    name: ClassVar[str] = "weight_clipping"
-    summary: ClassVar[str] = "weights clipped to a multiple of their initial range after every step"
-    source: ClassVar[str] = "Elsayed et al. 2024 (arXiv 2407.01704)"
-    proven_by: ClassVar[str] = FIXTURE
-    off: ClassVar[dict[str, Any] | None] = {"factor": 1e30}
+    name = "weight_clipping"
+    summary = "weights clipped to a multiple of their initial range after every step"
+    source = "Elsayed et al. 2024 (arXiv 2407.01704)"
+    proven_by = FIXTURE
+    off = {"factor": 1e30}
 
     def __post_init__(self) -> None:
         check_range(self, "(0, inf)", "factor")

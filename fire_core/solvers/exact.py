@@ -12,14 +12,14 @@ are first reduced to a triangle by a Cholesky factor of X^T X. Three steps follo
 
 The SVD is needed where sigma_min is below about 1.4e-7 sigma_max, or where more than an eighth of the singular values
 are below about 2e-5 sigma_max. On a CPU it costs six times the published 10 iterations, more with completion. Without
-it the result would depend on rounding errors.
+it the result would depend on rounding errors. Matrices that are given in float64 always go there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,8 +42,6 @@ TALL = 1.5
 """Matrices with at least this ratio of rows to columns are first reduced to a triangle."""
 SINGLE_MARGIN = 1.4e-7
 """sigma_min / sigma_max above which a float32 matrix certainly has full rank; below it the SVD decides."""
-DOUBLE_MARGIN = 1e-9
-"""The same for float64 matrices."""
 MIXED = 3e-4
 """Largest error ||A v - lambda v|| of a direction v that is deflated; a larger one would rotate the result."""
 DROWNED = 1e-4
@@ -57,19 +55,21 @@ FINISH = finishing_quintic(0.009)  # SETTLE maps [0.35, 1] to 1 +- 0.009, FINISH
 SQUARE_POLYNOMIAL = quintic_schedule(1e-4, 1e-2)
 FURTHER_POLYNOMIAL = quintic_schedule(5e-2, 1e-2)
 TRIANGLE_RATIONAL = (rational_step(0.04), rational_step(0.73, centred=True))  # above 0.04; a cubic follows
-DOUBLE_RATIONAL = (LIFT, LIFT, LIFT, LIFT, SETTLE)  # above 2e-9
 
 
-@dataclass
-class Solved:
-    """Result of a solver: factors (b, m, n), residuals (b,), numbers of steps (b,), where rank was completed (b,)."""
+class Polar(NamedTuple):
+    """Result of `polar`; the leading dimensions `...` are those of the input."""
 
     factor: Tensor
+    """(..., m, n), float32 (float64 for float64 input)."""
     residual: Tensor
+    """(...), `||Q^T Q - I||_F^2` of the factor on its smaller side (FIRE, Eq. 2)."""
     iterations: Tensor
+    """(...), int64, matrix iterations spent on each matrix."""
     completed: Tensor
+    """(...), bool, true where lost rank was completed by the deterministic rule."""
 
-    def put(self, index: Tensor | slice, other: Solved) -> None:
+    def put(self, index: Tensor | slice, other: Polar) -> None:
         """Replace the entries at `index` by those of `other`; numbers of steps are added."""
         self.factor[index] = other.factor
         self.residual[index] = other.residual
@@ -77,37 +77,38 @@ class Solved:
         self.completed[index] = other.completed
 
 
-def solve_exact(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
+def solve_exact(matrices: Tensor, tolerance: float, rational: bool) -> Polar:
     """Compute the polar factors of tall, finite, non-zero `matrices` (b, m, n) with residual at most `tolerance`.
 
     The largest entry of each matrix must lie between 2^-20 and 2^20. A tolerance that the type cannot reach sends the
     matrices to the SVD. `rational` selects rational instead of polynomial steps for float32: True on a CPU.
     """
     if matrices.dtype == torch.float64:
-        return _by_double(matrices, tolerance)
-    if matrices.shape[1] >= TALL * matrices.shape[2]:
-        solved = _tall_pass(matrices, rational)
-        if solved is None:
-            return _by_triangle(matrices, tolerance, rational)
-        unsure = ~(solved.residual <= tolerance)
-        _repair(solved, unsure, lambda index: _by_triangle(matrices[index], tolerance, rational))
-        return solved
-    return _square(matrices, tolerance, rational)
+        return _by_svd(matrices)
+    if matrices.shape[1] < TALL * matrices.shape[2]:
+        return _square(matrices, tolerance, rational)
+    result = _tall_pass(matrices, rational)
+    if result is None:
+        return _by_triangle(matrices, tolerance, rational)
+    unsure = ~(result.residual <= tolerance)
+    _repair(result, unsure, lambda index: _by_triangle(matrices[index], tolerance, rational))
+    return result
 
 
-def _repair(solved: Solved, wanted: Tensor, solver: Callable[[Tensor], Solved]) -> None:
+def _repair(result: Polar, wanted: Tensor, solver: Callable[[Tensor], Polar]) -> None:
     """Replace the matrices that the mask `wanted` (b,) selects by the result of `solver` for their indices."""
     index = wanted.nonzero().flatten()
     if len(index):
-        solved.put(index, solver(index))
+        result.put(index, solver(index))
 
 
-def _solved(factor: Tensor, iterations: int, square: Tensor | None = None) -> Solved:
+def solved(factor: Tensor, iterations: int, residual: Tensor, completed: Tensor | None = None) -> Polar:
+    """Return the result of factors (b, m, n) after so many steps."""
     count = torch.full((len(factor),), iterations, dtype=torch.int64, device=factor.device)
-    return Solved(factor, residual(factor, square), count, torch.zeros_like(count, dtype=torch.bool))
+    return Polar(factor, residual, count, count < 0 if completed is None else completed)
 
 
-def _square(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
+def _square(matrices: Tensor, tolerance: float, rational: bool) -> Polar:
     """Solve nearly square matrices: iterate, continue where much is unfinished, deflate the rest, finish and check.
 
     All steps together multiply a singular value by less than 1e6. Rounding errors of float32 (1e-7) therefore stay
@@ -155,13 +156,17 @@ def _square(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
         smallest = torch.minimum(smallest, _deflate(work, square, room, matrices, suspect))
     lost = smallest < SINGLE_MARGIN
     factor = quintic_step(work, FINISH, spare, square) if rational else polynomial_steps(work, (FINISH,))
-    solved = Solved(factor, residual(factor, square), count, torch.zeros_like(lost))
+    result = Polar(factor, residual(factor, square), count, torch.zeros_like(lost))
     del work, spare, square, factor  # free their memory for the repairs
+
+    def one_more_step(index: Tensor) -> Polar:
+        factor = polynomial_steps(result.factor[index], (CUBIC,))
+        return solved(factor, 1, residual(factor))
+
     for _ in range(4):
-        nearly = (solved.residual > tolerance) & (solved.residual < 1) & ~lost
-        _repair(solved, nearly, lambda index: _solved(polynomial_steps(solved.factor[index], (CUBIC,)), 1))
-    _repair(solved, lost | ~(solved.residual <= tolerance), lambda index: _by_svd(matrices[index]))
-    return solved
+        _repair(result, (result.residual > tolerance) & (result.residual < 1) & ~lost, one_more_step)
+    _repair(result, lost | ~(result.residual <= tolerance), lambda index: _by_svd(matrices[index]))
+    return result
 
 
 def _at(batch: Tensor, index: Tensor) -> Tensor:
@@ -245,7 +250,7 @@ def _smallest_of_triangles(triangles: Tensor) -> Tensor:
     return torch.linalg.vector_norm(block, dim=1).amax(dim=1).rsqrt()
 
 
-def _tall_pass(matrices: Tensor, rational: bool) -> Solved | None:
+def _tall_pass(matrices: Tensor, rational: bool) -> Polar | None:
     """Solve well-conditioned tall matrices by an iteration on n x n, or return None if none is well-conditioned.
 
     With L L^T = X^T X, X = (X L^-T) L^T and polar(X) = X L^-T polar(L)^T. The short schedule converges only where
@@ -269,10 +274,11 @@ def _tall_pass(matrices: Tensor, rational: bool) -> Solved | None:
         steps = (*quintic_schedule(0.04, 1e-2), CUBIC)
     triangle = polynomial_steps(triangle, steps)
     factor = torch.bmm(matrices, solve_right(triangle, gram, inverses).mT)
-    return _solved(factor, len(steps) + (len(TRIANGLE_RATIONAL) if rational else 0), gram)
+    count = len(steps) + (len(TRIANGLE_RATIONAL) if rational else 0)
+    return solved(factor, count, residual(factor, gram))
 
 
-def _by_triangle(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
+def _by_triangle(matrices: Tensor, tolerance: float, rational: bool) -> Polar:
     """Solve ill-conditioned tall matrices: Householder QR, then the triangle as any square matrix.
 
     Where rank may be lost, the QR is computed in float64: rounding in float32 would make the rank look full.
@@ -282,50 +288,20 @@ def _by_triangle(matrices: Tensor, tolerance: float, rational: bool) -> Solved:
     for i in (~sure).nonzero().flatten():
         basis[i], triangle[i] = torch.linalg.qr(matrices[i].double())
     inner = _square(triangle, tolerance, rational)
-    solved = _solved(torch.bmm(basis, inner.factor), 0)
-    solved.iterations += inner.iterations
+    factor = torch.bmm(basis, inner.factor)
+    result = Polar(factor, residual(factor), inner.iterations, torch.zeros_like(inner.completed))
     # completion needs the whole matrix: the factor nearest to the identity does not follow from the triangle
-    unsure = inner.completed | ~(solved.residual <= tolerance)
-    _repair(solved, unsure, lambda index: _by_svd(matrices[index]))
-    return solved
+    unsure = inner.completed | ~(result.residual <= tolerance)
+    _repair(result, unsure, lambda index: _by_svd(matrices[index]))
+    return result
 
 
-def _by_double(matrices: Tensor, tolerance: float) -> Solved:
-    """Solve float64 matrices: one long iteration, then the SVD where the residual is too large or rank may be lost."""
-    work, spare = matrices.clone(), torch.empty_like(matrices)
-    square = work.new_empty(len(work), work.shape[2], work.shape[2])
-    rational_steps(work, DOUBLE_RATIONAL, spare, square, normalize=True)
-    factor = polynomial_steps(quintic_step(work, FINISH, spare, square), (CUBIC,))
-    solved = _solved(factor, len(DOUBLE_RATIONAL) + 1, square)
-    sure = (solved.residual <= tolerance) & _full_rank(solved.factor, matrices, DOUBLE_MARGIN)
-    _repair(solved, ~sure, lambda index: _by_svd(matrices[index]))
-    return solved
-
-
-def _by_svd(matrices: Tensor) -> Solved:
+def _by_svd(matrices: Tensor) -> Polar:
     factor, completed = polar_by_svd(matrices)
-    solved = _solved(factor, 0)
-    solved.completed = completed
-    return solved
+    return solved(factor, 0, residual(factor), completed)
 
 
 def spectral_bound(matrices: Tensor) -> Tensor:
     """Return an upper bound (b, 1, 1) on the spectral norms of `matrices` (b, m, n): 1.002 ||X^T X||_F^(1/2)."""
     gram = matrices.new_empty(len(matrices), matrices.shape[2], matrices.shape[2])
     return 1.002 * frobenius_of_lower(lower_gram(matrices, gram)).sqrt()
-
-
-def _full_rank(factor: Tensor, matrices: Tensor, margin: float) -> Tensor:
-    """Return whether every singular value of X = `matrices` is above `margin` times the largest, (b,).
-
-    factor^T X is symmetric, with the singular values of X as eigenvalues. Minus a shift times the identity, it has a
-    Cholesky factor if and only if all of them are larger than the shift. Power iteration gives the largest.
-    """
-    symmetric = torch.bmm(factor.mT, matrices)
-    symmetric = (symmetric + symmetric.mT) / 2
-    vector = symmetric.sum(dim=2, keepdim=True) + symmetric.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
-    for _ in range(12):
-        vector = torch.bmm(symmetric, torch.nn.functional.normalize(vector, dim=1))
-    largest = torch.linalg.vector_norm(vector, dim=1)
-    symmetric.diagonal(dim1=-2, dim2=-1).sub_(margin * largest)
-    return torch.linalg.cholesky_ex(symmetric)[1] == 0

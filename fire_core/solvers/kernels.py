@@ -200,14 +200,18 @@ def full_precision(device: torch.device) -> Iterator[None]:
     The caller's settings are restored at the end, also after an error. They are global to the process, so another
     thread sees the changed settings while the block runs.
     """
-    before = _settings()
+    try:
+        older = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the program has set the newer switches alone
+        older = "highest"
+    newer = [backend.fp32_precision for backend in _backends]
     torch.set_float32_matmul_precision("highest")  # sets the switches of both generations, which must agree
     try:
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
-        torch.set_float32_matmul_precision(before[0])
-        for backend, precision in zip(_backends, before[1:], strict=True):
+        torch.set_float32_matmul_precision(older)
+        for backend, precision in zip(_backends, newer, strict=True):
             backend.fp32_precision = precision
 
 
@@ -217,12 +221,3 @@ _backends: list[Any] = [
     for backend in (torch.backends.cuda, torch.backends.mkldnn)
     if hasattr(getattr(backend, "matmul", None), "fp32_precision")
 ]
-
-
-def _settings() -> tuple[str, ...]:
-    """Return the precision of float32 products by the older switch, then by those of `_backends`."""
-    try:
-        older = torch.get_float32_matmul_precision()
-    except RuntimeError:  # the program has set the newer switches alone
-        older = "highest"
-    return older, *(backend.fp32_precision for backend in _backends)

@@ -7,13 +7,13 @@ For W (m, n) with the singular value decomposition U S V^T, the nearest matrix w
 from __future__ import annotations
 
 from numbers import Integral, Real
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from fire_core.errors import UserError, unknown_word
-from fire_core.solvers.exact import Solved, solve_exact
+from fire_core.solvers.exact import Polar, solve_exact, solved
 from fire_core.solvers.kernels import full_precision, polynomial_steps, residual
 from fire_core.solvers.schedules import CUBIC, MUON_QUINTIC
 
@@ -26,19 +26,6 @@ STACK_BYTES = {"cpu": 8 * 2**20, "cuda": 128 * 2**20}
 """Memory of a stack of matrices that are solved at once (one matrix, if larger), by device."""
 
 
-class Polar(NamedTuple):
-    """Result of `polar`; the leading dimensions `...` are those of the input."""
-
-    factor: Tensor
-    """(..., m, n), float32 (float64 for float64 input)."""
-    residual: Tensor
-    """(...), `||Q^T Q - I||_F^2` of the factor on its smaller side (FIRE, Eq. 2)."""
-    iterations: Tensor
-    """(...), int64, matrix iterations spent on each matrix."""
-    completed: Tensor
-    """(...), bool, true where lost rank was completed by the deterministic rule."""
-
-
 def polar(
     matrices: Tensor,
     solver: str = "exact",
@@ -46,7 +33,6 @@ def polar(
     iterations: int = ITERATIONS,
     normalize: str = "frobenius",
     tolerance: float = 1e-8,
-    measure: bool = True,
 ) -> Polar:
     """Return the nearest (semi-)orthogonal matrix of each matrix of `matrices` (..., m, n), or an approximation to it.
 
@@ -84,7 +70,6 @@ def polar(
         tolerance: largest residual of exact; the error above is for the default. A larger tolerance saves repairs of
             single matrices, but no passes over all of them. One that the type cannot reach (1e-14 in float32) sends
             every matrix to the SVD, and `residual` contains what was reached.
-        measure: False saves the residual of newton_schulz and quintic, which is then NaN.
     Returns: Polar(factor, residual, iterations, completed).
     Raises: UserError for zero or non-finite matrices (with the index in the batch) and for wrong settings.
     """
@@ -93,63 +78,45 @@ def polar(
     working = matrices.detach().to(torch.float64 if matrices.dtype == torch.float64 else torch.float32)
     working = working.reshape(-1, *matrices.shape[-2:])
     _check_values(working, matrices.shape[:-2])
-    result = solve(working, solver, iterations, normalize, tolerance, measure)
-    return Polar(
-        result.factor.reshape(matrices.shape), *(part.reshape(matrices.shape[:-2]) for part in result[1:])
-    )
+    factor, *rest = solve(working, solver, iterations, normalize, tolerance)
+    return Polar(factor.reshape(matrices.shape), *(part.reshape(matrices.shape[:-2]) for part in rest))
 
 
 @torch.no_grad()
 def solve(
-    matrices: Tensor, solver: str, iterations: int, normalize: str, tolerance: float, measure: bool
+    matrices: Tensor, solver: str, iterations: int, normalize: str, tolerance: float, measure: bool = True
 ) -> Polar:
-    """Return `polar` of matrices (b, m, n), float32 or float64, whose values and settings have been checked."""
+    """Return `polar` of matrices (b, m, n), b >= 1, whose values and settings have been checked.
+
+    measure: False saves the residuals of newton_schulz and quintic, which are NaN then.
+    """
     _, rows, columns = matrices.shape
-    exact = solver == "exact"
+    exact, cpu = solver == "exact", matrices.device.type == "cpu"
+    # the default allows at most 4e-10 per column, which is a relative error of 1e-5
+    allowed = tolerance * max(1.0, min(rows, columns) / 768) * min(1.0, min(rows, columns) / 25)
+    limit = STACK_BYTES.get(matrices.device.type, STACK_BYTES["cuda"])
+    # polynomial steps are fastest where a stack fits into the processor's cache; the repairs of exact need a little more
+    # than the four copies of its first pass
+    limit = limit // 16 if cpu and not exact else 3 * limit // 4
+    count = max(1, limit // (rows * columns * matrices.element_size()))
+    tall = matrices if rows >= columns else matrices.mT
+    steps = torch.zeros(len(tall), dtype=torch.int64, device=tall.device)
+    factor = torch.empty(tall.shape, dtype=tall.dtype, device=tall.device)
+    result = Polar(factor, tall.new_empty(len(tall)), steps, torch.zeros_like(steps, dtype=torch.bool))
     with full_precision(matrices.device):
-        tall = matrices if rows >= columns else matrices.mT
-        # the default allows at most 4e-10 per column, which is a relative error of 1e-5
-        allowed = tolerance * max(1.0, min(rows, columns) / 768) * min(1.0, min(rows, columns) / 25)
-        stacks = tall.split(_stack_length(tall, exact))
-        result = None if len(tall) == len(stacks[0]) > 0 else _empty(tall)
-        for number, stack in enumerate(stacks if len(tall) else ()):
-            stack = _moderate(stack)
+        for start in range(0, len(tall), count):
+            stack = _moderate(tall[start : start + count])
             if exact:
-                solved = solve_exact(stack, allowed, rational=matrices.device.type == "cpu")
+                part = solve_exact(stack, allowed, rational=cpu)
             else:
                 norm = torch.linalg.matrix_norm(stack, 2 if normalize == "spectral" else "fro", keepdim=True)
                 step = CUBIC if solver == "newton_schulz" else MUON_QUINTIC
-                factor = polynomial_steps(stack / norm, (step,) * iterations)
-                count = torch.full((len(factor),), iterations, dtype=torch.int64, device=factor.device)
-                left = residual(factor) if measure else factor.new_full((len(factor),), torch.nan)
-                solved = Solved(factor, left, count, torch.zeros_like(count, dtype=torch.bool))
-            if result is not None:
-                start = number * len(stacks[0])
-                result.put(slice(start, start + len(stack)), solved)
-                del solved  # frees its memory for the next stack
-        result = solved if result is None else result
-    factor = result.factor if rows >= columns else result.factor.mT
-    return Polar(factor, result.residual, result.iterations, result.completed)
-
-
-def _stack_length(tall: Tensor, exact: bool) -> int:
-    """Return how many of the matrices (b, m, n) are solved at once."""
-    limit = STACK_BYTES.get(tall.device.type, STACK_BYTES["cuda"])
-    if exact or tall.device.type != "cpu":
-        limit = 3 * limit // 4  # repairs need a little more than the four copies of the first pass
-    else:
-        limit //= 16  # polynomial steps are fastest where the stack fits into the processor's cache
-    return max(1, limit // (tall.shape[1] * tall.shape[2] * tall.element_size()))
-
-
-def _empty(tall: Tensor) -> Solved:
-    """Return a result for (b, m, n) that is filled in stack by stack."""
-    return Solved(
-        torch.empty(tall.shape, dtype=tall.dtype, device=tall.device),
-        tall.new_empty(len(tall)),
-        torch.zeros(len(tall), dtype=torch.int64, device=tall.device),
-        torch.zeros(len(tall), dtype=torch.bool, device=tall.device),
-    )
+                factors = polynomial_steps(stack / norm, (step,) * iterations)
+                left = residual(factors) if measure else factors.new_full((len(factors),), torch.nan)
+                part = solved(factors, iterations, left)
+            result.put(slice(start, start + count), part)
+            del part  # frees its memory for the next stack
+    return result if rows >= columns else result._replace(factor=result.factor.mT)
 
 
 def _moderate(matrices: Tensor) -> Tensor:
@@ -157,21 +124,23 @@ def _moderate(matrices: Tensor) -> Tensor:
 
     All are divided, most of them by 1: a test of the values would make the device wait.
     """
-    low, high = matrices.aminmax(dim=-1)
-    largest = torch.maximum(high.amax(dim=-1), -low.amin(dim=-1)).view(-1, 1, 1)
+    largest = _largest_entries(matrices).view(-1, 1, 1)
     mantissa, _ = torch.frexp(largest)
     moderate = (largest >= 2.0**-20) & (largest <= 2.0**20)
     return matrices / torch.where(moderate, 1.0, largest / (2 * mantissa))
 
 
+def _largest_entries(matrices: Tensor) -> Tensor:
+    """Return the largest |entry| of each matrix, (b,); NaN and infinity survive."""
+    low, high = matrices.aminmax(dim=-1)
+    return torch.maximum(high.amax(dim=-1), -low.amin(dim=-1))
+
+
 def check_solver(solver: str, iterations: int, normalize: str, tolerance: float) -> None:
     """Raise UserError for a setting that `polar` does not accept."""
-    for name, value, allowed in (
-        ("solver", solver, Solver),
-        ("normalize", normalize, Normalize),
-    ):
-        if value not in get_args(allowed):
-            raise unknown_word(name, value, allowed)
+    for name, word, allowed in (("solver", solver, Solver), ("normalize", normalize, Normalize)):
+        if word not in get_args(allowed):
+            raise unknown_word(name, word, allowed)
     if not isinstance(iterations, Integral) or isinstance(iterations, bool) or iterations < 1:
         raise UserError(f"iterations={iterations!r} must be a whole number, at least 1")
     for name, value, default in (
@@ -200,27 +169,19 @@ def check_matrices(matrices: object, name: str = "matrices") -> None:
         raise UserError(f"{name} is a DTensor: call fire(model), or give its full_tensor()")
     if not matrices.dtype.is_floating_point or matrices.dtype.itemsize < 2:
         raise UserError(f"{name} of type {matrices.dtype} cannot be projected: convert it to float32")
-    if matrices.ndim < 2 or 0 in matrices.shape[-2:]:
-        raise UserError(
-            f"{name} of shape {tuple(matrices.shape)} holds no matrix: give (..., m, n) with m, n >= 1"
-        )
+    if matrices.ndim < 2 or 0 in matrices.shape:
+        raise UserError(f"{name} of shape {tuple(matrices.shape)} holds no matrix: give (..., m, n)")
 
 
 def _check_values(working: Tensor, batch_shape: torch.Size) -> None:
     """Raise UserError for zero or non-finite matrices (b, m, n)."""
-    if not len(working):
-        return
-    entries = working.flatten(1)
-    largest = torch.maximum(entries.amax(dim=1), -entries.amin(dim=1))  # NaN and infinity survive
+    largest = _largest_entries(working)
     bad = ~(largest.isfinite() & (largest > 0))
-    if not bad.any():
-        return
-    index = int(bad.nonzero()[0])
-    what = "zero" if largest[index] == 0 else "not finite"
-    where = ""
-    if batch_shape:
-        position = torch.unravel_index(torch.tensor(index), batch_shape)
-        where = f" {tuple(int(i) for i in position)} of the batch"
-    raise UserError(
-        f"matrix{where} is {what}, so it has no nearest orthogonal matrix: leave it out or repair it first"
-    )
+    if bad.any():
+        index = int(bad.nonzero()[0])
+        what = "zero" if largest[index] == 0 else "not finite"
+        position = tuple(int(i) for i in torch.unravel_index(torch.tensor(index), batch_shape))
+        where = f" {position} of the batch" if batch_shape else ""
+        raise UserError(
+            f"matrix{where} is {what}, so it has no nearest orthogonal matrix: leave it out or repair it first"
+        )

@@ -143,4 +143,4 @@ def test_the_page_has_the_table_of_the_classes():
     page = Path(__file__).resolve().parents[2] / "docs/concepts/methods.md"
     assert table() in page.read_text()
     assert moments(available()["none"]) == "never"
-    assert moments(available()["dash"]) == "boundary, every step"
+    assert moments(available()["fire_muon"]) == "boundary, optimizer"

@@ -17,7 +17,7 @@ from fire_core import State, UserError, find_targets, fire, reset_optimizer_stat
 from fire_core.methods import create
 from fire_core.methods.controls import random_orthogonal
 from fire_core.methods.dash import dash
-from fire_core.report import Treated
+from fire_core.engine import Treated
 from fire_core.wrapped_models import observe, treat_model
 
 SOLVERS = (

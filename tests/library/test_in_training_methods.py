@@ -273,7 +273,5 @@ def test_upgd_in_bfloat16_goes_on_as_if_it_had_not_stopped():
     again = copy.deepcopy(net)
     resumed = create("upgd").build(again, torch.optim.SGD(again.parameters(), lr=0.1))
     resumed.load_state_dict(optimizer.state_dict())
-    with pytest.raises(UserError, match="not of UPGD"):
-        resumed.load_state_dict({**optimizer.state_dict(), "state": {0: {"exp_avg": torch.ones(2)}}})
     step(net, optimizer), step(again, resumed)
     assert torch.equal(optimizer.state[net[0].weight]["utility"], resumed.state[again[0].weight]["utility"])

@@ -38,7 +38,6 @@ SOON_OFFICIAL = {
     "snr": {"percentile": 0.5},
 }
 CASES = {name: (name, SOON.get(name, {})) for name in available()}
-CASES["dash every two steps"] = "dash", {"every_steps": 2}
 for _name in (name for name in available() if "official" in variants(name)):
     CASES[f"{_name} official"] = _name, {"variant": "official", **SOON_OFFICIAL.get(_name, {})}
 DURING = [  # those that act between boundaries
