@@ -108,7 +108,10 @@ class Attached:
         for need in sorted(method.needs & {"batches", "loss"}):
             if getattr(state, need) is None:
                 raise UserError(f"method {method.name!r} needs {NEEDS[need]}")
-        if "activations" in method.needs and state.compiled:
+        compiled = state.compiled or any(
+            hasattr(net, "_orig_mod") or net._compiled_call_impl is not None for net in state.nets.values()
+        )
+        if "activations" in method.needs and compiled:
             raise UserError(f"method {method.name!r} needs {NEEDS['activations']}: train with compiled=False")
         replaces = state.nets.keys() - state.optimizers if method.changes_optimizer else ()
         if replaces:

@@ -171,8 +171,7 @@ def treat_tensors(
     """Run `treatment` on all included targets, write the results in place, and return the report.
 
     Targets of one shape, device and type are treated in stacks. All results are computed, measured, and checked (that they
-    are finite in the type of the weights) before the first is written. Until then the new matrices are kept, in float32
-    at least.
+    are finite in the type of the weights) before the first is written. Until then the new matrices are kept beside the old.
 
     Args:
         parameters: name -> tensor of any floating type.
@@ -190,9 +189,9 @@ def treat_tensors(
         for group in _groups([t for t in table.included if t.name not in skipped], parameters):
             old = _stack(group, parameters)
             treated = treatment(old, group)
-            new = treated.matrices.to(parameters[group[0].parameter].dtype).to(old.dtype)  # as stored
-            figures.append((group, _figures(group, old, new, treated, initial)))
-            results += zip(group, new, strict=True)
+            stored = treated.matrices.to(parameters[group[0].parameter].dtype)
+            figures.append((group, _figures(group, old, stored.to(old.dtype), treated, initial)))
+            results += zip(group, stored, strict=True)
         rows = _rows(table, skipped, figures, action)
         treated_rows = [row for row in rows if row.action == action]
         if bad := [row.name for row in treated_rows if row.norm_after in (None, math.inf)]:

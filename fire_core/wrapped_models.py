@@ -35,14 +35,14 @@ def treat_model(
     work, and all of them end with the same weights or the same error.
 
     Args:
-        treatment: (stack (count, out, in) of matrices, their targets) -> `fire_core.report.Treated`.
+        treatment: (stack (count, out, in) of matrices, their targets) -> `fire_core.engine.Treated`.
         options: those of `fire_core.engine.treat_tensors`, with its errors; `action` is required.
     """
     parameters = dict(_inside(model)[0].named_parameters())
     replicas = replicas_in(model)
     if not (is_sharded(parameters) or replicas or group is not None):
         return treat_tensors(parameters, table, treatment, **options)
-    from fire_core.distributed.shards import share_out
+    from fire_core.distributed import share_out
 
     group = group if group is not None or not replicas else replicas[0].process_group
     return share_out(parameters, table, treatment, group=group, **options)

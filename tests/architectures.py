@@ -1,14 +1,16 @@
 """Real architectures with their usual sizes and few layers, for tests and for docs/concepts/architectures.md.
 
-fire-core targets tests.architectures:gpt2 tests.architectures:llama ...
+python -m tests.architectures prints the page.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
+import torch
 from torch import nn
 
+from fire_core.targets import find_targets
 from vision.torchvision_import import import_torchvision
 
 if find_spec("torchvision") is not None:
@@ -55,6 +57,13 @@ def mha() -> nn.Module:
 
 
 ALL = ("gpt2", "llama", "phi3", "mixtral", "vit", "convnext", "mha")
+
+
+def show() -> None:
+    """Print the targets of all of them, without memory for their weights."""
+    for name in ALL:
+        with torch.device("meta"):
+            print(f"targets from tests.architectures:{name}", find_targets(globals()[name]()), "", sep="\n")
 
 
 def timm_families() -> Iterator[tuple[str, str]]:
@@ -123,7 +132,6 @@ SIZES = {
 
 def small_language_model(name: str) -> nn.Module | None:
     """Return a tiny model of transformers that runs on twelve tokens, or None where these sizes do not fit it."""
-    import torch
     import transformers
 
     try:
@@ -146,3 +154,7 @@ def small_language_model(name: str) -> nn.Module | None:
     except Exception:
         return None
     return model
+
+
+if __name__ == "__main__":
+    show()

@@ -1,22 +1,17 @@
-"""Inspect the weights of a checkpoint, apply FIRE to them, and list target matrices and methods."""
-
-from __future__ import annotations
+"""Inspect the weights of a checkpoint, apply FIRE to them, and list the methods."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
-from fnmatch import fnmatch
 
-from fire_core.checkpoints.files import Checkpoint, open_checkpoint
-from fire_core.checkpoints.targets import build, targets_of
+from fire_core.checkpoints.files import open_checkpoint
+from fire_core.checkpoints.targets import targets_of
 from fire_core.checkpoints.treat import spectra, treat_file
 from fire_core.columns import columns
 from fire_core.engine import FireSettings
 from fire_core.errors import UserError, printable, reader_may_leave
 from fire_core.methods import available, moments, table
-from fire_core.targets import TargetTable, find_targets
-from fire_core.targets.table import shorten
+from fire_core.targets import shorten
 
 SETTINGS = ("solver", "iterations", "normalize", "scale", "strength", "degenerate", "min_norm", "tolerance")
 """The settings of `fire` that make sense for a file, as options of `apply`."""
@@ -42,61 +37,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def inspect_command(options: argparse.Namespace) -> None:
-    """Print the spectrum of every chosen matrix as a table."""
-    checkpoint, table, source = _opened(options.checkpoint, options)
+def inspect(options: argparse.Namespace) -> None:
+    """Print the spectrum of every chosen matrix, and which weights are in or out, and why."""
+    checkpoint = open_checkpoint(options.checkpoint, options.key)
+    targets, source = targets_of(checkpoint, options.targets, options.model)
     rows: list[dict[str, object]] = []
-    for spectrum in spectra(checkpoint, table):
+    for spectrum in spectra(checkpoint, targets):
         rows.append(spectrum)
-        _show(len(rows), len(table.included))
-    print(columns(rows))
+        _show(len(rows), len(targets.included))
+    print(columns(rows), targets, sep="\n\n")
     print(printable(f"{len(rows)} matrices; {source}; dfi and norm are of the weights as stored"))
 
 
-def apply_command(options: argparse.Namespace) -> None:
+def apply(options: argparse.Namespace) -> None:
     """Apply FIRE to a checkpoint, write a new file, and print the report."""
     if options.out is None and not options.dry_run:
         raise UserError("no output is given: name a file to write, or ask for a --dry-run")
-    checkpoint, table, source = _opened(options.checkpoint, options)
+    checkpoint = open_checkpoint(options.checkpoint, options.key)
+    targets, source = targets_of(checkpoint, options.targets, options.model)
     report = treat_file(
         checkpoint,
-        table,
+        targets,
         None if options.dry_run else options.out,
-        progress=lambda done: _show(done, len(table.included)),
+        progress=lambda done: _show(done, len(targets.included)),
         **{name: getattr(options, name) for name in SETTINGS},
     )
     print(report)
-    print(printable(f"{len(report.treated())} matrices; {source}"))
+    print(printable(source))
     if copies := checkpoint.copies():
         print(
-            f"left as they are, although they look like copies of these weights: {printable(shorten(copies))}"
+            printable(f"left as they are, although they look like copies of these weights: {shorten(copies)}")
         )
     if not options.dry_run:
         print(f"written to {printable(options.out)}")
         print("optimizer state and averages of the old weights do not fit the new ones: start both anew")
 
 
-def targets_command(options: argparse.Namespace) -> None:
-    """Print which matrices are in or out, and why, for checkpoints and for models that can be built."""
-    for name in options.source:
-        if os.path.lexists(name):
-            _, table, source = _opened(name, options)
-        elif options.model or options.key:
-            raise UserError(f"{name!r} is no checkpoint: --model and --key are for checkpoints")
-        else:
-            table, source = find_targets(build(name), options.targets), f"targets from {name}"
-        print(printable(source), table, "", sep="\n")
-
-
-def methods_command(options: argparse.Namespace) -> None:
+def methods(options: argparse.Namespace) -> None:
     """Print the name, summary, moments, source and proof of each method."""
     if options.markdown:
         print(table())
         return
-    chosen = {name: method for name, method in available().items() if fnmatch(name, options.pattern)}
-    if not chosen:
-        raise UserError(f"no method is named {options.pattern!r}; fire-core methods lists all")
-    for name, method in chosen.items():
+    for name, method in available().items():
         print(f"{name}: {method.summary}")
         print(f"    acts: {moments(method)}; proven by: {method.proven_by} [{method.source}]")
 
@@ -104,42 +86,23 @@ def methods_command(options: argparse.Namespace) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fire-core", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
-    source = "safetensors or torch file, or a Hugging Face folder"
-
-    inspect = commands.add_parser("inspect", help="spectrum of each matrix of a checkpoint")
-    inspect.set_defaults(run=inspect_command)
-    inspect.add_argument("checkpoint", help=source)
-
+    look = commands.add_parser("inspect", help="which matrices are in or out, and the spectrum of each")
     change = commands.add_parser("apply", help="apply FIRE to a checkpoint and write a new file")
-    change.set_defaults(run=apply_command)
-    change.add_argument("checkpoint", help=source)
+    for command, run in ((look, inspect), (change, apply)):
+        command.set_defaults(run=run)
+        command.add_argument("checkpoint", help="safetensors or torch file, or a Hugging Face folder")
+        command.add_argument("--targets", default="all", help="preset, pattern or comma list, '-' excludes")
+        command.add_argument("--model", help="package.module:callable that makes the model of the file")
+        command.add_argument("--key", help="dotted path to the weights inside a torch file")
     change.add_argument("out", nargs="?", help="new file of the same format, safetensors for a folder")
     change.add_argument("--dry-run", action="store_true", help="print the report and write no weights")
     for name in SETTINGS:
         default, option = getattr(FireSettings, name), f"--{name.replace('_', '-')}"
         change.add_argument(option, type=type(default), default=default, help="as in fire() (%(default)s)")
-
-    targets = commands.add_parser("targets", help="which matrices are in or out, and why")
-    targets.set_defaults(run=targets_command)
-    targets.add_argument(
-        "source", nargs="+", help="checkpoint, or package.module:callable that makes a model"
-    )
-
-    for command in (inspect, change, targets):
-        command.add_argument("--targets", default="all", help="preset, pattern or comma list, '-' excludes")
-        command.add_argument("--model", help="package.module:callable that makes the model of the file")
-        command.add_argument("--key", help="dotted path to the weights inside a torch file")
-
-    methods = commands.add_parser("methods", help="list FIRE and the rival methods with their papers")
-    methods.set_defaults(run=methods_command)
-    methods.add_argument("pattern", nargs="?", default="*", help="only methods whose name matches")
-    methods.add_argument("--markdown", action="store_true", help="the table of docs/concepts/methods.md")
+    listed = commands.add_parser("methods", help="list FIRE and the rival methods with their papers")
+    listed.set_defaults(run=methods)
+    listed.add_argument("--markdown", action="store_true", help="the table of docs/concepts/methods.md")
     return parser
-
-
-def _opened(source: str, options: argparse.Namespace) -> tuple[Checkpoint, TargetTable, str]:
-    checkpoint = open_checkpoint(source, options.key)
-    return checkpoint, *targets_of(checkpoint, options.targets, options.model)
 
 
 def _show(done: int, total: int) -> None:

@@ -1,12 +1,9 @@
 """Weights on disk: one safetensors or torch file, or a Hugging Face folder, which is read but never written."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
 import re
-import shutil
 import zipfile
 from collections import Counter
 from collections.abc import Mapping
@@ -39,18 +36,12 @@ ENTRIES = "current_model_state model state_dict model_state_dict module network 
 
 @dataclass
 class Checkpoint:
-    """The weights of a file or folder. They are mapped: a weight that is not used takes no memory.
-
-    Attributes:
-        tensors: the weights by name. Changes are made in place, and reach a file by `save` alone.
-        entry: dotted path to the weights in a torch file, "" if they are its whole content.
-        content: all that a torch file holds, with the same tensors in it.
-    """
+    """The weights of a file or folder. They are mapped: a weight that is not used takes no memory."""
 
     path: Path
-    tensors: dict[str, Tensor]
-    entry: str = ""
-    content: Any = None
+    tensors: dict[str, Tensor]  # by name; changes reach a file by `save` alone
+    entry: str = ""  # dotted path to the weights in a torch file, "" if they are its whole content
+    content: Any = None  # all that a torch file holds, with the same tensors in it
     metadata: dict[str, str] | None = None
     config: Path | None = None
 
@@ -61,10 +52,7 @@ class Checkpoint:
             raise UserError(f"{str(target)!r} exists and is not overwritten: name another output")
         if target.suffix != suffix:
             raise UserError(f"{str(target)!r} should end in {suffix!r}, the format of the output")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"no folder for {str(target)!r} can be made: {error}") from error
+        target.parent.mkdir(parents=True, exist_ok=True)
 
     def save(self, target: Path) -> None:
         """Write the weights to a new file, with all else that a torch file holds, completely or not at all."""
@@ -79,8 +67,9 @@ class Checkpoint:
                         torch.save(self.content, file)
                 self.check_output(target)
         except (OSError, RuntimeError, SafetensorError) as error:  # torch reports a full disk as RuntimeError
-            free = f"nothing was left behind; {shutil.disk_usage(target.parent).free / 1e6:,.0f} MB are free"
-            raise UserError(f"{str(target)!r} cannot be written ({first_line(error)}): {free}") from error
+            raise UserError(
+                f"{str(target)!r} cannot be written, and nothing was left behind: {first_line(error)}"
+            ) from error
 
     def copies(self) -> list[str]:
         """Return the dotted paths of other entries of a torch file that look like copies of these weights."""
@@ -95,15 +84,15 @@ def open_checkpoint(path: str | Path, key: str | None = None) -> Checkpoint:
     """
     path = Path(path)
     if path.is_dir():
-        found, folder = _open_folder(path, key), path
+        found, config = _open_folder(path, key), path / "config.json"
     elif path.is_file() and path.suffix != ".json":
-        found, folder = _open_file(path, key), path.parent
+        found, config = _open_file(path, key), path.parent / "config.json"
     else:
         raise UserError(
             f"{str(path)!r} is neither a file of weights nor a folder (of an index, name the folder)"
         )
-    named = path.is_dir() or re.match(r"(pytorch_)?model\b.*\.(safetensors|bin)$", path.name)
-    found.config = folder / "config.json" if named and (folder / "config.json").is_file() else None
+    described = path.is_dir() or re.match(r"(pytorch_)?model\b.*\.(safetensors|bin)$", path.name)
+    found.config = config if described and config.is_file() else None
     return found
 
 

@@ -1,7 +1,5 @@
 """Target matrices of a checkpoint, from the model that it belongs to or from its names and shapes."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,10 +1,6 @@
 """FIRE on the weights of a checkpoint, and their singular values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
-from functools import partial
-from itertools import groupby
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -13,13 +9,11 @@ import torch
 from torch import Tensor
 
 from fire_core.checkpoints.files import Checkpoint
-from fire_core.engine import FireSettings, project, treat_tensors
+from fire_core.engine import FireSettings, Treated, project, treat_tensors
 from fire_core.errors import UserError
 from fire_core.measure.metrics import deviation_from_isometry, effective_rank
-from fire_core.report import Report, Row
+from fire_core.report import Report
 from fire_core.targets import Target, TargetTable
-
-LARGE = 1 << 20
 
 
 def treat_file(
@@ -44,28 +38,33 @@ def treat_file(
     Raises: UserError for an output that cannot be written, and as `fire` does. There is no output then.
     """
     chosen, tensors = FireSettings.of(**settings), checkpoint.tensors
-    options: dict[str, Any] = {"degenerate": chosen.degenerate, "min_norm": chosen.min_norm}
-    treatment = partial(project, settings=chosen)
     if output is not None:
         checkpoint.check_output(Path(output))
-    action = {"unclear": "left out"}
-    rows = {t.name: Row(t.name, t.parameter, t.shape, action.get(t.kind, "skipped"), t.reason) for t in table}
-    report, done = Report(method="fire", dry_run=output is None), 0
-    for _, group in groupby(sorted(table.included, key=_stack), key=_stack):
-        targets = TargetTable(group)
-        own = {target.parameter: tensors[target.parameter] for target in targets}
-        tied = {other: name for name in own for other in _tied(name, targets, tensors)}
-        part = treat_tensors(own, targets, treatment, action="projected", dry_run=output is None, **options)
-        for other, name in tied.items() if output is not None else ():
-            tensors[other].copy_(tensors[name])
-        report.changed |= part.changed | {other for other, name in tied.items() if name in part.changed}
-        report.seconds += part.seconds
-        rows |= {row.name: row for row in part.rows}
-        done += len(targets)
+    copies = _stored_again(table, tensors)
+    done = 0
+
+    def treatment(stack: Tensor, group: list[Target]) -> Treated:
+        nonlocal done
+        treated = project(stack, group, chosen)
+        done += len(group)
         progress(done)
+        return treated
+
+    report = treat_tensors(
+        tensors,
+        table,
+        treatment,
+        action="projected",
+        method="fire",
+        degenerate=chosen.degenerate,
+        min_norm=chosen.min_norm,
+        dry_run=output is None,
+    )
     if output is not None:
+        for copy, name in copies.items():
+            tensors[copy].copy_(tensors[name])
+        report.changed |= {copy for copy, name in copies.items() if name in report.changed}
         checkpoint.save(Path(output))
-    report.rows.extend(rows.values())
     return report
 
 
@@ -78,38 +77,31 @@ def spectra(checkpoint: Checkpoint, table: TargetTable) -> Iterator[dict[str, ob
     """
     for target in table.included:
         matrix = target.matrix(checkpoint.tensors).detach().double()
-        peak = float(matrix.abs().max()) or 1.0
-        finite = peak < inf
-        # divided by the largest entry, so that no square overflows
-        values = torch.linalg.svdvals(matrix / peak if finite else torch.zeros_like(matrix))
+        values = torch.linalg.svdvals(matrix.nan_to_num(0.0, 0.0, 0.0))
         largest, median, smallest = (float(value) for value in (values[0], values.median(), values[-1]))
         figures = {
-            "norm": float(values.norm()) * peak,
-            "largest": largest * peak,
-            "median": median * peak,
-            "smallest": smallest * peak,
+            "norm": float(values.norm()),
+            "largest": largest,
+            "median": median,
+            "smallest": smallest,
             "condition": inf if smallest == 0 else largest / smallest,
             "effective_rank": float(effective_rank(values)),
             "dfi": float(deviation_from_isometry(matrix)),
         }
-        yield {
-            "name": target.name,
-            "shape": target.shape,
-            **(figures if finite else dict.fromkeys(figures, nan)),
-        }
+        if not bool(matrix.isfinite().all()):
+            figures = dict.fromkeys(figures, nan)
+        yield {"name": target.name, "shape": target.shape, **figures}
 
 
-def _stack(target: Target) -> tuple[tuple[int, ...], str]:
-    """Return the key of matrices that are treated together: those of one shape; large ones parameter by parameter."""
-    return target.shape, target.parameter if target.shape[0] * target.shape[1] > LARGE else ""
-
-
-def _tied(own: str, targets: list[Target], tensors: dict[str, Tensor]) -> list[str]:
-    """Return other names of a parameter in the file, where the model ties several names to it."""
-    aliases = {name for target in targets if target.parameter == own for name in target.aliases}
-    others = sorted(aliases & tensors.keys() - {own})
-    if different := [name for name in others if not torch.equal(tensors[name], tensors[own])]:
-        raise UserError(
-            f"{own} and {different[0]} are tied in the model, but differ in the file: exclude them with -{own}"
-        )
-    return others
+def _stored_again(table: TargetTable, tensors: dict[str, Tensor]) -> dict[str, str]:
+    """Return {name in the file: name of the target's parameter} of the other copies of weights that the model ties."""
+    copies: dict[str, str] = {}
+    for target in table.included:
+        for name in sorted({*target.aliases} & tensors.keys() - {target.parameter}):
+            if not torch.equal(tensors[name], tensors[target.parameter]):
+                raise UserError(
+                    f"{target.parameter} and {name} are tied in the model, but differ in the file: exclude them with "
+                    f"-{target.parameter}"
+                )
+            copies[name] = target.parameter
+    return copies

@@ -4,8 +4,6 @@ The trigger is called after every optimizer step without metrics, after every va
 at the end of every training epoch with the metrics of training and `epoch`. Lightning's checkpoints hold its state.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from lightning.pytorch import Callback
@@ -40,9 +38,9 @@ class FireCallback(TriggeredFire, Callback):
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         logged = {n: v for n, v in trainer.callback_metrics.items() if n not in self._validated}
         self._look(trainer, pl_module, {**logged, "epoch": trainer.current_epoch})
-        every = trainer.check_val_every_n_epoch
-        if every is not None and trainer.current_epoch + 1 >= 2 * every:
-            self.check_metric()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.end()
 
     def _look(self, trainer: Any, module: Any, metrics: dict[str, Any]) -> None:
         summary = self.look(trainer.global_step, metrics, module, trainer.optimizers, trainer.callbacks)

@@ -4,8 +4,6 @@ The trigger is called after every optimizer step without metrics, and after ever
 ("eval_loss"). The trainer's own state (trainer_state.json) holds its state.
 """
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 
@@ -17,13 +15,10 @@ from fire_core.integrations.triggered import TriggeredFire
 
 class FireCallback(TriggeredFire, TrainerCallback):
     _training = False
-    _evaluated = -1
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._training, self._evaluated = True, -1
+        self._training = True
         self.begin(state.global_step, kwargs["model"], self._callbacks())
-        if args.eval_strategy == "no":
-            self.check_metric()
         saved = state.stateful_callbacks.pop(self.key, None)
         if state.global_step == 0 and saved is None:
             state.stateful_callbacks[self.key] = self.trigger.state_dict()
@@ -37,15 +32,13 @@ class FireCallback(TriggeredFire, TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._training = False
+        self.end()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._look(state, {}, kwargs)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._training:  # trainer.evaluate() on its own must not change the model
-            if state.global_step > self._evaluated >= 0:  # several data sets are evaluated at one step
-                self.check_metric()
-            self._evaluated = state.global_step
             self._look(state, kwargs["metrics"], kwargs)
 
     def _look(self, state: Any, metrics: dict[str, Any], given: dict[str, Any]) -> None:

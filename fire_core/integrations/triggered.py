@@ -1,8 +1,7 @@
 """What the callbacks of all frameworks share: when training begins, and what is done at a firing."""
 
-from __future__ import annotations
-
 import copy
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.optim import Optimizer
 
 from fire_core.copies import Likeness
 from fire_core.engine import FireSettings
-from fire_core.errors import UserError, did_you_mean
+from fire_core.errors import UserError
 from fire_core.optim_state import check_policy, reset_optimizer_state
 from fire_core.projection import fire
 from fire_core.report import Report
@@ -27,7 +26,7 @@ class TriggeredFire:
 
     Averages of the weights in other callbacks start anew from the new weights, if they count their updates as torch's
     `AveragedModel` does. Wrong settings raise UserError at once; wrong targets, and other copies of the weights in other
-    callbacks, when training begins; a metric that never arrives, after two evaluations.
+    callbacks, when training begins. A warning at its end names a metric that never came.
 
     Args:
         optimizer_state: "clear_changed", "clear" or "keep", as in `reset_optimizer_state`.
@@ -37,9 +36,14 @@ class TriggeredFire:
     """
 
     def __init__(
-        self, trigger: Trigger, optimizer_state: str = "clear_changed", *, keep_copies: bool = False, name: str = "fire",
+        self,
+        trigger: Trigger,
+        optimizer_state: str = "clear_changed",
+        *,
+        keep_copies: bool = False,
+        name: str = "fire",
         **settings: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         FireSettings.of(**{key: value for key, value in settings.items() if key != "targets"})
         if settings.get("scale") == "initial":
             raise UserError(
@@ -49,7 +53,7 @@ class TriggeredFire:
         self.trigger, self.optimizer_state, self.settings = trigger, optimizer_state, settings
         self.keep_copies, self.key = keep_copies, f"FireCallback {name!r}"
         self.reports: list[tuple[int, Report]] = []
-        self._start, self._names = copy.deepcopy(trigger.state_dict()), set[str]()
+        self._start = copy.deepcopy(trigger.state_dict())
 
     def begin(self, step: int, model: nn.Module, others: Iterable[Any]) -> None:
         """Check the targets and the other callbacks; a trigger that has seen another training starts over at step 0."""
@@ -57,14 +61,6 @@ class TriggeredFire:
         self._averages(model, others)
         if step == 0:
             self.trigger.load_state_dict(copy.deepcopy(self._start))
-
-    def check_metric(self) -> None:
-        """Raise UserError if the trigger waits for a metric that no evaluation has given."""
-        if missing := self.trigger.waits_for():
-            known = did_you_mean(missing[0], self._names) if self._names else ""
-            raise UserError(
-                f"the trigger waits for metric {missing[0]!r}, which evaluations do not give{known}"
-            )
 
     def look(
         self,
@@ -77,7 +73,6 @@ class TriggeredFire:
         """Ask the trigger, and act if it fires; return the summary of the report then. Of several ranks, 0 decides."""
         single = {n: v for n, v in metrics.items() if not isinstance(v, torch.Tensor) or v.numel() == 1}
         observed = {n: float(v) for n, v in single.items() if isinstance(v, int | float | torch.Tensor)}
-        self._names |= observed.keys()
         due, group = self.trigger(step, observed), None
         if dist.is_available() and dist.is_initialized():
             decision = torch.tensor(due, dtype=torch.uint8, device=next(model.parameters()).device)
@@ -95,7 +90,16 @@ class TriggeredFire:
         self.reports.append((step, report))
         return {f"fire/{name}": value for name, value in report.summary().items()}
 
-    def _averages(self, model: nn.Module, others: Iterable[Any]) -> list[tuple[Any, torch.Tensor | None]]:
+    def end(self) -> None:
+        """Warn if the trigger waited for a metric that no evaluation gave."""
+        for metric in self.trigger.waits_for():
+            warnings.warn(
+                f"{self.key}: the trigger waited for metric {metric!r}, which never came", stacklevel=2
+            )
+
+    def _averages(
+        self, model: nn.Module, others: Iterable[Any]
+    ) -> list[tuple[nn.Module, torch.Tensor | None]]:
         """Return the averages of the model in other callbacks, each with the number of its updates so far."""
         found, names = [], unwrap(model).state_dict().keys()
         for path, owner, value in Likeness(dict(unwrap(model).named_parameters())).attributes(others):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,7 @@ def adam_directions(
     for p in weights:
         if "exp_avg" not in memory[p]:
             memory[p] |= {"exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-    (first, second), gradients = group["betas"], [p.grad for p in weights]
+    (first, second), gradients = group["betas"], [cast(Tensor, p.grad) for p in weights]
     means, squares = ([memory[p][key] for p in weights] for key in ("exp_avg", "exp_avg_sq"))
     torch._foreach_lerp_(means, gradients, 1.0 - first)
     torch._foreach_lerp_(squares, torch._foreach_mul(gradients, gradients), 1.0 - second)

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from fire_core.engine import Treatment, check_targets, treat_tensors
+from fire_core.engine import Treatment, check_targets, row_of, treat_tensors
 from fire_core.errors import UserError
 from fire_core.report import Report, Row
 from fire_core.targets import Target, TargetTable
@@ -49,26 +49,23 @@ def share_out(
         group: by default the ranks of the DTensor mesh, or all if there is none.
         dry_run: write nothing.
         options: as for `treat_tensors`.
-    Raises: UserError without a process group, for invalid targets, and for replicas that differ between ranks.
+    Raises: UserError for invalid targets, and for replicas that differ between ranks.
     """
-    if not (dist.is_available() and dist.is_initialized()):
-        raise UserError(
-            "no process group: call torch.distributed.init_process_group first, or treat the model on one process"
-        )
     started = time.perf_counter()
     check_targets(table.included, parameters)
     chosen: dict[str, list[Target]] = {}
     for target in table.included:
         chosen.setdefault(target.parameter, []).append(target)
     group = _group_of(parameters.values()) if group is None else group
-    check_replicas(parameters, list(chosen), group)
+    _check_replicas(parameters, list(chosen), group)
     owners = _owners(chosen, dist.get_world_size(group))
     rank = dist.get_rank(group)
     owned: dict[str, Tensor] = {}
     report, error = Report(), None
     with torch.no_grad():
         for name in chosen:
-            full = _full(parameters[name])
+            full: Any = parameters[name]
+            full = full.full_tensor() if isinstance(full, DTensor) else full.detach()
             if owners[name] == rank:
                 owned[name] = full.clone()
         try:
@@ -84,21 +81,23 @@ def share_out(
                 _write_full(parameters[name], owned.get(name), owners[name], group)
     changed = set() if dry_run else changed
     return Report(
-        [rows.get(t.name) or Row(t.name, t.parameter, t.shape, "skipped", t.reason) for t in table],
+        [rows.get(t.name) or row_of(t, t.reason) for t in table],
         changed,
         parameters=[parameters[name] for name in parameters if name in changed],
         seconds=time.perf_counter() - started,
         method=options.get("method", ""),
         dry_run=dry_run,
+        total=sum(p.numel() for p in parameters.values()),
     )
 
 
-def check_replicas(
-    parameters: Mapping[str, Tensor], names: list[str], group: dist.ProcessGroup | None = None
+def _check_replicas(
+    parameters: Mapping[str, Tensor], names: list[str], group: dist.ProcessGroup | None
 ) -> None:
     """Raise UserError on every rank if a replicated parameter is not bit-equal on all ranks. Collective."""
     plain = [name for name in names if not isinstance(parameters[name], DTensor)]
-    sums = [checksum(parameters[name]) for name in plain]
+    bits = (parameters[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8) for name in plain)
+    sums = [zlib.crc32(each.numpy().data) for each in bits]
     everywhere: list[list[int]] = [[] for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(everywhere, sums, group=group)
     differing = [name for i, name in enumerate(plain) if len({ranks[i] for ranks in everywhere}) > 1]
@@ -109,30 +108,20 @@ def check_replicas(
         )
 
 
-def checksum(tensor: Tensor) -> int:
-    """Return the CRC-32 of the exact bits of a tensor."""
-    return zlib.crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-
-
 def _exchange(
     own_rows: dict[str, Row], own_changed: set[str], error: Exception | None, group: dist.ProcessGroup | None
 ) -> tuple[dict[str, Row], set[str]]:
     """Return the rows and changed parameters of all ranks; if any rank has an error, raise it on all."""
-    expected = isinstance(error, UserError)
-    text = "" if error is None else str(error) if expected else f"{type(error).__name__}: {error}"
+    user = isinstance(error, UserError)
+    text = str(error) if user else f"rank {dist.get_rank(group)}: {type(error).__name__}: {error}"
     everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, (own_rows, own_changed, text, expected), group=group)
-    texts = {
-        text if expected else f"rank {rank}: {text}": expected
-        for rank, (_, _, text, expected) in enumerate(everyone)
-        if text
-    }
-    if texts:
-        kind = UserError if all(texts.values()) else RuntimeError
-        raise kind("; ".join(texts)) from error
+    told = {} if error is None else {text: user}
+    dist.all_gather_object(everyone, (own_rows, own_changed, told), group=group)
+    if errors := {text: user for *_, told in everyone for text, user in told.items()}:
+        raise (UserError if all(errors.values()) else RuntimeError)("; ".join(errors)) from error
     rows: dict[str, Row] = {}
     changed: set[str] = set()
-    for some_rows, some_changed, _, _ in everyone:
+    for some_rows, some_changed, _ in everyone:
         rows |= some_rows
         changed |= some_changed
     return rows, changed
@@ -164,10 +153,6 @@ def _group_of(parameters: Any) -> dist.ProcessGroup | None:
                 "group=, the process group of exactly those ranks"
             )
     return None
-
-
-def _full(parameter: Tensor) -> Tensor:
-    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter.detach()
 
 
 def _write_full(parameter: Tensor, new: Tensor | None, owner: int, group: dist.ProcessGroup | None) -> None:

@@ -1,1 +1,0 @@
-"""Treatments of models whose parameters are replicated or sharded over several processes."""
