@@ -105,8 +105,8 @@ def test_inspect_gives_the_spectrum(tmp_path: Path, capsys: pytest.CaptureFixtur
     for name, value in figures.items():
         assert found[name] == pytest.approx(value, rel=1e-5)
     assert run("inspect", tmp_path / "in.safetensors") == 0
-    head, row, _ = capsys.readouterr().out.splitlines()
-    assert head.split() == list(found)
+    head, row, *rest = capsys.readouterr().out.splitlines()
+    assert head.split() == list(found) and "fc.weight" in rest[2], "and the table of targets"
     assert row.split() == f"fc.weight 4x4 2.5 2 1 0.5 4 {found['effective_rank']:.3g} 9.56".split()
 
 

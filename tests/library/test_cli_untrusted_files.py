@@ -139,7 +139,7 @@ def test_outputs_are_checked_before_any_work(
         (other, "not overwritten"),
         (tmp_path / f"link{source.suffix}", "not overwritten"),
         (tmp_path / "new.bin", f"should end in '{source.suffix}'"),
-        (source / f"new{source.suffix}", "no folder for"),
+        (source / f"new{source.suffix}", "File exists"),
     ):
         assert said in fails(capsys, "apply", source, output)
     assert {path: path.read_bytes() for path in contents} == contents

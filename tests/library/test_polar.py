@@ -21,7 +21,7 @@ from fire_core import UserError
 from fire_core.solvers import exact as polar_exact
 from fire_core.solvers import kernels
 from fire_core.solvers.completion import complete
-from fire_core.solvers.exact import FURTHER_POLYNOMIAL, LIFT, SETTLE, SQUARE_POLYNOMIAL, solve_exact
+from fire_core.solvers.exact import solve_exact
 from fire_core.solvers.kernels import cholesky_in_blocks, polynomial_steps, quintic_step, rational_steps
 from fire_core.solvers.polar import STACK_BYTES, polar
 from fire_core.solvers.schedules import (
@@ -41,6 +41,7 @@ def test_exact_is_the_svd_factor_of_gaussian_matrices(shape: tuple[int, int]) ->
     matrices = gaussian(6, *shape)
     result = polar(matrices)
     assert deviation(result.factor).max() <= 1e-8
+    torch.testing.assert_close(result.residual.double(), deviation(result.factor), rtol=1e-3, atol=1e-10)
     assert relative_error(result.factor, matrices).max() <= 1e-4
     assert not result.completed.any()
     assert result.factor.dtype == torch.float32 and result.factor.shape == matrices.shape
@@ -76,16 +77,14 @@ def test_newton_schulz_is_the_published_formula(shape: tuple[int, int], iteratio
 
 
 def test_newton_schulz_acts_on_singular_values_alone() -> None:
-    """Hand-worked: diag(3, 4) / 5 after one step is diag(0.6 * 1.32, 0.8 * 1.18)."""
+    """Hand-worked: diag(3, 4) / 5 after one step is diag(0.6 * 1.32, 0.8 * 1.18), and of diag(2, 1) / 2 diag(1, 0.6875)."""
+    spectral = polar(
+        torch.diag(torch.tensor([2.0, 1.0])), "newton_schulz", iterations=1, normalize="spectral"
+    )
+    torch.testing.assert_close(spectral.factor, torch.diag(torch.tensor([1.0, 0.6875])))
     result = polar(torch.diag(torch.tensor([3.0, 4.0])), "newton_schulz", iterations=1)
     torch.testing.assert_close(result.factor, torch.diag(torch.tensor([0.792, 0.944])))
     assert math.isclose(float(result.residual), (1 - 0.792**2) ** 2 + (1 - 0.944**2) ** 2, rel_tol=1e-5)
-
-
-def test_newton_schulz_spectral_divides_by_the_largest_singular_value() -> None:
-    matrix = torch.diag(torch.tensor([2.0, 1.0]))
-    factor = polar(matrix, "newton_schulz", iterations=1, normalize="spectral").factor
-    torch.testing.assert_close(factor, torch.diag(torch.tensor([1.0, 0.6875])))
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (37, 20), (192, 192), (9, 3)])
@@ -107,13 +106,6 @@ def test_type_strides_and_scales_do_not_matter() -> None:
         assert factor.dtype == torch.float32 and torch.equal(factor, polar(taps.to(dtype).float()).factor)
     matrices = gaussian(3, 24, 24) * torch.tensor([1e30, 1.0, 1e-30]).view(3, 1, 1)
     assert relative_error(polar(matrices).factor, matrices).max() <= 1e-4
-
-
-@pytest.mark.parametrize("solver", ["newton_schulz", "exact"])
-def test_residual_is_the_deviation_from_isometry_of_the_factor(solver: str) -> None:
-    matrices = torch.stack([gaussian(48, 48), with_spectrum(48, 48, spread(48, 5))])
-    result = polar(matrices, solver)
-    torch.testing.assert_close(result.residual.double(), deviation(result.factor), rtol=1e-3, atol=1e-10)
 
 
 @pytest.mark.parametrize("solver", ["newton_schulz", "exact"])
@@ -149,15 +141,6 @@ def test_quintic_is_the_formula_of_muon() -> None:
     torch.testing.assert_close(factor.diagonal(), torch.tensor(worked))
 
 
-@pytest.mark.parametrize("iterations", [5, 10, 20])
-def test_quintic_leaves_singular_values_in_a_band(iterations: int) -> None:
-    singular = torch.linspace(1, 10, 48, dtype=torch.float64)  # the smallest is 2 % of the norm
-    result = polar(with_spectrum(64, 48, singular), "quintic", iterations=iterations)
-    left = torch.linalg.svdvals(result.factor)
-    assert 0.68 < left.min() < 0.8 and 1.1 < left.max() < 1.21
-    assert result.residual > 0.1
-
-
 def test_a_loose_tolerance_is_kept_as_it_is() -> None:
     """Without repair the residual lies between the default and the bound that was asked for."""
     matrices = torch.stack([with_spectrum(128, 128, spread(128, 6.0), seed=seed) for seed in range(4)])
@@ -181,11 +164,6 @@ def test_lost_rank_is_completed_and_named(rows: int, columns: int, rank: int) ->
     # nearest: <Q, W> is the sum of the singular values, which no orthogonal matrix exceeds
     total = torch.linalg.svdvals(matrix.double()).sum()
     assert (result.factor.double() * matrix).sum() >= total * (1 - 1e-6)
-
-
-def test_a_diagonal_matrix_with_zeros_becomes_the_identity() -> None:
-    result = polar(torch.diag(torch.tensor([3.0, -2.0, 0.0, 0.0])))
-    torch.testing.assert_close(result.factor, torch.diag(torch.tensor([1.0, -1.0, 1.0, 1.0])))
 
 
 def test_the_completion_is_the_nearest_to_the_identity() -> None:
@@ -221,11 +199,6 @@ def test_completion_where_the_identity_has_nothing_to_offer() -> None:
     assert torch.equal(factor, polar(matrix).factor)
 
 
-def test_newton_schulz_leaves_lost_rank_lost() -> None:
-    factor = polar(of_rank(20, 20, 3), "newton_schulz", iterations=15).factor
-    assert int((torch.linalg.svdvals(factor) > 1e-2).sum()) == 3
-
-
 DRAWS = settings(max_examples=40, deadline=None, derandomize=True)
 
 
@@ -246,14 +219,6 @@ def test_rotations_pass_through(matrix: Tensor, seed: int) -> None:
     right = oracle(gaussian(matrix.shape[1], matrix.shape[1], seed=seed + 1)).float()
     expected = left @ polar(matrix).factor @ right
     torch.testing.assert_close(polar(left @ matrix @ right).factor, expected, rtol=0, atol=2e-3)
-
-
-@DRAWS
-@given(matrices(decades=6.0), st.integers(0, 10**6))
-def test_no_random_orthogonal_matrix_is_nearer(matrix: Tensor, seed: int) -> None:
-    distance = (polar(matrix).factor.double() - matrix).norm()
-    for other in oracle(gaussian(20, *matrix.shape, seed=seed)):
-        assert distance <= (other - matrix).norm() * (1 + 1e-6) + 1e-6
 
 
 @DRAWS
@@ -314,25 +279,13 @@ def test_quintic_schedules_bring_the_interval_to_one(lower: float, tolerance: fl
     assert len(steps) <= most_steps
 
 
-def test_quintics_are_minimax() -> None:
-    """The first error touches its extreme four times with alternating sign (Chebyshev's criterion)."""
-    step = quintic_schedule(0.1, 0.5)[0]
-    values = polynomial_value(np.linspace(0.1, 1, 100001), step) - 1
-    extreme = abs(values).max()
-    signs = np.sign(values[abs(values) > extreme * (1 - 1e-6)])
-    assert np.count_nonzero(np.diff(signs)) == 3
-
-
 def test_the_schedules_of_the_solver_cover_what_their_comments_say() -> None:
-    for steps, lower in (((polar_exact.LIFT, polar_exact.SETTLE), 3e-3), (polar_exact.DOUBLE_RATIONAL, 2e-9)):
+    square = (polar_exact.LIFT, polar_exact.SETTLE), polar_exact.FINISH
+    for (steps, last), lower in ((square, 3e-3), ((polar_exact.TRIANGLE_RATIONAL, CUBIC), 0.04)):
         values = np.geomspace(lower, 1, 200001)
         for step in steps:
             values = rational_value(values, step)
-        assert abs(polynomial_value(values, polar_exact.FINISH) - 1).max() <= 1e-6
-    values = np.geomspace(0.04, 1, 200001)
-    for step in polar_exact.TRIANGLE_RATIONAL:
-        values = rational_value(values, step)
-    assert abs(polynomial_value(values, CUBIC) - 1).max() <= 1e-6
+        assert abs(polynomial_value(values, last) - 1).max() <= 1e-6
 
 
 @pytest.mark.parametrize("shape", [(40, 40), (90, 70)])
@@ -348,11 +301,6 @@ def test_steps_act_on_singular_values_as_their_functions(shape: tuple[int, int])
     expected = left @ torch.diag_embed(polynomial_value(singular, quintic)) @ right
     torch.testing.assert_close(quintic_step(matrix.clone(), quintic, spare, square), expected)
     torch.testing.assert_close(polynomial_steps(matrix, (quintic,)), expected)
-
-
-def test_a_matrix_that_is_not_positive_definite_gives_nan_not_an_exception() -> None:
-    work = torch.diag(torch.tensor([1.0, -1.0]))[None].clone()
-    assert cholesky_in_blocks(work)[0].isnan().any()
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (200, 130), (300, 80), (1, 1)])
@@ -390,26 +338,13 @@ def test_global_precision_settings_change_no_bit_and_are_put_back(solver: str) -
     try:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             factor = polar(matrices, solver).factor
-        assert torch.get_float32_matmul_precision() == "medium"
-        assert torch.backends.cuda.matmul.allow_tf32
-    finally:
-        torch.set_float32_matmul_precision("highest")
-    assert factor.dtype == torch.float32
-    assert torch.equal(factor, expected)
-
-
-@pytest.mark.parametrize("ambient", ["highest", "high"])
-def test_precision_is_full_inside_and_put_back_after_an_error(ambient: str) -> None:
-    torch.set_float32_matmul_precision(ambient)
-    try:
-        before = kernels._settings()
         with pytest.raises(ZeroDivisionError), kernels.full_precision(torch.device("cpu")):
             assert not torch.backends.cuda.matmul.allow_tf32  # reading it raises where the switches disagree
-            assert torch.get_float32_matmul_precision() == "highest"
             _ = 1 / 0
-        assert kernels._settings() == before
+        assert torch.get_float32_matmul_precision() == "medium" and torch.backends.cuda.matmul.allow_tf32
     finally:
         torch.set_float32_matmul_precision("highest")
+    assert torch.equal(factor, expected)
 
 
 @pytest.mark.parametrize("steps", [(CUBIC,) * 2, quintic_schedule(0.1, 1e-2)])
@@ -455,16 +390,6 @@ def test_lost_rank_is_seen_on_both_iterations(rational: bool, rank: int) -> None
     solved = solve_exact(torch.stack([whole, lost]), 1e-8, rational)
     assert solved.completed.tolist() == [False, True]
     assert deviation(solved.factor).max() <= 1e-8
-
-
-def test_both_passes_together_do_not_lift_rounding_to_one() -> None:
-    """The slope at zero is the product of the first coefficients: 1e-7 of rounding must stay well below 1."""
-    for first, again in (
-        ((LIFT, LIFT, SETTLE), (SETTLE,)),
-        ((LIFT, SETTLE), (LIFT, SETTLE)),
-        (SQUARE_POLYNOMIAL, FURTHER_POLYNOMIAL),
-    ):
-        assert math.prod(step[0] for step in (*first, *again)) < 1e6
 
 
 @pytest.mark.parametrize("shape", [(192, 192), (400, 192)])
