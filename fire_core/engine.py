@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from itertools import chain
 from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -19,9 +20,9 @@ import torch
 from torch import Tensor
 
 from fire_core.errors import UserError, did_you_mean, unknown_word
-from fire_core.measure.metrics import relative_squared_error, smaller_gram
+from fire_core.measure.metrics import relative_squared_error
 from fire_core.report import Report, Row
-from fire_core.solvers.kernels import deviation_of_gram
+from fire_core.solvers.kernels import deviation_of_gram, smaller_gram
 from fire_core.solvers.polar import ITERATIONS, STACK_BYTES, Normalize, Solver, check_solver, solve
 from fire_core.targets import Target, TargetTable, shorten
 from fire_core.targets.walk import tied_to
@@ -295,9 +296,13 @@ def _degenerate(
     Raises UserError for NaN and infinite weights, and for degenerate matrices where degenerate="raise".
     """
     # float64: squares of very small and very large weights stay in its range
-    norms = [torch.linalg.vector_norm(_matrix(t, parameters), dtype=torch.float64) for t in targets]
-    values = torch.stack([norm.to(norms[0].device) for norm in norms]).tolist()
-    known = {t.name: norm for t, norm in zip(targets, values, strict=True)}
+    groups = list(_groups(targets, parameters))
+    norms = [
+        torch.linalg.vector_norm(_stack(group, parameters), dim=(1, 2), dtype=torch.float64)
+        for group in groups
+    ]
+    values = torch.cat([norm.to(norms[0].device) for norm in norms]).tolist()
+    known = {t.name: norm for t, norm in zip(chain(*groups), values, strict=True)}
     if bad := [name for name, norm in known.items() if not norm < math.inf]:
         raise UserError(
             f"NaN or infinite values in {shorten(bad)}: nothing was changed; restore finite weights first"
@@ -346,22 +351,24 @@ def check_targets(
 
 
 def _stack(group: list[Target], parameters: Mapping[str, Tensor]) -> Tensor:
-    """Return the matrices of a group, (count, out, in)."""
-    return torch.stack([_matrix(t, parameters) for t in group])
+    """Return the matrices of a group, (count, out, in), float32 or float64.
 
-
-def _matrix(t: Target, parameters: Mapping[str, Tensor]) -> Tensor:
-    """Return the matrix (out, in) of a target, float32 or float64. Raises UserError if its shape is not the table's."""
-    try:
-        matrix = t.matrix(parameters)
-    except IndexError:
-        matrix = parameters[t.parameter]
-    if tuple(matrix.shape) != tuple(t.shape):
-        raise UserError(
-            f"target {t.name!r} is {tuple(t.shape)} in the table and {tuple(matrix.shape)} in the model: make the "
-            "table with find_targets(model)"
-        )
-    return matrix if matrix.dtype == torch.float64 else matrix.float()
+    Raises UserError if the shape of one is not that in the table.
+    """
+    matrices = []
+    for t in group:
+        try:
+            matrix = t.matrix(parameters)
+        except IndexError:
+            matrix = parameters[t.parameter]
+        if tuple(matrix.shape) != tuple(t.shape):
+            raise UserError(
+                f"target {t.name!r} is {tuple(t.shape)} in the table and {tuple(matrix.shape)} in the model: make the "
+                "table with find_targets(model)"
+            )
+        matrices.append(matrix)
+    stack = torch.stack(matrices)
+    return stack if stack.dtype == torch.float64 else stack.float()
 
 
 def _groups(targets: list[Target], parameters: Mapping[str, Tensor]) -> Iterator[list[Target]]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fire_core.errors import UserError
-from fire_core.solvers.kernels import deviation_of_gram, full_precision
+from fire_core.solvers.kernels import deviation_of_gram, smaller_gram
 
 
 def _float(x: Tensor) -> Tensor:
@@ -30,14 +30,7 @@ def deviation_from_isometry(matrix: Tensor) -> Tensor:
         matrix: (..., m, n).
     Returns: (...), without unit; 0 only for semi-orthogonal matrices.
     """
-    return deviation_of_gram(smaller_gram(matrix))
-
-
-def smaller_gram(matrix: Tensor) -> Tensor:
-    """Return W^T W of matrices (..., m, n) if m >= n, else W W^T."""
-    w = _float(matrix)
-    with full_precision(w.device):
-        return w.mT @ w if w.shape[-2] >= w.shape[-1] else w @ w.mT
+    return deviation_of_gram(smaller_gram(_float(matrix)))
 
 
 def squared_frobenius_error(matrix: Tensor, other: Tensor) -> Tensor:

@@ -115,6 +115,13 @@ def residual(factors: Tensor, square: Tensor | None = None) -> Tensor:
     return frobenius_of_lower(square).square_().flatten()
 
 
+def smaller_gram(matrices: Tensor) -> Tensor:
+    """Return W^T W of matrices (..., m, n) if m >= n, else W W^T, in full precision."""
+    with full_precision(matrices.device):
+        wide = matrices.shape[-2] < matrices.shape[-1]
+        return matrices @ matrices.mT if wide else matrices.mT @ matrices
+
+
 def deviation_of_gram(gram: Tensor) -> Tensor:
     """Return `||G - I||_F^2` (...) of Gram matrices (..., n, n), whose diagonals are overwritten."""
     gram.diagonal(dim1=-2, dim2=-1).sub_(1.0)

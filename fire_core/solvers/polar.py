@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fire_core.errors import UserError, unknown_word
-from fire_core.solvers.exact import Polar, solve_exact, solved
+from fire_core.solvers.exact import Polar, solve_exact
 from fire_core.solvers.kernels import full_precision, polynomial_steps, residual
 from fire_core.solvers.schedules import CUBIC, MUON_QUINTIC
 
@@ -100,22 +100,21 @@ def solve(
     limit = limit // 16 if cpu and not exact else 3 * limit // 4
     count = max(1, limit // (rows * columns * matrices.element_size()))
     tall = matrices if rows >= columns else matrices.mT
-    steps = torch.zeros(len(tall), dtype=torch.int64, device=tall.device)
     factor = torch.empty(tall.shape, dtype=tall.dtype, device=tall.device)
-    result = Polar(factor, tall.new_empty(len(tall)), steps, torch.zeros_like(steps, dtype=torch.bool))
+    steps = torch.full((len(tall),), 0 if exact else iterations, device=tall.device)
+    result = Polar(factor, tall.new_full((len(tall),), torch.nan), steps, steps < 0)
     with full_precision(matrices.device):
         for start in range(0, len(tall), count):
             stack = _moderate(tall[start : start + count])
+            place = slice(start, start + count)
             if exact:
-                part = solve_exact(stack, allowed, rational=cpu)
+                result.put(place, solve_exact(stack, allowed, rational=cpu))
             else:
                 norm = torch.linalg.matrix_norm(stack, 2 if normalize == "spectral" else "fro", keepdim=True)
                 step = CUBIC if solver == "newton_schulz" else MUON_QUINTIC
-                factors = polynomial_steps(stack / norm, (step,) * iterations)
-                left = residual(factors) if measure else factors.new_full((len(factors),), torch.nan)
-                part = solved(factors, iterations, left)
-            result.put(slice(start, start + count), part)
-            del part  # frees its memory for the next stack
+                result.factor[place] = polynomial_steps(stack / norm, (step,) * iterations)
+                if measure:
+                    result.residual[place] = residual(result.factor[place])
     return result if rows >= columns else result._replace(factor=result.factor.mT)
 
 
