@@ -77,15 +77,8 @@ def attach(
     if isinstance(optimizers, Optimizer):
         optimizers = {next(iter(nets)): optimizers}
     start = snapshot(nets) if initial is None else {name: dict(values) for name, values in initial.items()}
-    state = State(
-        nets,
-        dict(optimizers or {}),
-        list(followers),
-        start,
-        batches,
-        loss,
-        compiled=compiled,
-    )
+    own = dict(optimizers or {})
+    state = State(nets, own, list(followers), start, batches, loss, compiled=compiled)
     method = create(method) if isinstance(method, str) else method
     return Attached(method, state, optimizer_state, renew, seed)
 
@@ -163,7 +156,7 @@ class Attached:
         policy = self.acting.optimizer_state or self.optimizer_state
         reset_optimizer_state(state.optimizers, policy, changed)
         if renews:
-            self._own = dict(self.renew() if self.renew else renewed(state.nets, self._own))
+            self._renew()
         self._choose_optimizers()
         return report
 
@@ -225,7 +218,7 @@ class Attached:
         state.generator = self._stream()
         if self.acting.changes_structure and state.phase > 0:
             self.method.rebuild(state)
-            self._own = dict(self.renew() if self.renew else renewed(state.nets, self._own))
+            self._renew()
         self._choose_optimizers()
         for name, net in state.nets.items():
             net.load_state_dict(saved["nets"][name])
@@ -233,6 +226,9 @@ class Attached:
             optimizer.load_state_dict(saved["optimizers"][name])
         if saved["method"]["name"] == self.method.name:
             self.method.load_state_dict(saved["method"]["state"], state)
+
+    def _renew(self) -> None:
+        self._own = dict(self.renew() if self.renew else renewed(self.state.nets, self._own))
 
     def _stream(self) -> torch.Generator:
         return torch.Generator().manual_seed(derive(self.seed, "method", self.state.phase))

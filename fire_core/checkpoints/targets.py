@@ -13,7 +13,6 @@ from fire_core.copies import ends, followers_among
 from fire_core.errors import UserError, first_line
 from fire_core.targets import Target, TargetTable, choose, list_targets
 from fire_core.targets.skeleton import skeleton
-from fire_core.targets.table import split_rule
 from fire_core.targets.walk import unwrapped
 
 
@@ -45,14 +44,10 @@ def targets_of(
         named = {name for target in known for name in target.aliases}
         others = [target for target in rows if target.parameter not in named]
         rows = [*known, *(_out(t, f"not in {source}") if t.included else t for t in others)]
-    rules = {item.removeprefix("-").removeprefix("no_") for item in split_rule(targets)}
-    if "head" in rules and not any(target.role == "head" for target in listed):
-        raise UserError(
-            f"targets={targets!r}: no weight is certainly that of the output layer; name it (--targets=-name excludes it, "
-            "--targets=name chooses it), or the model with --model"
-        )
+    table = TargetTable(rows)
+    table.head_known = any(target.role == "head" for target in listed)
     source = f"targets from {source}{f', entry {checkpoint.entry!r}' if checkpoint.entry else ''}"
-    return choose(TargetTable(rows), targets, f"{checkpoint.path} ({source})"), source
+    return choose(table, targets, f"{checkpoint.path} ({source})"), source
 
 
 def build(model: str) -> nn.Module:
@@ -60,13 +55,10 @@ def build(model: str) -> nn.Module:
     where, _, name = model.partition(":")
     try:
         with torch.device("meta"):
-            module = getattr(importlib.import_module(where), name)()
+            return getattr(importlib.import_module(where), name)()
     except Exception as error:
         why = f"{type(error).__name__}: {first_line(error)}; it is package.module:callable and needs no arguments"
         raise UserError(f"model={model!r} cannot be built ({why})") from error
-    if not isinstance(module, nn.Module):
-        raise UserError(f"model={model!r} made a {type(module).__name__}, not a torch module")
-    return module
 
 
 def _from_config(checkpoint: Checkpoint) -> nn.Module:

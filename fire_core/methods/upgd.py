@@ -48,7 +48,7 @@ class PerturbedDescent(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Make one update. `closure`, if given, is called first, and its loss is returned."""
         loss = evaluate_closure(closure)
-        places: dict[tuple[int, torch.device], list[nn.Parameter]] = {}
+        places: dict[tuple[int, torch.device], list[Any]] = {}
         for number, group in enumerate(self.param_groups):
             for p in group["params"]:
                 if p.grad is not None:

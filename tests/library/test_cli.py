@@ -166,7 +166,7 @@ def test_heads_of_a_file_are_told_by_name_or_not_at_all(
         assert included(source, "head") == heads
         assert not included(source, f"no_head,-{next(iter(heads))}" if len(names) > 3 else "no_head") & heads
     for rule in ("no_head", "head", "-head", "mlp,no_head") if not heads else ():
-        with pytest.raises(UserError, match="is certainly that of the output layer"):
+        with pytest.raises(UserError, match="needs the output layers"):
             included(source, rule)
 
 
