@@ -7,19 +7,17 @@ FIRE is its treatment `project`, with the settings `FireSettings`.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import chain
-from numbers import Real
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from fire_core.errors import UserError, did_you_mean, unknown_word
+from fire_core.errors import UserError, check_choice, check_range, did_you_mean
 from fire_core.measure.metrics import relative_squared_error
 from fire_core.report import Report, Row
 from fire_core.solvers.kernels import deviation_of_gram, smaller_gram
@@ -54,12 +52,9 @@ class FireSettings:
 
     Args:
         solver: "newton_schulz" is the published algorithm, `iterations` cubic steps. It is *not* a projection to a
-            tolerance: read `dfi_factor` in the report. "exact" is the orthogonal polar factor to `tolerance`. "quintic" is
-            Muon's iteration, inexact by design: after about ten steps singular values lie in a band from 0.68 to 1.21, not
-            at 1 (see `polar`).
-        iterations: number of steps of newton_schulz and quintic; exact accepts the default only.
-        normalize: the norm by which newton_schulz and quintic divide at the start, "frobenius" (published) or
-            "spectral"; exact accepts the default only.
+            tolerance: read `dfi_factor` in the report. "exact" is the orthogonal polar factor to `tolerance`, "quintic"
+            Muon's iteration, which is inexact by design.
+        iterations, normalize, tolerance: see `polar`. exact accepts the defaults of the first two only.
         scale: the number by which the orthogonal factor is multiplied. "official" is sqrt(out / in), divided by the
             number of taps for convolutions; "none" is 1; "initial" gives each matrix its Frobenius norm at
             initialisation.
@@ -70,7 +65,6 @@ class FireSettings:
             changed; "skip" leaves them as they are, with the reason in the report. NaN and infinite weights always
             raise.
         min_norm: Frobenius norm below which a matrix counts as degenerate.
-        tolerance: DfI that "exact" guarantees per matrix, times max(1, n / 768) where n is the smaller side.
     """
 
     solver: Solver = "newton_schulz"
@@ -85,17 +79,10 @@ class FireSettings:
 
     def __post_init__(self) -> None:
         check_solver(self.solver, self.iterations, self.normalize, self.tolerance)
-        for name, allowed in (("scale", Scale), ("degenerate", Degenerate)):
-            if getattr(self, name) not in get_args(allowed):
-                raise unknown_word(name, getattr(self, name), allowed)
-        for name, low, high, what in (
-            ("strength", 0.0, 1.0, "a number from 0, which keeps the weights, to 1, which is FIRE"),
-            ("variance_factor", math.ulp(0.0), sys.float_info.max, "a number above 0"),
-            ("min_norm", 0.0, math.inf, "a number, 0 or above"),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, Real) or not low <= float(value) <= high:
-                raise UserError(f"{name}={value!r} must be {what}")
+        check_choice(self, scale=get_args(Scale), degenerate=get_args(Degenerate))
+        check_range(self, "[0, 1]", "strength")
+        check_range(self, "(0, inf)", "variance_factor")
+        check_range(self, "[0, inf)", "min_norm")
         if self.variance_factor != 1.0 and self.scale != "initial":
             raise UserError(
                 f"variance_factor={self.variance_factor!r} has no effect with scale={self.scale!r}: choose scale='initial'"

@@ -5,7 +5,6 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, get_args
 
 
 class UserError(ValueError):
@@ -19,11 +18,6 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(names[:30])}"
 
 
-def unknown_word(name: str, value: object, allowed: Any) -> UserError:
-    """Return the error for a value that is not in the Literal `allowed`."""
-    return UserError(f"{name}={value!r} is unknown: choose one of {', '.join(get_args(allowed))}")
-
-
 def check_range(owner: object, interval: str, *names: str) -> None:
     """Raise UserError for the first of these settings of `owner` that is no number in `interval`, as in "[0, 1)"."""
     low, high = map(float, interval[1:-1].split(","))
@@ -34,11 +28,12 @@ def check_range(owner: object, interval: str, *names: str) -> None:
             raise UserError(f"{name}={value!r} must be a number in {interval}")
 
 
-def check_choice(owner: object, **choices: str) -> None:
+def check_choice(owner: object, **choices: str | tuple[str, ...]) -> None:
     """Raise UserError for the first of these settings of `owner` that is not among its words (unit="scale absolute")."""
     for name, words in choices.items():
-        if (value := getattr(owner, name)) not in words.split():
-            raise UserError(f"{name}={value!r} is unknown: choose one of {', '.join(words.split())}")
+        known = words.split() if isinstance(words, str) else words
+        if (value := getattr(owner, name)) not in known:
+            raise UserError(f"{name}={value!r} is unknown: choose one of {', '.join(known)}")
 
 
 def shown(path: str | os.PathLike[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from fire_core.errors import UserError, unknown_word
+from fire_core.errors import UserError
 from fire_core.solvers.exact import Polar, solve_exact
 from fire_core.solvers.kernels import full_precision, polynomial_steps, residual
 from fire_core.solvers.schedules import CUBIC, MUON_QUINTIC
@@ -137,9 +137,12 @@ def _largest_entries(matrices: Tensor) -> Tensor:
 
 def check_solver(solver: str, iterations: int, normalize: str, tolerance: float) -> None:
     """Raise UserError for a setting that `polar` does not accept."""
-    for name, word, allowed in (("solver", solver, Solver), ("normalize", normalize, Normalize)):
-        if word not in get_args(allowed):
-            raise unknown_word(name, word, allowed)
+    for name, word, known in (
+        ("solver", solver, get_args(Solver)),
+        ("normalize", normalize, get_args(Normalize)),
+    ):
+        if word not in known:
+            raise UserError(f"{name}={word!r} is unknown: choose one of {', '.join(known)}")
     if not isinstance(iterations, Integral) or isinstance(iterations, bool) or iterations < 1:
         raise UserError(f"iterations={iterations!r} must be a whole number, at least 1")
     for name, value, default in (
