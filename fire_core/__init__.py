@@ -3,10 +3,9 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from fire_core.attach import Attached, attach
-from fire_core.engine import FireSettings
 from fire_core.errors import UserError
 from fire_core.optim_state import reset_optimizer_state
-from fire_core.projection import fire, project_
+from fire_core.projection import FireSettings, fire, project_
 from fire_core.report import Report, Row
 from fire_core.solvers.polar import Polar, polar
 from fire_core.state import State, snapshot

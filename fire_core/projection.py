@@ -5,22 +5,126 @@ Han et al., "FIRE: Frobenius-Isometry Reinitialization", ICLR 2026, Eq. 4-5 and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from fire_core.engine import Degenerate, FireSettings, Scale, project
-from fire_core.errors import UserError
+from fire_core.engine import Degenerate, Treated
+from fire_core.errors import UserError, check_choice, check_range, did_you_mean
 from fire_core.report import Report
-from fire_core.solvers.polar import ITERATIONS, Normalize, Solver, check_matrices, polar
+from fire_core.solvers.polar import ITERATIONS, Normalize, Solver, check_matrices, check_solver, polar, solve
+from fire_core.targets import Target, shorten
 from fire_core.targets.walk import overlaps_itself
 from fire_core.wrapped_models import table_of, treat_model, unwrap_with
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+
+Scale = Literal["official", "none", "initial"]
+
+
+@dataclass(frozen=True)
+class FireSettings:
+    """All settings of `fire` except the choice of matrices. Wrong values raise UserError when the object is created.
+
+    Args:
+        solver: "newton_schulz" is the published algorithm, `iterations` cubic steps. It is *not* a projection to a
+            tolerance: read `dfi_factor` in the report. "exact" is the orthogonal polar factor to `tolerance`, "quintic"
+            Muon's iteration, which is inexact by design.
+        iterations, normalize, tolerance: see `polar`. exact accepts the defaults of the first two only.
+        scale: the number by which the orthogonal factor is multiplied. "official" is sqrt(out / in), divided by the
+            number of taps for convolutions; "none" is 1; "initial" gives each matrix its Frobenius norm at
+            initialisation.
+        variance_factor: with scale="initial", the mean square of the result's entries as a multiple of that at
+            initialisation; 1 is the initial norm itself.
+        strength: the result is W + strength * (fire(W) - W); 1 is FIRE.
+        degenerate: what to do with zero matrices and those below `min_norm`. "raise" names them before anything is
+            changed; "skip" leaves them as they are, with the reason in the report. NaN and infinite weights always
+            raise.
+        min_norm: Frobenius norm below which a matrix counts as degenerate.
+    """
+
+    solver: Solver = "newton_schulz"
+    iterations: int = ITERATIONS
+    normalize: Normalize = "frobenius"
+    scale: Scale = "official"
+    variance_factor: float = 1.0
+    strength: float = 1.0
+    degenerate: Degenerate = "raise"
+    min_norm: float = 0.0
+    tolerance: float = 1e-8
+
+    def __post_init__(self) -> None:
+        check_solver(self.solver, self.iterations, self.normalize, self.tolerance)
+        check_choice(self, scale=get_args(Scale), degenerate=get_args(Degenerate))
+        check_range(self, "[0, 1]", "strength")
+        check_range(self, "(0, inf)", "variance_factor")
+        check_range(self, "[0, inf)", "min_norm")
+        if self.variance_factor != 1.0 and self.scale != "initial":
+            raise UserError(
+                f"variance_factor={self.variance_factor!r} has no effect with scale={self.scale!r}: choose scale='initial'"
+            )
+
+    @classmethod
+    def of(cls, **settings: Any) -> FireSettings:
+        """Return the settings given by name. Raises UserError for an unknown name, with the nearest known one."""
+        known = [field.name for field in fields(cls)]
+        for name in settings:
+            if name not in known:
+                raise UserError(f"fire has no setting {name!r}{did_you_mean(name, [*known, 'targets'])}")
+        return cls(**settings)
+
+
+def project(
+    stack: Tensor, group: list[Target], settings: FireSettings, initial: Mapping[str, Tensor] | None = None
+) -> Treated:
+    """Return FIRE's new values of a stack of matrices: the treatment of `fire`.
+
+    Raises UserError where scale="initial" has no starting weights, or zero ones.
+    """
+    measured = settings.solver == "exact" or settings.strength < 1.0
+    new, residual, iterations, completed = solve(
+        stack, settings.solver, settings.iterations, settings.normalize, settings.tolerance, measured
+    )
+    if settings.scale == "official":
+        scale = official_scales(group, stack)
+    elif settings.scale == "initial":
+        goal = _initial_norms(group, stack, initial) * settings.variance_factor**0.5
+        scale = goal / torch.linalg.matrix_norm(new, keepdim=True)
+    else:
+        scale = torch.ones_like(stack[:, :1, :1])
+    new = new.mul_(scale)
+    if settings.strength < 1.0:
+        new = torch.lerp(stack, new, settings.strength)
+    return Treated(new, None if measured else scale, residual if measured else None, iterations, completed)
+
+
+def official_scales(group: list[Target], like: Tensor) -> Tensor:
+    """Return the official scale of each target, shaped to multiply a stack (count, out, in)."""
+    return torch.tensor([t.scale for t in group], dtype=like.dtype, device=like.device)[:, None, None]
+
+
+def _initial_norms(group: list[Target], stack: Tensor, initial: Mapping[str, Tensor] | None) -> Tensor:
+    """Return the Frobenius norms of the starting matrices, (count, 1, 1)."""
+    known = initial or {}
+    if missing := [t.parameter for t in group if t.parameter not in known]:
+        raise UserError(
+            f"scale='initial' needs the starting weights of {shorten(missing)}: give initial=, a copy of state_dict()"
+        )
+    norms = torch.linalg.matrix_norm(torch.stack([t.matrix(known).to(stack) for t in group]), keepdim=True)
+    bad = [t.name for t, norm in zip(group, norms.flatten().tolist(), strict=True) if not 0 < norm < math.inf]
+    if bad:
+        raise UserError(
+            f"scale='initial': the starting weights of {shorten(bad)} are zero or not finite, and nothing was changed; "
+            "exclude these matrices with targets"
+        )
+    return norms
 
 
 def fire(

@@ -8,9 +8,9 @@ from fire_core.checkpoints.files import open_checkpoint
 from fire_core.checkpoints.targets import targets_of
 from fire_core.checkpoints.treat import spectra, treat_file
 from fire_core.columns import columns
-from fire_core.engine import FireSettings
 from fire_core.errors import UserError, printable, reader_may_leave
 from fire_core.methods import available, moments, table
+from fire_core.projection import FireSettings
 from fire_core.targets import shorten
 
 SETTINGS = ("solver", "iterations", "normalize", "scale", "strength", "degenerate", "min_norm", "tolerance")

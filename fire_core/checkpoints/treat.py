@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from fire_core.checkpoints.files import Checkpoint
-from fire_core.engine import FireSettings, Treated, project, treat_tensors
+from fire_core.engine import Treated, treat_tensors
 from fire_core.errors import UserError
 from fire_core.measure.metrics import deviation_from_isometry, effective_rank
+from fire_core.projection import FireSettings, project
 from fire_core.report import Report
 from fire_core.targets import Target, TargetTable
 

@@ -11,10 +11,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fire_core.copies import Likeness
-from fire_core.engine import FireSettings
 from fire_core.errors import UserError
 from fire_core.optim_state import check_policy, reset_optimizer_state
-from fire_core.projection import fire
+from fire_core.projection import FireSettings, fire
 from fire_core.report import Report
 from fire_core.targets import find_targets
 from fire_core.triggers import Trigger

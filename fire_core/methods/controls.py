@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fire_core.engine import FireSettings, Treated, Treatment, official_scales
+from fire_core.engine import Treated, Treatment
 from fire_core.methods.fire import Projection
 from fire_core.methods.method import register
+from fire_core.projection import FireSettings, official_scales
 from fire_core.report import Report
 from fire_core.seeding import derive
 from fire_core.solvers.polar import polar

@@ -6,11 +6,10 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from fire_core.engine import FireSettings
 from fire_core.errors import UserError
 from fire_core.methods.full_reset import reset_layers
 from fire_core.methods.method import FIXTURE, TEXT, Method, added, register, start_of
-from fire_core.projection import fire
+from fire_core.projection import FireSettings, fire
 from fire_core.report import Report
 from fire_core.state import State
 from fire_core.targets import find_targets, match_parameters

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fire_core.engine import Treated, official_scales
+from fire_core.engine import Treated
 from fire_core.errors import UserError, check_choice
 from fire_core.methods.controls import control
 from fire_core.methods.fire import Projection
 from fire_core.methods.method import OWN, PORT, register
+from fire_core.projection import official_scales
 from fire_core.report import Report
 from fire_core.solvers.polar import polar
 from fire_core.targets import Target
