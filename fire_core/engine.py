@@ -165,8 +165,8 @@ def _figures(
         "dfi_after": deviation_of_gram(gram),
         "dfi_factor": residual,
         "sfe": (old - new).square().sum(dim=(-2, -1)),
-        "norm_before": torch.linalg.matrix_norm(old, dtype=torch.float64),
-        "norm_after": torch.linalg.matrix_norm(new, dtype=torch.float64),
+        "norm_before": torch.linalg.matrix_norm(old),
+        "norm_after": torch.linalg.matrix_norm(new),
         "iterations": treated.iterations,
         "completed": treated.completed,
     }

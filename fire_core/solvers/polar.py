@@ -107,7 +107,9 @@ def solve(
         for start in range(0, len(tall), count):
             stack = _moderate(tall[start : start + count])
             place = slice(start, start + count)
-            if exact:
+            if exact and count >= len(tall):
+                result = solve_exact(stack, allowed, rational=cpu)
+            elif exact:
                 result.put(place, solve_exact(stack, allowed, rational=cpu))
             else:
                 norm = torch.linalg.matrix_norm(stack, 2 if normalize == "spectral" else "fro", keepdim=True)
