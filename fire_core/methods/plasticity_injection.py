@@ -51,7 +51,15 @@ def inject(model: nn.Module, initial: Mapping[str, Tensor], head: str = "head") 
     start = {key.removeprefix(prefix): value for key, value in initial.items() if key.startswith(prefix)}
     new.load_state_dict(start)
     _replace(model, head, new)
-    return _report(model, head)
+    report = Report(method="plasticity_injection")
+    for key, parameter in _head(model, head).named_parameters():
+        full, part = f"{head}.{key}", key.split(".")[0]
+        action, reason = ("injected", "") if part == "new" else ("frozen", f"{part} part of the head")
+        report.rows.append(Row(full, full, tuple(parameter.shape), action, reason))
+        if part == "new":
+            report.changed.add(full)
+            report.parameters.append(parameter)
+    return report
 
 
 @register
@@ -119,20 +127,6 @@ def _head(model: nn.Module, head: str, name: str = "") -> nn.Module:
             f"plasticity_injection: {f'net {name!r}' if name else type(model).__name__} has no module {head!r}; set "
             f"method.head to one of {known}"
         ) from None
-
-
-def _report(model: nn.Module, head: str) -> Report:
-    """Return a report with one row per parameter of the head, "injected" in its new part and "frozen" elsewhere."""
-    report = Report(method="plasticity_injection")
-    for key, parameter in _head(model, head).named_parameters():
-        part = key.split(".")[0]
-        full = f"{head}.{key}"
-        action, reason = ("injected", "") if part == "new" else ("frozen", f"{part} part of the head")
-        report.rows.append(Row(full, full, tuple(parameter.shape), action, reason))
-        if part == "new":
-            report.changed.add(full)
-            report.parameters.append(parameter)
-    return report
 
 
 def _frozen(module: nn.Module) -> nn.Module:
