@@ -12,6 +12,7 @@ value of the config. Each mistake is reported in one line.
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib.util
 import os
@@ -252,7 +253,8 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, no
             task(cfg)
         except FinishedElsewhere as end:
             print(end, flush=True)
-        except Exception as error:
+        except Exception as caught:
+            error = _about_disk(caught, cfg) or caught
             user_error = isinstance(error, UserError)
             print_error(error) if user_error else print(traceback.format_exc(), file=sys.stderr, flush=True)
             if folder is not None:
@@ -263,3 +265,13 @@ def _run(domain: Domain, task: Callable[[DictConfig], None], cfg: DictConfig, no
         root = "" if cfg.run.root == "runs" else f" --root {shlex.quote(cfg.run.root)}"
         print(f"table: python -m analysis tables --experiment {cfg.experiment} --size {cfg.size}{root}")
     return 0
+
+
+def _about_disk(error: Exception, cfg: DictConfig) -> UserError | None:
+    """Return a UserError of one line if a disk is full or a name too long, else None."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG):
+        return None
+    return UserError(
+        f"cannot write {str(error.filename or cfg.run.root)[:200]} ({error.strerror}): free space or choose a shorter name, "
+        "and run the same command again; earlier checkpoints are intact"
+    )

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
+from omegaconf import OmegaConf
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -31,7 +32,7 @@ from training_scripts import SCRIPTS, SMALLEST, Script, killed  # noqa: E402
 
 from fire_core.errors import UserError  # noqa: E402
 from fire_core.methods import create  # noqa: E402
-from harness.config import domain_of, in_file, options  # noqa: E402
+from harness.config import domain_of, options  # noqa: E402
 from harness.domains import find, methods_of  # noqa: E402
 from harness.naming import identity  # noqa: E402
 from harness.overrides import compose_config  # noqa: E402
@@ -60,9 +61,9 @@ KILL_AT = {"vision": 5, "language": 10, "dqn": 200, "sac": 80}  # a step in the 
 
 
 def settings() -> Iterator[tuple[str, str]]:
-    """Yield each experiment with each of its sizes."""
+    """Yield each experiment with each size that its own file names."""
     for experiment in options("experiment"):
-        for size in in_file(experiment, "at") or {}:
+        for size in OmegaConf.load(ROOT / "conf" / "experiment" / f"{experiment}.yaml").get("at") or {}:
             yield experiment, size
 
 

@@ -56,8 +56,7 @@ def test_phase_2_starts_from_the_named_fork_and_phase_1_is_trained_once(tmp_path
     assert len(list((tmp_path / "trunks").iterdir())) == 1
     curve = {}
     for fork in ("last", "9", "best"):
-        change = "" if fork == "best" else f"boundary.fork={fork}-"  # best is the default
-        rows = metrics(tmp_path, f"none-{change}phase_1.save_at=3,9")
+        rows = metrics(tmp_path, f"none-boundary.fork={fork}-phase_1.save_at=3,9")
         phase_1 = [row for row in rows if row["phase"] == 0]
         curve = curve or {row["iteration"]: row["val_loss_a"] for row in phase_1}
         start = next(row for row in rows if "act" in row)
