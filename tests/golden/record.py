@@ -61,10 +61,18 @@ KILL_AT = {"vision": 5, "language": 10, "dqn": 200, "sac": 80}  # a step in the 
 
 
 def settings() -> Iterator[tuple[str, str]]:
-    """Yield each experiment with each size that its own file names."""
+    """Yield each experiment with each size that its own file names or, if it names none, the file that it builds on."""
     for experiment in options("experiment"):
-        for size in OmegaConf.load(ROOT / "conf" / "experiment" / f"{experiment}.yaml").get("at") or {}:
+        for size in own_sizes(experiment):
             yield experiment, size
+
+
+def own_sizes(experiment: str) -> list[str]:
+    content = OmegaConf.load(ROOT / "conf" / "experiment" / f"{experiment}.yaml")
+    if "at" in content:
+        return list(content["at"])
+    bases = [base for base in content.get("defaults", []) if isinstance(base, str) and base != "_self_"]
+    return own_sizes(bases[0]) if bases else []
 
 
 def identity_of(experiment: str, size: str, method: str) -> str:
