@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 import yaml
 
-from fire_core.errors import UserError, did_you_mean, print_error, reader_may_leave
+from fire_core.errors import UserError, did_you_mean, first_line, print_error, reader_may_leave
 from harness.config import CONF, domain_of, in_file, options, runs_of
 from harness.domains import find
 from harness.launch import BAD_INPUT
@@ -70,9 +70,17 @@ def load(name: str, more: Sequence[str] = ()) -> tuple[dict[str, Any], list[Swee
     if not path.is_file():
         raise UserError(f"there is no campaign {name!r}{did_you_mean(name, options('campaign'))}")
     typed = {text.partition("=")[0]: text for text in more}
-    content = yaml.safe_load(path.read_text())
-    common = content.get("options", {}) | {"size": content["size"]}
-    sweeps = [_sweep(common | one, typed) for part in content["parts"] for one in _one_seed_at_a_time(part)]
+    try:
+        content = yaml.safe_load(path.read_text())
+        common = content.get("options", {}) | {"size": content["size"]}
+        sweeps = [
+            _sweep(common | one, typed) for part in content["parts"] for one in _one_seed_at_a_time(part)
+        ]
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{path} is no campaign: {reason}; compare conf/campaign/smoke.yaml") from error
     for text in typed.values():
         if not any(text in sweep.overrides for sweep in sweeps):
             raise UserError(f"{text}: no script of this campaign has this key; write key=value")

@@ -163,3 +163,21 @@ def test_a_stopped_campaign_resumes_and_trains_no_run_twice(tmp_path):
     assert second.returncode == 0, second.stdout[-3000:] + second.stderr[-3000:]
     assert len(list(root.glob("*/smoke/*/seed_*/DONE"))) == 4
     assert {mark: mark.stat().st_mtime_ns for mark in done} == done
+
+
+@pytest.mark.parametrize(
+    "text, answer",
+    [
+        ("size: smoke", "is no campaign: KeyError: 'parts'"),
+        ("parts: [[", "is no campaign: ParserError: while parsing a flow"),
+        (
+            TINY.replace("label_noise", "label_nose"),
+            "experiment=label_nose does not exist; did you mean 'label_noise'",
+        ),
+    ],
+)
+def test_a_file_that_is_no_campaign_is_one_line(tmp_path: Path, text: str, answer: str) -> None:
+    (file := tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(UserError, match=re.escape(answer)) as caught:
+        load(str(file))
+    assert str(file) in str(caught.value) and "\n" not in str(caught.value)
