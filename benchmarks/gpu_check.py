@@ -2,11 +2,13 @@
 
     python -m benchmarks.gpu_check                   # size paper on the GPU, in about ten minutes
     python -m benchmarks.gpu_check --write           # and put the rates into conf/campaign/paper.yaml
+    python -m benchmarks.gpu_check vgg16 dqn --write # these two speeds alone
     python -m benchmarks.gpu_check --device cpu      # the same with smoke runs, in about a minute
 
 Needs no network, no repository and no data: networks, batches and steps are those of the paper, images and texts those
 that ship with the code. Set FIRE_COMMIT where there is no .git. Rates are those of `benchmarks.speed`, of each of the runs
-that share the machine as in the campaign; a share is that of the arithmetic which the device reaches in large products.
+that share the machine as in the campaign, beside those of a loop of updates alone (`benchmarks.plain_loop`) and of the
+arithmetic that the device reaches in large products.
 """
 
 import os
@@ -14,7 +16,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,9 +24,9 @@ from typing import Any
 
 import torch
 
-from benchmarks import speed
+from benchmarks import plain_loop, speed
 from benchmarks.measuring import parser, record, seconds
-from benchmarks.proof import PROOF, fire_difference, stop_and_resume
+from benchmarks.proof import prove
 from harness.campaign import plan
 from harness.config import CONF
 
@@ -70,76 +71,73 @@ def ceilings(device: str) -> dict[str, float]:
     return found
 
 
-def rows_of(kind: str, settings: Any, device: str) -> list[dict[str, Any]]:
-    """Return the lines of `benchmarks.speed` of the runs of a kind that share the device, in the order of their rates."""
-    domain, changes, at_a_time, *_ = settings
-    line = [f"size={'smoke' if device == 'cpu' else 'paper'}", f"device={device}", *changes.split()]
+def measured(kind: str, device: str, limit: dict[str, float]) -> dict[str, Any]:
+    """Print the speed of a kind of run beside that of a plain loop and of large products, and the memory that its runs take
+    together. Return the line of `benchmarks.speed` of the run in the middle."""
+    gpu = device != "cpu"
+    domain, changes, at_a_time, operations, product = (KINDS if gpu else SMOKE)[kind]
+    line = [f"size={'paper' if gpu else 'smoke'}", f"device={device}", *changes.split()]
+    experiment = speed.SHORT[domain].split()[:1] if "experiment=" not in changes else []
+    alone = plain_loop.rate(domain, [*experiment, *line], device, updates=100 if gpu else 3)
+    free = [torch.cuda.mem_get_info()[0] if gpu else 0]
     jobs = max(1, min(at_a_time, os.cpu_count() or 1))
     with ThreadPoolExecutor(jobs) as pool:
-        rows = list(pool.map(lambda _: speed.measure(domain, line), range(jobs)))
-    rows = [row | {"setting": f"{kind}, {jobs} at a time"} for row in rows]
-    return sorted(rows, key=lambda row: row["rate"])
+        runs = [pool.submit(speed.measure, domain, line) for _ in range(jobs)]
+        while gpu and not all(run.done() for run in runs):
+            free.append(torch.cuda.mem_get_info()[0])
+            time.sleep(0.2)
+    rows = sorted((run.result() for run in runs), key=lambda row: row["rate"])
+    row = rows[jobs // 2] | {"setting": f"{kind}, {jobs} at a time"}
+    together = row["rate"] * jobs
+    share = f", {together * operations / limit[product]:.0%} of the products, {(free[0] - min(free)) / 1e9:.1f} GB"
+    text = (
+        f"{row['rate']:,.1f} {row['unit']}, {jobs} at a time, together {together / alone:.0%} of a plain loop"
+    )
+    print(f"{kind:9} {text}{share if gpu else ''}", flush=True)
+    return row
+
+
+def with_rates(text: str, rates: dict[str, float], name: str) -> str:
+    """Return the text of conf/campaign/paper.yaml with these rates, measured on the device of this name."""
+    known = dict(re.findall(r"(\w+): ([\d.]+)", re.search(r"(?m)^rates: (.*)$", text)[1]))
+    known |= {kind: f"{rate:.1f}" for kind, rate in rates.items()}
+    text = re.sub(r"(?m)^rates: .*$", f"rates: {{{', '.join(f'{k}: {v}' for k, v in known.items())}}}", text)
+    return re.sub(r"(?m)^assumed: .*$", f"assumed: {name}, rates of {', '.join(rates)} measured", text)
 
 
 def main() -> None:
     """Run the command line. The exit code is 1 if something does not work."""
     command = parser(__doc__)
+    command.add_argument(
+        "kinds", nargs="*", help="the speeds to measure, without the checks before them (all, with them)"
+    )
     command.add_argument("--device", default="cuda")
     command.add_argument("--write", action="store_true", help="replace the rates of conf/campaign/paper.yaml")
-    device, write = (asked := command.parse_args()).device, asked.write
-    gpu, wrong, free, rates, lines = device != "cpu", [], [0], {}, []
-    with tempfile.TemporaryDirectory() as root, ThreadPoolExecutor(4 if gpu else 2) as pool:
-        told = pool.map(lambda domain: stop_and_resume(domain, device, Path(root, domain)), PROOF)
-        for domain, error in zip(PROOF, told):
-            wrong += [domain] if error else []
-            print(f"{domain:9} {error or 'runs, stops and resumes'}", flush=True)
-    for ambient in ("highest", "high"):
-        far = fire_difference(device, ambient)
-        wrong += [] if far < 1e-3 else ["fire"]
-        print(f"fire      differs by {far:.1e} from the CPU, float32 products set to {ambient}", flush=True)
+    device, write, kinds = (asked := command.parse_args()).device, asked.write, asked.kinds
+    gpu, rates = device != "cpu", {}
+    wrong = [] if kinds else prove(device)
     name, limit = torch.cuda.get_device_name() if gpu else "CPU", ceilings(device)
     products = ", ".join(f"{kind} {limit[kind] / 1e12:,.2f}" for kind in ("fp32", "tf32", "bf16"))
     print(f"{name}: copies {limit['copy'] / 1e9:,.0f} GB/s; products in TFLOP/s: {products}", flush=True)
-
-    def watch() -> None:
-        while True:
-            free.append(torch.cuda.mem_get_info()[0])
-            time.sleep(0.2)
-
-    if gpu:
-        threading.Thread(target=watch, daemon=True).start()
-    for kind, settings in (KINDS if gpu else SMOKE).items():
-        free[:] = free[-1:]
+    campaign = CONF / "campaign" / "paper.yaml"
+    text = older = campaign.read_text()
+    for kind in kinds or (KINDS if gpu else SMOKE):
         try:
-            rows = rows_of(kind, settings, device)
-        except (subprocess.CalledProcessError, ValueError) as error:
+            row = measured(kind, device, limit)
+        except (subprocess.CalledProcessError, ValueError, RuntimeError) as error:
             wrong.append(kind)
             print(f"{kind:9} failed: {error}", flush=True)
             continue
-        row = rows[len(rows) // 2]
         rates[kind] = row["rate"]
-        lines.append(row)
-        share = (
-            f", {rates[kind] * len(rows) * settings[3] / limit[settings[4]]:.0%} of the products"
-            if gpu
-            else ""
-        )
-        used = f", {(free[0] - min(free)) / 1e9:.1f} GB" if gpu else ""
-        print(f"{kind:9} {rates[kind]:,.1f} {row['unit']}, {len(rows)} at a time{used}{share}", flush=True)
-    campaign = CONF / "campaign" / "paper.yaml"
-    text = campaign.read_text()
-    known = dict(re.findall(r"(\w+): ([\d.]+)", re.search(r"(?m)^rates: (.*)$", text)[1]))
-    known |= {kind: f"{rate:.1f}" for kind, rate in rates.items() if gpu}
-    text = re.sub(r"(?m)^rates: .*$", f"rates: {{{', '.join(f'{k}: {v}' for k, v in known.items())}}}", text)
-    if gpu:
-        text = re.sub(r"(?m)^assumed: .*$", f"assumed: {name}, rates of {', '.join(rates)} measured", text)
+        if gpu:
+            text = with_rates(older, rates, name)
+        if write:
+            campaign.write_text(text)
+            record("speed", [row], ("domain", "size", "setting", "device"))
     with tempfile.TemporaryDirectory() as folder:
         filled = Path(folder, "paper.yaml")
         filled.write_text(text)
         print(f"the paper {plan(str(filled)).splitlines()[-1].partition(', ')[2]}", flush=True)
-    if write:
-        campaign.write_text(text)
-        record("speed", lines, ("domain", "size", "setting", "device"))
     sys.exit(bool(wrong))
 
 
