@@ -77,8 +77,7 @@ def measured(kind: str, device: str, limit: dict[str, float]) -> dict[str, Any]:
     gpu = device != "cpu"
     domain, changes, at_a_time, operations, product = (KINDS if gpu else SMOKE)[kind]
     line = [f"size={'paper' if gpu else 'smoke'}", f"device={device}", *changes.split()]
-    experiment = speed.SHORT[domain].split()[:1] if "experiment=" not in changes else []
-    alone = plain_loop.rate(domain, [*experiment, *line], device, updates=100 if gpu else 3)
+    alone = plain_loop.rate(domain, speed.shortened(domain, line), device, updates=100 if gpu else 3)
     free = [torch.cuda.mem_get_info()[0] if gpu else 0]
     jobs = max(1, min(at_a_time, os.cpu_count() or 1))
     with ThreadPoolExecutor(jobs) as pool:

@@ -66,13 +66,18 @@ RATES: dict[str, tuple[str, Callable[[Lines, Lines], list[float]]]] = {
 }  # fmt: skip
 
 
+def shortened(domain: str, changes: list[str]) -> list[str]:
+    """Return the overrides of a short run: `changes`, and those of SHORT whose keys they do not name."""
+    given = {change.partition("=")[0] for change in changes}
+    return [*(line for line in SHORT[domain].split() if line.partition("=")[0] not in given), *changes]
+
+
 def measure(domain: str, changes: list[str]) -> dict[str, Any]:
     """Return the line of speed.csv of one short run of a script with `changes`."""
     given = {change.partition("=")[0]: change.partition("=")[2] for change in changes}
-    short = [line for line in SHORT[domain].split() if line.partition("=")[0] not in given]
     with tempfile.TemporaryDirectory() as root:
         fixed = ["method=none", "run.trunk=false", "run.progress=false", f"run.root={root}"]
-        command = [sys.executable, str(ROOT / find(domain).script), *short, *changes, *fixed]
+        command = [sys.executable, str(ROOT / find(domain).script), *shortened(domain, changes), *fixed]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         (path,) = Path(root).rglob("timing.jsonl")
         timing, metrics = (

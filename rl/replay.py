@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fire_core.errors import UserError
-from harness.transfer import send
+from harness.transfer import WITHOUT_PINNED_MEMORY, send
 
 Array = np.ndarray
 BLOCK = 256  # rows of frames that are compressed together
@@ -74,7 +74,8 @@ class FrameReplay:
         self.count = 0  # rows of transitions ever added
         self.length = self.depth + stack + 1  # rows of the ring
         shape, place = (self.length, environments, *frame_shape), torch.device(device)
-        if place.type == "cuda" and 2 * np.prod(shape) <= torch.cuda.mem_get_info(place)[0]:
+        gpu = place.type not in WITHOUT_PINNED_MEMORY
+        if gpu and 2 * np.prod(shape) <= torch.cuda.mem_get_info(place)[0]:
             self.frames = torch.zeros(shape, dtype=torch.uint8, device=place)
         else:
             self.frames = torch.from_numpy(_zeros(shape, np.uint8))

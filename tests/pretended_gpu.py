@@ -154,6 +154,8 @@ class Calls(TorchFunctionMode):
         if function in (torch.tensor, torch.as_tensor) and str(kwargs.get("device")) == "meta":
             return Gpu(function(*args, **kwargs | {"device": "cpu"}).detach())
         if function is Tensor.pin_memory:
+            if isinstance(args[0], Gpu):
+                raise RuntimeError(f"a tensor of the GPU cannot be pinned, in {place()}")
             return args[0]
         if args and isinstance(args[0], Gpu) and function is Tensor.tolist:
             return Gpu.tolist(args[0])
@@ -181,6 +183,7 @@ def pretended_gpu() -> Iterator[Counts]:
                 )
             patch.setattr(module, "_foreach_supported_types", [Tensor, torch.nn.Parameter, Gpu])
         patch.setattr(torch, "Generator", Generator)
+        patch.setattr(torch.cuda, "mem_get_info", lambda device=None: (2**40, 2**40))
         patch.setattr(fire_core.targets.walk, "Tensor", Gpu)  # whose weights count as plain ones
         real, enabled = torch.autocast, torch.is_autocast_enabled
         cpu = {"meta": "cpu"}
