@@ -18,7 +18,7 @@ def captured(
 
     Outputs that were differentiated inside `function` come back detached. On a GPU, mode="reduce-overhead" records
     CUDA graphs and replays them; their outputs live in fixed memory and are overwritten by the next call. On a CPU,
-    operations are fused only. The GPU mode has not been tested.
+    operations are fused only. On a GPU, only short runs have been made.
     """
     # Later releases of torch may trace gradients by default and drop this switch.
     if hasattr(torch._dynamo.config, "trace_autograd_ops"):
