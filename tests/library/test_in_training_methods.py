@@ -1,4 +1,4 @@
-"""AdamO, spectral regularisation, weight clipping, Hare & Tortoise and UPGD against numbers worked out by hand."""
+"""AdamO, spectral regularisation, weight clipping, Hare & Tortoise and UPGD: what no recorded numbers show."""
 
 import copy
 
@@ -9,7 +9,6 @@ from torch import nn
 
 from fire_core import State, UserError, attach, reset_optimizer_state, snapshot
 from fire_core.methods import create
-from fire_core.methods.adamo import isometry_gradient
 from fire_core.methods.method import find_weights
 from fire_core.methods.spectral import first_vector, largest_singular_value
 from fire_core.methods.upgd import PerturbedDescent
@@ -25,18 +24,6 @@ def state_of(net: nn.Module, rate: float = 0.5) -> State:
     return State({"net": net}, optimizers, initial=snapshot({"net": net}), phase=1)
 
 
-@pytest.mark.parametrize("shape", [(3, 3), (5, 3), (3, 5), (2, 4, 3)])
-def test_the_gradient_of_the_smaller_gram_matrix_is_that_of_autograd(shape):
-    w = torch.randn(
-        *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1), requires_grad=True
-    )
-    gram = w.mT @ w if shape[-2] >= shape[-1] else w @ w.mT
-    (gram - torch.eye(gram.shape[-1], dtype=torch.float64)).square().sum().backward()
-    torch.testing.assert_close(isometry_gradient(w.detach()), w.grad)
-    q = torch.linalg.qr(torch.randn(5, 3, dtype=torch.float64))[0]
-    assert isometry_gradient(q).abs().max() < 1e-14 and isometry_gradient(q.mT).abs().max() < 1e-14
-
-
 def test_adamo_by_hand():
     """W = diag(2, 1): the gradient is 4 * 2 * (4 - 1) = 24 at the 2, and 0 at the 1. With rate 0.5 and coefficient
     0.01 the step is 0.12, taken from the weights before the optimizer's own step, which moves both by 1."""
@@ -47,8 +34,6 @@ def test_adamo_by_hand():
         net[0].weight += torch.eye(2)
     method.after_step(state)
     torch.testing.assert_close(net[0].weight.data, torch.tensor([[2.88, 0.0], [0.0, 2.0]]))
-    method.after_step(state)  # a step without a pull before it
-    assert net[0].weight[0, 0] == 2.88
 
 
 def test_adamo_takes_the_rate_of_each_weights_own_group():
@@ -63,18 +48,10 @@ def test_adamo_takes_the_rate_of_each_weights_own_group():
         method.before_step(State({"net": body}, phase=1))
 
 
-def test_the_power_iteration_climbs_to_the_largest_singular_value_of_each_matrix():
-    matrices = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(2))
-    _, left = largest_singular_value(
-        0 * matrices, first_vector("a", matrices, 0)
-    )  # a weight of zeros keeps it
-    before = torch.zeros(3)
-    exact = torch.linalg.matrix_norm(matrices, 2)
-    for _ in range(100):
-        sigma, left = largest_singular_value(matrices, left)
-        assert (sigma >= before - 1e-5).all() and (sigma <= exact + 1e-5).all()
-        before = sigma
-    torch.testing.assert_close(sigma, exact)
+def test_a_weight_of_zeros_keeps_the_vector_of_the_power_iteration():
+    matrix = torch.randn(6, 4, generator=torch.Generator().manual_seed(2))
+    sigma, left = largest_singular_value(0 * matrix, first_vector("a", matrix, 100))
+    assert sigma == 0 and largest_singular_value(matrix, left)[0] > 0.99 * torch.linalg.matrix_norm(matrix, 2)
 
 
 def test_weight_clipping_leaves_frozen_weights_and_norms_and_knows_transposed_ones():
@@ -136,7 +113,7 @@ def test_no_noise_of_upgd_comes_twice_though_the_state_is_cleared():
     assert not torch.isclose(*steps).any()
 
 
-def test_upgd_by_hand():
+def test_upgd_by_the_corrected_maximum():
     """Weights 2 and -1 with gradients -1 and -1 have the utilities 2 and -1, so U is sigmoid(1) and sigmoid(-1/2)."""
     w = nn.Parameter(torch.tensor([2.0, -1.0]))
     optimizer = PerturbedDescent(
@@ -146,13 +123,6 @@ def test_upgd_by_hand():
     optimizer.step()
     free = 1 - torch.sigmoid(torch.tensor([1.0, -0.5]))
     torch.testing.assert_close(w.data, torch.tensor([1.9, -0.95]) + 0.5 * free)
-    # second step: averages 0.9 * 0.2 + 0.1 * new, corrected by 1 - 0.9^2
-    before = w.data.clone()
-    w.grad = torch.tensor([1.0, 0.0])
-    optimizer.step()
-    utility = (torch.tensor([0.18, -0.09]) - 0.1 * torch.tensor([before[0], 0.0])) / 0.19
-    free = 1 - torch.sigmoid(utility / utility.max())  # both are negative, and so is the maximum
-    torch.testing.assert_close(w.data, 0.95 * before - 0.5 * torch.tensor([1.0, 0.0]) * free)
 
 
 def test_upgd_has_the_rate_and_epsilon_of_the_run_times_its_factor():

@@ -31,21 +31,7 @@ from fire_core.solvers.schedules import (
     rational_step,
     rational_value,
 )
-from tests.polar_cases import deviation, gaussian, oracle, published, relative_error, spread, with_spectrum
-
-SHAPES = [(64, 64), (192, 192), (100, 70), (70, 100), (768, 64), (33, 500), (5, 5), (40, 1), (1, 40), (1, 1)]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_exact_is_the_svd_factor_of_gaussian_matrices(shape: tuple[int, int]) -> None:
-    matrices = gaussian(6, *shape)
-    result = polar(matrices)
-    assert deviation(result.factor).max() <= 1e-8
-    torch.testing.assert_close(result.residual.double(), deviation(result.factor), rtol=1e-3, atol=1e-10)
-    assert relative_error(result.factor, matrices).max() <= 1e-4
-    assert not result.completed.any()
-    assert result.factor.dtype == torch.float32 and result.factor.shape == matrices.shape
-
+from tests.polar_cases import deviation, gaussian, oracle, relative_error, spread, with_spectrum
 
 def test_exact_repairs_only_what_fails() -> None:
     good = gaussian(3, 48, 48)
@@ -63,17 +49,6 @@ def test_float64_input_gives_float64_accuracy(shape: tuple[int, int]) -> None:
     result = polar(matrix)
     assert result.factor.dtype == torch.float64
     assert relative_error(result.factor, matrix) <= 1e-11
-
-
-@pytest.mark.parametrize("iterations", [1, 5, 10])
-@pytest.mark.parametrize("shape", [(64, 64), (192, 64), (48, 160)])
-def test_newton_schulz_is_the_published_formula(shape: tuple[int, int], iterations: int) -> None:
-    matrices = gaussian(4, *shape)
-    result = polar(matrices, "newton_schulz", iterations=iterations)
-    for matrix, factor in zip(matrices, result.factor, strict=True):
-        expected = published(matrix.double(), iterations)
-        assert (factor - expected).norm() <= 1e-6 * expected.norm()
-    assert (result.iterations == iterations).all()
 
 
 def test_newton_schulz_acts_on_singular_values_alone() -> None:
@@ -129,46 +104,18 @@ def test_stacks_do_not_change_the_result(solver: str, monkeypatch: pytest.Monkey
 
 
 def test_quintic_is_the_formula_of_muon() -> None:
-    """Against the step written out in float64, and hand-worked: diag(3, 4) / 5 after one step."""
+    """Against the step written out in float64."""
     matrix = gaussian(48, 32)
     x = (matrix / matrix.norm()).double()
     for _ in range(5):
         gram = x.T @ x
         x = 3.4445 * x + x @ (-4.7750 * gram + 2.0315 * gram @ gram)
     torch.testing.assert_close(polar(matrix, "quintic", iterations=5).factor.double(), x, rtol=0, atol=1e-5)
-    factor = polar(torch.diag(torch.tensor([3.0, 4.0])), "quintic", iterations=1).factor
-    worked = [3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5 for s in (0.6, 0.8)]
-    torch.testing.assert_close(factor.diagonal(), torch.tensor(worked))
-
-
-def test_a_loose_tolerance_is_kept_as_it_is() -> None:
-    """Without repair the residual lies between the default and the bound that was asked for."""
-    matrices = torch.stack([with_spectrum(128, 128, spread(128, 6.0), seed=seed) for seed in range(4)])
-    loose, tight = polar(matrices, tolerance=1.0), polar(matrices)
-    assert tight.residual.max() <= 1e-8 < loose.residual.max() <= 1.0
-
-
-def of_rank(rows: int, columns: int, rank: int, seed: int = 0) -> torch.Tensor:
-    return gaussian(rows, rank, seed=seed) @ gaussian(rank, columns, seed=seed + 1)
-
-
-@pytest.mark.parametrize(
-    "rows, columns, rank",
-    [(30, 30, 1), (64, 64, 6), (64, 64, 63), (192, 192, 20), (200, 40, 7), (12, 90, 3), (3, 2, 1)],
-)
-def test_lost_rank_is_completed_and_named(rows: int, columns: int, rank: int) -> None:
-    matrix = of_rank(rows, columns, rank)
-    result = polar(matrix)
-    assert result.completed
-    assert deviation(result.factor) <= 1e-8
-    # nearest: <Q, W> is the sum of the singular values, which no orthogonal matrix exceeds
-    total = torch.linalg.svdvals(matrix.double()).sum()
-    assert (result.factor.double() * matrix).sum() >= total * (1 - 1e-6)
 
 
 def test_the_completion_is_the_nearest_to_the_identity() -> None:
     """No other completion of the same matrix lies nearer to the identity: 200 random ones are farther."""
-    matrix = of_rank(20, 12, 5)
+    matrix = gaussian(20, 5) @ gaussian(5, 12, seed=1)
     factor = polar(matrix).factor.double()
     left, singular, right = torch.linalg.svd(matrix.double(), full_matrices=True)
     rank = int((singular > 1e-5 * singular[0]).sum())
@@ -221,12 +168,28 @@ def test_rotations_pass_through(matrix: Tensor, seed: int) -> None:
     torch.testing.assert_close(polar(left @ matrix @ right).factor, expected, rtol=0, atol=2e-3)
 
 
+def check_against_the_svd(matrix: Tensor) -> None:
+    """Orthogonal whatever the condition, and near the SVD's factor as far as float32 input determines that."""
+    result, singular = polar(matrix), torch.linalg.svdvals(matrix.double())
+    assert deviation(result.factor) <= 1e-8 and result.residual <= 1e-8
+    assert result.factor.dtype == torch.float32 and result.factor.shape == matrix.shape
+    condition = float(singular[0] / singular[-1])
+    if condition <= 1e5:  # float32 rounding of the input alone moves the factor by about eps * condition
+        assert relative_error(result.factor, matrix) <= 1e-5 + 2e-7 * condition and not result.completed
+
+
 @DRAWS
 @given(matrices(decades=12.0))
-def test_the_residual_is_below_the_tolerance(matrix: Tensor) -> None:
-    result = polar(matrix)
-    assert result.residual <= 1e-8
-    assert deviation(result.factor) <= 1e-8
+def test_exact_is_the_factor_of_the_svd(matrix: Tensor) -> None:
+    check_against_the_svd(matrix)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@settings(max_examples=10_000, deadline=None, derandomize=True)
+@given(matrices(decades=8.0, most=300))
+def test_ten_thousand_matrices_up_to_condition_1e8(matrix: Tensor) -> None:
+    check_against_the_svd(matrix)
 
 
 @DRAWS
@@ -238,18 +201,6 @@ def test_finite_entries_never_give_nan(rows: int, columns: int, data: st.DataObj
     assert result.factor.isfinite().all()
     if solver == "exact":
         assert result.residual <= 1e-8
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@settings(max_examples=10_000, deadline=None, derandomize=True)
-@given(matrices(decades=8.0, most=300))
-def test_ten_thousand_matrices_up_to_condition_1e8(matrix: Tensor) -> None:
-    result, singular = polar(matrix), torch.linalg.svdvals(matrix.double())
-    condition = float(singular[0] / singular[-1])
-    assert result.factor.isfinite().all() and result.residual <= 1e-8
-    if condition <= 1e5:  # float32 rounding of the input alone moves the factor by about eps * condition
-        assert relative_error(result.factor, matrix) <= 1e-5 + 2e-7 * condition and not result.completed
 
 
 def test_the_table_of_norms_is_what_the_solver_gives() -> None:
@@ -374,22 +325,25 @@ def test_values_far_from_one_are_set_and_the_vectors_stay(rational: bool) -> Non
     """A few far ones among many near 1; a crowd that does not fit into a room of 16; rows that sum to nothing."""
     few = torch.cat([torch.linspace(0.99, 1.01, 60), torch.tensor([0.7, 0.3, 0.05, 0.002])])
     crowd = torch.cat([torch.ones(24), torch.linspace(0.95, 0.7, 40)])
-    sums_to_nothing = gaussian(64, 64, seed=5)
-    sums_to_nothing[-2] = -sums_to_nothing[:-2].sum(0) - sums_to_nothing[-1]
-    for matrix in (with_spectrum(64, 64, few), with_spectrum(64, 64, crowd)):
-        factor = solve_exact(matrix.unsqueeze(0), 1e-8, rational).factor[0]
-        assert relative_error(factor, matrix) <= 2e-5 and deviation(factor) <= 1e-8
-    assert deviation(solve_exact(sums_to_nothing.unsqueeze(0), 1e-8, rational).factor).max() <= 1e-8
+    singular = gaussian(64, 64, seed=5)
+    singular[-1] = -singular[:-1].sum(0)
+    matrices = torch.stack([with_spectrum(64, 64, few), with_spectrum(64, 64, crowd), singular])
+    factors = solve_exact(matrices, 1e-8, rational).factor
+    assert deviation(factors).max() <= 1e-8 and relative_error(factors[:2], matrices[:2]).max() <= 2e-5
 
 
 @PATHS
-@pytest.mark.parametrize("rank", [1, 20, 63])
-def test_lost_rank_is_seen_on_both_iterations(rational: bool, rank: int) -> None:
-    lost = gaussian(64, rank, seed=1) @ gaussian(rank, 64, seed=2)
-    whole = gaussian(64, 64, seed=3)
-    solved = solve_exact(torch.stack([whole, lost]), 1e-8, rational)
+@pytest.mark.parametrize(
+    "rows, columns, rank", [(30, 30, 1), (64, 64, 6), (64, 64, 63), (192, 192, 20), (200, 40, 7), (3, 2, 1)]
+)
+def test_lost_rank_is_completed_and_named(rational: bool, rows: int, columns: int, rank: int) -> None:
+    """By the nearest: <Q, W> is the sum of the singular values, which no orthogonal matrix exceeds."""
+    matrix = gaussian(rows, rank) @ gaussian(rank, columns, seed=1)
+    solved = solve_exact(torch.stack([gaussian(rows, columns, seed=3), matrix]), 1e-8, rational)
     assert solved.completed.tolist() == [False, True]
     assert deviation(solved.factor).max() <= 1e-8
+    total = torch.linalg.svdvals(matrix.double()).sum()
+    assert (solved.factor[1].double() * matrix).sum() >= total * (1 - 1e-6)
 
 
 @pytest.mark.parametrize("shape", [(192, 192), (400, 192)])
@@ -401,8 +355,8 @@ def test_an_even_spread_over_four_decades_takes_four_steps(shape: tuple[int, int
 
 
 @PATHS
-@pytest.mark.parametrize("shape", [(64, 64), (96, 64), (300, 100), (1500, 60)])
-@pytest.mark.parametrize("times_eps", [0.0, 0.3, 0.75, 1.5, 5.0])
+@pytest.mark.parametrize("shape", [(64, 64), (300, 100), (1500, 60)])
+@pytest.mark.parametrize("times_eps", [0.0, 0.75, 1.5])
 def test_rank_of_plateaus_is_decided_as_float64_decides_it(
     rational: bool, shape: tuple[int, int], times_eps: float
 ) -> None:
