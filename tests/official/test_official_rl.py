@@ -95,7 +95,7 @@ def sac(tmp_path_factory) -> dict[str, dict]:
     from test_sac_train import after_one_update
 
     folder = tmp_path_factory.mktemp("sac")
-    return {m: after_one_update(folder / m, f"method={m}", "compat=official") for m in ("none", "fire")}
+    return {m: after_one_update(folder, m, "compat=official") for m in ("none", "fire")}
 
 
 @pytest.mark.parametrize("method, unseen", [("none", [0]), ("fire", [0, 60])])

@@ -1,4 +1,4 @@
-"""The DQN script end to end: killed in either half it ends in the same numbers, forks equal runs from scratch."""
+"""The DQN script end to end, by the checkpoints that it leaves."""
 
 import json
 
@@ -10,59 +10,29 @@ from harness.overrides import compose_config
 from rl.dqn.train import make_net
 
 SCRIPT = Script("rl/dqn/train.py")
-KILL, TERM, SAVED = 9, 15, 75
-
-
-def drive(*runs, expect):
-    """Run (command line, rows, signal) one after the other, each with the exit code that is expected of it; all that they
-    printed. A run with rows above 0 gets the signal when its replay holds that many, so between two checkpoints."""
-    codes, output = SCRIPT.run_all([(line, SIGNAL.format(row, number)) for line, row, number in runs])
-    assert codes == expect, output[-3000:]
-    return output
-
-
-SIGNAL = """
+KILL = """
 import os
 from rl.replay import FrameReplay
 add = FrameReplay.add
 def dying(self, *values):
     add(self, *values)
     if self.count == {}:
-        os.kill(os.getpid(), {})
+        os.kill(os.getpid(), 9)
 FrameReplay.add = dying
 """
 
 
-def arguments(root, *more):
+def train(root, *more, rows=0):
+    """One run; with rows above 0 it is killed when its replay holds that many, so between two checkpoints."""
     fixed = ["size=smoke", "run.progress=false", "device=cpu", "experiment=fig4a_breakout"]
-    return [*fixed, f"run.root={root}", "run.checkpoint_steps=100", *more]
-
-
-def result(root, label):
-    folder = root / "fig4a_breakout" / "smoke" / label / "seed_1"
-    assert (folder / "DONE").exists()
-    net = torch.load(folder / "checkpoint" / "final.pt", weights_only=True)["net"]
-    return (folder / "metrics.jsonl").read_text(), net
-
-
-def same(one, other):
-    assert one[0] == other[0]
-    assert one[1].keys() == other[1].keys()
-    assert all(torch.equal(value, other[1][key]) for key, value in one[1].items())
-
-
-def test_a_killed_run_without_a_trunk_goes_on_from_its_own_checkpoints(tmp_path):
-    what = ["method=none", "run.trunk=false", "run.keep=1", "replay_capacity=200"]
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    one, two = (arguments(root, *what) for root in (whole, killed))
-    drive((one, 0, 0), (two, 130, KILL), (two, 0, 0), expect=[0, -KILL, 0])
-    same(*(result(root, "none-replay_capacity=200") for root in (whole, killed)))
+    code, output = SCRIPT.run([*fixed, f"run.root={root}", *more], KILL.format(rows) if rows else "")
+    assert code == (-9 if rows else 0), output[-3000:]
 
 
 def test_rewards_are_clipped_for_learning_and_counted_raw(tmp_path):
     """Points of Asterix are 50 and more: the replay holds signs, returns the points."""
     game = ["env.game=asterix", "env.frame_size=42", "random_episodes=4", "eval_max_steps=100"]
-    drive((arguments(tmp_path, "method=none", *game), 0, 0), expect=[0])
+    train(tmp_path, "method=none", *game)
     [end] = (tmp_path / "trunks").glob("*/checkpoint/end.pt")
     assert set(parts(end)["replay"]["facts"]["rewards"].unique().tolist()) == {0.0, 1.0}
     [metrics] = (tmp_path / "fig4a_breakout").glob("smoke/*/seed_1/metrics.jsonl")
@@ -97,7 +67,7 @@ def test_the_loop_acts_greedily_updates_and_copies_the_target_when_it_should(tmp
     """A checkpoint at every step of the first half, no exploration after step 120, two updates a step after step 80."""
     what = ["method=none", "run.checkpoint_steps=4", "run.keep=1000"]
     what += ["epsilon_final=0.0", "updates_per_transition=0.5"]
-    drive((arguments(tmp_path, *what), 95, KILL), expect=[-KILL])
+    train(tmp_path, *what, rows=95)
     found = checkpoints(tmp_path)
     assert sorted(found) == list(range(4, 377, 4))
     actions = found[376]["replay"]["facts"]["actions"].numpy()
@@ -120,21 +90,26 @@ def test_the_loop_acts_greedily_updates_and_copies_the_target_when_it_should(tmp
     assert not all(greedy[step] for step in greedy if step < 80)
 
 
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Of runs that share their first phase."""
+    return tmp_path_factory.mktemp("runs")
+
+
 @pytest.mark.parametrize(
     "settings, stale, age",
     [
         (["optimizer_state=keep"], None, 5),
         (["optimizer_state=clear_changed"], ".bias", 5),
         (["optimizer_state=clear"], "", 5),
-        (["optimizer_state=keep", "compat=official"], None, 1),
+        (["compat=official", "optimizer_state=keep"], None, 1),
     ],
 )
-def test_the_boundary_follows_the_target_rule_the_optimizer_policy_and_compat(tmp_path, settings, stale, age):
+def test_the_boundary_follows_the_target_rule_the_optimizer_policy_and_compat(root, settings, stale, age):
     """One step and one update after it. Adam has 81 updates, or one where its moments were forgotten; Catch's episodes
     last six steps, so the ones that run at step 400 are four steps old unless they were restarted."""
-    what = ["method=fire", "run.checkpoint_steps=4", *settings]
-    drive((arguments(tmp_path, *what), 102, KILL), expect=[-KILL])
-    saved = checkpoints(tmp_path / "fig4a_breakout")[404]
+    train(root, "method=fire", "run.checkpoint_steps=4", *settings, rows=102)
+    saved = checkpoints(root / "fig4a_breakout/smoke" / "-".join(["fire", *settings]))[404]
     for name, value in saved["net"].items():
         assert (saved["target"][name] - value).abs().max() < 3e-3, name  # FIRE moves most weights by far more
     kept = {name for name, steps in adam_steps(saved).items() if steps == 81}

@@ -214,7 +214,7 @@ def across_the_boundary(name: str, traced: bool) -> Learner:
     return ours
 
 
-@pytest.mark.parametrize("name", ["plasticity_injection", "muon", "l2_init", "parseval", "fire"])
+@pytest.mark.parametrize("name", ["plasticity_injection", "muon", "l2_init", "fire"])
 def test_traced_passes_follow_a_method_across_the_boundary(name: str):
     """Where parameters, optimizers or the penalty become others."""
     plain, traced = (across_the_boundary(name, traced).nets() for traced in (False, True))
