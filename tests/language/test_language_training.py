@@ -163,36 +163,15 @@ def test_learning_rate_by_hand():
 def test_paper_settings_number_by_number(experiment, fork, shrink, fidelity):
     cfg = compose_config("language", [f"experiment={experiment}", "size=paper", "method=shrink_perturb"])
     released = {
-        "boundary.fork": fork,
-        "optimizer_state": "clear",
-        "corpus.a.name": "wikitext103",
-        "corpus.b.name": "openwebtext",
-        "corpus.tokenizer": "gpt2",
-        "model.layers": 12,
-        "model.heads": 12,
-        "model.width": 768,
-        "model.block": 1024,
-        "model.vocabulary": 50304,
-        "model.dropout": 0.0,
-        "model.bias": False,
-        "model.tied": True,
-        "phase_1.passes": 400,
-        "phase_1.save_at": [30_000, 60_000],
-        "phase_2.passes": 1,
-        "batch_size": 60,
-        "accumulation": 8,
-        "learning_rate": 6e-4,
-        "final_learning_rate": 6e-5,
-        "warmup_share": 0.1,
-        "warmup_limit": 2000,
-        "betas": [0.9, 0.95],
-        "weight_decay": 0.1,
-        "clip_norm": 1.0,
-        "eval_windows": 200 * 60,
-        "precision": "fp16",
-        "compile": True,
-        "method.shrink": shrink,
-    }
+        "boundary.fork": fork, "optimizer_state": "clear", "corpus.a.name": "wikitext103",
+        "corpus.b.name": "openwebtext", "corpus.tokenizer": "gpt2", "model.layers": 12, "model.heads": 12,
+        "model.width": 768, "model.block": 1024, "model.vocabulary": 50304, "model.dropout": 0.0,
+        "model.bias": False, "model.tied": True, "phase_1.passes": 400, "phase_1.save_at": [30_000, 60_000],
+        "phase_2.passes": 1, "batch_size": 60, "accumulation": 8, "learning_rate": 6e-4,
+        "final_learning_rate": 6e-5, "warmup_share": 0.1, "warmup_limit": 2000, "betas": [0.9, 0.95],
+        "weight_decay": 0.1, "clip_norm": 1.0, "eval_windows": 200 * 60, "precision": "fp16",
+        "compile": True, "method.shrink": shrink,
+    }  # fmt: skip
     differing = [key for key, value in released.items() if OmegaConf.select(cfg, key) != value]
     fidelity("reference", experiment, "settings that differ from the released script", len(differing), 0)
     share = abs(cfg.phase_2.share_a - 0.1 / 9.1)

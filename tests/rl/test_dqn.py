@@ -227,24 +227,12 @@ def test_windows_average_since_the_last_line_and_stop_at_a_bad_loss():
 def test_paper_size_is_the_published_setting(fidelity):
     cfg = compose_config("dqn", ["experiment=fig4a_asterix", "size=paper"])
     published = {
-        "compat": "official",
-        "optimizer_state": "keep",
-        "total_steps": 2_500_000,
-        "midpoint": 1_250_000,
-        "replay_capacity": 1_000_000,
-        "learning_starts": 20_000,
-        "updates_per_transition": 1,
-        "epsilon_steps": 250_000,
-        "epsilon_final": 0.01,
-        "batch_size": 32,
-        "discount": 0.99,
-        "learning_rate": 6.25e-5,
-        "adam_epsilon": 1.5e-4,
-        "target_every": 2000,
-        "eval_every": 250_000,
-        "eval_epsilon": 0.001,
-        "eval_steps": 125_000,
-    }
+        "compat": "official", "optimizer_state": "keep", "total_steps": 2_500_000, "midpoint": 1_250_000,
+        "replay_capacity": 1_000_000, "learning_starts": 20_000, "updates_per_transition": 1,
+        "epsilon_steps": 250_000, "epsilon_final": 0.01, "batch_size": 32, "discount": 0.99,
+        "learning_rate": 6.25e-5, "adam_epsilon": 1.5e-4, "target_every": 2000, "eval_every": 250_000,
+        "eval_epsilon": 0.001, "eval_steps": 125_000,
+    }  # fmt: skip
     differing = [key for key, value in published.items() if cfg[key] != value]
     fidelity("reference", "fig4a", "settings that differ from the released script", len(differing), 0)
     assert dict(cfg.env) == {"game": "asterix", "frame_size": 84, "environments": 4, "sticky": 0.25}

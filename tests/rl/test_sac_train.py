@@ -161,32 +161,13 @@ def test_a_task_whose_state_cannot_be_saved_runs_without_trunk_and_checkpoints(t
 def test_paper_settings_number_by_number(task, fidelity):
     cfg = compose_config("sac", [f"experiment=fig4b_{task}", "size=paper"])
     released = {
-        "env.name": f"h1-{task}-v0",
-        "env.action_repeat": 2,
-        "steps": 500_000,
-        "midpoint": 250_000,
-        "learning_starts": 5000,
-        "updates_per_step": 2,
-        "batch_size": 256,
-        "replay": 1_000_000,
-        "learning_rate": 1e-4,
-        "weight_decay": 0.01,
-        "tau": 0.005,
-        "discount": 0.99,
-        "temperature": 0.01,
-        "target_entropy": 0.5,
-        "actor.width": 128,
-        "actor.blocks": 1,
-        "critic.width": 512,
-        "critic.blocks": 2,
-        "critic.count": 2,
-        "eval_every": 10_000,
-        "eval_episodes": 10,
-        "compat": "official",
-        "method.name": "fire",
-        "method.iterations": 10,
-        "method.targets": "all",
-    }
+        "env.name": f"h1-{task}-v0", "env.action_repeat": 2, "steps": 500_000, "midpoint": 250_000,
+        "learning_starts": 5000, "updates_per_step": 2, "batch_size": 256, "replay": 1_000_000,
+        "learning_rate": 1e-4, "weight_decay": 0.01, "tau": 0.005, "discount": 0.99, "temperature": 0.01,
+        "target_entropy": 0.5, "actor.width": 128, "actor.blocks": 1, "critic.width": 512,
+        "critic.blocks": 2, "critic.count": 2, "eval_every": 10_000, "eval_episodes": 10,
+        "compat": "official", "method.name": "fire", "method.iterations": 10, "method.targets": "all",
+    }  # fmt: skip
     differing = [key for key, value in released.items() if OmegaConf.select(cfg, key) != value]
     fidelity("reference", f"fig4b_{task}", "settings that differ from the released script", len(differing), 0)
 

@@ -73,23 +73,18 @@ def test_reestimated_statistics_are_measured_and_change_nothing_else(tmp_path):
 
 def test_the_pass_for_new_statistics_leaves_the_net_as_it_was():
     """An image is 10 or 14, and its class is told by the sign after batch norm: by the old mean, 0, both are of class 1."""
-    net = nn.Sequential(
-        nn.BatchNorm2d(1), nn.Dropout(0.1), nn.Flatten(), nn.Linear(1, 2), nn.BatchNorm1d(2)
-    ).train()
+    layers = nn.BatchNorm2d(1), nn.Dropout(0.1), nn.Flatten(), nn.Linear(1, 2), nn.BatchNorm1d(2)
+    net = nn.Sequential(*layers).train()
     net[4].eval()  # a frozen one
     net[3].load_state_dict({"weight": torch.tensor([[-1.0], [1.0]]), "bias": torch.zeros(2)})
     pixels = torch.tensor([10, 14] * 4, dtype=torch.uint8).view(8, 1, 1, 1)
     labels = torch.tensor([0, 1] * 4)
-    images = Images(
-        "two", pixels, labels, pixels, labels, 2, ("10", "14"), torch.zeros(1), torch.tensor([1 / 255])
-    )
+    arrays = pixels, labels, pixels, labels
+    images = Images("two", *arrays, 2, ("10", "14"), torch.zeros(1), torch.tensor([1 / 255]))
     phase = PhaseData(0, "all", torch.arange(8), labels, epochs=1)
     cfg = OmegaConf.create({"eval_batch_size": 5, "precision": "fp32"})
-    before, modes, draws = (
-        deepcopy(net.state_dict()),
-        [m.training for m in net.modules()],
-        torch.get_rng_state(),
-    )
+    before, draws = deepcopy(net.state_dict()), torch.get_rng_state()
+    modes = [m.training for m in net.modules()]
     found = reestimated(net, images, phase, cfg, [(images.normalise(pixels), labels)])
     assert found == {"reestimated_test_accuracy": 1.0}
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
