@@ -40,5 +40,3 @@ def deviation(factors: Tensor) -> Tensor:
     tall = tall if tall.shape[-2] >= tall.shape[-1] else tall.mT
     identity = torch.eye(tall.shape[-1], dtype=torch.float64)
     return (tall.mT @ tall - identity).square().sum(dim=(-2, -1))
-
-

@@ -17,6 +17,7 @@ from fire_core.measure.metrics import deviation_from_isometry
 from language.model import Decoder, Shape
 from tests.polar_cases import spread, with_spectrum
 
+
 def test_a_gpt_is_treated_matrix_by_matrix():
     """q, k and v of the fused weight are matrices of their own; the tied embedding is the output layer."""
     torch.manual_seed(0)

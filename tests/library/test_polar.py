@@ -33,6 +33,7 @@ from fire_core.solvers.schedules import (
 )
 from tests.polar_cases import deviation, gaussian, oracle, relative_error, spread, with_spectrum
 
+
 def test_exact_repairs_only_what_fails() -> None:
     good = gaussian(3, 48, 48)
     bad = with_spectrum(48, 48, spread(48, 6.3))

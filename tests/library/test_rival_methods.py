@@ -372,7 +372,10 @@ def test_units_without_an_owner_are_left_out_with_a_reason():
 @pytest.mark.parametrize(
     "change, said",
     [
-        (lambda net: setattr(net.append(nn.Embedding(1, 3))[3], "weight", net[2].weight), "shares a parameter"),
+        (
+            lambda net: setattr(net.append(nn.Embedding(1, 3))[3], "weight", net[2].weight),
+            "shares a parameter",
+        ),
         (lambda net: nn.utils.parametrizations.weight_norm(net[2]), "reparametrised"),
         (lambda net: net[2].requires_grad_(False), "frozen"),
     ],

@@ -15,7 +15,7 @@ from fire_core.methods.muon import orthogonalize
 from fire_core.solvers.polar import polar
 from tests.tiny_nets import METHODS, batch, fill, largest, load, load_into, net, u
 from vision.models import build
-from vision.official.cbp import columns_of, linked_layers, mean_magnitude, mean_outgoing
+from vision.official.cbp import columns_of, linked_layers, mean_outgoing
 from vision.official.outputs import OutputRecorder, chain, last_rows, watched_layers
 from vision.official.redo import magnitude, scores
 
@@ -100,9 +100,8 @@ def test_fire_iterations_and_scales(fidelity):
         start = u(case["u_number"], *case["shape"]).float()
         for n in case["iterations"]:
             ours = polar(start[None], "newton_schulz", iterations=n).factor[0]
-            fidelity(
-                "method", "fire", f"{name}, {n} iterations", largest(ours, arrays[f"{name}.after{n}"]), 2e-6
-            )
+            difference = largest(ours, arrays[f"{name}.after{n}"])
+            fidelity("method", "fire", f"{name}, {n} iterations", difference, 2e-6)
     for name, case in settings["layers"].items():
         out, columns, *kernel = case["shape"]
         layer = nn.Conv2d(columns, out, kernel) if kernel else nn.Linear(columns, out)
@@ -153,15 +152,19 @@ def test_dash(case, fidelity):
 @pytest.mark.parametrize("kind", ["conv", "vit"])
 def test_parseval(kind, fidelity):
     arrays, settings = load("parseval")
-    model = net(kind)
-    loss = create("parseval", coefficient=1.0, first_phase=0).penalty(state_of(model))
-    recorded = settings["loss"][kind]
-    fidelity("method", "parseval", f"loss, {kind}", abs(float(loss.detach()) / recorded - 1), 1e-6)
+    state = state_of(net(kind))
+    loss = create("parseval", coefficient=1.0, first_phase=0).penalty(state)
+    compare_penalty("parseval", kind, state, loss, settings["loss"][kind], arrays, 2e-5, fidelity)
+
+
+def compare_penalty(name, kind, state, loss, recorded, arrays, tolerance, fidelity) -> None:
+    """Loss and gradients of a penalty."""
+    fidelity("method", name, f"loss, {kind}", abs(float(loss.detach()) / recorded - 1), 1e-6)
     loss.backward()
-    for key, p in model.named_parameters():
+    for key, p in state.nets["net"].named_parameters():
         gradient = torch.zeros_like(p) if p.grad is None else p.grad
         difference = largest(gradient, arrays[f"{kind}.gradient.{key}"])
-        fidelity("method", "parseval", f"gradient of {kind}.{key}", difference, 2e-5)
+        fidelity("method", name, f"gradient of {kind}.{key}", difference, tolerance)
 
 
 @pytest.mark.parametrize("cell", OFFICIAL_NETS)
@@ -179,15 +182,9 @@ def test_parseval_of_the_official_nets(cell, fidelity):
 def test_l2_init(kind, fidelity):
     arrays, settings = load("l2_init")
     state = state_of(load_into(net(kind), arrays, f"{kind}.init"))
-    model = load_into(state.nets["net"], arrays, f"{kind}.weights")
+    load_into(state.nets["net"], arrays, f"{kind}.weights")
     loss = create("l2_init", coefficient=settings["coefficient"], first_phase=0).penalty(state)
-    fidelity(
-        "method", "l2_init", f"loss, {kind}", abs(float(loss.detach()) / settings["loss"][kind] - 1), 1e-6
-    )
-    loss.backward()
-    for key, p in model.named_parameters():
-        gradient = arrays[f"{kind}.gradient.{key}"]
-        fidelity("method", "l2_init", f"gradient of {kind}.{key}", largest(p.grad, gradient), 1e-8)
+    compare_penalty("l2_init", kind, state, loss, settings["loss"][kind], arrays, 1e-8, fidelity)
 
 
 @pytest.mark.parametrize("cell", OFFICIAL_NETS)
@@ -387,13 +384,6 @@ def test_cbp_draws_normal_weights():
     assert model[0].weight.std().item() == pytest.approx(law["std_formula"], rel=5e-3)
     assert model[0].weight.abs().max() > 3 * law["std_formula"]  # not uniform
     assert (model[0].bias == 0).all() and (model[2].weight == 0).all()
-
-
-def test_cbp_columns_of_a_flattened_convolution():
-    """Two positions a channel: |x| of channel 0 is 1 and 2, of channel 1 is 3 and 4."""
-    output = torch.tensor([[[[1.0, -2.0]], [[3.0, -4.0]]]])
-    assert mean_magnitude(output, 4).tolist() == [[1.0, 2.0, 3.0, 4.0]]
-    assert mean_magnitude(output, 2).tolist() == [[1.5, 3.5]]
 
 
 @pytest.mark.parametrize("case", [c for c in load("snr")[1]["cases"] if c.startswith("mlp")])

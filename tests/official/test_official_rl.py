@@ -120,12 +120,8 @@ def test_the_normaliser_counts_what_the_policy_acted_on(sac, method, unseen, fid
 
 def test_the_first_update_follows_the_last_transition_of_the_warm_up(sac, fidelity):
     """`none` keeps its optimizers over the midpoint, so they count all updates of the run; `fire` has new ones."""
-    taken = {
-        method: {
-            float(memory["step"]) for memory in saved["treatment"]["optimizers"]["actor"]["state"].values()
-        }
-        for method, saved in sac.items()
-    }
+    states = {method: saved["treatment"]["optimizers"]["actor"]["state"] for method, saved in sac.items()}
+    taken = {method: {float(memory["step"]) for memory in state.values()} for method, state in states.items()}
     fidelity("cell", "fig4b", "updates after 61 steps with 30 of warm-up", abs(max(taken["none"]) - 32), 0)
     assert taken == {"none": {32.0}, "fire": {1.0}}
 
@@ -136,11 +132,7 @@ def test_a_treated_run_begins_a_new_episode_and_none_goes_on(sac):
 
 def test_a_treated_run_begins_its_second_half_with_a_uniform_action(sac):
     uniform = numpy_generator(1, "warm_up", 60).uniform(-1, 1, 3).astype(np.float32)
-    width = len(
-        sac["none"]["kept"]["normaliser"]["mean"]
-    )  # observation, action, reward, observation, terminated
-    actions = {
-        name: saved["kept"]["replay"]["rows"][60, width : -width - 2].numpy() for name, saved in sac.items()
-    }
-    assert (actions["fire"] == uniform).all()
-    assert (actions["none"] != uniform).all()
+    width = len(sac["none"]["kept"]["normaliser"]["mean"])
+    row = slice(width, -width - 2)  # observation, action, reward, observation, terminated
+    assert (sac["fire"]["kept"]["replay"]["rows"][60, row].numpy() == uniform).all()
+    assert (sac["none"]["kept"]["replay"]["rows"][60, row].numpy() != uniform).all()

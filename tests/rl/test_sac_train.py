@@ -42,7 +42,13 @@ def test_fair_counts_every_observation_and_renews_the_run_without_intervention_t
 def after_one_update(root: Path, method: str, *more: str, before: str = "") -> dict:
     """The checkpoint of a Hopper run one step, and one update, after the midpoint at step 60. Runs below one root share
     their first phase."""
-    line = ["experiment=fig4b_hopper", "run.checkpoint_steps=1", f"run.root={root}", f"method={method}", *more]
+    line = [
+        "experiment=fig4b_hopper",
+        "run.checkpoint_steps=1",
+        f"run.root={root}",
+        f"method={method}",
+        *more,
+    ]
     codes, output = drive((line, 61), before=before)
     assert codes == [9], output[-2000:]
     label = "-".join([method, *more])

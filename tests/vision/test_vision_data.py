@@ -298,7 +298,9 @@ def test_tiny_imagenet_is_fetched_and_unpacked_once_and_damage_is_one_line(serve
             assert sorted(path.name for path in place.iterdir()) == [".lock", archive.name]
     shutil.rmtree(place)
     asked, found = handler.asked, []
-    runs = [threading.Thread(target=lambda: found.append(load("tiny_imagenet", root=tmp_path))) for _ in range(4)]
+    runs = [
+        threading.Thread(target=lambda: found.append(load("tiny_imagenet", root=tmp_path))) for _ in range(4)
+    ]
     for run in runs:
         run.start()
     for run in runs:
