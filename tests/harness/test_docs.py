@@ -1,7 +1,6 @@
 """The documentation holds: its code runs, its commands and links exist, its tables are what commands print."""
 
 import contextlib
-import dataclasses
 import importlib
 import inspect
 import io
@@ -14,14 +13,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
 import fire_core.methods
-from analysis import paper
-from fire_core import State, UserError, attach, triggers
+from fire_core import UserError, attach, triggers
 from fire_core.checkpoints.command_line import main
 from fire_core.methods import create
 from fire_core.targets.table import PRESETS
@@ -31,11 +28,7 @@ from harness.config import options
 ROOT = Path(__file__).resolve().parents[2]
 CONCEPTS, HOW_TO = ROOT / "docs/concepts", ROOT / "docs/how-to"
 PAGES = [ROOT / "README.md", ROOT / "fire_core/README.md", *ROOT.glob("docs/**/*.md")]
-LINKED = [
-    *PAGES,
-    *ROOT.glob("*.md"),
-    *ROOT.glob("[alrv]*/**/README.md"),
-]
+LINKED = [*PAGES, *ROOT.glob("*.md"), *ROOT.glob("[alrv]*/**/README.md")]
 # pages whose names or packages need more than `surroundings`: each has a test of its own
 SPECIAL = {HOW_TO / f"{name}.md" for name in ("add_a_method", "parallel", "lightning", "transformers")}
 
@@ -258,16 +251,6 @@ def test_make_targets_and_scripts_that_are_named_exist() -> None:
         assert told.returncode == 0, place
 
 
-def test_the_commands_of_the_campaign_page_are_understood() -> None:
-    lines = "\n".join(blocks(HOW_TO / "run_a_campaign.md", "bash")).splitlines()
-    commands = [shlex.split(line.partition("#")[0]) for line in lines if line.startswith("python")]
-    for words in commands:
-        assert words[:3] == ["python", "-m", "harness.campaign"]
-        assert (ROOT / f"conf/campaign/{words[3]}.yaml").exists()
-        campaign.load("smoke", [word for word in words[4:] if "=" in word])
-    assert len(commands) > 4
-
-
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_relative_links_lead_to_files(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
@@ -291,11 +274,6 @@ def test_a_page_names_all_that_there_is(page: str, names: list[str]) -> None:
     assert names and not [name for name in names if name not in text]
 
 
-def test_the_site_shows_every_field_of_the_state() -> None:
-    (shown,) = re.findall(r"fire_core\.State\((.*)\)", (ROOT / "docs/api/methods.md").read_text())
-    assert shown.split(", ") == [field.name for field in dataclasses.fields(State)]
-
-
 @pytest.mark.reference
 def test_the_table_of_architectures_is_what_the_command_prints() -> None:
     from tests.architectures import show
@@ -309,20 +287,6 @@ def test_the_table_of_architectures_is_what_the_command_prints() -> None:
         show()
     table = text.partition("```text\n")[2].removesuffix("```\n")
     assert table == printed.getvalue(), "print it again with the command at the top of the page"
-
-
-PAPER_PANELS = sorted(f"{figure}_{panel}" for figure, panel in paper.cells())
-
-
-@pytest.mark.parametrize("figure", ["fig2", "fig3", "fig4a", "fig4b"])
-def test_the_readme_gives_the_minutes_of_the_papers_panels(figure: str) -> None:
-    """They are those of the experiments' files; the panels of Figure 3 inherit theirs from fig3_best."""
-    files = [ROOT / "conf/experiment" / f"{name}.yaml" for name in PAPER_PANELS if name.startswith(figure)]
-    minutes = [OmegaConf.load(file).get("minutes", {}) for file in files]
-    row = next(line for line in (ROOT / "README.md").read_text().splitlines() if f"| `{figure}" in line)
-    for size, told in zip(("small", "medium"), row.split("|")[-3:-1], strict=True):
-        values = [each[size] for each in minutes if size in each]
-        assert [float(number) for number in told.split(" to ")] == sorted({min(values), max(values)})
 
 
 def test_the_readme_gives_the_size_of_the_papers_campaign(tmp_path: Path) -> None:

@@ -46,8 +46,7 @@ def test_a_sweep_is_a_line_for_each_run_and_its_output_is_in_the_folders(whole):
     assert "4 of 4 runs are finished already" in again and "sweep: 4 of 4 done" in again
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("to_all", [False, True], ids=["driver", "terminal"])
+@pytest.mark.parametrize("number, to_all", [(signal.SIGTERM, False), (signal.SIGINT, True)])
 def test_a_signal_stops_all_runs_after_saving_and_the_sweep_resumes(number, to_all, whole, tmp_path):
     """Ctrl-C in a terminal reaches every process of the group, `kill` only the one that is named."""
     process = start(tmp_path, "protocol.epochs=400", "run.checkpoint_seconds=1000")

@@ -1,12 +1,9 @@
 """Folders as transformers writes them are read: the architecture in config.json decides the targets."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import tests.architectures  # noqa: F401 (its import makes that of torchvision possible)
 from fire_core import fire
@@ -46,25 +43,6 @@ def test_apply_on_a_folder_equals_fire_on_the_model(tmp_path: Path, name: str, t
     again = dict(transformers.AutoModelForCausalLM.from_pretrained(new.parent).named_parameters())
     for parameter_name, parameter in model.named_parameters():
         assert torch.allclose(parameter, again[parameter_name], atol=1e-6), parameter_name
-
-
-def test_the_command_reads_config_json_in_a_process_of_its_own(tmp_path: Path) -> None:
-    """Where torchvision is broken, nothing in this process may help; the file lacks the prefix of the inner model."""
-    config = transformers.GPT2Config(**TOKENS, **MODELS["gpt2"], tie_word_embeddings=False)
-    model = transformers.GPT2LMHeadModel(config)
-    model.transformer.save_pretrained(tmp_path / "old")
-    config.architectures = ["GPT2LMHeadModel"]
-    config.save_pretrained(tmp_path / "old")
-    source, out = tmp_path / "old/model.safetensors", tmp_path / "new.safetensors"
-    command = [sys.executable, "-m", "fire_core", "apply", source, out, "--targets=no_head"]
-    here = Path(__file__).resolve().parents[2]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=here)
-    assert done.returncode == 0 and "config.json (GPT2LMHeadModel)" in done.stdout, done.stderr
-    fire(model, targets="no_head")
-    new = load_file(out)
-    assert len(new) == len(model.transformer.state_dict())
-    for name, value in model.transformer.state_dict().items():
-        assert torch.allclose(new[name], value, atol=1e-6), name
 
 
 def test_matrices_that_the_model_does_not_describe_stay_out(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fire_core import UserError, attach, fire
+from fire_core import attach, fire
 from fire_core.methods import available, create, moments, table
 from fire_core.methods._units import gradient_scores
 from fire_core.methods.spectral_clip import spectral_clip
@@ -114,16 +114,6 @@ def test_the_rate_rises_again_and_the_loop_keeps_its_own():
     _, _, again = trained("rewarm", "clear", steps=4)
     again.load_state_dict(saved)
     assert step(again) == pytest.approx([0.05])
-
-
-def test_a_gradient_method_says_what_it_misses():
-    net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
-    treatment = attach("cpr", net, batches=lambda: iter([(torch.ones(4, 2), None)]))
-    treatment.boundary(1)
-    with pytest.raises(UserError, match=r"'cpr' needs the gradients .*call before_step\(\)"):
-        treatment.after_step()
-    with pytest.raises(UserError, match="'l2_er' needs the activations"):
-        attach("l2_er", net, batches=lambda: iter([]), compiled=True)
 
 
 def test_gradient_scores_of_a_stack_leave_out_its_biases():

@@ -224,9 +224,8 @@ def test_resumes_and_needs_every_key_of_its_state(case, tmp_path):
 
 
 @pytest.mark.parametrize("case", IN_PLACE)
-@pytest.mark.parametrize("net", NETS)
-def test_trains_in_every_model_on_bf16_weights(case, net):
-    run = Training(case, net, dtype=torch.bfloat16).all_phases()
+def test_trains_on_bf16_weights(case):
+    run = Training(case, "vit_tiny", dtype=torch.bfloat16).all_phases()
     assert all(p.dtype == torch.bfloat16 for p in run.net.parameters())
     assert run.weights().isfinite().all()
 

@@ -6,7 +6,7 @@ from tiny_nets import linear
 from torch import nn
 from torch.nn import functional
 
-from fire_core import State, UserError, attach, find_targets, reset_optimizer_state, snapshot
+from fire_core import State, UserError, attach, find_targets, snapshot
 from fire_core.measure.plasticity import curvature, plasticity
 from fire_core.methods import create
 from fire_core.methods.dash import shrink
@@ -34,16 +34,6 @@ def state_of(net, inputs=X, targets=None):
 
 def hooks(net):
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules())
-
-
-def test_dash_shrinks_rows_by_the_cosine_with_descent():
-    net = linear([[3.0, 4.0], [3.0, 4.0]], [2.0, 2.0])
-    # loss = out[0] - out[1] at x = (1, 0): gradient rows (1, 0) and (-1, 0), so the cosines with descent are -3/5, 3/5
-    state = state_of(net, torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, -1.0]]))
-    report = create("dash", alpha=0.5, floor=0.05).boundary(state)
-    torch.testing.assert_close(net.weight.data, torch.tensor([[0.15, 0.2], [1.8, 2.4]]))
-    torch.testing.assert_close(net.bias.data, torch.tensor([0.1, 2.0]))
-    assert report.changed == {"net.weight", "net.bias"} and net.weight.grad is None
 
 
 def test_dash_takes_convolutions_kernel_by_kernel_or_whole():
@@ -103,10 +93,7 @@ nn.init.constant_(NORMED[1].weight, 2.0)  # two gains: (4 - 1)^2 each
 @pytest.mark.parametrize(
     "net, settings, expected",
     [
-        (linear([[1.0, 1.0], [0.0, 2.0]]), {}, 18.0),  # W W^T - I = [[1, 2], [2, 3]]
-        (COLUMN, {}, 2.0),
         (COLUMN, {"gram": "smaller"}, 1.0),
-        (NORMED, {}, 20.0),
         (NORMED, {"norms": False}, 2.0),
         (nn.Sequential(linear([[1.0, 0.0], [0.0, 1.0]]), StackedNorm()), {}, 10.0),  # (4 - 1)^2 + (0 - 1)^2
         (Stack(), {}, 12.0),  # [[1, 1], [1, 0]] for the first, [[3, 0], [0, 0]] for the second
@@ -253,32 +240,29 @@ def test_snr_watches_training_only():
 def test_muon_is_that_of_torch_on_each_matrix(shape):
     """Square, wide and tall kernels as one matrix (out, everything else), and a stack of matrices one by one."""
     torch.manual_seed(0)
-    stacked = len(shape) == 3
-    weight = nn.Parameter(torch.randn(shape))
-    start = list(weight.detach().clone()) if stacked else [weight.detach().clone().flatten(1)]
+    weight, stacked = nn.Parameter(torch.randn(shape)), len(shape) == 3
+
+    def matrices(tensor):
+        return list(tensor) if stacked else [tensor.flatten(1)]
+
+    start = matrices(weight.detach().clone())
     alone = [nn.Parameter(matrix.clone()) for matrix in start]
     group = {"params": [weight], "momentum": 0.9, "stacked": stacked, "transposed": False}
-    ours, theirs = (
-        MuonAdam([group], {"lr": 0.1}),
-        torch.optim.Muon(alone, lr=0.1, momentum=0.9, weight_decay=0.0),
-    )
+    ours = MuonAdam([group], {"lr": 0.1})
+    theirs = torch.optim.Muon(alone, lr=0.1, momentum=0.9, weight_decay=0.0)
     for _ in range(3):
         weight.grad = torch.randn(shape)
-        for parameter, gradient in zip(
-            alone, weight.grad if stacked else [weight.grad.flatten(1)], strict=True
-        ):
+        for parameter, gradient in zip(alone, matrices(weight.grad), strict=True):
             parameter.grad = gradient.clone()
-        ours.step()
-        theirs.step()
-    for matrix, first, after in zip(alone, start, weight if stacked else [weight.flatten(1)], strict=True):
+        ours.step(), theirs.step()
+    for matrix, first, after in zip(alone, start, matrices(weight), strict=True):
         # bfloat16 inside: rounding differs, directions do not
         assert (after - matrix).norm() < 0.05 * (matrix - first).norm()
 
 
 def test_muon_shares_out_the_parameters():
-    net = nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)
-    )
+    body = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 4), nn.ReLU()
+    net = nn.Sequential(*body, nn.Linear(4, 2))
     default = torch.optim.Adam(net.parameters(), lr=1e-3, eps=1.5e-4)
     treatment = attach("muon", net, default)
     assert treatment.optimizer is default
@@ -291,16 +275,6 @@ def test_muon_shares_out_the_parameters():
     assert {*map(id, adam["params"])} == {*map(id, net.parameters())} - {*map(id, muon["params"])}
     assert muon["lr"] == pytest.approx(1e-2) and muon["rate_factor"] == 10.0
     assert (adam["lr"], adam["betas"], adam["eps"]) == (1e-3, (0.9, 0.95), 1.5e-4)
-    reference = torch.optim.Adam(
-        [twin := nn.Parameter(net[5].weight.detach().clone())], 1e-3, (0.9, 0.95), 1.5e-4
-    )
-    for _ in range(3):
-        both.zero_grad()
-        net(torch.randn(2, 1, 3, 3)).sum().backward()
-        twin.grad = net[5].weight.grad.clone()
-        both.step(), reference.step()
-    torch.testing.assert_close(net[5].weight, twin)
-    assert reset_optimizer_state({"net": both}, "clear") == 8 and not both.state
     net[5] = nn.Linear(4, 3)
     treatment.boundary(3)
     assert treatment.optimizer is not both
