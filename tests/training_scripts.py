@@ -69,10 +69,18 @@ class Script:
         assert code, f"the process that runs {self.path} ended: {output}"
         return int(code), output
 
-    def run_all(self, runs: list[tuple[list[str], str]]) -> tuple[list[int], str]:
-        """Exit codes of several command lines with what runs ahead of each, and all that they printed."""
-        done = [self.run(*one) for one in runs]
-        return [code for code, _ in done], "".join(output for _, output in done)
+    def train(self, root: Path, *overrides: str, before: str = "", expect: int = 0) -> str:
+        """All that a smoke run below `root` printed. It must end with the expected exit code."""
+        fixed = ["size=smoke", "device=cpu", "threads=1", "run.progress=false", f"run.root={root}"]
+        code, output = self.run([*fixed, *overrides], before)
+        assert code == expect, output[-3000:]
+        return output
+
+
+def metrics_of(root: Path, label: str = "*") -> list[dict]:
+    """The lines of the only run below `root`, or of the one with this label."""
+    [path] = root.glob(f"*/smoke/{label}/seed_1/metrics.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def killed(condition: str) -> str:

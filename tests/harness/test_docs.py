@@ -188,9 +188,7 @@ def test_framework_recipes(name: str, tmp_path: Path) -> None:
     assert names["callback"] in callbacks
 
 
-def test_the_example_method_does_what_the_page_says_and_keeps_the_contract(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_example_method_does_what_the_page_says_and_keeps_the_contract(monkeypatch, tmp_path):
     monkeypatch.setitem(
         fire_core.methods.method.registry, ("shrink", "published"), None
     )  # which removes it in the end

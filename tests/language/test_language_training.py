@@ -1,15 +1,13 @@
 """The training script end to end: resume, forks, several processes, bad input."""
 
-import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from omegaconf import OmegaConf
-from training_scripts import ROOT, Script, killed
+from training_scripts import ROOT, Script, killed, metrics_of
 
 from fire_core.errors import UserError
 from harness.overrides import compose_config
@@ -24,39 +22,20 @@ SCRIPT = Script("language/train.py")
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return tmp_path_factory.mktemp("data")
+def fixed(tmp_path_factory):
+    return [f"run.data_root={tmp_path_factory.mktemp('data')}", "experiment=fig3_best"]
 
 
-def smoke(root: Path, data: Path, *more: str) -> list[str]:
-    fixed = ["size=smoke", f"run.root={root}", f"run.data_root={data}", "run.progress=false", "device=cpu"]
-    return [*fixed, "experiment=fig3_best", *more]
-
-
-def drive(*runs: tuple[list[str], int]) -> tuple[list[int], str]:
-    """Exit codes of several command lines, each killed after the checkpoint of a step (0: never), and all they printed."""
-    return SCRIPT.run_all([(line, killed(f"step == {step}") if step else "") for line, step in runs])
-
-
-def metrics(root: Path, label: str, experiment: str = "fig3_best") -> list[dict]:
-    lines = (root / experiment / "smoke" / label / "seed_1" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
-def test_phase_2_starts_from_the_named_fork_and_phase_1_is_trained_once(tmp_path, data):
-    named = ["phase_1.save_at=[3,9]", "method=none"]
-    codes, output = drive(
-        (smoke(tmp_path, data, *named, "boundary.fork=best"), 0),
-        (smoke(tmp_path, data, *named, "boundary.fork=9"), 0),
-        (smoke(tmp_path, data, *named, "boundary.fork=last"), 0),
-        (smoke(tmp_path, data, *named, "boundary.fork=7"), 0),
-    )
-    assert codes == [0, 0, 0, 2], output
+def test_phase_2_starts_from_the_named_fork_and_phase_1_is_trained_once(tmp_path, fixed):
+    named = [*fixed, "phase_1.save_at=[3,9]", "method=none"]
+    for fork in ("best", "9", "last"):
+        SCRIPT.train(tmp_path, *named, f"boundary.fork={fork}")
+    output = SCRIPT.train(tmp_path, *named, "boundary.fork=7", expect=2)
     assert "boundary.fork=7: phase_1 keeps best, last, 3, 9" in output
     assert len(list((tmp_path / "trunks").iterdir())) == 1
     curve = {}
     for fork in ("last", "9", "best"):
-        rows = metrics(tmp_path, f"none-boundary.fork={fork}-phase_1.save_at=3,9")
+        rows = metrics_of(tmp_path, f"none-boundary.fork={fork}-phase_1.save_at=3,9")
         phase_1 = [row for row in rows if row["phase"] == 0]
         curve = curve or {row["iteration"]: row["val_loss_a"] for row in phase_1}
         start = next(row for row in rows if "act" in row)
@@ -68,35 +47,26 @@ def test_phase_2_starts_from_the_named_fork_and_phase_1_is_trained_once(tmp_path
         assert rows[-1]["val_loss_mix"] == pytest.approx(mix, abs=1e-12)
 
 
-def test_without_a_trunk_a_run_that_forked_early_is_gone_on_with(tmp_path, data):
-    changes = ["method=none", "phase_1.save_at=[3]", "boundary.fork=3"]
+def test_without_a_trunk_a_run_that_forked_early_is_gone_on_with(tmp_path, fixed):
+    changes = [*fixed, "method=none", "phase_1.save_at=[3]", "boundary.fork=3"]
     changes += ["run.trunk=false", "run.checkpoint_steps=1"]
-    codes, output = drive(
-        (smoke(tmp_path / "whole", data, *changes), 0),
-        (smoke(tmp_path / "killed", data, *changes), 7),  # in phase 1, whose steps are 1 to 12
-        (smoke(tmp_path / "killed", data, *changes), 5),  # from there on a step of phase 2, 3 to 11
-        (smoke(tmp_path / "killed", data, *changes), 0),
-    )
-    assert codes == [0, 9, 9, 0], output
-    label = "none-boundary.fork=3-phase_1.save_at=3"
+    SCRIPT.train(tmp_path / "whole", *changes)
+    for step in (7, 5):  # in phase 1, whose steps are 1 to 12; from there on in phase 2, 3 to 11
+        SCRIPT.train(tmp_path / "killed", *changes, before=killed(f"step == {step}"), expect=9)
+    output = SCRIPT.train(tmp_path / "killed", *changes)
     assert "resuming from" in output and "step_000000000005.pt" in output
-    assert metrics(tmp_path / "killed", label) == metrics(tmp_path / "whole", label)
-    for root in (tmp_path / "whole", tmp_path / "killed"):
-        assert metrics(root, label)[-1]["step"] == 11
+    found = metrics_of(tmp_path / "killed")
+    assert found == metrics_of(tmp_path / "whole") and found[-1]["step"] == 11
 
 
-def test_windows_grow_at_the_boundary_and_are_evaluated_at_the_length_of_their_phase(tmp_path, data):
+def test_windows_grow_at_the_boundary_and_are_evaluated_at_the_length_of_their_phase(tmp_path, fixed):
     """Phase 1 with windows of half the positions does not train the others, phase 2 does."""
-    codes, output = drive(
-        (smoke(tmp_path / "narrow", data, "phase_1.block=16", "method=none"), 0),
-        (smoke(tmp_path, data, "phase_1.block=64"), 0),
-    )
-    assert codes == [0, 2] and "phase_1.block=64: the model has 32 positions" in output, output
+    SCRIPT.train(tmp_path, *fixed, "phase_1.block=16", "method=none")
     cfg = compose_config("language", ["size=smoke"])
     with seeded(1, "init"):
         start = Decoder(check_settings(cfg)).wpe.weight[16:].detach()
-    [trunk] = tmp_path.glob("narrow/trunks/*/checkpoint/end.pt")
-    run = tmp_path / "narrow/fig3_best/smoke/none-phase_1.block=16/seed_1"
+    [trunk] = tmp_path.glob("trunks/*/checkpoint/end.pt")
+    run = tmp_path / "fig3_best/smoke/none-phase_1.block=16/seed_1"
     nets = [
         torch.load(trunk, weights_only=True)["treatment"]["nets"]["net"],
         torch.load(run / "checkpoint/final.pt", weights_only=True)["net"],
@@ -104,37 +74,33 @@ def test_windows_grow_at_the_boundary_and_are_evaluated_at_the_length_of_their_p
     beyond = [net["wpe.weight"][16:] for net in nets]
     assert (beyond[0] / start).std() < 1e-5, "they have only decayed"
     assert (beyond[1] / start).std() > 1e-2
-    narrow = metrics(tmp_path / "narrow", "none-phase_1.block=16")
+    narrow = metrics_of(tmp_path)
     boundary = next(line for line in narrow if "before_val_loss_a" in line)
     assert boundary["before_val_loss_a"] not in [line["val_loss_a"] for line in narrow if line["phase"] == 0]
 
 
-def assert_losses_agree(one: list[dict], two: list[dict]) -> None:
+def test_two_processes_give_the_losses_of_one_with_twice_the_accumulation(tmp_path, fixed):
+    changes = [*fixed, "method=fire", "accumulation=4", "phase_1.stop_at=8"]
+    changes += ["eval_windows=7", "eval_batch_size=1"]  # seven batches of the validation for two processes
+    SCRIPT.train(tmp_path / "one", *changes)
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        SCRIPT.path,
+    ]
+    line = [*torchrun, "size=smoke", "device=cpu", f"run.root={tmp_path / 'two'}", *changes]
+    threads = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, timeout=250, env=threads)
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, two = metrics_of(tmp_path / "one"), metrics_of(tmp_path / "two")
     assert len(one) == len(two) and one[-1]["phase"] == 1
     for a, b in zip(one, two, strict=True):
         assert a["step"] == b["step"] and a.keys() == b.keys()
-        for key in a:
-            if "loss" in key:
-                assert a[key] == pytest.approx(b[key], abs=1e-5), (key, a["step"])
-
-
-def test_two_processes_give_the_losses_of_one_with_twice_the_accumulation(tmp_path, data):
-    changes = ["method=fire", "accumulation=4", "phase_1.stop_at=8"]
-    changes += ["eval_windows=7", "eval_batch_size=1"]  # seven batches of the validation for two processes
-    codes, output = drive((smoke(tmp_path / "one", data, *changes), 0))
-    assert codes == [0], output
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*torchrun, SCRIPT.path, *smoke(tmp_path / "two", data, *changes)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=250,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    label = "fire-accumulation=4-eval_windows=7-phase_1.stop_at=8"
-    assert_losses_agree(metrics(tmp_path / "one", label), metrics(tmp_path / "two", label))
+        for key in (key for key in a if "loss" in key):
+            assert a[key] == pytest.approx(b[key], abs=1e-5), (key, a["step"])
 
 
 def test_processes_that_do_not_divide_the_micro_batches_are_refused():

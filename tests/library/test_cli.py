@@ -157,9 +157,7 @@ LAYERS = [f"model.layers.{i}.{name}.weight" for i in range(2) for name in ("mlp.
         (["model.embed_tokens.weight", *LAYERS], set()),
     ],
 )
-def test_heads_of_a_file_are_told_by_name_or_not_at_all(
-    tmp_path: Path, names: list[str], heads: set[str]
-) -> None:
+def test_heads_of_a_file_are_told_by_name_or_not_at_all(tmp_path, names, heads):
     source = tmp_path / "in.safetensors"
     save_file({name: torch.randn(4, 4) for name in names}, source)
     if heads:

@@ -87,9 +87,7 @@ SPARSE, META = torch.eye(4).to_sparse(), torch.empty(4, 4, device="meta")
         ("x", index('{"weight_map": {"a": "pipe"}}'), "not files of the folder"),
     ],
 )
-def test_sources_that_cannot_be_used_are_named_and_nothing_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture, name: str, make, said: str
-) -> None:
+def test_sources_that_cannot_be_used_are_named_and_nothing_is_written(tmp_path, capsys, name, make, said):
     make(tmp_path / name)
     before = files_in(tmp_path)
     error = fails(capsys, "apply", tmp_path / name, tmp_path / f"new{Path(name).suffix}")
@@ -99,9 +97,7 @@ def test_sources_that_cannot_be_used_are_named_and_nothing_is_written(
 
 @pytest.mark.parametrize("name", ["in.pt", "in.safetensors"])
 @pytest.mark.parametrize("interrupt", [False, True])
-def test_a_full_disk_or_an_interrupt_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, name: str, interrupt: bool
-) -> None:
+def test_a_full_disk_or_an_interrupt_leaves_nothing(tmp_path, monkeypatch, capsys, name, interrupt):
     """A limit on the size of files fails in the same place as a full disk, in what torch and safetensors call."""
     weights = {"a.weight": torch.randn(500, 500)}
     torch.save(weights, tmp_path / "in.pt")
@@ -120,9 +116,7 @@ def test_a_full_disk_or_an_interrupt_leaves_nothing(
 
 
 @pytest.mark.parametrize("name", ["old.safetensors", "old.pt"])
-def test_outputs_are_checked_before_any_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, name: str
-) -> None:
+def test_outputs_are_checked_before_any_work(tmp_path, monkeypatch, capsys, name):
     source, other = tmp_path / name, tmp_path / f"other{Path(name).suffix}"
     for path in (source, other):
         (save_file if path.suffix == ".safetensors" else torch.save)(WEIGHTS, path)

@@ -257,9 +257,7 @@ def test_steps_act_on_singular_values_as_their_functions(shape: tuple[int, int])
 
 @pytest.mark.parametrize("shape", [(64, 64), (200, 130), (300, 80), (1, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_whole_matrices_as_on_a_gpu_give_what_blocks_give(
-    shape: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whole_matrices_as_on_a_gpu_give_what_blocks_give(shape, dtype, monkeypatch):
     """Each kernel, and the solver with the branches of a GPU, against the blocks of a CPU."""
     matrices = gaussian(3, *shape).to(dtype)
 
@@ -358,9 +356,7 @@ def test_an_even_spread_over_four_decades_takes_four_steps(shape: tuple[int, int
 @PATHS
 @pytest.mark.parametrize("shape", [(64, 64), (300, 100), (1500, 60)])
 @pytest.mark.parametrize("times_eps", [0.0, 0.75, 1.5])
-def test_rank_of_plateaus_is_decided_as_float64_decides_it(
-    rational: bool, shape: tuple[int, int], times_eps: float
-) -> None:
+def test_rank_of_plateaus_is_decided_as_float64_decides_it(rational, shape, times_eps):
     """One large value, all others at 2e-6 but the last: nearly all of it takes both passes."""
     values = torch.full((shape[1],), 2e-6, dtype=torch.float64)
     values[0], values[-1] = 1.0, times_eps * torch.finfo(torch.float32).eps

@@ -1,10 +1,8 @@
 """The DQN script end to end, by the checkpoints that it leaves."""
 
-import json
-
 import pytest
 import torch
-from training_scripts import Script
+from training_scripts import Script, metrics_of
 
 from harness.overrides import compose_config
 from rl.dqn.train import make_net
@@ -24,9 +22,8 @@ FrameReplay.add = dying
 
 def train(root, *more, rows=0):
     """One run; with rows above 0 it is killed when its replay holds that many, so between two checkpoints."""
-    fixed = ["size=smoke", "run.progress=false", "device=cpu", "experiment=fig4a_breakout"]
-    code, output = SCRIPT.run([*fixed, f"run.root={root}", *more], KILL.format(rows) if rows else "")
-    assert code == (-9 if rows else 0), output[-3000:]
+    how = {"before": KILL.format(rows), "expect": -9} if rows else {}
+    SCRIPT.train(root, "experiment=fig4a_breakout", *more, **how)
 
 
 def test_rewards_are_clipped_for_learning_and_counted_raw(tmp_path):
@@ -35,8 +32,7 @@ def test_rewards_are_clipped_for_learning_and_counted_raw(tmp_path):
     train(tmp_path, "method=none", *game)
     [end] = (tmp_path / "trunks").glob("*/checkpoint/end.pt")
     assert set(parts(end)["replay"]["facts"]["rewards"].unique().tolist()) == {0.0, 1.0}
-    [metrics] = (tmp_path / "fig4a_breakout").glob("smoke/*/seed_1/metrics.jsonl")
-    first = json.loads(metrics.read_text().splitlines()[0])
+    first = metrics_of(tmp_path)[0]
     assert first["random_return"] >= 50 and first["eval_return"] % 12.5 == 0
 
 

@@ -1,13 +1,12 @@
 """The SAC script as a user runs it: forks of one midpoint, what is renewed, what is measured."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from training_scripts import Script, killed
+from training_scripts import Script, killed, metrics_of
 
 pytest.importorskip("mujoco")
 
@@ -19,15 +18,6 @@ from rl.sac.policy import explore, mean_policy, normalise
 from rl.sac.update import build
 
 SCRIPT = Script("rl/sac/train.py", "rl.sac.humanoid.environment")
-
-
-def drive(*runs: tuple[list[str], int], before: str = "") -> tuple[list[int], str]:
-    """Exit codes of the runs, and all they printed. A step above 0 kills a run right after the first checkpoint from there
-    on; `before` is Python that runs ahead of each."""
-    fixed = ["size=smoke", "run.progress=false", "device=cpu"]
-    return SCRIPT.run_all(
-        [([*fixed, *line], before + (killed(f"step >= {step}") if step else "")) for line, step in runs]
-    )
 
 
 def test_fair_counts_every_observation_and_renews_the_run_without_intervention_too(root, fair):
@@ -42,15 +32,8 @@ def test_fair_counts_every_observation_and_renews_the_run_without_intervention_t
 def after_one_update(root: Path, method: str, *more: str, before: str = "") -> dict:
     """The checkpoint of a Hopper run one step, and one update, after the midpoint at step 60. Runs below one root share
     their first phase."""
-    line = [
-        "experiment=fig4b_hopper",
-        "run.checkpoint_steps=1",
-        f"run.root={root}",
-        f"method={method}",
-        *more,
-    ]
-    codes, output = drive((line, 61), before=before)
-    assert codes == [9], output[-2000:]
+    line = ["experiment=fig4b_hopper", "run.checkpoint_steps=1", f"method={method}", *more]
+    SCRIPT.train(root, *line, before=before + killed("step >= 61"), expect=9)
     label = "-".join([method, *more])
     [path] = (root / "fig4b_hopper/smoke" / label).glob("seed_1/checkpoint/step_*61.pt")
     return torch.load(path, weights_only=True)
@@ -99,9 +82,8 @@ def test_the_temperature_begins_anew_at_the_boundary_or_is_kept(root, fair):
 def test_steps_and_returns_are_those_of_the_environment(tmp_path):
     """Two environment steps an agent step on H1; the return of training is that of the episodes in the replay."""
     experiment = "fig4b_balance_simple_primitive"
-    what = [f"experiment={experiment}", "method=none", "run.checkpoint_steps=60", f"run.root={tmp_path}"]
-    codes, output = drive((what, 60))
-    assert codes == [9], output[-2000:]
+    what = [f"experiment={experiment}", "method=none", "run.checkpoint_steps=60"]
+    SCRIPT.train(tmp_path, *what, before=killed("step >= 60"), expect=9)
     [path] = tmp_path.glob("trunks/*/checkpoint/end.pt")
     kept = torch.load(path, weights_only=True)["kept"]
     rows, observations = kept["replay"]["rows"][:60].numpy(), len(kept["normaliser"]["mean"])
@@ -109,10 +91,8 @@ def test_steps_and_returns_are_those_of_the_environment(tmp_path):
     ends = np.flatnonzero(terminated) + 1
     returns = [part.sum() for part in np.split(rewards, ends)[:-1]]
     assert len(returns) >= 2
-    codes, output = drive((what, 0))
-    assert codes == [0], output[-2000:]
-    [path] = tmp_path.glob(f"{experiment}/smoke/none/seed_1/metrics.jsonl")
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    SCRIPT.train(tmp_path, *what)
+    lines = metrics_of(tmp_path)
     assert [line["step"] for line in lines] == [0, 120, 120, 240]
     assert lines[1]["train_return"] == pytest.approx(np.mean(returns), rel=1e-5)
     score = (lines[1]["eval_return"] - 9.391) / (800 - 9.391)
@@ -157,10 +137,10 @@ def test_the_policy_reads_normalised_observations_and_explores_around_its_mean()
 
 
 def test_a_task_whose_state_cannot_be_saved_runs_without_trunk_and_checkpoints(tmp_path):
-    line = ["experiment=fig4b_hopper", "env.name=Pendulum-v1", "method=fire", f"run.root={tmp_path}"]
-    codes, output = drive((line, 0), ([*line, "run.trunk=false", "run.checkpoint_seconds=1e9"], 0))
-    assert codes == [2, 0], output[-2000:]
-    assert "set run.trunk=false run.checkpoint_seconds=1e9" in output
+    line = ["experiment=fig4b_hopper", "env.name=Pendulum-v1", "method=fire"]
+    never = "run.trunk=false run.checkpoint_seconds=1e9"
+    assert f"set {never}" in SCRIPT.train(tmp_path, *line, expect=2)
+    SCRIPT.train(tmp_path, *line, *never.split())
 
 
 @pytest.mark.parametrize("task", ["walk", "balance_simple", "run"])

@@ -1,15 +1,13 @@
 """The vision script as a user runs it: what it measures, and what mistakes are answered with."""
 
-import json
 import sys
 from copy import deepcopy
-from pathlib import Path
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 from torch import nn
-from training_scripts import ROOT, Script
+from training_scripts import ROOT, Script, metrics_of
 
 from fire_core import UserError
 from harness.overrides import compose_config
@@ -19,38 +17,21 @@ from vision.protocols import PhaseData
 from vision.train import set_learning_rate, train
 
 SCRIPT = Script("vision/train.py")
-SMOKE = ["size=smoke", "threads=1", "run.progress=false"]
-
-
-def command(*overrides, root):
-    return [*SMOKE, f"run.root={root}", *overrides]
-
-
-def run(*overrides, root, expect=0):
-    """All that a run printed."""
-    code, output = SCRIPT.run(command(*overrides, root=root))
-    assert code == expect, output
-    return output
-
-
-def metrics(root, experiment="fig2a_cifar10_resnet18", label="fire", seed=1):
-    return (Path(root) / experiment / "smoke" / label / f"seed_{seed}" / "metrics.jsonl").read_text()
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """An uninterrupted run from scratch."""
     root = tmp_path_factory.mktemp("whole")
-    run("run.trunk=false", "experiment=random_label", root=root)
-    return metrics(root, "random_label")
+    SCRIPT.train(root, "run.trunk=false", "experiment=random_label")
+    return metrics_of(root)
 
 
 def test_with_replay_old_and_new_classes_are_logged_apart(tmp_path):
     """The accuracy on the classes seen is the mean of both, weighted by their numbers: 4, 3 and 3 of 10 classes."""
     what = ["experiment=fig2c_tiny_imagenet_vgg16", "run.trunk=false", "method=none"]
-    run(*what, "protocol.replay=0.5", root=tmp_path)
-    text = metrics(tmp_path, "fig2c_tiny_imagenet_vgg16", "none-protocol.replay=0.5")
-    lines = [json.loads(line) for line in text.splitlines()]
+    SCRIPT.train(tmp_path, *what, "protocol.replay=0.5")
+    lines = metrics_of(tmp_path)
     ends = [line for line in lines if "seen_accuracy" in line]
     assert "old_accuracy" not in ends[0] and ends[0]["new_accuracy"] == ends[0]["seen_accuracy"]
     for old, line in zip((4, 7), ends[1:], strict=True):
@@ -61,12 +42,10 @@ def test_with_replay_old_and_new_classes_are_logged_apart(tmp_path):
 
 def test_reestimated_statistics_are_measured_and_change_nothing_else(tmp_path):
     """With batch norm, the row after a boundary has a second accuracy; all other numbers are those of a run without it."""
-    what, without = ["method=shrink_perturb"], "import vision.evaluate as e; e.reestimated = lambda *_: {}"
-    run(*what, root=tmp_path / "with")
-    code, output = SCRIPT.run(command(*what, root=tmp_path / "without"), without)
-    assert code == 0, output
-    texts = [metrics(tmp_path / each, label="shrink_perturb") for each in ("with", "without")]
-    lines, others = ([json.loads(line) for line in text.splitlines()] for text in texts)
+    what, without = "method=shrink_perturb", "import vision.evaluate as e; e.reestimated = lambda *_: {}"
+    SCRIPT.train(tmp_path / "with", what)
+    SCRIPT.train(tmp_path / "without", what, before=without)
+    lines, others = (metrics_of(tmp_path / each) for each in ("with", "without"))
     second = [line.pop("after_reestimated_test_accuracy", None) for line in lines]
     assert lines == others and sum(value is not None for value in second) == 1
 
@@ -106,7 +85,7 @@ def test_the_pass_for_new_statistics_leaves_the_net_as_it_was():
 )
 def test_mistakes_are_one_clear_line(arguments, answer, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["train.py", *SMOKE, f"run.root={tmp_path}", *arguments])
+    monkeypatch.setattr(sys, "argv", ["train.py", "size=smoke", f"run.root={tmp_path}", *arguments])
     with pytest.raises(SystemExit) as stopped:
         train()
     line = capsys.readouterr().err.strip()
@@ -135,13 +114,12 @@ def test_the_experiment_of_the_guide_may_lie_in_another_folder(tmp_path):
     with pytest.raises(UserError):
         compose_config("vision", ["experiment=my_own"])
     place = ["--config-dir", str(tmp_path / "mine"), "experiment=my_own"]
-    assert "name: random_label" in run(*place, "--cfg", "job", root=tmp_path)
+    assert "name: random_label" in SCRIPT.train(tmp_path, *place, "--cfg", "job")
     own.write_text("at: [1\n")
-    assert run(*place, root=tmp_path, expect=2).startswith(f"error: {own} is no YAML: while parsing")
+    assert SCRIPT.train(tmp_path, *place, expect=2).startswith(f"error: {own} is no YAML: while parsing")
 
 
 def test_lower_precision_changes_the_loss_by_little(whole, tmp_path):
-    run("experiment=random_label", "precision=bf16", root=tmp_path)
-    texts = whole, metrics(tmp_path, "random_label", "fire-precision=bf16")
-    full, low = (json.loads(text.splitlines()[-1])["train_loss"] for text in texts)
+    SCRIPT.train(tmp_path, "experiment=random_label", "precision=bf16")
+    full, low = (lines[-1]["train_loss"] for lines in (whole, metrics_of(tmp_path)))
     assert 0 < abs(low - full) < 0.02 * full
