@@ -28,6 +28,11 @@ def linear(values: list, bias: list | None = None) -> nn.Linear:
     return layer
 
 
+def hooks(net: nn.Module) -> int:
+    """How many hooks of the forward pass its modules have."""
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules())
+
+
 def u(number: int, *shape: int) -> Tensor:
     """Tensor number `number` in float64: exact integers modulo 65537, scaled to [-1, 1]."""
     k = np.arange(np.prod(shape), dtype=np.int64)

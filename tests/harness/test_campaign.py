@@ -126,7 +126,6 @@ def test_no_sweep_starts_after_the_budget(tmp_path, capfd):
 @pytest.mark.parametrize(
     "text, answer",
     [
-        ("size: smoke", "is no campaign: KeyError: 'parts'"),
         ("parts: [[", "is no campaign: ParserError: while parsing a flow"),
         (
             TINY.replace("label_noise", "label_nose"),

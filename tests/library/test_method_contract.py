@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 import vision.official  # noqa: F401 (registers the official variants)
 from fire_core import attach
 from fire_core.methods import Method, available, create, variants
+from tests.tiny_nets import hooks
 from vision.models import build
 
 NETS = {
@@ -130,10 +131,6 @@ def same(one, other):
 @pytest.fixture(scope="module")
 def plain():
     return Training().all_phases().everything()
-
-
-def hooks(net):
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules())
 
 
 @pytest.mark.parametrize("case", IN_PLACE)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny_nets import linear
+from tiny_nets import hooks, linear
 from torch import nn
 from torch.nn import functional
 
@@ -30,10 +30,6 @@ def state_of(net, inputs=X, targets=None):
     state.optimizers["net"] = torch.optim.Adam(net.parameters())
     state.generator = torch.Generator().manual_seed(0)
     return state
-
-
-def hooks(net):
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules())
 
 
 def test_dash_takes_convolutions_kernel_by_kernel_or_whole():

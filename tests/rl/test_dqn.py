@@ -95,9 +95,8 @@ def small_update(precision: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
         frames, nothing = generator.integers(0, 256, (2, 21, 21), np.uint8), np.zeros(2, bool)
         replay.add(nothing, nothing, nothing, nothing, frames)
     batch = replay.sample(16, generator)
-    assert (
-        batch.observations.stride()[1] == batch.next_observations.stride()[1] == 1
-    )  # the layout of channels_last
+    # the layout of channels_last
+    assert batch.observations.stride()[1] == batch.next_observations.stride()[1] == 1
     learner = Learner(net, target, 0.99, precision=precision)
     loss, _, slopes = gradients(learner, list(net.parameters()), batch)
     return loss, [slope.contiguous() for slope in slopes]

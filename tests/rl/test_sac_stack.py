@@ -10,14 +10,13 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from test_sac_update import batch, learner, noise
+from test_sac_update import learner, over_a_boundary
 from training_scripts import Script, killed
 
 pytest.importorskip("mujoco")
 
 import rl.sac.stack
 import rl.sac.update
-from fire_core import attach
 from fire_core.errors import UserError
 from harness.runs.stack import pause, take_turns
 from rl.captured import captured
@@ -28,23 +27,10 @@ METHODS = ["none", "fire", "plasticity_injection", "l2_init", "plasticity_inject
 
 
 def train(number: int, method: str, found: dict) -> int:
-    """Updates before and after a method's boundary, each of a learner, batches and noise of its own."""
+    """A learner, batches and noise of its own, over a method's boundary."""
     ours = learner(number)
     ours.passes = rl.sac.stack.shared_passes(ours)
-    nets, followers = {"actor": ours.actor, "critics": ours.critics}, [(ours.target, ours.critics)]
-    how = {"followers": followers, "optimizer_state": "keep", "renew": ours.new_optimizers}
-    treatment = attach(method, nets, ours.optimizers, **how)
-    ours.optimizers = treatment.optimizers
-    figures = []
-    for step in range(6):
-        if step in (0, 3):
-            treatment.boundary(step // 3)
-        if step == 4 and method == "none":  # as a method may that replaces weights
-            for parameter in ours.actor.parameters():
-                parameter.data = 0.9 * parameter.data
-        data, eps = batch(100 * number + step), noise(100 * number + step)
-        figures.append(rl.sac.update.update(ours, data, eps, treatment.penalty(), treatment.before_step))
-        treatment.after_step()
+    figures = over_a_boundary(ours, method, number)
     found[number] = figures, {name: dict(net.state_dict()) for name, net in ours.nets().items()}
     return 0
 

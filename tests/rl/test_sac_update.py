@@ -195,28 +195,30 @@ def test_gradients_are_complete_before_each_step_and_stay_until_the_next_update(
     assert all(p.grad is not None for name in ("actor", "critics") for p in ours.trained[name])
 
 
-def across_the_boundary(name: str, traced: bool) -> Learner:
-    """Two updates before a method's boundary and two after it."""
-    ours = learner()
-    if traced:
-        ours.passes = [
-            captured(f, torch.device("cpu"), backend="aot_eager") for f in (actor_pass, critic_pass)
-        ]
+def over_a_boundary(ours: Learner, method: str, number: int = 0) -> list[dict]:
+    """Figures of three updates before a method's boundary and three after it, with batches and noise of this number."""
     nets, followers = {"actor": ours.actor, "critics": ours.critics}, [(ours.target, ours.critics)]
     how = {"followers": followers, "optimizer_state": "keep", "renew": ours.new_optimizers}
-    treatment = attach(name, nets, ours.optimizers, **how)
-    ours.optimizers = treatment.optimizers
-    for phase in (0, 1):
-        treatment.boundary(phase)
-        for _ in range(2):
-            update(ours, batch(), noise(), treatment.penalty(), treatment.before_step)
-            treatment.after_step()
-    return ours
+    treatment = attach(method, nets, ours.optimizers, **how)
+    ours.optimizers, figures = treatment.optimizers, []
+    for step in range(6):
+        if step in (0, 3):
+            treatment.boundary(step // 3)
+        if step == 4 and method == "none":  # as a method may that replaces weights
+            for parameter in ours.actor.parameters():
+                parameter.data = 0.9 * parameter.data
+        data, eps = batch(100 * number + step), noise(100 * number + step)
+        figures.append(update(ours, data, eps, treatment.penalty(), treatment.before_step))
+        treatment.after_step()
+    return figures
 
 
-@pytest.mark.parametrize("name", ["plasticity_injection", "muon", "l2_init", "fire"])
-def test_traced_passes_follow_a_method_across_the_boundary(name: str):
+@pytest.mark.parametrize("method", ["plasticity_injection", "muon", "l2_init", "fire", "none"])
+def test_traced_passes_follow_a_method_across_the_boundary(method):
     """Where parameters, optimizers or the penalty become others."""
-    plain, traced = (across_the_boundary(name, traced).nets() for traced in (False, True))
-    for net in plain:
-        torch.testing.assert_close(dict(traced[net].state_dict()), dict(plain[net].state_dict()))
+    plain, traced = learner(), learner()
+    traced.passes = [captured(f, torch.device("cpu"), backend="aot_eager") for f in (actor_pass, critic_pass)]
+    for each in (plain, traced):
+        over_a_boundary(each, method)
+    for net, values in plain.nets().items():
+        torch.testing.assert_close(dict(traced.nets()[net].state_dict()), dict(values.state_dict()))

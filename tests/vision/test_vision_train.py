@@ -75,10 +75,8 @@ def test_the_pass_for_new_statistics_leaves_the_net_as_it_was():
     "arguments, answer",
     [
         (["method.targets=foo"], "matches nothing"),
-        (["run.root="], "run.root='': give a name"),
         (["protocol.epochs=[1,1,1]"], "protocol.epochs=[1, 1, 1]: give one number, or 2 of them"),
         (["device=cuda:99"], "device='cuda:99' cannot be used"),
-        (["run.root=" + "a" * 5000], "too long"),
         (["x\x1b[2J=3"], r"x\x1b[2J=3"),
         (["model=timm", "model.name=torch:x"], "model 'torch:x' is unknown"),
     ],
