@@ -201,13 +201,12 @@ def test_layers_of_the_official_nets(cell, fidelity):
 
     assert len(names) == len(theirs)
     layers = chain(model)
-    pairs = []
-    for layer in layers[:-1]:
-        reader = layer.outgoing[0][0]
-        pairs.append((place[layer.name], place[reader], layer.units, modules[reader].weight.shape[1]))
-    their_pairs = [
-        (their_place[p["from"]], their_place[p["to"]], p["units"], p["columns"]) for p in recorded["pairs"]
+    pairs = [
+        [place[layer.name], place[reader], layer.units, modules[reader].weight.shape[1]]
+        for layer in layers[:-1]
+        for reader, _ in layer.outgoing[:1]
     ]
+    their_pairs = [[*places_of([p["from"], p["to"]]), p["units"], p["columns"]] for p in recorded["pairs"]]
     for method in ("redo", "snr"):
         fidelity("method", method, f"layers and what reads them, {cell}", pairs != their_pairs, 0)
     assert [place[layer.name] for layer in layers[:-2]] == places_of(recorded["redo_reset_rows_of"])
@@ -242,13 +241,10 @@ def test_redo_scores(kind, fidelity):
     assert [layer.name for layer in layers] == settings["hooked_in_forward_order"][kind]
     [values] = OutputRecorder(model, layers, magnitude).look([batch(kind, 1010, 8)[0]], training=False)
     for layer in layers[:-1]:
-        # after the ReLU; the last 8 samples are those of this pass
-        kept = arrays[f"{kind}.buffer.{layer.name}"]
-        seen = magnitude(layer, kept)
-        difference = largest(values[layer.name], seen[-8:])
-        fidelity("method", "redo", f"activations of {kind}.{layer.name}", difference, 2e-6)
-        difference = largest(scores(seen), arrays[f"{kind}.score.{layer.name}"])
-        fidelity("method", "redo", f"scores of {kind}.{layer.name}", difference, 5e-6)
+        name = layer.name  # after the ReLU; the last 8 samples are those of this pass
+        seen, score = magnitude(layer, arrays[f"{kind}.buffer.{name}"]), arrays[f"{kind}.score.{name}"]
+        fidelity("method", "redo", f"activations of {kind}.{name}", largest(values[name], seen[-8:]), 2e-6)
+        fidelity("method", "redo", f"scores of {kind}.{name}", largest(scores(seen), score), 5e-6)
 
 
 @pytest.mark.parametrize("case", load("redo")[1]["cases"])
@@ -267,19 +263,16 @@ def test_redo(case, fidelity, monkeypatch):
     method.after_test(state)
     assert rows_changed(model, before) == values["tensors_changed"]
     fidelity("method", "redo", f"weights, {case}", worst(model, arrays, f"{case}.after"), 0.0)
-    parameters = dict(model.named_parameters())
     assert steps_of(adam, model) == values["adam_step_after"] and values["moments_changed"] == []
-    for key, p in parameters.items():
+    for key, p in model.named_parameters():
         for moment in ("exp_avg", "exp_avg_sq"):
             assert torch.equal(adam.state[p][moment], arrays[f"{kind}.before.{moment}.{key}"])
         p.grad = arrays.get(f"{case}.next_gradient.{key}")
-    start = {key: p.detach().clone() for key, p in parameters.items()}
+    start = copy_of(model)
     adam.step()
-    for key, p in parameters.items():
-        if f"{case}.next_update.{key}" in arrays:
-            update = arrays[f"{case}.next_update.{key}"]
-            difference = largest(p - start[key], update)
-            fidelity("method", "redo", f"next step of {case}, {key}", difference, 2e-7)
+    for key, p in model.named_parameters():
+        if (update := arrays.get(f"{case}.next_update.{key}")) is not None:
+            fidelity("method", "redo", f"next step of {case}, {key}", largest(p - start[key], update), 2e-7)
 
 
 def test_redo_looks_at_the_last_test_images_after_the_test_alone():
@@ -325,12 +318,11 @@ def test_cbp(kind, fidelity):
             memory = method.memory["net"][layer.name]
             feature = arrays[f"{prefix}.feature.{layer.name}"]
             memory["kept"] = torch.zeros(0, len(feature))
+            where = f"{kind}.{layer.name}, step {entry['step']}"
             for reader, _ in layer.outgoing:
-                recorded = arrays.get(f"{prefix}.outgoing.{layer.name}")
-                if recorded is not None:
+                if (recorded := arrays.get(f"{prefix}.outgoing.{layer.name}")) is not None:
                     difference = largest(mean_outgoing(model.get_submodule(reader)), recorded)
-                    what = f"outgoing weights, {kind}.{layer.name}, step {entry['step']}"
-                    fidelity("method", "cbp", what, difference, 1e-6)
+                    fidelity("method", "cbp", f"outgoing weights, {where}", difference, 1e-6)
             chosen = method.choose(model, layer, memory, feature[None])
             if len(chosen):
                 replaced[layer.name] = chosen.tolist()
@@ -339,8 +331,7 @@ def test_cbp(kind, fidelity):
             assert float(memory["due"]) == pytest.approx(due, abs=1e-9)
             assert memory["age"].tolist() == arrays[f"{prefix}.age.{layer.name}"].tolist()
             difference = largest(memory["magnitude"], arrays[f"{prefix}.mean_feature.{layer.name}"])
-            what = f"magnitude, {kind}.{layer.name}, step {entry['step']}"
-            fidelity("method", "cbp", what, difference, 1e-6)
+            fidelity("method", "cbp", f"magnitude, {where}", difference, 1e-6)
         assert replaced == {name: part["output_columns"] for name, part in entry["replaced"].items()}
         if entry["replaced"]:
             what = f"weights after step {entry['step']}, {kind}"
@@ -542,42 +533,32 @@ def test_muon_groups(cell, fidelity):
     assert rest[0]["eps"] == recorded[1]["eps"] and list(rest[0]["betas"]) == recorded[1]["betas"]
 
 
-class Tensors(nn.Module):
-    """The recorded tensors as a net: `head`, biases and `tiny` go to Adam."""
-
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
-        super().__init__()
-        for name, tensor in tensors.items():
-            self.register_parameter(name, nn.Parameter(tensor.clone()))
-
-
 def test_muon_steps(fidelity):
     arrays, settings = load("muon")
-    names = [key.removeprefix("before.") for key in arrays if key.startswith("before.")]
-    model = Tensors({name: arrays[f"before.{name}"] for name in names})
+    model = nn.Module()  # `head`, biases and `tiny` go to Adam
+    for key in (key for key in arrays if key.startswith("before.")):
+        model.register_parameter(key.removeprefix("before."), nn.Parameter(arrays[key].clone()))
     default = torch.optim.Adam(model.parameters(), lr=settings["lr_adam"])
     optimizer = create("muon", variant="official").build(model, default)
     for step in (1, 2):
-        start = {name: p.detach().clone() for name, p in model.named_parameters()}
+        start = copy_of(model)
         for name, p in model.named_parameters():
             p.grad = arrays[f"gradient{step}.{name}"].clone()
         optimizer.step()
         for name, p in model.named_parameters():
+            where, after = f"{name}, step {step}", arrays[f"after{step}.{name}"]
             if f"exp_avg{step}.{name}" in arrays:
-                difference = largest(p, arrays[f"after{step}.{name}"])
-                fidelity("method", "muon", f"Adam part, {name}, step {step}", difference, 1e-6)
+                fidelity("method", "muon", f"Adam part, {where}", largest(p, after), 1e-6)
                 continue
+            theirs = arrays[f"momentum_buffer{step}.{name}"]
             momentum = optimizer.state[p]["momentum_buffer"]
-            difference = largest(momentum, arrays[f"momentum_buffer{step}.{name}"])
-            fidelity("method", "muon", f"momentum of {name}, step {step}", difference, 1e-6)
+            fidelity("method", "muon", f"momentum of {where}", largest(momentum, theirs), 1e-6)
             ours = (start[name] - p.detach()).flatten() / settings["lr_muon"]
             theirs = arrays[f"update{step}.{name}"].flatten()
-            cosine = torch.cosine_similarity(ours, theirs, dim=0)
-            fidelity("method", "muon", f"1 - cosine of {name}, step {step}", float(1 - cosine), 0.02)
-            norm = abs(float(ours.norm() / theirs.norm()) - 1)
-            fidelity("method", "muon", f"norm of {name}, step {step}", norm, 0.1)
-            with torch.no_grad():
-                p.copy_(arrays[f"after{step}.{name}"])  # rounding does not add up
+            cosine, norm = torch.cosine_similarity(ours, theirs, dim=0), float(ours.norm() / theirs.norm())
+            fidelity("method", "muon", f"1 - cosine of {where}", float(1 - cosine), 0.02)
+            fidelity("method", "muon", f"norm of {where}", abs(norm - 1), 0.1)
+            p.data.copy_(after)  # rounding does not add up
 
 
 def test_muon_orthogonalises_as_recorded(fidelity):

@@ -101,9 +101,8 @@ def test_upgd(case, monkeypatch):
         give_gradients(net, gradients)
         if "noise" in known:
             parts = iter(known["noise"][step].split([p.numel() for p in net.parameters()]))
-            monkeypatch.setattr(
-                torch, "randn", lambda shape, parts=parts, **_: next(parts).reshape(shape).clone()
-            )
+            noise = lambda shape, parts=parts, **_: next(parts).reshape(shape).clone()  # noqa: E731
+            monkeypatch.setattr(torch, "randn", noise)
         optimizer.step()
         if f"after{step + 1}" in known:
             assert largest(weights_of(net), known[f"after{step + 1}"]) < RULES
@@ -364,9 +363,8 @@ def test_regrama(case, settings):
             if rows.any():
                 bound = (6 / ours[0].numel()) ** 0.5
                 assert largest(theirs[key][rows], stand_in(ours.shape, bound, None)[rows]) < RULES
-                assert (
-                    0.5 * bound < float(ours[rows].detach().abs().max()) <= bound
-                )  # the default draw is below 0.41
+                # the default draw is below 0.41
+                assert 0.5 * bound < float(ours[rows].detach().abs().max()) <= bound
                 assert not adam.state[ours]["exp_avg"][rows].any()
                 replaced += int(rows.sum())
     assert replaced >= 5
@@ -391,11 +389,8 @@ def test_swr(case, monkeypatch):
     for step, gradients in enumerate(known["gradients"], 1):
         give_gradients(net, gradients)
         draws = iter(known.get(f"draws{step}", torch.zeros(1000)))
-        monkeypatch.setattr(
-            method,
-            "draw",
-            lambda start, count, stream, draws=draws: torch.stack([next(draws) for _ in range(count)]),
-        )
+        drawn = lambda start, count, stream, draws=draws: torch.stack([next(draws) for _ in range(count)])  # noqa: E731
+        monkeypatch.setattr(method, "draw", drawn)
         if "binomial" in known:
             monkeypatch.setattr(torch, "rand", lambda *_, **__: torch.tensor(1.0 - next(bernoulli)))
         if f"before{step}" not in known:
@@ -461,9 +456,8 @@ def test_cbp(monkeypatch):
     choose, replaced = method.choose, 0
 
     def chosen_by_both(net, layer, memory, measured):
-        number, readers = (
-            (0, 16) if layer.name == "0" else (1, 4)
-        )  # their utility is a mean over outgoing weights
+        # their utility is a mean over outgoing weights
+        number, readers = (0, 16) if layer.name == "0" else (1, 4)
         ours = choose(net, layer, memory, measured)
         corrected = memory["utility"] / (1 - 0.9 ** memory["age"]) / readers
         if f"corrected{step}.{number}" not in known:
