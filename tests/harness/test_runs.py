@@ -192,9 +192,7 @@ def test_a_damaged_end_of_a_trunk_names_the_trunk(tmp_path):
     [end] = (tmp_path / "trunks").glob("*/checkpoint/end.pt")
     for damage in (lambda: end.write_bytes(end.read_bytes()[:200]), end.unlink):
         damage()
-        with pytest.raises(
-            UserError, match=f"end.pt .*: delete {end.parents[1]} and the same command trains"
-        ):
+        with pytest.raises(UserError, match=f"end.pt .*: delete {end.parents[1]} and the same command"):
             play(open_run(tmp_path, label="none", trunk=trunk))
     shutil.rmtree(end.parents[1])
     play(open_run(tmp_path, label="none", trunk=trunk))

@@ -15,9 +15,8 @@ RUNS = ["-m", "experiment=random_label", "size=smoke", "method=none,fire", "seed
 
 def start(root, *more):
     command = [sys.executable, "vision/train.py", *RUNS, f"run.root={root}", *more]
-    return subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, cwd=ROOT, text=True, start_new_session=True, **streams)
 
 
 def metrics(root):

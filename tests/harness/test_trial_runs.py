@@ -8,6 +8,7 @@ from harness.naming import identity
 from harness.overrides import compose_config
 from harness.trial import part_of, seed_of
 
+TRIALS = [["trial.share=.2", f"trial.repeat={repeat}"] for repeat in (1, 2)]
 EXPERIMENT = {"vision": "fig2a_cifar10_resnet18", "language": "fig3_60k"}
 
 
@@ -18,12 +19,7 @@ def composed(domain, *typed):
 @pytest.mark.parametrize("domain", EXPERIMENT)
 def test_trials_share_the_trunk_of_their_seed_and_are_runs_of_their_own(domain):
     numbers, trunks = [], []
-    for typed in (
-        [],
-        ["trial.share=.2"],
-        ["trial.share=.2", "trial.repeat=1"],
-        ["trial.share=.2", "trial.repeat=2"],
-    ):
+    for typed in ([], *TRIALS, ["trial.share=.2"]):
         cfg = composed(domain, *typed)
         found, trunk = identity(find(domain), cfg, create(**cfg.method))
         numbers.append(found)
@@ -34,10 +30,7 @@ def test_trials_share_the_trunk_of_their_seed_and_are_runs_of_their_own(domain):
 
 
 def test_share_of_the_training_and_seeds_of_the_repeats():
-    plain, first, second = (
-        composed("vision", *typed)
-        for typed in ([], ["trial.share=.2", "trial.repeat=1"], ["trial.share=.2", "trial.repeat=2"])
-    )
+    plain, first, second = (composed("vision", *typed) for typed in ([], *TRIALS))
     assert [part_of(cfg, 50) for cfg in (plain, first)] == [50, 10] and part_of(first, 1) == 1
     assert seed_of(plain, 0) == seed_of(plain, 1) == seed_of(first, 0) == plain.seed
     assert len({seed_of(cfg, 1) for cfg in (plain, first, second)}) == 3

@@ -21,9 +21,8 @@ def test_every_kind_of_trigger_has_its_file_and_its_settings_make_it():
 
 
 def test_a_metric_may_be_recorded_rarely():
-    trigger = RunTrigger(
-        {"name": "plateau", "metric": "loss", "patience": 1, "mode": "min", "min_change": 0, "cooldown": 5}
-    )
+    settings = {"metric": "loss", "patience": 1, "mode": "min", "min_change": 0, "cooldown": 5}
+    trigger = RunTrigger({"name": "plateau", **settings})
     for step in range(300):
         trigger.look(step, {"other": 0.0} | ({"loss": 1.0} if step in (150, 299) else {}))
     assert trigger.cause == "plateau: loss=1 at step 299"

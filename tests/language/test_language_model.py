@@ -27,20 +27,12 @@ def copied_reference(net: Decoder) -> torch.nn.Module:
     import transformers
 
     shape = net.shape
-    reference = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=shape.vocabulary,
-            n_positions=shape.block,
-            n_embd=shape.width,
-            n_layer=shape.layers,
-            n_head=shape.heads,
-            activation_function="gelu",
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            attn_implementation="eager",
-        )
-    )
+    config = transformers.GPT2Config(
+        vocab_size=shape.vocabulary, n_positions=shape.block, n_embd=shape.width, n_layer=shape.layers,
+        n_head=shape.heads, activation_function="gelu", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+        attn_implementation="eager",
+    )  # fmt: skip
+    reference = transformers.GPT2LMHeadModel(config)
     ours = dict(net.named_parameters())
     with torch.no_grad():
         for name, parameter in reference.transformer.named_parameters():

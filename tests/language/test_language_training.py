@@ -67,11 +67,9 @@ def test_windows_grow_at_the_boundary_and_are_evaluated_at_the_length_of_their_p
         start = Decoder(check_settings(cfg)).wpe.weight[16:].detach()
     [trunk] = tmp_path.glob("trunks/*/checkpoint/end.pt")
     run = tmp_path / "fig3_best/smoke/none-phase_1.block=16/seed_1"
-    nets = [
-        torch.load(trunk, weights_only=True)["treatment"]["nets"]["net"],
-        torch.load(run / "checkpoint/final.pt", weights_only=True)["net"],
-    ]
-    beyond = [net["wpe.weight"][16:] for net in nets]
+    middle = torch.load(trunk, weights_only=True)["treatment"]["nets"]["net"]
+    end = torch.load(run / "checkpoint/final.pt", weights_only=True)["net"]
+    beyond = [net["wpe.weight"][16:] for net in (middle, end)]
     assert (beyond[0] / start).std() < 1e-5, "they have only decayed"
     assert (beyond[1] / start).std() > 1e-2
     narrow = metrics_of(tmp_path)
@@ -83,16 +81,9 @@ def test_two_processes_give_the_losses_of_one_with_twice_the_accumulation(tmp_pa
     changes = [*fixed, "method=fire", "accumulation=4", "phase_1.stop_at=8"]
     changes += ["eval_windows=7", "eval_batch_size=1"]  # seven batches of the validation for two processes
     SCRIPT.train(tmp_path / "one", *changes)
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        SCRIPT.path,
-    ]
-    line = [*torchrun, "size=smoke", "device=cpu", f"run.root={tmp_path / 'two'}", *changes]
-    threads = os.environ | {"OMP_NUM_THREADS": "1"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    settings = ["size=smoke", "device=cpu", f"run.root={tmp_path / 'two'}", *changes]
+    line, threads = [*torchrun, SCRIPT.path, *settings], os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, timeout=250, env=threads)
     assert done.returncode == 0, done.stderr[-3000:]
     one, two = metrics_of(tmp_path / "one"), metrics_of(tmp_path / "two")
@@ -109,9 +100,7 @@ def test_processes_that_do_not_divide_the_micro_batches_are_refused():
     world.size, world.rank = 2, 1
     assert list(world.share_of(4)) == [1, 3]
     world.size = 3
-    with pytest.raises(
-        UserError, match="accumulation=4 micro-batches cannot be shared evenly by 3 processes"
-    ):
+    with pytest.raises(UserError, match=r"accumulation=4 .* cannot be shared evenly by 3 processes"):
         world.share_of(4)
 
 

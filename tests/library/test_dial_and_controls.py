@@ -19,11 +19,8 @@ SHAPES = {"tall": (12, 5), "wide": (5, 12), "square": (8, 8), "conv": (6, 4, 3, 
 
 def layer(kind: str, lost: bool = False) -> nn.Module:
     shape = SHAPES[kind]
-    made = (
-        nn.Conv2d(shape[1], shape[0], 3, bias=False)
-        if kind == "conv"
-        else nn.Linear(*shape[::-1], bias=False)
-    )
+    conv = nn.Conv2d(shape[1], shape[0], 3, bias=False)
+    made = conv if kind == "conv" else nn.Linear(*shape[::-1], bias=False)
     with torch.no_grad():
         made.weight.copy_(torch.randn(shape, generator=torch.Generator().manual_seed(3)))
         if lost:

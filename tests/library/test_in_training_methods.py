@@ -116,9 +116,8 @@ def test_no_noise_of_upgd_comes_twice_though_the_state_is_cleared():
 def test_upgd_by_the_corrected_maximum():
     """Weights 2 and -1 with gradients -1 and -1 have the utilities 2 and -1, so U is sigmoid(1) and sigmoid(-1/2)."""
     w = nn.Parameter(torch.tensor([2.0, -1.0]))
-    optimizer = PerturbedDescent(
-        [w], lr=0.5, sigma=0.0, decay=0.9, weight_decay=0.1, adaptive=False, maximum="corrected"
-    )
+    plain = {"sigma": 0.0, "decay": 0.9, "weight_decay": 0.1, "adaptive": False}
+    optimizer = PerturbedDescent([w], lr=0.5, maximum="corrected", **plain)
     w.grad = torch.tensor([-1.0, -1.0])
     optimizer.step()
     free = 1 - torch.sigmoid(torch.tensor([1.0, -0.5]))

@@ -56,27 +56,12 @@ class Spy(lightning.Callback):
         self.weights[trainer.global_step] = copy.deepcopy(pl_module.state_dict())
 
 
-def lightning_run(
-    callback: LightningCallback,
-    folder: Path,
-    epochs: int,
-    resume: str | None = None,
-    others: tuple = (),
-    learning_rate: float = 1e-2,
-    **settings: object,
-) -> tuple[Module, Spy, object]:
+def lightning_run(callback, folder, epochs, resume=None, others=(), learning_rate=1e-2, **settings):
+    """The trained module, the spy and the trainer."""
     module, spy = Module(learning_rate), Spy()
-    trainer = lightning.Trainer(
-        max_epochs=epochs,
-        callbacks=[spy, callback, *others],
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-        enable_checkpointing=False,
-        **settings,
-    )
+    quiet = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
+    settings |= {"default_root_dir": folder, "accelerator": "cpu"} | dict.fromkeys(quiet, False)
+    trainer = lightning.Trainer(max_epochs=epochs, callbacks=[spy, callback, *others], **settings)
     loader = DataLoader(TensorDataset(INPUTS, LABELS), batch_size=8)
     trainer.fit(module, loader, loader, ckpt_path=resume)
     trainer.save_checkpoint(folder / "last.ckpt")
@@ -199,38 +184,21 @@ class Rows(torch.utils.data.Dataset):
         return {"input_ids": tokens, "labels": tokens}
 
 
-def trainer_run(
-    callback: TrainerCallback | list[TrainerCallback],
-    folder: Path,
-    steps: int,
-    resume: bool = False,
-    eval_dataset: object = None,
-    **settings: object,
-) -> tuple[nn.Module, object]:
+def trainer_run(callback, folder, steps, resume=False, **settings):
+    """The trained model and its trainer."""
     config = transformers.GPT2Config(
         vocab_size=32, n_embd=16, n_layer=1, n_head=2, n_positions=8, bos_token_id=0, eos_token_id=0,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
     torch.manual_seed(0)
     arguments = transformers.TrainingArguments(
-        output_dir=str(folder),
-        max_steps=steps,
-        per_device_train_batch_size=4,
-        save_strategy="steps",
-        save_steps=4,
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-        logging_strategy="no",
-        lr_scheduler_type="constant",
-        **settings,
-    )
+        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=4, save_strategy="steps", save_steps=4,
+        report_to=[], disable_tqdm=True, use_cpu=True, logging_strategy="no", lr_scheduler_type="constant", **settings,
+    )  # fmt: skip
+    callbacks, data = callback if isinstance(callback, list) else [callback], Rows()
+    model = transformers.GPT2LMHeadModel(config)
     trainer = transformers.Trainer(
-        transformers.GPT2LMHeadModel(config),
-        arguments,
-        train_dataset=Rows(),
-        eval_dataset=eval_dataset or Rows(),
-        callbacks=callback if isinstance(callback, list) else [callback],
+        model, arguments, train_dataset=data, eval_dataset=data, callbacks=callbacks
     )
     trainer.train(resume_from_checkpoint=resume)
     return trainer.model, trainer

@@ -61,14 +61,10 @@ class Training:
         labels = torch.randint(5, (16,), generator=g)
         self.data = [(inputs[:8], labels[:8]), (inputs[8:], labels[8:])]
         name, usual = CASES[case]
-        self.treatment = attach(
-            create(name, first_phase=first_phase, **{**usual, **settings}),
-            {"net": self.net},
-            {"net": torch.optim.Adam(self.net.parameters(), lr=1e-3)},
-            loss=cross_entropy,
-            batches=self.batches,
-            optimizer_state="clear_changed",
-        )
+        method = create(name, first_phase=first_phase, **{**usual, **settings})
+        adam = torch.optim.Adam(self.net.parameters(), lr=1e-3)
+        given = {"loss": cross_entropy, "batches": self.batches, "optimizer_state": "clear_changed"}
+        self.treatment = attach(method, self.net, adam, **given)
         self.treatment.state.extras["test_inputs"] = lambda count: self.data[0][0]
         self.loading = False
         self.steps, self.tested = 0, []
@@ -106,9 +102,7 @@ class Training:
 
     def everything(self):
         """All numbers of the run: weights, those that were tested, the optimizer's memory, the random stream."""
-        memory = [
-            leaf for leaf in tree_leaves(self.treatment.optimizer.state_dict()) if torch.is_tensor(leaf)
-        ]
+        memory = filter(torch.is_tensor, tree_leaves(self.treatment.optimizer.state_dict()))
         return [self.weights(), *self.tested, *memory, torch.get_rng_state()]
 
     def save(self):

@@ -64,10 +64,10 @@ def score(net):
         return -cross_entropy(net(INPUTS), LABELS).item()
 
 
-def short(methods, net=None, **options):
+def short(methods, net=None, step=step, **options):
     net, optimizer, start = net or make()
     usual = {"batches": DATA, "steps": 12, "repeats": 2, "score": score, "initial": start, "progress": False}
-    return trial(net, optimizer, step, methods=methods, loss=cross_entropy, **{**usual, **options})
+    return trial(net, optimizer, step, methods=methods, **{**usual, "loss": cross_entropy, **options})
 
 
 def bits(value):
@@ -100,10 +100,7 @@ def test_caller_is_untouched_to_the_bit(own_generator):
 
     before = everything()
     methods = ["fire", "full_reset", "redo", "muon", "upgd", "l2_init", "dash"]
-    result = trial(
-        net, optimizer, noisy, batches=loader, steps=12, repeats=2, methods=methods, initial=start,
-        loss=cross_entropy, progress=False,
-    )  # fmt: skip
+    result = short(methods, (net, optimizer, start), step=noisy, batches=loader, score=None)
     assert equal(everything(), before)
     assert result.repeats == 2 and np.isfinite(result.gains("fire")[:, 1:]).all()
 
@@ -115,12 +112,9 @@ def test_branches_share_batches_and_chance_and_repeats_differ():
         seen.append((batch[1].sum().item(), torch.rand(1).item(), random.random(), np.random.rand()))
         return step(net, optimizer, batch)
 
-    net, optimizer, start = make(dropout=0.5)
-    result = trial(
-        net, optimizer, noisy, batches=DATA, steps=12, repeats=2, initial=start, progress=False, score=score,
-        methods={"again": "none", "off": create("shrink_perturb", shrink=0.0), "fire": "fire", "redo": "redo"},
-        loss=cross_entropy,
-    )  # fmt: skip
+    off = create("shrink_perturb", shrink=0.0)
+    methods = {"again": "none", "off": off, "fire": "fire", "redo": "redo"}
+    result = short(methods, make(dropout=0.5), step=noisy)
     parts = [seen[i : i + 12] for i in range(0, len(seen), 12)]
     assert len(parts) == 10
     assert all(part == parts[0] for part in parts[:5]) and all(part == parts[5] for part in parts[5:])
@@ -158,10 +152,8 @@ def test_branch_is_the_loop_of_attach(name):
     result = short([method], batches=lambda repeat: DATA)
     net, optimizer, start = make()
     chance = derive(0, "trial", 0)
-    treatment = attach(
-        create(name, **SOON.get(name, {})), net, optimizer, initial={"net": start}, loss=cross_entropy, seed=chance,
-        batches=lambda: iter([*DATA, *DATA]),
-    )  # fmt: skip
+    given = {"initial": {"net": start}, "loss": cross_entropy, "batches": lambda: iter([*DATA, *DATA])}
+    treatment = attach(create(name, **SOON.get(name, {})), net, optimizer, seed=chance, **given)
     with seeded(chance):
         treatment.boundary(1)
     with seeded(chance):
@@ -198,10 +190,8 @@ def test_several_networks_with_a_follower():
         return loss
 
     methods = ["fire", create("l2_init", coefficient=10.0)]
-    result = trial(
-        nets, optimizers, update, batches=DATA, steps=12, repeats=2, methods=methods, initial=starts,
-        followers={"target": "critics"}, progress=False,
-    )  # fmt: skip
+    how = {"followers": {"target": "critics"}, "score": None, "loss": None}
+    result = short(methods, (nets, optimizers, starts), step=update, **how)
     assert first[::12] == [False, True, False] * 2  # only fire treats, and the target follows
     assert equal(bits([net.state_dict() for net in nets.values()]), before)
     assert result.gains("l2_init")[:, -1].all()

@@ -64,15 +64,8 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (installed / name).exists():
             (site / name).symlink_to(installed / name)
     # pip sees its own environment too, where the same version may be installed as a link to this folder
-    pip(
-        "--python",
-        folder / "empty/bin/python",
-        "install",
-        "--ignore-installed",
-        "--no-deps",
-        "--no-index",
-        wheel,
-    )
+    alone = "install --ignore-installed --no-deps --no-index".split()  # noqa: SIM905
+    pip("--python", folder / "empty/bin/python", *alone, wheel)
     return site
 
 

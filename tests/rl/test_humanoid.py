@@ -110,9 +110,8 @@ def test_reward_terms_on_hand_made_states():
     assert reward_terms(walk, 1.7, -1.0, calm, still)["upright"] == 0.0
     forces = np.zeros(19)
     forces[0], forces[1] = 5.0, 40.0
-    assert reward_terms(walk, 1.7, 1.0, forces, still)["small_control"] == pytest.approx(
-        (4 + (17 + 0.75) / 19) / 5
-    )
+    by_hand = (4 + (17 + 0.75) / 19) / 5
+    assert reward_terms(walk, 1.7, 1.0, forces, still)["small_control"] == pytest.approx(by_hand)
     assert reward_terms(walk, 1.7, 1.0, np.full(19, 99.0), still)["small_control"] == pytest.approx(0.8)
     drifting = reward_terms(balance, 2.1, 1.0, calm, np.array([2.0, 0.0, 5.0]))
     assert drifting["still"] == pytest.approx((0.1 + 1) / 2)

@@ -92,9 +92,8 @@ def test_a_stack_is_killed_stops_resumes_and_has_the_folders_of_single_runs(tmp_
     stack, single = tmp_path / "stack", tmp_path / "single"
     ends = [(killed("step >= 80"), 9), (STOPPED, 75), ("", 0)]
     for before, expected in ends:
-        code, said = script.run(
-            [*sweep, "stack=2", "workers=true", f"run.root={stack}"], IN_THIS_PROCESS + before
-        )
+        line = [*sweep, "stack=2", "workers=true", f"run.root={stack}"]
+        code, said = script.run(line, IN_THIS_PROCESS + before)
         assert code == expected and "Traceback" not in said, said
     assert said.endswith("sweep: 2 of 2 done\n")
     code, said = script.run([*sweep, f"run.root={single}"], IN_THIS_PROCESS)
@@ -137,9 +136,8 @@ def test_a_worker_hands_on_errors_and_what_was_printed_and_says_when_it_has_ende
     with pytest.raises(ValueError, match="cannot reshape") as caught:
         task.step([0.0])
     assert "In the worker process" in caught.value.__notes__[0]
-    os.kill(
-        task._process.pid, signal.SIGTERM
-    )  # which batch systems send to all processes: the run saves first
+    # batch systems send it to all processes: the run saves first
+    os.kill(task._process.pid, signal.SIGTERM)
     assert task.state_dict()["seed"] == 0
     os.kill(task._process.pid, signal.SIGKILL)
     with pytest.raises(UserError, match=r"Task\('Hopper-v5',\) has ended with exit code -9"):
