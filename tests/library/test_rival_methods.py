@@ -191,6 +191,19 @@ def test_redo_recycles_the_dormant_unit_and_clears_its_moments():
         assert (moments[net[0].bias][key] > 0).tolist() == [True, False, True]
 
 
+def test_redo_by_steps_and_with_initial_weights():
+    net = tiny()
+    state = state_of(net)
+    net[0].weight.data[1] = -1.0  # silent on X
+    method = create("redo", threshold=0.0, every_steps=2, fresh="initial")
+    method.after_step(state), method.after_pass(state)
+    assert net[0].weight[1].tolist() == [-1.0, -1.0]
+    before = net(X)
+    method.after_step(state)
+    assert net[0].weight[1].tolist() == [0.0, 1.0] and net[2].weight[0, 1] == 0.0
+    assert torch.equal(net(X), before)  # a dead unit's replacement cannot be heard
+
+
 def test_snr_thresholds_are_percentiles_of_a_units_own_silences():
     method = create("snr", percentile=0.8, longest=8)
     histogram = torch.zeros(3, 9, dtype=torch.int32)
