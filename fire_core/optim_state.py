@@ -257,14 +257,15 @@ def _is_number(value: Any) -> bool:
 def _forget(part: Any, starts: list[Any], everything: bool, chosen: Mapping[int, Tensor]) -> set[int]:
     """Clear the memory of one optimizer, and return the identities of the parameters whose state is dropped."""
     memory, dropped = _memory(part.__class__), set()
-    counting = [owner for owner, _, _ in starts]
-    together = isinstance(part, LBFGS) or any(owner is vars(part) for owner in counting)
+    counting = {id(owner) for owner, _, _ in starts}
+    shared = [key for key in part.state if not isinstance(key, Tensor)]  # k of MADGRAD
+    together = shared or isinstance(part, LBFGS) or id(vars(part)) in counting
     touched = [any(id(p) in chosen for p in group["params"]) for group in part.param_groups]
-    everything = everything or (together and any(touched))
-    for group, changed in zip(part.param_groups, touched, strict=True):
-        whole = everything or (changed and any(owner is group for owner in counting))
+    everything = everything or (bool(together) and any(touched))
+    whole = [everything or (changed and id(g) in counting) for g, changed in zip(part.param_groups, touched)]
+    for group, forgets_all in zip(part.param_groups, whole, strict=True):
         for parameter in group["params"]:
-            if parameter in part.state and (whole or id(parameter) in chosen):
+            if parameter in part.state and (forgets_all or id(parameter) in chosen):
                 entry = part.state.pop(parameter)
                 for key, value in _tensors(entry):
                     if key in memory.kept - memory.copies:
@@ -272,15 +273,14 @@ def _forget(part: Any, starts: list[Any], everything: bool, chosen: Mapping[int,
                 if kept := {key: value for key, value in entry.items() if key in memory.kept}:
                     part.state[parameter] = kept
                 dropped.add(id(parameter))
-        for owner, key, first in starts if whole else ():
-            if owner is group and first is None:
-                del group[key]
-            elif owner is group:
-                group[key] = first
-    if everything:
-        vars(part).update({key: first for owner, key, first in starts if owner is vars(part)})
-        for key in [key for key in part.state if not isinstance(key, Tensor)]:
-            del part.state[key]
+    restarting = {id(group) for group, forgets_all in zip(part.param_groups, whole) if forgets_all}
+    for owner, key, first in starts:
+        if (everything or id(owner) in restarting) and first is None:
+            del owner[key]
+        elif everything or id(owner) in restarting:
+            owner[key] = first
+    for key in shared if everything else ():
+        del part.state[key]
     return dropped
 
 

@@ -26,8 +26,7 @@ def targets_of(
     weights in the file, such as averages.
 
     Args:
-        targets: as for `find_targets`. "head" and "no_head" need an output layer that is known by the model, or by its
-            name (`fire_core.targets.walk.heads_by_name`).
+        targets: as for `find_targets`. "head" and "no_head" need a model, or an output layer that is tied to an embedding.
         model: "package.module:callable", called without arguments, which returns the module, on the meta device.
     Raises: UserError if the model cannot be built or does not fit the file, and as `find_targets` does.
     """

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from fire_core.errors import UserError
 from fire_core.passes import call, in_mode
-from fire_core.targets.trace import Source, Trace, core, is_mixed
+from fire_core.targets.labels import core, is_mixed
+from fire_core.targets.trace import Source, Trace
 from fire_core.units import Recorder, UnitLayer, find_unit_layers
 
 THRESHOLD = 0.025
@@ -88,9 +89,9 @@ def dormancy_of(
 
     def counts(number: int) -> bool:
         group = trace.groups[number]
-        return group.active and trace.products[group.place].counted
+        return group.active and counted(trace.products[group.place].owner)
 
-    trace = Trace(note, counted)
+    trace = Trace(note)
     output = trace.run(net, inputs)
     for tensor, source in trace.sources(output) if not scores else ():
         note(tensor, source)
@@ -135,18 +136,11 @@ def dormancy(
             why = "; ".join(f"{name} {reason}" for name, reason in list(reasons.items())[:4])
             raise UserError(f"{type(net).__name__} has no hidden units that can be told apart: {why}")
     totals: dict[str, Tensor] = {}
-    recorder = Recorder(net, layers, _magnitude, always=True)
+    recorder = Recorder(net, layers, lambda units: units.float().abs().sum(dim=0), always=True)
     with in_mode(net, training=False), torch.no_grad(), recorder:
         for inputs in batches:
             recorder.values = {}
             call(net, inputs)
             for name, value in recorder.values.items():
                 totals[name] = totals[name] + value if name in totals else value
-    scores = {name: total[:-1] / total[-1] for name, total in totals.items()}
-    return {name: relative_to_layer(score) for name, score in scores.items()}
-
-
-def _magnitude(activations: Tensor) -> Tensor:
-    """Return the sum of |activation| of each unit, with the number of samples as the last entry, (units + 1,)."""
-    sums = activations.float().abs().sum(dim=0)
-    return torch.cat([sums, sums.new_full((1,), len(activations))])
+    return {name: relative_to_layer(total) for name, total in totals.items()}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fire_core.errors import UserError, check_choice, check_range
 from fire_core.methods.method import FIXTURE, Method, register
 from fire_core.state import State
-from fire_core.targets.trace import NORMS
+from fire_core.targets.layers import is_norm
 
 LARGEST_GRAM = 16384
 
@@ -89,7 +89,7 @@ class Parseval(Method):
 
     def _gains(self, net: nn.Module) -> list[Tensor]:
         """Return the gains of the norm layers, once each."""
-        norms = (m for m in net.modules() if isinstance(m, NORMS) or getattr(m, "is_norm", False))
+        norms = (m for m in net.modules() if is_norm(m))
         gains = (getattr(m, "weight", None) for m in norms)
         return list({id(gain): gain for gain in gains if isinstance(gain, nn.Parameter)}.values())
 

@@ -83,7 +83,7 @@ def _parts(trace: Trace, weights: list[nn.Parameter]) -> dict[int, Parts]:
             uses[root(row)].add((use.kind, use.number, use.factor))
     parts: dict[int, Parts] = {}
     for number, weight in enumerate(weights):
-        of = [frozenset(uses.get(root((number << 32) + row), ())) for row in range(len(weight))]
+        of = [frozenset(uses.get(root(trace.starts[number] + row), ())) for row in range(len(weight))]
         names = {each: _role(each, trace.softened) for each in of}
         if not all(names.values()):
             names = {each: f"part {i}" for i, each in enumerate(names)}

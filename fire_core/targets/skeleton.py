@@ -14,13 +14,15 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from fire_core.targets.walk import heads_by_name
-
 TABLES = re.compile(
     r"emb|code_?book|vocab|look_?up|dictionary|word_?vec"  # anywhere in the path
     r"|(?:^|\.)(?:wte|wpe|tok|tokens?|pos|positions?|table|shared|relative_attention_bias)\.weight$"
 )
 NO_TABLES = re.compile("ensembl|assembl|member|embed_out")  # the last is the output layer of GPT-NeoX
+# output layers have as many rows as a vocabulary, too
+OUTPUTS = re.compile(
+    r"(?:^|\.)(?:lm_head|embed_out|output_projection|head|head_dist|classifier|score|qa_outputs)(?:\.(?:\d+|fc))?\.weight$"
+)
 TALL = 8  # times as many rows as columns: wider than the feed-forward layers of common models
 EITHER_WAY = ("c_fc", "c_proj")
 CONVOLUTIONS: dict[int, type[nn.Module]] = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
@@ -76,9 +78,7 @@ def _tables(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     # a stack of tables, unlike the convolution of a "patch_embed.proj", is itself named like one
     stacks = [n for n, t in tensors.items() if t.dim() == 3 and n.endswith(".weight")]
     named |= {n for n in stacks if TABLES.search(".".join(n.lower().split(".")[-2:]))}
-    layers = [n.removesuffix(".weight") for n in flat if n not in named]
-    heads = {f"{path}.weight" for path in heads_by_name(layers)}
-    heads |= {f"{path}.weight" for path in layers if f"{path}.bias" in tensors}
+    heads = {n for n in flat if OUTPUTS.search(n) or n.removesuffix("weight") + "bias" in tensors} - named
     inputs = {tensor.shape[1] for tensor in tensors.values() if tensor.dim() > 1}
     sizes = {tensors[name].shape[-2] for name in named | heads} - inputs
     found = dict.fromkeys(named, "named like a table that is looked up, or near one")

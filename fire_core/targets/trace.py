@@ -13,38 +13,41 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import batchnorm, instancenorm
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fire_core.passes import call
-
-NORMS = (
-    *(batchnorm._BatchNorm, instancenorm._InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm),
-    nn.LocalResponseNorm,
+from fire_core.targets.labels import (
+    MIXED,
+    OUTSIDE,
+    compact,
+    constant,
+    core,
+    counted_from,
+    is_mixed,
+    same_units,
+    through_any,
+    through_view,
 )
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-WITH_ADDEND = {"addmm", "baddbmm", "addmv"}
-PRODUCTS = {"mm", "bmm", "mv", "dot", "convolution", *WITH_ADDEND}
-LOOK_UPS = {"embedding", "_embedding_bag"}
-RECURRENT = ("lstm", "gru", "rnn", "mkldnn_rnn", "_thnn")
-ATTENTION = ("_scaled_dot_product", "_flash_attention", "_efficient_attention")
-RESHAPES = {"view", "_unsafe_view", "_reshape_alias"}
-COPIES = {"_to_copy", "clone", "copy"}
-# elementwise operations that PyTorch does not mark as such
-UNMARKED = {"hardswish", "_prelu_kernel", "log_sigmoid_forward", "rrelu_with_noise", *COPIES}
-SUMS = {"sum", "mean", "cumsum"}
-FACTORS = {"mul", "div", "addcmul", "addcdiv"}
-OUTSIDE, MIXED = (
-    -1,
-    -2,
-)  # labels of entries that come from nothing that is followed, and of those that mix labels
+from fire_core.targets.layers import channel_dims, is_layer, is_norm
+from fire_core.targets.operations import (
+    ATTENTION,
+    FACTORS,
+    LOOK_UPS,
+    PRODUCTS,
+    SUMS,
+    WITH_ADDEND,
+    Operation,
+    is_affine,
+    tensors_in,
+)
 
 
 class Group(NamedTuple):
@@ -58,18 +61,22 @@ class Group(NamedTuple):
 
 
 class Product(NamedTuple):
-    """A product with weights. module: name of its Linear, convolution or stack, if it is in one."""
+    """A product with weights.
+
+    module: name of its Linear, convolution or stack, if it is in one. owner: the latest module with weights. units: their
+    number.
+    """
 
     module: str | None
+    owner: nn.Module | None
     units: int
-    counted: bool
 
 
 @dataclass(frozen=True)
 class Source:
     """Where the entries of a tensor come from.
 
-    units: label of each entry, None if no entry has a unit. rows: likewise, weight << 32 | row. lost: groups that are mixed
+    units: label of each entry, None if no entry has a unit. rows: likewise, numbers of rows. lost: groups that are mixed
     in entries without a label -> the operation that mixed them. gates: places of products that were multiplied with the
     labelled ones. weights: those whose outputs reach the tensor without another product with weights. scores: number of
     the product of two activations that it is. discrete: whether only integers of the input, as masks are, reach it.
@@ -84,6 +91,9 @@ class Source:
     scores: int | None = None
     discrete: bool = False
     is_weight: bool = False
+
+
+Known = list[tuple[Tensor, Source]]
 
 
 class Read(NamedTuple):
@@ -107,44 +117,25 @@ class Use(NamedTuple):
     rows: Tensor
 
 
-class Operation(NamedTuple):
-    """One call of a function of PyTorch."""
-
-    function: Any
-    name: str
-    args: Any
-    kwargs: Any
-
-    def again(self, of: Callable[[Tensor], Tensor]) -> list[Any]:
-        """Return the results for other tensors."""
-        args, kwargs = (tree_map_only(Tensor, of, each) for each in (self.args, self.kwargs))
-        return tree_leaves(self.function(*args, **kwargs))
-
-
-Known = list[tuple[Tensor, Source]]
-
-
 class Trace(TorchDispatchMode):
     """Context that follows the units of what depends on the input, and the rows of `weights`, without gradients.
 
     Args:
         on_read: called with each tensor that a product reads, its source, and the name of the reading module, if any.
-        counted: function of the module that runs; if it returns False, its units are marked as not counted.
     Attributes:
-        groups, products, reads, uses: in order of execution. sums: pairs of rows that are added. troubles: place -> why its
-        units have no owner. unclear: weight -> what its rows cannot be followed through. heard: weights whose outputs
-        another one reads. softened: numbers of products that a softmax follows. channels: norm -> label of each of its
-        channels.
+        groups, products, reads, uses: in order of execution. starts: number of the first row of each weight; rows are
+        counted over all weights. sums: pairs of rows that are added. troubles: place -> why its units have no owner.
+        unclear: weight -> what its rows cannot be followed through. heard: weights whose outputs another one reads.
+        softened: numbers of products that a softmax follows. channels: norm -> label of each of its channels.
     """
 
     def __init__(
         self,
         on_read: Callable[[Tensor, Source, str | None], None] = lambda tensor, source, module: None,
-        counted: Callable[[nn.Module | None], bool] = lambda module: True,
         weights: Iterable[Tensor] = (),
     ) -> None:
         super().__init__()
-        self.on_read, self.counted = on_read, counted
+        self.on_read = on_read
         self.groups: list[Group] = []
         self.products: list[Product] = []
         self.reads: list[Read] = []
@@ -160,15 +151,17 @@ class Trace(TorchDispatchMode):
         self._running: list[str] = []
         self._latest: nn.Module | None = None
         self._affine: dict[Any, bool] = {}
+        weights = list(weights)
+        self.starts = list(accumulate((len(weight) for weight in weights), initial=0))
         for number, weight in enumerate(weights):
-            rows = _labels(number, len(weight), weight).view(-1, *[1] * (weight.ndim - 1))
+            rows = counted_from(self.starts[number], len(weight), weight).view(-1, *[1] * (weight.ndim - 1))
             own = frozenset([number])
             self._sources[weight] = Source(rows=rows.expand(weight.shape), weights=own, is_weight=True)
 
     def run(self, net: nn.Module, inputs: Any) -> Any:
         """Run `inputs` through `net` in its present mode and return the output."""
         inputs = tree_map_only(Tensor, Tensor.detach, inputs)
-        for leaf in _tensors(inputs):
+        for leaf in tensors_in(inputs):
             self._sources[leaf] = Source(discrete=not leaf.is_floating_point())
         with ExitStack() as hooks:
             for name, module in net.named_modules():
@@ -179,7 +172,7 @@ class Trace(TorchDispatchMode):
 
     def sources(self, output: Any) -> Known:
         """Return the tensors in an output that depend on the inputs or on weights, with their sources."""
-        found = [(leaf, self._sources.get(leaf)) for leaf in _tensors(output)]
+        found = [(leaf, self._sources.get(leaf)) for leaf in tensors_in(output)]
         return [(leaf, source) for leaf, source in found if source is not None]
 
     def groups_in(self, source: Source) -> set[int]:
@@ -192,7 +185,7 @@ class Trace(TorchDispatchMode):
 
     def _watch(self, name: str, module: nn.Module) -> Iterator[Any]:
         has_weight = any(p is not None and p.ndim > 1 for p in module._parameters.values())
-        layer, norm = is_layer(module), isinstance(module, NORMS) or getattr(module, "is_norm", False)
+        layer, norm = is_layer(module), is_norm(module)
 
         def enter(module: nn.Module, arguments: Any) -> None:
             self._latest = module if has_weight else self._latest
@@ -203,7 +196,7 @@ class Trace(TorchDispatchMode):
             if layer:
                 self._running.pop()
             for leaf, source in self.sources(output) if norm else ():
-                channels = constant(source.units, _channels(module, leaf))
+                channels = constant(source.units, channel_dims(module, leaf))
                 if channels is not None:
                     self.channels[name] = channels.flatten()
 
@@ -226,32 +219,36 @@ class Trace(TorchDispatchMode):
             self._product(name, args, result)
         elif not known:
             pass
-        elif name.startswith((*ATTENTION, *RECURRENT)):
-            self._mix(name, args, known, result)
+        elif name.startswith(ATTENTION):
+            self._attend(operation, known, result)
         elif all(source.units is None and source.rows is None for _, source in known):
             self._set(result, _joined(known))
-        elif function.is_view or name in ("_unsafe_view", "unsafe_split", "unsafe_chunk"):
+        elif operation.is_view:
             self._view(operation, result)
-        elif torch.Tag.pointwise in function.tags or name in UNMARKED:
+        elif operation.is_elementwise:
             self._elementwise(operation, known, result)
-        elif outputs := _tensors(result):
+        elif outputs := tensors_in(result):
             self._other(operation, known, outputs)
         if name == "copy" and known and result._is_view():
             self._write_part(result._base, result)
         return result
 
     def _set(self, result: Any, source: Source) -> None:
-        for leaf in _tensors(result):
+        for leaf in tensors_in(result):
             self._sources[leaf] = source
 
     def _write_part(self, whole: Tensor, part: Tensor) -> None:
         """Note that `part`, a view of `whole`, was written: what is in `whole` is not followed any more."""
-        written = [(each, source) for each in (whole, part) if (source := self._sources.get(each))]
+        written = self.sources((whole, part))
         for _, source in written:
             self._lose("a write into a part", source.rows)
         lost = {n: "a write into a part" for _, source in written for n in self.groups_in(source)}
         joined = _joined(written)
         self._sources[whole] = replace(joined, lost=lost | joined.lost)
+
+    def _read(self, operation: str, tensor: Tensor, source: Source, module: str | None, columns: Any) -> None:
+        self.reads.append(Read(module, operation, source, columns))
+        self.on_read(tensor, source, module)
 
     def _product(self, name: str, args: Any, result: Tensor) -> None:
         """Note what a product reads, and label its results where one operand is an activation and the other a weight."""
@@ -276,8 +273,7 @@ class Trace(TorchDispatchMode):
 
         for factor, source in reads:
             tensor, reader = operands[factor], module if len(reads) == 1 else None
-            self.reads.append(Read(reader, name, source, constant(source.units, along(tensor))))
-            self.on_read(tensor, source, reader)
+            self._read(name, tensor, source, reader, constant(source.units, along(tensor)))
             scores = next((s.scores for _, s in reads if s is not source and s.scores is not None), None)
             if weight is None:
                 self._use("product" if scores is None else "values", factor, source.rows, scores)
@@ -287,7 +283,9 @@ class Trace(TorchDispatchMode):
         shape = [1] * result.ndim
         for dim in along(result):
             shape[dim] = result.shape[dim]
-        number = self._new_group(module, prod(shape), active=False)
+        number = len(self.groups)
+        self.groups.append(Group(len(self.products), active=False))
+        self.products.append(Product(module, self._latest, prod(shape)))
         rows, weights = None, heard
         if weight is not None:
             self.heard |= heard
@@ -302,36 +300,22 @@ class Trace(TorchDispatchMode):
                     self._lose("a depthwise convolution", reads[0][1].rows)
         fits = rows is not None and rows.numel() == prod(shape)
         rows = rows.reshape(shape).expand(result.shape) if rows is not None and fits else None
-        units = _labels(number, prod(shape), result).view(shape).expand(result.shape)
+        units = counted_from(number << 32, prod(shape), result).view(shape).expand(result.shape)
         self._set(result, Source(units, rows, weights=weights))
 
-    def _mix(self, name: str, args: Any, known: Known, result: Any) -> None:
-        """Note what attention and recurrent layers read. The units of a recurrent layer are lost."""
+    def _attend(self, operation: Operation, known: Known, result: Any) -> None:
+        """Note what attention reads."""
         for tensor, source in known:
-            self.reads.append(Read(None, name, source, None))
-            self.on_read(tensor, source, None)
-        weights, lost = _joined(known).weights, {}
-        if name.startswith(RECURRENT):
-            self.heard |= weights
-            weights = _joined([each for each in self.sources(args) if each[1].is_weight]).weights
-            lost = {self._new_group(None, 0, active=True): name}
-        else:
-            for factor, tensor in enumerate(args[:3]):
-                self._use("attention", factor, self._sources.get(tensor, Source()).rows)
-        self._set(result, Source(lost=lost, weights=weights))
+            self._read(operation.name, tensor, source, None, None)
+        for factor, tensor in enumerate(operation.args[:3]):
+            self._use("attention", factor, self._sources.get(tensor, Source()).rows)
+        self._set(result, Source(weights=_joined(known).weights))
 
     def _view(self, operation: Operation, result: Any) -> None:
-        source, parts = self._sources[operation.args[0]], _tensors(result)
-
-        def moved(labels: Tensor | None) -> list[Any]:
-            if labels is None:
-                return [None] * len(parts)
-            if operation.name in RESHAPES:
-                return [compact(labels.reshape(result.shape))]
-            return [compact(each) for each in operation.again(lambda x: labels)]
-
+        source, parts = self._sources[operation.args[0]], tensors_in(result)
         try:
-            for part, units, rows in zip(parts, moved(source.units), moved(source.rows), strict=True):
+            labels = [through_view(operation, own, parts) for own in (source.units, source.rows)]
+            for part, units, rows in zip(parts, *labels, strict=True):
                 self._sources[part] = replace(source, units=units, rows=rows)
         except RuntimeError:  # a view of complex numbers, or by strides
             self._lose(operation.name, source.rows)
@@ -339,11 +323,11 @@ class Trace(TorchDispatchMode):
             self._set(result, replace(source, units=None, rows=None, lost=lost, gates=frozenset()))
 
     def _elementwise(self, operation: Operation, known: Known, result: Any) -> None:
-        shape = tree_leaves(result)[0].shape
+        shape = tensors_in(result)[0].shape
         source = replace(_joined(known), rows=self._rows_met(operation.name, known, shape))
         if any(each.units is not None for _, each in known):
             source = self._units_met(operation.name, known, shape, source)
-            if operation.name not in COPIES and not self._is_affine(operation):
+            if not self._is_affine(operation):
                 source = self._activated(source)
         self._set(result, source)
 
@@ -359,7 +343,8 @@ class Trace(TorchDispatchMode):
                 self._use("gate", 1, b[differ])
                 return None
             if differ.any():
-                self.sums.append(torch.stack((a[differ], b[differ])).unique(dim=1))
+                pairs = (a[differ] << 32 | b[differ]).unique()  # much faster than of two columns
+                self.sums.append(torch.stack((pairs >> 32, pairs & 2**32 - 1)))
             rows = torch.where(a < 0, b, a).expand(shape)
         return rows
 
@@ -382,7 +367,7 @@ class Trace(TorchDispatchMode):
             elif other is not chosen:
                 theirs, their_groups = other.units.expand(shape), self.groups_in(other)
                 others, gates = self.places(their_groups), gates | other.gates
-                aligned = tensor.shape == shape and _same_units(theirs, units)
+                aligned = tensor.shape == shape and same_units(theirs, units)
                 if others != places and name == "mul" and aligned:
                     gates |= others - places
                 elif others != places or (their_groups != groups and not aligned):
@@ -391,12 +376,6 @@ class Trace(TorchDispatchMode):
                 if (core(units) < 0).any():
                     units = compact(torch.where(units < 0, theirs, units))
         return replace(rest, units=units, lost=chosen.lost, gates=gates)
-
-    def _new_group(self, module: str | None, units: int, active: bool) -> int:
-        """Start the units of a product, and return the number of their group."""
-        self.products.append(Product(module, units, self.counted(self._latest)))
-        self.groups.append(Group(len(self.products) - 1, active))
-        return len(self.groups) - 1
 
     def _activated(self, source: Source) -> Source:
         """Give new labels to the units that are not active yet."""
@@ -411,6 +390,8 @@ class Trace(TorchDispatchMode):
     def _other(self, operation: Operation, known: Known, outputs: list[Tensor]) -> None:
         """Follow labels through an operation that is neither elementwise nor a view."""
         name, joined = operation.name, _joined(known)
+        if not joined.is_weight and len(self.sources((operation.args, operation.kwargs))) > len(known):
+            self.heard |= joined.weights  # a recurrent layer
         all_units, all_rows = (self._moved(operation, outputs, kind) for kind in ("units", "rows"))
         smaller = outputs[0].numel() < max(x.numel() for x, _ in known)
         statistic = smaller and "pool" not in name and not operation.function._schema.is_mutable
@@ -433,14 +414,10 @@ class Trace(TorchDispatchMode):
             self._sources[output] = self._activated(source) if active else source
 
     def _moved(self, operation: Operation, outputs: list[Tensor], kind: str) -> list[Tensor | None]:
-        """Return the labels of the results: run the operation on numbers r and s of the labels, and look up the ratio r/s.
-
-        r rises and s falls with a random number u of each label, so the ratio is that of one label where an entry is a
-        sum, mean or maximum of entries of one unit, and of no label, but for a chance of 1e-10 for each, elsewhere.
-        """
-        function, name, args, kwargs = operation
+        """Return the labels of the results, of `kind` "units" or "rows"."""
+        function, name, args, _ = operation
         nothing: list[Tensor | None] = [None] * len(outputs)
-        present = [own for _, s in self.sources((args, kwargs)) if (own := getattr(s, kind)) is not None]
+        present = [own for _, s in self.sources(operation.inputs) if (own := getattr(s, kind)) is not None]
         if not present:
             return nothing
         if name == "glu":
@@ -453,74 +430,24 @@ class Trace(TorchDispatchMode):
             return [present[0], *nothing[1:]]
         if function._schema.is_mutable:  # running it again must not write
             return nothing
-        others = torch.cat([present[0].new_full((1,), value) for value in (MIXED, OUTSIDE)])
-        labels = torch.cat([others, *(core(own).flatten() for own in present)]).unique()
-        draw = torch.Generator().manual_seed(0)
-        u = torch.rand(len(labels), generator=draw, dtype=torch.float64).to(labels.device)
-        values, order = u.sort()
 
-        def numbers(slope: float, start: float) -> list[Any]:
-            def of(leaf: Tensor) -> Tensor:
-                source = self._sources.get(leaf, Source())
-                missing = others[int(kind == "rows" or not source.lost)].expand(leaf.shape)
-                own = getattr(source, kind) if getattr(source, kind) is not None else missing
-                number = u[torch.searchsorted(labels, core(own).contiguous())]
-                return (start + slope * number).expand(leaf.shape) if leaf.is_floating_point() else leaf
+        def labels_of(leaf: Tensor) -> Tensor:
+            source = self._sources.get(leaf, Source())
+            own = getattr(source, kind)
+            missing = MIXED if kind == "units" and source.lost else OUTSIDE
+            return present[0].new_tensor(missing).expand(leaf.shape) if own is None else own
 
-            return operation.again(of)
-
-        def label(rising: Tensor, falling: Tensor) -> Tensor | None:
-            ratio = rising / falling
-            found = ((2 * ratio - 1) / (1 + ratio)).contiguous()  # (1 + u) / (2 - u) = ratio
-            above = torch.searchsorted(values, found).clamp_max(len(u) - 1)
-            near = torch.where((values[above] - found).abs() < 1e-10, above, (above - 1).clamp_min(0))
-            known = labels[order[near]].where((values[near] - found).abs() < 1e-10, MIXED)
-            return compact(known.where((rising != 0) | (falling != 0), OUTSIDE))  # padding
-
-        try:
-            pairs = zip(numbers(1.0, 1.0), numbers(-1.0, 2.0), strict=True)
-            return [label(r, s) if r.is_floating_point() else None for r, s in pairs]
-        except (RuntimeError, TypeError, ValueError):
-            return nothing
+        return through_any(operation, outputs, labels_of)
 
     def _is_affine(self, operation: Operation) -> bool:
-        """Return whether an elementwise function is affine in its arguments with units, jointly, at 64 random points."""
-        leaves = tree_leaves((operation.args, operation.kwargs))
-        key = (operation.function, *(self._kind(leaf) for leaf in leaves))
-        if key not in self._affine:
-            self._affine[key] = all(self._affine_at(operation, scale) for scale in (3.0, 30.0))
+        def varies(leaf: Tensor) -> bool:
+            return self._sources.get(leaf, Source()).units is not None
+
+        # what decides: the function, the constants among its arguments, and which tensors vary
+        text = str(tree_map_only(Tensor, varies, (operation.args, operation.kwargs)))
+        if (key := (operation.function, text)) not in self._affine:
+            self._affine[key] = is_affine(operation, varies)
         return self._affine[key]
-
-    def _kind(self, leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf if isinstance(leaf, int | float | bool | str | None) else str(leaf)
-        return "units" if self._sources.get(leaf, Source()).units is not None else "tensor"
-
-    def _affine_at(self, operation: Operation, scale: float) -> bool:
-        draw = torch.Generator().manual_seed(0)
-        ends: dict[int, Tensor] = {}
-        for leaf in _tensors((operation.args, operation.kwargs)):
-            if self._kind(leaf) == "units":
-                ends[id(leaf)] = scale * (2 * torch.rand(2, 64, generator=draw, dtype=torch.float64) - 1)
-
-        def at(share: float) -> Tensor:
-            def of(leaf: Tensor) -> Tensor:
-                if id(leaf) in ends:
-                    start, end = ends[id(leaf)]
-                    x = torch.lerp(start, end, share).to(leaf.device)
-                    return x > 0 if leaf.dtype == torch.bool else x
-                leaf = leaf.double() if leaf.is_floating_point() else leaf
-                return leaf.flatten()[:1].expand(64).clone() if leaf.numel() else leaf
-
-            with torch.random.fork_rng(devices=[]):
-                return operation.again(of)[0].double()
-
-        try:
-            middle, mean = at(0.5), (at(0.0) + at(1.0)) / 2
-            largest = mean.nan_to_num(0.0, 0.0, 0.0).abs().max()
-            return torch.allclose(middle, mean, rtol=0.0, atol=5e-3 * float(largest), equal_nan=True)
-        except (RuntimeError, TypeError, ValueError):  # it takes no such numbers
-            return False
 
     def _trouble(self, places: set[int], why: str) -> None:
         for place in places:
@@ -532,23 +459,10 @@ class Trace(TorchDispatchMode):
             self.uses.append(Use(kind, number, factor, core(rows).unique()))
 
     def _lose(self, name: str, rows: Tensor | None) -> None:
-        for weight in () if rows is None else (core(rows) >> 32).unique().tolist():
-            if weight >= 0:
-                self.unclear[weight] = f"its rows cannot be followed through {name}"
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def _device(tensor: Tensor) -> torch.device:
-    """Return the device of a tensor's labels."""
-    return torch.device("cpu") if tensor.is_meta else tensor.device
-
-
-def _labels(number: int, size: int, tensor: Tensor) -> Tensor:
-    """Return the labels of the units of a group, or of the rows of a weight."""
-    return torch.arange(size, device=_device(tensor)) + (number << 32)
+        if rows is not None:
+            found = core(rows)[core(rows) >= 0].unique()
+            weights = torch.bucketize(found, found.new_tensor(self.starts), right=True).unique() - 1
+            self.unclear |= dict.fromkeys(weights.tolist(), f"its rows cannot be followed through {name}")
 
 
 def _joined(known: Known) -> Source:
@@ -562,51 +476,3 @@ def _joined(known: Known) -> Source:
         discrete=all(source.discrete for source in sources),
         is_weight=all(source.is_weight for source in sources),
     )
-
-
-def core(labels: Tensor) -> Tensor:
-    """Return labels without the repetitions along expanded dimensions, which keep size 1."""
-    return labels[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in labels.stride())]
-
-
-def compact(labels: Tensor) -> Tensor:
-    """Return labels with expanded dimensions wherever they do not depend on a dimension."""
-    small = core(labels)
-    for dim in range(small.ndim):
-        if small.shape[dim] > 1 and (small == small.narrow(dim, 0, 1)).all():
-            small = small.narrow(dim, 0, 1)
-    return small.expand(labels.shape)
-
-
-def constant(labels: Tensor | None, dims: list[int]) -> Tensor | None:
-    """Return labels (sizes of `dims`) that do not depend on the other dimensions; None if they do."""
-    if labels is None:
-        return None
-    moved = core(labels).movedim(dims, list(range(len(dims)))).flatten(len(dims))
-    alike = bool((moved == moved[..., :1]).all())
-    return moved[..., 0].expand([labels.shape[dim] for dim in dims]) if alike else None
-
-
-def is_mixed(labels: Tensor | None) -> bool:
-    """Return whether entries mix labels, or are not followed."""
-    return labels is None or bool((core(labels) == MIXED).any())
-
-
-def _same_units(labels: Tensor, others: Tensor) -> bool:
-    """Return whether labels differ by a constant, as those of two layers or branches with the same units do."""
-    a, b = core(labels), core(others)
-    return a.shape == b.shape and bool((a - a.min() == b - b.min()).all())
-
-
-def is_layer(module: Any) -> bool:
-    """Return whether a module is a Linear, a convolution, or a stack of Linear layers (stack, out, in)."""
-    stack = getattr(module, "stacked_matrices", False) is True
-    return isinstance(module, (nn.Linear, *CONVOLUTIONS)) or (stack and module.weight.ndim == 3)
-
-
-def _channels(norm: Any, output: Tensor) -> list[int]:
-    """Return the dimensions of the channels of a norm."""
-    if getattr(norm, "is_norm", False) and norm.weight.ndim == 2:
-        return [0, output.ndim - 1]
-    by_last = isinstance(norm, nn.LayerNorm | nn.RMSNorm) or getattr(norm, "is_norm", False)
-    return [output.ndim - 1] if by_last else [1]

@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules import conv
 from torch.nn.parameter import UninitializedParameter
 
 from fire_core.errors import UserError
 from fire_core.targets.architectures import Layout, Place, each_row, layout_of
+from fire_core.targets.heads import find_heads
+from fire_core.targets.layers import NORMS, class_name
+from fire_core.targets.memory import identity, is_plain, overlaps_itself, refuse_overlaps
 from fire_core.targets.rows import Parts, Traced, trace_rows
 from fire_core.targets.table import ATTENTION, Target, TargetTable, choose, names, role_of, selector, shorten
-from fire_core.targets.trace import NORMS
 
 WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "module.")
-HEADS = set(
-    ["lm_head", "embed_out", "output_projection", "head", "head_dist", "classifier", "score", "qa_outputs"]
-)
-PERHAPS_HEADS = set(["fc", "output", "out", "output_layer", "last_layer", "linear"])
 TOKENS = "pos_embed cls_token dist_token reg_token position_embedding mask_token class_embedding"
 ADDED = set(TOKENS.split())
 EVERYTHING = slice(None)
@@ -96,8 +94,8 @@ def list_targets(model: nn.Module, *, example: Any = None) -> TargetTable:
                     f"parameter {name!r} is lazy and not initialised: run one batch through the model first"
                 )
             if parameter is not None:
-                owners.setdefault(_identity(parameter), []).append((path, attribute))
-    heads, table = _heads(model, modules, traced), TargetTable()
+                owners.setdefault(identity(parameter), []).append((path, attribute))
+    heads, table = find_heads(model, modules, traced), TargetTable()
     table.head_known = heads is not None
     found = [_place(modules, owned, heads or set()) for owned in owners.values()]
     some_train = any(place.parameter.requires_grad for place in found)
@@ -178,10 +176,7 @@ def _split(place: Place, traced: Traced | None) -> Iterator[Target]:
 def _skipped(place: Place) -> tuple[str, str] | None:
     """Return the kind of a parameter that holds no matrix in any layer, with the reason, or None."""
     module, parameter, attribute = place.module, place.parameter, place.attribute
-    plain = type(parameter).__torch_dispatch__ is Tensor.__torch_dispatch__ or hasattr(
-        parameter, "full_tensor"
-    )
-    if not plain:  # quantised: its dtype is that of the result of dequantize()
+    if not is_plain(parameter) and not hasattr(parameter, "full_tensor"):  # its dtype is that of dequantize()
         return "other", f"stored as {type(parameter).__name__}: only plain weights can be treated"
     if getattr(parameter, "ds_shape", parameter.shape) != parameter.shape:
         return (
@@ -275,13 +270,6 @@ def _conv(place: Place, module: conv._ConvNd, layout: Layout) -> Iterator[Target
         )
 
 
-def _identity(parameter: Tensor) -> object:
-    """Return a key that is equal for one Parameter found twice and for two with the same memory, shape and strides."""
-    if not _in_memory(parameter):
-        return id(parameter)
-    return (parameter.data_ptr(), parameter.shape, parameter.stride(), parameter.device)
-
-
 def _place(modules: dict[str, nn.Module], owned: list[tuple[str, str]], heads: set[str]) -> Place:
     """Return the place of one parameter; a tied one is placed in its Linear layer, not its Embedding."""
     path, attribute = min(owned, key=lambda owner: isinstance(modules[owner[0]], nn.Embedding))
@@ -308,90 +296,6 @@ def unwrapped(name: str) -> str:
     return name
 
 
-def class_name(module: nn.Module) -> str:
-    """Return the name of the class that the user wrote, without the prefix FSDP that FSDP2 adds."""
-    name = type(module).__name__
-    return name.removeprefix("FSDP") if name.startswith("FSDP") and len(type(module).__mro__) > 2 else name
-
-
-def _heads(model: nn.Module, modules: dict[str, nn.Module], traced: Traced | None) -> set[str] | None:
-    """Return the paths of the output layers, or None where they are not known.
-
-    Those are the layers that are declared (`is_head`), else the Linear layers that the model itself names, else the
-    Linear tied to an embedding, else those that an example shows, else the end of a plain nn.Sequential, which runs in
-    the order of its layers. In a file (`skeleton`), names decide.
-    """
-    declared = {path for path, module in modules.items() if getattr(module, "is_head", False)}
-    if declared:
-        return declared
-    for question in ("get_output_embeddings", "get_classifier"):
-        answers = _ask(model, question)
-        if answers and all(isinstance(layer, nn.Linear) for layer in answers):
-            return {path for path, module in modules.items() if any(module is layer for layer in answers)}
-        if answers and not any(isinstance(part, nn.Linear) for layer in answers for part in layer.modules()):
-            return set()  # the model has no output layer, such as timm with num_classes=0
-    # not m.weight: where spectral_norm computes it, reading it changes the state of the computation
-    weights = {path: m._parameters.get("weight") for path, m in modules.items()}
-    tables = {id(weights[p]) for p, m in modules.items() if isinstance(m, nn.Embedding)} - {id(None)}
-    layers = [p for p, m in modules.items() if isinstance(m, nn.Linear)]
-    tied = [p for p in layers if id(weights[p]) in tables]
-    if tied:
-        return {tied[-1]}
-    if type(model) is nn.Module:
-        return heads_by_name(layers) or None
-    if traced is not None and traced.heads:
-        return {p for p, m in modules.items() if any(id(w) in traced.heads for w in m._parameters.values())}
-    last = _last(model)
-    return None if last is None else {path for path, module in modules.items() if module is last}
-
-
-def _last(module: nn.Module) -> nn.Module | None:
-    """Return the Linear that runs last in a plain nn.Sequential, compiled or not, or None."""
-    if isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
-        return _last(inner)
-    if type(module).forward is nn.Sequential.forward:
-        layers = [child for child in module if any(p.dim() > 1 for p in child.parameters())]  # type: ignore[attr-defined]
-        return _last(layers[-1]) if layers else None
-    return module if isinstance(module, nn.Linear) else None
-
-
-def heads_by_name(layers: list[str]) -> set[str]:
-    """Return those of the given paths of Linear layers that are output layers by their names, or an empty set.
-
-    That is "lm_head" or "classifier", the highest number in it ("classifier.6"), or the only layer in it ("head.fc").
-    Layers in repeated blocks, which have a number before the name, do not count. A name that hidden layers have as well
-    ("fc", "output") counts only if no other layer stands outside the blocks.
-    """
-    inside: dict[str, dict[str, str]] = {}  # path of a head -> rest of the path of a layer in it -> path
-    outside = []
-    for path in layers:
-        words = unwrapped(path).split(".")
-        at = next((i for i, word in enumerate(words) if word in HEADS), len(words))
-        if any(word.isdigit() for word in words[:at]):
-            continue
-        outside.append(path)
-        if at < len(words):
-            inside.setdefault(".".join(words[: at + 1]), {})[".".join(words[at + 1 :])] = path
-    found = set()
-    for rests in inside.values():
-        if len(rests) == 1 or all(rest.isdigit() for rest in rests):
-            found.add(rests[max(rests, key=lambda rest: int(rest) if rest.isdigit() else 0)])
-    if not inside and len(outside) == 1 and outside[0].rpartition(".")[2] in PERHAPS_HEADS:
-        found.add(outside[0])
-    return found
-
-
-def _ask(model: nn.Module, question: str) -> list[nn.Module]:
-    """Return the layers that the model's method `question` names: one, several (distilled models of timm), or none."""
-    answer = getattr(model, question, None)
-    try:
-        layers = answer() if callable(answer) else None
-    except (NotImplementedError, AttributeError, TypeError):
-        return []
-    several = layers if isinstance(layers, tuple | list) else [layers]
-    return [layer for layer in several if isinstance(layer, nn.Module)]
-
-
 def check_module(model: object) -> None:
     """Raise UserError for anything but a torch module, and for a TorchScript module, whose layers cannot be told apart."""
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
@@ -399,37 +303,3 @@ def check_module(model: object) -> None:
             f"model is a {type(model).__name__}, not an ordinary torch module: give the module itself, before "
             "torch.jit.script; for one matrix use fire_core.project_, for a file of weights `fire-core apply`"
         )
-
-
-def tied_to(tensors: Mapping[str, Tensor], changed: set[str]) -> set[str]:
-    """Return the names of `changed`, and of all tensors over the same memory with the same shape and strides."""
-    keys = {_identity(tensors[name]) for name in changed}
-    return {name for name, tensor in tensors.items() if _identity(tensor) in keys}
-
-
-def refuse_overlaps(tensors: Mapping[str, Tensor]) -> None:
-    """Raise UserError for different tensors over one range of memory. Tied ones must be given once."""
-    reached: dict[torch.device, tuple[int, str]] = {}
-    for start, name, tensor in sorted((t.data_ptr(), n, t) for n, t in tensors.items() if _in_memory(t)):
-        end, other = reached.get(tensor.device, (0, ""))
-        if start < end:
-            raise UserError(
-                f"parameters {other!r} and {name!r} overlap in memory, and are neither one tied parameter nor apart: give "
-                "one of them memory of its own, as in layer.weight = nn.Parameter(layer.weight.detach().clone())"
-            )
-        reached[tensor.device] = (start + _reach(tensor) * tensor.element_size(), name)
-
-
-def overlaps_itself(tensor: Tensor) -> bool:
-    """Return whether a tensor has more entries than places in memory, as after `expand`."""
-    return _in_memory(tensor) and _reach(tensor) < tensor.numel()
-
-
-def _reach(tensor: Tensor) -> int:
-    """Return the number of entries from the first place in memory to the last."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _in_memory(tensor: Tensor) -> bool:
-    plain = type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
-    return plain and tensor.layout is torch.strided and not tensor.is_meta and tensor.numel() > 0

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.passes import in_mode
-from fire_core.targets.trace import Trace, is_mixed
+from fire_core.targets.labels import is_mixed
+from fire_core.targets.trace import Trace
 
 
 @dataclass(frozen=True)

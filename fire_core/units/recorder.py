@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fire_core.passes import first_input
-from fire_core.targets.trace import CONVOLUTIONS
+from fire_core.targets.layers import CONVOLUTIONS
 from fire_core.units.graph import UnitLayer
 
 

@@ -193,7 +193,25 @@ class Anchored(torch.optim.SGD):
                 p.copy_(state["x0"] - group["lr"] * p.grad)
 
 
+class SharedCounter(torch.optim.Optimizer):
+    """Its counter lies in the state, beside the parameters, as k of pytorch_optimizer's MADGRAD."""
+
+    def __init__(self, params):
+        super().__init__(params, dict(lr=0.1))
+
+    @torch.no_grad()
+    def step(self):
+        if "k" not in self.state:
+            self.state["k"] = torch.tensor([0])
+        for group in self.param_groups:
+            for p in group["params"]:
+                total = self.state[p].setdefault("s", torch.zeros_like(p)).add_(p.grad)
+                p.sub_(group["lr"] * total / (1 + self.state["k"]))
+        self.state["k"].add_(1)
+
+
 OTHERS = {
+    "shared_counter": SharedCounter,
     "group_step": GroupStepAdam,
     "lookahead": lambda p: Lookahead(torch.optim.Adam(p, lr=0.1)),
     "sam": SAM,
@@ -259,7 +277,9 @@ def test_memory_that_cannot_be_told_is_an_error_before_anything_is_written():
         reset_optimizer_state(optimizer, "clear_changed", {"weight"})
 
 
-def test_lbfgs_forgets_all_its_steps_if_any_of_its_parameters_changed():
+def test_memory_that_parameters_share_is_forgotten_if_any_of_them_changed():
+    net, optimizer, _ = trained(SharedCounter)
+    assert reset_optimizer_state(optimizer, "clear_changed", net.weight) == 2 and not optimizer.state
     net = nn.Linear(4, 3)
     optimizer = torch.optim.LBFGS(net.parameters())  # keeps its memory with the weight
     optimizer.step(lambda: net(torch.ones(2, 4)).square().sum())

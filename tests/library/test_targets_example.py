@@ -32,6 +32,34 @@ class LegacyAttention(nn.Module):
         return x + self.proj_out(torch.einsum("bts,bcs->bct", scores, v).reshape(batch, channels, time))
 
 
+class LoopOverHeads(nn.Module):
+    """The rows of each head are q, k and v, and each head has products of its own."""
+
+    def __init__(self, width: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = []
+        for head in self.qkv(x).chunk(self.heads, dim=-1):
+            q, k, v = head.chunk(3, dim=-1)
+            mixed.append(torch.softmax(q @ k.mT, dim=-1) @ v)
+        return self.out(torch.cat(mixed, dim=-1))
+
+
+class GatedSum(nn.Module):
+    """The two halves of one layer are added to those of another one before they become a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.later, self.out = nn.Linear(32, 96), nn.Linear(32, 96), nn.Linear(48, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = (self.plain(x) + self.later(x)).chunk(2, dim=-1)
+        return self.out(torch.sigmoid(gate) * up)
+
+
 class GroupedHeads(nn.Module):
     """InternLM2's order: for each group the q of its heads, then its k, then its v; with a rotation of q and k."""
 
@@ -130,6 +158,8 @@ def rows(*ranges: tuple[int, int]) -> list[int]:
 FUSED = {  # module, its example, the fused weight, and the rows of its matrices
     "legacy": (LegacyAttention, (2, 32, 5), "qkv.weight",
                [rows(*((24 * h + 8 * p, 24 * h + 8 * p + 8) for h in range(4))) for p in range(3)]),
+    "loop": (LoopOverHeads, (2, 5, 32), "qkv.weight",
+             [rows(*((24 * h + 8 * p, 24 * h + 8 * p + 8) for h in range(4))) for p in range(3)]),
     "grouped": (GroupedHeads, (2, 5, 64), "wqkv.weight",
                 [rows((0, 32), (48, 80)), rows((32, 40), (80, 88)), rows((40, 48), (88, 96))]),
     "gated query": (GatedQuery, (2, 5, 32), "q_proj.weight",
@@ -209,6 +239,11 @@ def test_an_example_leaves_the_model_as_it_was() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_both_terms_of_a_sum_are_cut_as_the_sum_is() -> None:
+    table = find_targets(GatedSum(), example=torch.randn(2, 32))
+    assert [t.shape for t in table.included] == [(48, 32)] * 4 + [(32, 48)]
+
+
 def test_plain_layers_stay_one_matrix() -> None:
     """Residual sums, rotations, norms, concatenations and depthwise convolutions cut nothing."""
 
@@ -216,17 +251,20 @@ def test_plain_layers_stay_one_matrix() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.stem, self.deep = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=8)
-            self.norm, self.a, self.b = nn.BatchNorm2d(8), nn.Linear(8, 8), nn.Linear(16, 8)
+            self.norm, self.in_proj, self.b = nn.BatchNorm2d(8), nn.Linear(8, 8), nn.Linear(16, 8)
             self.squeeze, self.head = nn.Linear(8, 8), nn.Linear(8, 3)
 
         def forward(self, x: Tensor) -> Tensor:
             x = torch.relu_(self.norm(self.deep(self.stem(x)))).mean((2, 3))
-            y = x + nn.functional.gelu(self.a(x))
+            y = x + nn.functional.gelu(self.in_proj(x))
             z = self.b(torch.cat((x, y), dim=-1))
             return self.head(z * torch.sigmoid(self.squeeze(z)))
 
     model = Plain()
-    seen = trace_rows(model, torch.randn(2, 3, 6, 6))
+    assert [t.module for t in find_targets(model).unclear] == ["in_proj"], "by its name"
+    example = torch.randn(2, 3, 6, 6)
+    assert not find_targets(model, example=example).unclear
+    seen = trace_rows(model, example)
     assert not seen.parts and not seen.unclear
     assert len(seen.whole) == sum(p.dim() > 1 for p in model.parameters())
 
