@@ -63,10 +63,10 @@ def dormancy_of(
     scores: dict[int, list[Tensor]] = {}
     lost: set[int] = set()
     features: Tensor | None = None
-    seen: list[Tensor] = []  # labels that have been scored
+    seen = torch.tensor([], dtype=torch.int64)  # labels that have been scored
 
     def note(activations: Tensor, source: Source, reader: str | None = None) -> None:
-        nonlocal features
+        nonlocal features, seen
         module = net.get_submodule(reader) if reader is not None else None
         if isinstance(module, nn.Linear) and counted(module):
             features = activations.flatten(0, -2)
@@ -79,13 +79,11 @@ def dormancy_of(
             return
         labels, magnitudes = by_label(activations, source.units)
         for place in sorted({*active.values()} - mixed):
-            own = torch.stack([labels >> 32 == n for n in active if active[n] == place]).any(dim=0)
-            new = own
-            for scored in seen:
-                new = new & ~torch.isin(labels, scored.to(labels.device))
+            own = labels.new_tensor([n for n in active if active[n] == place])
+            new = torch.isin(labels >> 32, own) & ~torch.isin(labels, seen.to(labels.device))
             if new.any():
                 scores.setdefault(place, []).append(relative_to_layer(magnitudes[new]))
-                seen.append(labels[new])
+                seen = torch.cat((seen, labels[new].cpu()))
 
     def counts(number: int) -> bool:
         group = trace.groups[number]

@@ -9,16 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-WITH_ADDEND = {"addmm", "baddbmm", "addmv"}
-PRODUCTS = {"mm", "bmm", "mv", "dot", "convolution", *WITH_ADDEND}
-LOOK_UPS = {"embedding", "_embedding_bag"}
-ATTENTION = ("_scaled_dot_product", "_flash_attention", "_efficient_attention")
 RESHAPES = {"view", "_unsafe_view", "_reshape_alias"}
 COPIES = {"_to_copy", "clone", "copy"}
 # elementwise operations that PyTorch does not mark as such
 UNMARKED = {"hardswish", "_prelu_kernel", "log_sigmoid_forward", "rrelu_with_noise", *COPIES}
-SUMS = {"sum", "mean", "cumsum"}
-FACTORS = {"mul", "div", "addcmul", "addcdiv"}
 
 
 class Operation(NamedTuple):
@@ -63,7 +57,8 @@ def _affine_at(operation: Operation, varies: Callable[[Tensor], bool], scale: fl
     def at(share: float) -> Tensor:
         def of(leaf: Tensor) -> Tensor:
             if id(leaf) in ends:
-                x = torch.lerp(*ends[id(leaf)], share).to(leaf.device)
+                start, end = ends[id(leaf)]
+                x = torch.lerp(start, end, share).to(leaf.device)
                 return x > 0 if leaf.dtype == torch.bool else x
             leaf = leaf.double() if leaf.is_floating_point() else leaf
             return leaf.flatten()[:1].expand(64).clone() if leaf.numel() else leaf

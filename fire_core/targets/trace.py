@@ -37,17 +37,14 @@ from fire_core.targets.labels import (
     through_view,
 )
 from fire_core.targets.layers import channel_dims, is_layer, is_norm
-from fire_core.targets.operations import (
-    ATTENTION,
-    FACTORS,
-    LOOK_UPS,
-    PRODUCTS,
-    SUMS,
-    WITH_ADDEND,
-    Operation,
-    is_affine,
-    tensors_in,
-)
+from fire_core.targets.operations import Operation, is_affine, tensors_in
+
+WITH_ADDEND = {"addmm", "baddbmm", "addmv"}
+PRODUCTS = {"mm", "bmm", "mv", "dot", "convolution", *WITH_ADDEND}
+LOOK_UPS = {"embedding", "_embedding_bag"}
+ATTENTION = ("_scaled_dot_product", "_flash_attention", "_efficient_attention")
+SUMS = {"sum", "mean", "cumsum"}
+FACTORS = {"mul", "div", "addcmul", "addcdiv"}
 
 
 class Group(NamedTuple):
