@@ -17,9 +17,7 @@ from fire_core.targets import list_targets
 
 
 @torch.no_grad()
-def plasticity(
-    net: nn.Module, inputs: Any, *, threshold: float = THRESHOLD, delta: float = 0.01
-) -> dict[str, float]:
+def plasticity(net: nn.Module, inputs: Any) -> dict[str, float]:
     """Run `inputs` through `net` in evaluation mode and return measures of its plasticity; the mode is restored.
 
     Only trained layers are measured: layers with frozen weights, and activations that follow one, are left out (the old
@@ -27,14 +25,12 @@ def plasticity(
 
     Args:
         inputs: a tensor, a tuple or list of arguments, or a mapping of keyword arguments.
-        threshold: largest score of a dormant unit.
-        delta: share of the spectrum that the feature rank leaves out, in (0, 1).
     Returns: a dict, without the measures that the net does not define (no nonlinearity, no Linear).
 
-    - "dormant_share": share of hidden units with dormancy score <= threshold, in [0, 1] (ReDo, Definition 3.1).
+    - "dormant_share": share of hidden units with dormancy score <= 0.025, in [0, 1] (ReDo, Definition 3.1).
     - "unmeasured": number of hidden layers that dormant_share leaves out, because their units are mixed before the next
       layer reads them; only where there are any.
-    - "feature_rank": srank_delta of the input of the Linear that runs last (Kumar et al. 2021).
+    - "feature_rank": srank_0.01 of the input of the Linear that runs last (Kumar et al. 2021).
     - "weight_norm": Frobenius norm of all measured parameters together.
     - "dfi": mean deviation from isometry of the target matrices as stored.
     """
@@ -51,11 +47,11 @@ def plasticity(
     if trained:
         figures["weight_norm"] = _norm(trained)
     if scores:
-        figures["dormant_share"] = (torch.cat(scores) <= threshold).float().mean()
+        figures["dormant_share"] = (torch.cat(scores) <= THRESHOLD).float().mean()
     if unmeasured:
         figures["unmeasured"] = unmeasured
     if features is not None:
-        figures["feature_rank"] = feature_rank(features, delta)
+        figures["feature_rank"] = feature_rank(features)
     deviations = [deviation_from_isometry(t.matrix(parameters)) for t in list_targets(net).included]
     if deviations:
         figures["dfi"] = torch.stack(deviations).mean()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -25,7 +26,7 @@ OUTPUTS = re.compile(
 )
 TALL = 8  # times as many rows as columns: wider than the feed-forward layers of common models
 EITHER_WAY = ("c_fc", "c_proj")
-CONVOLUTIONS: dict[int, type[nn.Module]] = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
+CONVOLUTIONS: dict[int, Any] = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
 
 
 class Unclear(nn.Module):
@@ -60,7 +61,7 @@ def skeleton(tensors: Mapping[str, Tensor]) -> nn.Module:
         if name not in tables:
             layer = _layer(path.rpartition(".")[2], attribute, tensor)
         elif holders[memory[name]] > 1:  # the Linear that holds the same weight decides
-            layer = _empty(nn.Embedding)
+            layer = nn.Embedding(1, 1, device="meta")
         else:
             layer = Unclear(tables[name])
         _holder(root, path.split(".") if path else [], layer)._parameters[attribute] = parameter
@@ -104,20 +105,13 @@ def _holder(root: nn.Module, words: list[str], layer: nn.Module) -> nn.Module:
 
 
 def _layer(word: str, attribute: str, tensor: Tensor) -> nn.Module:
-    """Return the layer, still without parameters, to which a tensor of that name and shape belongs."""
+    """Return the layer, with a weight to be replaced, to which a tensor of that name and shape belongs."""
     if attribute != "weight" or tensor.dim() not in (2, *CONVOLUTIONS):
         return nn.Module()
     if tensor.dim() == 2 and word in EITHER_WAY:
         return Unclear("stored as (in, out) by GPT-2, (out, in) by others")
     if tensor.dim() > 2 and tensor.shape[1] == 1:
         return Unclear("one input channel: a depthwise convolution or a grey image")
-    layer = _empty(CONVOLUTIONS.get(tensor.dim(), nn.Linear))
-    if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-        layer.groups, layer.in_channels = 1, tensor.shape[1]
-    return layer
-
-
-def _empty(kind: type[nn.Module]) -> nn.Module:
-    layer = kind.__new__(kind)
-    nn.Module.__init__(layer)
-    return layer
+    if tensor.dim() == 2:
+        return nn.Linear(1, 1, bias=False, device="meta")
+    return CONVOLUTIONS[tensor.dim()](tensor.shape[1], 1, 1, bias=False, device="meta")
