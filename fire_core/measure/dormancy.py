@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from fire_core.errors import UserError
 from fire_core.passes import call, in_mode
 from fire_core.targets.labels import core, is_mixed
-from fire_core.targets.trace import Source, Trace
+from fire_core.targets.record import Source
+from fire_core.targets.trace import Trace
 from fire_core.units import Recorder, UnitLayer, find_unit_layers
 
 THRESHOLD = 0.025

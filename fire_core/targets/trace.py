@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from dataclasses import replace
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from fire_core.passes import call
 from fire_core.targets.labels import (
@@ -38,6 +36,7 @@ from fire_core.targets.labels import (
 )
 from fire_core.targets.layers import channel_dims, is_layer, is_norm
 from fire_core.targets.operations import Operation, is_affine, tensors_in
+from fire_core.targets.record import Group, Known, Product, Read, Record, Source, combined
 
 WITH_ADDEND = {"addmm", "baddbmm", "addmv"}
 PRODUCTS = {"mm", "bmm", "mv", "dot", "convolution", *WITH_ADDEND}
@@ -47,83 +46,11 @@ SUMS = {"sum", "mean", "cumsum"}
 FACTORS = {"mul", "div", "addcmul", "addcdiv"}
 
 
-class Group(NamedTuple):
-    """Units of one product in one form: as computed, or active after one of the functions that read them.
-
-    place: number of the product in order of execution. The label of a unit is number of the group << 32 | unit.
-    """
-
-    place: int
-    active: bool
-
-
-class Product(NamedTuple):
-    """A product with weights.
-
-    module: name of its Linear, convolution or stack, if it is in one. owner: the latest module with weights. units: their
-    number.
-    """
-
-    module: str | None
-    owner: nn.Module | None
-    units: int
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where the entries of a tensor come from.
-
-    units: label of each entry, None if no entry has a unit. rows: likewise, numbers of rows. lost: groups that are mixed
-    in entries without a label -> the operation that mixed them. gates: places of products that were multiplied with the
-    labelled ones. weights: those whose outputs reach the tensor without another product with weights. scores: number of
-    the product of two activations that it is. discrete: whether only integers of the input, as masks are, reach it.
-    is_weight: whether it depends on weights alone.
-    """
-
-    units: Tensor | None = None
-    rows: Tensor | None = None
-    lost: dict[int, str] = field(default_factory=dict)
-    gates: frozenset[int] = frozenset()
-    weights: frozenset[int] = frozenset()
-    scores: int | None = None
-    discrete: bool = False
-    is_weight: bool = False
-
-
-Known = list[tuple[Tensor, Source]]
-
-
-class Read(NamedTuple):
-    """The input of a product. columns: label of each input of the layer; None if they differ between samples."""
-
-    module: str | None
-    operation: str
-    source: Source
-    columns: Tensor | None
-
-
-class Use(NamedTuple):
-    """Rows that are one factor (0, 1, 2) of a "product" of activations, "attention" or a "gate", by its number.
-
-    A factor of the product with such a product is one of "values", with the number of the latter.
-    """
-
-    kind: str
-    number: int
-    factor: int
-    rows: Tensor
-
-
-class Trace(TorchDispatchMode):
+class Trace(Record, TorchDispatchMode):
     """Context that follows the units of what depends on the input, and the rows of `weights`, without gradients.
 
     Args:
         on_read: called with each tensor that a product reads, its source, and the name of the reading module, if any.
-    Attributes:
-        groups, products, reads, uses: in order of execution. starts: number of the first row of each weight; rows are
-        counted over all weights. sums: pairs of rows that are added. troubles: place -> why its units have no owner.
-        unclear: weight -> what its rows cannot be followed through. heard: weights whose outputs another one reads.
-        softened: numbers of products that a softmax follows. channels: norm -> label of each of its channels.
     """
 
     def __init__(
@@ -131,29 +58,11 @@ class Trace(TorchDispatchMode):
         on_read: Callable[[Tensor, Source, str | None], None] = lambda tensor, source, module: None,
         weights: Iterable[Tensor] = (),
     ) -> None:
-        super().__init__()
+        super().__init__(weights)
         self.on_read = on_read
-        self.groups: list[Group] = []
-        self.products: list[Product] = []
-        self.reads: list[Read] = []
-        self.uses: list[Use] = []
-        self.sums: list[Tensor] = []
-        self.troubles: dict[int, str] = {}
-        self.unclear: dict[int, str] = {}
-        self.heard: set[int] = set()
-        self.softened: set[int] = set()
-        self.channels: dict[str, Tensor] = {}
-        self._operations = 0
-        self._sources: Any = WeakTensorKeyDictionary()
         self._running: list[str] = []
         self._latest: nn.Module | None = None
         self._affine: dict[Any, bool] = {}
-        weights = list(weights)
-        self.starts = list(accumulate((len(weight) for weight in weights), initial=0))
-        for number, weight in enumerate(weights):
-            rows = counted_from(self.starts[number], len(weight), weight).view(-1, *[1] * (weight.ndim - 1))
-            own = frozenset([number])
-            self._sources[weight] = Source(rows=rows.expand(weight.shape), weights=own, is_weight=True)
 
     def run(self, net: nn.Module, inputs: Any) -> Any:
         """Run `inputs` through `net` in its present mode and return the output."""
@@ -166,19 +75,6 @@ class Trace(TorchDispatchMode):
                     hooks.callback(handle.remove)
             with torch.no_grad(), self:
                 return call(net, inputs)
-
-    def sources(self, output: Any) -> Known:
-        """Return the tensors in an output that depend on the inputs or on weights, with their sources."""
-        found = [(leaf, self._sources.get(leaf)) for leaf in tensors_in(output)]
-        return [(leaf, source) for leaf, source in found if source is not None]
-
-    def groups_in(self, source: Source) -> set[int]:
-        """Return the numbers of the groups whose units have labels in `source`."""
-        return set() if source.units is None else set((core(source.units) >> 32).unique().tolist()) - {-1}
-
-    def places(self, groups: Iterable[int]) -> set[int]:
-        """Return the places of the products whose units are in some groups."""
-        return {self.groups[number].place for number in groups}
 
     def _watch(self, name: str, module: nn.Module) -> Iterator[Any]:
         has_weight = any(p is not None and p.ndim > 1 for p in module._parameters.values())
@@ -219,7 +115,7 @@ class Trace(TorchDispatchMode):
         elif name.startswith(ATTENTION):
             self._attend(operation, known, result)
         elif all(source.units is None and source.rows is None for _, source in known):
-            self._set(result, _joined(known))
+            self._set(result, combined(known))
         elif operation.is_view:
             self._view(operation, result)
         elif operation.is_elementwise:
@@ -240,7 +136,7 @@ class Trace(TorchDispatchMode):
         for _, source in written:
             self._lose("a write into a part", source.rows)
         lost = {n: "a write into a part" for _, source in written for n in self.groups_in(source)}
-        joined = _joined(written)
+        joined = combined(written)
         self._sources[whole] = replace(joined, lost=lost | joined.lost)
 
     def _read(self, operation: str, tensor: Tensor, source: Source, module: str | None, columns: Any) -> None:
@@ -306,7 +202,7 @@ class Trace(TorchDispatchMode):
             self._read(operation.name, tensor, source, None, None)
         for factor, tensor in enumerate(operation.args[:3]):
             self._use("attention", factor, self._sources.get(tensor, Source()).rows)
-        self._set(result, Source(weights=_joined(known).weights))
+        self._set(result, Source(weights=combined(known).weights))
 
     def _view(self, operation: Operation, result: Any) -> None:
         source, parts = self._sources[operation.args[0]], tensors_in(result)
@@ -321,7 +217,7 @@ class Trace(TorchDispatchMode):
 
     def _elementwise(self, operation: Operation, known: Known, result: Any) -> None:
         shape = tensors_in(result)[0].shape
-        source = replace(_joined(known), rows=self._rows_met(operation.name, known, shape))
+        source = replace(combined(known), rows=self._rows_met(operation.name, known, shape))
         if any(each.units is not None for _, each in known):
             source = self._units_met(operation.name, known, shape, source)
             if not self._is_affine(operation):
@@ -374,19 +270,9 @@ class Trace(TorchDispatchMode):
                     units = compact(torch.where(units < 0, theirs, units))
         return replace(rest, units=units, lost=chosen.lost, gates=gates)
 
-    def _activated(self, source: Source) -> Source:
-        """Give new labels to the units that are not active yet."""
-        units: Any = source.units
-        for number in self.groups_in(source):
-            if not self.groups[number].active:
-                self.groups.append(Group(self.groups[number].place, active=True))
-                small, step = core(units), len(self.groups) - 1 - number << 32
-                units = torch.where(small >> 32 == number, small + step, small).expand(units.shape)
-        return replace(source, units=units)
-
     def _other(self, operation: Operation, known: Known, outputs: list[Tensor]) -> None:
         """Follow labels through an operation that is neither elementwise nor a view."""
-        name, joined = operation.name, _joined(known)
+        name, joined = operation.name, combined(known)
         if not joined.is_weight and len(self.sources((operation.args, operation.kwargs))) > len(known):
             self.heard |= joined.weights  # a recurrent layer
         all_units, all_rows = (self._moved(operation, outputs, kind) for kind in ("units", "rows"))
@@ -445,31 +331,3 @@ class Trace(TorchDispatchMode):
         if (key := (operation.function, text)) not in self._affine:
             self._affine[key] = is_affine(operation, varies)
         return self._affine[key]
-
-    def _trouble(self, places: set[int], why: str) -> None:
-        for place in places:
-            self.troubles.setdefault(place, why)
-
-    def _use(self, kind: str, factor: int, rows: Tensor | None, number: int | None = None) -> None:
-        if rows is not None:
-            number = self._operations if number is None else number
-            self.uses.append(Use(kind, number, factor, core(rows).unique()))
-
-    def _lose(self, name: str, rows: Tensor | None) -> None:
-        if rows is not None:
-            found = core(rows)[core(rows) >= 0].unique()
-            weights = torch.bucketize(found, found.new_tensor(self.starts), right=True).unique() - 1
-            self.unclear |= dict.fromkeys(weights.tolist(), f"its rows cannot be followed through {name}")
-
-
-def _joined(known: Known) -> Source:
-    """Return the source, without labels, of what is computed from all of these."""
-    sources = [source for _, source in known]
-    return Source(
-        lost={number: name for source in sources for number, name in source.lost.items()},
-        gates=frozenset().union(*(source.gates for source in sources)),
-        weights=frozenset().union(*(source.weights for source in sources)),
-        scores=next((source.scores for source in sources if source.scores is not None), None),
-        discrete=all(source.discrete for source in sources),
-        is_weight=all(source.is_weight for source in sources),
-    )
