@@ -33,18 +33,14 @@ def deviation_from_isometry(matrix: Tensor) -> Tensor:
     return deviation_of_gram(smaller_gram(_float(matrix)))
 
 
-def squared_frobenius_error(matrix: Tensor, other: Tensor) -> Tensor:
-    """Return the SFE of two weights (..., m, n), `||W - W'||_F^2` (...) (FIRE, Eq. 1)."""
-    return (_float(matrix) - _float(other)).square().sum(dim=(-2, -1))
-
-
 def relative_squared_error(before: Tensor, after: Tensor, initial: Tensor) -> Tensor:
     """Return SFE(before, after) / SFE(before, initial): 1 for a change as large as a full reset.
 
+    SFE is the squared Frobenius error of two weights, `||W - W'||_F^2` (FIRE, Eq. 1).
     All weights are (..., m, n), the result is (...), float64. It is NaN where `before` equals `initial`.
     """
-    reset = squared_frobenius_error(before, initial).double()
-    return torch.where(reset > 0, squared_frobenius_error(before, after) / reset, torch.nan)
+    change, reset = ((_float(before) - _float(w)).square().sum(dim=(-2, -1)) for w in (after, initial))
+    return torch.where(reset > 0, change / reset.double(), torch.nan)
 
 
 def effective_rank(singular: Tensor) -> Tensor:

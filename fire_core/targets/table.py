@@ -136,9 +136,10 @@ class TargetTable(list):
         rows = []
         for (included, parameter, shape, _, reason), members in merged.items():
             parts = list(dict.fromkeys(members))
-            row: dict[str, Any] = {"": "in" if included else "out", "parameter": parameter}
-            row["part"] = ", ".join(parts) if len(parts) <= 3 else f"{parts[0]} .. {parts[-1]}"
-            row |= {
+            row = {
+                "": "in" if included else "out",
+                "parameter": parameter,
+                "part": ", ".join(parts) if len(parts) <= 3 else f"{parts[0]} .. {parts[-1]}",
                 "matrices": len(members) if shape else 0,
                 "shape": "x".join(map(str, shape)),
                 "why": reason,
@@ -185,18 +186,15 @@ def _parameter(target: Target, source: nn.Module | Mapping[str, Tensor]) -> Tens
 
 Test = Callable[[Target], bool]
 
-PRESETS: dict[str, tuple[str, Test]] = {
-    "all": ("every matrix", lambda t: True),
-    "linear": ("every matrix outside convolutions", lambda t: t.kind != "conv"),
-    "conv": ("every tap of every convolution", lambda t: t.kind == "conv"),
-    "qk": ("queries and keys of attention", lambda t: t.role in ("q", "k")),
-    "attention": ("all projections of attention", lambda t: t.role in ATTENTION),
-    "mlp": ("feed-forward blocks, experts included", lambda t: t.role == "mlp"),
-    "head": (
-        "the output layers: declared, named by the model, tied, or shown by an example",
-        lambda t: t.role == "head",
-    ),
-    "embedding": ("embedding tables, which are in only where tied to a Linear", lambda t: t.tied),
+PRESETS: dict[str, Test] = {
+    "all": lambda t: True,
+    "linear": lambda t: t.kind != "conv",
+    "conv": lambda t: t.kind == "conv",
+    "qk": lambda t: t.role in ("q", "k"),
+    "attention": lambda t: t.role in ATTENTION,
+    "mlp": lambda t: t.role == "mlp",
+    "head": lambda t: t.role == "head",
+    "embedding": lambda t: t.tied,
 }
 
 
@@ -262,10 +260,9 @@ def _test(table: TargetTable, item: str, matrices_only: bool) -> Test:
                 f"targets: {item!r} needs the output layers, and which they are is not known: set is_head = True on each, "
                 "give find_targets an example, or name them"
             )
-        inside = preset[1]
         if item in PRESETS:
-            return lambda target: target.included and inside(target)
-        return lambda target: target.included and not inside(target)
+            return lambda target: target.included and preset(target)
+        return lambda target: target.included and not preset(target)
     hits = [target for target in table if _matches(target, item)]
     if not hits:
         raise UserError(f"targets: {item!r} matches nothing; {_nearest(table, item)}")
