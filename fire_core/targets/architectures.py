@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.modules import conv
 
 from fire_core.errors import UserError
-from fire_core.targets.layers import NORMS, is_transposed, outputs_of
+from fire_core.targets.layers import NORMS
 from fire_core.targets.rows import Parts, Rows, Traced
 from fire_core.targets.table import role_of, shorten
 
@@ -125,6 +125,30 @@ def _value(owner: Any, text: str) -> int:
         return getattr(holder, name, None) or getattr(holder.config, name)
 
     return prod(int(f) if f.isdigit() else reduce(attribute, f.split("."), owner) for f in text.split("*"))
+
+
+def outputs_of(module: nn.Module) -> tuple[int, int] | None:
+    """Return (outputs, inputs) of a Linear, a convolution, or transformers' Conv1D with a weight of its own, else None."""
+    weight = module._parameters.get("weight")
+    if weight is None or weight.dim() < 2:
+        return None
+    first, second = weight.shape[:2]
+    if is_transposed(module) or isinstance(module, conv._ConvTransposeNd):
+        return second * getattr(module, "groups", 1), first
+    if isinstance(module, conv._ConvNd):
+        return first, second * module.groups
+    return (first, second) if isinstance(module, nn.Linear) else None
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Return whether the module is transformers' Conv1D, which stores (in, out)."""
+    return hasattr(module, "nf") and any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
+
+
+def class_name(module: nn.Module) -> str:
+    """Return the name of the class that the user wrote, without the prefix FSDP that FSDP2 adds."""
+    name = type(module).__name__
+    return name.removeprefix("FSDP") if name.startswith("FSDP") and len(type(module).__mro__) > 2 else name
 
 
 def layout_of(place: Place, traced: Traced | None) -> Layout:

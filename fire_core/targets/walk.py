@@ -19,9 +19,8 @@ from torch.nn.modules import conv
 from torch.nn.parameter import UninitializedParameter
 
 from fire_core.errors import UserError
-from fire_core.targets.architectures import Layout, Place, each_row, layout_of
-from fire_core.targets.heads import find_heads
-from fire_core.targets.layers import NORMS, class_name
+from fire_core.targets.architectures import Layout, Place, class_name, each_row, layout_of
+from fire_core.targets.layers import NORMS
 from fire_core.targets.memory import identity, is_plain, overlaps_itself, refuse_overlaps
 from fire_core.targets.rows import Parts, Traced, trace_rows
 from fire_core.targets.table import ATTENTION, Target, TargetTable, choose, names, role_of, selector, shorten
@@ -95,7 +94,7 @@ def list_targets(model: nn.Module, *, example: Any = None) -> TargetTable:
                 )
             if parameter is not None:
                 owners.setdefault(identity(parameter), []).append((path, attribute))
-    heads, table = find_heads(model, modules, traced), TargetTable()
+    heads, table = _heads(model, modules, traced), TargetTable()
     table.head_known = heads is not None
     found = [_place(modules, owned, heads or set()) for owned in owners.values()]
     some_train = any(place.parameter.requires_grad for place in found)
@@ -294,6 +293,56 @@ def unwrapped(name: str) -> str:
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "") if wrapper != "module." else name.removeprefix(wrapper)
     return name
+
+
+def _heads(model: nn.Module, modules: dict[str, nn.Module], traced: Traced | None) -> set[str] | None:
+    """Return the paths of the output layers, or None where they are not known.
+
+    Those are the layers that are declared (`is_head`), else the Linear layers that the model itself names, else the
+    Linear tied to an embedding, else those that an example shows, else the end of a plain nn.Sequential, which runs in
+    the order of its layers.
+    """
+    declared = {path for path, module in modules.items() if getattr(module, "is_head", False)}
+    if declared:
+        return declared
+    for question in ("get_output_embeddings", "get_classifier"):
+        answers = _ask(model, question)
+        if answers and all(isinstance(layer, nn.Linear) for layer in answers):
+            return {path for path, module in modules.items() if any(module is layer for layer in answers)}
+        if answers and not any(isinstance(part, nn.Linear) for layer in answers for part in layer.modules()):
+            return set()  # the model has no output layer, such as timm with num_classes=0
+    # not m.weight: where spectral_norm computes it, reading it changes the state of the computation
+    weights = {path: m._parameters.get("weight") for path, m in modules.items()}
+    tables = {id(weights[p]) for p, m in modules.items() if isinstance(m, nn.Embedding)} - {id(None)}
+    layers = [p for p, m in modules.items() if isinstance(m, nn.Linear)]
+    tied = [p for p in layers if id(weights[p]) in tables]
+    if tied:
+        return {tied[-1]}
+    if traced is not None and traced.heads:
+        return {p for p, m in modules.items() if any(id(w) in traced.heads for w in m._parameters.values())}
+    last = _last(model)
+    return None if last is None else {path for path, module in modules.items() if module is last}
+
+
+def _last(module: nn.Module) -> nn.Module | None:
+    """Return the Linear that runs last in a plain nn.Sequential, compiled or not, or None."""
+    if isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):
+        return _last(inner)
+    if type(module).forward is nn.Sequential.forward:
+        layers = [child for child in module if any(p.dim() > 1 for p in child.parameters())]  # type: ignore[attr-defined]
+        return _last(layers[-1]) if layers else None
+    return module if isinstance(module, nn.Linear) else None
+
+
+def _ask(model: nn.Module, question: str) -> list[nn.Module]:
+    """Return the layers that the model's method `question` names: one, several (distilled models of timm), or none."""
+    answer = getattr(model, question, None)
+    try:
+        layers = answer() if callable(answer) else None
+    except (NotImplementedError, AttributeError, TypeError):
+        return []
+    several = layers if isinstance(layers, tuple | list) else [layers]
+    return [layer for layer in several if isinstance(layer, nn.Module)]
 
 
 def check_module(model: object) -> None:
