@@ -216,7 +216,7 @@ def test_the_example_method_does_what_the_page_says_and_keeps_the_contract(monke
 
 def test_checkpoint_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    save_file({"fc.weight": torch.randn(8, 6), "head.weight": torch.randn(3, 8)}, "model.safetensors")
+    save_file({"fc.weight": torch.randn(8, 6), "lm_head.weight": torch.randn(3, 8)}, "model.safetensors")
     (script,) = blocks(HOW_TO / "checkpoints.md", "bash")
     with contextlib.redirect_stdout(io.StringIO()):
         for line in script.splitlines():

@@ -43,7 +43,7 @@ def test_joined_layers_know_their_columns():
     assert columns == {"side": [[0], [1]], "conv": [[2 + i, 5 + i, 8 + i, 11 + i] for i in range(3)]}
     conv = next(layer for layer in layers if layer.name == "conv")
     image = torch.relu(net.eval().norm(net.conv(x)))
-    torch.testing.assert_close(dormancy(net, [x])["conv"], dormancy_scores(image).detach())
+    torch.testing.assert_close(dormancy(net, x.split(3))["conv"], dormancy_scores(image).detach())
     before = net.out.weight.detach().clone()
     assert recycle(net, conv, torch.tensor([1]), generator=torch.Generator()) == 1
     assert (net.out.weight == before).all(dim=0).tolist() == [i not in (3, 6, 9, 12) for i in range(14)]
