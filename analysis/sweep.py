@@ -24,7 +24,7 @@ NOTE = (
 )
 SHOWN = 2  # panels whose curves are shown on a terminal
 NO_VERDICT = "no verdict: no comparison that is judged is between two of these methods at their own settings"
-WIDTH, HEIGHT = 60, 10  # of a chart, in characters
+WIDTH, HEIGHT = 60, 8  # of a chart, in characters
 # of a character of braille, from its top
 DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
 
@@ -57,9 +57,9 @@ def show(options: Namespace) -> int:
         write_atomic(out / "estimates.csv", frame.to_csv(index=False, float_format="%.6g"))
         figure = curves.draw_probes(parts)
         [picture, _] = plot.save(figure, out / "figure", ["png"], CAPTIONS["probes"], parts)
-        print(text)
+        print("\n" + "\n".join(line for line in text.splitlines() if line))
         if sys.stdout.isatty():
-            print("\n\n".join(curves_of(part) for part in parts[:SHOWN]) + "\n")
+            print("\n".join(curves_of(part) for part in parts[:SHOWN]))
         print(f"figure: {picture}, beside table.md and estimates.csv")
         print("\n".join(sentences(claims.verdicts(results, "all"))) or NO_VERDICT)
     for problem in results.problems:
@@ -77,7 +77,7 @@ def curves_of(part: Results) -> str:
     labels = [label for label in looks if label in set(rows["label"])]
     shown = [label for label in labels if label in plot.INTEREST] or labels[:6]
     means = {looks[label].name: rows[rows["label"] == label].groupby("x")["value"].mean() for label in shown}
-    return f"{names.one_line(part)}: {measure.axis} against {unit}\n{chart(means)}"
+    return f"{part.first['experiment']}: {measure.axis} against {unit}\n{chart(means)}"
 
 
 def chart(lines: Mapping[str, pd.Series]) -> str:

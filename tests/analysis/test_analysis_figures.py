@@ -271,16 +271,19 @@ def test_curves_in_characters_are_where_their_values_are():
     assert [line[:9].strip() for line in lines] == ["1", *[""] * (sweep.HEIGHT - 2), "0"]
     assert cells[-1].count("\u2800") == 0  # the flat one, along the bottom
     first, last = ([row[place] != "\u2800" for row in cells] for place in (0, -1))
-    assert first == [False] * 9 + [True] and last == [True] + [False] * 8 + [True]
+    assert first == [False] * 7 + [True] and last == [True] + [False] * 6 + [True]
     assert lines[0].endswith(" up") and lines[-1].endswith(" flat")
 
 
-def test_a_sweep_draws_its_curves_on_a_terminal_alone(root, tmp_path, capsys, monkeypatch):
+def test_a_sweep_draws_its_curves_on_a_terminal_alone_and_fits_on_it(root, tmp_path, capsys, monkeypatch):
     given = ["tables", "--experiment", "random_label", "--root", str(root), "--out", str(tmp_path)]
     for terminal in (False, True):
         monkeypatch.setattr("sys.stdout.isatty", lambda shown=terminal: shown, raising=False)
         assert command.main(given) == 0
-        assert any(0x2800 < ord(letter) < 0x2900 for letter in capsys.readouterr().out) == terminal
+        shown = capsys.readouterr().out
+        assert any(0x2800 < ord(letter) < 0x2900 for letter in shown) == terminal
+    # here five methods, in the default sweep three with 15 runs, which print a line each and four others before
+    assert len(shown.splitlines()) - 2 + 15 + 4 <= 40
 
 
 def test_a_sweeps_table_names_what_is_missing(root, tmp_path, capsys):

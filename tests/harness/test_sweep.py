@@ -67,10 +67,16 @@ def test_a_failed_run_shows_its_error_and_its_log_and_the_others_are_done(whole,
     taken = tmp_path / "random_label" / "smoke" / "none"
     taken.parent.mkdir(parents=True)
     taken.write_text("a file where the runs of `none` want a folder")
+    fails = tmp_path / "random_label" / "smoke" / "fire" / "seed_2"
+    (fails / "metrics.jsonl").mkdir(parents=True)
     process = start(tmp_path)
     output, _ = process.communicate()
     assert process.returncode == 1 and "Traceback" not in output
     assert output.count("cannot write in") == 2 and "not done: none-" not in output
-    assert "not done: none seed 1; none seed 2" in output and "sweep: 2 of 4 done" in output
-    expected = metrics(whole[0])
-    assert metrics(tmp_path) == {name: text for name, text in expected.items() if name.startswith("fire")}
+    assert "not done: none seed 1; none seed 2; fire seed 2" in output
+    (line,) = [line for line in output.splitlines() if line.startswith("failed: ")]
+    assert line.startswith("failed: fire seed 2: ") and line.endswith(f"({fails / 'log.txt'})")
+    assert "sweep: 1 of 4 done, 1 failed" in output
+    (fails / "metrics.jsonl").rmdir()
+    done = "fire/seed_1/metrics.jsonl"
+    assert metrics(tmp_path) == {done: metrics(whole[0])[done]}
