@@ -7,10 +7,10 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from analysis import explore, plot, report, sweep, tables
+from analysis import explore, plot, sweep, tables
 from analysis.export import export
 from analysis.figures import CAPTIONS, FIGURES
-from analysis.rendering import markdown, plain
+from analysis.rendering import plain
 from analysis.runs import RESULTS, SIZES, at_most, load, open_results, settings
 from fire_core.errors import UserError, did_you_mean, print_error, reader_may_leave
 from fire_core.files import write_atomic
@@ -42,16 +42,7 @@ def draw_figures(options: Namespace) -> int:
 def write_tables(options: Namespace) -> int:
     """Show and write the table and the figure of one sweep, --experiment. With --write, fill the tables of README.md,
     REPRODUCED.md and the pages in docs from the committed results instead."""
-    return _done(report.write()) if options.write else sweep.show(options)
-
-
-def count_claims(options: Namespace) -> int:
-    """Print the verdicts on the paper's comparisons as counts, and the pooled estimates, with the exploring and with the
-    confirming seeds (docs/concepts/statistics.md)."""
-    results = open_results(options.root)
-    material = tables.Material(results)
-    print(f"{markdown(tables.counts(material))}\n\n{markdown(tables.pooled(material))}")
-    return _done([], results.problems)
+    return _done(tables.write()) if options.write else sweep.show(options)
 
 
 def write_export(options: Namespace) -> int:
@@ -101,7 +92,6 @@ def parser() -> ArgumentParser:
     must = "{} that must be present, separated by commas"
     one.add_argument("--methods", default=[], type=lambda text: text.split(","), help=must.format("methods"))
     one.add_argument("--seeds", default=[], type=whole_numbers, help=must.format("seeds"))
-    command("claims", count_claims, root=str(RESULTS))
     command("explore", write_explorer, out="the page; default <root>/explore.html")
     exported = command("export", write_export)
     exported.add_argument("--size", nargs="*", default=SIZES[:-1], choices=SIZES, help="all but smoke")

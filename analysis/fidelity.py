@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 import vision.official  # noqa: F401 (registers the variants)
-from analysis.rendering import fill
+from analysis.tables import fill
 from fire_core.methods import variants
 from harness.runs.machine import describe
 

@@ -9,9 +9,6 @@ from typing import Any
 import pandas as pd
 
 from analysis.measures import digits
-from fire_core.errors import UserError
-
-BLOCK = re.compile(r"(<!-- (?P<kind>table|figure) (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def number(value: float | None, decimals: int = 4, sign: bool = False) -> str:
@@ -67,16 +64,3 @@ def markdown(table: pd.DataFrame) -> str:
     if table.empty:
         return "Nothing was run yet."
     return table.map(plain).to_markdown(index=False, disable_numparse=True)
-
-
-def fill(text: str, make: dict[str, dict[str, Callable[[], str]]]) -> str:
-    """Return a document with what `make`[kind][name] returns between `<!-- kind name -->` and `<!-- end -->`. Raises
-    UserError for a name that is not known."""
-
-    def filled(match: re.Match[str]) -> str:
-        kind, name = match["kind"], match["name"]
-        if name not in make[kind]:
-            raise UserError(f"there is no {kind} {name!r}: choose from {', '.join(make[kind])}")
-        return f"{match[1]}{make[kind][name]()}\n{match[4]}"
-
-    return BLOCK.sub(filled, text)

@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis import claims, estimates, measures, names, plot, report, tables
+from analysis import claims, estimates, measures, names, plot
 from analysis.figures import CAPTIONS, curves
 from analysis.rendering import p_text, plain, spread
 from analysis.runs import Results, load, settings
+from analysis.tables.panels import sections
+from analysis.tables.verdicts import claim_text
 from fire_core.files import write_atomic
 from harness.config import sweeps
 from harness.status import with_missing
@@ -52,7 +54,7 @@ def show(options: Namespace) -> int:
         out, parts = Path(options.out or home), [part for part, _ in shown]
         out.mkdir(parents=True, exist_ok=True)
         heads = [f"## {part.first['experiment']}: {names.one_line(part)}" for part in parts]
-        text = "\n".join(f"{head}\n{report.sections(rows)}" for head, (_, rows) in zip(heads, shown))
+        text = "\n".join(f"{head}\n{sections(rows)}" for head, (_, rows) in zip(heads, shown))
         write_atomic(out / "table.md", f"{text}\n{NOTE}\n")
         write_atomic(out / "estimates.csv", frame.to_csv(index=False, float_format="%.6g"))
         figure = curves.draw_probes(parts)
@@ -122,7 +124,7 @@ def sentences(compared: pd.DataFrame) -> list[str]:
         gain = spread(row["gain"], row["low"], row["high"], row["decimals"], sign=True)
         p = "" if pd.isna(row["p_holm"]) else f", p {p_text(row['p_holm'])} corrected"
         seeds = names.seeds_text(pd.Series(row["seeds"]))
-        told.append(f"{row['experiment']}: {tables.claim_text(row)}: {said} (gain {gain}{p}, {seeds})")
+        told.append(f"{row['experiment']}: {claim_text(row)}: {said} (gain {gain}{p}, {seeds})")
     return told
 
 

@@ -1,7 +1,6 @@
 """Settings of Sphinx. The site shows the repository's own Markdown files and notebooks, in their own folders.
 
-So a relative link works on the site as it does in a checkout, and nothing is written twice. The pages of the experiments are
-written from the committed results when the site is built.
+So a relative link works on the site as it does in a checkout, and nothing is written twice.
 """
 
 import re
@@ -10,7 +9,6 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
-from analysis import report
 from fire_core.methods import table
 
 ROOT = Path(__file__).parents[1]
@@ -42,7 +40,6 @@ CONTENTS = {
     for caption, (folder, pages) in FOLDERS.items()
 }
 CONTENTS["Library"].insert(0, "fire_core/README")
-RESULTS = [path.relative_to(ROOT).with_suffix("").as_posix() for path in report.write_pages()]
 FOLDER_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:]+)\)")
 ONE_LINE = re.compile(r"^(Returns|Raises): +(?:UserError\b)?(.*)")
 ENDS_SECTION = re.compile(r"\s*$|[A-Z]\w*:")  # a blank line, or the start of the next section
@@ -50,9 +47,7 @@ ENDS_SECTION = re.compile(r"\s*$|[A-Z]\w*:")  # a blank line, or the start of th
 project = "FIRE"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 root_doc = "docs/index"
-include_patterns = [
-    f"{page}.*" for page in [root_doc, *RESULTS, *(p for pages in CONTENTS.values() for p in pages)]
-]
+include_patterns = [f"{page}.*" for page in [root_doc, *(p for pages in CONTENTS.values() for p in pages)]]
 exclude_patterns = [".*", "runs", "data", "build", "conf", "**/*.csv"]
 
 html_theme = "furo"
@@ -74,7 +69,7 @@ python_use_unqualified_type_names = True
 
 
 def edit_page(app: Sphinx, name: str, source: list[str]) -> None:
-    """Links to folders become plain text, and two pages get the tables of contents that only the site needs."""
+    """Links to folders become plain text, and the first page gets the table of contents that only the site needs."""
     folder = (ROOT / name).parent
 
     def plain(link: re.Match[str]) -> str:
@@ -86,14 +81,12 @@ def edit_page(app: Sphinx, name: str, source: list[str]) -> None:
         source[0] = source[0].replace("<!-- methods -->", table())
     if name == root_doc:
         source[0] += "".join(contents(pages, caption) for caption, pages in CONTENTS.items())
-    if name == "REPRODUCED":
-        source[0] += contents(RESULTS)
 
 
-def contents(pages: list[str], caption: str = "") -> str:
+def contents(pages: list[str], caption: str) -> str:
     """A hidden table of contents: its pages, given from the root, appear in the sidebar."""
-    heading = f":caption: {caption}\n" if caption else ""
-    return "\n```{toctree}\n:hidden:\n" + heading + "\n" + "\n".join(f"/{page}" for page in pages) + "\n```\n"
+    listed = "\n".join(f"/{page}" for page in pages)
+    return f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{listed}\n```\n"
 
 
 def edit_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:

@@ -5,10 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from analysis import claims, report
+from analysis import claims, tables
 from analysis.figures import CAPTIONS, FIGURES, forest, studies
 from analysis.runs import RESULTS, load_exported
-from analysis.tables import TABLES, Material, side
+from analysis.tables import TABLES, Material
+from analysis.tables.verdicts import side
 
 
 @pytest.fixture(scope="module")
@@ -18,20 +19,20 @@ def material():
 
 def prose(name):
     """The text of a document without its tables, on one line."""
-    text = (report.ROOT / name).read_text(encoding="utf-8")
+    text = (tables.ROOT / name).read_text(encoding="utf-8")
     return " ".join(re.sub(r"<!-- (table|figure).*?<!-- end -->", "", text, flags=re.DOTALL).split())
 
 
 def test_committed_tables_are_those_of_the_committed_results(material):
-    for path, text in report.texts(material).items():
+    for path, text in tables.texts(material).items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is old: run make tables"
 
 
 def test_the_documents_show_every_figure_that_is_committed_and_no_other():
     shown = {
         name
-        for document in report.DOCUMENTS
-        for name in re.findall(r"results/figures/(\S+)\.png", (report.ROOT / document).read_text())
+        for document in tables.DOCUMENTS
+        for name in re.findall(r"results/figures/(\S+)\.png", (tables.ROOT / document).read_text())
     }
     committed = {path.stem for path in (RESULTS / "figures").glob("*.png")}
     assert shown == committed and {name.rpartition("-")[0] for name in committed} == set(FIGURES)
@@ -43,7 +44,7 @@ def test_a_caption_is_that_of_its_figure():
 
 
 def test_reproduced_is_short_and_findings_leave_numbers_to_tables():
-    assert len((report.ROOT / "REPRODUCED.md").read_text().splitlines()) <= 250
+    assert len((tables.ROOT / "REPRODUCED.md").read_text().splitlines()) <= 250
     assert not re.findall(r"\d\.\d", re.sub(r"\(.*?\)", "", prose("docs/findings.md")))
 
 

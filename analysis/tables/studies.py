@@ -1,0 +1,79 @@
+"""Tables of the single questions in docs/studies.md."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from analysis import names, paper
+from analysis.figures import studies
+from analysis.rendering import column, difference_text
+from analysis.runs import at_largest_size
+from analysis.tables.material import Material, panel_of
+
+
+def single_questions(material: Material) -> pd.DataFrame:
+    """Return settings of FIRE that differ clearly, FIRE with Muon, single layers, and the matrices of a ViT."""
+    found = []
+
+    def add(where: str, rows: pd.DataFrame, other: str) -> None:
+        what = rows["name"] + f" minus {names.look(other).name.partition(' (')[0]}"
+        texts = {"difference [95 %]": column(difference_text, rows), "seeds": rows["pairs"]}
+        found.append(pd.DataFrame({"where": where, "what": what} | texts))
+
+    for experiment, title in (
+        ("settings_random_label", "random labels"),
+        ("settings_warm_start", "warm start"),
+    ):
+        rows = material.gaps("fire", experiment)
+        clear = (rows["word"] != "") & (rows["difference"] != 0)
+        add(f"settings, {title}", rows[clear & ~rows["method"].isin(["none", "muon", "fire_muon"])], "fire")
+    for experiment, title in (
+        ("settings_random_label", "random labels"),
+        ("muon_fig3_60k", "language, loss"),
+    ):
+        for other in ("muon", "fire"):
+            add(f"Muon, {title}", material.gaps(other, experiment).query("label == 'fire_muon'"), other)
+    for part in material.parts("sensitivity_*"):
+        rows = studies.layers(part)
+        single = rows[rows["block"] != "all"]
+        ranked = single.loc[[single["gain"].idxmax(), single["gain"].idxmin()]]
+        ranked = ranked.assign(name=["best single layer, ", "worst single layer, "] + ranked["name"])
+        shown = pd.concat([ranked, rows[rows["block"] == "all"]])
+        add(f"layers, {names.title(part).splitlines()[0]}", shown, "none")
+    for experiment, title in (
+        ("ablation_targets_vit", "warm start"),
+        ("fig2c_cifar100_vit_tiny", "class-incremental"),
+    ):
+        rows = material.gaps("none", experiment)
+        shown = rows["changed"].str.startswith("targets=") | rows["label"].isin(["fire", "full_reset"])
+        add(f"ViT-Tiny, {title}", rows[shown], "none")
+    return pd.concat(found)
+
+
+def other_boundaries(material: Material) -> pd.DataFrame:
+    """Return FIRE, S&P and others against `none` where old data are dropped, and at other boundaries of language."""
+    replay = material.gaps("none", "replay_class_incremental")
+    shares = replay.groupby(replay["changed"].str.removeprefix("protocol.replay=").astype(float))
+    kept = "one class after another, {:.0%} of the old images kept"
+    found = [(kept.format(share), "accuracy", rows) for share, rows in shares]
+    titles = {"language_domain": "language, new domain alone", "language_context": "language, windows of 512 after 128",
+              "language_questions": "language, answers to questions"}  # fmt: skip
+    found += [(title, "loss", material.gaps("none", name)) for name, title in titles.items()]
+    table = [
+        {"boundary": boundary, "measure": measure}
+        | {names.look(row["method"]).name: difference_text(row, 3) for row in rows.to_dict("records")}
+        for boundary, measure, rows in found
+    ]
+    return pd.DataFrame(table).fillna("-")
+
+
+def moved(material: Material) -> pd.DataFrame:
+    """Return how far FIRE moves the queries and keys of ViT-Tiny: its squared distance over that of a reset of the same
+    matrices, at the first and at the last boundary, means over the seeds."""
+    rows = at_largest_size(material.results.boundaries)
+    rows = rows[rows["experiment"].str.fullmatch(r"fig2[abc]_\w+_vit_tiny") & rows["label"].eq("fire")]
+    shares = rows.groupby(["experiment", "phase"])["sfe_share"].mean().groupby(level=0).agg(["first", "last"])
+    theirs = paper.panel_of("fig5b", "normalized_sfe").set_index("method")["y"]["fire"]
+    shares = shares.assign(paper=theirs).map("{:.2f}".format).rename(index=panel_of).rename_axis("panel")
+    heads = {"first": "first boundary", "last": "last boundary", "paper": "paper (network not named)"}
+    return shares.rename(columns=heads).reset_index()
