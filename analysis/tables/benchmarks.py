@@ -8,13 +8,6 @@ from analysis import paper
 from analysis.rendering import short
 from analysis.runs import RESULTS
 
-SHORT = (
-    "gaussian 192x192",
-    "gaussian 768x192",
-    "kaiming uniform 192x192",
-    "orthogonal + 1 % noise",
-    "log-spaced to 1e-4",
-)
 THEOREMS = {
     "1": "1: shift of the features' covariance, squared",
     "2": "2: norm of the Hessian",
@@ -29,19 +22,9 @@ def read(name: str) -> pd.DataFrame:
 
 
 def convergence() -> pd.DataFrame:
-    """Return the DfI after 5, 10, 20 and 40 iterations and of the exact solver for the matrices of SHORT and for a
-    ResNet-18 in three states."""
-    matrices, models = read("convergence"), read("convergence_models")
-    kinds = matrices[matrices["kind"].isin(SHORT)].assign(matrices=matrices["kind"], value=matrices["dfi"])
-    nets = models[models["model"] == "resnet18"].assign(value=models["dfi_median"])
-    nets = nets.assign(matrices="ResNet-18, " + nets["weights"])
-    rows = pd.concat([kinds, nets], ignore_index=True)
-    newton = (rows["normalize"] == "frobenius") & rows["iterations"].isin([5, 10, 20, 40])
-    rows = rows[newton | (rows["solver"] == "exact")]
-    column = rows["iterations"].map(lambda n: f"{n:.0f} iterations" if n == n else "").where(newton, "exact")
-    rows = rows.assign(column=column, value=rows["value"].map("{:.2g}".format))
-    wide = rows.pivot_table(index="matrices", columns="column", values="value", aggfunc="last", sort=False)
-    return wide.reset_index()
+    """Return the DfI after 5, 10, 20 and 40 iterations and of the exact solver."""
+    rows = read("convergence").set_index("matrices").loc[:, :"exact"]
+    return rows.map("{:.2g}".format).reset_index()
 
 
 def table1() -> pd.DataFrame:
