@@ -1,6 +1,6 @@
 """DfI that the solvers leave after different numbers of iterations, as analysis/results/convergence.csv.
 
-A line is one kind of matrix, or the matrices of a ResNet-18 in one of the states of `bench_fire`, of which it has the median.
+A line is one kind of matrix, or the median over the matrices of a ResNet-18 in one of the states of `bench_fire`.
 """
 
 from __future__ import annotations
