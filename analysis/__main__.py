@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from analysis import explore, plot, sweep, tables
@@ -33,16 +33,19 @@ def draw_figures(options: Namespace) -> int:
             print(f"{name}: no finished run of {', '.join(drawing.experiments)} in '{options.root}'")
             continue
         parts = [part for part in settings(at_most(results, size)) if len(part.metrics)]
-        stem = _out(options, "figures") / f"{name}-{size}"
+        stem = Path(options.out or f"{options.root}/figures") / f"{name}-{size}"
         for path in plot.save(drawing.draw(parts), stem, options.formats.split(","), CAPTIONS[name], parts):
             print(f"{name}, size {size}: {path}")
-    return _done([], found.problems)
+    return say(found.problems)
 
 
 def write_tables(options: Namespace) -> int:
     """Show and write the table and the figure of one sweep, --experiment. With --write, fill the tables of README.md,
     REPRODUCED.md and the pages in docs from the committed results instead."""
-    return _done(tables.write()) if options.write else sweep.show(options)
+    if options.write:
+        print(*tables.write(), sep="\n")
+        return 0
+    return sweep.show(options)
 
 
 def write_export(options: Namespace) -> int:
@@ -50,17 +53,26 @@ def write_export(options: Namespace) -> int:
     results = load(options.root, options.experiment).select(size=options.size)
     if results.finished.empty:
         raise UserError(f"no finished run of {' '.join(options.experiment)} in {options.root!r}")
-    return _done(export(results, Path(options.out)), results.problems)
+    print(*export(results, Path(options.out)), sep="\n")
+    return say(results.problems)
 
 
 def write_explorer(options: Namespace) -> int:
     """Write one HTML page on which you choose panels, switch methods on and off and see single seeds. It needs no server
     and no network."""
     results = open_results(options.root, options.size)
-    path = _out(options, "explore.html")
+    path = Path(options.out or f"{options.root}/explore.html")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, explore.page(results))
-    return _done([path], results.problems)
+    print(path)
+    return say(results.problems)
+
+
+def say(problems: Iterable[str]) -> int:
+    """Print what was left out, and return 0."""
+    for problem in problems:
+        print(f"left out: {plain(problem)}", file=sys.stderr)
+    return 0
 
 
 def parser() -> ArgumentParser:
@@ -68,57 +80,35 @@ def parser() -> ArgumentParser:
     whole = ArgumentParser(prog="python -m analysis", description="Tables and figures of runs.")
     commands = whole.add_subparsers(metavar="COMMAND", required=True)
 
-    def command(
-        name: str, run: Callable[[Namespace], int], root: str = "runs", out: str = ""
-    ) -> ArgumentParser:
-        """Add a command that reads runs; with `out`, of one size, and writes something."""
+    def command(name: str, run: Callable[[Namespace], int]) -> ArgumentParser:
         about = str(run.__doc__)
         own = commands.add_parser(name, help=about.partition(".")[0], description=about)
         own.set_defaults(run=run)
-        own.add_argument("--root", default=root, help=f"folder of runs, or an export; default {root}")
-        if out:
-            own.add_argument("--size", choices=SIZES, help="default: the largest; explore: all")
-            own.add_argument("--out", help=out)
+        own.add_argument("--root", default="runs", help="folder of runs, or an export; default runs")
         return own
 
-    figures = command("figures", draw_figures, out="folder for the pictures; default <root>/figures")
+    figures = command("figures", draw_figures)
     text = f"{' '.join(FIGURES)}; default: all"
     figures.add_argument("name", nargs="*", metavar="FIGURE", help=text)
+    figures.add_argument("--size", choices=SIZES, help="default: the largest")
+    figures.add_argument("--out", help="folder for the pictures; default <root>/figures")
     figures.add_argument("--formats", default="png,svg,pdf", help="default png,svg,pdf")
-    one = command("tables", write_tables, out="folder of the result; default <root>/<experiment>/<size>")
+    one = command("tables", write_tables)
     either = one.add_mutually_exclusive_group(required=True)
     either.add_argument("--write", action="store_true", help="fill the tables of the documents")
     either.add_argument("--experiment", nargs="+", help="the experiments of a sweep")
-    must = "{} that must be present, separated by commas"
-    one.add_argument("--methods", default=[], type=lambda text: text.split(","), help=must.format("methods"))
-    one.add_argument("--seeds", default=[], type=whole_numbers, help=must.format("seeds"))
-    command("explore", write_explorer, out="the page; default <root>/explore.html")
+    one.add_argument("--size", choices=SIZES, default="small", help="default small")
+    must = {"default": [], "help": "separated by commas: those that must be present"}
+    one.add_argument("--methods", type=lambda text: text.split(","), **must)
+    one.add_argument("--seeds", type=lambda text: [int(seed) for seed in text.split(",")], **must)
+    page = command("explore", write_explorer)
+    page.add_argument("--size", choices=SIZES, help="default: all")
+    page.add_argument("--out", help="the page; default <root>/explore.html")
     exported = command("export", write_export)
     exported.add_argument("--size", nargs="*", default=SIZES[:-1], choices=SIZES, help="all but smoke")
     exported.add_argument("--experiment", nargs="*", default=["*"], help="names or patterns; default: all")
     exported.add_argument("--out", default=str(RESULTS))
     return whole
-
-
-def whole_numbers(text: str) -> list[int]:
-    """Return the numbers of a list separated by commas."""
-    return [int(item) for item in text.split(",")]
-
-
-def _out(options: Namespace, name: str) -> Path:
-    """Return what to write to: --out, or else `name` in the folder of runs."""
-    if options.out:
-        return Path(options.out)
-    return Path(options.root) / name
-
-
-def _done(paths: Sequence[Path], problems: Sequence[str] = ()) -> int:
-    """Print what was written and what was left out, and return the exit code."""
-    for path in paths:
-        print(path)
-    for problem in problems:
-        print(f"left out: {plain(problem)}", file=sys.stderr)
-    return 0
 
 
 def main(given: Sequence[str] | None = None) -> int:

@@ -34,7 +34,7 @@ DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
 def show(options: Namespace) -> int:
     """Print and write the tables and the figure of `options.experiment`. Return 1 if runs failed, are missing or log
     no known measure, else 0."""
-    experiments, size = options.experiment, options.size or "small"
+    experiments, size = options.experiment, options.size
     results = load(options.root, experiments, size)
     frame = estimates.frame(results)
     ends = frame[frame["kind"] == "result"]
@@ -50,8 +50,7 @@ def show(options: Namespace) -> int:
             wrong.append(f"{name}: {reason}")
     if shown:
         folder = experiments[0] if len(experiments) == 1 else f"summary/{'+'.join(experiments)[:120]}"
-        home = Path(options.root) / folder / size
-        out, parts = Path(options.out or home), [part for part, _ in shown]
+        out, parts = Path(options.root) / folder / size, [part for part, _ in shown]
         out.mkdir(parents=True, exist_ok=True)
         heads = [f"## {part.first['experiment']}: {names.one_line(part)}" for part in parts]
         text = "\n".join(f"{head}\n{sections(rows)}" for head, (_, rows) in zip(heads, shown))

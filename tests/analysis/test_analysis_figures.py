@@ -275,8 +275,8 @@ def test_curves_in_characters_are_where_their_values_are():
     assert lines[0].endswith(" up") and lines[-1].endswith(" flat")
 
 
-def test_a_sweep_draws_its_curves_on_a_terminal_alone_and_fits_on_it(root, tmp_path, capsys, monkeypatch):
-    given = ["tables", "--experiment", "random_label", "--root", str(root), "--out", str(tmp_path)]
+def test_a_sweep_draws_its_curves_on_a_terminal_alone_and_fits_on_it(root, capsys, monkeypatch):
+    given = ["tables", "--experiment", "random_label", "--root", str(root)]
     for terminal in (False, True):
         monkeypatch.setattr("sys.stdout.isatty", lambda shown=terminal: shown, raising=False)
         assert command.main(given) == 0
@@ -287,11 +287,12 @@ def test_a_sweep_draws_its_curves_on_a_terminal_alone_and_fits_on_it(root, tmp_p
 
 
 def test_a_sweeps_table_names_what_is_missing(root, tmp_path, capsys):
-    given = ["tables", "--experiment", CELL, "random_label", "--root", str(root), "--out", str(tmp_path)]
+    given = ["tables", "--experiment", CELL, "random_label", "--root", str(root)]
     assert command.main(given) == 0
     text = capsys.readouterr().out
     assert re.search(r"\| none \(continue\) +\| 0\.7020 \[0\.6995, 0\.7045\]", text) and "brand new" in text
-    assert (tmp_path / "table.md").exists() and (tmp_path / "figure.png").exists()
+    out = root / "summary" / f"{CELL}+random_label" / "small"
+    assert (out / "table.md").exists() and (out / "figure.png").exists()
     assert "random_label: FIRE > none (continue): holds (gain +0." in text
     assert text.index("figure: ") < text.index("FIRE > none (continue): holds")
     assert command.main([*given, "--seeds", "1,2,3,4", "--methods", "none,fire"]) == 1
