@@ -11,7 +11,7 @@ import pandas as pd
 from analysis import estimates, measures, names, paper, plot
 from analysis.measures import Values
 from analysis.plot import Axes, Figure, plt
-from analysis.rendering import number, spread
+from analysis.rendering import number
 from analysis.runs import RESULTS, Results, load_exported
 from analysis.stats import estimate, paired
 from fire_core.errors import UserError
@@ -119,17 +119,6 @@ def scaling(parts: Sequence[Results]) -> pd.DataFrame:
             study, gain = ", ".join(filter(None, [name, others])), estimate(paired(ends[ours], ends[theirs]))
             rows.append({"study": study, "images": CLASSES * int(images), "pair": pair} | gain._asdict())
     return pd.DataFrame(rows).sort_values(["study", "images"], kind="stable", ignore_index=True)
-
-
-def scaling_table(parts: Sequence[Results]) -> pd.DataFrame:
-    """Return the differences as text, one row per study and number of images."""
-    rows = scaling(parts)
-    texts = [
-        f"{spread(*row, sign=True)} ({n})" for *row, n in rows[["mean", "low", "high", "n"]].to_numpy(object)
-    ]
-    rows = rows.assign(pair=rows["pair"].map(pair_title), text=texts)
-    wide = rows.pivot(index=["study", "images"], columns="pair", values="text").fillna("-").reset_index()
-    return wide.assign(images=wide["images"].map("{:,}".format))
 
 
 def pair_title(pair: tuple[str, str]) -> str:

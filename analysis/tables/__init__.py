@@ -15,10 +15,9 @@ import pandas as pd
 
 from analysis import claims
 from analysis.figures import CAPTIONS, forest
-from analysis.figures.studies import scaling_table
 from analysis.rendering import markdown
 from analysis.runs import RESULTS, load_exported
-from analysis.tables import benchmarks, panels, studies, verdicts
+from analysis.tables import panels, studies, verdicts
 from analysis.tables.material import Material
 from analysis.tables.panels import at_boundary, ends
 from analysis.tables.verdicts import comparisons
@@ -52,18 +51,16 @@ TABLES: dict[str, Callable[[Material], pd.DataFrame]] = {
     "random_labels": panels.random_labels,
     "gains": panels.gains,
     "costs": panels.costs,
-    "batch_norm": lambda _: panels.batch_norm(),
+    "batch_norm": panels.batch_norm,
     "status": panels.status,
     "overview": panels.overview,
     "triggers": panels.triggers,
-    "scaling": lambda material: scaling_table(material.parts("scaling_warm_start*")),
+    "scaling": studies.scaling,
     "studies": studies.single_questions,
     "boundaries": studies.other_boundaries,
     "moved": studies.moved,
-    "theorems": lambda _: benchmarks.theorems(),
-    "dfi": lambda _: benchmarks.premise(),
-    "convergence": lambda _: benchmarks.convergence(),
-    "table1": lambda _: benchmarks.table1(),
+    "convergence": studies.convergence,
+    "table1": studies.table1,
 }
 BLOCK = re.compile(r"(<!-- (?P<kind>table|figure) (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

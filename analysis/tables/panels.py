@@ -131,7 +131,7 @@ def costs(material: Material) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
-def batch_norm() -> pd.DataFrame:
+def batch_norm(_: Material) -> pd.DataFrame:
     """Return the test accuracy right after the first boundary, with the old and with new statistics of batch norm."""
     table = []
     for experiment, (old, new) in studies.renewed().items():

@@ -1,4 +1,4 @@
-"""Tables of the single questions in docs/studies.md."""
+"""Tables of docs/studies.md: single questions, and measurements of `benchmarks/`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pandas as pd
 
 from analysis import names, paper
 from analysis.figures import studies
-from analysis.rendering import column, difference_text
-from analysis.runs import at_largest_size
+from analysis.rendering import column, difference_text, short, spread
+from analysis.runs import RESULTS, at_largest_size
 from analysis.tables.material import Material, panel_of
 
 
@@ -67,6 +67,17 @@ def other_boundaries(material: Material) -> pd.DataFrame:
     return pd.DataFrame(table).fillna("-")
 
 
+def scaling(material: Material) -> pd.DataFrame:
+    """Return the differences by the number of images as text, one row per study and number of images."""
+    rows = studies.scaling(material.parts("scaling_warm_start*"))
+    texts = [
+        f"{spread(*row, sign=True)} ({n})" for *row, n in rows[["mean", "low", "high", "n"]].to_numpy(object)
+    ]
+    rows = rows.assign(pair=rows["pair"].map(studies.pair_title), text=texts)
+    wide = rows.pivot(index=["study", "images"], columns="pair", values="text").fillna("-").reset_index()
+    return wide.assign(images=wide["images"].map("{:,}".format))
+
+
 def moved(material: Material) -> pd.DataFrame:
     """Return how far FIRE moves the queries and keys of ViT-Tiny: its squared distance over that of a reset of the same
     matrices, at the first and at the last boundary, means over the seeds."""
@@ -77,3 +88,21 @@ def moved(material: Material) -> pd.DataFrame:
     shares = shares.assign(paper=theirs).map("{:.2f}".format).rename(index=panel_of).rename_axis("panel")
     heads = {"first": "first boundary", "last": "last boundary", "paper": "paper (network not named)"}
     return shares.rename(columns=heads).reset_index()
+
+
+# ------------------------------------------------------------------------------------------------ benchmarks
+def convergence(_: Material) -> pd.DataFrame:
+    """Return the DfI after 5, 10, 20 and 40 iterations and of the exact solver."""
+    rows = pd.read_csv(RESULTS / "convergence.csv").set_index("matrices").loc[:, :"exact"]
+    return rows.map("{:.2g}".format).reset_index()
+
+
+def table1(_: Material) -> pd.DataFrame:
+    """Return what one boundary costs, with the paper's Table 1 beside it."""
+    names = {"boundary_seconds": "seconds", "boundary_mb": "MB"}
+    rows, theirs = pd.read_csv(RESULTS / "table1.csv"), paper.boundary_costs()
+    pairs = [theirs.get(method, ("-", "-")) for method in rows["method"]]
+    rows = rows.assign(boundary_mb=rows["boundary_mb"].round().astype(int))
+    table = rows[["method", "device", "hardware", "images", "batch", *names]].map(short)
+    table[["paper (GPU), s", "paper, MB"]] = pairs
+    return table.rename(columns=names)

@@ -15,6 +15,7 @@ from analysis import estimates, measures, names, paper, plot, sweep
 from analysis.figures import curves, fig5, studies
 from analysis.notebooks import __main__ as notebooks
 from analysis.runs import RESULTS, at_most, load, settings
+from analysis.tables import TABLES, Material
 from benchmarks import measuring
 from benchmarks.measuring import record
 from fire_core.methods import available
@@ -217,13 +218,14 @@ def test_the_scaling_study_pairs_methods_at_each_number_of_images(tmp_path):
     for label, level in (levels | {f"none{wide}": 0.5, f"full_reset{wide}": 0.4, "none": 0.1}).items():
         for seed in (1, 2):
             write_run(tmp_path, "scaling_warm_start_long", label, seed, warm_start_lines(level, seed))
-    parts = settings(load(tmp_path))
+    results = load(tmp_path)
+    parts = settings(results)
     rows = studies.scaling(parts)
     assert rows["images"].tolist() == [5000, 5000, 10_000] and set(rows["n"]) == {2}
     assert rows["mean"].round(6).tolist() == [0.05, 0.1, -0.1]
     assert rows["study"].str.endswith("times as long, model.width=16").tolist() == [False, False, True]
     assert len(studies.draw_scaling(parts).axes) == 2
-    cells = studies.scaling_table(parts).set_index(["study", "images"])
+    cells = TABLES["scaling"](Material(results)).set_index(["study", "images"])
     assert cells.loc[("second stage four times as long", "5,000"), "FIRE minus full reset"].endswith(" (2)")
 
 
